@@ -1,4 +1,4 @@
-"""Self-attention and cross attention of a block, and the key-value cache of incremental decoding."""
+"""Self-attention and cross attention of a block, and the key-value cache of decoding."""
 
 from typing import Any
 
@@ -13,13 +13,8 @@ from pretrain.model.position import Rotation, rotate
 class LayerCache:
     """Keys and values of one layer, for at most `capacity` positions, and those of the source.
 
-    Storage is allocated at the first append, in the dtype and on the device of its keys. Appending
-    writes in place: not for training.
-
-    Attributes:
-        length: Number of cached positions.
-        cross: Keys and values of cross attention, [B, S, K, H] each, set at the first step; None
-            without an encoder.
+    `cross` are keys and values of cross attention, [B, S, K, H] each, set at the first step; None
+    without an encoder. Appending writes in place: not for training.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -32,8 +27,10 @@ class LayerCache:
         """Adds keys and values of T positions; returns views of all so far, [B, S, K, H] each."""
         start = self.length
         self.length += added[0].shape[1]
-        assert self.length <= self.capacity, f"cache of {self.capacity} positions is full: {self.length} needed"
+        needed = f"cache of {self.capacity} positions is full: {self.length} needed"
+        assert self.length <= self.capacity, needed
         if not self._past:
+            # In the dtype and on the device of the first keys.
             self._past = [x.new_empty(x.shape[0], self.capacity, *x.shape[2:]) for x in added]
         for past, x in zip(self._past, added, strict=True):
             past[:, start : self.length] = x
@@ -52,10 +49,8 @@ class LayerCache:
 class KVCache:
     """The caches of a stack's layers; costs `2 x layers x rows x capacity x K x H` elements.
 
-    Attributes:
-        layers: One cache a block.
-        documents_BS: Document numbers of the cached positions, for padded prompts; None: one
-            document a row.
+    `documents_BS` are document numbers of the cached positions, for padded prompts; None: one
+    document a row.
     """
 
     def __init__(self, layers: int, capacity: int) -> None:
@@ -74,7 +69,7 @@ class KVCache:
         return self.documents_BS
 
     def select(self, rows_B: Tensor) -> None:
-        """Selects rows of every layer, in the given order: a beam search does so after each step."""
+        """Selects rows of every layer, in the given order, as after a step of a beam search."""
         for layer in self.layers:
             layer.select(rows_B)
         if self.documents_BS is not None:
@@ -82,7 +77,7 @@ class KVCache:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention, grouped-query if K < N (Ainslie et al. 2023): head n reads n // (N / K).
+    """Multi-head attention; grouped-query (Ainslie et al. 2023): head n reads n // (N / K).
 
     Queries, keys and values are one matrix product: the rows of `qkv.weight` are N query heads, K
     key heads, K value heads, each of H rows.
@@ -97,19 +92,19 @@ class SelfAttention(nn.Module):
         self.scale = None if config.scaled_attention else 1.0
         qkv_width = (self.heads + 2 * self.kv_heads) * self.head_width
         self.qkv = nn.Linear(config.width, qkv_width, bias=config.has_qkv_bias)
-        self.query_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps) if config.qk_norm else None
-        self.key_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps) if config.qk_norm else None
+        self.query_norm = None
+        self.key_norm = None
+        if config.qk_norm:
+            self.query_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
+            self.key_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
         self.output = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
         self.backend = backend
 
     def forward(self, x_BTD: Tensor, prepared: Any, rotation: Rotation | None, cache: LayerCache | None) -> Tensor:
-        """Attends within a sequence.
+        """Attends within a sequence, under a prepared mask.
 
-        Args:
-            x_BTD: Normalised input.
-            prepared: Mask, prepared by the backend once a forward.
-            rotation: Rotary angles of these T positions, or None.
-            cache: Earlier keys and values, extended by these T positions; None outside decoding.
+        `rotation` are the rotary angles of these T positions. The cache of earlier keys and values
+        is extended by these T; None outside decoding.
         """
         heads = self.qkv(x_BTD).unflatten(-1, (-1, self.head_width))  # [B, T, N + 2 K, H]
         qk, v_BSKH = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
@@ -132,7 +127,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of a decoder to the encoder's output, without positions (Vaswani et al. 2017, 3.2.3).
+    """Attention of a decoder to the encoder's output (Vaswani et al. 2017, 3.2.3), no positions.
 
     Keys and values are one matrix product: the rows of `key_value.weight` are K key heads, then K
     value heads.
@@ -151,13 +146,10 @@ class CrossAttention(nn.Module):
         self.backend = backend
 
     def forward(self, x_BTD: Tensor, memory_BSD: Tensor | None, prepared: Any, cache: LayerCache | None) -> Tensor:
-        """Attends to the source.
+        """Attends to the encoder's output, under a prepared mask.
 
-        Args:
-            x_BTD: Normalised input.
-            memory_BSD: Output of the encoder; None if the cache has its keys and values.
-            prepared: Mask, prepared by the backend once a forward.
-            cache: Stores keys and values of the source at the first step; None outside decoding.
+        The cache stores keys and values of the source at the first step; after it, and without
+        `memory_BSD`, they are read from there. None outside decoding.
         """
         q_BTNH = self.query(x_BTD).unflatten(-1, (-1, self.head_width))
         if memory_BSD is not None:

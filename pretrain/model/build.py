@@ -1,4 +1,4 @@
-"""Initial weights, each a pure function of (seed, parameter name): the same for any order, sharding or world size.
+"""Builds models, and draws each weight as a pure function of (seed, parameter name).
 
     normal   N(0, init_std), the end of each residual branch scaled down      GPT-2, BERT, LLaMA
     xavier   uniform by the mean of fan-in and fan-out; tables N(0, 1/D)      the 2017 Transformer
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
-from pretrain.model.recurrent.recurrent import Recurrent, build_recurrent, draw_recurrent
-from pretrain.model.transformer import Transformer, build_transformer
+from pretrain.model.recurrent.recurrent import Recurrent, check_engine, draw_recurrent
+from pretrain.model.transformer import Transformer
 
 LanguageModel = Transformer | Recurrent
 
@@ -60,7 +60,7 @@ def _fused_parts(name: str, weight: Tensor, stack: StackConfig) -> tuple[Tensor,
 def _draw_xavier(
     name: str, weight: Tensor, config: ModelConfig, stack: StackConfig, generator: torch.Generator
 ) -> None:
-    """Variance 2 / (fan-in + fan-out), uniform (Glorot and Bengio 2010); tables and head as tensor2tensor."""
+    """Variance 2 / (fan-in + fan-out), uniform (Glorot and Bengio 2010); tables as tensor2tensor."""
     if name.endswith(_TABLES) or name == "head.weight":
         weight.normal_(0.0, stack.width**-0.5, generator=generator)
         return
@@ -70,7 +70,7 @@ def _draw_xavier(
 
 
 def _draw_t5(name: str, weight: Tensor, config: ModelConfig, stack: StackConfig, generator: torch.Generator) -> None:
-    """Variance 1 / fan-in; 1 for tables of the residual stream, 1/D for a relative bias (Mesh TensorFlow).
+    """Variance 1 / fan-in (Mesh TensorFlow); 1 for tables, 1/D for a relative bias.
 
     Query weights are divided by sqrt(H) if attention does not divide its scores by it.
     """
@@ -116,7 +116,7 @@ def init_weights(model: nn.Module, config: AnyModelConfig, seed: int) -> None:
 
 @torch.no_grad()
 def fill_weights(model: nn.Module, draw: Callable[[str, torch.Size], Tensor]) -> None:
-    """Overwrites every parameter of `model` in place, one at a time; costs one fp32 copy of the largest."""
+    """Overwrites every parameter in place, one at a time; costs one fp32 copy of the largest."""
     for name, parameter in model.named_parameters():
         parameter.copy_(draw(name, parameter.shape))
 
@@ -136,6 +136,22 @@ def build_model(
         ConfigError: The attention backend does not support the model or the device, or the engine
             requests activation checkpointing or compilation of a recurrent model.
     """
-    if isinstance(config, RecurrentConfig):
-        return build_recurrent(config, engine, device, storage=storage)
-    return build_transformer(config, engine, device, storage=storage)
+    model: LanguageModel
+    # On the meta device first: torch's own initialisation costs nothing there, and draws nothing.
+    with torch.device("meta"):
+        if isinstance(config, RecurrentConfig):
+            check_engine(engine)
+            model = Recurrent(config)
+        else:
+            model = Transformer(config, engine, device)
+    if storage and device.type != "meta":
+        model.to_empty(device=device)
+        model.tie()
+    if isinstance(model, Recurrent):
+        if not storage:
+            model.allow_swaps()
+    elif engine.compile:
+        for block in (block for stack in model.stacks for block in stack.blocks):
+            # Only the forward: hooks of an engine stay outside of the graph, names do not change.
+            block.forward = torch.compile(block.forward)
+    return model

@@ -1,4 +1,4 @@
-"""Positions of a stack: vectors added to its input, a rotation of queries and keys, a bias by distance, or none.
+"""Positions of a stack: vectors added to its input, a rotation of heads, a bias, or none.
 
     placed = stack.position(x_BTD, positions_BT, offset)     once a forward
     placed.x_BTD                                             input of the first block
@@ -49,11 +49,10 @@ def rotary_frequencies(head_width: int, theta: float, scaling: RotaryScaling | N
 
 
 class RotaryTable:
-    """Cosines and sines by position; dimension i is paired with i + H/2, as in Hugging Face.
+    """Cosines and sines by position; dimension i is paired with i + H/2, as in Hugging Face."""
 
-    Built at the first use, and again for a longer row, so that a model on the meta device costs
-    nothing. Plain attributes, not buffers: an engine that casts a module to bf16 would round them.
-    """
+    # Built at the first use, and again for a longer row: a model on the meta device costs nothing.
+    # Plain attributes, not buffers: an engine that casts a module to bf16 would round them.
 
     def __init__(self, max_seq_len: int, head_width: int, theta: float, scaling: RotaryScaling | None) -> None:
         self._max_seq_len = max_seq_len
@@ -61,7 +60,7 @@ class RotaryTable:
         self._cos = self._sin = torch.empty(0, head_width)
 
     def __call__(self, positions_BT: Tensor | None, offset: int, length: int, device: torch.device) -> Rotation:
-        """Returns the rotation of the given positions, or of `length` positions from `offset` on."""
+        """Returns the rotation of the given positions, or of `length` from `offset` on."""
         end = offset + length if positions_BT is None else self._max_seq_len
         if self._cos.shape[0] < end:
             size = min(self._max_seq_len, 1 << (end - 1).bit_length())
@@ -182,8 +181,10 @@ class RotaryPosition(nn.Module):
     def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> PositionedInput:
         place = (positions_BT, offset, x_BTD.shape[1], x_BTD.device)
         rotation = self._table(*place)
-        is_shared = self._local_table is self._table
-        return PositionedInput(x_BTD, rotation, rotation if is_shared else self._local_table(*place))
+        local_rotation = rotation
+        if self._local_table is not self._table:
+            local_rotation = self._local_table(*place)
+        return PositionedInput(x_BTD, rotation, local_rotation)
 
 
 def distance_buckets(distances: Tensor, *, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
@@ -223,13 +224,14 @@ class RelativePosition(nn.Module):
             num_buckets=self.weight.shape[0],
             max_distance=self._max_distance,
         )
+        # fp32, or fp64 for an exact reference.
         exact = torch.promote_types(self.weight.dtype, torch.float32)
         values_NR = nn.functional.embedding(buckets_R, self.weight).t().to(exact)
         return PositionedInput(x_BTD, bias=DistanceBias(values_NR))
 
 
 def build_position(config: StackConfig, max_seq_len: int, *, causal: bool) -> nn.Module:
-    """Builds the position module of a stack: `(x_BTD, positions_BT or None, offset)` to `PositionedInput`."""
+    """Builds the position module of a stack, called once a forward."""
     if config.position == "learned":
         return LearnedPosition(max_seq_len, config.width)
     if config.position == "sinusoidal":

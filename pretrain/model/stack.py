@@ -1,4 +1,4 @@
-"""A stack of blocks with shared positions and masks, and activation checkpointing (Chen et al. 2016).
+"""A stack of blocks with common positions and masks; activation checkpointing (Chen et al. 2016).
 
     block    self-attention, cross attention to the encoder if there is one, feed-forward;
              a norm and a residual sum each
@@ -7,7 +7,7 @@ Saved for the backward pass of a block, by `engine.activation_checkpointing`:
 
     none        everything that autograd saves
     full        the block's input; the rest is recomputed
-    selective   the block's input, results of matrix products and of attention; the rest is recomputed
+    selective   the block's input, results of matrix products and attention; the rest is recomputed
 
 With `activation_checkpointing_every: n`, only every n-th block is checkpointed.
 """
@@ -15,7 +15,7 @@ With `activation_checkpointing_every: n`, only every n-th block is checkpointed.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import StackConfig
+from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.model.attention import CrossAttention, KVCache, LayerCache, SelfAttention
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds, DistanceBias
@@ -39,81 +39,60 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def build_norm(config: StackConfig) -> nn.Module:
-    """Builds the norm of a stack, [..., D] to [..., D].
-
-    RMSNorm (Zhang and Sennrich 2019) has a weight only, LayerNorm (Ba et al. 2016) a bias too if
-    the stack has biases. Both are torch's fused functions, with statistics in fp32 for any dtype of
-    the input.
-    """
+    """Builds the norm of a stack: RMSNorm (Zhang and Sennrich 2019) or LayerNorm (Ba et al. 2016)."""
+    # Both are torch's fused functions, with statistics in fp32 for any dtype of the input.
     if config.norm == "rms":
         return nn.RMSNorm(config.width, eps=config.norm_eps)
     return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
 
 
 class FeedForward(nn.Module):
-    """`down(activation(up(x)))`, [B, T, D] to [B, T, D] (Vaswani et al. 2017, 3.3)."""
+    """`down(activation(up(x)))` (Vaswani et al. 2017, 3.3), [B, T, D] to [B, T, D].
+
+    Gated: `down(activation(gate(x)) * up(x))` (Shazeer 2020). `gate` and `up` are one matrix
+    product: rows 0..F-1 of `gate_up.weight` are the gate.
+    """
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.width, config.ff_width, bias=config.bias)
+        self.gated = config.gated
+        if self.gated:
+            self.gate_up = nn.Linear(config.width, 2 * config.ff_width, bias=config.bias)
+        else:
+            self.up = nn.Linear(config.width, config.ff_width, bias=config.bias)
         self.down = nn.Linear(config.ff_width, config.width, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        if self.gated:
+            gate_BTF, up_BTF = self.gate_up(x_BTD).chunk(2, dim=-1)
+            return self.down(self.activation(gate_BTF) * up_BTF)
         return self.down(self.activation(self.up(x_BTD)))
 
 
-class GatedFeedForward(nn.Module):
-    """`down(activation(gate(x)) * up(x))`, [B, T, D] to [B, T, D] (Shazeer 2020).
-
-    `gate` and `up` are one matrix product: rows 0..F-1 of `gate_up.weight` are the gate.
-    """
-
-    def __init__(self, config: StackConfig) -> None:
-        super().__init__()
-        self.gate_up = nn.Linear(config.width, 2 * config.ff_width, bias=config.bias)
-        self.down = nn.Linear(config.ff_width, config.width, bias=config.bias)
-        self.activation = ACTIVATIONS[config.activation]
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        gate_BTF, up_BTF = self.gate_up(x_BTD).chunk(2, dim=-1)
-        return self.down(self.activation(gate_BTF) * up_BTF)
-
-
 class Memory(NamedTuple):
-    """Input of cross attention.
-
-    Attributes:
-        hidden_BSD: Output of the encoder; None if a cache has its keys and values.
-        prepared: Mask over the source, prepared by the backend.
-    """
+    """Output of the encoder, None if a cache has its keys and values, and the mask over the source."""
 
     hidden_BSD: Tensor | None
     prepared: Any
 
 
 class Block(nn.Module):
-    """Pre-norm (`x + f(norm(x))`, GPT-2 2.3) or post-norm (`norm(x + f(x))`, Vaswani et al. 2017, 3.1).
-
-    Args:
-        config: Config of the stack.
-        backend: Kernel of self-attention.
-        cross_backend: Kernel of cross attention; None: no cross attention.
-        first: First block of the stack; an `input_norm` has normalised its input already.
-    """
+    """Pre-norm (`x + f(norm(x))`, GPT-2 2.3) or post-norm (Vaswani et al. 2017, 3.1)."""
 
     def __init__(
         self, config: StackConfig, backend: AttentionBackend, cross_backend: AttentionBackend | None, *, first: bool
     ) -> None:
         super().__init__()
         self.pre_norm = config.norm_placement == "pre"
+        # An `input_norm` has normalised the input of the first block already.
         skip_norm = first and self.pre_norm and config.input_norm
         self.attention_norm = nn.Identity() if skip_norm else build_norm(config)
         self.attention = SelfAttention(config, backend)
         self.cross_norm = None if cross_backend is None else build_norm(config)
         self.cross = None if cross_backend is None else CrossAttention(config, cross_backend)
         self.feedforward_norm = build_norm(config)
-        self.feedforward = GatedFeedForward(config) if config.gated else FeedForward(config)
+        self.feedforward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(
@@ -125,6 +104,7 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
     ) -> Tensor:
         """Maps [B, T, D] to [B, T, D]; arguments as in `SelfAttention` and `CrossAttention`."""
+        # Arguments by position: the hooks of ZeRO stage 3 do not see others.
         x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, prepared, rotation, cache))
         cross, cross_norm = self.cross, self.cross_norm
         if cross is not None and cross_norm is not None:
@@ -170,12 +150,9 @@ class StackRows(NamedTuple):
 
 
 class EncoderOutput(NamedTuple):
-    """Output of an encoder, for the decoder.
+    """Output of an encoder, for the decoder; `length` is S.
 
-    Attributes:
-        hidden_BSD: Last hidden states; None if a cache has the keys and values of the source.
-        length: Source length S.
-        rows: Documents and lengths of the source.
+    No hidden states if a cache has the keys and values of the source.
     """
 
     hidden_BSD: Tensor | None
@@ -186,28 +163,16 @@ class EncoderOutput(NamedTuple):
 class Stack(nn.Module):
     """Blocks between a norm of the input (`input_norm`) and one of the output (pre-norm stacks).
 
-    Args:
-        config: Config of the stack.
-        engine: Attention kernel and activation checkpointing.
-        max_seq_len: Longest sequence.
-        causal: Position t sees only positions up to t.
-        reads_encoder: Each block has cross attention.
-        device: Device of the stack.
+    A decoder is causal, and has cross attention in each block if the model has an encoder too.
     """
 
     def __init__(
-        self,
-        config: StackConfig,
-        engine: EngineConfig,
-        *,
-        max_seq_len: int,
-        causal: bool,
-        reads_encoder: bool,
-        device: torch.device,
+        self, model: ModelConfig, name: Literal["encoder", "decoder"], engine: EngineConfig, device: torch.device
     ) -> None:
         super().__init__()
-        self.max_seq_len = max_seq_len
-        self.causal = causal
+        config: StackConfig = getattr(model, name)
+        self.max_seq_len = model.max_seq_len
+        self.causal = name == "decoder"
         self.windows = config.windows
         needs = AttentionNeeds(
             device=device,
@@ -217,31 +182,29 @@ class Stack(nn.Module):
             dropout=config.attention_weight_dropout > 0,
         )
         self.backend = build_backend(engine.attention, needs)
-        cross_needs = replace(needs, bias=False)
-        self.cross_backend = build_backend(engine.attention, cross_needs) if reads_encoder else None
+        self.cross_backend = None
+        if self.causal and model.encoder is not None:
+            # Cross attention has no positions.
+            self.cross_backend = build_backend(engine.attention, replace(needs, bias=False))
         self.checkpointing = engine.activation_checkpointing
         self.checkpointing_every = engine.activation_checkpointing_every
         self.draws_noise = config.dropout > 0 or config.attention_weight_dropout > 0
-        self.position = build_position(config, max_seq_len, causal=causal)
-        self.token_type = nn.Embedding(config.token_types, config.width) if config.token_types else None
+        self.position = build_position(config, model.max_seq_len, causal=self.causal)
+        self.token_type = None
+        if config.token_types:
+            self.token_type = nn.Embedding(config.token_types, config.width)
         self.input_norm = build_norm(config) if config.input_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
-        self.blocks = nn.ModuleList(
-            Block(config, self.backend, self.cross_backend, first=number == 0) for number in range(config.layers)
-        )
+        self.blocks = nn.ModuleList()
+        for number in range(config.layers):
+            block = Block(config, self.backend, self.cross_backend, first=number == 0)
+            self.blocks.append(block)
         self.norm = build_norm(config) if config.norm_placement == "pre" else nn.Identity()
 
     def forward(
         self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None = None, cache: KVCache | None = None
     ) -> Tensor:
-        """Maps embeddings to hidden states, [B, T, D] to [B, T, D].
-
-        Args:
-            x_BTD: Embeddings of the tokens.
-            rows: Positions, documents and padding.
-            encoded: Output of the encoder, for a stack with cross attention.
-            cache: Keys and values of earlier positions, extended by these T.
-        """
+        """Maps embeddings to hidden states, [B, T, D] to [B, T, D]; extends the cache by T positions."""
         offset = 0 if cache is None else cache.length
         length = offset + x_BTD.shape[1]
         assert length <= self.max_seq_len, f"{length} positions, at most {self.max_seq_len}"

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.config.model import ModelConfig
 from pretrain.model.attention import KVCache
 from pretrain.model.stack import ACTIVATIONS, EncoderOutput, Stack, StackRows, build_norm
 from pretrain.types import Batch, ModelOutput, SourceBatch
 
 HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Any]
-"""`loss(hidden_BTD, weight_VD, bias_V)`: input, weight and bias of the last linear map of a head."""
+"""`loss(hidden_BTD, weight_VD, bias_V)`: input, weight and bias of the linear map of a head."""
 
 
 class Head(nn.Module):
@@ -32,9 +32,6 @@ class Head(nn.Module):
 
     With `head.transform`, a linear layer, the stack's activation and a norm come before it (BERT
     and ModernBERT, as released); a head of labels has dropout in between.
-
-    With tied embeddings, `weight` is the embedding's parameter: the same object in both modules, so
-    that ZeRO stage 3, which gathers weights module by module, gathers it for each.
 
     Attributes:
         scores_labels: Scores are of labels.
@@ -50,23 +47,20 @@ class Head(nn.Module):
         self.scale = width**-0.5 if config.head.scaled else 1.0
         self.soft_cap = config.head.soft_cap
         self.activation = ACTIVATIONS[config.last_stack.activation]
-        has_transform = config.head.transform
-        self.transform = nn.Linear(width, width, bias=config.last_stack.bias) if has_transform else None
-        self.norm = build_norm(config.last_stack) if has_transform else None
+        self.transform = None
+        self.norm = None
+        if config.head.transform:
+            self.transform = nn.Linear(width, width, bias=config.last_stack.bias)
+            self.norm = build_norm(config.last_stack)
         self.dropout = nn.Dropout(config.head.dropout) if config.head.dropout else nn.Identity()
         self.weight = nn.Parameter(torch.empty(config.num_head_rows, width))
         self.bias = nn.Parameter(torch.empty(config.num_head_rows)) if config.head.bias else None
 
     def forward(self, hidden_BTD: Tensor, loss: HeadLoss | None = None) -> Tensor:
-        """Scores every token, or computes a loss chunk by chunk.
+        """Returns logits_BTV, -inf for padding of the vocabulary; or the result of `loss`.
 
-        Args:
-            hidden_BTD: Hidden states after the final norm; or [P, D] of chosen positions.
-            loss: Called with the input and the weights of the linear map, while these are gathered
-                (ZeRO stage 3).
-
-        Returns:
-            logits_BTV, -inf for padding of the vocabulary; or the result of `loss`.
+        The input is hidden states after the final norm, or [P, D] of chosen positions. `loss` gets
+        the input and the weights of the linear map, while these are gathered (ZeRO stage 3).
         """
         if self.transform is not None and self.norm is not None:
             hidden_BTD = self.norm(self.activation(self.transform(hidden_BTD)))
@@ -84,7 +78,7 @@ class Head(nn.Module):
 
 
 class Pooler(nn.Linear):
-    """`tanh(linear(hidden of the first position))`, [B, T, D] to [B, D] (Devlin et al. 2019, as released)."""
+    """`tanh(linear(hidden of the first position))`, [B, T, D] to [B, D] (BERT, as released)."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, width)
@@ -104,7 +98,7 @@ class Transformer(nn.Module):
     Attributes:
         max_seq_len: Longest sequence of either stack.
         vocab_size: Number of token ids, without padding of the table.
-        num_layers: Blocks of the last stack, whose output the head reads.
+        num_layers: Blocks of the last stack, the input of the head.
         is_causal: The last stack is a decoder.
         special_tokens: Ids of special tokens.
     """
@@ -120,17 +114,8 @@ class Transformer(nn.Module):
         self.special_tokens = config.special_tokens
         self.embedding = nn.Embedding(config.padded_vocab_size, width)
         self.embedding_scale = width**0.5 if config.scaled_embeddings else 1.0
-
-        def build_stack(stack: StackConfig | None, causal: bool) -> Stack | None:
-            if stack is None:
-                return None
-            reads_encoder = causal and config.encoder is not None
-            return Stack(
-                stack, engine, max_seq_len=config.max_seq_len, causal=causal, reads_encoder=reads_encoder, device=device
-            )
-
-        self.encoder = build_stack(config.encoder, causal=False)
-        self.decoder = build_stack(config.decoder, causal=True)
+        self.encoder = Stack(config, "encoder", engine, device) if config.encoder is not None else None
+        self.decoder = Stack(config, "decoder", engine, device) if config.decoder is not None else None
         self.head = None if config.head.kind == "none" else Head(config)
         self.averages = config.head.mean
         self.pooler = Pooler(width) if config.pooler else None
@@ -138,7 +123,8 @@ class Transformer(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Ties the head's weight to the embedding if the config does; needed again after `to_empty`."""
+        """Ties the head to the embedding if the config does; needed again after `to_empty`."""
+        # The same object in both modules: ZeRO stage 3 gathers weights module by module.
         if self.tied_embeddings and self.head is not None:
             self.head.weight = self.embedding.weight
 
@@ -159,8 +145,7 @@ class Transformer(nn.Module):
                 Targets are not read.
             cache: For decoding: the batch continues the cached positions and is appended to the
                 cache. The source is encoded at the first step only.
-            logits: Run the head. Objectives run it themselves, chunk by chunk, without materialising
-                all logits.
+            logits: Run the head. Objectives run it chunk by chunk, without materialising all logits.
         """
         rows = StackRows(batch.positions_BT, batch.documents_BT, batch.lengths_B, batch.prefix_BT, batch.token_types_BT)
         encoded = None
@@ -170,7 +155,9 @@ class Transformer(nn.Module):
         hidden_BTD = self.stacks[-1](self._embed(batch.tokens_BT), rows, encoded, cache)
         if self.head is not None and self.head.scores_labels:
             hidden_BTD = self._summarize(hidden_BTD, batch)
-        return ModelOutput(hidden_BTD, self.head(hidden_BTD) if logits and self.head is not None else None)
+        if not logits or self.head is None:
+            return ModelOutput(hidden_BTD)
+        return ModelOutput(hidden_BTD, self.head(hidden_BTD))
 
     def _embed(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.embedding(tokens_BT)
@@ -199,7 +186,8 @@ def _average_documents(hidden_BTD: Tensor, documents_BT: Tensor | None) -> Tenso
     """Returns the mean over each token's document, [B, T, D], computed in fp32."""
     exact = torch.promote_types(hidden_BTD.dtype, torch.float32)
     if documents_BT is None:
-        return hidden_BTD.mean(dim=1, keepdim=True, dtype=exact).to(hidden_BTD.dtype).expand_as(hidden_BTD)
+        means = hidden_BTD.mean(dim=1, keepdim=True, dtype=exact).to(hidden_BTD.dtype)
+        return means.expand_as(hidden_BTD)
     num_rows, length, width = hidden_BTD.shape
     first_B1 = torch.arange(num_rows, device=hidden_BTD.device)[:, None] * (length + 1)
     # A row has at most T documents; its padding counts as one more.
@@ -209,21 +197,3 @@ def _average_documents(hidden_BTD: Tensor, documents_BT: Tensor | None) -> Tenso
     counts = torch.bincount(place_P, minlength=len(sums)).to(exact)
     means = sums / counts.clamp(min=1)[:, None]
     return means.index_select(0, place_P).view_as(hidden_BTD).to(hidden_BTD.dtype)
-
-
-def build_transformer(config: ModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool) -> Transformer:
-    """Builds a Transformer with its weights unset; arguments and errors as `build_model`."""
-    # On the meta device first: torch's own initialisation then costs nothing and draws no random
-    # numbers.
-    with torch.device("meta"):
-        model = Transformer(config, engine, device)
-    if storage and device.type != "meta":
-        model.to_empty(device=device)
-        model.tie()
-    if engine.compile:
-        for stack in model.stacks:
-            for block in stack.blocks:
-                # Only the forward: hooks of an engine stay outside of the graph, and parameter
-                # names do not change.
-                block.forward = torch.compile(block.forward)
-    return model

@@ -1,4 +1,4 @@
-"""Attention backends by name. A new one: a file with a class of the `AttentionBackend` protocol, and a line here."""
+"""Attention backends by name. A new one: a class of the `AttentionBackend` protocol, a line here."""
 
 import difflib
 from collections.abc import Callable
@@ -21,7 +21,7 @@ BACKENDS: dict[str, Callable[[AttentionNeeds], AttentionBackend]] = {
 
 
 def build_backend(name: str, needs: AttentionNeeds) -> AttentionBackend:
-    """Builds the backend that `engine.attention` names; `auto` chooses among the others, mask by mask.
+    """Builds the backend that `engine.attention` names; `auto` chooses among the others.
 
     Raises:
         ConfigError: There is no such backend, or it cannot serve the needs: the reason is given.

@@ -174,14 +174,14 @@ def dense_mask(
 
 
 def blind_queries(allowed: Tensor | None) -> Tensor | None:
-    """Returns the queries without a visible key, [B, N, T, 1]; None on a CPU, whose kernels return 0."""
+    """Returns the queries without a visible key, [B, N, T, 1]; None on a CPU: kernels return 0."""
     if allowed is None or allowed.device.type == "cpu":
         return None
     return ~allowed.any(dim=-1, keepdim=True)
 
 
 def dense_bias(bias: DistanceBias, *, queries: range, keys: range, num_queries: int) -> Tensor:
-    """Returns the bias over a rectangle, [N, T, S], differentiable: entry [n, t, s] is that of s - t.
+    """Returns the bias over a rectangle, [N, T, S], differentiable: [n, t, s] is that of s - t.
 
     `num_queries` is T of the whole: distance 0 is at index T - 1 of the bias.
     """
@@ -301,7 +301,8 @@ def find_segments(mask: AttentionMask, *, rows: int, queries: int, keys: int) ->
     if query_runs is None or key_runs is None:
         return None
     pairs = list(zip(query_runs, key_runs, strict=True))
-    if min(lengths) == keys and all(len(q) == len(k) == 1 and q.keys() == k.keys() for q, k in pairs):
+    single = all(len(q) == len(k) == 1 and q.keys() == k.keys() for q, k in pairs)
+    if single and min(lengths) == keys:
         return (Segment(range(rows), range(queries), range(keys)),)
     pads = pads_queries(mask, queries=queries, keys=keys)
     segments = []

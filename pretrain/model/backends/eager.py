@@ -1,4 +1,4 @@
-"""`eager`: attention by its formula, in any dtype, with quadratic memory; reference of the other backends."""
+"""`eager`: attention by its formula, in any dtype, with quadratic memory; the reference."""
 
 import math
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from pretrain.types import AttentionMask
 
 @dataclass(frozen=True, slots=True)
 class EagerMask:
-    """A mask of every pair, bool, broadcastable to [B, N, T, S]; None: all visible. A bias or None."""
+    """A bool mask, broadcastable to [B, N, T, S]; None: all visible. A bias, or None."""
 
     allowed: Tensor | None
     bias_NTS: Tensor | None
 
 
 class EagerAttention:
-    """Materialises the scores of every pair: every mask, bias, dropout and dtype, with gradients."""
+    """Materialises the scores of all pairs: any mask, bias, dropout and dtype, with gradients."""
 
     def __init__(self, needs: AttentionNeeds) -> None:
         pass
@@ -58,7 +58,7 @@ class EagerAttention:
         return torch.einsum("bnts,bsnh->btnh", weights_BNTS, v_BSNH)
 
     def weights(self, q_BTNH: Tensor, k_BSKH: Tensor, prepared: EagerMask, *, scale: float | None) -> Tensor:
-        """Returns the attention weights before dropout, [B, N, T, S]; 0 for a query that sees no key."""
+        """Returns the weights before dropout, [B, N, T, S]; 0 for a query that sees no key."""
         k_BSNH = k_BSKH.repeat_interleave(q_BTNH.shape[2] // k_BSKH.shape[2], dim=2)
         factor = 1 / math.sqrt(q_BTNH.shape[-1]) if scale is None else scale
         scores_BNTS = torch.einsum("btnh,bsnh->bnts", q_BTNH, k_BSNH) * factor

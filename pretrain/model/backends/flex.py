@@ -1,4 +1,4 @@
-"""`flex`: FlexAttention, a kernel compiled by torch for the mask: documents, windows, prefixes, biases.
+"""`flex`: FlexAttention, a kernel that torch compiles for the mask and the bias.
 
 For GPUs only: on a CPU it has no backward pass.
 
@@ -159,7 +159,7 @@ def build_score_mod(bias: DistanceBias, queries: int, device: torch.device) -> M
 
 @cache
 def _compiled(name: str) -> Callable[..., Any]:
-    """Imports and compiles a function of flex_attention; takes seconds, so only at the first use."""
+    # At the first use only: this takes seconds.
     from torch.nn.attention import flex_attention
 
     return torch.compile(getattr(flex_attention, name))

@@ -258,7 +258,8 @@ def _attend_parts(
         else:
             k = k_pieces[piece]
             v = v_pieces[piece]
-            mixed.append(call_kernel(q[None], k[None], v[None], is_causal=is_causal, scale=scale)[0])
+            result = call_kernel(q[None], k[None], v[None], is_causal=is_causal, scale=scale)
+            mixed.append(result[0])
     return torch.cat(mixed).view(q_BTNH.shape)
 
 
@@ -276,7 +277,8 @@ class Inputs(NamedTuple):
         values_NR = self.values_NR
         if values_NR is not None:
             values_NR = values_NR[:, distance_range(tile.queries, tile.keys, num_queries)]
-        return Inputs(self.q_BTNH[rows, queries], self.k_BSKH[rows, keys], self.v_BSKH[rows, keys], values_NR)
+        k_BSKH = self.k_BSKH[rows, keys]
+        return Inputs(self.q_BTNH[rows, queries], k_BSKH, self.v_BSKH[rows, keys], values_NR)
 
     def leaves(self) -> "Inputs":
         """Returns the same values as leaves of a graph of their own."""
@@ -284,12 +286,11 @@ class Inputs(NamedTuple):
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Attention tile by tile, recomputed in the backward pass, in linear memory for every mask.
+    """Attention tile by tile, recomputed in the backward pass, in linear memory for every mask."""
 
-    Saved are the queries, keys, values and the bias vector. torch's own kernels would fall back to
-    the scores of all pairs (dropout on a CPU, a learned bias), or need a mask of all pairs. Slices
-    under activation checkpointing would not do: the gradient of a slice has the size of the whole.
-    """
+    # Saved are the queries, keys, values and the bias vector. torch's own kernels would fall back to
+    # the scores of all pairs (dropout on a CPU, a learned bias), or need a mask of all pairs. Slices
+    # under activation checkpointing would not do: the gradient of a slice has the size of the whole.
 
     @staticmethod
     def forward(

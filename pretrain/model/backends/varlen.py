@@ -1,4 +1,4 @@
-"""`varlen`: the flash kernel for concatenated sequences: documents and padding without a mask tensor, on a GPU.
+"""`varlen`: the flash kernel for concatenated sequences, on a GPU; needs no mask tensor.
 
     prepare   documents, lengths -> segments -> starts of the segments (plan_varlen, pure)
     attend    [B, T, N, H] -> [B x T, N, H], one call of the kernel
@@ -157,7 +157,8 @@ def _check(segment: Segment, mask: AttentionMask, *, in_order: bool) -> None:
         raise refusal("varlen", "needs the sources in the order of their targets")
     aligned = segment.keys.stop == segment.queries.stop + mask.query_offset
     if not aligned and (mask.causal or mask.window is not None):
-        ends = f"the last of {len(segment.queries)} queries at the last of their {len(segment.keys)} keys"
+        queries, keys = len(segment.queries), len(segment.keys)
+        ends = f"the last of {queries} queries at the last of their {keys} keys"
         raise refusal("varlen", f"needs {ends} under a causal mask or a window")
 
 

@@ -38,9 +38,9 @@ class Segments:
 
     Attributes:
         begins_BT: bool: first token of a document.
-        number_BT: int64: document of each token, 0 to N-1.
-        position_BT: int64: position of each token in its document.
-        row_N: int64: row of each document.
+        number_BT: Document of each token, 0 to N-1.
+        position_BT: Position of each token in its document.
+        row_N: Row of each document.
         document_N: Number of each document in its row.
     """
 
@@ -56,7 +56,7 @@ class Segments:
         return len(self.row_N)
 
     def pack(self) -> tuple[Tensor, PackedSequence]:
-        """Returns the place of each token in a packed sequence, and that sequence of places in the rows.
+        """Returns the slot of each token in a packed sequence, and that sequence of tokens' places.
 
         Reads the lengths on the host.
         """
@@ -119,7 +119,7 @@ def zero_state(cells: nn.RNNBase, like: Tensor, count: int) -> State:
 
 
 def call_cells(cells: nn.RNNBase, x: Any, state: State) -> tuple[Any, State]:
-    """Calls torch's module, whose states are tensors or pairs of them; x is [N, T, D], or packed."""
+    """Calls torch's module, whose states are tensors or pairs; x is [N, T, D], or packed."""
     outputs, last = cells(x, state if isinstance(cells, nn.LSTM) else state[0])
     return outputs, last if isinstance(cells, nn.LSTM) else (last,)
 
@@ -147,7 +147,7 @@ class AdditiveScore(nn.Module):
         self.energy = nn.Linear(width, 1, bias=False)
 
     def forward(self, states_BTD: Tensor, keys_BSD: Tensor) -> Tensor:
-        """Returns scores_BTS; `keys_BSD` is `key` of the encoder's output, computed once a source."""
+        """Returns scores_BTS; `keys_BSD` is `key` of the encoder's output."""
         hidden_BTSD = (self.query(states_BTD)[:, :, None] + keys_BSD[:, None]).tanh()
         return self.energy(hidden_BTSD)[..., 0]
 

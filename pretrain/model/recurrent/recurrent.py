@@ -1,4 +1,4 @@
-"""A recurrent model: torch's own RNN, LSTM or GRU between the embedding and the head of a Transformer.
+"""A recurrent model: torch's RNN, LSTM or GRU, with embedding and head of a Transformer.
 
     one stack    tokens_BT -> embedding -> cells -> hidden_BTD -> head -> logits, or a loss
     two stacks   source tokens_BS -> embedding -> cells -> outputs_BSD, last states
@@ -36,13 +36,9 @@ from pretrain.types import Batch, ModelOutput, SourceBatch
 
 
 class RecurrentEncoderOutput(NamedTuple):
-    """Output of an encoder, for the decoder.
+    """Output of an encoder: a vector a token, documents, and the state after each of N documents.
 
-    Attributes:
-        outputs_BSD: One vector a source token.
-        documents_BS: Document of each source token, or PADDING; None: every row is one document.
-        segments: The rows as N documents.
-        state: State of each document after its last token: [layers, N, D] each.
+    `documents_BS` is the document of each token, or PADDING; None: every row is one document.
     """
 
     outputs_BSD: Tensor
@@ -70,11 +66,9 @@ class RecurrentEncoder(nn.Module):
 
 
 class DecoderState(NamedTuple):
-    """State of a decoder after the last token of each row.
+    """State of a decoder after the last token of each row; cells: [layers, B, D] each.
 
-    Attributes:
-        cells: [layers, B, D] each.
-        fed_BD: Last result of attention, if it is fed back; None: it is not.
+    `fed_BD` is the last result of attention, if it is fed back.
     """
 
     cells: State
@@ -95,13 +89,16 @@ class RecurrentDecoder(nn.Module):
         none       states = cells(x)                                     outputs = states
         luong      states = cells(x), context = attend(states)           outputs = tanh(W [context; states])
         input feeding   the same token by token; the cells read [x; last output]
-        bahdanau   token by token: context = attend(last state), states = cells([x; context]), outputs as Luong's
+        bahdanau   token by token: context = attend(last state), states = cells([x; context]);
+                   outputs as Luong's
 
-    Without feedback, all tokens go through the cells in one call. Luong et al. (2015) end with the
-    tanh layer; Bahdanau et al. (2015) have a maxout layer there that reads the token too, and
-    begin with a layer over the encoder's backward state. Here both begin with the encoder's last
-    state and end with Luong's layer: only the score and its place differ.
+    Without feedback, all tokens go through the cells in one call.
     """
+
+    # Luong et al. (2015) end with the tanh layer; Bahdanau et al. (2015) have a maxout layer there
+    # that reads the token too, and begin with a layer over the encoder's backward state. Here both
+    # begin with the encoder's last state and end with Luong's layer: only the score and its place
+    # differ.
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
@@ -126,11 +123,7 @@ class RecurrentDecoder(nn.Module):
     ) -> tuple[Tensor, DecoderState]:
         """Reads tokens; returns outputs_BTD, and the state after the last token of each row.
 
-        Args:
-            x_BTD: Embeddings of the tokens.
-            documents_BT: Document of each token, or PADDING; None: every row is one document.
-            encoded: The source.
-            state: For decoding: the tokens continue it, in any document.
+        With `state`, for decoding, the tokens continue it in any document.
         """
         segments = split_rows(x_BTD.shape[:2], documents_BT, x_BTD.device)
         first = self._first_state(x_BTD, segments, encoded, state)
@@ -150,7 +143,7 @@ class RecurrentDecoder(nn.Module):
     def _first_state(
         self, x_BTD: Tensor, segments: Segments, encoded: RecurrentEncoderOutput | None, state: DecoderState | None
     ) -> State:
-        """Returns the initial state of each document: zeros, that of its source, or `state` of its row."""
+        """Returns the initial state of each document: zeros, or that of its source or row."""
         first = zero_state(self.rnn, x_BTD, segments.count)
         if state is not None:
             continued_B = segments.number_BT[:, 0]
@@ -179,7 +172,7 @@ class RecurrentDecoder(nn.Module):
         return _Source(memory_BSD, self.score.key(memory_BSD), visible_BTS)
 
     def _attend(self, states_BTD: Tensor, source: _Source) -> Tensor:
-        """Returns context_BTD: the mean of the encoder's outputs, weighted by the softmax of the scores."""
+        """Returns context_BTD: the encoder's outputs, weighted by the softmax of the scores."""
         assert self.score is not None
         scores_BTS = self.score(states_BTD, source.keys_BSD)
         if source.visible_BTS is None:
@@ -203,7 +196,8 @@ class RecurrentDecoder(nn.Module):
         fed_BD = torch.zeros_like(x_BTD[:, 0]) if fed_BD is None else fed_BD
         visible_BTS = source.visible_BTS
         outputs = []
-        for step, x_BD in enumerate(x_BTD.unbind(dim=1)):  # slices would each have a gradient of the whole
+        # unbind, not slices: the gradient of a slice has the size of the whole.
+        for step, x_BD in enumerate(x_BTD.unbind(dim=1)):
             if step > 0 and begins_T[step]:
                 begins_B1 = segments.begins_BT[:, step, None]
                 number_B = segments.number_BT[:, step]
@@ -214,7 +208,8 @@ class RecurrentDecoder(nn.Module):
                 source = source._replace(visible_BTS=visible_BTS[:, step : step + 1])
             if self.looks_before:
                 fed_BD = self._attend(cells[0][-1][:, None], source)[:, 0]
-            states_B1D, cells = call_cells(self.rnn, torch.cat((x_BD, fed_BD), dim=-1)[:, None], cells)
+            inputs_BD = torch.cat((x_BD, fed_BD), dim=-1)
+            states_B1D, cells = call_cells(self.rnn, inputs_BD[:, None], cells)
             context_BD = fed_BD if self.looks_before else self._attend(states_B1D, source)[:, 0]
             outputs.append(self._read_out(states_B1D[:, 0], context_BD))
             if not self.looks_before:
@@ -223,13 +218,7 @@ class RecurrentDecoder(nn.Module):
 
 
 class RecurrentCache:
-    """Decoding state of each row.
-
-    Attributes:
-        state: None before the first token.
-        encoded: The source; None without an encoder.
-        length: Positions read so far.
-    """
+    """Decoding state of each row, its source, and the number of positions read so far."""
 
     def __init__(self) -> None:
         self.state: DecoderState | None = None
@@ -245,7 +234,8 @@ class RecurrentCache:
         if self.encoded is not None:
             outputs_BSD, documents_BS = self.encoded[:2]
             documents_BS = None if documents_BS is None else documents_BS[rows_B]
-            self.encoded = self.encoded._replace(outputs_BSD=outputs_BSD[rows_B], documents_BS=documents_BS)
+            selected = {"outputs_BSD": outputs_BSD[rows_B], "documents_BS": documents_BS}
+            self.encoded = self.encoded._replace(**selected)
 
 
 class Recurrent(nn.Module):
@@ -277,6 +267,15 @@ class Recurrent(nn.Module):
         if self.tied_embeddings:
             self.head.weight = self.embedding.weight
 
+    def allow_swaps(self) -> None:
+        """Drops torch's weak references to its weights, which prevent exchanging their content.
+
+        They only serve to notice a replaced weight (`torch.func.functional_call`).
+        """
+        for module in self.modules():
+            if isinstance(module, nn.RNNBase):
+                module._flat_weight_refs = [None] * len(module._flat_weights_names)
+
     def new_cache(self, capacity: int) -> RecurrentCache:
         """Returns an empty cache; its size does not depend on the capacity."""
         return RecurrentCache()
@@ -286,9 +285,11 @@ class Recurrent(nn.Module):
         assert batch.prefix_BT is None, "a recurrence reads in one direction"
         assert batch.tokens_BT.shape[1] <= self.max_seq_len
         documents_BT = mark_padding(batch.tokens_BT.shape, batch.documents_BT, batch.lengths_B)
+        # The source is encoded at the first step of decoding only.
         encoded = cache.encoded if cache is not None and cache.length else self._encode(batch.source)
         past = None if cache is None else cache.state
-        hidden_BTD, state = self.decoder(self.embedding(batch.tokens_BT), documents_BT, encoded, past)
+        x_BTD = self.embedding(batch.tokens_BT)
+        hidden_BTD, state = self.decoder(x_BTD, documents_BT, encoded, past)
         if cache is not None:
             cache.state = state
             cache.encoded = encoded
@@ -303,8 +304,8 @@ class Recurrent(nn.Module):
         return self.encoder(self.embedding(source.tokens_BS), documents_BS)
 
 
-def build_recurrent(config: RecurrentConfig, engine: EngineConfig, device: torch.device, *, storage: bool) -> Recurrent:
-    """Builds a recurrent model with its weights unset; arguments and errors as `build_model`."""
+def check_engine(engine: EngineConfig) -> None:
+    """Raises: ConfigError: The engine requests recomputation or compilation, which need blocks."""
     for key, plain in (("activation_checkpointing", "none"), ("compile", False)):
         value = getattr(engine, key)
         if value != plain:
@@ -313,41 +314,26 @@ def build_recurrent(config: RecurrentConfig, engine: EngineConfig, device: torch
                 f"model.kind=recurrent has none",
                 fix=f"leave engine.{key} out",
             )
-    with torch.device("meta"):
-        model = Recurrent(config)
-    if storage and device.type != "meta":
-        model.to_empty(device=device)
-        model.tie()
-    if not storage:
-        # torch's weak references to the weights of its cells prevent exchanging their content. They
-        # only serve to notice a replaced weight (`torch.func.functional_call`).
-        for module in model.modules():
-            if isinstance(module, nn.RNNBase):
-                module._flat_weight_refs = [None] * len(module._flat_weights_names)
-    return model
 
 
 def draw_recurrent(name: str, weight: Tensor, config: RecurrentConfig, generator: torch.Generator) -> None:
-    """Sets one parameter.
-
-    As a baseline of Transformers it should be at its best, so not all is torch's default. Matrices
-    are uniform by their fan-in, as torch's; recurrent ones orthogonal, gate by gate (Saxe et al.
-    2014), else a plain RNN forgets within a few steps. Embeddings are N(0, 1), as torch's: much
-    smaller ones leave a cell blind to its input for hundreds of steps; N(0, 1/D) if tied to the
-    head. Biases are 0, except one of the two of an LSTM's forget gate, which is 1: it keeps its
-    state until it learns what to forget (Jozefowicz et al. 2015).
-    """
+    """Sets one parameter. As a baseline of Transformers it should be at its best."""
     part = name.rpartition(".")[2]
     if part.startswith("bias"):
         weight.zero_()
+        # One of the two biases of an LSTM's forget gate is 1: it keeps its state until it learns to
+        # forget (Jozefowicz et al. 2015).
         if part.startswith("bias_ih") and config.decoder.cell == "lstm":
             weight.chunk(4)[1].fill_(1.0)  # torch's order: input, forget, cell, output
     elif part.startswith("weight_hh"):
+        # Orthogonal (Saxe et al. 2014), else a plain RNN forgets within a few steps.
         for gate in weight.split(weight.shape[1]):
             nn.init.orthogonal_(gate, generator=generator)
     elif name == "embedding.weight":
+        # torch's N(0, 1): much smaller ones leave a cell blind to its input for hundreds of steps.
         std = weight.shape[1] ** -0.5 if config.tied_embeddings else 1.0
         weight.normal_(0.0, std, generator=generator)
     else:
+        # torch's: uniform by the fan-in.
         bound = weight.shape[1] ** -0.5
         weight.uniform_(-bound, bound, generator=generator)
