@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -13,6 +13,7 @@ from rich.table import Table
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE
 
 Status = Literal["pass", "warn", "fail"]
+_MOST_HOSTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,31 @@ def read_reports(text: str) -> list[Report]:
         with suppress(ValueError):
             found.append(adapter.validate_json(line))
     return found
+
+
+def list_hosts(hosts: Sequence[str]) -> str:
+    """Returns `n1, n2, n3, n4 and 60 more`."""
+    shown = ", ".join(hosts[:_MOST_HOSTS])
+    return shown if len(hosts) <= _MOST_HOSTS else f"{shown} and {len(hosts) - _MOST_HOSTS} more"
+
+
+def merge_reports(reports: Sequence[Report]) -> list[Check]:
+    """Merges the checks of several hosts; those that do not pass name their hosts."""
+    merged: list[Check] = []
+    for name in dict.fromkeys(check.name for report in reports for check in report.checks):
+        found = [(report.host, check) for report in reports for check in report.checks if check.name == name]
+        bad: dict[Check, list[str]] = {}
+        for host, check in found:
+            if check.status != "pass" and host not in bad.setdefault(check, []):
+                bad[check].append(host)
+        if not bad:
+            host, first = found[0]
+            is_same = len({check.detail for _, check in found}) == 1
+            more = f"{host}: {first.detail}; {len(found) - 1} more pass"
+            merged.append(first if is_same else replace(first, detail=more))
+        for check, hosts in bad.items():
+            merged.append(replace(check, detail=f"{list_hosts(hosts)}: {check.detail}"))
+    return merged
 
 
 _STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red"}

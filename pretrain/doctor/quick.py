@@ -15,7 +15,7 @@ from pathlib import Path
 from pretrain.config.data import plan_batch
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.run import RunConfig
-from pretrain.doctor.check import Check, Report
+from pretrain.doctor.check import Check, Report, merge_reports
 from pretrain.doctor.filesystem import check_files
 from pretrain.doctor.machine import (
     ask_driver,
@@ -29,7 +29,7 @@ from pretrain.doctor.machine import (
 )
 from pretrain.doctor.place import JobTopology
 from pretrain.doctor.services import check_data, check_interfaces, check_loopback, check_name, check_wandb
-from pretrain.doctor.versions import check_packages, check_same, list_hosts, own_versions
+from pretrain.doctor.versions import check_packages, check_same, own_versions
 from pretrain.errors import EXIT_USAGE, ConfigError
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.course import checkpoints_at_once
@@ -126,25 +126,6 @@ def _default_ranks(config: RunConfig | None) -> int:
         return 1
     is_on_cpu = config is not None and config.engine.device == "cpu"
     return 2 if is_on_cpu else len(ask_driver()[0]) or 2
-
-
-def merge_reports(reports: Sequence[Report]) -> list[Check]:
-    """Merges the checks of several hosts; those that do not pass name their hosts."""
-    merged: list[Check] = []
-    for name in dict.fromkeys(check.name for report in reports for check in report.checks):
-        found = [(report.host, check) for report in reports for check in report.checks if check.name == name]
-        bad: dict[Check, list[str]] = {}
-        for host, check in found:
-            if check.status != "pass" and host not in bad.setdefault(check, []):
-                bad[check].append(host)
-        if not bad:
-            host, first = found[0]
-            is_same = len({check.detail for _, check in found}) == 1
-            more = f"{host}: {first.detail}; {len(found) - 1} more pass"
-            merged.append(first if is_same else replace(first, detail=more))
-        for check, hosts in bad.items():
-            merged.append(replace(check, detail=f"{list_hosts(hosts)}: {check.detail}"))
-    return merged
 
 
 def compare_reports(reports: Sequence[Report]) -> list[Check]:

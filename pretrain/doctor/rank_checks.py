@@ -13,7 +13,7 @@ import socket
 import statistics
 import time
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from pretrain import dist
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
-from pretrain.doctor.check import Check, Report, report_of
+from pretrain.doctor.check import Check, Report, merge_reports, report_of
 from pretrain.doctor.filesystem import nearest_folder
 from pretrain.doctor.machine import GpuFound, ask_driver
 from pretrain.doctor.spawn import run_ranks
@@ -49,12 +49,12 @@ def meet(
     device = "cuda" if engine.device != "cpu" and torch.cuda.is_available() else "cpu"
     take_device(torch, world, device)
     gpus, _ = ask_driver() if world.local_rank == 0 and engine.device != "cpu" else ([], "")
-    own = check_torch(torch, engine, gpus)
+    mine = check_torch(torch, engine, gpus)
     took = start_group(torch, world, device)
     facts = {
         "host": socket.gethostname(),
         "versions": own_versions() | build_versions(torch),
-        "checks": [asdict(check) for check in own],
+        "checks": [asdict(check) for check in mine],
         "took": took,
         "report": asdict(report) if report else None,
     }
@@ -62,7 +62,8 @@ def meet(
     hosts = [(one["host"], one["versions"]) for one in all_facts]
     slowest = max(one["took"] for one in all_facts)
     ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
-    checks = _worst_of([(one["host"], Check(**check)) for one in all_facts for check in one["checks"]])
+    own = [Report(one["host"], [Check(**check) for check in one["checks"]], {}) for one in all_facts]
+    checks = merge_reports(own)
     checks.append(Check("rendezvous", "pass", f"{ranks} met in {slowest:.1f} s"))
     checks += [check_same(hosts), _check_seen(world, folder)]
     if world.size > 1:
@@ -79,16 +80,6 @@ def take_device(torch: Any, world: World, device: str) -> None:
     """Selects this rank's GPU, before anything is put on another one."""
     if device == "cuda":
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
-
-
-def _worst_of(found: list[tuple[str, Check]]) -> list[Check]:
-    """Merges the checks of ranks: for each name the worst one, with its host unless it passes."""
-    order = ("fail", "warn", "pass")
-    merged: dict[str, Check] = {}
-    for host, check in sorted(found, key=lambda item: order.index(item[1].status)):
-        text = check.detail if check.status == "pass" else f"{host}: {check.detail}"
-        merged.setdefault(check.name, replace(check, detail=text))
-    return list(merged.values())
 
 
 def start_group(torch: Any, world: World, device: str) -> float:

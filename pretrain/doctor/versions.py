@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pretrain
-from pretrain.doctor.check import Check
+from pretrain.doctor.check import Check, list_hosts
 from pretrain.errors import LaunchError
 from pretrain.run.folder import package_versions
 
 _UNCOMPARED = {"wandb"}  # rank 0 alone uses it
-_MOST_HOSTS = 4
 
 
 def own_versions() -> dict[str, str]:
@@ -53,12 +52,6 @@ def find_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
             shown = ", ".join(f"{version} on {list_hosts(places)}" for version, places in rarest)
             found.append(f"{name} is {shown}")
     return found
-
-
-def list_hosts(hosts: Sequence[str]) -> str:
-    """Returns `n1, n2, n3, n4 and 60 more`."""
-    shown = ", ".join(hosts[:_MOST_HOSTS])
-    return shown if len(hosts) <= _MOST_HOSTS else f"{shown} and {len(hosts) - _MOST_HOSTS} more"
 
 
 def refuse_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> None:

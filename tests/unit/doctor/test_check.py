@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from pretrain.doctor.check import Check, Report, exit_code, read_reports
-from pretrain.doctor.quick import compare_reports, merge_reports
+from pretrain.doctor.check import Check, Report, exit_code, merge_reports, read_reports
+from pretrain.doctor.quick import compare_reports
 from pretrain.doctor.versions import digest_of, find_differences, own_versions, refuse_differences
 from pretrain.errors import LaunchError
 
