@@ -116,13 +116,13 @@ def verify_command(
     Example: pretrain data verify data/quickstart --seq-len 256
     """
     from pretrain.datacheck.reading import Order
-    from pretrain.datacheck.verify import parse_world_sizes, print_proof, proof_facts, verify
+    from pretrain.datacheck.verify import parse_world_sizes, print_proof, verify
 
     order = Order(seq_len, source_len, packing, lanes, block_samples, seed)
     sizes = parse_world_sizes(world_sizes)
     proof = verify(folder, order, world_sizes=sizes, restarts=restarts, max_samples=max_samples)
     if as_json:
-        print_json(proof_facts(proof))
+        print_json(proof)
     else:
         print_proof(proof)
 

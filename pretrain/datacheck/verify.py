@@ -3,13 +3,13 @@
     files    -> every byte is as in the index (shard_files.py)
     courses  -> an epoch of training, and the validation split: each read at several world sizes,
                 and with another world size after each restart (replay.py)
-    Proof    -> the readings, with equal hashes and the tokens of the index
+    proof    -> the readings, with equal hashes and the tokens of the index
 
 Imports no torch of its own: it runs on a login node.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from math import lcm
 from typing import Any
@@ -23,28 +23,13 @@ from pretrain.datacheck.replay import Reading, not_exactly_once, read_course
 from pretrain.datacheck.shard_files import check_files, shard_totals
 from pretrain.datacheck.stats_text import print_table
 from pretrain.errors import ConfigError
-from pretrain.shards.index import DataIndex, data_hash
+from pretrain.shards.index import data_hash
 from pretrain.utils.log import transient_bar
 
 WORLD_SIZES = (1, 2, 3, 4)
 RESTARTS = 3
 MAX_ROWS = 1 << 16
 """Most rows of a global batch, which all world sizes divide."""
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """A verified shard folder at `path`, and each course in `order` with its readings."""
-
-    path: str
-    index: DataIndex
-    order: Order
-    courses: list[tuple[ReadingPlan, list[Reading]]]
-
-    @property
-    def is_whole(self) -> bool:
-        """Returns whether every sample was read."""
-        return all(readings[0].num_rows == course.num_rows for course, readings in self.courses)
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:
@@ -69,8 +54,8 @@ def verify(
     world_sizes: Sequence[int] = WORLD_SIZES,
     restarts: int = RESTARTS,
     max_samples: int | None = None,
-) -> Proof:
-    """Reads a shard folder, all of it, and proves its stream. Draws a progress bar on a terminal.
+) -> dict[str, Any]:
+    """Returns the proof of a shard folder and its stream, as JSON. Draws a progress bar on a terminal.
 
     Costs a CRC32 and a SHA-256 of every byte, and the reading of an epoch for each world size and
     once more. Bins of documents are made and kept in the folder, as by a run.
@@ -85,12 +70,25 @@ def verify(
         files = bar.add_task("files", total=2 * shard_totals(*index.splits.values())["bytes"])
         token_sums = check_files(store, index, partial(bar.advance, files))
         sums = TokenSums(index.vocab_size)
-        found = []
+        courses = []
+        is_whole = True
         for split in sorted(token_sums):
             course = plan_reading(dataset, store, split, order, sizes, token_sums[split])
             limit = min(course.num_rows, max_samples or course.num_rows)
-            found.append((course, _read_all(course, limit, sizes, restarts, sums, bar)))
-    return Proof(path, index, order, found)
+            is_whole &= limit == course.num_rows
+            readings = _read_all(course, limit, sizes, restarts, sums, bar)
+            courses.append(_describe_course(course, readings))
+    return {
+        "kind": "proof",
+        "path": path,
+        "data_sha256": data_hash(index),
+        "data_kind": index.kind,
+        **shard_totals(*index.splits.values()),
+        "order": asdict(order),
+        "courses": courses,
+        "exactly_once": True,
+        "whole": is_whole,
+    }
 
 
 def _read_all(
@@ -109,7 +107,7 @@ def _read_all(
     first = readings[0]
     for other in readings[1:]:
         if other.hashes != first.hashes:
-            what = f"rows are not those of world size {_ranks(first)}"
+            what = f"rows are not those of world size {first.world_sizes[0]}"
             raise not_exactly_once(course, other.world_sizes, what)
     if first.num_rows == course.num_rows:
         if first.num_tokens != course.num_tokens:
@@ -121,28 +119,12 @@ def _read_all(
     return readings
 
 
-def _ranks(reading: Reading) -> str:
-    return ", ".join(map(str, reading.world_sizes))
-
-
-def proof_facts(proof: Proof) -> dict[str, Any]:
-    """Returns the output of `--json`; hashes are hex."""
-    return {
-        "kind": "proof",
-        "path": proof.path,
-        "data_sha256": data_hash(proof.index),
-        **shard_totals(*proof.index.splits.values()),
-        "order": asdict(proof.order),
-        "courses": [_course_facts(course, readings) for course, readings in proof.courses],
-        "exactly_once": True,
-        "whole": proof.is_whole,
-    }
-
-
-def _course_facts(course: ReadingPlan, readings: Sequence[Reading]) -> dict[str, Any]:
+def _describe_course(course: ReadingPlan, readings: Sequence[Reading]) -> dict[str, Any]:
+    """Returns a course with its readings; hashes are hex."""
     return {
         "name": course.name,
         "samples": course.num_samples,
+        "rows": course.num_rows,
         "tokens": course.num_tokens,
         "left_out": course.num_left_out,
         "readings": [
@@ -161,42 +143,42 @@ def _course_facts(course: ReadingPlan, readings: Sequence[Reading]) -> dict[str,
     }
 
 
-def print_proof(proof: Proof) -> None:
+def print_proof(proof: dict[str, Any]) -> None:
     """Prints the proof, a table for each course; the last line is the verdict."""
-    counted = shard_totals(*proof.index.splits.values())
-    totals = ", ".join(f"{number:,} {what}" for what, number in counted.items())
-    print(f"{proof.path}: {totals}: sizes, CRC32 and sha256 are those of the index")
-    for course, readings in proof.courses:
-        print(f"\n{course.name}: {course.num_samples:,} samples of {proof.order.seq_len:,} tokens")
-        hashes = ("hash of samples", "hash of content")
-        heads = ("ranks", "restarts", "samples", "tokens", *hashes, "time")
+    totals = ", ".join(f"{proof[what]:,} {what}" for what in ("shards", "members", "bytes"))
+    print(f"{proof['path']}: {totals}: sizes, CRC32 and sha256 are those of the index")
+    hashes = ("hash of samples", "hash of content")
+    heads = ("ranks", "restarts", "samples", "tokens", *hashes, "time")
+    for course in proof["courses"]:
+        seq_len = proof["order"]["seq_len"]
+        print(f"\n{course['name']}: {course['samples']:,} samples of {seq_len:,} tokens")
         rows = [
             (
-                _ranks(reading),
-                str(reading.restarts),
-                f"{reading.num_samples:,}",
-                f"{reading.num_tokens:,}",
-                f"{reading.hashes.samples:016x}",
-                f"{reading.hashes.content:016x}",
-                f"{reading.seconds:.1f} s",
+                ", ".join(map(str, reading["world_sizes"])),
+                str(reading["restarts"]),
+                f"{reading['samples']:,}",
+                f"{reading['tokens']:,}",
+                reading["sample_hash"],
+                reading["content_hash"],
+                f"{reading['seconds']:.1f} s",
             )
-            for reading in readings
+            for reading in course["readings"]
         ]
         print_table(heads, rows, left=0)
-        for line in _remarks(course, readings, proof.index.kind):
+        for line in _remarks(course, proof["data_kind"]):
             print(line)
-    print(f"exactly once: yes{'' if proof.is_whole else ', of the samples that were read'}")
+    print(f"exactly once: yes{'' if proof['whole'] else ', of the samples that were read'}")
 
 
-def _remarks(course: ReadingPlan, readings: Sequence[Reading], kind: str) -> Iterator[str]:
+def _remarks(course: dict[str, Any], kind: str) -> Iterator[str]:
     what = "tokens of the targets that fit" if kind == "pairs" else "tokens of the split"
-    first = readings[0]
-    if first.num_rows == course.num_rows:
-        owned = f"{first.num_tokens:,} tokens are owned by rows"
-        yield f"{owned}; the index has {course.num_tokens:,} {what}"
+    first = course["readings"][0]
+    if first["rows"] == course["rows"]:
+        owned = f"{first['tokens']:,} tokens are owned by rows"
+        yield f"{owned}; the index has {course['tokens']:,} {what}"
     else:
-        yield f"only the first {first.num_rows:,} rows: tokens were not compared with the index"
-    if first.num_rows > first.num_samples:
-        yield f"{first.num_rows:,} rows: the last batches hold samples of the next epoch too"
-    if course.num_left_out:
-        yield f"{course.num_left_out:,} pairs are longer than a row, and in none"
+        yield f"only the first {first['rows']:,} rows: tokens were not compared with the index"
+    if first["rows"] > first["samples"]:
+        yield f"{first['rows']:,} rows: the last batches hold samples of the next epoch too"
+    if course["left_out"]:
+        yield f"{course['left_out']:,} pairs are longer than a row, and in none"

@@ -16,7 +16,7 @@ from pretrain.config.data import BLOCK_SAMPLES, LANES
 from pretrain.datacheck import verify as data_verify
 from pretrain.datacheck.hash import RowHashes
 from pretrain.datacheck.reading import Order
-from pretrain.datacheck.verify import parse_world_sizes, print_proof, proof_facts, verify
+from pretrain.datacheck.verify import parse_world_sizes, print_proof, verify
 from pretrain.errors import ConfigError, DataError
 from pretrain.shards.index import load_index
 from tests.unit.report.data_folders import make_folder, make_texts
@@ -54,22 +54,24 @@ def test_every_order_of_every_kind_is_exactly_once(
     kind, packing = kind
     order = Order(seq_len, source_len, packing, lanes, block_samples, seed)
     proof = verify(str(folders / kind), order, world_sizes=world_sizes, restarts=restarts)
-    assert proof.is_whole
+    assert proof["whole"]
     split = load_index(folders / kind).split("train")
-    (course, readings), _ = proof.courses
+    course, _ = proof["courses"]
     fitting = [pair for pair in PAIRS if len(pair[1]) < seq_len and len(pair[0]) < (source_len or seq_len)]
     expected = sum(len(target) + 1 for _, target in fitting) if kind == "pairs" else split.num_tokens
-    assert course.num_left_out == (len(PAIRS) - len(fitting) if kind == "pairs" else 0)
-    assert {reading.num_tokens for reading in readings} == {expected}
+    assert course["left_out"] == (len(PAIRS) - len(fitting) if kind == "pairs" else 0)
+    assert {reading["tokens"] for reading in course["readings"]} == {expected}
 
 
 def test_another_seed_reads_the_same_tokens_in_other_rows(folders):
     one, other = (verify(str(folders / "text"), Order(seq_len=48, seed=seed), world_sizes=[2]) for seed in (1, 2))
-    (course, mine), (same, theirs) = one.courses[0], other.courses[0]
-    assert (course.num_tokens, course.token_sum) == (same.num_tokens, same.token_sum)
-    assert mine[0].hashes.samples == theirs[0].hashes.samples
-    assert mine[0].hashes.content != theirs[0].hashes.content
-    assert one.courses[1][1][0].hashes == other.courses[1][1][0].hashes, "validation has one order"
+    (train, held), (other_train, other_held) = one["courses"], other["courses"]
+    assert train["tokens"] == other_train["tokens"]
+    (mine,), (theirs,) = train["readings"], other_train["readings"]
+    assert mine["sample_hash"] == theirs["sample_hash"] and mine["content_hash"] != theirs["content_hash"]
+    hashes = [(reading["sample_hash"], reading["content_hash"]) for reading in held["readings"]]
+    (fixed,) = other_held["readings"]
+    assert hashes == [(fixed["sample_hash"], fixed["content_hash"])], "validation has one order"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -85,13 +87,14 @@ def test_the_phases_have_bars_on_a_terminal_only(folders, monkeypatch, is_termin
 
 def test_a_folder_without_validation_is_verified(tmp_path):
     make_folder(tmp_path / "data", TEXTS)
-    assert len(verify(str(tmp_path / "data"), ORDER).courses) == 1
+    assert len(verify(str(tmp_path / "data"), ORDER)["courses"]) == 1
 
 
 def test_a_part_can_be_verified_and_says_so(folders, capsys):
     proof = verify(str(folders / "text"), ORDER, max_samples=20)
-    assert not proof.is_whole and not proof_facts(proof)["whole"]
-    assert {reading.num_samples for _, readings in proof.courses for reading in readings} <= set(range(1, 21))
+    assert not proof["whole"]
+    readings = [reading for course in proof["courses"] for reading in course["readings"]]
+    assert {reading["samples"] for reading in readings} <= set(range(1, 21))
     print_proof(proof)
     printed = capsys.readouterr().out
     assert "only the first 20 rows: tokens were not compared with the index" in printed
@@ -101,7 +104,7 @@ def test_a_part_can_be_verified_and_says_so(folders, capsys):
 def test_what_is_printed_is_what_is_in_the_facts(folders, capsys):
     proof = verify(str(folders / "pairs"), ORDER)
     print_proof(proof)
-    printed, facts = capsys.readouterr().out, json.loads(json.dumps(proof_facts(proof)))
+    printed, facts = capsys.readouterr().out, json.loads(json.dumps(proof))
     assert printed.splitlines()[-1] == "exactly once: yes"
     assert (facts["exactly_once"], facts["whole"]) == (True, True)
     shards = [shard for split in load_index(folders / "pairs").splits.values() for shard in split.shards]
