@@ -30,7 +30,7 @@ def doctor_command(
     gpu: Annotated[str | None, Option(help="--calibrate: GPU. Default: by its name.")] = None,
     output: Annotated[
         Path | None,
-        Option(help="--calibrate: file. --selftest: folder. Default: the cache; beside the run."),
+        Option(help="--calibrate: file. --selftest: folder. Default: the cache; next to the run."),
     ] = None,
     quick: Annotated[bool, Option("--quick", help="Skip torch, ranks and servers.")] = False,
     compare: Annotated[
@@ -76,7 +76,7 @@ def doctor_command(
 
 def _compared(path: Path) -> "Report":
     from pretrain.doctor.check import Report, read_reports
-    from pretrain.doctor.quick import compare_reports
+    from pretrain.doctor.versions import compare_reports
 
     try:
         reports = read_reports(path.read_text(encoding="utf-8", errors="replace"))

@@ -8,7 +8,6 @@ A batch script runs `look` on every node: `pretrain doctor --quick --json CONFIG
 """
 
 import socket
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from pretrain.doctor.machine import (
 )
 from pretrain.doctor.place import JobTopology
 from pretrain.doctor.services import check_data, check_interfaces, check_loopback, check_name, check_wandb
-from pretrain.doctor.versions import check_packages, check_same, own_versions
+from pretrain.doctor.versions import check_packages, own_versions
 from pretrain.errors import EXIT_USAGE, ConfigError
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.course import checkpoints_at_once
@@ -45,12 +44,13 @@ def look(config: RunConfig | None, place: JobTopology, *, is_quick: bool) -> Rep
     engine = config.engine if config else PLAIN_ENGINE
     folder = config.folder if config else Path("runs")
     gpus, problem = ([], "") if engine.device == "cpu" else ask_driver()
+    needed, batch_checks = _plan_ranks(config, place)
     found = [
         check_packages(versions, config is None or engine.kind == "deepspeed"),
         *check_gpus(engine, gpus, problem, place.local_size),
         None if gpus else check_processor_bf16(engine),
         check_cores(place.local_size),
-        check_memory(_host_bytes(config, place), read_memory()),
+        check_memory(needed, read_memory()),
         check_shared_memory(place.local_size),
         check_compiler(engine),
         check_name(host, place.is_one_host),
@@ -59,24 +59,9 @@ def look(config: RunConfig | None, place: JobTopology, *, is_quick: bool) -> Rep
         *check_files(folder, _checkpoint_room(config), is_shared=not place.is_one_host),
     ]
     if config is not None:
-        found += [_check_batch(config, place.size), *check_data(config.data, is_quick=is_quick)]
+        found += [*batch_checks, *check_data(config.data, is_quick=is_quick)]
     found.append(check_wandb(config.tracking.wandb if config else "auto", is_quick=is_quick))
     return Report(host, [check for check in found if check is not None], versions)
-
-
-def _host_bytes(config: RunConfig | None, place: JobTopology) -> int:
-    """Returns bytes that the ranks of this host keep in its memory; 0 if unknown."""
-    if config is None or not place.size:
-        return 0
-    try:
-        batch = plan_batch(config.batch, place.size)
-    except ConfigError:
-        return 0
-    num_nodes = max(1, place.size // max(1, place.local_size))
-    gpu = find_gpu("cpu" if config.engine.device == "cpu" else "h100")
-    layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
-    cluster = Cluster(num_nodes, place.size // num_nodes, gpu)
-    return place.local_size * host_bytes(task_of(config), layout, cluster)
 
 
 def _checkpoint_room(config: RunConfig | None) -> int:
@@ -89,16 +74,21 @@ def _checkpoint_room(config: RunConfig | None) -> int:
     return size * max(0, checkpoints_at_once(config.checkpoint, config.train.last_step) - num_today)
 
 
-def _check_batch(config: RunConfig, num_ranks: int) -> Check | None:
-    """Checks that the ranks divide the batch; None if their number is unknown."""
-    if not num_ranks:
-        return None
+def _plan_ranks(config: RunConfig | None, place: JobTopology) -> tuple[int, list[Check]]:
+    """Returns bytes that the ranks of this host keep in its memory, and the check of the batch."""
+    if config is None or not place.size:
+        return 0, []
     try:
-        batch = plan_batch(config.batch, num_ranks)
+        batch = plan_batch(config.batch, place.size)
     except ConfigError as error:
-        return Check("batch", "fail", error.what, error.fix, EXIT_USAGE)
-    text = f"{batch.rows} rows over {num_ranks} ranks: {batch.accumulation} x {batch.micro} each"
-    return Check("batch", "pass", text)
+        return 0, [Check("batch", "fail", error.what, error.fix, EXIT_USAGE)]
+    num_nodes = max(1, place.size // max(1, place.local_size))
+    gpu = find_gpu("cpu" if config.engine.device == "cpu" else "h100")
+    layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
+    cluster = Cluster(num_nodes, place.size // num_nodes, gpu)
+    needed = place.local_size * host_bytes(task_of(config), layout, cluster)
+    text = f"{batch.rows} rows over {place.size} ranks: {batch.accumulation} x {batch.micro} each"
+    return needed, [Check("batch", "pass", text)]
 
 
 def examine(config: RunConfig | None, place: JobTopology) -> tuple[Report, bool]:
@@ -126,8 +116,3 @@ def _default_ranks(config: RunConfig | None) -> int:
         return 1
     is_on_cpu = config is not None and config.engine.device == "cpu"
     return 2 if is_on_cpu else len(ask_driver()[0]) or 2
-
-
-def compare_reports(reports: Sequence[Report]) -> list[Check]:
-    """Returns the merged checks of several hosts, and the comparison of their versions."""
-    return [*merge_reports(reports), check_same([(report.host, report.versions) for report in reports])]

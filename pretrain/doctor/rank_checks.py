@@ -21,11 +21,11 @@ from typing import Any
 from pretrain import dist
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
-from pretrain.doctor.check import Check, Report, merge_reports, report_of
+from pretrain.doctor.check import Check, Report, report_of
 from pretrain.doctor.filesystem import nearest_folder
 from pretrain.doctor.machine import GpuFound, ask_driver
 from pretrain.doctor.spawn import run_ranks
-from pretrain.doctor.versions import check_same, own_versions
+from pretrain.doctor.versions import compare_reports, own_versions
 from pretrain.errors import EXIT_DISK, LaunchError
 
 MEET_WITHIN_S = 60.0
@@ -49,31 +49,25 @@ def meet(
     device = "cuda" if engine.device != "cpu" and torch.cuda.is_available() else "cpu"
     take_device(torch, world, device)
     gpus, _ = ask_driver() if world.local_rank == 0 and engine.device != "cpu" else ([], "")
-    mine = check_torch(torch, engine, gpus)
+    versions = own_versions() | build_versions(torch)
+    mine = Report(socket.gethostname(), check_torch(torch, engine, gpus), versions)
     took = start_group(torch, world, device)
-    facts = {
-        "host": socket.gethostname(),
-        "versions": own_versions() | build_versions(torch),
-        "checks": [asdict(check) for check in mine],
-        "took": took,
-        "report": asdict(report) if report else None,
-    }
+    facts = {"rank": asdict(mine), "took": took, "host": asdict(report) if report else None}
     all_facts = dist.gather_objects(facts)
-    hosts = [(one["host"], one["versions"]) for one in all_facts]
+    own = [report_of(one["rank"]) for one in all_facts]
     slowest = max(one["took"] for one in all_facts)
     ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
-    own = [Report(one["host"], [Check(**check) for check in one["checks"]], {}) for one in all_facts]
-    checks = merge_reports(own)
+    *checks, same = compare_reports(own)
     checks.append(Check("rendezvous", "pass", f"{ranks} met in {slowest:.1f} s"))
-    checks += [check_same(hosts), _check_seen(world, folder)]
+    checks += [same, _check_seen(world, folder)]
     if world.size > 1:
-        num_hosts = len({host for host, _ in hosts})
+        num_hosts = len({one.host for one in own})
         speed = all_reduce_speed(torch, world, device, _BYTES[device]) / 1e9
         where = f"{ranks} on {num_hosts} host{'s' if num_hosts > 1 else ''}"
         text = f"{speed:.2f} GB/s a rank over {torch.distributed.get_backend()}, {where}"
         checks.append(Check("all-reduce", "pass", text))
     torch.distributed.destroy_process_group()
-    return checks, [report_of(one["report"]) for one in all_facts if one["report"]]
+    return checks, [report_of(one["host"]) for one in all_facts if one["host"]]
 
 
 def take_device(torch: Any, world: World, device: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pretrain
-from pretrain.doctor.check import Check, list_hosts
+from pretrain.doctor.check import Check, Report, list_hosts, merge_reports
 from pretrain.errors import LaunchError
 from pretrain.run.folder import package_versions
 
@@ -74,6 +74,11 @@ def check_same(hosts: Sequence[tuple[str, dict[str, str]]]) -> Check:
     ranks = f"{len(hosts)} rank{'s' if len(hosts) > 1 else ''}"
     text = f"{ranks} on {num_hosts} host{'s' if num_hosts > 1 else ''} run the same"
     return Check("same versions", "pass", text)
+
+
+def compare_reports(reports: Sequence[Report]) -> list[Check]:
+    """Returns the merged checks of several hosts, and the comparison of their versions."""
+    return [*merge_reports(reports), check_same([(report.host, report.versions) for report in reports])]
 
 
 def check_packages(versions: dict[str, str], deepspeed_needed: bool) -> Check:

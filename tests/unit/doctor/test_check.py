@@ -5,8 +5,7 @@ import json
 import pytest
 
 from pretrain.doctor.check import Check, Report, exit_code, merge_reports, read_reports
-from pretrain.doctor.quick import compare_reports
-from pretrain.doctor.versions import digest_of, find_differences, own_versions, refuse_differences
+from pretrain.doctor.versions import compare_reports, digest_of, find_differences, own_versions, refuse_differences
 from pretrain.errors import LaunchError
 
 GOOD = Check("fsync", "pass", "3 ms")
