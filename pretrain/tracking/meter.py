@@ -185,7 +185,7 @@ class Timeline:
         """Ends the part that runs, and begins another, one of PARTS."""
         now = self._clock()
         if self._on_cuda:
-            self._cuts.append((self.part, self._since, now))
+            self._cuts.append((self.part, self._since, now))  # read by `take`, once they are done
         else:
             self._seconds[self.part] += now - self._since
         self.part = part

@@ -35,7 +35,8 @@ def plain_style(**settings: Any) -> Iterator[None]:
     import matplotlib
 
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()
+        matplotlib.rcdefaults()  # a matplotlibrc of the user would change the picture
+        # A fixed salt: ids in an SVG are random otherwise.
         matplotlib.rcParams.update({"svg.hashsalt": "pretrain"} | settings)
         yield
 

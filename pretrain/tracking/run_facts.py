@@ -76,7 +76,7 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
             for name, split in source.index.splits.items()
         }
         sources[source.name] = {"kind": source.index.kind, "vocab_size": source.index.vocab_size, **splits}
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # older versions and servers have none
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # old versions, servers: no card
             card = (source.folder / "data_card.md").read_text(encoding="utf-8")
             sources[source.name]["card"] = card[:_MAX_CARD_CHARACTERS]
     return {"sha256": dataset.sha256, "tokenizer": dataset.index.tokenizer_sha256, "sources": sources}

@@ -5,7 +5,7 @@
 The search for the cause runs after such a step only, and changes nothing:
 
     weights of every rank       one is not finite                     ->  its name and rank
-    each micro-batch once more  under a hook on every module          ->  the first bad output, its rank
+    each micro-batch once more  under a hook on every module          ->  the first bad output
     its gradient once more      where weights are whole (not ZeRO 3)  ->  the first bad gradient
 
 Every rank runs the same forward passes, as ZeRO 3 needs, and gets the same answer, with the same

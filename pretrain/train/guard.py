@@ -3,7 +3,7 @@
 Replicas have the same working weights at ZeRO 0 to 2 and under DDP; at ZeRO 3 there is one copy of
 each weight.
 
-    bits of each weight as integers  ->  their sum, wrapping at 64 bits  ->  a number a rank, gathered
+    bits of each weight as integers  ->  their sum, wrapping at 64 bits  ->  gathered, one a rank
     sums differ                      ->  sums of each weight gathered: the ranks, the first weight
 
 A flipped bit in memory, a missed update or a faulty kernel does not show in the loss, but ends up

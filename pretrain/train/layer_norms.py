@@ -3,7 +3,7 @@
     arm()                        hooks on the optimizer, for one step
     before the optimizer steps   gradient of each master weight      ->  squares, added up by layer
     after it, under AdamW        change that it has just subtracted  ->  the same
-    take()                       an all-reduce of two numbers a layer, where ZeRO has cut the weights
+    take()                       an all-reduce of two numbers a layer, where ZeRO cuts the weights
 
 Works at every ZeRO stage, under DDP and in one process, because all of them hand the same torch
 optimizer fp32 weights with a gradient for each; the fragments of a checkpoint tell where a
@@ -155,7 +155,7 @@ def adamw_update(state: dict[str, Tensor], weight: Tensor, group: dict[str, Any]
     root = (1 - beta2**step) ** 0.5
     factor = group["lr"] * root / (1 - beta1**step)
     first, second = (state[key].view(-1)[place] for key in ("exp_avg", "exp_avg_sq"))
-    change = second.sqrt().add_(group["eps"] * root)  # common factors are left to the end: fewer passes
+    change = second.sqrt().add_(group["eps"] * root)  # common factors come last: fewer passes
     torch.div(first, change, out=change)
     if decay:
         # w = (w' + d) / (1 - lr decay), and the change is lr decay w + d

@@ -1,6 +1,6 @@
 """Return to an earlier checkpoint of a run, without the samples that followed. Imports no torch.
 
-    run.json       "skips": [[from, to], ...]   ranges of positions of the data order (data/order.py)
+    run.json       "skips": [[from, to], ...]   positions of the data order (data/order.py)
                    "rollbacks": [{...}, ...]    every return, by command or by the run itself
     checkpoints/   step-N.rolled-back           newer checkpoints: set aside, never removed
 

@@ -1,7 +1,7 @@
 """Texts and pictures of attention that a run makes after its evaluations.
 
     tracking.samples     prompts             ->  generated texts
-    tracking.attention   a text, its target  ->  maps of heads  ->  a PNG, as by `pretrain attention`
+    tracking.attention   a text, its target  ->  maps of heads  ->  a PNG of `pretrain attention`
 
 Rank 0 makes them, and the others wait for it at the next step. At ZeRO 3 a forward pass is
 collective: all ranks generate the same text, always to the maximum length, and cut it at its end

@@ -1,6 +1,6 @@
 """One step on a rank, and the exchange of its sums.
 
-    seed_dropout  ->  TrainModule: model and loss of a micro-batch  ->  start_exchange  ->  StepTotals
+    seed_dropout  ->  TrainModule: model, loss of a micro-batch  ->  start_exchange  ->  StepTotals
 
 The exchange is the one collective that the loop adds to a step: an all-reduce of a few float64
 values during the optimizer's work.
