@@ -74,7 +74,7 @@ def rollback_command(
 ) -> None:
     """Go back to a checkpoint, and leave out the samples after it, as after a loss spike.
 
-    Newer checkpoints are set aside, not removed. The next start goes on from there.
+    Newer checkpoints are set aside, not removed. The next start continues from there.
 
     Example: pretrain rollback runs/quickstart --to 2000 --skip-tokens 5000000
     """
@@ -90,7 +90,7 @@ def rollback_command(
         print(f"{run / 'checkpoints' / name}: set aside, as .rolled-back")
     samples = f"samples {rollback.first} to {rollback.end - 1}"
     left_out = f"without {samples}: {batches} whole global batches"
-    print(f"{run} goes on from step {to}, {left_out if batches else 'with all samples'}")
+    print(f"{run} continues from step {to}, {left_out if batches else 'with all samples'}")
 
 
 def runs_command(

@@ -188,7 +188,7 @@ def json_schema() -> dict[str, Any]:
         part.pop("required", None)  # an include, a preset or an override may give a key
         for field in walk_fields(sections[name]):
             if "." not in field.key:
-                # `pydantic` has no place beside a reference to another section for a description.
+                # pydantic drops the description of a field that refers to another section.
                 part["properties"][field.key]["description"] = field.description
     files = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     included = {"description": "Files to read first, which this one is laid over.", **files}

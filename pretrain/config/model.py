@@ -108,7 +108,7 @@ class StackConfig(Section):
 
     @property
     def has_qkv_bias(self) -> bool:
-        """Whether query, key and value projections have a bias, with the default."""
+        """True if query, key and value projections have a bias, with the default."""
         return self.bias if self.qkv_bias is None else self.qkv_bias
 
     @property

@@ -18,7 +18,7 @@ class Architecture(NamedTuple):
 
     stacks: tuple[str, ...]  # two are given in full, so that a user may change either
     stack: Values  # keys of each stack
-    ends: Values  # keys beside the stacks
+    ends: Values  # keys of the model besides its stacks
 
 
 _ENDS = ("max_seq_len", "tied_embeddings", "vocab_multiple")
@@ -26,7 +26,7 @@ _BOTH = ("encoder", "decoder")
 
 
 def _model(family: Architecture, layers: int, width: int, heads: int, ff_width: int, **other: Any) -> Values:
-    """Returns a model of a family: its size, and other keys, of the stacks or beside them."""
+    """Returns a model of a family: its size, and other keys of its stacks or of the model."""
     size = {"layers": layers, "width": width, "heads": heads, "ff_width": ff_width}
     ends = {name: other.pop(name) for name in _ENDS if name in other}
     return dict.fromkeys(family.stacks, family.stack | size | other) | family.ends | ends

@@ -73,7 +73,7 @@ class RecurrentConfig(AnyKindConfig):
         encoder = self.encoder
         decoder = self.decoder
         if decoder.bidirectional:
-            what = "decoder.bidirectional=true would show a decoder what it is to predict"
+            what = "decoder.bidirectional=true would show a decoder the tokens to predict"
             raise ValueError(f"{what}; leave it out")
         if encoder is None and self.attention != "none":
             raise ValueError(f"attention={self.attention} needs an encoder")

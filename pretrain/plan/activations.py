@@ -233,8 +233,8 @@ def _adapter_bytes(
         outputs, inputs = shapes[f"{layer}.weight"]
         reads_source = layer.startswith("encoder.") or layer.endswith("cross.key_value")
         tokens = micro * ((lengths.source if reads_source else None) or lengths.target)
-        beside = outputs if mode == "selective" else 2 * inputs if trained.finetune.dropout else 0
-        kept += tokens * (trained.finetune.rank + beside)
+        further = outputs if mode == "selective" else 2 * inputs if trained.finetune.dropout else 0
+        kept += tokens * (trained.finetune.rank + further)
     return kept * engine.compute_bytes
 
 

@@ -159,7 +159,7 @@ def _show_network(facts: dict[str, Any], console: Console) -> None:
 def _show_course(course: dict[str, Any], console: Console) -> None:
     failures = course["failures"]
     table = _section("Checkpoints, jobs, failures")
-    written = f"written in {span(course['save_s'])}, beside training"
+    written = f"written in {span(course['save_s'])}, during training"
     table.add_row("a checkpoint", size(course["checkpoint_bytes"]), written)
     table.add_row("disk", size(course["disk_bytes"]), f"{course['checkpoints_kept']} at once")
     if course["interval_s"]:
@@ -173,7 +173,7 @@ def _show_course(course: dict[str, Any], console: Console) -> None:
     table.add_row("best interval", span(failures["daly_s"]), best)
     table.add_row("", span(failures["young_s"]), "by Young")
     lost = percent(failures["lost_share"])
-    table.add_row("lost to saves and failures", lost, "at most: saves run beside training")
+    table.add_row("lost to saves and failures", lost, "at most: saves run during training")
     jobs = course.get("jobs")
     if jobs and jobs["count"]:
         each = f"of {span(jobs['limit_s'])}, {jobs['steps_each']:,} steps each"

@@ -64,7 +64,7 @@ def test_a_resolved_recurrent_config_loads_as_the_same(load, tmp_path):
         ),
         (
             "{kind: recurrent, decoder: {layers: 1, width: 8, bidirectional: true}}",
-            "decoder.bidirectional=true would show a decoder what it is to predict",
+            "decoder.bidirectional=true would show a decoder the tokens to predict",
         ),
         (
             "{kind: recurrent, encoder: {layers: 1, width: 9, bidirectional: true}, decoder: {layers: 1, width: 9}}",
