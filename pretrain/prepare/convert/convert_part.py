@@ -32,40 +32,23 @@ REPORT_DOCUMENTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """Options of a conversion.
-
-    Attributes:
-        output: Shard folder.
-        kind: Key of `FORMATS`.
-        source: Files, folders and globs of this machine.
-        tokenizer: Tokenizer that made the tokens: a tokenizer.json, a folder of Hugging Face, or a
-            name on its hub.
-        eos_id: End-of-document token. None: the tokenizer's.
-        split: `hash:F`: by the hash of a document's tokens. `files`: files, or folders, named val,
-            valid or validation are held out. `auto`: `files` where there are such and others, else
-            `hash:0.01`.
-        seed: Salt of the hash split.
-        append_eos: True: documents that do not end with `eos_id` get it.
-        boundaries: See ReadOptions.
-        dtype: See ReadOptions.
-        column: See ReadOptions.
-        shard_tokens: A part starts a new shard at this many tokens.
-        part_bytes: Bytes of the source in one unit of work. None: chosen by its size.
-    """
+    """Options of a conversion; see also ReadOptions."""
 
     output: Path
-    kind: str
-    source: tuple[str, ...]
-    tokenizer: str
-    eos_id: int | None = None
+    kind: str  # key of `FORMATS`
+    source: tuple[str, ...]  # files, folders and globs of this machine
+    tokenizer: str  # a tokenizer.json, a folder of Hugging Face, or a name on its hub
+    eos_id: int | None = None  # None: the tokenizer's
+    # `hash:F`: by the hash of a document's tokens. `files`: files, or folders, named val, valid or
+    # validation are held out. `auto`: `files` where there are such and others, else `hash:0.01`.
     split: str = "auto"
-    seed: int = 0
-    append_eos: bool = False
+    seed: int = 0  # salt of the hash split
+    append_eos: bool = False  # to documents that do not end with `eos_id`
     boundaries: str = "auto"
     dtype: str | None = None
     column: str = "tokens"
-    shard_tokens: int = 2**27
-    part_bytes: int | None = None
+    shard_tokens: int = 2**27  # a part starts a new shard there
+    part_bytes: int | None = None  # of the source in one unit of work; None: by its size
 
 
 @dataclass(frozen=True, slots=True)

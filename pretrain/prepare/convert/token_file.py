@@ -35,23 +35,15 @@ Chunk = tuple[int, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Options of a format's reader.
+    """Options of a format's reader."""
 
-    Attributes:
-        vocab_size: Entries of the tokenizer: every token is below it.
-        eos_id: Token that ends, or starts, a document where the format has no table of documents.
-        dtype: Data type of tokens whose file has none. None: that of the format's own tools.
-        boundaries: Beginning of a document in a format without a table of documents: after `eos_id`
-            (`end`), at it (`start`), or every sample (`sample`; mds). `auto`: that of the format's
-            own tools.
-        column: Field of a sample with the tokens (mds).
-    """
-
-    vocab_size: int
-    eos_id: int
-    dtype: str | None = None
+    vocab_size: int  # every token is below it
+    eos_id: int  # ends, or starts, a document where the format has no table of documents
+    dtype: str | None = None  # of tokens whose file has none; None: that of the format's own tools
+    # Beginning of a document in a format without a table: after `eos_id` (`end`), at it (`start`), or
+    # every sample (`sample`; mds). `auto`: that of the format's own tools.
     boundaries: str = "auto"
-    column: str = "tokens"
+    column: str = "tokens"  # of a sample (mds)
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in TOKEN_DTYPES:
