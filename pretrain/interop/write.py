@@ -93,7 +93,7 @@ def write_release(
         generation: Further keys of generation_config.json.
         tokenizer_files: Names and contents, copied.
         about: Facts of the run for the card.
-        labels_words: Of two classes with the same head over labels, take the one for words.
+        labels_words: Prefer the class for words where two classes have the same head over labels.
         check: Verifies the folder before it appears, given the class that loads it and its dtype.
 
     Raises:
