@@ -1,7 +1,6 @@
 """Charts of a report as SVG images inside the page, without network, script, or text of a run.
 
-draw_panel    the curves of one pair of axes
-draw_timeline starts and their rows by the clock
+Panels of curves (`draw_panel`), and starts with their rows by the clock (`draw_timeline`).
 """
 
 import base64

@@ -24,6 +24,7 @@ from pretrain.report.tables import (
     fold,
     folded,
     name_cell,
+    named,
     pick,
     rollbacks_table,
     section,
@@ -112,11 +113,10 @@ def _notes(runs: Sequence[RunData]) -> str:
 
 
 def _runs_key(runs: Sequence[RunData]) -> str:
-    keys = []
-    for number, run in enumerate(runs):
-        path = escape(str(run.path))
-        name = f"{swatch(color_of(number))} {escape(run.label)}"
-        keys.append(f'<span class="run" title="{path}">{name}</span>')
+    keys = [
+        f'<span class="run" title="{escape(str(run.path))}">{named(number, run)}</span>'
+        for number, run in enumerate(runs)
+    ]
     return f"<nav>{''.join(keys)}</nav>"
 
 
@@ -148,10 +148,10 @@ def _key(lines: Sequence[Line]) -> str:
 
 
 def _clock(number: int, run: RunData) -> str:
-    head = f"<h3>{swatch(color_of(number))} {escape(run.label)}</h3>"
     picture = draw_timeline(run, color_of(number))
     if picture:
         picture = f'<div class="scroll wide">{picture}</div>'
+    head = f"<h3>{named(number, run)}</h3>"
     return f"{head}{picture}{starts_table(run)}{rollbacks_table(run)}"
 
 

@@ -144,11 +144,15 @@ def _values(run: RunData, name: str) -> list[float]:
     return [value for _, value in run.finite(name)]
 
 
+def named(number: int, run: RunData) -> str:
+    """Returns a run's colour and name."""
+    return f"{swatch(color_of(number))} {escape(run.label)}"
+
+
 def name_cell(number: int, run: RunData) -> Html:
     """Returns a cell with a run's colour and name."""
     kind = " class=long" if len(run.label) > LONG_CHARACTERS else ""
-    name = f"{swatch(color_of(number))} {escape(run.label)}"
-    return Html(f'<td{kind} title="{escape(str(run.path))}">{name}</td>')
+    return Html(f'<td{kind} title="{escape(str(run.path))}">{named(number, run)}</td>')
 
 
 def summary_table(runs: Sequence[RunData]) -> str:
