@@ -11,8 +11,8 @@ has no loss. Rows that are padded and not packed are regrouped, with similar len
     in a group   sorted by length, cut into batches, the batches permuted by (seed, g)
 
 A group keeps its samples, so every sample still comes exactly once an epoch, and any position is
-found by one group. The number of rows of a global batch is part of the order; world size and
-micro-batch are not. There is no state but caches. Not here: the documents of a bin (`bins.py`).
+found by one group. The rows of a global batch are part of the order; world size and micro-batch are
+not. Not here: the documents of a bin (`bins.py`).
 """
 
 from bisect import bisect_right
@@ -97,8 +97,8 @@ class BinStream:
         self.source_len = source_len
         self._store = BinStore(shards, seq_len, source_len, apart=bucket_rows is not None)
         self._counts, num_documents, num_cut = self._store.survey()
+        # Documents longer than a row: cut; pairs: in no bin.
         self.num_too_long = num_cut if source_len is None else shards.split.num_documents - num_documents
-        """Documents longer than a row: cut; pairs: in no bin."""
         if not self._counts.sum():
             raise DataError("no document fits a row", where=str(shards.folder), fix="raise batch.seq_len")
         self.order = SampleOrder(int(self._counts.sum()), 1, seed=seed, lanes=lanes, block_samples=block_samples)

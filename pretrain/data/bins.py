@@ -33,12 +33,12 @@ from pretrain.shards.index import ShardIndex
 from pretrain.shards.reader import MAX_OPEN_SHARDS, ShardSet
 from pretrain.utils.io import make_dir, write_file
 
+# Open bins of pairs: a pair goes to the best of these.
 OPEN_PAIRS = 64
-"""Open bins of pairs: a pair goes to the best of these."""
 
 BINS_DIR = "bins"
+# Shards whose lengths are fetched at a time.
 FETCHED_AT_ONCE = 16
-"""Shards whose lengths are fetched at a time."""
 
 _FIELDS = ("starts", "document", "offset", "length")
 
@@ -47,13 +47,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """The samples of one shard.
+    """The samples of one shard, in int64: bin b holds the pieces starts[b] to starts[b + 1].
 
-    Attributes:
-        starts: int64 [bins + 1]: bin b holds the pieces starts[b] to starts[b + 1].
-        document: int64 [pieces]: number of the document in the shard.
-        offset: int64 [pieces]: first token of the piece in its document.
-        length: int64 [pieces]: tokens of the piece.
+    Each piece has the number of its document in the shard, its offset in that, and its length.
     """
 
     starts: np.ndarray
@@ -79,11 +75,7 @@ def pack_documents(lengths: np.ndarray, capacity: int, *, apart: bool = False) -
     """Packs documents of a shard into bins of `capacity` tokens: best-fit decreasing.
 
     Every token of every document is in exactly one bin. Costs about two microseconds a document.
-
-    Args:
-        lengths: int64, tokens of each document, at least one each.
-        capacity: T.
-        apart: Give each document, and each piece of one that is cut, a bin of its own.
+    Lengths are int64, at least 1; `apart` gives each document, or piece of one, a bin of its own.
     """
     document, offset, length = cut_documents(lengths.astype(np.int64), capacity)
     placed = np.arange(len(length))
@@ -124,16 +116,8 @@ def pack_pairs(
 ) -> Bins:
     """Packs pairs into bins of `source_capacity` tokens on one side and `capacity` on the other.
 
-    Pairs longer than a row on either side are in no bin: the caller counts and reports them. First
-    come the pairs that fill most of either side; each goes to that of `OPEN_PAIRS` open bins which
-    it leaves the least room in.
-
-    Args:
-        source_lengths: int64, tokens of each source.
-        lengths: int64, tokens of each target.
-        source_capacity: S.
-        capacity: T.
-        apart: Give each pair a bin of its own.
+    Lengths are int64, one a pair. Pairs longer than a row on either side are in no bin: the caller
+    counts and reports them. `apart` gives each pair a bin of its own.
     """
     (documents,) = np.nonzero((source_lengths <= source_capacity) & (lengths <= capacity))
     sizes = np.stack((source_lengths[documents], lengths[documents]), axis=1).astype(np.int64)
@@ -145,6 +129,8 @@ def pack_pairs(
 
 def _best_fit_pairs(sizes: np.ndarray, capacity: np.ndarray) -> np.ndarray:
     """Returns the bin of each pair, by sizes, int64 [pairs, 2], and the capacity of bins, [2]."""
+    # First come the pairs that fill most of either side; each goes to that of `OPEN_PAIRS` open bins
+    # which it leaves the least room in.
     order = np.argsort(-(sizes / capacity).max(axis=1), kind="stable")
     rooms = np.empty((0, 2), dtype=np.int64)
     numbers = np.empty(0, dtype=np.int64)
@@ -181,13 +167,9 @@ def _group(placed: np.ndarray, document: np.ndarray, offset: np.ndarray, length:
 
 
 class BinStore:
-    """The bins of a split, by shard.
+    """The bins of a split, by shard; `source_capacity` is None where documents are no pairs.
 
-    Args:
-        shards: The split.
-        capacity: Tokens of a row, T.
-        source_capacity: Pairs: tokens of a source row, S. None: not pairs.
-        apart: Each document has a bin of its own; such bins are made when needed, not kept on disk.
+    With `apart`, bins of one document each are made when needed, and not kept on disk.
     """
 
     def __init__(
@@ -197,8 +179,8 @@ class BinStore:
         self._capacity = capacity
         self._source_capacity = source_capacity
         self._apart = apart
+        # Returns the bins of a shard. Raises: DataError: The lengths of its documents are damaged.
         self.load: Callable[[int], Bins] = lru_cache(MAX_OPEN_SHARDS)(self._load)
-        """Returns the bins of a shard. Raises: DataError: The lengths of its documents are damaged."""
         self._can_write = True
 
     def survey(self) -> tuple[np.ndarray, int, int]:

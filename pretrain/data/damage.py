@@ -22,12 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class DamagePolicy:
-    """Decides for the streams of one split, and counts skipped rows. Thread-safe.
-
-    Args:
-        on_error: `stop` or `skip`.
-        max_skipped_rows: Rows that may be skipped before `check` ends the run.
-    """
+    """Decides for the streams of one split, and counts skipped rows. Thread-safe."""
 
     def __init__(self, on_error: Literal["stop", "skip"] = "stop", max_skipped_rows: int = 0) -> None:
         self._skips = on_error == "skip"
@@ -62,10 +57,8 @@ class DamagePolicy:
             )
 
     def reader(self, shards: ShardSet) -> Callable[[int], ShardReader]:
-        """Returns a function that opens a shard by its number.
-
-        A damaged shard that was fetched is fetched again once, not for each row that is skipped.
-        """
+        """Returns a function that opens a shard by its number."""
+        # A damaged shard that was fetched is fetched again once, not for each row that is skipped.
         if not (self._skips and shards.store.fetches):
             return shards.reader
         failed: dict[int, DataError] = {}

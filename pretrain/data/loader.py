@@ -89,11 +89,8 @@ def join64(high: float, low: float) -> int:
 class StepCounts:
     """Counters of a step's rows: those of micro-batches add up to a rank's, and these to the step's.
 
-    Attributes:
-        num_targets: Targets with a loss.
-        num_tokens: Tokens that the model reads: of two stacks source and target, without padding.
-        num_skipped: Rows that could not be read and have no targets.
-        digest: Digest of the sample ids, below 2**64.
+    Targets have a loss; tokens are those that the model reads, of two stacks source and target,
+    without padding; skipped rows could not be read; the digest is that of the sample ids.
     """
 
     num_targets: int = 0
@@ -122,13 +119,9 @@ class StepCounts:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One optimizer step of one rank.
+    """One optimizer step of one rank: its micro-batches, and counters of its rows.
 
-    Attributes:
-        position: Position of the first row of the global batch.
-        next_position: The cursor once this step is trained.
-        micro_batches: Batches to accumulate over.
-        counts: Counters of this rank's rows.
+    The global batch begins at `position`; `next_position` is the cursor once it is trained.
     """
 
     position: int
@@ -202,13 +195,7 @@ class TrainLoader:
         return self
 
     def __next__(self) -> StepBatch:
-        """Returns the next step.
-
-        Raises:
-            DataError: A shard is missing or damaged.
-            StopIteration: The loader was closed.
-            WaitStoppedError: A stop was requested during the wait.
-        """
+        """Returns the next step. Raises: DataError; StopIteration, once closed; WaitStoppedError."""
         plan = self._plan
         place = self._start + self._steps_taken * plan.rows
         parts = [self._prefetcher.take() for _ in range(plan.accumulation)]
@@ -246,9 +233,8 @@ class TrainLoader:
 class ValidationLoader:
     """Iterates over a split in its fixed order; every rank gets the same number of batches.
 
-    ZeRO-3 gathers weights in each forward, so all ranks must run as many: those that have run out of
-    windows get rows without targets. Each iteration starts from the beginning, and reads the first
-    `max_tokens` of the split (None: all); the other options are those of `TrainLoader`.
+    Each iteration starts from the beginning, and reads the first `max_tokens` of the split (None:
+    all); the other options are those of `TrainLoader`.
     """
 
     def __init__(
@@ -274,6 +260,8 @@ class ValidationLoader:
 
     def __len__(self) -> int:
         """Returns the number of batches, the same on every rank."""
+        # ZeRO-3 gathers weights in each forward, so all ranks must run as many: those that have run
+        # out of windows get rows without targets.
         return -(-self._stream.num_windows(self._max_tokens) // (self._micro * self._world_size))
 
     def __iter__(self) -> Iterator[Batch]:

@@ -85,14 +85,9 @@ def shards_ahead(
 ) -> tuple[list[int], int]:
     """Returns shards of a block and of later ones, in the order of need, and how many the block has.
 
-    Costs O(lanes x ahead), independent of the size of the data.
-
-    Args:
-        order: Sample order of the run.
-        layout: Layout by epoch.
-        block: Block, by `block_of`.
-        overlap: Tokens that a sample reads beyond its own: 1, the last target; of bins, 0.
-        ahead: Shards beyond those of the block; fewer where this epoch and the next have no more.
+    Costs O(lanes x ahead), independent of the size of the data. The layout is by epoch, the block
+    that of `block_of`. A sample reads `overlap` tokens beyond its own: 1, the last target; of bins,
+    0. At most `ahead` shards beyond those of the block are listed, of this epoch and the next.
     """
     epoch, number = block
     needs = _needs(order, layout, epoch, number, overlap, ahead)

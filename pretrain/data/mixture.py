@@ -36,8 +36,8 @@ from pretrain.rows import PairRows, TokenRows
 
 NEVER = inf
 MAX_PERIOD = 1_000_000
+# Bits of a sample id with its source, below the sign: up to 4,096 sources of 2**51 samples each.
 SOURCE_BITS = 12
-"""Bits of a sample id with its source, below the sign: up to 4,096 sources of 2**51 samples each."""
 
 Segment = tuple[int, Sequence[float]]
 """First position, and weight of each source from there on."""
@@ -223,17 +223,11 @@ class MixtureOrder:
 
 
 class FiniteMixture(NamedTuple):
-    """A mixture whose sources end.
-
-    Attributes:
-        segments: Weights of each stretch, 0 for sources that have ended.
-        ends: End position of each source that ends, by its number.
-        end: First position without any source; None: there always is one.
-    """
+    """A mixture whose sources end: segments with weight 0 from there on."""
 
     segments: Sequence[Segment]
-    ends: dict[int, int]
-    end: int | None
+    ends: dict[int, int]  # end position of each source that ends, by its number
+    end: int | None  # first position without any source; None: there always is one
 
 
 def end_sources(segments: Sequence[Segment], supplies: Mapping[int, int]) -> FiniteMixture:

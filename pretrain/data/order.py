@@ -31,22 +31,18 @@ _LAST = np.uint64(2**64 - 1)
 
 
 def random_bits(purpose: str, key: tuple[int, ...], count: int) -> np.ndarray:
-    """Returns `count` random uint64 that depend on `purpose` (at most 16 letters) and `key` only.
-
-    Raw Philox4x64-10 (Salmon et al. 2011) under a hashed key: numpy guarantees the raw stream of a
-    bit generator for ever, which it does not for `shuffle` or `permutation`.
-    """
+    """Returns `count` random uint64 that depend on `purpose` (at most 16 letters) and `key` only."""
+    # Raw Philox4x64-10 (Salmon et al. 2011) under a hashed key: numpy guarantees the raw stream of a
+    # bit generator for ever, which it does not for `shuffle` or `permutation`.
     content = struct.pack(f"<{len(key)}Q", *key)
     digest = hashlib.blake2b(content, digest_size=16, person=purpose.encode()).digest()
     return np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(count)
 
 
 def rank_bits(bits: np.ndarray) -> np.ndarray:
-    """Returns the argsort of random uint64 along the last axis, int64.
-
-    The low bits are replaced by the index, so that all keys differ and any algorithm sorts alike.
-    """
+    """Returns the argsort of random uint64 along the last axis, int64."""
     width = bits.shape[-1]
+    # The low bits are replaced by the index, so that all keys differ and any algorithm sorts alike.
     low = np.uint64((1 << (width - 1).bit_length()) - 1)
     keys = (bits & ~low) | np.arange(width, dtype=np.uint64)
     keys.sort(axis=-1)

@@ -2,9 +2,8 @@
 
     make(0), make(1), ...  up to `depth` ahead of the consumer  -->  take() returns them by index
 
-The order of results is the order of indices, whichever thread is faster. numpy copies, CRC32 and
-page faults release the interpreter lock, so threads do; there are no worker processes. A wait ends
-at a stop request: a hanging disk or server must not keep a run from saving.
+The order of results is the order of indices, whichever thread is faster. A wait ends at a stop
+request: a hanging disk or server must not keep a run from saving.
 """
 
 import time
@@ -37,13 +36,14 @@ class Prefetcher(Generic[Item]):
         total: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        # Seconds that `take` has waited: above zero if the consumer is faster than the threads.
         self.wait_s = 0.0
-        """Seconds that `take` has waited: above zero if the consumer is faster than the threads."""
         self._make = make
         self._total = total
         self._stop = stop
         self._next = 0
         self._is_stuck = False
+        # Threads, not processes: numpy copies, CRC32 and page faults release the interpreter lock.
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="data") if workers else None
         self._queue: deque[Callable[[], Item]] = deque()
         for _ in range(depth):
@@ -52,9 +52,7 @@ class Prefetcher(Generic[Item]):
     def take(self) -> Item:
         """Returns the next item; an exception of `make` is raised here, and ends the work.
 
-        Raises:
-            StopIteration: There are no more, or it was closed.
-            WaitStoppedError: A stop was requested during the wait.
+        Raises: StopIteration, after the last or once closed; WaitStoppedError.
         """
         if not self._queue:
             raise StopIteration

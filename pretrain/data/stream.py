@@ -39,10 +39,7 @@ class TokenStream:
 
     `seed`, `lanes` and `block_samples` fix the training order (`order.py`). At most
     `max_open_shards` files stay mapped, each with a file descriptor. Rows that cannot be read are
-    errors without a `damage` policy.
-
-    Raises:
-        DataError: There is no such split, or it is empty.
+    errors without a `damage` policy. Raises: DataError: There is no such split, or it is empty.
     """
 
     def __init__(
@@ -209,9 +206,6 @@ TOO_LONG = {
 class SourceStreams:
     """The training samples of a run, from all sources; a position counts samples of all of them.
 
-    Attributes:
-        damage: Counter of the rows that this rank could not read.
-
     Raises:
         ConfigError: Weights that repeat too late, or a packing that the kind of data does not have.
         DataError: A source has no training tokens, or is damaged.
@@ -290,10 +284,7 @@ class SourceStreams:
 
 
 def open_stores(data: DataConfig, stop: Callable[[], bool]) -> list[ShardStore]:
-    """Opens the shard store of each source; an address through the cache of this machine.
-
-    Raises: as `open_store`.
-    """
+    """Opens the shard store of each source, addresses through the cache. Raises: as `open_store`."""
     cache_dir = Path(data.cache_dir).expanduser()
     cache_bytes = int(data.cache_gib * 2**30)
     return [open_store(path, cache_dir, cache_bytes, stop=stop) for path in data.paths]

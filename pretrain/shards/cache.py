@@ -10,11 +10,8 @@
     DIR/.lock                          exclusive: room is being made
     DIR/.room                          touched by a process that finds no room
 
-All locks are flocks, which end with their process: the files that a killed one leaves count for
-nothing, and the next process removes them. The owner of an exclusive lock may remove its file;
-processes that waited for it notice, and take the lock of the new one. Entries in use are never
-evicted; entries needed soon only for a shard that is needed now, the last to be needed first; the
-rest by least recent use.
+Entries in use are never evicted; entries needed soon only for a shard that is needed now, the last
+to be needed first; the rest by least recent use.
 """
 
 import enum
@@ -36,12 +33,13 @@ from pretrain.utils.io import make_dir, take_flock
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
-def lock(path: Path, operation: int = fcntl.LOCK_EX) -> int:
-    """Waits for the lock of a file, made if need be; closing the descriptor releases it.
+# All locks are flocks, which end with their process: the files that a killed one leaves count for
+# nothing, and the next process removes them. The owner of an exclusive lock may remove its file;
+# processes that waited for it notice, and take the lock of the new one.
 
-    Raises:
-        DiskError: The disk refused, or has no locks.
-    """
+
+def lock(path: Path, operation: int = fcntl.LOCK_EX) -> int:
+    """Waits for a file's lock, released by closing the descriptor. Raises: DiskError, without locks too."""
     descriptor = try_lock(path, operation, wait_s=math.inf)
     assert descriptor is not None
     return descriptor
@@ -85,25 +83,15 @@ def lock_all(locked: ExitStack, paths: list[Path]) -> bool:
 
 @dataclass(slots=True)
 class Entry:
-    """A shard, or the folder of an address.
+    """A shard, or the folder of an address: its files or itself, with size and times in ns."""
 
-    Attributes:
-        lock: Lock file; shared lock while the entry is in use.
-        soon: Lock file; shared lock while the entry will be used soon.
-        paths: Files of the shard, or the folder.
-        num_bytes: Size of these.
-        used_at: Time of the last use, ns.
-        expected_at: Time of the last announcement that it will be used soon, ns.
-        promised: Bytes that are promised to a download.
-    """
-
-    lock: Path
-    soon: Path | None = None
+    lock: Path  # shared lock while the entry is in use
+    soon: Path | None = None  # shared lock while the entry will be used soon
     paths: list[Path] = field(default_factory=list)
     num_bytes: int = 0
     used_at: int = 0
-    expected_at: int = 0
-    promised: int = 0
+    expected_at: int = 0  # the last announcement that it will be used soon
+    promised: int = 0  # bytes for a download
 
     @property
     def taken(self) -> int:

@@ -25,10 +25,10 @@ from pretrain.shards.store import Patience, UnavailableError
 from pretrain.utils.io import AtomicWriter
 from pretrain.utils.remote import PIECE_BYTES, POLL_S, AbandonedError, RemoteAttempts, call_remote, open_url
 
+# Bytes that one request of s3 or gs asks for.
 RANGE_BYTES = 2**23
-"""Bytes that one request of s3 or gs asks for."""
+# Limit of a file whose size is not known beforehand: an index or a tokenizer.
 MAX_SMALL_BYTES = 2**28
-"""Limit of a file whose size is not known beforehand: an index or a tokenizer."""
 
 _log = logging.getLogger(__name__)
 

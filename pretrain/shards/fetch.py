@@ -29,10 +29,10 @@ from pretrain.shards.store import Patience, UnavailableError
 from pretrain.utils.io import write_file
 from pretrain.utils.remote import POLL_S, AbandonedError, call_remote, stat_url
 
+# Downloads ahead at a time; one more thread serves what is demanded.
 PARALLEL = 4
-"""Downloads ahead at a time; one more thread serves what is demanded."""
+# Interval of looking for room, and for processes that need some.
 LISTEN_S = 1.0
-"""Interval of looking for room, and for processes that need some."""
 JOIN_S = 2.0
 
 _log = logging.getLogger(__name__)
@@ -49,15 +49,7 @@ class Fetcher:
         let_go: Callable[[], None],
         patience: Patience,
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            url: The remote folder.
-            shards: Its shards, by name.
-            cache: Cache to fill.
-            let_go: Releases unused shards; called in the threads when a process lacks room.
-            patience: Time limits.
-        """
+        """Starts nothing yet. `let_go` releases unused shards, in the threads, when a process lacks room."""
         self._url = url
         self._shards = shards
         self._cache = cache
@@ -69,8 +61,8 @@ class Fetcher:
         self._demanded: Counter[str] = Counter()
         self._active: dict[str, DownloadProgress] = {}
         self._failed: dict[str, Exception] = {}
+        # Descriptors that keep the shards that were brought in and are still wanted.
         self._kept: dict[str, int] = {}
-        """Descriptors that keep the shards that were brought in and are still wanted."""
         self._full_until = 0.0
         self._threads: list[threading.Thread] = []
         self.closed = False
@@ -257,17 +249,14 @@ def gib(num_bytes: int) -> str:
 # The index of a cached folder never changes: a replaced index has another hash, so another folder.
 # Links to its shards, the lengths of their documents and bins are in the same folder.
 
+# Files that the server is asked about at a time.
 QUESTIONS = 16
-"""Files that the server is asked about at a time."""
 
 
 def fetch_folder(url: str, cache: ShardCache, patience: Patience, stop: Callable[[], bool]) -> tuple[Path, int]:
     """Fetches index, tokenizer and prepare.json; returns their folder and its descriptor.
 
-    Raises:
-        DataError: They are missing or damaged; or the server has been away for too long.
-        DiskError: The disk refused.
-        AbandonedError: `stop` said so.
+    Raises: as `download`.
     """
     content = read_small(f"{url}/{INDEX_NAME}", patience=patience, abandoned=stop)
     folder, descriptor = cache.hold_folder(hashlib.sha256(content).hexdigest()[:32])
@@ -310,12 +299,7 @@ def _fetch_identity(url: str, path: Path, patience: Patience, stop: Callable[[],
 
 
 def check_remote(url: str, sizes: Iterable[tuple[str, int]], patience: Patience, stop: Callable[[], bool]) -> None:
-    """Asks for the size of files, by name and expected size.
-
-    Raises:
-        DataError: Some are missing or have another size; one line that lists all of them.
-        AbandonedError: `stop` said so.
-    """
+    """Asks for the size of files, by name and expected size. Raises: DataError, AbandonedError."""
 
     def complaint(pair: tuple[str, int]) -> str:
         name, size = pair

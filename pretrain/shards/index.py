@@ -26,18 +26,18 @@ INDEX_NAME = "index.json"
 INDEX_VERSION = 3
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 NPY_HEADER_BYTES = 128
+# Columns of a shard's table, by the kind of data (see writer.py).
 TABLE_COLUMNS = {"text": 6, "pairs": 12, "records": 8, "classes": 8, "tags": 8}
-"""Columns of a shard's table, by the kind of data (see writer.py)."""
 
+# Columns of the lengths of its documents: of pairs, the target's and the source's.
 LENGTH_COLUMNS = {"text": 1, "pairs": 2, "records": 1, "classes": 1, "tags": 1}
-"""Columns of the lengths of its documents: of pairs, the target's and the source's."""
 
+# Kinds whose documents have labels, which the index names: one a document, or one a word.
 LABELLED = ("classes", "tags")
-"""Kinds whose documents have labels, which the index names: one a document, or one a word."""
 
 LENGTH_BYTES = 4
+# Longest part of a path on common file systems.
 _MAX_NAME_BYTES = 255
-"""Longest part of a path on common file systems."""
 
 _REBUILD = "run `pretrain prepare` again"
 
@@ -141,24 +141,18 @@ def build_split(shards: list[ShardIndex], num_bytes_text: int) -> SplitIndex:
 class DataIndex:
     """A whole shard folder.
 
-    Attributes:
-        tokenizer_sha256: SHA-256 of DIR/tokenizer.json, hex.
-        vocab_size: Ids that the tokenizer can produce, unpadded; every token is below it.
-        dtype: `uint16` or `uint32`.
-        eos_id: Token that ends each document.
-        splits: `train`, and `validation` where there is one.
-        kind: `text`, `pairs` (source and target), `records` (tokens with a loss mask), `classes`
-            (texts with a label) or `tags` (texts whose words have labels).
-        labels: Names of the labels of labelled documents, by their number in the shards.
+    Its kind is `text`, `pairs` (source and target), `records` (tokens with a loss mask), `classes`
+    (texts with a label) or `tags` (texts whose words have labels). There is a split `train`, and
+    maybe `validation`.
     """
 
-    tokenizer_sha256: str
-    vocab_size: Count
-    dtype: str
-    eos_id: Count
+    tokenizer_sha256: str  # of DIR/tokenizer.json, hex
+    vocab_size: Count  # ids that the tokenizer can produce, unpadded; every token is below it
+    dtype: str  # uint16 or uint32
+    eos_id: Count  # ends each document
     splits: dict[str, SplitIndex]
     kind: str = "text"
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # names, by their number in the shards
 
     def split(self, name: str) -> SplitIndex:
         """Returns a split by name. Raises: DataError, naming the splits that there are."""
@@ -268,11 +262,7 @@ def _checked(index: DataIndex) -> DataIndex:
 
 
 def check_shards(folder: Path, index: DataIndex, split: str | None = None) -> None:
-    """Checks the sizes of shards and sidecars of a split (None: all): one `stat` a file.
-
-    Raises:
-        DataError: Some are not; one line that lists all of them.
-    """
+    """Checks the sizes of a split's files (None: of all), one `stat` each. Raises: DataError."""
     splits = index.splits.values() if split is None else [index.split(split)]
     files = [file for part in splits for shard in part.shards for file in shard.files]
     bad = []

@@ -63,16 +63,12 @@ class ShardReader:
         self._members: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._sources: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._beside: dict[int, np.ndarray] = {}
+        # Position of each member's first token in the shard.
         self.member_starts: list[int] = (np.cumsum(table[:, 1]) - table[:, 1]).tolist()
-        """Position of each member's first token in the shard."""
         self._first_documents: list[int] = (np.cumsum(table[:, 3]) - table[:, 3]).tolist()
 
     def member(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a member's tokens and the starts of its documents (uint32): 1-D, read-only views.
-
-        Raises:
-            DataError: They are damaged; names shard, member and byte.
-        """
+        """Returns a member's tokens and document starts (uint32), read-only views. Raises: DataError."""
         arrays = self._members.get(number)
         if arrays is None:
             arrays = self._intact(lambda mapped: self._ragged(mapped, number, 0, "tokens", "docs"))
@@ -216,6 +212,7 @@ class ShardSet:
         except BaseException:
             self.store.release(shard.name)
             raise
+        # A reader may be freed anywhere; at exit, the process ends all locks.
         finalize(reader, self.store.release, shard.name).atexit = False
         return reader
 

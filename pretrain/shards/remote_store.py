@@ -51,8 +51,8 @@ class RemoteStore:
         self._shards = {shard.name: shard for split in self._index.splits.values() for shard in split.shards}
         self._owners = {name: shard for shard in self._shards.values() for name in shard.sizes}
         self._fetcher = Fetcher(self._url, self._shards, self._cache, self._let_go, patience)
+        # Descriptors that keep each shard, one for each `path` without its `release`.
         self._in_use: dict[str, list[int]] = {}
-        """Descriptors that keep each shard, one for each `path` without its `release`."""
         self._on_pressure: list[Callable[[], object]] = []
         # Reentrant: `release` is what happens when a reader is freed, and that may be anywhere.
         self._lock = threading.RLock()

@@ -42,8 +42,8 @@ the start of the tar to an array's data past its header.
 LABEL_DTYPE = "<i2"
 MAX_LABELS = 2**15 - 1
 
+# Name and dtype of the array with a value for each token, by the kind of data.
 _BESIDE = {"records": ("loss", "u1")} | dict.fromkeys(LABELLED, ("labels", LABEL_DTYPE))
-"""Name and dtype of the array with a value for each token, by the kind of data."""
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
@@ -116,11 +116,7 @@ class ShardWriter:
         self.add(TokenDocuments(ragged_of([tokens]), other_side, loss, labels))
 
     def add(self, documents: TokenDocuments) -> None:
-        """Appends copies of documents of the shard's kind, each of at least one token on each side.
-
-        Raises:
-            DataError: One has more than MAX_DOCUMENT_TOKENS tokens.
-        """
+        """Appends copies of documents of the shard's kind. Raises: DataError: One is too long."""
         self._check(documents)
         while documents.num_documents:
             columns = [(self._tokens, documents.tokens)]

@@ -18,7 +18,7 @@ BATCH_CHARS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """A tokenizer of plain text, and arrays of its end-of-document token and, if any, its first one.
+    """A tokenizer of plain text, with arrays of its end-of-document token and of its first one.
 
     The dtype of `eos` is that of all tokens; `bos` may be empty.
     """
@@ -30,8 +30,8 @@ class Encoder:
     def encode(self, texts: list[str], markers: Sequence[int] = ()) -> RaggedArrays:
         """Encodes plain texts together: the name of a special token is encoded as text.
 
-        Single-threaded where TOKENIZERS_PARALLELISM=false. `markers` are the numbers of texts that a
-        template wrote: special tokens in these are meant.
+        `markers` are the numbers of texts that a template wrote: special tokens in these are meant.
+        Single-threaded where TOKENIZERS_PARALLELISM=false.
         """
         encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         ids = [encoding.ids for encoding in encodings]
@@ -51,9 +51,10 @@ class Encoder:
         return ids
 
     def encode_placed(self, texts: list[str]) -> tuple[RaggedArrays, list[list[tuple[int, int]]]]:
-        """Encodes texts together; returns the ids of each, and the character spans of its tokens."""
+        """Encodes texts together; returns the ids, and the character spans of each text's tokens."""
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        return self._join(encoding.ids for encoding in encodings), [encoding.offsets for encoding in encodings]
+        ids = self._join(encoding.ids for encoding in encodings)
+        return ids, [encoding.offsets for encoding in encodings]
 
     def _join(self, ids: Iterable[list[int]]) -> RaggedArrays:
         # A third faster than numpy's fromiter, which asks a Python object for each id.
@@ -94,7 +95,9 @@ def _display(tokenizer: Tokenizer, number: int, of_bytes: bool) -> str:
         return text
     content = str(tokenizer.id_to_token(number))
     if of_bytes and all(character in BYTE_OF for character in content):
-        return bytes(BYTE_OF[character] for character in content).decode("utf-8", "backslashreplace")
-    if content.startswith("<0x"):
-        return bytes([int(content[3:5], 16)]).decode("utf-8", "backslashreplace")
-    return text
+        spelled = bytes(BYTE_OF[character] for character in content)
+    elif content.startswith("<0x"):
+        spelled = bytes([int(content[3:5], 16)])
+    else:
+        return text
+    return spelled.decode("utf-8", "backslashreplace")

@@ -2,7 +2,7 @@
 
     tokenizer.json               as it is
     folder with a tokenizer.json that file
-    other folder                 AutoTokenizer converts it to a fast one, such as of a sentencepiece model
+    other folder                 AutoTokenizer converts it, such as from a sentencepiece model
     name                         its tokenizer files, and no others, are fetched; then as a folder
 
 No code in the folder of a tokenizer is run, and nothing is unpickled.
@@ -11,11 +11,11 @@ No code in the folder of a tokenizer is run, and nothing is unpickled.
 import hashlib
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import DataError
-from pretrain.tokenizer.special_tokens import encode_plain_text, fill_up
+from pretrain.tokenizer.special_tokens import add_special, encode_plain_text, fill_up
 from pretrain.utils.hub import fetch_files, is_hub_name
 
 
@@ -25,7 +25,7 @@ def dump_tokenizer(tokenizer: Tokenizer) -> bytes:
 
 
 def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
-    """Returns the tokenizer of a `tokenizer.json` from `where`. Raises: DataError: Not a tokenizer."""
+    """Returns the tokenizer of a `tokenizer.json` from `where`. Raises: DataError."""
     try:
         return Tokenizer.from_buffer(content)
     except Exception as error:  # `tokenizers` raises plain Exception and ValueError
@@ -43,12 +43,12 @@ def read_tokenizer_file(path: Path) -> bytes:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Reads a `tokenizer.json` for plain text. Raises: DataError: No such file, or not a tokenizer."""
+    """Reads a `tokenizer.json` for plain text. Raises: DataError."""
     return encode_plain_text(parse_tokenizer(read_tokenizer_file(path), str(path)))
 
 
 def tokenizer_hash(path: Path) -> str:
-    """Returns the sha256 of the file, hex: the identity of a vocabulary in shards, runs, checkpoints."""
+    """Returns the sha256 of the file, hex: the identity of a vocabulary."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -60,7 +60,7 @@ _VOCABULARY_FILES = ("vocab.*", "merges.txt", "*.model", "*.spm")
 def read_given(config: TokenizerConfig) -> bytes:
     """Returns the content of the tokenizer.json of a config with `kind: given`.
 
-    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` append new special tokens.
+    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` append tokens.
 
     Raises:
         DataError: There is no tokenizer, or none that `tokenizers` can run.
@@ -70,7 +70,7 @@ def read_given(config: TokenizerConfig) -> bytes:
     content = _read(config.path)
     tokenizer = parse_tokenizer(content, config.path)
     before = dump_tokenizer(tokenizer)
-    tokenizer.add_special_tokens([AddedToken(entry, special=True) for entry in config.special_tokens])
+    add_special(tokenizer, config.special_tokens)
     fill_up(tokenizer, config.vocab_multiple)
     after = dump_tokenizer(tokenizer)
     return content if after == before else after

@@ -1,9 +1,9 @@
-"""Vocabulary of any tokenizer: its size, the meaning of its special tokens, and the tokens that begin a word."""
+"""Vocabulary of any tokenizer: its size, its special tokens, and the tokens that begin a word."""
 
 import json
 import re
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise, takewhile
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import DataError
 from pretrain.rows import Vocabulary, WordFinder
-from pretrain.tokenizer.special_tokens import EOS
+from pretrain.tokenizer.special_tokens import EOS, SENTINEL
 from pretrain.tokenizer.words import SPACE
 
 
@@ -33,8 +33,6 @@ KNOWN_BOS = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[
 KNOWN_UNK = ("<unk>", "[UNK]", "<|unk|>")
 KNOWN_MASK = ("[MASK]", "<mask>", "<|mask|>")
 
-_SENTINEL = re.compile(r"<extra_id_(\d+)>")
-
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Returns the special tokens of a tokenizer, by content."""
@@ -47,7 +45,7 @@ def _first_of(known: tuple[str, ...], special: dict[str, int]) -> int | None:
 
 
 def eos_id(tokenizer: Tokenizer) -> int:
-    """Returns the id of the special token that ends a document. Raises: DataError: None of KNOWN_EOS."""
+    """Returns the id of the special token that ends a document. Raises: DataError: There is none."""
     special = special_ids(tokenizer)
     found = _first_of(KNOWN_EOS, special)
     if found is None:
@@ -76,7 +74,7 @@ def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
 
 
 def nameable_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Returns the special tokens that a prompt may name: all but those that begin, end or fill a text."""
+    """Returns the special tokens that a prompt may name: none that begins, ends or fills a text."""
     special = special_ids(tokenizer)
     others = {*KNOWN_EOS, *KNOWN_PAD, *KNOWN_BOS, *KNOWN_UNK}
     return {content: number for content, number in special.items() if content not in others}
@@ -84,17 +82,16 @@ def nameable_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 
 def sentinel_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the ids of <extra_id_0>, <extra_id_1>, ..., up to the first that is not there."""
-    matches = ((_SENTINEL.fullmatch(content), number) for content, number in special_ids(tokenizer).items())
-    found = {int(match[1]): number for match, number in matches if match}
-    last = next(number for number in range(len(found) + 1) if number not in found)
-    return tuple(found[number] for number in range(last))
+    special = special_ids(tokenizer)
+    names = (SENTINEL.format(number) for number in count())
+    return tuple(special[name] for name in takewhile(special.__contains__, names))
 
 
 def describe_vocabulary(tokenizer: Tokenizer, special: SpecialTokens, whole_words: bool = False) -> Vocabulary:
     """Returns the vocabulary of an objective.
 
-    `special` are the ids of its special tokens, `eos` among them; with `whole_words`, the result has
-    a finder of tokens that begin a word.
+    `special` are the ids of its special tokens, `eos` among them; with `whole_words`, the result
+    has a finder of tokens that begin a word.
     """
     assert special.eos is not None, "documents end"
     named = special_ids(tokenizer)
@@ -131,7 +128,7 @@ _UNKNOWN = "\ufffd"
 
 
 def build_word_finder(tokenizer: Tokenizer) -> WordFinder:
-    """Returns a finder of words in rows: `find(ids_BT, apart_BT) -> begins_BT`, see `Vocabulary.find_words`.
+    """Returns a finder of words in rows, see `Vocabulary.find_words`.
 
     The first token of a row begins a word, even where the row was cut from a text. A special token
     is a word, and so is any other that is found in a text before it is torn into words; but the
@@ -224,7 +221,7 @@ class SplitWords:
     def _within(self, ids: np.ndarray) -> np.ndarray:
         """Returns a mask of tokens that have the first byte of a word."""
         joined = b"".join([self.spelled[number] for number in ids.tolist()])
-        # A text that is cut within a character has invalid bytes; each is read as a character of its own.
+        # A text that is cut within a character has invalid bytes; each is read as a character.
         text = joined.decode(errors="surrogateescape")
         words = self.split.pre_tokenize_str(_UNREADABLE.sub(_UNKNOWN, text))
         # A word begins where the last one ends: dropped white space belongs to the next one.

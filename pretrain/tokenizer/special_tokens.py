@@ -8,6 +8,7 @@ vocabularies (32,099 of 32,100).
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers, processors
@@ -17,13 +18,11 @@ from pretrain.errors import ConfigError
 
 
 def encode_plain_text(tokenizer: Tokenizer) -> Tokenizer:
-    """Switches off truncation, padding and special tokens in texts, in place; returns the tokenizer.
-
-    `encode_special_tokens` stops the search for special tokens in a text. A model may still reach one
-    in its own vocabulary: the Unigram model of T5 finds its piece "</s>" in the text "</s>". There a
-    last pre-tokenizer splits every such spelling after its first character. Tokenizers that are
-    trained here need no split.
-    """
+    """Turns off truncation, padding and special tokens in texts, in place; returns the tokenizer."""
+    # `encode_special_tokens` stops the search for special tokens in a text. A model may still reach
+    # one in its own vocabulary: the Unigram model of T5 finds its piece "</s>" in the text "</s>".
+    # There a last pre-tokenizer splits every such spelling after its first character. Tokenizers that
+    # are trained here need no split.
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -54,8 +53,8 @@ T5_TOKENS = ("<pad>", "</s>", UNK)
 SENTINEL = "<extra_id_{}>"
 UNUSED = "<unused_{}>"
 
-# Brackets around a word: no pre-tokenizer here keeps those together, so that no learned token spells
-# one; Unigram has its own rule.
+# Brackets around a word: no pre-tokenizer here keeps those together, so that no learned token
+# spells one; Unigram has its own rule.
 _SPECIAL = re.compile(r"(?=[!-~]*[A-Za-z0-9])(<[!-~]+>|\[[!-~]+\])")
 
 _UNUSED = re.compile(r"<unused_\d+>")
@@ -63,15 +62,10 @@ _UNUSED = re.compile(r"<unused_\d+>")
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokenLayout:
-    """The special tokens of a vocabulary.
+    """The special tokens of a vocabulary: `first` with ids from 0, `last` with the highest ids.
 
-    Attributes:
-        first: Tokens with ids from 0, in order.
-        last: Tokens with the highest ids, in order.
-        unk: Unknown token: one of `first`, or the last of the learned entries.
-        begin: Token before a text in a row of released models. Empty: none.
-        end: Token after it.
-        multiple: The vocabulary is filled up to a multiple of this.
+    The unknown token is one of `first`, or the last of the learned entries. Released models put
+    `begin` and `end` around a text; empty: none. The vocabulary is filled up to a `multiple`.
     """
 
     first: tuple[str, ...]
@@ -88,15 +82,11 @@ class SpecialTokenLayout:
 
     def is_reserved(self, content: str) -> bool:
         """True if a learned entry must not be spelled so."""
-        return content in self.first or content in self.last or _UNUSED.fullmatch(content) is not None
+        return content in (*self.first, *self.last) or _UNUSED.fullmatch(content) is not None
 
 
 def plan_layout(config: TokenizerConfig) -> SpecialTokenLayout:
-    """Returns the layout of a trained vocabulary.
-
-    Raises:
-        ConfigError: A further special token is not in brackets, or there twice.
-    """
+    """Returns the layout of a trained vocabulary. Raises: ConfigError: A special token is refused."""
     further = tuple(config.special_tokens)
     layout = _plan(config, further)
     for content in further:
@@ -125,16 +115,16 @@ def _plan(config: TokenizerConfig, further: tuple[str, ...]) -> SpecialTokenLayo
 
 
 def finish(tokenizer: Tokenizer, layout: SpecialTokenLayout) -> Tokenizer:
-    """Adds the special tokens of a layout to a trained tokenizer, in place; returns it, ready for plain text.
+    """Adds the special tokens of a layout to a trained tokenizer, in place; returns it for plain text.
 
     `first` and `unk` are in the model's vocabulary already.
     """
     present = list(layout.first)
     if layout.unk and layout.unk not in layout.first:
         present.append(layout.unk)
-    tokenizer.add_special_tokens([AddedToken(content, special=True) for content in present])
+    add_special(tokenizer, present)
     fill_up(tokenizer, layout.multiple, room=len(layout.last))
-    tokenizer.add_special_tokens([AddedToken(content, special=True) for content in layout.last])
+    add_special(tokenizer, layout.last)
     if layout.end:
         begin = [layout.begin] if layout.begin else []
         # The second of two texts is in the second segment where the model has segments.
@@ -147,10 +137,15 @@ def finish(tokenizer: Tokenizer, layout: SpecialTokenLayout) -> Tokenizer:
     return encode_plain_text(tokenizer)
 
 
+def add_special(tokenizer: Tokenizer, contents: Iterable[str]) -> None:
+    """Adds special tokens that the vocabulary lacks, and marks those that it has."""
+    tokenizer.add_special_tokens([AddedToken(content, special=True) for content in contents])
+
+
 def fill_up(tokenizer: Tokenizer, multiple: int, room: int = 0) -> None:
     """Adds <unused_N> until the vocabulary, with `room` entries more, is a multiple."""
     missing = -(tokenizer.get_vocab_size() + room) % multiple
     present = tokenizer.get_vocab()
     free = (UNUSED.format(number) for number in range(len(present) + missing))
     names = [name for name in free if name not in present][:missing]
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
+    add_special(tokenizer, names)

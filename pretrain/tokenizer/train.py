@@ -38,7 +38,7 @@ _MAX_ALPHABET = 1000
 
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _COVERAGE = 0.9995
-"""Share of the text that the alphabet of Unigram covers, as in SentencePiece; the rest is spelled in bytes."""
+"""Share of the text that the alphabet of Unigram covers; the rest is spelled in bytes."""
 _MAX_PART_CHARS = 1024
 """Longer words are trained on in parts of this length."""
 _MAX_WORDS = 1 << 17
@@ -53,7 +53,7 @@ _TRAINERS_UNK = "<UNK>"
 def _train_bpe(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layout: SpecialTokenLayout) -> None:
     """Trains a byte-level BPE (Sennrich et al. 2016; GPT-2's pre-tokenizer, Radford et al. 2019, 2.2).
 
-    Any text round-trips, once normalized: the 256 bytes are in the vocabulary, which is smaller than
+    Any text round-trips, once normalized: the vocabulary has the 256 bytes. It is smaller than
     `vocab_size` if the texts run out of pairs that occur twice. About 4 MB/s of text.
     """
     tokenizer.decoder = decoders.ByteLevel()
@@ -68,10 +68,10 @@ def _train_bpe(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layo
 
 
 def _train_char(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layout: SpecialTokenLayout) -> None:
-    """Builds a character-level vocabulary: ids are in the order of the characters seen, by code point.
+    """Builds a character-level vocabulary: ids are in the order of the characters by code point.
 
-    Without roles, an id is the rank of its character, and `<unk>`, for characters never seen, and the
-    end of a document come last. Only text without unseen characters round-trips.
+    Without roles, an id is the rank of its character, and `<unk>`, for characters never seen, and
+    the end of a document come last. Only text without unseen characters round-trips.
     """
     assert layout.unk is not None
     normalizer = tokenizer.normalizer
@@ -81,12 +81,13 @@ def _train_char(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, lay
     entries = [*layout.first, *sorted(characters)]
     if layout.unk not in layout.first:
         entries.append(layout.unk)
-    tokenizer.model = models.WordLevel({entry: number for number, entry in enumerate(entries)}, unk_token=layout.unk)
+    vocab = {entry: number for number, entry in enumerate(entries)}
+    tokenizer.model = models.WordLevel(vocab, unk_token=layout.unk)
     tokenizer.decoder = decoders.Fuse()
 
 
 def _train_wordpiece(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layout: SpecialTokenLayout) -> None:
-    """Trains a WordPiece vocabulary (Wu et al. 2016; normalizer and pre-tokenizer of Devlin et al. 2019).
+    """Trains a WordPiece vocabulary (Wu et al. 2016; pre-tokenizer of Devlin et al. 2019).
 
     It is not lossless: white space is only where words part, and a word is the unknown token if it
     has a character outside the vocabulary, which has the thousand most frequent ones at most. Pairs
@@ -111,18 +112,19 @@ def _train_wordpiece(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int
         show_progress=False,
     )
     learner.train_from_iterator(repeat_words(spelled), trainer)
-    vocab = dict(learner.get_vocab())
-    tokenizer.model = models.WordPiece(vocab, unk_token=layout.unk, max_input_chars_per_word=_MAX_WORD_CHARS)
+    tokenizer.model = models.WordPiece(
+        dict(learner.get_vocab()), unk_token=layout.unk, max_input_chars_per_word=_MAX_WORD_CHARS
+    )
     tokenizer.decoder = decoders.WordPiece(_PREFIX)
 
 
 def _spelling_alphabet(layout: SpecialTokenLayout) -> set[str]:
-    """Returns characters that need pieces, so that a special token or byte never spells a text best."""
+    """Returns characters that need pieces: no special token or byte may spell a text best."""
     return {character for content in (*layout.first, *_BYTES) for character in content}
 
 
 def _least_unigram_size(layout: SpecialTokenLayout) -> int:
-    """Returns the smallest vocabulary: special tokens, bytes, and the characters that spell both."""
+    """Returns the smallest vocabulary: special tokens, bytes, and characters that spell both."""
     return layout.num_special + len(_BYTES) + len(_spelling_alphabet(layout)) + 1
 
 
@@ -131,8 +133,8 @@ def _train_unigram(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, 
 
     Any text round-trips, once normalized, but for the character U+2581, which is read as a space:
     characters without a piece are spelled in bytes, as in SentencePiece. The vocabulary is smaller
-    than `vocab_size` if the texts have fewer pieces. The slowest kind to train by far: a minute and a
-    half for 20 MB of text, and little more for more.
+    than `vocab_size` if the texts have fewer pieces. The slowest kind to train by far: a minute and
+    a half for 20 MB of text, and little more for more.
     """
     room = vocab_size - layout.num_special - len(_BYTES)
     vocab = _build_vocab(_learn(count_words(texts, tokenizer), room, layout), layout)
@@ -143,7 +145,7 @@ def _train_unigram(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, 
 
 
 def _learn(words: Counter[str], room: int, layout: SpecialTokenLayout) -> list[tuple[str, float]]:
-    """Returns at most `room` pieces with their scores (log probabilities), the most likely first."""
+    """Returns at most `room` pieces with their log probabilities, the most likely first."""
     spelling = _spelling_alphabet(layout)
     chosen = choose_alphabet(words, max(0, room // 2 - len(spelling)), _COVERAGE)
     alphabet = spelling.union(chosen).difference(_MARKS)
@@ -153,9 +155,8 @@ def _learn(words: Counter[str], room: int, layout: SpecialTokenLayout) -> list[t
     _mark(spelled, room)
     learner = Tokenizer(models.Unigram())
     learner.pre_tokenizer = split_words()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=room + len(_MARKS), initial_alphabet=sorted(alphabet.union(_MARKS)), show_progress=False
-    )
+    letters = sorted(alphabet.union(_MARKS))
+    trainer = trainers.UnigramTrainer(vocab_size=room + len(_MARKS), initial_alphabet=letters, show_progress=False)
     learner.train_from_iterator(repeat_words(spelled), trainer)
     settled = _settle(json.loads(learner.to_str())["model"]["vocab"])
     return [(piece, score) for piece, score in settled if _MARKS.isdisjoint(piece)]
@@ -163,9 +164,9 @@ def _learn(words: Counter[str], room: int, layout: SpecialTokenLayout) -> list[t
 
 def _mark(spelled: Counter[str], limit: int) -> None:
     """Appends a mark, in place, to one occurrence of each of the most frequent words."""
-    # The trainer's candidates are strings that different characters follow. A word is followed by its
-    # end only, and without the mark would be no candidate, however frequent. Each mark follows too
-    # few words for a piece of its own.
+    # The trainer's candidates are strings that different characters follow. A word is followed by
+    # its end only, and without the mark would be no candidate, however frequent. Each mark follows
+    # too few words for a piece of its own.
     marks = cycle(sorted(_MARKS))
     for word in list(most_frequent(spelled, limit)):
         if spelled[word] > 1:
@@ -174,7 +175,7 @@ def _mark(spelled: Counter[str], limit: int) -> None:
 
 
 def _spell(words: Counter[str], alphabet: set[str]) -> Counter[str]:
-    """Splits words at foreign characters, at the trainer's own token, and at their largest length."""
+    """Splits words at foreign characters, at the trainer's own token, and at a largest length."""
     spelled: Counter[str] = Counter()
     foreign = re.compile(f"[^{re.escape(''.join(sorted(alphabet)))}]+")
     for word, count in words.items():
@@ -187,9 +188,9 @@ def _spell(words: Counter[str], alphabet: set[str]) -> Counter[str]:
 
 def _settle(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
     """Returns the pieces with scores that are the same on every run."""
-    # The trainer adds up in the order of a hash table, so that the last of sixteen digits change from
-    # run to run: scores are rounded. Characters that it dropped and has to bring back, it places above
-    # the lowest score, one `_PENALTY` after the other, in such an order too: they all get the lowest.
+    # The trainer adds up in the order of a hash table, so that the last of sixteen digits change
+    # from run to run: scores are rounded. Characters that it dropped and has to bring back, it
+    # places above the lowest score, one `_PENALTY` after the other: they all get the lowest.
     lowest = min(score for _, score in pieces)
     brought_back = lowest + _PENALTY * (1 + sum(len(piece) == 1 for piece, _ in pieces))
     settled = []
@@ -204,8 +205,11 @@ def _build_vocab(pieces: list[tuple[str, float]], layout: SpecialTokenLayout) ->
     reserved = (*layout.first, *_BYTES)
     lowest = min(-1.0, *(score for _, score in pieces))
     unreachable = float(round(lowest * (1 + max(map(len, reserved)))) - 1)
-    learned = [(piece, score) for piece, score in pieces if piece not in _BYTES and not layout.is_reserved(piece)]
-    return [*((content, unreachable) for content in reserved), *learned]
+    vocab = [(content, unreachable) for content in reserved]
+    for piece, score in pieces:
+        if piece not in _BYTES and not layout.is_reserved(piece):
+            vocab.append((piece, score))
+    return vocab
 
 
 _TRAINERS: dict[str, Callable[[Tokenizer, Iterable[str], int, SpecialTokenLayout], None]] = {

@@ -1,9 +1,10 @@
-"""Words of a tokenizer: normalizers and pre-tokenizers, safe cuts of long texts, and word counts for trainers."""
+"""Words of a tokenizer: normalizers, pre-tokenizers, safe cuts of texts, and counts for trainers."""
 
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import product
 from typing import Any
 from zlib import crc32
 
@@ -12,14 +13,14 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from pretrain.config.prepare import TokenizerConfig
 
 SPACE = "\u2581"
-"""SentencePiece's spelling of a space. A text that has this character itself is read as having a space."""
+"""SentencePiece's spelling of a space; in a text, this character is read as a space."""
 
 
 def build_normalizer(config: TokenizerConfig) -> normalizers.Normalizer | None:
     """Returns the normalizer of a kind; None: texts stay as they are.
 
-    WordPiece has that of BERT: it drops control characters, sets Chinese characters apart, makes all
-    white space a space, and drops accents with the case.
+    WordPiece has that of BERT: it drops control characters, sets Chinese characters apart, makes
+    all white space a space, and drops accents with the case.
     """
     steps: list[normalizers.Normalizer] = []
     if config.normalizer != "none":
@@ -49,13 +50,14 @@ def build_pre_tokenizer(kind: str, split_digits: bool) -> pre_tokenizers.PreToke
         words = pre_tokenizers.Split(Regex(r"[\t-\r]+| +(?= )| ?[^ \t-\r]+| +"), "isolated")
         space = pre_tokenizers.Metaspace(SPACE, prepend_scheme="never", split=False)
         return pre_tokenizers.Sequence([words, *digits, space])
-    is_bpe = kind == "bpe"
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False) if is_bpe else pre_tokenizers.BertPreTokenizer()
+    split: pre_tokenizers.PreTokenizer = pre_tokenizers.BertPreTokenizer()
+    if kind == "bpe":
+        split = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return pre_tokenizers.Sequence([*digits, split]) if digits else split
 
 
 PIECE_CHARS = 1 << 11
-"""Longer texts are encoded in pieces of about this many characters, a tenth faster than whole ones."""
+"""Longer texts are encoded in pieces of about this length, a tenth faster than whole ones."""
 
 # No word of these pre-tokenizers has a non-space followed by one of these, and their normalizers
 # change nothing across that place. So a cut there leaves the tokens of both sides as they were.
@@ -87,26 +89,24 @@ def is_cut_safe(tokenizer: Tokenizer) -> bool:
     """
     split = _state(tokenizer.pre_tokenizer)
     kinds = ("bpe", "wordpiece", "unigram", "char")
-    known = [_state(build_pre_tokenizer(kind, digits)) for kind in kinds for digits in (False, True)]
+    known = [_state(build_pre_tokenizer(*options)) for options in product(kinds, (False, True))]
+    added = tokenizer.get_added_tokens_decoder().values()
     return (
         split in known
         and _is_context_free(_state(tokenizer.normalizer))
-        and all(token.special or _is_word(token) for token in tokenizer.get_added_tokens_decoder().values())
+        and all(token.special or _is_word(token) for token in added)
         and not getattr(tokenizer.model, "dropout", None)
     )
 
 
 def _state(part: Any) -> Any:
     """Returns a normalizer or pre-tokenizer as in tokenizer.json, without options of offsets."""
-    return None if part is None else _without_offsets(json.loads(part.__getstate__()))
 
+    def drop_offsets(entry: dict[str, Any]) -> dict[str, Any]:
+        entry.pop("trim_offsets", None)
+        return entry
 
-def _without_offsets(state: Any) -> Any:
-    if isinstance(state, list):
-        return [_without_offsets(entry) for entry in state]
-    if isinstance(state, dict):
-        return {key: _without_offsets(value) for key, value in state.items() if key != "trim_offsets"}
-    return state
+    return None if part is None else json.loads(part.__getstate__(), object_hook=drop_offsets)
 
 
 def _is_context_free(state: Any) -> bool:
@@ -120,9 +120,9 @@ def _is_word(token: Any) -> bool:
     return not (token.lstrip or token.rstrip or token.single_word or re.search(r"\s", token.content))
 
 
-# WordPiece and Unigram are trained on counted words. The trainers of `tokenizers` number characters in
-# the order of a hash table, another one every run: the alphabet is therefore chosen here, and their
-# words have no other characters.
+# WordPiece and Unigram are trained on counted words. The trainers of `tokenizers` number characters
+# in the order of a hash table, another one every run: the alphabet is therefore chosen here, and
+# their words have no other characters.
 
 _SEPARATOR = "\0"
 _BATCH_CHARS = 1 << 16
@@ -141,9 +141,9 @@ def count_words(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[str]:
 
 
 def choose_alphabet(words: Counter[str], limit: int, coverage: float = 1.0) -> list[str]:
-    """Returns the most frequent characters, at most `limit`, until they make up `coverage` of the text.
+    """Returns the most frequent characters, at most `limit`, that make up `coverage` of the text.
 
-    Of equals the lower code points come first. NUL, the separator of words, is left out.
+    Lower code points precede equals. NUL, the separator of words, is left out.
     """
     counts: Counter[str] = Counter()
     for word, count in words.items():
@@ -161,7 +161,7 @@ def choose_alphabet(words: Counter[str], limit: int, coverage: float = 1.0) -> l
 
 
 def most_frequent(words: Counter[str], limit: int) -> Counter[str]:
-    """Returns the `limit` most frequent words; of equals a choice that does not depend on spelling."""
+    """Returns the `limit` most frequent words; of equals an arbitrary but fixed choice."""
 
     def rank(item: tuple[str, int]) -> tuple[int, int, str]:
         word, count = item
@@ -171,7 +171,7 @@ def most_frequent(words: Counter[str], limit: int) -> Counter[str]:
 
 
 def repeat_words(words: Counter[str]) -> Iterator[str]:
-    """Yields texts of the words, each as often as it was counted, for a tokenizer with `split_words`."""
+    """Yields texts of the words, each as often as counted, for a tokenizer with `split_words`."""
     batch: list[str] = []
     room = _BATCH_CHARS
     for word, count in words.items():

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CRC_CHUNK_BYTES = 16 * 1024 * 1024
+# Waits before a file that could not be read is read again.
 READ_AGAIN_S = (0.2, 1.0)
-"""Waits before a file that could not be read is read again."""
 
 
 @dataclass(frozen=True, slots=True)

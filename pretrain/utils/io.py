@@ -27,8 +27,8 @@ from pretrain.errors import ConfigError, DiskError
 from pretrain.utils import checksum
 from pretrain.utils.checksum import FileRecord
 
+# Longer than any append takes; an append that hangs elsewhere is not waited for.
 LOCK_WAIT_S = 5.0
-"""Longer than any append takes; an append that hangs elsewhere is not waited for."""
 LOOK_EVERY_S = 0.02
 
 FaultHook = Callable[[str, Path], None]
@@ -47,22 +47,24 @@ def _operation(name: str, path: Path) -> None:
         _fault_hook(name, path)
 
 
+def disk_error(action: str, path: Path, error: OSError) -> DiskError:
+    """Returns the error `path: cannot ACTION: ...`."""
+    what = f"cannot {action}: {error.strerror or error}"
+    return DiskError(what, where=str(path), fix="free space or fix permissions")
+
+
 @contextmanager
 def disk_errors(action: str, path: Path) -> Iterator[None]:
-    """Raises failures of the operating system as `DiskError`: `path: cannot ACTION: ...`."""
+    """Raises failures of the operating system as `disk_error`."""
     try:
         yield
     except OSError as error:
-        what = f"cannot {action}: {error.strerror or error}"
-        raise DiskError(what, where=str(path), fix="free space or fix permissions") from error
+        raise disk_error(action, path, error) from error
 
 
 def make_dir(path: Path) -> Path:
-    """Creates `path` and its parents, durably.
-
-    Raises:
-        DiskError: The disk refused. New folders stay: another process may have begun to use them.
-    """
+    """Creates `path` and its parents, durably. Raises: DiskError."""
+    # Where the disk refuses, new folders stay: another process may have begun to use them.
     with disk_errors("create the folder", path):
         new = [folder for folder in (path, *path.parents) if not folder.exists()]
         _operation("mkdir", path)
@@ -133,11 +135,7 @@ def _unlink(path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> FileRecord:
-    """Writes `content` to `path` so that a reader sees the old file or the new one, never a part.
-
-    Raises:
-        DiskError: The disk refused; the old file, if any, is untouched.
-    """
+    """Replaces a file: a reader sees the old one or the new one, never a part. Raises: DiskError."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     _unlink(temporary)  # left by a dead process that had our process id
     record = write_chunks(temporary, [memoryview(content)])
@@ -297,11 +295,7 @@ def remove_dir(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder that nothing reads, in any state; links in it are removed, never followed.
-
-    Raises:
-        DiskError: The disk refused; a part of it may be gone.
-    """
+    """Removes a folder that nothing reads; links in it are not followed. Raises: DiskError."""
     with disk_errors("remove", path):
         _remove_tree(path)
 
@@ -338,10 +332,7 @@ def _rename(path: Path, target: Path) -> None:
 def take_flock(descriptor: int, operation: int = fcntl.LOCK_EX, wait_s: float = 0.0) -> bool:
     """Tries to lock an open file for up to `wait_s` seconds; returns whether it is locked.
 
-    Closing the descriptor releases the lock, and so does the operation LOCK_UN.
-
-    Raises:
-        OSError: The file system has no locks.
+    Closing the descriptor releases the lock, and so does LOCK_UN. Raises: OSError: No locks here.
     """
     deadline = time.monotonic() + wait_s
     while True:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import DataError
-from pretrain.utils.io import disk_errors, write_file
+from pretrain.utils.io import disk_error, disk_errors, write_file
 
 _TAIL_BYTES = 1 << 16
 
@@ -52,11 +52,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 class JsonLines:
-    """An append-only file of rows, made if it does not exist. One process owns it.
-
-    Raises:
-        DiskError: It cannot be opened.
-    """
+    """An append-only file of rows, made if missing; one process owns it. Raises: DiskError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -100,27 +96,22 @@ class JsonLines:
         self._waiting.append(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
     def flush(self) -> None:
-        """Writes the rows that wait.
-
-        Raises:
-            DiskError: The disk refused; the file ends with a whole row, and the others wait.
-        """
+        """Writes the rows that wait. Raises: DiskError; the file still ends with a whole row."""
         while self._waiting:
             self._write(self._waiting[0])
             self._waiting.popleft()
 
     def _write(self, line: bytes) -> None:
-        with disk_errors("append", self._path):
-            try:
+        try:
+            self._take_back()
+            self._torn_at = os.fstat(self._file.fileno()).st_size
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, "no space left for a whole row")
+            self._torn_at = None
+        except OSError as error:
+            with suppress(OSError):  # tried again before the next row
                 self._take_back()
-                self._torn_at = os.fstat(self._file.fileno()).st_size
-                if self._file.write(line) != len(line):
-                    raise OSError(errno.ENOSPC, "no space left for a whole row")
-                self._torn_at = None
-            except OSError:
-                with suppress(OSError):  # tried again before the next row
-                    self._take_back()
-                raise
+            raise disk_error("append", self._path, error) from error
 
     def _take_back(self) -> None:
         """Cuts off the rest of a failed write."""

@@ -83,7 +83,7 @@ class _StderrHandler(logging.StreamHandler):
 
 @functools.cache
 def stderr_console() -> Any:
-    """Returns the one `rich.console.Console` on stderr; sharing it keeps log lines above a progress bar."""
+    """Returns the one `rich.console.Console` on stderr: log lines stay above a progress bar."""
     from rich.console import Console
 
     return Console(stderr=True)
@@ -91,13 +91,10 @@ def stderr_console() -> Any:
 
 @contextlib.contextmanager
 def transient_bar(amount: str = "{task.percentage:>3.0f}%") -> Iterator[Any]:
-    """Draws a progress bar on stderr that disappears at the end; draws nothing where stderr is no terminal.
+    """Draws a progress bar on stderr that disappears at the end; none where that is no terminal.
 
-    Args:
-        amount: Text after the bar, a format string over `task`: `{task.completed}/{task.total}`.
-
-    Yields:
-        A `rich.progress.Progress`; any thread may advance its tasks.
+    Yields a `rich.progress.Progress`, whose tasks any thread may advance. `amount` is the text after
+    the bar, a format string over `task`: `{task.completed}/{task.total}`.
     """
     from rich import progress
 
@@ -172,10 +169,7 @@ def setup_logging(rank: int, world_size: int, log_file: Path | None = None) -> N
 
     Rank 0 writes to stderr, and appends to `log_file` as well if there is one. Other ranks write to
     their file only; before the run folder is known (`log_file` None) their errors go to stderr, so
-    that none is lost.
-
-    Raises:
-        DiskError: The file cannot be opened.
+    that none is lost. Raises: DiskError: The file cannot be opened.
     """
     guard_stderr()
     handlers = [] if log_file is None else [_file_handler(log_file, rank, world_size)]

@@ -15,10 +15,8 @@ from pretrain.errors import LaunchError
 def reserved_port(port: int | None) -> Iterator[int]:
     """Reserves a free TCP port (`port`, if given) of the loopback interface until the ranks bind it.
 
-    Rank 0 binds it once it has imported torch; until then the kernel assigns it to no other process.
-
-    Raises:
-        LaunchError: `port` is in use.
+    Rank 0 does once it has imported torch; until then the kernel assigns it to no other process.
+    Raises: LaunchError: `port` is in use.
     """
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

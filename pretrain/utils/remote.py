@@ -30,10 +30,10 @@ from pretrain.errors import DataError, LaunchError
 from pretrain.utils.log import netrc_login
 
 SCHEMES = ("http", "https", "s3", "gs")
+# Limit of one connection attempt or one read.
 TIMEOUT_S = 30.0
-"""Limit of one connection attempt or one read."""
+# Most bytes that one read of http returns.
 PIECE_BYTES = 2**18
-"""Most bytes that one read of http returns."""
 POLL_S = 0.1
 
 _PASSING_STATUS = (408, 425, 429)
@@ -89,17 +89,11 @@ class AbandonedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Retry policy: exponential backoff with jitter.
-
-    Attributes:
-        first_s: Wait after the first failure; doubled with each further one until the next answer.
-        longest_s: The longest wait.
-        total_s: Time without an answer after which the call has failed.
-    """
+    """Retry policy: exponential backoff with jitter, anew after each answer."""
 
     first_s: float = 0.5
     longest_s: float = 20.0
-    total_s: float = 300.0
+    total_s: float = 300.0  # time without an answer after which the call has failed
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -158,7 +152,7 @@ class RemoteAttempts:
         Raises:
             FileNotFoundError: There is no such file.
             PermissionError: No credentials, or insufficient ones.
-            OSError: Another refusal. Like the others it has errno, strerror and, as filename, the redacted URL.
+            OSError: Another refusal. All have errno, strerror and, as filename, the redacted URL.
         """
         packages = {base.__module__.partition(".")[0] for base in type(error).__mro__}
         if not isinstance(error, OSError) and packages.isdisjoint(_NETWORK_PACKAGES):
@@ -202,12 +196,9 @@ def call_remote(url: str, call: Callable[[], _T], waits: Waits, abandoned: Calla
 
 
 class RemoteStream:
-    """Bytes of a remote file from some offset; `position` is the offset of the next one.
+    """Bytes of a remote file from some offset; `position` is that of the next, `num_bytes` the size.
 
-    Attributes:
-        num_bytes: Size of the whole file; None: unknown.
-        has_range: The server honoured the range; otherwise it sends the whole file, and the bytes
-            before `start` are dropped.
+    Without `has_range` the server sends the whole file, and the bytes before `start` are dropped.
     """
 
     def __init__(
