@@ -55,7 +55,8 @@ class _Recorder(EagerAttention):
 
     def __init__(self, maps: list[AttentionMap], stack: str, kind: str, layer: int) -> None:
         super().__init__(AttentionNeeds(device=torch.device("cpu")))
-        self._maps, self._stack, self._kind, self._layer = maps, stack, kind, layer
+        self._maps = maps
+        self._place = (stack, kind, layer)
 
     def attend(
         self,
@@ -73,7 +74,7 @@ class _Recorder(EagerAttention):
         if prepared.allowed is not None:
             # Broadcastable to [1, N, T, S], and the same for all heads.
             allowed_TS = prepared.allowed.cpu().expand(1, 1, *allowed_TS.shape)[0, 0]
-        self._maps.append(AttentionMap(self._stack, self._kind, self._layer, weights_NTS, allowed_TS))
+        self._maps.append(AttentionMap(*self._place, weights_NTS, allowed_TS))
         return super().attend(q_BTNH, k_BSKH, v_BSKH, prepared, dropout=dropout, scale=scale)
 
 
