@@ -176,7 +176,7 @@ class Fill(enum.Enum):
 
 
 class ShardCache:
-    """Shards by the hash of their content, and what lies beside them; in all at most `limit_bytes`.
+    """Shards by the hash of their content, and folders of addresses; in all at most `limit_bytes`.
 
     Files in the folder of an address count too. Safe to use from threads and processes.
     """

@@ -60,7 +60,7 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """An array beside a shard: its name, the CRC32 of its bytes, its columns."""
+    """An array of a shard in a file of its own: name, CRC32 of its bytes, columns."""
 
     name: FileName
     crc32: Count

@@ -1,1 +1,1 @@
-"""Helpers without a domain: durable writes, checksums, network addresses, processes, random numbers, logging."""
+"""Helpers without a domain: durable writes, checksums, network, processes, random numbers, logs."""

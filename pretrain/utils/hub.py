@@ -23,7 +23,7 @@ def is_hub_name(text: str) -> bool:
 
 
 def fetch_files(name: str, patterns: Sequence[str]) -> Path:
-    """Returns a folder with the files of a model that match one of the patterns (`*`: any characters).
+    """Returns a folder with the files of a model that match a pattern (`*`: any characters).
 
     Raises:
         ConfigError: The hub has no such model, or it is gated.
@@ -34,7 +34,7 @@ def fetch_files(name: str, patterns: Sequence[str]) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
-    except Exception as error:  # its errors, those of the network library beneath it, and those of the disk
+    except Exception as error:  # its own, those of its network library, and those of the disk
         raise _translated(name, error) from error
 
 

@@ -2,8 +2,8 @@
 
     write_file / write_json   ->  name.tmp-<pid>, write, fsync, rename, fsync the folder
     AtomicWriter              ->  the same, for content that comes piece by piece
-    append_line               ->  one write at the end of a file that several processes append to, fsync
-    write_chunks              ->  write in place (inside a folder that is renamed later), fsync; CRCs
+    append_line               ->  one write at the end of a file of several processes, fsync
+    write_chunks              ->  write in place, inside a folder that is renamed later, fsync; CRCs
     publish_dir               ->  fsync the folder, rename it to its final name, fsync the parent
     remove_dir                ->  rename to .trash-name, fsync the parent, remove its content
 
@@ -314,7 +314,7 @@ def _remove_tree(path: Path) -> None:
 
 
 def rename_dir(path: Path, target: Path) -> None:
-    """Gives a folder another name in the same parent, durably. Raises: DiskError, also for a taken name."""
+    """Gives a folder another name in its parent, durably. Raises: DiskError: The name is taken, too."""
     with disk_errors("rename", path):
         _rename(path, target)
 

@@ -1,4 +1,4 @@
-"""A file of JSON objects, one a line, in order of `step`: appended during a run, cut when it resumes.
+"""A file of JSON objects, one a line, by `step`: appended during a run, cut when it resumes.
 
     JsonLines(path)  ->  a torn last line (a crash while writing) is cut off
     append(row)      ->  one unbuffered write; a killed process loses no row, a killed machine those
@@ -64,7 +64,7 @@ class JsonLines:
             content_end = self._whole_lines_end()
             if content_end is not None:
                 write_file(self._path, self._path.read_bytes()[:content_end])
-            # Unbuffered: each row is one write(2), so that a kill between two rows leaves whole lines.
+            # Unbuffered: each row is one write(2), so that a kill leaves whole lines.
             self._file = self._path.open("ab", buffering=0)
             self._torn_at: int | None = None
 

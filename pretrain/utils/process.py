@@ -1,7 +1,7 @@
 """Standard streams that break without changing how a process ends.
 
     stderr                               diagnostics: refused writes are discarded
-    stdout of `train` and of launchers   progress: refused writes are discarded, the run keeps its exit code
+    stdout of `train` and of launchers   progress: refused writes are discarded
     stdout of other commands             the result: a closed pipe raises UnreadError (128 + SIGPIPE,
                                          silent), a device that refuses raises DiskError
     a stream closed before the start     /dev/null
@@ -22,7 +22,7 @@ from pretrain.errors import DiskError, UnreadError
 
 
 class _Descriptor(io.FileIO):
-    """The raw file below a stream: a refused write is an error where it is the result, else discarded."""
+    """The raw file below a stream: a refused write of the result is an error, any other discarded."""
 
     def __init__(self, number: int, name: str, *, is_result: bool) -> None:
         super().__init__(number, "w", closefd=False)

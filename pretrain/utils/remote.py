@@ -2,7 +2,7 @@
 
     stat_url(url)                       size and version
     open_url(url, start, stop)          a stream of bytes; http(s) by urllib, s3 and gs by fsspec
-    call_remote(url, call)              `call`, retried while its failure may pass; lasting failures as OSError
+    call_remote(url, call)              `call`, retried while its failure may pass
     without_secrets(url)                the URL for messages and records
 
 Credentials, endpoints and proxies come from the environment of each system: AWS_* and ~/.aws,
