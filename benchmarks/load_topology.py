@@ -103,10 +103,10 @@ def build(world: Any, job: dict[str, Any]) -> Any:
 
     from pretrain.config.data import BatchConfig, plan_batch
     from pretrain.config.engine import EngineConfig
+    from pretrain.config.model import parse_model
     from pretrain.config.objective import ObjectiveConfig
     from pretrain.config.optim import OptimConfig
     from pretrain.config.presets import expand_preset
-    from pretrain.config.recurrent import parse_model
     from pretrain.engine.build import build_engine, start_accelerator
     from pretrain.model import build_model, init_weights
     from pretrain.objective import build_loss

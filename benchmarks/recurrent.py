@@ -28,8 +28,8 @@ from benchmarks.common import environment, measure, time_once
 from benchmarks.recall_data import DISTANCES, FILLERS, PAIRS, class_of, draw_document, write_recall
 from pretrain.artifact import open_artifact
 from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.model import AnyModelConfig, parse_model
 from pretrain.config.objective import ObjectiveConfig
-from pretrain.config.recurrent import AnyModelConfig, parse_model
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
 from pretrain.plan.params import count_parameters

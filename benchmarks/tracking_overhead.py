@@ -24,8 +24,8 @@ import torch
 
 from benchmarks.common import print_row
 from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.model import parse_model
 from pretrain.config.presets import expand_preset
-from pretrain.config.recurrent import parse_model
 from pretrain.config.tracking import TrackingConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Update

@@ -21,7 +21,7 @@ from pretrain.checkpoint.format import MANIFEST, MODEL_FILE, list_checkpoints, l
 from pretrain.checkpoint.load import WeightReader, write_weights
 from pretrain.checkpoint.retention import read_best
 from pretrain.config.load import load_config
-from pretrain.config.recurrent import parse_model
+from pretrain.config.model import parse_model
 from pretrain.errors import CheckpointError, DataError
 from pretrain.interop.generation import load_generation_defaults, read_generation_defaults
 from pretrain.interop.release import open_release

@@ -18,8 +18,8 @@ from pretrain.artifact.model_path import open_source
 from pretrain.artifact.source import ModelSource
 from pretrain.checkpoint.format import MODEL_FILE
 from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.model import AnyModelConfig
 from pretrain.config.prepare import NormalizeConfig
-from pretrain.config.recurrent import AnyModelConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate.constraints import Codec
 from pretrain.model import LanguageModel, build_model

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pretrain.checkpoint.format import load_manifest
 from pretrain.checkpoint.load import WeightReader
-from pretrain.config.recurrent import AnyModelConfig
+from pretrain.config.model import AnyModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.errors import CheckpointError
 from pretrain.generate.constraints import Codec

@@ -22,8 +22,7 @@ from pretrain.artifact.model_path import is_release, open_source, write_model_fo
 from pretrain.artifact.open import load_model
 from pretrain.artifact.source import ModelSource
 from pretrain.config.load import dump_config, load_config
-from pretrain.config.model import SpecialTokens
-from pretrain.config.recurrent import RecurrentConfig
+from pretrain.config.model import RecurrentConfig, SpecialTokens
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.generation import load_generation_defaults, write_generation_defaults
 from pretrain.interop.label_names import WORDS, labelled_by

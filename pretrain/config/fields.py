@@ -24,8 +24,8 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from pretrain.config.base import Section, on_resume
+from pretrain.config.model import MODEL_SECTIONS
 from pretrain.config.prepare import PrepareConfig
-from pretrain.config.recurrent import MODEL_SECTIONS
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 

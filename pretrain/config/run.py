@@ -11,10 +11,9 @@ from pretrain.config.data import BatchConfig, DataConfig, nearest_multiples
 from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths, row_lengths
-from pretrain.config.model import ModelConfig
+from pretrain.config.model import AnyModelConfig, ModelConfig, ModelSection
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import OptimConfig
-from pretrain.config.recurrent import AnyModelConfig, ModelSection
 from pretrain.config.tracking import ProfileConfig, TrackingConfig, check_tracking
 from pretrain.config.train import (
     CheckpointConfig,

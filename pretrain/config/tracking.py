@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pretrain.config.base import OnResume, Section
-from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
+from pretrain.config.model import AnyModelConfig, RecurrentConfig
 from pretrain.config.train import EvalConfig
 
 

@@ -14,8 +14,8 @@ from pretrain.artifact.source import ModelSource
 from pretrain.config.data import BatchConfig, DataConfig, SourceConfig
 from pretrain.config.lengths import RowLengths, row_lengths
 from pretrain.config.load import load_config
+from pretrain.config.model import AnyModelConfig
 from pretrain.config.objective import NEEDS, ObjectiveConfig
-from pretrain.config.recurrent import AnyModelConfig
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.loader import ValidationLoader
 from pretrain.data.stream import open_stores, open_windows

@@ -16,7 +16,7 @@ import pydantic
 from pretrain.checkpoint.format import MANIFEST, MODEL_FILE, Manifest, list_folders, load_manifest, step_name
 from pretrain.checkpoint.retention import read_best
 from pretrain.config.load import load_config
-from pretrain.config.recurrent import AnyModelConfig, parse_model
+from pretrain.config.model import AnyModelConfig, parse_model
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.run.folder import RunDir
 from pretrain.shards.index import INDEX_NAME, check_shards, load_index

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from pretrain.config.engine import PLAIN_ENGINE
-from pretrain.config.model import ModelConfig
-from pretrain.config.recurrent import AnyModelConfig
+from pretrain.config.model import AnyModelConfig, ModelConfig
 from pretrain.model import build_model
 
 

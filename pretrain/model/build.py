@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import ModelConfig, StackConfig
-from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
+from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, StackConfig
 from pretrain.model.recurrent.recurrent import Recurrent, check_engine, draw_recurrent
 from pretrain.model.transformer import Transformer
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
-from pretrain.config.model import ModelConfig, StackConfig
-from pretrain.config.recurrent import RecurrentConfig, RecurrentStackConfig
+from pretrain.config.model import ModelConfig, RecurrentConfig, RecurrentStackConfig, StackConfig
 from pretrain.plan.params import TrainableSubset, decoder_input_width, parameter_shapes
 from pretrain.plan.task import TrainingTask
 

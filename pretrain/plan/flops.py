@@ -20,8 +20,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pretrain.config.model import ModelConfig, StackConfig
-from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
+from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, StackConfig
 from pretrain.plan.params import TrainableSubset, parameter_shapes
 
 

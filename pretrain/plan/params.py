@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
-from pretrain.config.model import ModelConfig, StackConfig
-from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig, RecurrentStackConfig
+from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, RecurrentStackConfig, StackConfig
 from pretrain.errors import ConfigError
 
 Shape = tuple[int, ...]

@@ -12,7 +12,7 @@ The shares are fitted on published runs (`gpus.py`). The bound is the part that 
 from dataclasses import dataclass
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.recurrent import AnyModelConfig, RecurrentConfig
+from pretrain.config.model import AnyModelConfig, RecurrentConfig
 from pretrain.plan.activations import activation_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops

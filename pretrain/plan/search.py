@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from pretrain.config.data import plan_batch
 from pretrain.config.engine import EngineConfig
-from pretrain.config.recurrent import RecurrentConfig
+from pretrain.config.model import RecurrentConfig
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.plan.cluster import Cluster

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
-from pretrain.config.recurrent import AnyModelConfig
+from pretrain.config.model import AnyModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.plan.flops import TrainingFlops, count_flops
 from pretrain.plan.params import TrainableSubset, Values, count_values, plan_trained

@@ -3,8 +3,8 @@
 import pytest
 
 from pretrain.config.finetune import FinetuneConfig
+from pretrain.config.model import parse_model
 from pretrain.config.presets import expand_preset
-from pretrain.config.recurrent import parse_model
 from pretrain.plan.memory import STATE_BYTES, bytes_per_parameter, state_bytes
 from pretrain.plan.params import Values, count_values, plan_trained
 from tests.helpers.ranks import run_in_ranks

@@ -11,10 +11,10 @@ from pretrain.artifact.source import is_adapter, name_without_adapter
 from pretrain.config.data import BatchConfig, plan_batch
 from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig
+from pretrain.config.model import parse_model
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
-from pretrain.config.recurrent import parse_model
 from pretrain.data.loader import StepCounts
 from pretrain.dist import World
 from pretrain.engine.build import build_engine, fill_sharded, start_accelerator

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from pretrain.config.recurrent import RecurrentStackConfig
+from pretrain.config.model import RecurrentStackConfig
 
 PADDING = -1
 """Document number of padding."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.recurrent import RecurrentConfig, RecurrentStackConfig
+from pretrain.config.model import RecurrentConfig, RecurrentStackConfig
 from pretrain.errors import ConfigError
 from pretrain.model.recurrent.layers import (
     AdditiveScore,

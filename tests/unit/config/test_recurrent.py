@@ -3,8 +3,7 @@
 import pytest
 
 from pretrain.config.load import dump_config, load_config
-from pretrain.config.model import ModelConfig
-from pretrain.config.recurrent import RecurrentConfig, parse_model
+from pretrain.config.model import ModelConfig, RecurrentConfig, parse_model
 from pretrain.errors import ConfigError
 
 RUN = """

@@ -3,8 +3,8 @@
 import pytest
 
 from pretrain.config.load import load_config
+from pretrain.config.model import parse_model
 from pretrain.config.presets import expand_preset
-from pretrain.config.recurrent import parse_model
 from pretrain.config.tracking import AttentionConfig, SamplesConfig, TrackingConfig, check_tracking
 from pretrain.config.train import EvalConfig
 from pretrain.errors import ConfigError

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.engine import PLAIN_ENGINE
-from pretrain.config.model import ModelConfig
+from pretrain.config.model import ModelConfig, RecurrentConfig
 from pretrain.config.objective import ObjectiveConfig
-from pretrain.config.recurrent import RecurrentConfig
 from pretrain.errors import ConfigError
 from pretrain.model import Recurrent, build_model, init_weights
 from pretrain.model.build import initial_weight

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pretrain.config.engine import EngineConfig
+from pretrain.config.model import AnyModelConfig
 from pretrain.config.objective import ObjectiveConfig
-from pretrain.config.recurrent import AnyModelConfig
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
 from pretrain.types import Batch, SourceBatch

@@ -4,9 +4,8 @@ import pytest
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
-from pretrain.config.model import ModelConfig
+from pretrain.config.model import ModelConfig, RecurrentConfig
 from pretrain.config.presets import expand_preset
-from pretrain.config.recurrent import RecurrentConfig
 from pretrain.plan.activations import activation_bytes
 from pretrain.plan.task import TrainingTask
 from tests.unit.plan.kept import kept_bytes

@@ -13,9 +13,8 @@ from pretrain.artifact.source import is_adapter
 from pretrain.config.engine import PLAIN_ENGINE, EngineConfig
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths
-from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.config.model import ModelConfig, StackConfig, parse_model
 from pretrain.config.presets import expand_preset
-from pretrain.config.recurrent import parse_model
 from pretrain.errors import ConfigError
 from pretrain.model import build_model, init_weights
 from pretrain.optim.build import state_size

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.model import parse_model
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
-from pretrain.config.recurrent import parse_model
 from pretrain.data.mixture import SOURCE_BITS
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
