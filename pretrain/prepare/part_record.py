@@ -183,6 +183,10 @@ class PartWriter:
         for split in list(self._open):
             self._close_shard(split)
         raw: dict[str, Any] = _RECORD.dump_python(self.record, mode="json")
+        for entry in raw["splits"].values():
+            # Only pairs have sources.
+            if not entry["source_lengths"]["bins"]:
+                entry["source_lengths"] = {}
         write_json(record_path(self.folder, self.part), raw | facts)
 
     def _open_shard(self, split: str) -> ShardWriter:
