@@ -113,7 +113,8 @@ def _show_memory(facts: dict[str, Any], console: Console) -> None:
     table.add_row("in the host's memory", size(memory["host"]), "offloaded, and what a save copies")
     largest = memory["largest_micro"]
     most = f"{largest:,}" + (" or more" if largest == memory["micro_limit"] else "")
-    table.add_row("largest micro-batch", most, f"rows; batch.micro={facts['layout']['micro']} is asked for")
+    asked = facts["layout"]["micro"]
+    table.add_row("largest micro-batch", most, f"rows; batch.micro={asked} is asked for")
     console.print(table)
     console.print()
 
@@ -166,7 +167,8 @@ def _show_course(course: dict[str, Any], console: Console) -> None:
         table.add_row("every", span(course["interval_s"]), "by checkpoint.every_steps")
     else:
         table.add_row("every", "never", "checkpoint.every_steps=0: only at the end or a stop")
-    table.add_row("a failure every", span(failures["mtbf_s"]), f"{failures['expected']:.1f} expected over the run")
+    expected = f"{failures['expected']:.1f} expected over the run"
+    table.add_row("a failure every", span(failures["mtbf_s"]), expected)
     best = f"checkpoint.every_steps={failures['daly_steps']} (Daly)"
     if failures["daly_s"] > course["total_s"]:
         best = "longer than the run (Daly)"
@@ -186,7 +188,8 @@ def _show_course(course: dict[str, Any], console: Console) -> None:
 
 def _show_data(data: dict[str, Any], console: Console) -> None:
     table = _section("Data")
-    table.add_row("tokens read", count(data["needed_tokens"]), f"{size(data['bytes_s'])}/s by all ranks")
+    speed = f"{size(data['bytes_s'])}/s by all ranks"
+    table.add_row("tokens read", count(data["needed_tokens"]), speed)
     share = data["needed_tokens"] / data["optimal_tokens"]
     optimal = f"20 a parameter; the run reads {share:.2f} x"
     table.add_row("compute-optimal", count(data["optimal_tokens"]), optimal)
@@ -196,7 +199,8 @@ def _show_data(data: dict[str, Any], console: Console) -> None:
     else:
         shards = f"in {stored['shards']} shards: {data['epochs']:.2f} epochs"
         table.add_row("there are", count(stored["tokens"]), shards)
-        table.add_row("rows a lane", count(data["rows_a_lane"]), f"an epoch, data.lanes={data['lanes']}")
+        lanes = f"an epoch, data.lanes={data['lanes']}"
+        table.add_row("rows a lane", count(data["rows_a_lane"]), lanes)
     console.print(table)
     if data["problem"]:
         console.print(data["problem"], style="bold red", soft_wrap=True)
