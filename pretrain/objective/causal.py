@@ -8,6 +8,7 @@ documents and positions are None, which is equivalent and selects the dense path
 backend.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -104,13 +105,5 @@ def prefix_rows(rows: TokenRows | PairRows, seed: int, document_mask: bool) -> M
     prefix = positions < np.take_along_axis(at_first, first, axis=1)
     targets = whole.targets.copy()
     targets[:, :-1][prefix[:, 1:]] = IGNORE_INDEX
-    return ModelRows(
-        inputs=whole.inputs,
-        targets=targets,
-        num_targets=int((targets != IGNORE_INDEX).sum()),
-        sample_ids=rows.sample_ids,
-        positions=whole.positions,
-        documents=whole.documents,
-        prefix=prefix,
-        num_padding=whole.num_padding,
-    )
+    num_targets = int((targets != IGNORE_INDEX).sum())
+    return replace(whole, targets=targets, num_targets=num_targets, prefix=prefix)

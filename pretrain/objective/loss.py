@@ -25,6 +25,7 @@ computed.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -78,11 +79,7 @@ Loss = Callable[[Model, Batch], LossOutput]
 
 def token_loss(config: ObjectiveConfig) -> Loss:
     """Returns the cross-entropy loss with the label smoothing and the z-loss of a config."""
-
-    def loss(model: Model, batch: Batch) -> LossOutput:
-        return sum_token_loss(model, batch, config.label_smoothing, config.z_loss)
-
-    return loss
+    return partial(sum_token_loss, label_smoothing=config.label_smoothing, z_loss=config.z_loss)
 
 
 def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_loss: float = 0.0) -> LossOutput:
@@ -130,7 +127,6 @@ class ChunkLoss(NamedTuple):
 
     loss: Tensor
     nll_P1: Tensor
-    nll: Tensor
     num_correct: Tensor
     exp_PV: Tensor
     total_P1: Tensor
@@ -166,7 +162,6 @@ def score_chunk(logits_PV: Tensor, targets_P1: Tensor, form: CrossEntropy, needs
     return ChunkLoss(
         loss=loss_P1.sum(),
         nll_P1=nll_P1,
-        nll=nll_P1.sum(),
         num_correct=(first_P1 == targets_P1).sum(),
         exp_PV=exp_PV,
         total_P1=total_P1,
@@ -229,8 +224,7 @@ def linear_cross_entropy(
         bias_V = None if bias_V is None else bias_V.to(dtype)
     with torch.autocast(device, enabled=False):
         # Inside a Function gradients are always off: the current mode is passed in.
-        needs_grad = torch.is_grad_enabled()
-        return LossOutput(*_Sums.apply(hidden, weight_VD, bias_V, targets, form, needs_grad))
+        return LossOutput(*_Sums.apply(hidden, weight_VD, bias_V, targets, form, torch.is_grad_enabled()))
 
 
 class _Sums(torch.autograd.Function):
@@ -249,8 +243,7 @@ class _Sums(torch.autograd.Function):
         nll_sum = hidden_PD.new_zeros((), dtype=exact)
         nll_P = hidden_PD.new_empty(len(targets_P), dtype=exact)
         num_correct = targets_P.new_zeros(())
-        needed = (grad_enabled and x for x in ctx.needs_input_grad[:3])
-        for_hidden, for_weight, for_bias = needed
+        for_hidden, for_weight, for_bias = (grad_enabled and x for x in ctx.needs_input_grad[:3])
         needs_grad = for_hidden or for_weight or for_bias
         grad_hidden = torch.empty_like(hidden_PD) if for_hidden else None
         grad_weight = torch.zeros_like(weight_VD, dtype=exact) if for_weight else None
@@ -265,7 +258,7 @@ class _Sums(torch.autograd.Function):
             logits_PV = torch.nn.functional.linear(hidden, weight_VD, bias_V).to(exact)
             chunk = score_chunk(logits_PV, targets_P1, form, needs_grad)
             loss_sum += chunk.loss
-            nll_sum += chunk.nll
+            nll_sum += chunk.nll_P1.sum()
             nll_P[start : start + size] = chunk.nll_P1[:, 0]
             num_correct += chunk.num_correct
             if not needs_grad:

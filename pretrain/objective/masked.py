@@ -25,21 +25,23 @@ def build_masked(config: TaskConfig, context: RowContext) -> RowMaker:
             "objective.kind=masked needs a mask token, which the tokenizer does not have",
             fix="prepare with [MASK] among tokenizer.special_tokens",
         )
-
-    def make(rows: TokenRows | PairRows) -> ModelRows:
-        assert isinstance(rows, TokenRows), "pairs are not masked"
-        return masked_rows(rows, config.masked, context.vocabulary, context.seed, context.document_mask)
-
-    return make
+    return partial(
+        masked_rows,
+        config=config.masked,
+        vocabulary=context.vocabulary,
+        seed=context.seed,
+        document_mask=context.document_mask,
+    )
 
 
 def masked_rows(
-    rows: TokenRows, config: MaskedConfig, vocabulary: Vocabulary, seed: int, document_mask: bool
+    rows: TokenRows | PairRows, config: MaskedConfig, vocabulary: Vocabulary, seed: int, document_mask: bool
 ) -> ModelRows:
     """Masks tokens of raw rows, whose last column belongs to other rows and is not read.
 
     The vocabulary has `mask`, and for whole words `find_words`; `seed` is that of the run.
     """
+    assert isinstance(rows, TokenRows), "pairs are not masked"
     seq_len = rows.tokens.shape[1] - 1
     tokens = rows.tokens[:, :-1].astype(np.int64)
     chosen = _draw_chosen(rows, tokens, config, vocabulary, seed)

@@ -6,10 +6,10 @@ from functools import partial
 import numpy as np
 
 from pretrain.config.lengths import RowLengths
-from pretrain.config.objective import DenoiserConfig, TaskConfig
+from pretrain.config.objective import TaskConfig
 from pretrain.objective.row_maker import RowContext, RowMaker
 from pretrain.objective.seq2seq import start_of
-from pretrain.objective.span import CorruptedRows, check_tokens, corrupt, for_two_stacks
+from pretrain.objective.span import check_tokens, denoise
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRows, select_rows
 from pretrain.utils.rng import draw_uniform
 
@@ -114,43 +114,7 @@ def build_ul2(config: TaskConfig, context: RowContext) -> RowMaker:
     for denoiser in denoisers:
         check_tokens(denoiser, context)
     start_id = start_of(context) if context.num_stacks == 2 else None
-    make = partial(_denoise, context=context, start_id=start_id)
-    makers = [partial(make, denoiser=denoiser) for denoiser in denoisers]
+    make = partial(denoise, context=context, start_id=start_id)
+    makers = [partial(make, span=denoiser) for denoiser in denoisers]
     weights = [denoiser.weight for denoiser in denoisers]
     return mix(makers, weights, "denoiser", context.seed, context.lengths, context.vocabulary.eos)
-
-
-def _denoise(
-    rows: TokenRows | PairRows, denoiser: DenoiserConfig, context: RowContext, start_id: int | None
-) -> ModelRows:
-    assert isinstance(rows, TokenRows), "pairs are not corrupted"
-    found = corrupt(rows, denoiser, context)
-    if start_id is not None:
-        return for_two_stacks(found, rows.sample_ids, start_id)
-    return for_one_stack(found, rows.sample_ids)
-
-
-def for_one_stack(found: CorruptedRows, sample_ids: np.ndarray) -> ModelRows:
-    """Returns rows of a decoder with a bidirectional source as prefix, followed by the target."""
-    source_len = found.source.shape[1]
-    tokens = np.concatenate((found.source, found.target), axis=1)
-    documents = np.concatenate((found.source_documents, found.target_documents), axis=1)
-    loss_mask = np.concatenate((np.zeros(found.source.shape, dtype=bool), ~found.lost), axis=1)
-    prefix = np.broadcast_to(np.arange(tokens.shape[1]) < source_len, tokens.shape)
-    if documents.any():
-        # Rows that are not full: move the padding of source and target to the end.
-        order = np.argsort(documents < 0, axis=1, kind="stable")
-        ordered = (np.take_along_axis(x, order, axis=1) for x in (tokens, documents, loss_mask, prefix))
-        tokens, documents, loss_mask, prefix = ordered
-    targets = np.where(loss_mask, tokens, IGNORE_INDEX)[:, 1:]
-    positions = np.broadcast_to(np.arange(targets.shape[1]), targets.shape)
-    return ModelRows(
-        inputs=tokens[:, :-1],
-        targets=targets,
-        num_targets=int(loss_mask.sum()),
-        sample_ids=sample_ids,
-        positions=positions if documents.any() else None,
-        documents=documents[:, :-1] if documents.any() else None,
-        prefix=prefix[:, :-1],
-        num_padding=int((documents[:, :-1] < 0).sum()),
-    )

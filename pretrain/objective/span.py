@@ -14,6 +14,7 @@ ones) end with a document of padding, number -1.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -69,13 +70,16 @@ class CorruptedRows:
 def build_span(config: TaskConfig, context: RowContext) -> RowMaker:
     """Raises: ConfigError: The tokenizer has too few sentinels, or no decoder start token."""
     check_tokens(config.span, context)
-    start_id = start_of(context)
+    return partial(denoise, span=config.span, context=context, start_id=start_of(context))
 
-    def make(rows: TokenRows | PairRows) -> ModelRows:
-        assert isinstance(rows, TokenRows), "pairs are not corrupted"
-        return for_two_stacks(corrupt(rows, config.span, context), rows.sample_ids, start_id)
 
-    return make
+def denoise(rows: TokenRows | PairRows, span: SpanConfig, context: RowContext, start_id: int | None) -> ModelRows:
+    """Returns rows of two stacks, whose decoder begins with `start_id`; None: of one stack."""
+    assert isinstance(rows, TokenRows), "pairs are not corrupted"
+    found = corrupt(rows, span, context)
+    if start_id is None:
+        return for_one_stack(found, rows.sample_ids)
+    return for_two_stacks(found, rows.sample_ids, start_id)
 
 
 def check_tokens(span: SpanConfig, context: RowContext) -> None:
@@ -91,10 +95,8 @@ def check_tokens(span: SpanConfig, context: RowContext) -> None:
         )
     mode = span.mode if isinstance(span, DenoiserConfig) else None
     if mode is not None and mode not in context.vocabulary.named:
-        raise ConfigError(
-            f"the tokenizer has no special token {mode}, the mode of a denoiser",
-            fix="prepare with it among tokenizer.special_tokens, or set its mode to null",
-        )
+        fix = "prepare with it among tokenizer.special_tokens, or set its mode to null"
+        raise ConfigError(f"the tokenizer has no special token {mode}, the mode of a denoiser", fix=fix)
 
 
 def corrupt(rows: TokenRows, span: SpanConfig, context: RowContext) -> CorruptedRows:
@@ -166,6 +168,32 @@ def for_two_stacks(found: CorruptedRows, sample_ids: np.ndarray, start_id: int) 
         documents=documents,
         source=source,
         num_padding=int((found.source_documents < 0).sum() + (found.target_documents < 0).sum()),
+    )
+
+
+def for_one_stack(found: CorruptedRows, sample_ids: np.ndarray) -> ModelRows:
+    """Returns rows of a decoder with a bidirectional source as prefix, followed by the target."""
+    source_len = found.source.shape[1]
+    tokens = np.concatenate((found.source, found.target), axis=1)
+    documents = np.concatenate((found.source_documents, found.target_documents), axis=1)
+    loss_mask = np.concatenate((np.zeros(found.source.shape, dtype=bool), ~found.lost), axis=1)
+    prefix = np.broadcast_to(np.arange(tokens.shape[1]) < source_len, tokens.shape)
+    if documents.any():
+        # Rows that are not full: move the padding of source and target to the end.
+        order = np.argsort(documents < 0, axis=1, kind="stable")
+        ordered = (np.take_along_axis(x, order, axis=1) for x in (tokens, documents, loss_mask, prefix))
+        tokens, documents, loss_mask, prefix = ordered
+    targets = np.where(loss_mask, tokens, IGNORE_INDEX)[:, 1:]
+    positions = np.broadcast_to(np.arange(targets.shape[1]), targets.shape)
+    return ModelRows(
+        inputs=tokens[:, :-1],
+        targets=targets,
+        num_targets=int(loss_mask.sum()),
+        sample_ids=sample_ids,
+        positions=positions if documents.any() else None,
+        documents=documents[:, :-1] if documents.any() else None,
+        prefix=prefix[:, :-1],
+        num_padding=int((documents[:, :-1] < 0).sum()),
     )
 
 
