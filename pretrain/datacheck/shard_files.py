@@ -3,12 +3,14 @@
     sidecars     -> CRC32 and shape; offsets, counts and lengths as in the index and in the members
     each member  -> CRC32 of every array; ids below the vocabulary; document starts ascend from 0
     each tar     -> sha256 of the whole
+    first tars   -> samples as webdataset itself reads them, for the tools that know no index
 
 All damage is reported at once: the first damaged member of each shard, or bytes between members.
 Not here: the tokenizer (reading.py), and the rows that a stream makes of the shards (replay.py).
 """
 
 import hashlib
+import io
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +58,35 @@ def check_files(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, in
         assert isinstance(total, int)
         token_sums[shards.name] = (token_sums[shards.name] + total) % 2**64
     return token_sums
+
+
+def check_with_webdataset(store: ShardStore, index: DataIndex) -> int:
+    """Compares the first shard of each split with the samples that webdataset reads, and returns their number.
+
+    Raises:
+        DataError: Other tools would read other samples; names the shard.
+    """
+    import webdataset  # imports torch where it is installed: seconds
+
+    total = 0
+    for name, split in index.splits.items():
+        if not split.shards:
+            continue
+        shards = ShardSet(store, index, name)
+        reader = shards.reader(0)
+        # A list, because a string would be expanded: {a..b} in the name of a folder is no range.
+        urls = [str((shards.folder / split.shards[0].name).absolute())]
+        num_samples = 0
+        for sample in webdataset.WebDataset(urls, shardshuffle=False, empty_check=False):
+            for member, values in zip(("tokens.npy", "docs.npy"), reader.member(num_samples), strict=True):
+                if member not in sample or not np.array_equal(np.load(io.BytesIO(sample[member])), values):
+                    raise _contradiction(reader, f"webdataset reads another {member} in sample {num_samples}")
+            num_samples += 1
+        if num_samples != split.shards[0].num_members:
+            what = f"webdataset reads {num_samples} samples of {split.shards[0].num_members}"
+            raise _contradiction(reader, what)
+        total += num_samples
+    return total
 
 
 def shard_totals(*splits: SplitIndex) -> dict[str, int]:

@@ -1,11 +1,11 @@
 """`pretrain data verify`: the proof that a folder is whole, and a stream reads each sample once.
 
-    files    -> every byte is as in the index (shard_files.py)
+    files    -> every byte is as in the index, and webdataset reads the shards alike (shard_files.py)
     courses  -> an epoch of training, and the validation split: each read at several world sizes,
                 and with another world size after each restart (replay.py)
     proof    -> the readings, with equal hashes and the tokens of the index
 
-Imports no torch of its own: it runs on a login node.
+Needs no torch: it runs on a login node.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from pretrain.config.data import DataConfig
 from pretrain.datacheck.hash import TokenSums
 from pretrain.datacheck.reading import Order, ReadingPlan, open_data, plan_reading
 from pretrain.datacheck.replay import Reading, not_exactly_once, read_course
-from pretrain.datacheck.shard_files import check_files, shard_totals
+from pretrain.datacheck.shard_files import check_files, check_with_webdataset, shard_totals
 from pretrain.datacheck.stats_text import print_table
 from pretrain.errors import ConfigError
 from pretrain.shards.index import data_hash
@@ -69,6 +69,7 @@ def verify(
         index = dataset.index
         files = bar.add_task("files", total=2 * shard_totals(*index.splits.values())["bytes"])
         token_sums = check_files(store, index, partial(bar.advance, files))
+        num_samples = check_with_webdataset(store, index)
         sums = TokenSums(index.vocab_size)
         courses = []
         is_whole = True
@@ -84,6 +85,7 @@ def verify(
         "data_sha256": data_hash(index),
         "data_kind": index.kind,
         **shard_totals(*index.splits.values()),
+        "webdataset_samples": num_samples,
         "order": asdict(order),
         "courses": courses,
         "exactly_once": True,
@@ -147,6 +149,7 @@ def print_proof(proof: dict[str, Any]) -> None:
     """Prints the proof, a table for each course; the last line is the verdict."""
     totals = ", ".join(f"{proof[what]:,} {what}" for what in ("shards", "members", "bytes"))
     print(f"{proof['path']}: {totals}: sizes, CRC32 and sha256 are those of the index")
+    print(f"webdataset reads the {proof['webdataset_samples']:,} members of the first shard of each split alike")
     hashes = ("hash of samples", "hash of content")
     heads = ("ranks", "restarts", "samples", "tokens", *hashes, "time")
     for course in proof["courses"]:

@@ -76,8 +76,8 @@ BETTER_WORDS = {
 """Words that the field has a term for, and the terms."""
 
 IMPORTED_AS = {"pyyaml": "yaml", "huggingface_hub": "huggingface_hub"}
-UNUSED_DEPENDENCIES = {"sentencepiece", "webdataset"}
-"""Read through transformers; and through the shards that are its format."""
+UNUSED_DEPENDENCIES = {"sentencepiece"}
+"""Imported by transformers, for the tokenizers of Marian and T5."""
 
 
 @cache

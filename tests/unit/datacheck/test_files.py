@@ -1,11 +1,12 @@
 """Every byte of a shard folder counts: whatever is damaged is found and named."""
 
 import random
+import tarfile
 from dataclasses import replace
 
 import pytest
 
-from pretrain.datacheck.shard_files import check_files
+from pretrain.datacheck.shard_files import check_files, check_with_webdataset
 from pretrain.errors import DataError
 from pretrain.shards.index import load_index
 from pretrain.shards.store import LocalStore
@@ -36,6 +37,25 @@ def test_every_byte_of_an_intact_folder_is_read_twice(folder):
     num_bytes = sum(shard.num_bytes for split in index.splits.values() for shard in split.shards)
     assert sum(amounts) == pytest.approx(2 * num_bytes)
     assert found.keys() == {"train", "validation"} and all(found.values())
+
+
+def test_webdataset_reads_the_first_shard_of_each_split_alike(folder):
+    index = load_index(folder)
+    first = [split.shards[0] for split in index.splits.values()]
+    assert check_with_webdataset(LocalStore(folder), index) == sum(shard.num_members for shard in first)
+
+
+def test_a_name_that_groups_members_otherwise_is_found(folder):
+    """Our reader goes by offsets; other tools go by names, up to the first dot."""
+    index = load_index(folder)
+    path = folder / index.splits["train"].shards[0].name
+    whole = path.read_bytes()
+    header = tarfile.TarInfo.frombuf(whole[:512], "utf-8", "strict")
+    header.name = "another" + header.name[header.name.index(".") :]
+    path.write_bytes(header.tobuf(tarfile.USTAR_FORMAT) + whole[512:])
+    with pytest.raises(DataError, match="webdataset reads another"):
+        check_with_webdataset(LocalStore(folder), index)
+    path.write_bytes(whole)
 
 
 @pytest.mark.long
