@@ -57,12 +57,13 @@ MUTATIONS = [
     ),
     Mutation(
         "no fsync after the rename that commits", "pretrain/utils/io.py",
-        "        temporary.rename(final)\n        fsync_dir(final.parent)\n", "        temporary.rename(final)\n",
+        "        _rename(temporary, final)\n",
+        "        _operation(\"rename\", final)\n        temporary.rename(final)\n",
         "tests/unit/checkpoint/test_power_loss.py -k has_returned_from",
     ),
     Mutation(
         "no fsync between the new name of what goes and its removal", "pretrain/utils/io.py",
-        "        path.rename(trash)\n        fsync_dir(trash.parent)\n", "        path.rename(trash)\n",
+        "        _rename(path, trash)\n", "        _operation(\"rename\", trash)\n        path.rename(trash)\n",
         "tests/unit/utils/test_io.py -k cut_short",
     ),
     Mutation(
