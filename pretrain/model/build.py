@@ -125,11 +125,7 @@ def build_model(
 ) -> LanguageModel:
     """Builds a model on `device` with its weights unset.
 
-    Args:
-        config: The model; `vocab_size` must be set.
-        engine: Attention kernel, activation checkpointing and compilation.
-        device: Device of the model; on the meta device it has no storage.
-        storage: False: leave the parameters on the meta device, to be filled one by one.
+    Without `storage` the parameters stay on the meta device, to be filled one by one.
 
     Raises:
         ConfigError: The attention backend does not support the model or the device, or the engine

@@ -29,10 +29,7 @@ class Rotation(NamedTuple):
 
 
 def rotary_frequencies(head_width: int, theta: float, scaling: RotaryScaling | None) -> Tensor:
-    """Returns the angle between neighbouring positions of each pair of dimensions, [H / 2].
-
-    fp64, for the precision of large angles; on the CPU.
-    """
+    """Returns the angle of a step of each pair of dimensions, [H / 2], fp64 for large angles."""
     exponents = torch.arange(0, head_width, 2, dtype=torch.float64, device="cpu") / head_width
     frequencies = theta**-exponents
     if scaling is None:

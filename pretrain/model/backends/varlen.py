@@ -43,11 +43,9 @@ class Spans(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VarlenMask:
-    """Input of the kernel.
+    """Input of the kernel: first token of each segment, int32, then B x T or B x S; longest segments.
 
-    Starts are int32: the first token of each segment, then B x T or B x S. Maxima bound the lengths
-    of segments. `window`: keys seen before and after a query, aligned at the ends of a segment's
-    queries and keys; -1: all.
+    `window`: keys seen before and after a query, aligned at the ends of a segment; -1: all.
     """
 
     query_starts: Tensor
@@ -84,11 +82,7 @@ class VarlenAttention:
         device: torch.device,
         bias: DistanceBias | None = None,
     ) -> VarlenMask:
-        """Concatenates the segments; synchronises with the device for documents or lengths.
-
-        Raises:
-            ConfigError: The kernel does not support the mask, with the reason.
-        """
+        """Concatenates the segments; synchronises with the device for documents or lengths."""
         if bias is not None:
             raise refusal("varlen", "adds no bias")
         spans = plan_varlen(mask, rows=rows, queries=queries, keys=keys)

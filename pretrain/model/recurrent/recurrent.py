@@ -268,10 +268,8 @@ class Recurrent(nn.Module):
             self.head.weight = self.embedding.weight
 
     def allow_swaps(self) -> None:
-        """Drops torch's weak references to its weights, which prevent exchanging their content.
-
-        They only serve to notice a replaced weight (`torch.func.functional_call`).
-        """
+        """Drops torch's weak references to its weights, which prevent exchanging their content."""
+        # They only serve to notice a replaced weight (`torch.func.functional_call`).
         for module in self.modules():
             if isinstance(module, nn.RNNBase):
                 module._flat_weight_refs = [None] * len(module._flat_weights_names)
