@@ -1,6 +1,6 @@
 """Rows of tokens in numpy, raw and as a model takes them, and the meaning of ids. No torch.
 
-    data  -->  TokenRows or PairRows  --objective-->  ModelRows  --loader-->  types.Batch
+    data  -->  TokenRows  --RowMaker of an objective-->  ModelRows  --loader-->  types.Batch
 
 Rows are raw: whole documents side by side, or text that is cut where a row ends. A sample id is
 unique over the epochs of a run, so that functions of (seed, sample id) change from epoch to
@@ -18,7 +18,7 @@ IGNORE_INDEX = -100
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Rows as they come from the shards."""
+    """Rows as they come from the shards; of pairs those of the target, with their source."""
 
     # [B, W+1], the shards' dtype. The last column is a target only: the first token of another row.
     tokens: np.ndarray
@@ -27,14 +27,9 @@ class TokenRows:
     sample_ids: np.ndarray  # int64 [B]
     loss_mask: np.ndarray | None = None  # bool [B, W+1]: tokens that are targets. None: all
     labels: np.ndarray | None = None  # int16 [B, W+1]: number of a label, or IGNORE_INDEX
-
-
-@dataclass(frozen=True, slots=True)
-class PairRows:
-    """Rows of pairs: document n of a source row belongs to document n of the target row."""
-
-    source: TokenRows  # [B, S+1]; the last column is never read
-    target: TokenRows  # [B, T+1]
+    # Pairs only: [B, S+1], the last column is never read. Its document n belongs to document n of
+    # the same row here.
+    source: "TokenRows | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +66,9 @@ class ModelRows:
         return self.inputs.size + (0 if self.source is None else self.source.tokens.size) - self.num_padding
 
 
+RowMaker = Callable[[TokenRows], ModelRows]
+"""Makes of rows what a model reads and predicts: numpy, in the loader's threads, a pure function."""
+
 WordFinder = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """`find(ids_BT, apart_BT)`: whether each token begins a word, bool [B, T]. Ids int64 [B, T]; apart,
 bool [B, T]: the token begins a text. A row's first token begins both."""
@@ -105,4 +103,5 @@ def select_rows(rows: TokenRows, chosen: np.ndarray) -> TokenRows:
         sample_ids=rows.sample_ids[chosen],
         loss_mask=None if rows.loss_mask is None else rows.loss_mask[chosen],
         labels=None if rows.labels is None else rows.labels[chosen],
+        source=None if rows.source is None else select_rows(rows.source, chosen),
     )

@@ -17,6 +17,7 @@ not. Not here: the documents of a bin (`bins.py`).
 
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -26,7 +27,7 @@ from pretrain.data.damage import DamagePolicy
 from pretrain.data.lookahead import Layout, Lookahead, layout_of
 from pretrain.data.order import SampleOrder, random_bits, rank_bits, shard_order
 from pretrain.errors import DataError
-from pretrain.rows import IGNORE_INDEX, PairRows, TokenRows
+from pretrain.rows import IGNORE_INDEX, TokenRows
 from pretrain.shards.index import LABELLED
 from pretrain.shards.reader import ShardReader, ShardSet
 
@@ -110,7 +111,7 @@ class BinStream:
         if bucket_rows is not None:
             self._picks = BucketOrder(self.order, self._lengths_of, batch_rows=bucket_rows, seed=seed)
 
-    def read(self, positions: range) -> TokenRows | PairRows:
+    def read(self, positions: range) -> TokenRows:
         """Reads the samples at some positions. Raises: DataError, naming shard and member."""
         if self._lookahead is not None and positions:
             self._lookahead.follow(self.order, self._layout, positions.start, overlap=0)
@@ -122,7 +123,7 @@ class BinStream:
         num_bins = self.order.num_tokens
         return num_bins if max_tokens is None else min(num_bins, -(-max_tokens // self.seq_len))
 
-    def read_windows(self, windows: range, max_tokens: int | None = None) -> TokenRows | PairRows:
+    def read_windows(self, windows: range, max_tokens: int | None = None) -> TokenRows:
         """Reads rows in a fixed order; those past `num_windows` are padding. Raises: DataError."""
         count = self.num_windows(max_tokens)
         places = [self._locate(window) if window < count else None for window in windows]
@@ -146,7 +147,7 @@ class BinStream:
                 lengths[row] += self.shards.lengths(shard, "source")[bins.document[number]]
         return lengths
 
-    def _read_rows(self, places: list[tuple[int, int] | None], samples: np.ndarray) -> TokenRows | PairRows:
+    def _read_rows(self, places: list[tuple[int, int] | None], samples: np.ndarray) -> TokenRows:
         writers = [_RowWriter(len(places), self.seq_len, self.shards, self._reader, "tokens")]
         if self.source_len is not None:
             writers.append(_RowWriter(len(places), self.source_len, self.shards, self._reader, "source"))
@@ -166,7 +167,7 @@ class BinStream:
                 for writer in writers:  # a pair without its other side has no loss
                     writer.clear(row)
         rows, *sources = (writer.finish(samples) for writer in writers)
-        return PairRows(sources[0], rows) if sources else rows
+        return replace(rows, source=sources[0]) if sources else rows
 
     def _build_layout(self, epoch: int) -> Layout:
         return layout_of(self._counts, shard_order(len(self.shards), self.order.seed, epoch))

@@ -24,25 +24,15 @@ from pretrain.data.mixture import RowSource, merge_rows
 from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.prefetch import Prefetcher
 from pretrain.data.stream import TokenStream
-from pretrain.rows import ModelRows, PairRows, TokenRows
+from pretrain.rows import ModelRows, RowMaker, TokenRows
 from pretrain.types import Batch, SourceBatch
 from pretrain.utils.rng import mix64
-
-RowMaker = Callable[[TokenRows | PairRows], ModelRows]
-"""An objective's part: makes of rows what a model reads and predicts."""
-
 
 CROP_MULTIPLE = 8
 
 
-def crop(rows: TokenRows | PairRows) -> TokenRows | PairRows:
+def crop(rows: TokenRows) -> TokenRows:
     """Removes columns that are padding in every row, down to a multiple of `CROP_MULTIPLE`."""
-    if isinstance(rows, PairRows):
-        return PairRows(_crop_side(rows.source), _crop_side(rows.target))
-    return _crop_side(rows)
-
-
-def _crop_side(rows: TokenRows) -> TokenRows:
     assert rows.num_tokens is not None, "rows of known length"
     width = rows.tokens.shape[1]
     longest = int(rows.num_tokens.max(initial=1))
@@ -56,6 +46,7 @@ def _crop_side(rows: TokenRows) -> TokenRows:
         sample_ids=rows.sample_ids,
         loss_mask=None if rows.loss_mask is None else rows.loss_mask[:, :kept],
         labels=None if rows.labels is None else rows.labels[:, :kept],
+        source=None if rows.source is None else crop(rows.source),
     )
 
 
@@ -279,10 +270,9 @@ class ValidationLoader:
         return _build_batch(self._make_rows(crop(rows) if self._crop else rows), self._pin_memory)
 
 
-def count_skipped(rows: TokenRows | PairRows) -> int:
+def count_skipped(rows: TokenRows) -> int:
     """Returns the number of skipped rows of a training batch: those without a single token."""
-    target = rows.target if isinstance(rows, PairRows) else rows
-    return 0 if target.num_tokens is None else int((target.num_tokens == 0).sum())
+    return 0 if rows.num_tokens is None else int((rows.num_tokens == 0).sum())
 
 
 def _build_batch(made: ModelRows, pin_memory: bool) -> Batch:

@@ -32,7 +32,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from pretrain.errors import ConfigError
-from pretrain.rows import PairRows, TokenRows
+from pretrain.rows import TokenRows
 
 NEVER = inf
 MAX_PERIOD = 1_000_000
@@ -264,7 +264,7 @@ def _rest(segments: Sequence[Segment], source: int, position: int) -> list[Segme
 class RowSource(Protocol):
     """The samples of a source, or of a run, by position."""
 
-    def read(self, positions: range) -> TokenRows | PairRows:
+    def read(self, positions: range) -> TokenRows:
         """Reads the samples at some positions."""
 
 
@@ -276,20 +276,17 @@ class MixtureStream:
         self._sources = sources
         self.order = order
 
-    def read(self, positions: range) -> TokenRows | PairRows:
+    def read(self, positions: range) -> TokenRows:
         """Reads the samples at some ascending positions of the run, one apart. Raises: DataError."""
         assert positions.step == 1
         sources, places = self.order.pick(positions)
-        parts: list[TokenRows | PairRows] = []
+        parts = []
         order = []
         for source in np.unique(sources).tolist():
             (rows,) = np.nonzero(sources == source)
             # Consecutive positions of the run hold consecutive samples of each source.
             part = self._sources[source].read(range(int(places[rows[0]]), int(places[rows[-1]]) + 1))
-            if isinstance(part, PairRows):
-                parts.append(PairRows(_numbered(part.source, source), _numbered(part.target, source)))
-            else:
-                parts.append(_numbered(part, source))
+            parts.append(replace(part, sample_ids=part.sample_ids + (source << (63 - SOURCE_BITS))))
             order.append(rows)
         return merge_rows(parts, np.concatenate(order))
 
@@ -299,21 +296,10 @@ def source_of(sample_ids: np.ndarray) -> np.ndarray:
     return sample_ids >> (63 - SOURCE_BITS)
 
 
-def _numbered(rows: TokenRows, source: int) -> TokenRows:
-    return replace(rows, sample_ids=rows.sample_ids + (source << (63 - SOURCE_BITS)))
-
-
-def merge_rows(parts: Sequence[TokenRows | PairRows], places: np.ndarray) -> TokenRows | PairRows:
+def merge_rows(parts: Sequence[TokenRows], places: np.ndarray) -> TokenRows:
     """Puts the rows of all parts, one after another, at `places`, int64 [rows of all parts]."""
-    pairs = [part for part in parts if isinstance(part, PairRows)]
-    if pairs:
-        assert len(pairs) == len(parts), "sources of one mixture are of one kind"
-        source = _merge_side([part.source for part in pairs], places)
-        return PairRows(source, _merge_side([part.target for part in pairs], places))
-    return _merge_side([part for part in parts if isinstance(part, TokenRows)], places)
-
-
-def _merge_side(parts: list[TokenRows], places: np.ndarray) -> TokenRows:
+    sources = [part.source for part in parts if part.source is not None]
+    assert len(sources) in (0, len(parts)), "sources of one mixture are of one kind"
     tokens = np.concatenate([part.tokens for part in parts])
     width = tokens.shape[1]
     first_rows = np.cumsum([0, *(len(part.tokens) for part in parts[:-1])])
@@ -339,4 +325,5 @@ def _merge_side(parts: list[TokenRows], places: np.ndarray) -> TokenRows:
         sample_ids=np.concatenate([part.sample_ids for part in parts])[back],
         loss_mask=gather([part.loss_mask for part in parts]),
         labels=gather([part.labels for part in parts]),
+        source=merge_rows(sources, places) if sources else None,
     )

@@ -24,7 +24,7 @@ from pretrain.data.lookahead import Layout, Lookahead, layout_of
 from pretrain.data.mixture import FiniteMixture, MixtureOrder, MixtureStream, end_sources
 from pretrain.data.order import SampleOrder, shard_order
 from pretrain.errors import ConfigError, DataError
-from pretrain.rows import PairRows, TokenRows
+from pretrain.rows import TokenRows
 from pretrain.shards.dataset import Dataset
 from pretrain.shards.index import DataIndex
 from pretrain.shards.reader import MAX_OPEN_SHARDS, ShardReader, ShardSet
@@ -241,7 +241,7 @@ class SourceStreams:
                 self.check_supply(1)
             self._mixture = MixtureStream(self._streams, MixtureOrder(self._ending.segments))
 
-    def read(self, positions: range) -> TokenRows | PairRows:
+    def read(self, positions: range) -> TokenRows:
         """Reads the samples at some positions. Raises: DataError: A shard is missing or damaged."""
         return self._streams[0].read(positions) if self._mixture is None else self._mixture.read(positions)
 

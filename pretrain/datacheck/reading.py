@@ -21,12 +21,12 @@ from pretrain.data.bin_stream import GROUP_BATCHES, BinStream
 from pretrain.data.stream import SourceStreams, TokenStream, open_stores, open_windows
 from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import ConfigError
-from pretrain.rows import PairRows, TokenRows
+from pretrain.rows import TokenRows
 from pretrain.shards.dataset import ONLY, Dataset, check_tokenizers, open_dataset
 from pretrain.shards.reader import ShardSet
 from pretrain.shards.store import ShardStore
 
-Read = Callable[[range], TokenRows | PairRows]
+Read = Callable[[range], TokenRows]
 Columns = tuple[np.ndarray, np.ndarray]
 """The first column that each row owns, and the one after the last: int64 [B] both."""
 Owned = Callable[[TokenRows], Columns]

@@ -23,7 +23,6 @@ from pretrain.datacheck.hash import RowHashes, TokenSums, hash_rows
 from pretrain.datacheck.reading import MAX_MICRO, ReadingPlan
 from pretrain.datacheck.shard_files import Tick
 from pretrain.errors import DataError
-from pretrain.rows import PairRows
 
 THREADS = 2
 PREFETCH = 4
@@ -141,11 +140,10 @@ def _read_parts(course: ReadingPlan, world_size: int, steps: range, limit: int, 
         if not positions:
             return _Part(np.empty(0, np.int64), 0, 0, RowHashes())
         found = read(positions)
-        target = found.target if isinstance(found, PairRows) else found
-        low, high = course.owned(target)
-        columns = np.arange(target.tokens.shape[1])
-        owned = target.tokens[(columns >= low[:, None]) & (columns < high[:, None])]
-        return _Part(target.sample_ids, len(owned), sums(owned), hash_rows(found))
+        low, high = course.owned(found)
+        columns = np.arange(found.tokens.shape[1])
+        owned = found.tokens[(columns >= low[:, None]) & (columns < high[:, None])]
+        return _Part(found.sample_ids, len(owned), sums(owned), hash_rows(found))
 
     prefetcher = Prefetcher(read_part, depth=PREFETCH, workers=THREADS)
     try:

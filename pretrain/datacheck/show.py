@@ -33,7 +33,7 @@ from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, Stretch, desc
 from pretrain.datacheck.stats_text import escape_controls
 from pretrain.errors import ConfigError, DataError
 from pretrain.resolve import context_of_run, fit_config
-from pretrain.rows import PairRows, TokenRows
+from pretrain.rows import TokenRows
 from pretrain.run.folder import RunDir
 from pretrain.shards.dataset import Dataset
 from pretrain.shards.index import INDEX_NAME, LABELLED
@@ -130,9 +130,7 @@ def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsRep
     return RowsReport(what, choice, config, names, tuple(shown))
 
 
-def _read_rows(
-    dataset: Dataset, stores: Sequence[ShardStore], config: RunConfig, choice: ReadingOptions
-) -> TokenRows | PairRows:
+def _read_rows(dataset: Dataset, stores: Sequence[ShardStore], config: RunConfig, choice: ReadingOptions) -> TokenRows:
     positions = range(choice.position, choice.position + choice.rows)
     batch_rows = config.batch.rows
     if choice.split == "train":

@@ -1,6 +1,6 @@
 """Rows of a model in words: the text of each document of a row, its place, and the predicted parts.
 
-    TokenRows or PairRows  --objective, row by row-->  ModelRows  ->  stretches  ->  ShownRow
+    TokenRows  --objective, row by row-->  ModelRows  ->  stretches  ->  ShownRow
 
 Ids, documents, positions and counts are those that the model gets. Kinds of stretches:
 
@@ -23,7 +23,7 @@ from pretrain.config.objective import DenoiserConfig, ObjectiveConfig, TaskConfi
 from pretrain.objective import build_rows
 from pretrain.objective.mixed import draw_parts
 from pretrain.objective.row_maker import RowContext
-from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows, Vocabulary, select_rows
+from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows, Vocabulary, select_rows
 from pretrain.tokenizer import display_tokens
 
 HIDDEN = ("masked", "replaced")
@@ -85,7 +85,7 @@ class ShownRow:
 
 
 def describe_rows(
-    rows: TokenRows | PairRows,
+    rows: TokenRows,
     config: ObjectiveConfig,
     context: RowContext,
     tokenizer: Tokenizer,
@@ -97,18 +97,12 @@ def describe_rows(
         ConfigError: The tokenizer lacks a token that the objective needs.
     """
     make_rows = build_rows(config, context)
-    ids = (rows.target if isinstance(rows, PairRows) else rows).sample_ids
+    ids = rows.sample_ids
     writer = _RowWriter(context, tokenizer, names)
     shown = []
     for number, kind in enumerate(draw_parts(config.weights, "objective", context.seed, ids)):
         # Objectives work row by row, so a row alone becomes what it becomes in a batch.
-        chosen = np.arange(len(ids)) == number
-        raw: TokenRows | PairRows
-        if isinstance(rows, PairRows):
-            source = select_rows(rows.source, chosen)
-            raw = PairRows(source, select_rows(rows.target, chosen))
-        else:
-            raw = select_rows(rows, chosen)
+        raw = select_rows(rows, np.arange(len(ids)) == number)
         shown.append(writer.describe(raw, make_rows(raw), config.tasks[kind]))
     return shown
 
@@ -120,17 +114,16 @@ class _RowWriter:
         self._context, self._tokenizer, self._names = context, tokenizer, names
         self._special = set(context.vocabulary.named.values())
 
-    def describe(self, raw: TokenRows | PairRows, made: ModelRows, task: TaskConfig) -> ShownRow:
+    def describe(self, raw: TokenRows, made: ModelRows, task: TaskConfig) -> ShownRow:
         """Returns one row in words, as it came from the stream and as the objective made it."""
         kinds = kinds_of_tokens(made, task, self._context.vocabulary)
         target, source = _split_sides(raw, made, kinds)
         read = self._parts(target)
         sources = {} if source is None else self._parts(source)
         numbers = sorted(read.keys() | sources.keys())
-        text = raw.target if isinstance(raw, PairRows) else raw
-        width = text.tokens.shape[1]
-        filled = width if text.num_tokens is None else int(text.num_tokens[0])
-        goes_on = filled == width and width - 1 not in text.starts
+        width = raw.tokens.shape[1]
+        filled = width if raw.num_tokens is None else int(raw.num_tokens[0])
+        goes_on = filled == width and width - 1 not in raw.starts
         # Where the head is computed at some places only, a place predicts itself, not the next.
         predicts_next = source is None and made.target_positions is None
         beyond = target.targets[target.filled - 1 : target.filled] if predicts_next else []
@@ -145,7 +138,7 @@ class _RowWriter:
             num_padding=len(target.tokens) - target.filled,
             num_source_padding=None if source is None else len(source.tokens) - source.filled,
             num_targets=made.num_targets,
-            starts_inside=filled > 0 and 0 not in text.starts,
+            starts_inside=filled > 0 and 0 not in raw.starts,
             beyond="".join(shown) or None,
             starts_with=None if source is None else start,
             documents=tuple(ShownDocument(sources.get(n), read.get(n), goes_on and n == numbers[-1]) for n in numbers),
@@ -282,7 +275,7 @@ class _Side:
     filled: int  # tokens that are not padding
 
 
-def _split_sides(raw: TokenRows | PairRows, made: ModelRows, kinds: Sequence[str]) -> tuple[_Side, _Side | None]:
+def _split_sides(raw: TokenRows, made: ModelRows, kinds: Sequence[str]) -> tuple[_Side, _Side | None]:
     """Returns the side of the decoder, or of the only stack, and that of the encoder."""
     inputs = made.inputs[0].tolist()
     targets = made.targets[0].tolist()
@@ -297,12 +290,12 @@ def _split_sides(raw: TokenRows | PairRows, made: ModelRows, kinds: Sequence[str
     is_followed = np.diff(documents, append=-1) == 0
     following = np.where(is_followed, [*inputs[1:], IGNORE_INDEX], IGNORE_INDEX).tolist()
     tokens = [f if t == IGNORE_INDEX else t for t, f in zip(targets, following, strict=True)]
-    filled = _count_filled(raw, "target", documents)
+    filled = _count_filled(None if raw.source is None else raw, documents)
     target = _Side(tokens, inputs, targets, kinds, documents, positions, filled)
     read = made.source.tokens[0].tolist()
     documents = _first(made.source.documents, np.zeros(len(read), np.int32))
     positions = _first(made.source.positions, np.arange(len(read)))
-    filled = _count_filled(raw, "source", documents)
+    filled = _count_filled(raw.source, documents)
     kinds = ["source"] * len(read)
     return target, _Side(read, read, [], kinds, documents, positions, filled)
 
@@ -311,10 +304,9 @@ def _first(array: np.ndarray | None, default: np.ndarray) -> np.ndarray:
     return default if array is None else array[0]
 
 
-def _count_filled(raw: TokenRows | PairRows, side: str, documents: np.ndarray) -> int:
-    """Returns the tokens of one of two sides that are no padding: pairs have lengths, others documents."""
-    if isinstance(raw, PairRows):
-        num_tokens = getattr(raw, side).num_tokens
-        assert num_tokens is not None, "rows of pairs are padded"
-        return min(int(num_tokens[0]), len(documents))
-    return int((documents >= 0).sum())
+def _count_filled(side: TokenRows | None, documents: np.ndarray) -> int:
+    """Returns the tokens of one of two sides that are no padding; `side` is None for no pairs."""
+    if side is None:
+        return int((documents >= 0).sum())
+    assert side.num_tokens is not None, "rows of pairs are padded"
+    return min(int(side.num_tokens[0]), len(documents))

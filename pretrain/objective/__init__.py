@@ -10,9 +10,10 @@ from pretrain.objective.fim import build_fim
 from pretrain.objective.loss import Loss, LossOutput, token_loss
 from pretrain.objective.masked import build_labels, build_masked
 from pretrain.objective.mixed import build_ul2, mix
-from pretrain.objective.row_maker import RowContext, RowMaker
+from pretrain.objective.row_maker import RowContext
 from pretrain.objective.seq2seq import build_seq2seq
 from pretrain.objective.span import build_span
+from pretrain.rows import RowMaker
 
 
 class ObjectiveKind(NamedTuple):

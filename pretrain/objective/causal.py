@@ -14,8 +14,8 @@ from functools import partial
 import numpy as np
 
 from pretrain.config.objective import TaskConfig
-from pretrain.objective.row_maker import RowContext, RowMaker, count_padding, number_documents, real_tokens
-from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows
+from pretrain.objective.row_maker import RowContext, count_padding, number_documents, real_tokens
+from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows
 from pretrain.utils.rng import draw_uniform
 
 
@@ -29,13 +29,13 @@ def build_supervised(config: TaskConfig, context: RowContext) -> RowMaker:
     return partial(causal_rows, document_mask=context.document_mask, use_loss_mask=True)
 
 
-def causal_rows(rows: TokenRows | PairRows, document_mask: bool, use_loss_mask: bool = True) -> ModelRows:
+def causal_rows(rows: TokenRows, document_mask: bool, use_loss_mask: bool = True) -> ModelRows:
     """Makes inputs, targets, positions and document numbers of raw rows; about 2 ns a token.
 
     Without `document_mask` a row is one text. With `use_loss_mask`, only tokens in the loss mask of
     the rows are targets.
     """
-    assert isinstance(rows, TokenRows), "pairs need a model with an encoder"
+    assert rows.source is None, "pairs need a model with an encoder"
     num_rows, width = rows.tokens.shape
     seq_len = width - 1
     inputs = rows.tokens[:, :-1].astype(np.int64)
@@ -84,9 +84,8 @@ def build_prefix(config: TaskConfig, context: RowContext) -> RowMaker:
     return partial(prefix_rows, seed=context.seed, document_mask=context.document_mask)
 
 
-def prefix_rows(rows: TokenRows | PairRows, seed: int, document_mask: bool) -> ModelRows:
+def prefix_rows(rows: TokenRows, seed: int, document_mask: bool) -> ModelRows:
     """Makes rows whose documents begin with a prefix without loss; `seed` is that of the run."""
-    assert isinstance(rows, TokenRows), "pairs need a model with an encoder"
     whole = causal_rows(rows, document_mask)
     num_rows, seq_len = whole.inputs.shape
     columns = np.arange(seq_len)

@@ -15,8 +15,8 @@ import numpy as np
 from pretrain.config.objective import FimConfig, TaskConfig
 from pretrain.errors import ConfigError
 from pretrain.objective.causal import causal_rows
-from pretrain.objective.row_maker import RowContext, RowMaker, inner_starts
-from pretrain.rows import ModelRows, PairRows, TokenRows
+from pretrain.objective.row_maker import RowContext, inner_starts
+from pretrain.rows import ModelRows, RowMaker, TokenRows
 from pretrain.utils.rng import draw_uniform
 
 LEAST_TOKENS = 3
@@ -32,8 +32,8 @@ def build_fim(config: TaskConfig, context: RowContext) -> RowMaker:
         raise ConfigError(f"objective.kind=fim needs {needed}", fix=fix)
     marks = np.array([context.vocabulary.named[token] for token in config.fim.tokens])
 
-    def make(rows: TokenRows | PairRows) -> ModelRows:
-        assert isinstance(rows, TokenRows), "pairs need a model with an encoder"
+    def make(rows: TokenRows) -> ModelRows:
+        assert rows.source is None, "pairs need a model with an encoder"
         return causal_rows(rearrange(rows, config.fim, marks, context), context.document_mask)
 
     return make

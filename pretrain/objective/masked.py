@@ -13,8 +13,8 @@ import numpy as np
 
 from pretrain.config.objective import MaskedConfig, TaskConfig
 from pretrain.errors import ConfigError
-from pretrain.objective.row_maker import RowContext, RowMaker, count_padding, inner_starts, place_documents, real_tokens
-from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, TokenRows, Vocabulary
+from pretrain.objective.row_maker import RowContext, count_padding, inner_starts, place_documents, real_tokens
+from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows, Vocabulary
 from pretrain.utils.rng import draw_uniform
 
 
@@ -35,13 +35,13 @@ def build_masked(config: TaskConfig, context: RowContext) -> RowMaker:
 
 
 def masked_rows(
-    rows: TokenRows | PairRows, config: MaskedConfig, vocabulary: Vocabulary, seed: int, document_mask: bool
+    rows: TokenRows, config: MaskedConfig, vocabulary: Vocabulary, seed: int, document_mask: bool
 ) -> ModelRows:
     """Masks tokens of raw rows, whose last column belongs to other rows and is not read.
 
     The vocabulary has `mask`, and for whole words `find_words`; `seed` is that of the run.
     """
-    assert isinstance(rows, TokenRows), "pairs are not masked"
+    assert rows.source is None, "pairs are not masked"
     seq_len = rows.tokens.shape[1] - 1
     tokens = rows.tokens[:, :-1].astype(np.int64)
     chosen = _draw_chosen(rows, tokens, config, vocabulary, seed)
@@ -99,9 +99,9 @@ def build_labels(config: TaskConfig, context: RowContext) -> RowMaker:
     return partial(label_rows, document_mask=context.document_mask)
 
 
-def label_rows(rows: TokenRows | PairRows, document_mask: bool) -> ModelRows:
+def label_rows(rows: TokenRows, document_mask: bool) -> ModelRows:
     """Makes inputs and targets of labelled rows; with the mask, documents do not see each other."""
-    assert isinstance(rows, TokenRows) and rows.labels is not None, "the data are labelled"
+    assert rows.labels is not None, "the data are labelled"
     seq_len = rows.tokens.shape[1] - 1
     targets = rows.labels[:, :-1].astype(np.int64)
     target_positions = np.flatnonzero(targets != IGNORE_INDEX)

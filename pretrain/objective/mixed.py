@@ -7,10 +7,10 @@ import numpy as np
 
 from pretrain.config.lengths import RowLengths
 from pretrain.config.objective import TaskConfig
-from pretrain.objective.row_maker import RowContext, RowMaker
+from pretrain.objective.row_maker import RowContext
 from pretrain.objective.seq2seq import start_of
 from pretrain.objective.span import check_tokens, denoise
-from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRows, select_rows
+from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows, select_rows
 from pretrain.utils.rng import draw_uniform
 
 
@@ -25,8 +25,8 @@ def mix(
     if len(makers) == 1:
         return makers[0]
 
-    def make(rows: TokenRows | PairRows) -> ModelRows:
-        assert isinstance(rows, TokenRows), "objectives of pairs are not mixed"
+    def make(rows: TokenRows) -> ModelRows:
+        assert rows.source is None, "objectives of pairs are not mixed"
         chosen = draw_parts(weights, purpose, seed, rows.sample_ids)
         found = np.unique(chosen).tolist()
         parts = [makers[kind](select_rows(rows, chosen == kind)) for kind in found]

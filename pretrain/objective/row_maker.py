@@ -1,17 +1,11 @@
-"""Interface of row makers, and their common parts: document numbers, positions and padding of rows.
+"""Settings of row makers, and their common parts: document numbers, positions and padding of rows."""
 
-TokenRows or PairRows  --RowMaker-->  ModelRows     numpy, in the loader's threads, a pure function
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from pretrain.config.lengths import RowLengths
-from pretrain.rows import ModelRows, PairRows, TokenRows, Vocabulary
-
-RowMaker = Callable[[TokenRows | PairRows], ModelRows]
+from pretrain.rows import TokenRows, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import numpy as np
 
 from pretrain.config.objective import TaskConfig
 from pretrain.errors import ConfigError
-from pretrain.objective.row_maker import RowContext, RowMaker, count_padding, inner_starts, number_documents
-from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRows
+from pretrain.objective.row_maker import RowContext, count_padding, inner_starts, number_documents
+from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows
 
 
 def build_seq2seq(config: TaskConfig, context: RowContext) -> RowMaker:
@@ -31,23 +31,22 @@ def start_of(context: RowContext) -> int:
     return context.vocabulary.start
 
 
-def pair_rows(rows: TokenRows | PairRows, start_id: int) -> ModelRows:
+def pair_rows(rows: TokenRows, start_id: int) -> ModelRows:
     """Makes rows of an encoder-decoder; targets begin with `start_id`, padding has no target."""
-    assert isinstance(rows, PairRows), "texts have no source"
-    tokens = rows.target.tokens
-    num_rows, width = tokens.shape
+    assert rows.source is not None, "texts have no source"
+    num_rows, width = rows.tokens.shape
     seq_len = width - 1
     source_len = rows.source.tokens.shape[1] - 1
-    targets = tokens[:, :-1].astype(np.int64)
+    targets = rows.tokens[:, :-1].astype(np.int64)
     inputs = np.empty_like(targets)
     inputs[:, 1:] = targets[:, :-1]
-    row, column = np.divmod(rows.target.starts, width)
+    row, column = np.divmod(rows.starts, width)
     inside = column < seq_len
     inputs[row[inside], column[inside]] = start_id
     inputs[:, 0] = start_id
-    assert rows.target.num_tokens is not None, "rows of pairs are padded"
-    targets[np.arange(seq_len) >= rows.target.num_tokens[:, None]] = IGNORE_INDEX
-    positions, documents = number_documents(*inner_starts(rows.target, seq_len), num_rows, seq_len)
+    assert rows.num_tokens is not None, "rows of pairs are padded"
+    targets[np.arange(seq_len) >= rows.num_tokens[:, None]] = IGNORE_INDEX
+    positions, documents = number_documents(*inner_starts(rows, seq_len), num_rows, seq_len)
     source = SourceRows(rows.source.tokens[:, :-1].astype(np.int64))
     source_starts = inner_starts(rows.source, source_len)
     if len(source_starts[0]):
@@ -56,9 +55,9 @@ def pair_rows(rows: TokenRows | PairRows, start_id: int) -> ModelRows:
         inputs=inputs,
         targets=targets,
         num_targets=int((targets != IGNORE_INDEX).sum()),
-        sample_ids=rows.target.sample_ids,
+        sample_ids=rows.sample_ids,
         positions=positions,
         documents=documents,
         source=source,
-        num_padding=count_padding(rows.target, seq_len) + count_padding(rows.source, source_len),
+        num_padding=count_padding(rows, seq_len) + count_padding(rows.source, source_len),
     )

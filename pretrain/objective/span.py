@@ -21,9 +21,9 @@ import numpy as np
 from pretrain.config.lengths import Corruption, corruption_of
 from pretrain.config.objective import DenoiserConfig, SpanConfig, TaskConfig
 from pretrain.errors import ConfigError
-from pretrain.objective.row_maker import RowContext, RowMaker, inner_starts, number_documents, real_tokens
+from pretrain.objective.row_maker import RowContext, inner_starts, number_documents, real_tokens
 from pretrain.objective.seq2seq import start_of
-from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, SourceRows, TokenRows
+from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows
 from pretrain.utils.rng import draw_uniform
 
 
@@ -73,9 +73,9 @@ def build_span(config: TaskConfig, context: RowContext) -> RowMaker:
     return partial(denoise, span=config.span, context=context, start_id=start_of(context))
 
 
-def denoise(rows: TokenRows | PairRows, span: SpanConfig, context: RowContext, start_id: int | None) -> ModelRows:
+def denoise(rows: TokenRows, span: SpanConfig, context: RowContext, start_id: int | None) -> ModelRows:
     """Returns rows of two stacks, whose decoder begins with `start_id`; None: of one stack."""
-    assert isinstance(rows, TokenRows), "pairs are not corrupted"
+    assert rows.source is None, "pairs are not corrupted"
     found = corrupt(rows, span, context)
     if start_id is None:
         return for_one_stack(found, rows.sample_ids)

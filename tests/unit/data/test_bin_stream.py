@@ -124,7 +124,7 @@ def test_pairs_lie_side_by_side_under_the_same_numbers(tmp_path):
     stream = stream_of(tmp_path, index, source_len=30)
     assert stream.num_too_long == 2
     rows = stream.read(range(stream.order.num_tokens))
-    found = list(zip(documents_of(rows.source, 31), documents_of(rows.target, SEQ_LEN + 1), strict=True))
+    found = list(zip(documents_of(rows.source, 31), documents_of(rows, SEQ_LEN + 1), strict=True))
     written = [(source.tolist(), target.tolist()) for source, target in documents[:-2]]
     assert sorted(found) == sorted(written)
 

@@ -15,7 +15,6 @@ from pretrain.data.stream import TokenStream
 from pretrain.errors import DataError
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.seq2seq import pair_rows
-from pretrain.rows import PairRows
 from pretrain.shards.index import DataIndex, build_split, write_index
 from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.store import LocalStore
@@ -42,11 +41,7 @@ def damage_member(folder, index, shard=1, member=2, split="train", column=0):
 
 def targets_of(rows):
     """What the model learns from rows."""
-    return (pair_rows(rows, 0) if isinstance(rows, PairRows) else causal_rows(rows, True)).targets
-
-
-def ids_of(rows):
-    return (rows.target if isinstance(rows, PairRows) else rows).sample_ids
+    return (pair_rows(rows, 0) if rows.source is not None else causal_rows(rows, True)).targets
 
 
 @pytest.fixture
@@ -57,7 +52,7 @@ def folder(tmp_path):
 
 def compare(whole, found, num_skipped):
     """Rows are those of the undamaged stream, but for some that have no targets; returns which these are."""
-    assert np.array_equal(ids_of(found), ids_of(whole))
+    assert np.array_equal(found.sample_ids, whole.sample_ids)
     theirs, mine = targets_of(whole), targets_of(found)
     (skipped,) = np.nonzero((mine == IGNORE_INDEX).all(axis=1) & (theirs != IGNORE_INDEX).any(axis=1))
     others = np.setdiff1d(np.arange(len(mine)), skipped)
@@ -184,7 +179,7 @@ def test_packed_rows_of_a_damaged_shard_have_no_targets_on_either_side(tmp_path,
     stream = BinStream(ShardSet(tmp_path, index, "train"), **options, damage=policy)
     found = stream.read(range(stream.order.num_tokens))
     skipped = compare(whole, found, policy.num_skipped_rows)
-    for side in (found.source, found.target) if kind == "pairs" else (found,):
+    for side in (found.source, found) if kind == "pairs" else (found,):
         assert (side.num_tokens[skipped] == 0).all() and (side.tokens[skipped] == EOS).all()
     # Rows of other shards are whole.
     assert len(skipped) <= stream._counts[1]
@@ -195,7 +190,9 @@ def test_bins_that_are_still_to_be_made_of_damaged_lengths_are_an_error_at_start
     path = tmp_path / index.split("train").shards[1].lengths.name
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(DataError, match=r"part-00001-0000\.lengths\.npy: its CRC32 or its shape differs from the index"):
+    with pytest.raises(
+        DataError, match=r"part-00001-0000\.lengths\.npy: its CRC32 or its shape differs from the index"
+    ):
         BinStream(ShardSet(tmp_path, index, "train"), **ORDER, damage=DamagePolicy("skip", 1000))
 
 

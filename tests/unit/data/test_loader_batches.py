@@ -1,6 +1,7 @@
 """What an objective makes of rows reaches the model whole: every array of it, as a tensor."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,7 @@ from pretrain.data.loader import StepBatch, TrainLoader
 from pretrain.objective.causal import prefix_rows
 from pretrain.objective.masked import masked_rows
 from pretrain.objective.seq2seq import pair_rows
-from pretrain.rows import ModelRows, PairRows, TokenRows
+from pretrain.rows import ModelRows, TokenRows
 from tests.unit.objective.test_masked import VOCABULARY, random_rows
 
 SEQ_LEN = 24
@@ -29,9 +30,9 @@ class Texts:
 class Pairs:
     """The same on both sides of a pair."""
 
-    def read(self, positions: range) -> PairRows:
+    def read(self, positions: range) -> TokenRows:
         source = random_rows(len(positions), 10, seed=99, first_id=positions.start, padded=True)
-        return PairRows(source, Texts().read(positions))
+        return replace(Texts().read(positions), source=source)
 
 
 def first_step(stream, make_rows: Callable[..., ModelRows]) -> StepBatch:

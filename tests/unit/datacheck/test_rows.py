@@ -22,7 +22,7 @@ def in_words(rows, tokenizer, kind="causal", document_mask=True):
     """Rows of one stack, or pairs."""
     eos = tokenizer.token_to_id(EOS)
     vocabulary = describe_vocabulary(tokenizer, SpecialTokens(eos=eos, start=eos))
-    width = rows.target.tokens.shape[1] - 1 if kind == "seq2seq" else rows.tokens.shape[1] - 1
+    width = rows.tokens.shape[1] - 1
     context = RowContext(0, vocabulary, RowLengths(width, width), 1, document_mask)
     return describe_rows(rows, ObjectiveConfig(kind=kind), context, tokenizer)
 

@@ -1,12 +1,14 @@
 """How many tokens the model reads: what speed is reported by."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pretrain.config.lengths import RowLengths
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.objective import RowContext, build_rows
-from pretrain.rows import PairRows, TokenRows, Vocabulary
+from pretrain.rows import TokenRows, Vocabulary
 
 SPECIAL = np.isin(np.arange(100), (0, 1, 2, 90, 91, 92, 93, 94, 95, 96))
 VOCABULARY = Vocabulary(100, eos=1, special=SPECIAL, pad=0, start=0, mask=2, sentinels=(90, 91, 92, 93))
@@ -33,7 +35,7 @@ def test_padding_is_not_read_and_positions_without_a_loss_are(kind):
 
 
 def test_source_and_target_of_a_pair_both_count():
-    pairs = PairRows(rows(2, 6, [6, 2]), rows(2, 8, [5, 9]))
+    pairs = replace(rows(2, 8, [5, 9]), source=rows(2, 6, [6, 2]))
     assert make(pairs, 8, 6, num_stacks=2, kind="seq2seq").num_tokens == (6 + 2) + (5 + 8)
 
 
