@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_DOTS = 40
-"""Curves of no more points than that get a dot at each."""
+MAX_DOTS = 40  # a curve of no more points has a dot at each
 LOST = "#c0392b"
 RESTART = "#8a94a0"
 TEXT = "#5c6875"
@@ -165,11 +164,10 @@ def to_image(figure: "Figure", alt: str) -> str:
 
 _LANES = {"tokens_per_s": ("tokens/s", 1.0), "data_wait": ("data wait, %", 100.0)}
 _MAX_GROUPS = 600
+# Least hours, factor, name.
 _UNITS = ((72.0, 1 / 24, "days"), (1.5, 1.0, "hours"), (0.0, 60.0, "minutes"))
-"""Units of the time axis: least hours, factor, name."""
 _CODES = {None: "open", EXIT_OK: "done", EXIT_RESUME_ME: "stopped"}
 _OUTCOMES = {"done": "#009e73", "stopped": "#e69f00", "failed": "#c0392b", "open": "#8a94a0"}
-"""Colours of bars."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,6 @@ TASKS = "Tasks of lm-eval-harness"
 COMPARED = "Comparisons"
 ORDER = (LOSSES, CLASSIFIERS, TRANSLATIONS, TASKS, COMPARED)
 _LABEL_SCORES = {"accuracy": "accuracy", "macro_f1": "macro F1", "matthews": "Matthews"}
-_MOST = 2**63
-_HASH = 8
-"""Characters of a sha256 that are shown."""
 
 _Facts = dict[str, Any]
 _Texts = dict[str, str]
@@ -74,7 +71,7 @@ def _parse(row: dict[str, Any]) -> Evaluation:
     data = {}
     for one in row["data"]:
         path = one["name"] if one["path"] is None else one["path"]
-        data[str(one["name"])] = f"{path} ({str(one['sha256'])[:_HASH]})"
+        data[str(one["name"])] = f"{path} ({str(one['sha256'])[:8]})"
     signatures: dict[str, str] = {}
     rows = list(_ROWS[row["result"]["kind"]](row["result"], data, row["settings"], signatures))
     return Evaluation(str(row["at"]), _count(row["step"]), str(row["manifest"]), rows, signatures)
@@ -93,7 +90,9 @@ def _loss_rows(result: _Facts, data: _Texts, settings: _Facts, _: _Texts) -> _Ro
             cells["bits per byte"] = bits if bits is None else _float(bits)
             cells["accuracy"] = f"{_float(facts['accuracy']):.4f}"
         else:
-            cells |= {head: _interval(labels[name]) for name, head in _LABEL_SCORES.items()}
+            for name, head in _LABEL_SCORES.items():
+                value, low, high = (_float(labels[name][part]) for part in ("value", "low", "high"))
+                cells[head] = f"{value:.4f} ({low:.4f} to {high:.4f})"
             cells["documents"] = _count(labels["documents"])
         cells["targets"] = _count(facts["targets"])
         yield EvaluationRow(LOSSES if labels is None else CLASSIFIERS, read, cells)
@@ -109,14 +108,8 @@ def _difference(data: str, baseline: str, score: str, found: _Facts) -> Evaluati
 
 
 def _compared(data: str, baseline: str, score: str, found: _Facts, *, interval: str, drawn: str) -> EvaluationRow:
-    cells = {
-        "against": str(baseline),
-        "of": score,
-        "difference": _signed(found["value"]),
-        "95%": interval,
-        "p": f"{_float(found['p_value']):.4f}",
-        "drawn": drawn,
-    }
+    cells = {"against": str(baseline), "of": score, "difference": _signed(found["value"])}
+    cells |= {"95%": interval, "p": f"{_float(found['p_value']):.4f}", "drawn": drawn}
     return EvaluationRow(COMPARED, data, cells)
 
 
@@ -162,11 +155,6 @@ def _task_rows(result: _Facts, data: _Texts, settings: _Facts, _: _Texts) -> _Ro
 _ROWS = {"loss": _loss_rows, "translation": _translation_rows, "tasks": _task_rows}
 
 
-def _interval(score: _Facts) -> str:
-    value, low, high = (f"{_float(score[name]):.4f}" for name in ("value", "low", "high"))
-    return f"{value} ({low} to {high})"
-
-
 def _signed(value: Any) -> str:
     return f"{_float(value):+.4f}"
 
@@ -182,6 +170,6 @@ def _float(value: Any) -> float:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 2**63:
         raise TypeError(f"{value!r} is no count")
     return value

@@ -40,9 +40,6 @@ from pretrain.utils.units import count, size
 
 MAX_SAMPLE_STEPS = 8
 MAX_SAMPLE_CHARACTERS = 2000
-_MAX_KEY = 16
-"""Members that a panel's key names; of more, the first and the last."""
-_NEUTRAL = "#5c6875"
 _ABSENT = object()
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _CURVES_NOTE = (
@@ -78,13 +75,20 @@ def build_page(runs: Sequence[RunData]) -> str:
             for name, panels in choose_panels(runs).items()
         ]
         clocks = [_clock(number, run) for number, run in enumerate(runs)]
+    notes = [f"<li>{escape(run.label)}: {escape(note)}</li>" for run in runs for note in run.notes]
+    keys = [
+        f'<span class="run" title="{escape(str(run.path))}">{named(number, run)}</span>'
+        for number, run in enumerate(runs)
+    ]
+    configs = [fold(f"config.yaml of {run.label}", f"<pre>{escape(run.config_text)}</pre>") for run in runs]
     title = f"Report: {', '.join(run.label for run in runs)}"
+    heading = title if len(title) <= 120 else title[:117] + "..."
     made = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
     style = Path(__file__).with_suffix(".css").read_text(encoding="ascii")
     body = [
-        f"<header><h1>{escape(_short(title, 120))}</h1><p class=note>made {made}</p></header>",
-        section("Summary", summary_table(runs), _notes(runs)),
-        _runs_key(runs) + _CURVES_NOTE if curves else "",
+        f"<header><h1>{escape(heading)}</h1><p class=note>made {made}</p></header>",
+        section("Summary", summary_table(runs), f'<ul class="note">{"".join(notes)}</ul>' if notes else ""),
+        f"<nav>{''.join(keys)}</nav>{_CURVES_NOTE}" if curves else "",
         *curves[:2],
         section("By the clock", _CLOCK_NOTE, *clocks),
         *curves[2:],
@@ -92,7 +96,7 @@ def build_page(runs: Sequence[RunData]) -> str:
         section("Generated texts", *(samples_of(run) for run in runs)),
         section("Attention", *(attention_of(run) for run in runs)),
         section("Checkpoints", *(checkpoints_table(run, n) for n, run in enumerate(runs))),
-        section("Config", config_diff(runs), *map(_config, runs)),
+        section("Config", config_diff(runs), *configs),
         section("Facts", facts_table(runs)),
     ]
     return (
@@ -101,23 +105,6 @@ def build_page(runs: Sequence[RunData]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body>{''.join(body)}</body></html>\n"
     )
-
-
-def _short(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def _notes(runs: Sequence[RunData]) -> str:
-    items = [f"<li>{escape(run.label)}: {escape(note)}</li>" for run in runs for note in run.notes]
-    return f'<ul class="note">{"".join(items)}</ul>' if items else ""
-
-
-def _runs_key(runs: Sequence[RunData]) -> str:
-    keys = [
-        f'<span class="run" title="{escape(str(run.path))}">{named(number, run)}</span>'
-        for number, run in enumerate(runs)
-    ]
-    return f"<nav>{''.join(keys)}</nav>"
 
 
 def _figure(panel: Panel) -> str:
@@ -139,8 +126,8 @@ def _figure(panel: Panel) -> str:
 
 def _key(lines: Sequence[Line]) -> str:
     compares = len({line.run for line in lines}) > 1
-    entries = {line.key: swatch(_NEUTRAL if compares else line.color, line.dash) for line in lines}
-    if len(entries) > _MAX_KEY:
+    entries = {line.key: swatch("#5c6875" if compares else line.color, line.dash) for line in lines}
+    if len(entries) > 16:  # too many to name each
         first, *_, last = entries
         return f'<p class="key">{entries[first]} {escape(first)} to {entries[last]} {escape(last)}</p>'
     keys = [f"<span>{sign} {escape(key)}</span> " for key, sign in entries.items()]
@@ -183,10 +170,6 @@ def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _config(run: RunData) -> str:
-    return fold(f"config.yaml of {run.label}", f"<pre>{escape(run.config_text)}</pre>")
-
-
 def facts_table(runs: Sequence[RunData]) -> str:
     """Returns identity, engine, machine and versions, a column a run; rows that differ are marked."""
     columns = [_facts(run) for run in runs]
@@ -200,9 +183,8 @@ def facts_table(runs: Sequence[RunData]) -> str:
 
 
 def _facts(run: RunData) -> dict[str, Any]:
-    last = run.last_attempt
+    last = run.record["attempts"][-1]
     newest = run.checkpoints[-1] if run.checkpoints else None
-    versions = last.get("versions")
     facts = {
         "folder": str(run.path),
         "id": str(run.record["id"]),
@@ -215,23 +197,14 @@ def _facts(run: RunData) -> dict[str, Any]:
         and f"step {newest.step:,}, {count(newest.tokens)} tokens, {size(newest.num_bytes)}",
         "data": run.config.get("data.path"),
     }
-    facts |= {f"version of {name}": str(version) for name, version in (versions or {}).items()}
-    changed = _changed_versions(run)
-    return {name: value for name, value in facts.items() if value is not None} | (
-        {"changed between starts": changed} if changed else {}
-    )
-
-
-def _changed_versions(run: RunData) -> str:
-    """Returns which packages were not the same in every attempt."""
-    seen: dict[str, list[str]] = {}
+    facts |= {f"version of {name}": str(version) for name, version in (last.get("versions") or {}).items()}
+    seen: dict[str, dict[str, None]] = {}  # versions of each package, in the order of the attempts
     for attempt in run.record["attempts"]:
         for name, version in (attempt.get("versions") or {}).items():
-            versions = seen.setdefault(name, [])
-            if str(version) not in versions:
-                versions.append(str(version))
-    changed = {name: versions for name, versions in seen.items() if len(versions) > 1}
-    return ", ".join(f"{name} {' -> '.join(versions)}" for name, versions in changed.items())
+            seen.setdefault(name, {})[str(version)] = None
+    changed = [f"{name} {' -> '.join(found)}" for name, found in seen.items() if len(found) > 1]
+    facts["changed between starts"] = ", ".join(changed) or None
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def checkpoints_table(run: RunData, number: int) -> str:
@@ -263,8 +236,8 @@ def samples_of(run: RunData) -> str:
         is_newest = place == len(run.samples) - 1
         parts.append(fold(f"{run.label}, step {step:,}", texts, is_open=is_newest))
     if len(places) < len(run.samples):
-        shown = f"{len(places)} of {len(run.samples):,} steps with texts are shown."
-        parts.append(f"<p class=note>{shown}</p>")
+        steps = f"{len(run.samples):,} steps with texts"
+        parts.append(f"<p class=note>{len(places)} of {steps} are shown.</p>")
     return "".join(parts)
 
 

@@ -17,12 +17,9 @@ from pretrain.report.series import PARTS, Curve, make_curve
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a3d9a", "#7f7f7f")
 """Colours of runs: the palette of Okabe and Ito, distinct to colour-blind readers, and two more."""
-DASHES = ("solid", "dashed", "dotted")
-"""Line styles by their names in matplotlib and in CSS."""
-MAX_GROUPS = 400
-"""About one a pixel."""
-MAX_ALL_GROUPS = 16_000
-"""Groups of all curves of a page together, which keeps it below 2 MB."""
+DASHES = ("solid", "dashed", "dotted")  # names in matplotlib and in CSS
+MAX_GROUPS = 400  # of a curve: about one a pixel
+MAX_ALL_GROUPS = 16_000  # of all curves of a page, which keeps it below 2 MB
 MIN_GROUPS = 40
 
 
@@ -68,7 +65,6 @@ _FAMILIES = {
     "update_norm/": ("Update norm by layer", "L2"),
 }
 _NOT_SHOWN = {"tokens", "eta_s", "checkpoint_step", "val_tokens"}
-_ALL_ZERO_HIDDEN = {"skipped_steps", "spikes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +128,7 @@ def _compare(runs: Sequence[RunData], metric: Metric, max_groups: int) -> Iterat
                 dash = DASHES[(number // len(COLORS) + place) % len(DASHES)]
                 if curve := _curve(run, name, metric.scale, max_groups, is_by_tokens):
                     lines.append(Line(number, word, color_of(number), dash, curve))
-        may_hide = metric.names.keys() <= _ALL_ZERO_HIDDEN
+        may_hide = metric.names.keys() <= {"skipped_steps", "spikes"}
         if not lines or (may_hide and not any(line.curve.highs.any() for line in lines)):
             continue
         yield Panel(

@@ -33,8 +33,7 @@ from pretrain.tracking.picture_files import ATTENTION, list_pictures
 SAMPLES = "samples.jsonl"
 MAX_PICTURE_BYTES = 4 * 2**20
 _PNG = b"\x89PNG\r\n\x1a\n"
-_HUGE = 2**1000
-"""Values from here on count as not finite: an int above is no float."""
+_HUGE = 2**1000  # and more counts as not finite: a larger int is no float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +71,6 @@ class RunData:
     def finite(self, name: str) -> list[tuple[float, float]]:
         """Returns (step, value) where a metric is finite."""
         return [point for point in self.metrics.get(name, []) if not math.isnan(point[1])]
-
-    @property
-    def last_attempt(self) -> dict[str, Any]:
-        """The newest entry of run.json."""
-        return dict(self.record["attempts"][-1])
 
 
 def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]]) -> RunData:

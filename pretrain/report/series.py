@@ -14,8 +14,7 @@ import numpy as np
 PARTS = ("data", "forward", "backward", "optimizer", "communication", "evaluation", "checkpoint", "other")
 """Parts of a step's time, as `tracking/meter.py` names them; `data_s` and so on in a row."""
 MAX_LOST_MARKS = 100
-MAX_VALUE = 1e150
-"""Values beyond count as not finite: sums and axes would overflow."""
+MAX_VALUE = 1e150  # and more counts as not finite: sums and axes would overflow
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,9 @@ _VALIDATION = {
     "val_tokens": "targets",
 }
 _STATES = {EXIT_OK: "done", EXIT_RESUME_ME: "stopped"}
-
-
-MAX_ROWS = 200
-"""Rows of a table; of more, an even choice, and the table says so."""
+MAX_ROWS = 200  # of a table, which says so where there are more
 MAX_OPEN_ROWS = 12
-LONG_CHARACTERS = 48
-"""Cells of more break into lines."""
-
+LONG_CHARACTERS = 48  # cells of more break into lines
 
 _Cells = Sequence[Sequence[Any]]
 
@@ -85,15 +80,22 @@ def pick(total: int, most: int, keep: Collection[int] = ()) -> list[int]:
     return sorted({round(number * (total - 1) / (most - 1)) for number in range(most)} | set(keep))
 
 
-def folded(heads: Sequence[str], rows: _Cells, keep: Collection[int] = ()) -> str:
-    """Returns a table of a few rows, those at `keep` too, and of all behind a fold."""
-    few = table(heads, [rows[place] for place in pick(len(rows), MAX_OPEN_ROWS, keep)])
+def folded(heads: Sequence[str], rows: _Cells, keep: Collection[int] = (), *, is_newest_first: bool = False) -> str:
+    """Returns a table of a few rows and of up to `MAX_ROWS` behind a fold.
+
+    They are an even choice with those at `keep`, or the first ones.
+    """
+
+    def choose(most: int) -> list[int]:
+        return list(range(min(most, len(rows)))) if is_newest_first else pick(len(rows), most, keep)
+
+    few = table(heads, [rows[place] for place in choose(MAX_OPEN_ROWS)])
     if len(rows) <= MAX_OPEN_ROWS:
         return few
-    places = pick(len(rows), MAX_ROWS, keep)
-    shown = "all" if len(places) == len(rows) else f"{len(places)} of"
+    places = choose(MAX_ROWS)
+    part = f"the newest {len(places)} of" if is_newest_first else f"{len(places)} of"
     whole = table(heads, [rows[place] for place in places])
-    return few + fold(f"{shown} {len(rows):,} rows", whole)
+    return few + fold(f"{'all' if len(places) == len(rows) else part} {len(rows):,} rows", whole)
 
 
 def fold(title: str, content: str, is_open: bool = False) -> str:
@@ -185,15 +187,17 @@ def starts_table(run: RunData) -> str:
     rows = []
     for number, start in enumerate(run.starts, start=1):
         begin, end = instant(start.get("started")), instant(start.get("ended"))
-        lasted = None if begin is None or end is None else _lasted((end - begin).total_seconds())
+        lasted = None
+        if begin is not None and end is not None:
+            seconds = (end - begin).total_seconds()
+            lasted = span(seconds) if seconds >= 1 else "under 1 s"  # run.json has whole seconds
         restart = start.get("restart")
         job = f"{start.get('job') or ''}{f', restart {restart}' if restart else ''}"
         nodes = ", ".join(str(node) for node in start.get("nodes") or [])
         reason = start.get("reason")
         if not reason and start.get("exit_code") is None:
-            is_last = number == len(run.starts)
             lost = "no end recorded: killed, or its node was lost"
-            reason = "running, or killed" if is_last else lost
+            reason = "running, or killed" if number == len(run.starts) else lost
         rows.append([
             number, job or None, str(start.get("started") or ""), lasted, nodes, start.get("world_size"),
             start.get("from_step"), start.get("exit_code"), reason or None,
@@ -202,19 +206,14 @@ def starts_table(run: RunData) -> str:
     return table(*without_empty(heads, rows))
 
 
-def _lasted(seconds: float) -> str:
-    return span(seconds) if seconds >= 1 else "under 1 s"  # run.json has whole seconds
-
-
 def rollbacks_table(run: RunData) -> str:
     """Returns the rollbacks of a run; empty where there was none."""
-    how = {True: "automatic, after a spike", False: "pretrain rollback"}
     rows = []
     for entry in run.record.get("rollbacks") or []:
         if isinstance(entry, dict):
             first, end = entry.get("first"), entry.get("end")
             num_samples = end - first if isinstance(first, int) and isinstance(end, int) else None
-            cause = how[bool(entry.get("automatic"))]
+            cause = "automatic, after a spike" if entry.get("automatic") else "pretrain rollback"
             rows.append([entry.get("at"), entry.get("to"), cause, num_samples])
     return table(("rolled back at", "to step", "how", "samples left out"), rows) if rows else ""
 
@@ -253,8 +252,8 @@ def _evaluated(name: str, value: float | None) -> Any:
 def evaluations_tables(runs: Sequence[RunData]) -> str:
     """Returns a table for each kind of evaluation, the newest first; empty where no run has any."""
     kept = [(found, number) for number, run in enumerate(runs) for found in run.evaluations]
-    kept.sort(key=lambda entry: entry[0].at)
-    kept.reverse()  # of one second too the last that was kept comes first
+    # Of one second too, the last that was kept comes first.
+    kept = sorted(kept, key=lambda entry: entry[0].at)[::-1]
     parts = []
     for title in ORDER:
         rows = [
@@ -270,24 +269,15 @@ def evaluations_tables(runs: Sequence[RunData]) -> str:
             if row.table == title
         ]
         if rows:
-            parts.append(f"<h3>{escape(title)}, by pretrain evaluate</h3>{_newest_rows(rows)}")
+            names = list(dict.fromkeys(head for row in rows for head in row))
+            cells = without_empty(names, [[row.get(name) for name in names] for row in rows])
+            parts += [f"<h3>{escape(title)}, by pretrain evaluate</h3>", folded(*cells, is_newest_first=True)]
     signatures = dict.fromkeys(entry for found, _ in kept for entry in found.signatures.items())
     parts += [f"<p class=note>{escape(metric)}: {escape(text)}</p>" for metric, text in signatures]
     if kept:
-        note = "after a score its 95% interval, after data the beginning of its sha256"
-        parts.append(f"<p class=note>In brackets: {note}.</p>")
+        brackets = "after a score its 95% interval, after data the beginning of its sha256"
+        parts.append(f"<p class=note>In brackets: {brackets}.</p>")
     return "".join(parts)
-
-
-def _newest_rows(rows: list[dict[str, Any]]) -> str:
-    """Returns a table of the first rows, and of more behind a fold."""
-    names = list(dict.fromkeys(head for row in rows for head in row))
-    heads, cells = without_empty(names, [[row.get(name) for name in names] for row in rows])
-    shown = table(heads, cells[:MAX_OPEN_ROWS])
-    if len(rows) <= MAX_OPEN_ROWS:
-        return shown
-    part = "all" if len(rows) <= MAX_ROWS else f"the newest {MAX_ROWS} of"
-    return shown + fold(f"{part} {len(rows):,} rows", table(heads, cells[:MAX_ROWS]))
 
 
 def _step_cell(found: Evaluation, run: RunData) -> Any:
