@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.path import Path as Outline
 
-
-SPACE = "\u2423"
-"""The open box, which makes a space visible."""
-SENTENCEPIECE_SPACE = "\u2581"
-"""Spelling of a space in the pieces of sentencepiece."""
+SPACE = "\u2423"  # the open box, which makes a space visible
+SENTENCEPIECE_SPACE = "\u2581"  # a space in the pieces of sentencepiece
 ELLIPSIS = "\u2026"
 LONGEST_COLUMNS = 12
 FONTS = (
@@ -37,10 +34,8 @@ FONTS = (
     "Noto Sans Devanagari", "Noto Sans Thai", "FreeSans", "Unifont",
 )  # fmt: skip
 """Tried in this order for each character; the first and `DejaVu Sans` come with matplotlib."""
-REPLACEMENT = "\ufffd"
-"""Decoded form of bytes that are not whole characters."""
-MOST_PARTS = 8
-"""Most tokens of a character: it has at most four bytes, but a token may overlap two."""
+REPLACEMENT = "\ufffd"  # the decoded form of bytes that are not whole characters
+MOST_PARTS = 8  # tokens of a character: it has at most four bytes, but a token may overlap two
 
 
 def spell_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
@@ -129,14 +124,8 @@ def _visible(character: str, drawable: Callable[[str], bool]) -> str:
 DPI = 150
 COLOURS = ("#ffffff", "#c6e6f1", "#93cce5", "#62b0da", "#3693cc", "#0f75b9", "#0458a1", "#1d3b7f", "#242155")
 """White to dark blue in equal steps of CIELAB lightness: equal lengths of the bar look equal."""
-GAMMA = 0.5
-"""Colours follow the square root of a weight: of sixty equal ones, each 0.017, all are visible."""
 FORBIDDEN_FACE = "#e4e4e4"
-FORBIDDEN_HATCH = "#c4c4c4"
-GRID = "#e9e9e9"
-SMALL_PRINT = "#606060"
-MAX_NUMBERED_TOKENS = 16
-"""One map of at most this many tokens a side has its weights written in its cells."""
+MAX_NUMBERED_TOKENS = 16  # a side of a single map that has its weights written in its cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,24 +155,19 @@ def build_sections(rows: Sequence[list[HeadMap]], tokens: dict[str, list[str]]) 
     """Groups rows of `choose_heads` by stack and kind; `tokens` are those of each stack."""
     sections = []
     for (stack, kind), group in groupby(rows, key=lambda row: (row[0].stack, row[0].kind)):
-        cross = kind == "cross"
-        heading = "cross-attention" if cross else f"{stack} self-attention"
+        queries = keys = list(map(label, tokens[stack]))
+        heading = f"{stack} self-attention"
         legend = "a row: what one token attends to"
-        if cross:
+        if kind == "cross":
+            keys = list(map(label, tokens["encoder"]))
+            heading = "cross-attention"
             legend = "a row: what one target token attends to in the source"
-        queries = list(map(label, tokens[stack]))
-        keys = list(map(label, tokens["encoder"])) if cross else queries
         sections.append(FigureSection(heading, legend, list(group), queries, keys))
     return sections
 
 
 def draw_attention(sections: Sequence[FigureSection], path: Path) -> None:
-    """Draws maps and writes the picture, whole or not at all; the suffix is the format.
-
-    Raises:
-        ConfigError: Another suffix, or more tokens than can be read in one picture.
-        DiskError: The disk refused.
-    """
+    """Draws maps and writes the picture; the suffix is the format. Raises: ConfigError, DiskError."""
     content = render_attention(sections, check_format(path))
     make_dir(path.parent)
     write_file(path, content)
@@ -203,7 +187,10 @@ def draw_figure(sections: Sequence[FigureSection], layout: FigureLayout) -> "Fig
     figure = Figure(figsize=(layout.width, layout.height), dpi=DPI)
     for number, section in enumerate(sections):
         _draw_section(figure, layout, number, section)
-    _draw_colour_bar(figure, layout)
+    axes = _add_axes(figure, layout, layout.colour_bar())
+    bar = figure.colorbar(_colours(), cax=axes, ticks=[0, 0.01, 0.1, 0.25, 0.5, 1])
+    bar.ax.set_title("weight", fontsize=7.5)
+    bar.ax.tick_params(labelsize=7, length=2)
     return figure
 
 
@@ -217,7 +204,7 @@ def _draw_section(figure: "Figure", layout: FigureLayout, number: int, section: 
     x = layout.left / layout.width
     top = layout.heading(number)
     bold: dict[str, Any] = {"fontsize": 10, "fontweight": "bold", "va": "top"}
-    small: dict[str, Any] = {"fontsize": 8, "color": SMALL_PRINT, "va": "top"}
+    small: dict[str, Any] = {"fontsize": 8, "color": "#606060", "va": "top"}
     figure.text(x, 1 - top / layout.height, section.heading, **bold)
     figure.text(x, 1 - (top + 0.2) / layout.height, section.legend, **small)
     is_single = sum(map(len, section.rows)) == 1
@@ -240,9 +227,9 @@ def _draw_map(axes: "Axes", head: HeadMap) -> None:
     axes.imshow(head.weights_TS.numpy(), interpolation="nearest", aspect="auto", **scale)
     forbidden = _outline(~head.allowed_TS)
     if forbidden is not None:
-        hatched: dict[str, Any] = {"linewidth": 0, "hatch": "////", "edgecolor": FORBIDDEN_HATCH}
+        hatched: dict[str, Any] = {"linewidth": 0, "hatch": "////", "edgecolor": "#c4c4c4"}
         axes.add_patch(PathPatch(forbidden, facecolor=FORBIDDEN_FACE, **hatched))
-    thin: dict[str, Any] = {"color": GRID, "linewidth": 0.4}
+    thin: dict[str, Any] = {"color": "#e9e9e9", "linewidth": 0.4}
     axes.vlines([key - 0.5 for key in range(1, num_keys)], -0.5, num_queries - 0.5, **thin)
     axes.hlines([query - 0.5 for query in range(1, num_queries)], -0.5, num_keys - 0.5, **thin)
     for spine in axes.spines.values():
@@ -273,7 +260,8 @@ def _colours() -> "ScalarMappable":
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     colours = LinearSegmentedColormap.from_list("attention", COLOURS)
-    return ScalarMappable(PowerNorm(GAMMA, vmin=0, vmax=1), colours)
+    # The square root of a weight: of sixty equal ones, each 0.017, all are visible.
+    return ScalarMappable(PowerNorm(0.5, vmin=0, vmax=1), colours)
 
 
 def _write_weights(axes: "Axes", head: HeadMap) -> None:
@@ -293,10 +281,3 @@ def _label_axes(axes: "Axes", section: FigureSection, cell: float, labels: Label
     axes.set_xticks(range(len(section.keys)), section.keys, rotation=90, **style)
     axes.tick_params(labelleft=labels.left, labeltop=labels.top, labelbottom=labels.bottom)
     axes.tick_params(length=0, pad=2)
-
-
-def _draw_colour_bar(figure: "Figure", layout: FigureLayout) -> None:
-    axes = _add_axes(figure, layout, layout.colour_bar())
-    bar = figure.colorbar(_colours(), cax=axes, ticks=[0, 0.01, 0.1, 0.25, 0.5, 1])
-    bar.ax.set_title("weight", fontsize=7.5)
-    bar.ax.tick_params(labelsize=7, length=2)

@@ -3,8 +3,6 @@
     section   heading
               title  title  title        a panel a head, a row a layer; cells: a row a query
               labels panel  panel  panel
-              title  title  title
-              labels panel  panel  panel
                      labels labels labels
     section   ...                        the colour bar is right of the first row
 
@@ -17,13 +15,10 @@ from typing import NamedTuple
 
 from pretrain.errors import ConfigError
 
-MAX_SIDE = 36.0
-"""Longest side of a picture."""
-MIN_CELL = 0.085
-"""Least side of a cell: labels of 5 points can just be read."""
+MAX_SIDE = 36.0  # of a picture
+MIN_CELL = 0.085  # labels of 5 points can just be read
 MAX_CELL = 0.4
-MAX_TOKENS = 400
-"""Most tokens of a picture of one map."""
+MAX_TOKENS = 400  # of a picture of one map
 # Sides that are aimed at; many tokens make them larger.
 OVERVIEW_PANEL = 1.8  # a panel among others
 SINGLE_PANEL = 6.0
@@ -35,10 +30,8 @@ TITLE = 0.22
 GAP = 0.12
 EDGE = 0.12
 BAR = 0.9
-LARGE_PANEL = 4
-"""A panel is large when it is this many times as wide and as high as its labels."""
-TOP_LABELS_ROWS = 3
-"""From this many rows on, keys are labelled above the first row too."""
+LARGE_PANEL = 4  # times as wide and as high as its labels
+TOP_LABELS_ROWS = 3  # from which on keys are labelled above the first row too
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +68,6 @@ def font_points(cell: float) -> float:
     return min(9.0, 59 * cell)
 
 
-def _text_inches(columns: int, cell: float) -> float:
-    # A character of DejaVu Sans Mono is 0.602 em wide; an em of p points is p / 72 inches.
-    # One more for the gap.
-    return (columns + 1) * 0.602 * font_points(cell) / 72
-
-
 @dataclass(frozen=True, slots=True)
 class FigureLayout:
     """A picture of sections below each other, with cells of one size."""
@@ -90,25 +77,24 @@ class FigureLayout:
 
     def has_large_panels(self, shape: SectionSize) -> bool:
         """Returns whether every panel of a section has labels of its own."""
-        wide = shape.keys * self.cell >= LARGE_PANEL * self._query_label(shape)
-        return wide and shape.queries * self.cell >= LARGE_PANEL * self._key_label(shape)
+        wide = shape.keys * self.cell >= LARGE_PANEL * self._label_width(shape.query_columns)
+        return wide and shape.queries * self.cell >= LARGE_PANEL * self._label_width(shape.key_columns)
 
-    def _query_label(self, shape: SectionSize) -> float:
-        return _text_inches(shape.query_columns, self.cell)
-
-    def _key_label(self, shape: SectionSize) -> float:
-        return _text_inches(shape.key_columns, self.cell)
+    def _label_width(self, columns: int) -> float:
+        # A character of DejaVu Sans Mono is 0.602 em wide; an em of p points is p / 72 inches.
+        # One more for the gap.
+        return (columns + 1) * 0.602 * font_points(self.cell) / 72
 
     @property
     def left(self) -> float:
         """Left edge of the panels."""
-        return EDGE + max(map(self._query_label, self.shapes))
+        return EDGE + max(self._label_width(shape.query_columns) for shape in self.shapes)
 
     def _column_width(self, shape: SectionSize) -> float:
         return max(shape.keys * self.cell, MIN_COLUMN)
 
     def _column_pitch(self, shape: SectionSize) -> float:
-        own_labels = self._query_label(shape) if self.has_large_panels(shape) else 0.0
+        own_labels = self._label_width(shape.query_columns) if self.has_large_panels(shape) else 0.0
         return self._column_width(shape) + GAP + own_labels
 
     def _right(self, shape: SectionSize) -> float:
@@ -116,7 +102,7 @@ class FigureLayout:
         return self.left + before + self._column_width(shape)
 
     def _row_pitch(self, shape: SectionSize) -> float:
-        own_labels = self._key_label(shape) if self.has_large_panels(shape) else 0.0
+        own_labels = self._label_width(shape.key_columns) if self.has_large_panels(shape) else 0.0
         return TITLE + shape.queries * self.cell + GAP + own_labels
 
     def labels(self, section: int, row: int, column: int) -> Labels:
@@ -128,11 +114,11 @@ class FigureLayout:
         return Labels(left=column == 0, top=top, bottom=row == shape.rows - 1)
 
     def _section_height(self, shape: SectionSize) -> float:
-        # Large panels have theirs in the pitch.
+        height = HEADING + shape.rows * self._row_pitch(shape)
+        if self.has_large_panels(shape):  # their labels are in the pitch
+            return height
         num_labels = 2 if shape.rows >= TOP_LABELS_ROWS else 1
-        if self.has_large_panels(shape):
-            num_labels = 0
-        return HEADING + shape.rows * self._row_pitch(shape) + num_labels * self._key_label(shape)
+        return height + num_labels * self._label_width(shape.key_columns)
 
     @property
     def width(self) -> float:
@@ -159,7 +145,7 @@ class FigureLayout:
         shape = self.shapes[section]
         top = self.heading(section) + HEADING + row * self._row_pitch(shape) + TITLE
         if self.labels(section, 0, 0).top:
-            top += self._key_label(shape)
+            top += self._label_width(shape.key_columns)
         left = self.left + column * self._column_pitch(shape)
         return Box(left, top, shape.keys * self.cell, shape.queries * self.cell)
 
@@ -170,11 +156,7 @@ class FigureLayout:
 
 
 def plan_layout(shapes: Sequence[SectionSize]) -> FigureLayout:
-    """Returns a layout with cells as large as is pleasant and as the bounds allow.
-
-    Raises:
-        ConfigError: No readable picture of at most `MAX_SIDE`; says how many tokens fit.
-    """
+    """Returns a layout with cells as large as the bounds allow. Raises: ConfigError: None is readable."""
     is_single = len(shapes) == 1 and shapes[0].rows == shapes[0].columns == 1
     num_tokens = max(max(shape.queries, shape.keys) for shape in shapes)
     most_panels = max(max(shape.rows, shape.columns) for shape in shapes)

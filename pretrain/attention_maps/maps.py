@@ -1,11 +1,9 @@
 """Attention maps of a model's heads, from one forward with the reference kernel.
 
-    record_attention(model, batch)           ->  one AttentionMap a layer and kind
-    choose_heads(maps, kind, layers, heads)  ->  the requested heads, one row a layer
-    summarize_head(head, keys)               ->  the spread of its weights, the key with most of them
+    record_attention -> an AttentionMap a layer and kind -> choose_heads -> summarize_head
 
 The kernels that models train with never have all weights; `eager` has, and replaces them here.
-Not here: pictures (`figure.py`), and the way from text to a batch (`terminal.py`).
+Pictures are in `figure.py`, and the way from text to a batch is in `terminal.py`.
 """
 
 import math
@@ -99,10 +97,7 @@ def _put_recorders(model: Transformer, maps: list[AttentionMap], undo: ExitStack
 
 @torch.no_grad()
 def record_attention(model: Transformer, batch: Batch) -> list[AttentionMap]:
-    """Returns the maps of a batch of one row, in the order of the forward: N x T x S a layer.
-
-    The batch is on the model's device. The model runs in eval mode without its head.
-    """
+    """Returns the maps of a batch of one row, on the model's device, in the order of the forward."""
     assert batch.tokens_BT.shape[0] == 1, "one row at a time"
     maps: list[AttentionMap] = []
     with ExitStack() as undo:

@@ -75,7 +75,8 @@ def _read_text(artifact: Artifact, request: AttentionRequest) -> dict[str, list[
     model, codec = artifact.model, artifact.codec
     if request.target is not None or model.encoder is None or model.decoder is None:
         return encode_texts(model, codec, request.text, request.target)
-    text = _encode_source(model, codec, request.text, "--text")
+    text = codec.encode(request.text)
+    _check(text, model, "--text")
     start = _start_of(model)
     most = min(2 * len(text) + 8, MAX_TOKENS - 1, model.max_seq_len - 1)
     constraints = Options(max_tokens=most).constraints(model, codec, artifact.generation)
@@ -100,7 +101,8 @@ def encode_texts(
     Raises:
         ConfigError: A text is empty or too long, or a target is not for this model.
     """
-    ids = _encode_source(model, codec, text, options[0])
+    ids = codec.encode(text)
+    _check(ids, model, options[0])
     if model.encoder is None or model.decoder is None:
         if target is not None:
             fix = f"leave it out, or put it behind {options[0]}"
@@ -113,12 +115,6 @@ def encode_texts(
     read = read[:-1] if read and read[-1] in codec.eos_ids else read
     _check([start, *read], model, options[1])
     return {"encoder": ids, "decoder": [start, *read]}
-
-
-def _encode_source(model: Transformer, codec: Codec, text: str, where: str) -> list[int]:
-    ids = codec.encode(text)
-    _check(ids, model, where)
-    return ids
 
 
 def _start_of(model: Transformer) -> int:
