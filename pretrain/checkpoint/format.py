@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import CheckpointError, DiskError
-from pretrain.utils.checksum import FileRecord
-from pretrain.utils.io import json_bytes, rename_dir
+from pretrain.utils.io import FileRecord, json_bytes, rename_dir
 
 SCHEMA = 1
 MANIFEST = "manifest.json"

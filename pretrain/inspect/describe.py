@@ -20,7 +20,7 @@ from pretrain.config.model import AnyModelConfig, parse_model
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.run.folder import RunDir
 from pretrain.shards.index import INDEX_NAME, check_shards, load_index
-from pretrain.utils.checksum import find_damage
+from pretrain.utils.io import find_damage
 
 
 def inspect(

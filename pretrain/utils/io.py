@@ -1,4 +1,4 @@
-"""The one layer for durable writes: temporary name, fsync, rename, CRC32.
+"""The one layer for durable writes, temporary name, fsync, rename, CRC32, and for checks of them.
 
     write_file / write_json   ->  name.tmp-<pid>, write, fsync, rename, fsync the folder
     AtomicWriter              ->  the same, for content that comes piece by piece
@@ -6,6 +6,7 @@
     write_chunks              ->  write in place, inside a folder that is renamed later, fsync; CRCs
     publish_dir               ->  fsync the folder, rename it to its final name, fsync the parent
     remove_dir                ->  rename to .trash-name, fsync the parent, remove its content
+    check_file, find_damage   ->  compare a file with its record: size, CRC32 of each chunk
 
 Every operation passes through `_operation` first, so that a test can make any single one of them
 fail, or kill the process there (`set_fault_hook`). Nothing else in this package opens a file for
@@ -20,13 +21,15 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pretrain.errors import ConfigError, DiskError
-from pretrain.utils import checksum
-from pretrain.utils.checksum import FileRecord
 
+CRC_CHUNK_BYTES = 16 * 1024 * 1024
+# Waits before a file that could not be read is read again.
+READ_AGAIN_S = (0.2, 1.0)
 # Longer than any append takes; an append that hangs elsewhere is not waited for.
 LOCK_WAIT_S = 5.0
 LOOK_EVERY_S = 0.02
@@ -84,6 +87,15 @@ def fsync_dir(path: Path) -> None:
         os.close(descriptor)
 
 
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """Size and chunk CRC32s that a written file must have when it is read back."""
+
+    name: str
+    num_bytes: int
+    crc32s: list[int]
+
+
 def _rechunk(chunks: Iterable[memoryview], size: int) -> Iterator[memoryview]:
     """Cuts a sequence of buffers at multiples of `size` bytes of their concatenation."""
     room = size
@@ -112,8 +124,8 @@ def write_chunks(path: Path, chunks: Iterable[memoryview]) -> FileRecord:
         file = path.open("xb")
         try:
             with file:
-                for piece in _rechunk(chunks, checksum.CRC_CHUNK_BYTES):
-                    if total % checksum.CRC_CHUNK_BYTES == 0:
+                for piece in _rechunk(chunks, CRC_CHUNK_BYTES):
+                    if total % CRC_CHUNK_BYTES == 0:
                         crc32s.append(0)
                     crc32s[-1] = zlib.crc32(piece, crc32s[-1])
                     _operation("write", path)
@@ -146,6 +158,41 @@ def write_file(path: Path, content: bytes) -> FileRecord:
             _unlink(temporary)
             raise
     return FileRecord(path.name, record.num_bytes, record.crc32s)
+
+
+def check_file(path: Path, record: FileRecord) -> str | None:
+    """Compares a file with its record; returns what is wrong first, or None."""
+    return next(find_damage(path, record), None)
+
+
+def find_damage(path: Path, record: FileRecord) -> Iterator[str]:
+    """Compares a file with its record; yields all that is wrong, a line for each bad chunk.
+
+    A file that exists and cannot be read is tried again: its server may be away for a moment.
+    """
+    for wait_s in (*READ_AGAIN_S, None):
+        try:
+            yield from list(_compare(path, record))
+            return
+        except OSError as error:
+            if wait_s is None or isinstance(error, FileNotFoundError):
+                yield f"{path.name}: {error.strerror or error}"
+                return
+            time.sleep(wait_s)
+
+
+def _compare(path: Path, record: FileRecord) -> Iterator[str]:
+    size = path.stat().st_size
+    if size != record.num_bytes:
+        yield f"{path.name} has {size} bytes, the manifest says {record.num_bytes}"
+        return
+    if len(record.crc32s) != -(-size // CRC_CHUNK_BYTES):
+        yield f"{path.name}: the manifest has {len(record.crc32s)} CRC32s for {size} bytes"
+        return
+    with path.open("rb") as file:
+        for number, expected in enumerate(record.crc32s):
+            if zlib.crc32(file.read(CRC_CHUNK_BYTES)) != expected:
+                yield f"{path.name}: CRC32 of chunk {number} (at byte {number * CRC_CHUNK_BYTES}) does not match"
 
 
 def append_line(path: Path, line: bytes) -> None:

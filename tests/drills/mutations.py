@@ -73,12 +73,12 @@ MUTATIONS = [
         "tests/unit/utils/test_io.py -k dies_before_any_operation",
     ),
     Mutation(
-        "CRC32s are ignored", "pretrain/utils/checksum.py",
+        "CRC32s are ignored", "pretrain/utils/io.py",
         "if zlib.crc32(file.read(CRC_CHUNK_BYTES)) != expected:", "if expected is None:",
         f"{DAMAGE} -k flipped",
     ),
     Mutation(
-        "sizes are ignored", "pretrain/utils/checksum.py",
+        "sizes are ignored", "pretrain/utils/io.py",
         "    if size != record.num_bytes:\n", "    if size < 0:\n",
         "tests/unit/utils/test_io.py -k truncated",
     ),

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from pretrain.checkpoint.fragments import FragmentReader, write_fragments
 from pretrain.errors import CheckpointError
 from pretrain.types import Fragment
-from pretrain.utils.checksum import check_file
+from pretrain.utils.io import check_file
 
 
 @st.composite

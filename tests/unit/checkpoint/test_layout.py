@@ -16,8 +16,7 @@ from pretrain.checkpoint.format import (
     step_of,
 )
 from pretrain.errors import CheckpointError
-from pretrain.utils.checksum import FileRecord
-from pretrain.utils.io import write_json
+from pretrain.utils.io import FileRecord, write_json
 
 GOOD = Manifest(SCHEMA, {"step": 3}, {"w": [2, 3]}, ["exp_avg"], [FileRecord("rank-00000.safetensors", 9, [1])], {})
 

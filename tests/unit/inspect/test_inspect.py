@@ -82,7 +82,7 @@ def test_verifying_says_that_every_byte_is_there(tmp_path, capsys):
 
 
 def test_verifying_names_every_bad_file_and_chunk_and_a_checkpoint_to_use(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("pretrain.utils.checksum.CRC_CHUNK_BYTES", 64)
+    monkeypatch.setattr("pretrain.utils.io.CRC_CHUNK_BYTES", 64)
     run = make_run(tmp_path / "run", 1, 2)
     bad = run / "checkpoints/step-00000002"
     for place in (0, 70, 200):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.errors import DiskError
-from pretrain.utils import checksum, io
+from pretrain.utils import io
 from tests.helpers.waiting import LIMIT_S
 
 OLD, NEW = b"old content\n", b"new content, which is longer\n"
@@ -105,12 +105,12 @@ def test_a_process_that_dies_before_any_operation_leaves_a_whole_file(tmp_path, 
 
 def test_a_record_describes_the_file(tmp_path):
     record = io.write_file(tmp_path / "file", NEW)
-    assert record == checksum.FileRecord("file", len(NEW), [zlib.crc32(NEW)])
-    assert checksum.check_file(tmp_path / "file", record) is None
+    assert record == io.FileRecord("file", len(NEW), [zlib.crc32(NEW)])
+    assert io.check_file(tmp_path / "file", record) is None
 
 
 def test_an_empty_file_has_no_chunks(tmp_path):
-    assert io.write_file(tmp_path / "file", b"") == checksum.FileRecord("file", 0, [])
+    assert io.write_file(tmp_path / "file", b"") == io.FileRecord("file", 0, [])
 
 
 @given(st.lists(st.binary(max_size=40), max_size=12), st.integers(1, 16))
@@ -118,12 +118,12 @@ def test_chunks_are_concatenated_and_crcs_do_not_depend_on_how_they_are_cut(tmp_
     path = tmp_path_factory.mktemp("chunks") / "file"
     content = b"".join(pieces)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checksum, "CRC_CHUNK_BYTES", chunk_bytes)
+        patch.setattr(io, "CRC_CHUNK_BYTES", chunk_bytes)
         record = io.write_chunks(path, [memoryview(piece) for piece in pieces])
         starts = range(0, len(content), chunk_bytes)
         assert record.crc32s == [zlib.crc32(content[start : start + chunk_bytes]) for start in starts]
         assert path.read_bytes() == content
-        assert checksum.check_file(path, record) is None
+        assert io.check_file(path, record) is None
 
 
 def test_chunks_of_other_types_are_written_as_their_bytes(tmp_path):
@@ -136,41 +136,39 @@ def test_chunks_of_other_types_are_written_as_their_bytes(tmp_path):
 def test_any_flipped_bit_is_found_and_its_chunk_named(tmp_path_factory, content, data):
     path = tmp_path_factory.mktemp("flip") / "file"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checksum, "CRC_CHUNK_BYTES", 8)
+        patch.setattr(io, "CRC_CHUNK_BYTES", 8)
         record = io.write_file(path, content)
         place = data.draw(st.integers(0, len(content) - 1))
         damaged = bytearray(content)
         damaged[place] ^= 1 << data.draw(st.integers(0, 7))
         path.write_bytes(damaged)
         chunk = place // 8
-        assert checksum.check_file(path, record) == f"file: CRC32 of chunk {chunk} (at byte {chunk * 8}) does not match"
+        assert io.check_file(path, record) == f"file: CRC32 of chunk {chunk} (at byte {chunk * 8}) does not match"
 
 
 def test_every_bad_chunk_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(checksum, "CRC_CHUNK_BYTES", 8)
+    monkeypatch.setattr(io, "CRC_CHUNK_BYTES", 8)
     record = io.write_file(tmp_path / "file", bytes(40))
     content = bytearray(40)
     content[9] = content[39] = 1
     (tmp_path / "file").write_bytes(content)
     expected = [f"file: CRC32 of chunk {n} (at byte {8 * n}) does not match" for n in (1, 4)]
-    assert list(checksum.find_damage(tmp_path / "file", record)) == expected
+    assert list(io.find_damage(tmp_path / "file", record)) == expected
 
 
 def test_a_record_without_a_crc_for_every_chunk_vouches_for_nothing(tmp_path):
     record = io.write_file(tmp_path / "file", NEW)
-    short = checksum.FileRecord(record.name, record.num_bytes, [])
+    short = io.FileRecord(record.name, record.num_bytes, [])
     problem = f"file: the manifest has 0 CRC32s for {len(NEW)} bytes"
-    assert checksum.check_file(tmp_path / "file", short) == problem
+    assert io.check_file(tmp_path / "file", short) == problem
 
 
 def test_a_truncated_and_a_missing_file_are_told_apart(tmp_path):
     record = io.write_file(tmp_path / "file", NEW)
     (tmp_path / "file").write_bytes(NEW[:-1])
-    assert (
-        checksum.check_file(tmp_path / "file", record) == f"file has {len(NEW) - 1} bytes, the manifest says {len(NEW)}"
-    )
+    assert io.check_file(tmp_path / "file", record) == f"file has {len(NEW) - 1} bytes, the manifest says {len(NEW)}"
     (tmp_path / "file").unlink()
-    assert checksum.check_file(tmp_path / "file", record) == "file: No such file or directory"
+    assert io.check_file(tmp_path / "file", record) == "file: No such file or directory"
 
 
 @pytest.mark.parametrize(("times", "problem"), [(1, None), (2, None), (3, "file: Input/output error")])
@@ -183,9 +181,9 @@ def test_a_file_that_cannot_be_read_for_a_moment_is_no_damaged_one(tmp_path, mon
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return real(path, *arguments)
 
-    monkeypatch.setattr(checksum, "READ_AGAIN_S", (0.0, 0.0))
+    monkeypatch.setattr(io, "READ_AGAIN_S", (0.0, 0.0))
     monkeypatch.setattr(Path, "open", refuse)
-    assert checksum.check_file(tmp_path / "file", record) == problem
+    assert io.check_file(tmp_path / "file", record) == problem
 
 
 def test_a_folder_below_one_that_may_not_be_entered_is_an_error_of_the_disk(tmp_path, monkeypatch):
