@@ -27,6 +27,9 @@ def prepare_command(
     processes: Annotated[int | None, Option(min=1, help="Workers. Default: one a core.")] = None,
     part: Annotated[str, Option(metavar="I/N", help="Share of this machine, from 1/N.")] = "1/1",
     system: Annotated[str | None, Option("--from", help="Convert tokens of megatron, nanogpt, olmo or mds.")] = None,
+    dtype: Annotated[
+        str | None, Option(help="With --from: type of tokens in files that do not say it, such as uint32.")
+    ] = None,
 ) -> None:
     """Train a tokenizer and write token shards, webdataset tars with an index, by a config or options.
 
@@ -34,16 +37,15 @@ def prepare_command(
     """
     from pretrain.config.load import load_section, short_prepare
     from pretrain.config.prepare import PrepareConfig
-    from pretrain.prepare.prepare import run_prepare
+    from pretrain.prepare.convert.convert_part import ConvertOptions
+    from pretrain.prepare.prepare import run_convert, run_prepare
     from pretrain.utils.log import setup_logging
     from pretrain.utils.process import discard_refused_stdout
 
     discard_refused_stdout()  # the result is on the disk
     setup_logging(rank=0, world_size=1)
     words = arguments or []
-    if system is not None:
-        print(_convert(system, output, [*(input or ()), *words], tokenizer, split, processes))
-        return
+    inputs = [*(input or ()), *words]
     named = {
         "output": output,
         "tokenizer": tokenizer,
@@ -53,6 +55,18 @@ def prepare_command(
         "split": split,
     }
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    if system is not None:
+        unused = [*(given.keys() - {"output", "tokenizer", "split"}), *(["part"] if part != "1/1" else [])]
+        if unused:
+            option = min(unused).replace("_", "-")
+            raise typer.BadParameter(f"--{option} does not go with --from: leave it out")
+        if output is None or tokenizer is None or not inputs:
+            raise typer.BadParameter("--from needs --input, --output and --tokenizer, the one that made the tokens")
+        options = ConvertOptions(output, system, tuple(inputs), tokenizer, split, dtype)
+        print(run_convert(options, processes))
+        return
+    if dtype is not None:
+        raise typer.BadParameter("--dtype goes with --from: leave it out")
     if words and not input and (output is None or words[0].endswith((".yaml", ".yml"))):
         if given:
             name = next(iter(given))
@@ -63,23 +77,8 @@ def prepare_command(
         raise UsageError("Missing option '--output'", context)
     else:
         # A shell expands an unquoted glob: `--input a.txt b.txt` is meant as it reads.
-        config = short_prepare(inputs=[*(input or ()), *words], **given)
+        config = short_prepare(inputs=inputs, **given)
     print(run_prepare(config, part, processes))
-
-
-def _convert(
-    system: str, output: Path | None, inputs: list[str], tokenizer: str | None, split: str | None, processes: int | None
-) -> str:
-    """Re-shards the tokens of another system; returns what to say of it."""
-    from pretrain.prepare.convert.convert_part import ConvertOptions
-    from pretrain.prepare.prepare import run_convert
-
-    if output is None or tokenizer is None or not inputs:
-        raise typer.BadParameter("--from needs --input, --output and --tokenizer, the one that made the tokens")
-    options = ConvertOptions(
-        output=output, kind=system, source=tuple(inputs), tokenizer=tokenizer, split=split or "auto"
-    )
-    return run_convert(options, processes)
 
 
 data_app = typer.Typer(

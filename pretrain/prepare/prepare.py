@@ -42,8 +42,14 @@ from pretrain.tokenizer import eos_id, load_tokenizer, token_dtype, vocabulary_s
 _log = logging.getLogger(__name__)
 
 
-def prepare(config: PrepareConfig, progress: Progress = no_progress, *, processes: int | None = None) -> DataIndex:
-    """Makes `config.output` a complete shard folder, unless it is one; returns its index.
+def prepare(
+    config: PrepareConfig,
+    progress: Progress = no_progress,
+    *,
+    share: Share = WHOLE,
+    processes: int | None = None,
+) -> DataIndex | None:
+    """Prepares one share of `config.output`; returns the index, None if other shares have not finished.
 
     Throughput is that of `tokenizers`: about 3 MB/s of text a core. `processes` are one a core, if
     None, and have no effect on the output.
@@ -52,21 +58,9 @@ def prepare(config: PrepareConfig, progress: Progress = no_progress, *, processe
         ConfigError: Invalid values, or others than those the folder was begun with.
         DataError: Inputs that are missing, malformed, empty, or others than those the folder was
             begun with; or a worker was killed.
-        LockedError: Another process prepares the same folder.
+        LockedError: Another process prepares the same share, or timed out waiting for files of
+            other shares.
         DiskError: The disk refused. Finished parts are kept: the same command continues.
-    """
-    index = prepare_share(config, WHOLE, progress, processes=processes)
-    assert index is not None, "there are no others to wait for"
-    return index
-
-
-def prepare_share(
-    config: PrepareConfig, share: Share, progress: Progress = no_progress, *, processes: int | None = None
-) -> DataIndex | None:
-    """Prepares one share of a folder; returns None if others have not finished.
-
-    Raises:
-        LockedError: Timed out waiting for files of other shares; else as `prepare`.
     """
     job = plan_job(config, WorkerPool(Path(config.output), progress, processes, share))
     return fill_folder(job.folder, share, job.identity, job.files, processes, lambda: _build(job))
@@ -114,7 +108,7 @@ def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
     """Prepares one share, `i/n`, of a config; returns the text to print."""
     share = parse_share(part)
     with _shown() as progress:
-        index = prepare_share(config, share, progress, processes=processes)
+        index = prepare(config, progress, share=share, processes=processes)
     if index is None:
         return f"{config.output}: part {share} is done; the last one to finish writes the index"
     return _summarize(config.output, index.splits)

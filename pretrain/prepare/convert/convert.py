@@ -9,7 +9,7 @@
     index.json                      last: merges the records in part order
 
 The hash is a proof that no token was lost. Before: sha256 over the tokens of the files, uint32
-little-endian. After: the same over the shards on disk, in the source's order, without appended tokens.
+little-endian. After: the same over the shards on disk, in the source's order.
 
 A killed conversion is continued by the same command, and gives the same bytes. An unusable source
 ends it with one line and removes its output. Memory of a process: one chunk, one document, one member.
@@ -19,7 +19,6 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -54,7 +53,7 @@ FORMATS: dict[str, Callable[[Sequence[str], ReadOptions], Sequence[TokenFile]]] 
 }
 DEFAULT_SPLIT = "hash:0.01"
 # Goes up when the same options would give other bytes.
-FORMAT = 2
+FORMAT = 3
 
 _VALIDATION_NAME = re.compile(r"(?:^|[^a-z])(?:val|valid|validation)(?:[^a-z]|$)")
 _log = logging.getLogger(__name__)
@@ -92,53 +91,40 @@ def _plan(options: ConvertOptions) -> ConvertJob:
     if options.kind not in FORMATS:
         fix = f"use one of {', '.join(FORMATS)}"
         raise ConfigError(f"from={options.kind!r} is not a format of tokens", fix=fix)
-    for name in ("shard_tokens", "part_bytes"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name}={value} must be at least 1", fix="leave it out")
     content = read_given(TokenizerConfig(kind="given", path=options.tokenizer))
     tokenizer = parse_tokenizer(content, options.tokenizer)
-    read = ReadOptions(
-        vocab_size=vocabulary_size(tokenizer),
-        eos_id=eos_id(tokenizer) if options.eos_id is None else options.eos_id,
-        dtype=options.dtype,
-        boundaries=options.boundaries,
-        column=options.column,
-    )
+    read = ReadOptions(vocabulary_size(tokenizer), eos_id(tokenizer), options.dtype)
     opened_files = FORMATS[options.kind](options.source, read)
     files = {opened.file.path: opened for opened in opened_files}
     stored = [opened.file for opened in opened_files]
     if len(files) < len(stored):
         where = ", ".join(options.source)
         raise DataError("names a file twice", where=where, fix="name each once")
-    splits, rule = _plan_split(stored, options)
-    part_bytes = options.part_bytes or plan_part_bytes(stored)
-    parts = plan_parts(stored, part_bytes)
-    options = replace(options, part_bytes=part_bytes)
+    splits, rule = _plan_split(stored, options.split)
+    parts = plan_parts(stored, plan_part_bytes(stored))
     return ConvertJob(options, content, read, files, parts, splits, rule)
 
 
 def _identity(job: ConvertJob) -> dict[str, Any]:
     """Returns all that the output depends on, without the source."""
-    identity = asdict(job.options) | {
-        "tokenizer": f"sha256:{hashlib.sha256(job.tokenizer).hexdigest()}",
-        "eos_id": job.read.eos_id,
-        "format": FORMAT,
+    return {
         "from": job.options.kind,
+        "tokenizer": f"sha256:{hashlib.sha256(job.tokenizer).hexdigest()}",
+        "split": job.options.split,
+        "dtype": job.options.dtype,
+        "format": FORMAT,
     }
-    return {key: identity[key] for key in identity if key not in ("output", "source", "kind")}
 
 
-def _plan_split(files: Sequence[InputFile], options: ConvertOptions) -> tuple[dict[str, str], SplitRule]:
+def _plan_split(files: Sequence[InputFile], split: str | None) -> tuple[dict[str, str], SplitRule]:
     """Returns the split of files whose names decide, and the rule for other documents."""
-    split = options.split
     held_out = {file.path for file in files if _is_validation(Path(file.path))}
-    if split == "files" or (split == "auto" and 0 < len(held_out) < len(files)):
+    if split is None and 0 < len(held_out) < len(files):
         by_file = {file.path: VALIDATION if file.path in held_out else TRAIN for file in files}
         return by_file, parse_split("hash:0", 0)
-    rule = parse_split(DEFAULT_SPLIT if split == "auto" else split, options.seed)
+    rule = parse_split(split or DEFAULT_SPLIT, 0)
     if rule.kind != "hash":
-        raise ConfigError(f"split={split!r} cuts texts, not tokens", fix="use hash:F or files")
+        raise ConfigError(f"split={split!r} cuts texts, not tokens", fix="use --split hash:F")
     return {}, rule
 
 
@@ -180,13 +166,10 @@ def _prove(job: ConvertJob, index: DataIndex, records: dict[int, PartRecord], pr
         output = f"{after['num_tokens']} ({after['sha256']})"
         what = f"the source changed while it was read: {source} became {output}"
         raise DataError(what, fix="run the same command again")
-    runs = [load_runs(folder, part) for part in job.parts]
-    rows = [row for part in runs for row in part["rows"]]
-    num_open = sum(part["num_open"] for part in runs)
+    num_open = sum(load_runs(folder, part)["num_open"] for part in job.parts)
     facts = {
         "from": job.options.kind,
         "num_documents": num_documents,
-        "num_appended_tokens": sum(count for _, is_appended, count in rows if is_appended),
         "num_documents_without_end": num_open,
         "before": before,
         "after": after,
@@ -219,14 +202,13 @@ def _read_source(files: Iterable[TokenFile], tick: Callable[[int], None]) -> Ite
 def _read_output(
     job: ConvertJob, index: DataIndex, records: dict[int, PartRecord], tick: Callable[[int], None]
 ) -> Iterator[np.ndarray]:
-    """Yields the documents of all shards, in the source's order, without appended tokens."""
+    """Yields the documents of all shards, in the source's order."""
     folder = job.folder
     for part in job.parts:
         splits = records[part.number].splits.items()
         readers = {name: _read_shards(folder, index.dtype, split.shards) for name, split in splits}
-        for split, is_appended, count in load_runs(folder, part)["rows"]:
-            for document in islice(readers[split], count):
-                yield document[:-1] if is_appended else document
+        for split, count in load_runs(folder, part)["rows"]:
+            yield from islice(readers[split], count)
         tick(part.num_bytes)
 
 

@@ -28,27 +28,22 @@ from pretrain.tokenizer import load_tokenizer, tokenizer_hash, vocabulary_size
 # Tokens that are decoded at once: an encoding takes a hundred bytes a token.
 DECODE_TOKENS = 2**16
 REPORT_DOCUMENTS = 4096
+# A part starts a new shard there.
+SHARD_TOKENS = 2**27
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """Options of a conversion; see also ReadOptions."""
+    """Options of a conversion."""
 
     output: Path
     kind: str  # key of `FORMATS`
     source: tuple[str, ...]  # files, folders and globs of this machine
     tokenizer: str  # a tokenizer.json, a folder of Hugging Face, or a name on its hub
-    eos_id: int | None = None  # None: the tokenizer's
-    # `hash:F`: by the hash of a document's tokens. `files`: files, or folders, named val, valid or
-    # validation are held out. `auto`: `files` where there are such and others, else `hash:0.01`.
-    split: str = "auto"
-    seed: int = 0  # salt of the hash split
-    append_eos: bool = False  # to documents that do not end with `eos_id`
-    boundaries: str = "auto"
-    dtype: str | None = None
-    column: str = "tokens"
-    shard_tokens: int = 2**27  # a part starts a new shard there
-    part_bytes: int | None = None  # of the source in one unit of work; None: by its size
+    # `hash:F`: by the hash of a document's tokens. None: files, or folders, named val, valid or
+    # validation are held out where there are such and others, else `hash:0.01`.
+    split: str | None = None
+    dtype: str | None = None  # see ReadOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +134,13 @@ def start_converting(job: ConvertJob) -> Work:
 
 def write_part(job: ConvertJob, text_bytes: TextBytes, tokenizer_sha256: str, part: InputPart, report: Report) -> None:
     """Writes one part's shards and commits its record; an exception leaves no file."""
-    options = job.options
-    eos = np.array([job.read.eos_id], job.read.shard_dtype)
-    # Consecutive documents of the source: split, True for an appended `eos`, how many.
+    # Consecutive documents of the source: split, how many.
     rows: list[list[Any]] = []
-    num_open = 0  # documents that do not end with `eos`, and were left so
+    num_open = 0  # documents that do not end with the token
     pending: dict[str, list[np.ndarray]] = {name: [] for name in SPLITS}
     pending_tokens = 0
-    dtype = eos.dtype.name
-    with PartWriter(job.folder, part, tokenizer_sha256, dtype, "text", options.shard_tokens) as writer:
+    dtype = job.read.shard_dtype.name
+    with PartWriter(job.folder, part, tokenizer_sha256, dtype, "text", SHARD_TOKENS) as writer:
         for piece in part.slices:
             path = piece.file.path
             num_documents = 0
@@ -156,14 +149,12 @@ def write_part(job: ConvertJob, text_bytes: TextBytes, tokenizer_sha256: str, pa
                     writer.record.num_empty += 1
                     continue
                 split = job.split_of(path, document)
-                is_open = bool(document[-1] != eos[0])
-                is_appended = is_open and options.append_eos
-                if not rows or rows[-1][:2] != [split, is_appended]:
-                    rows.append([split, is_appended, 0])
-                rows[-1][2] += 1
-                num_open += is_open and not is_appended
+                if not rows or rows[-1][0] != split:
+                    rows.append([split, 0])
+                rows[-1][1] += 1
+                num_open += bool(document[-1] != job.read.eos_id)
                 writer.record.splits[split].num_bytes_text += text_bytes.count(document)
-                pending[split].append(np.append(document, eos) if is_appended else document)
+                pending[split].append(document)
                 num_documents += 1
                 pending_tokens += len(document)
                 is_reported = num_documents % REPORT_DOCUMENTS == 0

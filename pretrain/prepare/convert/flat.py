@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from pretrain.errors import ConfigError, DataError
+from pretrain.errors import DataError
 from pretrain.prepare.convert.token_file import (
     TOKEN_DTYPES,
     ReadOptions,
@@ -107,7 +107,7 @@ def _open_bare(file: InputFile, dtype: str, options: ReadOptions) -> TokenArray:
     """Returns the array of a file without a header, by default of `dtype`. Raises: DataError.
 
     Tokens of 32 bits that are read as uint16 are all in the vocabulary, every second one being the
-    zero of the upper half; such a file is refused, unless the options say its dtype.
+    zero of the upper half; such a file is refused, unless --dtype is given.
     """
     if options.dtype is None and dtype == "uint16":
         data = read_head(file.path, 2 * PROBE_TOKENS)
@@ -118,7 +118,7 @@ def _open_bare(file: InputFile, dtype: str, options: ReadOptions) -> TokenArray:
             raise DataError(
                 "its tokens look 32 bits wide: the upper half of every one is empty",
                 where=file.path,
-                fix="give their dtype: uint32, or uint16 if that is what they are",
+                fix="give --dtype uint32, or --dtype uint16 if that is what they are",
             )
     return _open_array(file, options.dtype or dtype, options)
 
@@ -126,20 +126,15 @@ def _open_bare(file: InputFile, dtype: str, options: ReadOptions) -> TokenArray:
 def _open_array(
     file: InputFile, dtype: str, options: ReadOptions, offset: int = 0, at_start: bool = False
 ) -> TokenArray:
-    """Returns the array after a header of `offset` bytes; `boundaries` override `at_start`."""
+    """Returns the array after a header of `offset` bytes; `at_start`: a document begins with its token."""
     file_dtype = np.dtype(dtype).newbyteorder("<")
     num_bytes = file.size - offset
     if num_bytes % file_dtype.itemsize:
         raise DataError(
             f"truncated, or not of {dtype}: its {num_bytes} bytes of tokens are no whole number of them",
             where=file.path,
-            fix="copy the file again, or give the dtype of its tokens",
+            fix="copy the file again, or give the --dtype of its tokens",
         )
-    if options.boundaries == "sample":
-        what = "boundaries='sample' does not go with a format that has none"
-        raise ConfigError(what, fix="use end or start")
-    if options.boundaries != "auto":
-        at_start = options.boundaries == "start"
     return TokenArray(
         file=replace(file, is_cuttable=True),
         dtype=file_dtype,

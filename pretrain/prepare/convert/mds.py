@@ -7,9 +7,8 @@
     sample   sizes of the columns that have no fixed one, u32 each | the columns, one after another
     ndarray  [dtype, u8] [axes << 2 | width of the shape, u8; shape] values; what the encoding fixes is left out
 
-A sample is a document, unless the boundaries say that samples are pieces of a stream (LLM Foundry's
---concat_tokens), which is then cut at end-of-document tokens and at the end of the shard. Layout as
-in mosaicml/streaming, streaming/base/format/mds/. Pickled columns are not read. Memory: one shard,
+A sample is a document; its tokens are the column `tokens`, as in LLM Foundry. Layout as in
+mosaicml/streaming, streaming/base/format/mds/. Pickled columns are not read. Memory: one shard,
 where it is compressed.
 """
 
@@ -28,11 +27,8 @@ import numpy as np
 from pretrain.errors import DataError
 from pretrain.prepare.convert.token_file import (
     TOKEN_DTYPES,
-    Chunk,
     ReadOptions,
     check_tokens,
-    cut_documents,
-    find_cuts,
     find_files,
     open_named,
 )
@@ -41,6 +37,7 @@ from pretrain.prepare.inputs.local_files import stat_local
 from pretrain.prepare.inputs.opening import decompress
 
 INDEX_NAME = "index.json"
+COLUMN = "tokens"
 COMPRESSIONS = {"zstd": "zstd", "gz": "gzip"}
 # Data type of LLM Foundry's columns of bytes, which have none in the index.
 FOUNDRY_DTYPE = "int64"
@@ -109,23 +106,14 @@ class MdsFile:
                 sample = view[offsets[number] : offsets[number + 1]]
                 tokens = self.column.decode(sample, self.options.dtype)
             except (ValueError, IndexError) as error:
-                fix = f"{_COPY}, or give the dtype of its tokens"
+                fix = f"{_COPY}, or give the --dtype of its tokens"
                 raise self._error(f"sample {number} is damaged: {error}", fix) from None
             yield check_tokens(tokens, 0, self.options, f"{self.file.path}, sample {number}")
 
     def documents(self, start: int, stop: int) -> Iterator[np.ndarray]:
         """Yields the documents of the shard, which is not cut."""
         assert (start, stop) == (0, self.file.size), "an MDS shard is one slice"
-        if self.options.boundaries in ("auto", "sample"):
-            return self.tokens()
-        return cut_documents(self._chunks(), 0, stop, self.file.path)
-
-    def _chunks(self) -> Iterator[Chunk]:
-        position = 0
-        at_start = self.options.boundaries == "start"
-        for tokens in self.tokens():
-            yield position, tokens, find_cuts(tokens, position, self.options.eos_id, at_start)
-            position += len(tokens)
+        return self.tokens()
 
     def _load(self) -> bytes | mmap.mmap:
         """Returns the uncompressed bytes, mapped if stored so, their hash checked."""
@@ -226,10 +214,10 @@ def _path_of(index: Path, raw: dict[str, Any]) -> Path:
 def _parse_column(where: str, raw: dict[str, Any], options: ReadOptions) -> TokenColumn:
     names = raw["column_names"]
     sizes = tuple(raw["column_sizes"])
-    if options.column not in names:
-        what = f"there is no column {options.column!r}; columns: {', '.join(names) or 'none'}"
-        raise DataError(what, where=where, fix="choose the one that holds the tokens")
-    number = names.index(options.column)
+    if COLUMN not in names:
+        what = f"there is no column {COLUMN!r}; columns: {', '.join(names) or 'none'}"
+        raise DataError(what, where=where, fix=f"write the shards again with tokens in {COLUMN!r}")
+    number = names.index(COLUMN)
     encoding = raw["column_encodings"][number]
     are_sizes = all(size is None or (isinstance(size, int) and size >= 0) for size in sizes)
     if len(sizes) != len(names) or not are_sizes:
@@ -238,7 +226,7 @@ def _parse_column(where: str, raw: dict[str, Any], options: ReadOptions) -> Toke
         return TokenColumn(number, sizes, _little(options.dtype or FOUNDRY_DTYPE), has_shape=False)
     match = _NDARRAY.fullmatch(encoding)
     if match is None or match[1] not in (None, *TOKEN_DTYPES):
-        what = f"column {options.column!r} is of {encoding!r}, which is not one of tokens"
+        what = f"column {COLUMN!r} is of {encoding!r}, which is not one of tokens"
         raise DataError(what, where=where, fix="give a column of bytes or of integer ndarray")
     dtype = None
     if match[1] is not None:

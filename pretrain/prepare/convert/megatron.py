@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.errors import ConfigError, DataError
+from pretrain.errors import DataError
 from pretrain.prepare.convert.token_file import ReadOptions, TokenArray, find_files, read_head
 from pretrain.prepare.inputs.local_files import stat_local
 
@@ -129,9 +129,6 @@ def cuts_of_index(tokens: np.ndarray, position: int, index_path: str) -> np.ndar
 
 def open_megatron(sources: Sequence[str], options: ReadOptions) -> list[TokenArray]:
     """Opens the pairs that `sources` name: NAME, NAME.bin, NAME.idx, folders and globs."""
-    if options.boundaries != "auto":
-        what = f"boundaries={options.boundaries!r} does not go with megatron, whose index has them"
-        raise ConfigError(what, fix="leave it out")
     indexes = find_files([_index_of(source) for source in sources], ".idx")
     return [_open_pair(path, options) for path in indexes]
 

@@ -26,7 +26,6 @@ from pretrain.utils.remote import is_remote, without_secrets
 # Tokens that are read at once, which bounds memory, with one document and one member.
 CHUNK_TOKENS = 2**20
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
-BOUNDARIES = ("auto", "end", "start", "sample")
 
 # Position of the first token, tokens, and positions in ascending order where one document ends and
 # the next begins, from the first token to the end of the chunk. Position 0 is not among them.
@@ -40,21 +39,11 @@ class ReadOptions:
     vocab_size: int  # every token is below it
     eos_id: int  # ends, or starts, a document where the format has no table of documents
     dtype: str | None = None  # of tokens whose file has none; None: that of the format's own tools
-    # Beginning of a document in a format without a table: after `eos_id` (`end`), at it (`start`), or
-    # every sample (`sample`; mds). `auto`: that of the format's own tools.
-    boundaries: str = "auto"
-    column: str = "tokens"  # of a sample (mds)
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in TOKEN_DTYPES:
             fix = f"use one of {', '.join(TOKEN_DTYPES)}"
             raise ConfigError(f"dtype={self.dtype!r} is not one of tokens", fix=fix)
-        if self.boundaries not in BOUNDARIES:
-            fix = f"use one of {', '.join(BOUNDARIES)}"
-            raise ConfigError(f"boundaries={self.boundaries!r} is not known", fix=fix)
-        if not 0 <= self.eos_id < self.vocab_size:
-            what = f"eos_id={self.eos_id} is not in the vocabulary of {self.vocab_size} entries"
-            raise ConfigError(what, fix="give the end-of-document token of this tokenizer")
 
     @property
     def shard_dtype(self) -> np.dtype:
@@ -65,7 +54,7 @@ class ReadOptions:
         """Refuses a file that says another dtype than the options. Raises: DataError."""
         if self.dtype not in (None, found):
             what = f"its {source} says {found}, not {self.dtype}"
-            raise DataError(what, where=where, fix="leave the dtype out")
+            raise DataError(what, where=where, fix="leave out --dtype")
 
 
 class TokenFile(Protocol):
@@ -164,7 +153,7 @@ def check_tokens(tokens: np.ndarray, position: int, options: ReadOptions, where:
         raise DataError(
             f"{named} is not below the vocabulary size, {options.vocab_size}",
             where=where,
-            fix="give the tokenizer that made these tokens, and their dtype",
+            fix="give the --tokenizer that made these tokens, or their --dtype",
         )
     return tokens.astype(options.shard_dtype)
 
@@ -222,7 +211,7 @@ def cut_documents(chunks: Iterable[Chunk], first: int, last: int, where: str) ->
             raise DataError(
                 f"no end of a document in {MAX_DOCUMENT_TOKENS} tokens before position {end}",
                 where=where,
-                fix="give the token that separates its documents",
+                fix="give the tokenizer whose end-of-document token separates them",
             )
     if num_pending:
         yield np.concatenate(pending)

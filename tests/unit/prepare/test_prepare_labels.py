@@ -13,7 +13,7 @@ from pretrain.errors import ConfigError, DataError
 from pretrain.prepare.filters import Label
 from pretrain.prepare.input_parts import Share
 from pretrain.prepare.labelling import LabelSet, check_labels, first_tokens, number_tokens
-from pretrain.prepare.prepare import prepare, prepare_share
+from pretrain.prepare.prepare import prepare
 from pretrain.prepare.split import TRAIN, VALIDATION
 from pretrain.rows import IGNORE_INDEX
 from pretrain.shards.index import load_index
@@ -235,8 +235,8 @@ def test_shares_and_processes_write_the_same_bytes_and_the_card_counts_labels(tm
     config = labels_config(tmp_path / "one", path, "classes", split="hash:0.2", part_bytes=3000)
     index = prepare(config, processes=1)
     other = config.model_copy(update={"output": str(tmp_path / "two")})
-    assert prepare_share(other, Share(1, 2), processes=2) is None
-    assert prepare_share(other, Share(2, 2), processes=1) == index
+    assert prepare(other, share=Share(1, 2), processes=2) is None
+    assert prepare(other, share=Share(2, 2), processes=1) == index
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
     counts = {split: dict.fromkeys(index.labels, 0) for split in (TRAIN, VALIDATION)}
     for split, found in counts.items():

@@ -12,7 +12,7 @@ from pretrain.prepare import output as lock
 from pretrain.prepare import steps
 from pretrain.prepare.input_parts import Share, parse_share
 from pretrain.prepare.output import claim_lock, lock_folder
-from pretrain.prepare.prepare import prepare, prepare_share
+from pretrain.prepare.prepare import prepare
 from pretrain.shards.index import load_index
 from pretrain.utils import io
 from tests.helpers.clock import FakeClock
@@ -26,7 +26,7 @@ from tests.unit.prepare.test_prepare_kinds import config_of, write_twice
 def prepare_part(folder: str, name: str, share: str, processes: str) -> None:
     """What a share does."""
     draw_nothing()
-    index = prepare_share(config_of(Path(folder), name), parse_share(share), processes=int(processes))
+    index = prepare(config_of(Path(folder), name), share=parse_share(share), processes=int(processes))
     print("index" if index else "others")
 
 
@@ -81,24 +81,24 @@ def test_shares_that_are_killed_and_started_again_write_the_folder_of_a_single_r
 def test_without_duplicates_to_find_shares_may_run_one_after_another(tmp_path):
     write_twice(tmp_path / "in")
     config = config_of(tmp_path, "out", filter={})
-    assert [prepare_share(config, Share(number, 3), processes=1) is None for number in (1, 2)] == [True, True]
+    assert [prepare(config, share=Share(number, 3), processes=1) is None for number in (1, 2)] == [True, True]
     assert not (tmp_path / "out/index.json").exists()
-    index = prepare_share(config, Share(3, 3), processes=1)
+    index = prepare(config, share=Share(3, 3), processes=1)
     assert index == load_index(tmp_path / "out")
     prepare(config_of(tmp_path, "whole", filter={}), processes=1)
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
-    assert prepare_share(config, Share(2, 3), processes=1) == index
+    assert prepare(config, share=Share(2, 3), processes=1) == index
 
 
 def test_a_share_leaves_the_parts_of_others_alone(tmp_path):
     write_twice(tmp_path / "in")
     config = config_of(tmp_path, "out", filter={})
-    prepare_share(config, Share(1, 2), processes=1)
+    prepare(config, share=Share(1, 2), processes=1)
     stray = tmp_path / "out/train/part-00001-0000.tar.tmp-1"
     stray.write_bytes(b"being written")
     own = tmp_path / "out/train/part-00002-0009.tar.tmp-1"
     own.write_bytes(b"left by a killed run")
-    prepare_share(config, Share(1, 2), processes=1)
+    prepare(config, share=Share(1, 2), processes=1)
     assert stray.exists() and not own.exists()
     prepare(config, processes=1)
     assert not stray.exists()
@@ -117,7 +117,7 @@ def test_a_share_that_waits_for_others_in_vain_says_for_what(tmp_path, monkeypat
     monkeypatch.setattr(steps, "WAIT_S", 0.0)
     config = config_of(tmp_path, "out", filter=filters)
     with pytest.raises(LockedError, match=f"{what}.*; start the other parts and run this command again"):
-        prepare_share(config, Share(number, 2), processes=1)
+        prepare(config, share=Share(number, 2), processes=1)
     assert not list((tmp_path / "out").glob("index.json*"))
 
 
@@ -182,7 +182,7 @@ def test_a_damaged_folder_is_repaired_by_a_single_run_only(tmp_path):
     with pytest.raises(
         DataError, match=r"the folder was complete, and is damaged: .*; repair it by the command without"
     ):
-        prepare_share(config, Share(1, 2), processes=1)
+        prepare(config, share=Share(1, 2), processes=1)
     prepare(config, processes=1)
     assert digests(tmp_path / "out") == before
 

@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from unittest import mock
 
 from pretrain.prepare.convert.convert import convert_tokens
 from pretrain.prepare.convert.convert_part import ConvertOptions
@@ -30,20 +31,22 @@ def write_source(folder: Path) -> None:
 
 
 def options(folder: Path, name: str = "out", **changes: object) -> ConvertOptions:
-    """Converts what `write_source` wrote in `folder`, in several parts."""
+    """Converts what `write_source` wrote in `folder`."""
     defaults = {
         "kind": "nanogpt",
         "source": (str(folder / "in"),),
         "tokenizer": str(folder / "tokenizer.json"),
         "split": "hash:0.2",
-        "part_bytes": 150,
     }
     return ConvertOptions(folder / name, **{**defaults, **changes})
 
 
-def convert(asked: ConvertOptions, progress: Progress = no_progress, processes: int = 1) -> DataIndex:
-    """Converts in this process, where faults can be injected, unless told otherwise."""
-    return convert_tokens(asked, progress, processes=processes)
+def convert(
+    asked: ConvertOptions, progress: Progress = no_progress, processes: int = 1, part_bytes: int = 150
+) -> DataIndex:
+    """Converts in small parts, by default in this process, where faults can be injected."""
+    with mock.patch("pretrain.prepare.convert.convert.plan_part_bytes", lambda files: part_bytes):
+        return convert_tokens(asked, progress, processes=processes)
 
 
 def facts(folder: Path) -> dict:

@@ -31,8 +31,6 @@ def test_llmc_says_its_dtype_in_a_header(tmp_path, magic, version, dtype):
     writers.write_llmc(tmp_path / "a.bin", TOKENS, magic, version, dtype)
     [opened] = open_nanogpt([str(tmp_path)], options())
     assert read(opened) == [[5, 6], [0, 7], [0, 299]]
-    [opened] = open_nanogpt([str(tmp_path)], options(boundaries="end"))
-    assert read(opened) == [[5, 6, 0], [7, 0], [299]]
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
@@ -55,7 +53,7 @@ def test_olmo_without_header_is_as_wide_as_the_vocabulary_asks_for(tmp_path, voc
 @pytest.mark.parametrize(("open_files", "name"), [(open_nanogpt, "a.bin"), (open_olmo, "a.npy")])
 def test_32_bits_are_not_taken_for_16(tmp_path, open_files, name, vocab_size):
     writers.write_flat(tmp_path / name, [*range(1, 100), EOS_ID], "uint32")
-    message = r": its tokens look 32 bits wide: the upper half of every one is empty; give their dtype: uint32, or"
+    message = r": its tokens look 32 bits wide: the upper half of every one is empty; give --dtype uint32, or"
     with pytest.raises(DataError, match=message):
         open_files([str(tmp_path)], options(vocab_size))
     [opened] = open_files([str(tmp_path)], options(vocab_size, dtype="uint32"))
@@ -97,7 +95,7 @@ def test_a_header_that_contradicts_the_file_is_refused(tmp_path):
     with pytest.raises(DataError, match="holds questions of an evaluation, not text; leave the file out"):
         open_nanogpt([str(path)], options())
     writers.write_llmc(path, TOKENS)
-    with pytest.raises(DataError, match="its header says uint16, not uint32; leave the dtype out"):
+    with pytest.raises(DataError, match="its header says uint16, not uint32; leave out --dtype"):
         open_nanogpt([str(path)], options(dtype="uint32"))
 
 
@@ -130,7 +128,7 @@ def test_npy_files_that_are_damaged_are_refused(tmp_path):
         with pytest.raises(DataError, match=r"a\.npy: its header cannot be read: .*; copy it again"):
             open_olmo([str(path)], options())
     path.write_bytes(whole)
-    with pytest.raises(DataError, match="its header says uint16, not int64; leave the dtype out"):
+    with pytest.raises(DataError, match="its header says uint16, not int64; leave out --dtype"):
         open_olmo([str(path)], options(dtype="int64"))
 
 
@@ -144,7 +142,7 @@ def test_a_token_outside_the_vocabulary_is_named_with_its_place(tmp_path, monkey
     monkeypatch.setattr("pretrain.prepare.convert.token_file.CHUNK_TOKENS", 2)
     writers.write_flat(tmp_path / "a.bin", [1, 2, 3, 300, 4])
     [opened] = open_nanogpt([str(tmp_path)], options(dtype="uint16"))
-    message = r"a\.bin: token 300 at position 3 is not below the vocabulary size, 300; give the tokenizer that made"
+    message = r"a\.bin: token 300 at position 3 is not below the vocabulary size, 300; give the --tokenizer that made"
     with pytest.raises(DataError, match=message):
         read(opened)
 
@@ -157,24 +155,9 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path):
         read(opened)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"dtype": "float32"}, "dtype='float32' is not one of tokens; use one of uint8, uint16,"),
-        ({"boundaries": "middle"}, "boundaries='middle' is not known; use one of auto, end, start, sample"),
-        ({"eos_id": 300}, "eos_id=300 is not in the vocabulary of 300 entries; give the end-of-document token of this"),
-        ({"eos_id": -1}, "eos_id=-1 is not in the vocabulary"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        ReadOptions(**{"vocab_size": VOCAB_SIZE, "eos_id": EOS_ID, **changes})
-
-
-def test_flat_files_have_no_samples(tmp_path):
-    writers.write_flat(tmp_path / "a.bin", TOKENS)
-    with pytest.raises(ConfigError, match="boundaries='sample' does not go with a format that has none; use end or"):
-        open_nanogpt([str(tmp_path)], options(boundaries="sample"))
+def test_a_dtype_that_is_not_one_of_tokens_is_refused():
+    with pytest.raises(ConfigError, match="dtype='float32' is not one of tokens; use one of uint8, uint16,"):
+        options(dtype="float32")
 
 
 def test_files_are_found_in_folders_and_globs_in_order(tmp_path):

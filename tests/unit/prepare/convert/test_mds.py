@@ -57,11 +57,12 @@ def test_what_the_real_writer_wrote(tmp_path):
     [("bytes", "int64"), ("ndarray", "int32"), ("ndarray:uint32", "uint32"), ("ndarray", "int64")],
 )
 @pytest.mark.parametrize("compression", [None, "zstd:3"])
-@pytest.mark.parametrize("column", ["tokens", "a", "z"])
-def test_every_way_to_write_tokens(tmp_path, encoding, dtype, compression, column):
+@pytest.mark.parametrize("neighbours", [("id", "note"), ("u", "v"), ("id", "v")])
+def test_every_way_to_write_tokens(tmp_path, encoding, dtype, compression, neighbours):
     long = [list(range(1, 290)) * 2, *SAMPLES]
-    writers.write_mds(tmp_path / "in", long, encoding=encoding, dtype=dtype, compression=compression, column=column)
-    assert read(tmp_path / "in", column=column) == long
+    how = {"encoding": encoding, "dtype": dtype, "compression": compression}
+    writers.write_mds(tmp_path / "in", long, neighbours=neighbours, **how)
+    assert read(tmp_path / "in") == long
 
 
 def test_a_fixed_shape_has_no_sizes(tmp_path):
@@ -73,22 +74,11 @@ def test_a_fixed_shape_has_no_sizes(tmp_path):
 def test_bytes_are_of_the_dtype_that_is_said(tmp_path):
     writers.write_mds(tmp_path / "in", SAMPLES, dtype="uint16")
     assert read(tmp_path / "in", dtype="uint16") == SAMPLES
-    message = r"00000\.mds: sample 0 is damaged: buffer size .*; copy the shard again, or give the dtype of its tokens"
+    message = (
+        r"00000\.mds: sample 0 is damaged: buffer size .*; copy the shard again, or give the --dtype of its tokens"
+    )
     with pytest.raises(DataError, match=message):
         read(tmp_path / "in")
-
-
-@pytest.mark.parametrize(
-    ("boundaries", "documents"),
-    [
-        ("sample", SAMPLES),
-        ("end", [[5, 6, 0], [7, 0], [299, 8, 0], [9, 0], [10]]),
-        ("start", [[5, 6], [0, 7], [0, 299, 8], [0], [9], [0, 10]]),
-    ],
-)
-def test_samples_may_be_pieces_of_a_stream_that_ends_with_its_shard(tmp_path, boundaries, documents):
-    writers.write_mds(tmp_path / "in", SAMPLES)
-    assert read(tmp_path / "in", boundaries=boundaries) == documents
 
 
 def test_gzip_is_read_as_well(tmp_path):
@@ -155,7 +145,7 @@ def flip(path, byte):
     [
         (0, r"has 2 samples, its index says 3"),
         (3, r"has 16777219 samples, its index says 3"),
-        (4, r"sample 0 is damaged: its columns take up \d+ bytes, not \d+; copy the shard again, or give the dtype"),
+        (4, r"sample 0 is damaged: its columns take up \d+ bytes, not \d+; copy the shard again, or give the --dtype"),
         (7, r"the offsets of its samples contradict its size"),
         (17, r"the offsets of its samples contradict its size"),
     ],
@@ -182,7 +172,7 @@ def test_a_shape_or_dtype_that_is_damaged_is_refused(tmp_path, byte, value, mess
     content[byte] = value
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"00000\.mds: sample 0 is damaged: {message}"):
-        read(tmp_path / "in", column="tokens")
+        read(tmp_path / "in")
 
 
 def test_compressed_shards_that_are_damaged_are_refused(tmp_path):
@@ -221,7 +211,10 @@ def set_shard(**values):
         (lambda index: index.pop("shards"), "no index of MDS shards: KeyError 'shards'"),
         (set_shard(format="json"), "holds shards of 'json'; give shards of mds"),
         (set_shard(compression="br:11"), "compression 'br' is not read; write the shards again with zstd, gz or none"),
-        (set_shard(column_names=["a", "b", "c"]), "there is no column 'tokens'; columns: a, b, c; choose the one"),
+        (
+            set_shard(column_names=["a", "b", "c"]),
+            "there is no column 'tokens'; columns: a, b, c; write the shards again with",
+        ),
         (set_shard(column_sizes=[1]), "its columns have no sizes"),
         (set_shard(column_encodings=["int", "str", "pkl"]), "column 'tokens' is of 'pkl', which is not one of tokens"),
         (
@@ -247,7 +240,7 @@ def test_an_index_that_is_not_json_is_refused(tmp_path):
 
 def test_a_dtype_that_contradicts_the_source_is_refused(tmp_path):
     writers.write_mds(tmp_path / "in", SAMPLES, encoding="ndarray:uint16", dtype="uint16")
-    with pytest.raises(DataError, match=r"index\.json: its index says uint16, not int64; leave the dtype out"):
+    with pytest.raises(DataError, match=r"index\.json: its index says uint16, not int64; leave out --dtype"):
         read(tmp_path / "in", dtype="int64")
     writers.write_mds(tmp_path / "any", SAMPLES, encoding="ndarray", dtype="uint16")
     with pytest.raises(DataError, match="sample 0 is damaged: dtype code 16 is not one of int64"):

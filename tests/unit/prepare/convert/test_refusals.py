@@ -50,11 +50,7 @@ def test_a_shard_that_is_damaged_before_the_proof_is_found(source):
     ("changes", "message"),
     [
         ({"split": "hash:0.3"}, r"split was 'hash:0\.2' and is now 'hash:0\.3'"),
-        ({"eos_id": 3}, "eos_id was 0 and is now 3"),
-        (
-            {"append_eos": True, "boundaries": "start"},
-            "append_eos was False and is now True, boundaries was 'auto' and",
-        ),
+        ({"dtype": "uint16"}, "dtype was None and is now 'uint16'"),
         ({"kind": "olmo", "source": ("in.npy",)}, "from was 'nanogpt' and is now 'olmo'"),
     ],
 )
@@ -103,14 +99,13 @@ def test_a_tokenizer_that_is_missing_is_refused(source):
     assert not (source / "out").exists()
 
 
-def test_a_tokenizer_without_end_of_document_needs_it_given(source):
+def test_a_tokenizer_without_end_of_document_is_refused(source):
     tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(VOCAB_SIZE)}, unk_token="w1"))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken("<start>", special=True)])
     (source / "tokenizer.json").write_bytes(dump_tokenizer(tokenizer))
     with pytest.raises(DataError, match="the tokenizer has no end-of-document token"):
         convert(options(source))
-    assert convert(options(source, eos_id=EOS_ID)).eos_id == EOS_ID
 
 
 def test_a_format_that_is_not_known_is_refused(source):
@@ -123,12 +118,6 @@ def test_a_format_that_is_not_known_is_refused(source):
 def test_no_processes_are_refused(source):
     with pytest.raises(ConfigError, match="processes=0 must be at least 1; leave it out for one a core"):
         convert(options(source), processes=0)
-
-
-@pytest.mark.parametrize("name", ["shard_tokens", "part_bytes"])
-def test_sizes_of_nothing_are_refused(source, name):
-    with pytest.raises(ConfigError, match=f"{name}=0 must be at least 1; leave it out"):
-        convert(options(source, **{name: 0}))
 
 
 def test_an_empty_source_is_refused(source):

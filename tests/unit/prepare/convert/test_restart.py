@@ -65,10 +65,10 @@ def test_a_worker_that_is_killed_loses_no_parts(source, monkeypatch):
 
     message = "a worker process died, most likely killed for want of memory; run the same command again with fewer"
     with pytest.raises(DataError, match=message):
-        convert(options(source, part_bytes=20), kill, processes=2)
+        convert(options(source), kill, processes=2, part_bytes=20)
     assert (source / "out/prepare.json").exists()
-    convert(options(source, part_bytes=20))
-    convert(options(source, "whole", part_bytes=20))
+    convert(options(source), part_bytes=20)
+    convert(options(source, "whole"), part_bytes=20)
     assert digests(source / "out") == digests(source / "whole")
 
 
@@ -138,8 +138,8 @@ def test_memory_does_not_grow_with_the_source(source):
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "folder = Path(sys.argv[1]); convert(options(folder, 'small'))\n"
         "before = peak()\n"
-        "large = {'source': (str(folder / 'large.bin'),), 'tokenizer': str(folder / 'bytes.json'), 'eos_id': 0}\n"
-        "convert(options(folder, 'large', part_bytes=10**8, **large)); print(peak() - before)\n"
+        "large = {'source': (str(folder / 'large.bin'),), 'tokenizer': str(folder / 'bytes.json')}\n"
+        "convert(options(folder, 'large', **large), part_bytes=10**8); print(peak() - before)\n"
     )
     command = [sys.executable, "-c", child, str(source)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)

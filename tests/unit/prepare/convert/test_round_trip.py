@@ -19,27 +19,24 @@ ENDED = st.lists(st.lists(WORD, max_size=8).map(lambda words: [*words, EOS_ID]),
 PART_BYTES = st.sampled_from([30, 77, 1000])
 
 
-def check(write, kind, documents, part_bytes, name="in", split="hash:0", append_eos=False, **options):
+def check(write, kind, documents, part_bytes, name="in", split="hash:0", **options):
     """Converts what `write(folder)` writes, under `name`, and compares the shards with `documents`."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write(folder)
         tokenizer = writers.write_tokenizer(folder / "tokenizer.json")
-        asked = ConvertOptions(folder / "out", kind, (str(folder / name),), str(tokenizer), split=split,
-                               part_bytes=part_bytes, append_eos=append_eos, **options)  # fmt: skip
-        index = convert(asked)
+        asked = ConvertOptions(folder / "out", kind, (str(folder / name),), str(tokenizer), split, **options)
+        index = convert(asked, part_bytes=part_bytes)
         read = {split: writers.read_documents(folder / "out", index, split) for split in ("train", "validation")}
         facts = json.loads((folder / "out/conversion.json").read_text())
-    written = [document + [EOS_ID] * (append_eos and document[-1] != EOS_ID) for document in documents]
     # A split keeps the order, and a document and its copies go the same way.
     held_out = {tuple(document) for document in read["validation"]}
     assert bool(held_out) == (split != "hash:0")
-    assert read["train"] == [document for document in written if tuple(document) not in held_out]
-    assert read["validation"] == [document for document in written if tuple(document) in held_out]
+    assert read["train"] == [document for document in documents if tuple(document) not in held_out]
+    assert read["validation"] == [document for document in documents if tuple(document) in held_out]
     tokens = [token for document in documents for token in document]
     assert facts["before"] == facts["after"] == writers.token_hash(tokens)
     assert facts["num_documents"] == len(documents)
-    assert facts["num_appended_tokens"] == sum(map(len, written)) - len(tokens)
 
 
 @QUICK
@@ -47,9 +44,8 @@ def check(write, kind, documents, part_bytes, name="in", split="hash:0", append_
     st.lists(st.lists(st.lists(TOKEN, max_size=6), max_size=3), max_size=20),
     st.sampled_from(["uint16", "int32", "int64"]),
     PART_BYTES,
-    st.booleans(),
 )
-def test_megatron_documents_are_kept(sequences, dtype, part_bytes, append_eos):
+def test_megatron_documents_are_kept(sequences, dtype, part_bytes):
     sequences = [[[1]], *sequences]
     documents = [join(document) for document in sequences]
     check(
@@ -57,19 +53,18 @@ def test_megatron_documents_are_kept(sequences, dtype, part_bytes, append_eos):
         "megatron",
         [document for document in documents if document],
         part_bytes,
-        append_eos=append_eos,
     )
 
 
 @QUICK
-@given(ENDED, st.lists(WORD, max_size=5), PART_BYTES, st.booleans())
-def test_nanogpt_documents_end_with_their_token(ended, rest, part_bytes, append_eos):
+@given(ENDED, st.lists(WORD, max_size=5), PART_BYTES)
+def test_nanogpt_documents_end_with_their_token(ended, rest, part_bytes):
     documents = [[1, EOS_ID], *ended, *([rest] if rest else [])]
 
     def write(folder):
         writers.write_flat(folder / "in.bin", join(documents))
 
-    check(write, "nanogpt", documents, part_bytes, "in.bin", append_eos=append_eos, dtype="uint16")
+    check(write, "nanogpt", documents, part_bytes, "in.bin", dtype="uint16")
 
 
 @QUICK

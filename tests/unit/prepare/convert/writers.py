@@ -77,13 +77,14 @@ def write_mds(
     samples_a_shard: int = 3,
     compression: str | None = None,
     hashes: tuple[str, ...] = ("sha1",),
-    column: str = "tokens",
+    neighbours: tuple[str, str] = ("id", "note"),
 ) -> None:
-    """Shards with the columns `id` (fixed size), `note` (text) and the tokens, in the order of their names."""
+    """Shards with the columns `tokens` and its neighbours (fixed size, text), in the order of their names."""
     folder.mkdir(parents=True)
-    columns = {"id": ("int", 8), "note": ("str", None), column: (encoding, None)}
+    fixed, text = neighbours
+    columns = {fixed: ("int", 8), text: ("str", None), "tokens": (encoding, None)}
     if encoding.count(":") == 2:
-        columns[column] = (encoding, len(samples[0]) * np.dtype(dtype).itemsize)
+        columns["tokens"] = (encoding, len(samples[0]) * np.dtype(dtype).itemsize)
     names = sorted(columns)
     config = {"version": 2, "format": "mds", "compression": compression, "hashes": list(hashes), "size_limit": 1 << 26,
               "column_names": names, "column_encodings": [columns[name][0] for name in names],
@@ -94,13 +95,13 @@ def write_mds(
         for number, tokens in enumerate(samples[first : first + samples_a_shard]):
             value = np.array(tokens, dtype).tobytes()
             value = value if encoding == "bytes" else encode_ndarray(tokens, dtype, encoding)
-            values = {"id": struct.pack("<q", number), "note": b"n" * number, column: value}
+            values = {fixed: struct.pack("<q", number), text: b"n" * number, "tokens": value}
             heads = [struct.pack("<I", len(values[name])) for name in names if columns[name][1] is None]
             rows.append(b"".join([*heads, *(values[name] for name in names)]))
-        text = json.dumps(config, sort_keys=True).encode()
-        begin = 4 + 4 * (len(rows) + 1) + len(text)
+        described = json.dumps(config, sort_keys=True).encode()
+        begin = 4 + 4 * (len(rows) + 1) + len(described)
         offsets = [begin + sum(map(len, rows[:number])) for number in range(len(rows) + 1)]
-        raw = struct.pack(f"<{1 + len(offsets)}I", len(rows), *offsets) + text + b"".join(rows)
+        raw = struct.pack(f"<{1 + len(offsets)}I", len(rows), *offsets) + described + b"".join(rows)
         name = f"shard.{first // samples_a_shard:05d}.mds"
         entry = {**config, "samples": len(rows), "raw_data": describe(name, raw, hashes), "zip_data": None}
         if compression:
