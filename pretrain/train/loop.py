@@ -1,9 +1,7 @@
 """The training loop. One screen shows the order of a step:
 
-    micro-batches forward and backward  ->  next batch fetched  ->  update, while the ranks exchange
-    ->  ledger  ->  metrics  ->  validation, if due  ->  save advances or begins  ->  stop, if asked
-
-No callbacks: evaluation, checkpoints and tracking are called here.
+micro-batches forward and backward  ->  next batch fetched  ->  update, while the ranks exchange
+->  ledger  ->  metrics  ->  validation, if due  ->  save advances or begins  ->  stop, if asked
 """
 
 import logging
@@ -43,7 +41,7 @@ def train(run: Run, state: TrainState) -> TrainState:
         _announce(run, state.step, run.config.train.last_step)
     while True:
         try:
-            with Saving(run, state.step) as saving:
+            with _start_saving(run, state.step) as saving:
                 return _take_steps(run, state, saving)
         except SpikeError as spike:
             state = go_back(run, spike)
@@ -128,6 +126,20 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     with run.phase("save"):
         saving.finish(state)
     return state
+
+
+def _start_saving(run: Run, step: int) -> Saving:
+    return Saving(
+        checkpoints=run.checkpoints,
+        store=run.engine.state,
+        folder=run.folder,
+        audit=run.audit,
+        tracker=run.tracker,
+        progress=run.progress,
+        world=run.world,
+        every_steps=run.config.checkpoint.every_steps,
+        step=step,
+    )
 
 
 def _announce(run: Run, step: int, target: int) -> None:

@@ -11,15 +11,22 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 
 from pretrain.checkpoint.agree import nothing
+from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.save import Save
 from pretrain.checkpoint.state import TrainState
+from pretrain.dist import World
 from pretrain.errors import DiskError, DivergedError, PretrainError
-from pretrain.train.build import Run
+from pretrain.run.folder import RunDir
+from pretrain.run.heartbeat import Progress
+from pretrain.tracking.audit import AuditLedger
+from pretrain.tracking.tracker import Tracker
 from pretrain.train.claim import SAVED, note_commit
+from pretrain.types import FragmentStore
 
 log = logging.getLogger(__name__)
 
@@ -27,21 +34,32 @@ MAX_FAILED_SAVES = 3
 JOIN_S = 5.0
 
 
+@dataclass(kw_only=True)
 class Saving:
-    """The saves of a run, one in flight at a time, with the same calls on all ranks.
+    """The saves of a run, one in flight at a time, with the same calls on all ranks."""
 
-    The step that the run begins with needs no checkpoint.
-    """
+    checkpoints: CheckpointManager
+    store: FragmentStore
+    # run.json of the folder notes the first commit.
+    folder: RunDir
+    # Durable before each commit; None on ranks other than 0.
+    audit: AuditLedger | None
+    tracker: Tracker
+    # Extends the time limit of the watchdog while a save is waited for.
+    progress: Progress
+    world: World
+    # 0: only the last step is saved.
+    every_steps: int
+    # Last step done. The one that the run begins with needs no checkpoint.
+    step: int
+    _save: Save | None = field(default=None, init=False)
+    _num_failed: int = field(default=0, init=False)
+    _begun_at: float = field(default=0.0, init=False)
+    _stall_s: float = field(default=0.0, init=False)
+    _has_waited: bool = field(default=False, init=False)
 
-    def __init__(self, run: Run, step: int) -> None:
-        self._run = run
-        self._every_steps = run.config.checkpoint.every_steps
-        self._step = self._saved_step = step
-        self._save: Save | None = None
-        self._num_failed = 0
-        self._begun_at = 0.0
-        self._stall_s = 0.0
-        self._has_waited = False
+    def __post_init__(self) -> None:
+        self._saved_step = self.step
 
     @property
     def is_written(self) -> bool:
@@ -51,7 +69,7 @@ class Saving:
     def before_update(self) -> None:
         """Makes the update wait for copies of the weights under way (CUDA)."""
         if self._save is not None:
-            self._run.checkpoints.hold()
+            self.checkpoints.hold()
 
     def after_step(self, state: TrainState, num_written: int, *, may_begin: bool) -> None:
         """Advances the save in flight, and begins the next one where it is due.
@@ -64,11 +82,11 @@ class Saving:
             CheckpointError: The state is not one to go back to.
             LockedError: Another attempt has taken the run folder.
         """
-        self._step = state.step
-        if self._save is not None and num_written == self._run.world.size:
+        self.step = state.step
+        if self._save is not None and num_written == self.world.size:
             with self._failures_counted():
                 self._advance()
-        if may_begin and self._every_steps and state.step % self._every_steps == 0:
+        if may_begin and self.every_steps and state.step % self.every_steps == 0:
             with self._failures_counted():
                 self._make_way(state.step)
             with self._failures_counted():
@@ -76,7 +94,7 @@ class Saving:
 
     def finish(self, state: TrainState) -> None:
         """Waits for the save in flight, then saves the last step. Raises: as `after_step`."""
-        self._step = state.step
+        self.step = state.step
         try:
             self._wait()
         except DiskError as error:
@@ -92,15 +110,12 @@ class Saving:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Finishes the save in flight after an error in the loop, unless another rank may be gone.
-
-        With several ranks, that takes an error that all of them meet at the same step
-        (`DivergedError`): the phases of a save are collective, and a rank that failed alone is not
-        there for them.
-        """
+        """Finishes the save in flight after an error in the loop, unless another rank may be gone."""
         if self._save is None or self._save.is_finished:
             return
-        if self._run.world.size == 1 or isinstance(error, DivergedError):
+        # All ranks meet a `DivergedError` at the same step. The phases of a save are collective, and
+        # a rank that failed alone is not there for them.
+        if self.world.size == 1 or isinstance(error, DivergedError):
             try:
                 self._wait()
             except PretrainError as failure:
@@ -117,7 +132,7 @@ class Saving:
             self._num_failed += 1
             if self._num_failed >= MAX_FAILED_SAVES:
                 raise
-            self._warn("%s; training continues, the next save is in %d steps at the latest", error, self._every_steps)
+            self._warn("%s; training continues, the next save is in %d steps at the latest", error, self.every_steps)
 
     def _drop(self) -> None:
         """Forgets a failed save, committed or not: its step is saved again."""
@@ -126,10 +141,9 @@ class Saving:
 
     def _begin(self, state: TrainState) -> None:
         self._begun_at = time.monotonic()
-        run = self._run
-        sync_ledger = nothing if run.audit is None else run.audit.sync
-        note = partial(note_commit, run.folder, state.step)
-        self._save = run.checkpoints.begin(run.engine.state, state, before_commit=sync_ledger, after_commit=note)
+        sync_ledger = nothing if self.audit is None else self.audit.sync
+        note = partial(note_commit, self.folder, state.step)
+        self._save = self.checkpoints.begin(self.store, state, before_commit=sync_ledger, after_commit=note)
         self._stall_s = time.monotonic() - self._begun_at
 
     def _advance(self) -> None:
@@ -139,19 +153,19 @@ class Saving:
         save.advance()
         if save.is_committed and not was_committed:
             self._saved_step = save.step
-            if self._run.world.is_main:
+            if self.world.is_main:
                 seconds = time.monotonic() - self._begun_at
                 log.info("saved %s in %.1f s, training waited %.2f s", save.path, seconds, self._stall_s)
                 figures = {SAVED: save.step, "checkpoint_stall_s": self._stall_s, "checkpoint_write_s": seconds}
-                self._run.tracker.log(self._step, figures, shown=False)
-                self._run.tracker.checkpoint(save.step, save.path)
+                self.tracker.log(self.step, figures, shown=False)
+                self.tracker.checkpoint(save.step, save.path)
         if save.is_finished:
             self._save = None
             self._num_failed = 0
 
     def _wait(self) -> None:
         while self._save is not None:
-            self._run.progress.go_on()
+            self.progress.go_on()
             self._save.join()
             self._advance()
 
@@ -164,16 +178,13 @@ class Saving:
         self._wait()
         if not self._has_waited:
             self._has_waited = True
-            self._warn(
+            text = (
                 "the save of step %d was still under way when that of step %d was due: training waited %.1f s for it "
-                "to end, %.1f s after it had begun; raise checkpoint.every_steps (now %d) or write to a faster disk",
-                slow.step,
-                step,
-                time.monotonic() - begun,
-                time.monotonic() - self._begun_at,
-                self._every_steps,
+                "to end, %.1f s after it had begun; raise checkpoint.every_steps (now %d) or write to a faster disk"
             )
+            now = time.monotonic()
+            self._warn(text, slow.step, step, now - begun, now - self._begun_at, self.every_steps)
 
     def _warn(self, text: str, *values: object) -> None:
-        if self._run.world.is_main:
+        if self.world.is_main:
             log.warning(text, *values)

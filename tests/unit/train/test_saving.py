@@ -1,5 +1,4 @@
-"""When the loop saves and what becomes of a failure, with real checkpoints of a stand-in for an
-engine."""
+"""When the loop saves and what becomes of a failure, with real checkpoints of a stand-in for an engine."""
 
 import logging
 import threading
@@ -25,8 +24,7 @@ def _no_hook_left_behind():
 
 
 class Steps:
-    """Takes the steps of a run as the loop does, without a model: the store's values tell the
-    step."""
+    """Takes the steps of a run as the loop does, without a model: the store's values tell the step."""
 
     def __init__(self, folder, every=2):
         self.store, self.folder = StandIn(0), folder
@@ -34,10 +32,9 @@ class Steps:
         place = RunDir(folder.with_name(f"{folder.name}-run"))
         place.path.mkdir()
         begin_attempt(place, "run", {})
-        self.run = SimpleNamespace(
-            config=SimpleNamespace(checkpoint=SimpleNamespace(every_steps=every)),
+        self.saving = Saving(
             checkpoints=manager(folder),
-            engine=SimpleNamespace(state=self.store),
+            store=self.store,
             folder=place,
             audit=SimpleNamespace(sync=lambda: self.synced.append(self.step)),
             tracker=SimpleNamespace(
@@ -45,8 +42,9 @@ class Steps:
             ),
             progress=Progress(),
             world=World(0, 1, 0),
+            every_steps=every,
+            step=0,
         )
-        self.saving = Saving(self.run, 0)
         self.step = 0
 
     def take(self, *, is_last=False, settle=True):
@@ -201,7 +199,7 @@ def test_state_that_is_not_finite_ends_the_run_at_once(tmp_path):
 def test_the_ledger_is_made_durable_by_the_thread_that_saves(tmp_path):
     steps = Steps(tmp_path, every=2)
     threads = []
-    steps.run.audit.sync = lambda: threads.append(threading.current_thread())
+    steps.saving.audit.sync = lambda: threads.append(threading.current_thread())
     for _ in range(5):
         steps.take()
     assert threads and threading.main_thread() not in threads
@@ -209,7 +207,7 @@ def test_the_ledger_is_made_durable_by_the_thread_that_saves(tmp_path):
 
 def test_whatever_a_save_writes_is_written_by_its_thread_and_the_commit_is_noted_before_anything_older_goes(tmp_path):
     steps = Steps(tmp_path, every=2)
-    steps.run.checkpoints.prepare(1, 3)
+    steps.saving.checkpoints.prepare(1, 3)
     seen, threads = [], set()
 
     def watch(operation, path):
@@ -223,14 +221,14 @@ def test_whatever_a_save_writes_is_written_by_its_thread_and_the_commit_is_noted
     assert threading.main_thread() not in threads
     order = ["rename step-00000002", "rename run.json", "rename step-00000004", "rename .trash-step-00000001"]
     assert [operation for operation in seen if operation in order] == order
-    assert steps.run.folder.read_record()["attempts"][-1]["committed_step"] == 2
+    assert steps.saving.folder.read_record()["attempts"][-1]["committed_step"] == 2
 
 
 def test_steps_are_taken_while_the_disk_holds_up_the_note_of_a_commit(tmp_path):
     steps, reached, gate = Steps(tmp_path, every=10), threading.Event(), threading.Event()
 
     def hold(operation, path):
-        if path == steps.run.folder.record:
+        if path == steps.saving.folder.record:
             reached.set()
             gate.wait(LIMIT_S)
 
