@@ -32,7 +32,6 @@ from pretrain.run.folder import RunDir
 from pretrain.utils.jsonl import read_rows
 
 _STEPS = 12
-_MEASURED_WITHIN_S = 600.0
 _AS_MEASURED = ("device", "host", "versions", "overhead_bytes", "group_bytes", "memory_bytes")
 
 
@@ -95,7 +94,7 @@ def _shares_of_links(found: dict[str, Any], gpu: Gpu) -> tuple[float | None, flo
         return None, None
     if hosts == 1:
         return speed / gpu.link_bytes_s, None
-    # As `link_seconds`: (hosts - 1) / hosts of the bytes pass the cards, which a node's ranks share.
+    # As `link_seconds`: (hosts - 1) / hosts of the bytes pass the cards that a node's ranks share.
     ranks = found["num_ranks"]
     passed = speed * ranks / (ranks - 1) * (hosts - 1) / hosts
     return None, passed / (ranks // hosts * gpu.network_bytes_s)
@@ -141,11 +140,8 @@ def calibrate(
 ) -> tuple[Calibration, dict[str, Any]] | None:
     """Measures kernels on the ranks of this machine, or of a job, and times a step on one.
 
-    Returns the calibration, and the result of `measure`; None on ranks of a job other than 0.
-
-    Raises:
-        ConfigError: The device or its name is unknown, or the config has no attention.
-        LaunchError: The ranks do not start.
+    Returns the calibration, and the result of `measure`; None on ranks other than 0. Raises:
+    ConfigError: The device or its name is unknown, or the model is recurrent. LaunchError.
     """
     if gpu_name is not None:
         find_gpu(gpu_name)
@@ -158,7 +154,7 @@ def calibrate(
         if asked.place.rank:
             return None
     else:
-        found = run_ranks("pretrain.doctor.calibrate:measure", num_ranks, shape, _MEASURED_WITHIN_S)
+        found = run_ranks("pretrain.doctor.calibrate:measure", num_ranks, shape, within_s=600.0)
     calibration = build_calibration(found, gpu_name)
     tell(f"{_STEPS} steps of a small run of the config")
     timed = _time_step(asked, calibration)

@@ -1,12 +1,5 @@
 """File system of a run folder: the operations that leases, ledgers and checkpoints rely on.
 
-    rename over a file      commits checkpoints and records
-    exclusive hard link     takes a lease; without links an exclusive create does, which NFS 2 lacks
-    fsync                   of a file and of a folder
-    another process         sees a file at once
-    clock                   of the server and of this host: reported, not relied on
-    room                    for the checkpoints that are kept
-
 They are tried in a scratch folder `.doctor-<token>` next to the run folder, removed at the end.
 """
 
@@ -40,7 +33,7 @@ def nearest_folder(folder: Path) -> Path:
 
 
 def check_files(folder: Path, needed_bytes: int, *, is_shared: bool) -> list[Check]:
-    """Tries the file system of a run folder, existing or not; a size of checkpoints of 0: unknown."""
+    """Tries the file system of a run folder, existing or not; checkpoints of 0 bytes: unknown."""
     where = nearest_folder(folder)
     probe = where / f".doctor-{secrets.token_hex(6)}"
     try:
@@ -65,7 +58,7 @@ def _failed(name: str, detail: str, fix: str = _FIX) -> Check:
 
 
 def try_rename(probe: Path) -> Check:
-    """Renames a file over another, and a folder to a new name."""
+    """Renames a file over another, and a folder to a new name, as commits of checkpoints do."""
     old = probe / "old"
     new = probe / "new"
     write_file(old, b"old")
@@ -81,13 +74,14 @@ def try_rename(probe: Path) -> Check:
 
 
 def try_link(probe: Path) -> Check:
-    """Makes a hard link twice: the second must fail."""
+    """Makes a hard link twice, as leases do: the second must fail."""
     first = probe / "first"
     link = probe / "link"
     write_file(first, b"owner")
     try:
         os.link(first, link)
     except OSError as error:
+        # NFS 2 lacks exclusive creation as well.
         text = f"none here ({error.strerror}): leases fall back on exclusive creation"
         fix = "prefer a file system with hard links for runs that may race"
         return Check("exclusive link", "warn", text, fix)

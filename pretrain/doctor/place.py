@@ -1,8 +1,8 @@
 """Number of ranks, and the rank of this process, from the environment of its launcher.
 
-torchrun, accelerate, deepspeed, `pretrain launch`    RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_*
-srun, one task a rank                                 SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST
-without a launcher                                    the option --ranks
+torchrun, accelerate, deepspeed, `pretrain launch`   RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_*
+srun, one task a rank                                SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST
+without a launcher                                   the option --ranks
 """
 
 import re
@@ -46,7 +46,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns torchrun's variables for a task of srun; empty if they are set, or outside of srun."""
+    """Returns torchrun's variables for a task of srun; empty if set, or outside of srun."""
     if "RANK" in environment or "SLURM_PROCID" not in environment:
         return {}
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")

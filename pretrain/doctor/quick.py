@@ -57,10 +57,10 @@ def look(config: RunConfig | None, place: JobTopology, *, is_quick: bool) -> Rep
         check_interfaces(place.is_one_host),
         check_loopback(),
         *check_files(folder, _checkpoint_room(config), is_shared=not place.is_one_host),
+        *batch_checks,
+        *(check_data(config.data, is_quick=is_quick) if config else ()),
+        check_wandb(config.tracking.wandb if config else "auto", is_quick=is_quick),
     ]
-    if config is not None:
-        found += [*batch_checks, *check_data(config.data, is_quick=is_quick)]
-    found.append(check_wandb(config.tracking.wandb if config else "auto", is_quick=is_quick))
     return Report(host, [check for check in found if check is not None], versions)
 
 
@@ -99,7 +99,10 @@ def examine(config: RunConfig | None, place: JobTopology) -> tuple[Report, bool]
     engine = config.engine if config else PLAIN_ENGINE
     folder = config.folder if config else Path("runs")
     if not place.is_started:
-        size = place.size or _default_ranks(config)
+        size = place.size
+        if not size:
+            gpus = [] if engine.device == "cpu" else ask_driver()[0]
+            size = 1 if config and engine.kind == "single" else len(gpus) or 2
         # The batch is checked only if the user has given the number of ranks.
         report = look(config, replace(place, local_size=size), is_quick=False)
         return replace(report, checks=[*report.checks, *start_ranks(size, engine, folder)]), True
@@ -108,11 +111,3 @@ def examine(config: RunConfig | None, place: JobTopology) -> tuple[Report, bool]
     checks, reports = meet(world, engine, folder, mine)
     hosts = ", ".join(dict.fromkeys(report.host for report in reports))
     return Report(hosts, [*merge_reports(reports), *checks], reports[0].versions), world.is_main
-
-
-def _default_ranks(config: RunConfig | None) -> int:
-    """Returns one rank per GPU; without GPUs two, or one with engine.kind=single."""
-    if config is not None and config.engine.kind == "single":
-        return 1
-    is_on_cpu = config is not None and config.engine.device == "cpu"
-    return 2 if is_on_cpu else len(ask_driver()[0]) or 2

@@ -39,11 +39,8 @@ def meet(
 ) -> tuple[list[Check], list[Report]]:
     """Meets the other ranks, by the environment, and runs the checks between them. Collective.
 
-    Returns:
-        The checks, and the reports of all hosts, of which one process each gives its own.
-
-    Raises:
-        LaunchError: torch cannot be imported, or the ranks do not meet within a minute.
+    Returns the checks, and the reports of all hosts, each from one of its processes. Raises:
+    LaunchError: torch cannot be imported, or the ranks do not meet within a minute.
     """
     torch = import_torch()
     device = "cuda" if engine.device != "cpu" and torch.cuda.is_available() else "cpu"
@@ -52,8 +49,8 @@ def meet(
     versions = own_versions() | build_versions(torch)
     mine = Report(socket.gethostname(), check_torch(torch, engine, gpus), versions)
     took = start_group(torch, world, device)
-    facts = {"rank": asdict(mine), "took": took, "host": asdict(report) if report else None}
-    all_facts = dist.gather_objects(facts)
+    host = asdict(report) if report else None
+    all_facts = dist.gather_objects({"rank": asdict(mine), "took": took, "host": host})
     own = [report_of(one["rank"]) for one in all_facts]
     slowest = max(one["took"] for one in all_facts)
     ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"

@@ -1,8 +1,8 @@
 """`pretrain doctor --selftest CONFIG`: checks that training is correct on these machines.
 
-    each ZeRO stage trains the same few steps    the same samples, losses within rounding
-    a run is killed, resumed, and compared       by `pretrain drill`: ledger, weights, moments equal;
-                                                 by ranks of a job on several nodes: the ledger equal
+    each ZeRO stage trains the same few steps   the same samples, losses within rounding
+    a run is killed, resumed, and compared      by `pretrain drill`: ledger, weights, moments equal;
+                                                by ranks of a job on several nodes: the ledger equal
 
 The runs are made small (small.py), in a folder of their own, which is removed if all passes.
 """
@@ -33,11 +33,8 @@ DONE_WITHIN_S = 120.0
 # Relative, of a step's loss. Stages sum gradients in another order: in fp32 the last digits differ,
 # in 16 bits the last bit of the resulting weights, of 8 (bf16) or 11.
 TOLERANCES = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
-_MUON_FP32 = 1e-4  # Muon's iteration works in bf16 at every precision
 _DRILL = "kill and resume"
 _FIRST_TURN = 10  # ports after those of the stages
-_POLL_S = 0.01
-_DONE_POLL_S = 0.5
 
 
 def run_selftest(asked: TrialOptions, tell: Callable[[str], None]) -> list[Check]:
@@ -57,14 +54,14 @@ def run_selftest(asked: TrialOptions, tell: Callable[[str], None]) -> list[Check
     # A rank that has read all that it needs of the folder writes a file.
     num_ranks = place.size if place.is_started else 0
     done = [asked.folder / f"rank-{rank}.done" for rank in range(num_ranks)]
-    if num_ranks:
+    if done:
         write_file(done[place.rank], b"")
     if place.rank == 0 and all(check.status != "fail" for check in checks):
         deadline = time.monotonic() + DONE_WITHIN_S
         while not all(path.exists() for path in done):
             if time.monotonic() > deadline:
                 return checks
-            time.sleep(_DONE_POLL_S)
+            time.sleep(0.5)
         remove_dir(asked.folder)
     return checks
 
@@ -72,7 +69,7 @@ def run_selftest(asked: TrialOptions, tell: Callable[[str], None]) -> list[Check
 def tolerance_of(config: RunConfig) -> float:
     """Returns the largest relative difference between losses of two stages."""
     if config.engine.precision == "fp32" and config.optim.kind == "muon":
-        return _MUON_FP32
+        return 1e-4  # Muon's iteration works in bf16 at every precision
     return TOLERANCES[config.engine.precision]
 
 
@@ -126,8 +123,8 @@ def compare_ledgers(ledgers: Mapping[str, Sequence[AuditRow]], tolerance: float)
     """Compares ledgers with the first: equal samples, losses within a relative tolerance."""
     name = "stages agree"
     if len(ledgers) < 2:
-        fix = "fix the stages first"
-        return Check(name, "fail", "fewer than two stages have trained", fix, EXIT_DIVERGED)
+        text = "fewer than two stages have trained"
+        return Check(name, "fail", text, "fix the stages first", EXIT_DIVERGED)
     (first, wanted), *others = ledgers.items()
     worst = 0.0
     where = ""
@@ -143,8 +140,8 @@ def compare_ledgers(ledgers: Mapping[str, Sequence[AuditRow]], tolerance: float)
                 where = f"{other} at step {row.step}"
     if not worst:
         return Check(name, "pass", f"losses of {', '.join(ledgers)} are equal in bits")
-    apart_text = f"losses of {', '.join(ledgers)} within {worst:.1e} of {first} ({where})"
-    text = f"{apart_text}; {tolerance:.0e} is allowed"
+    text = f"losses of {', '.join(ledgers)} within {worst:.1e} of {first} ({where})"
+    text += f"; {tolerance:.0e} is allowed"
     if worst > tolerance:
         fix = "check the versions of torch and NCCL on all nodes, and memory errors (nvidia-smi -q)"
         return Check(name, "fail", text, fix, EXIT_DIVERGED)
@@ -165,17 +162,13 @@ def _run_drill(asked: TrialOptions) -> Check:
         return _failed(_DRILL, trial, log)
     if not verdict["passed"]:
         return Check(_DRILL, "fail", "; ".join(verdict["problems"]), f"see {folder}", EXIT_DIVERGED)
-    phases = ", ".join(verdict["phases"])
-    text = f"one kill in {phases}, {verdict['restart_s']:.0f} s to resume; equal in bits"
-    return Check(_DRILL, "pass", text)
+    kill = f"one kill in {', '.join(verdict['phases'])}"
+    return Check(_DRILL, "pass", f"{kill}, {verdict['restart_s']:.0f} s to resume; equal in bits")
 
 
 def _kill_in_job(asked: TrialOptions) -> Check:
-    """Trains, kills, resumes and compares, as one rank of a job; the check of rank 0 counts.
-
-    Every rank starts a rank three times: to its end; until the last rank is killed after a checkpoint,
-    which the others notice; and again, resumed, to its end. The two ledgers must be equal in bits.
-    """
+    """Trains, kills, resumes and compares, as one rank of a job; the check of rank 0 counts."""
+    # To the end; until the last rank is killed, which the others notice; and resumed to the end.
     victim = asked.place.size - 1
     mark = asked.folder / "killed.at"
     for turn, name in enumerate(("golden", "killed", "killed"), start=_FIRST_TURN):
@@ -212,4 +205,4 @@ def _kill_at(process: subprocess.Popen[bytes], run: RunDir, mark: Path) -> None:
             if process.wait() == -signal.SIGKILL:
                 mark.write_text(str(step), encoding="ascii")
             return
-        time.sleep(_POLL_S)
+        time.sleep(0.01)

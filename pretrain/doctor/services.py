@@ -18,7 +18,6 @@ from pretrain.utils.net import usable_addresses
 
 RESOLVE_WITHIN_S = 3.0
 REACH_WITHIN_S = 5.0
-_FIRST_BYTES = 4096
 
 
 def check_name(host: str, is_alone: bool) -> Check:
@@ -59,8 +58,8 @@ def check_interfaces(is_alone: bool) -> Check:
     """Lists addresses for other hosts, and checks the interfaces that variables name."""
     found = usable_addresses()
     if not found and not is_alone:
-        fix = "bring the network of the nodes up"
-        return Check("interfaces", "fail", "no address but the loopback's", fix)
+        text = "no address but the loopback's"
+        return Check("interfaces", "fail", text, "bring the network of the nodes up")
     there = {name for name, _ in found} | {name for _, name in socket.if_nameindex()}
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         value = os.environ.get(name, "")
@@ -111,7 +110,7 @@ def _look_at_folder(folder: Path) -> str:
     shards = [shard for split in index.splits.values() for shard in split.shards]
     for shard in shards[:8]:
         with (folder / shard.name).open("rb") as file:
-            file.read(_FIRST_BYTES)
+            file.read(4096)
     tokens = sum(split.num_tokens for split in index.splits.values())
     return f"{tokens:,} tokens in {len(shards)} shards"
 

@@ -62,8 +62,7 @@ def end_of(process: subprocess.Popen[bytes], log: Path, within_s: float = WITHIN
 def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: float) -> Any:
     """Runs a function of (world, arguments), "module:name", on ranks; returns the answer of rank 0.
 
-    Raises:
-        LaunchError: Rank 0 gave no answer in time; quotes the first error of a rank.
+    Raises: LaunchError: Rank 0 gave no answer in time; quotes the first error of a rank.
     """
     with tempfile.TemporaryDirectory() as place, reserved_port(None) as port:
         output = Path(place) / "answer.json"

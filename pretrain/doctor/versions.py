@@ -21,7 +21,7 @@ _UNCOMPARED = {"wandb"}  # rank 0 alone uses it
 
 
 def own_versions() -> dict[str, str]:
-    """Returns versions of packages, a digest of our source files, the kind of machine; about 50 ms."""
+    """Returns versions of packages, a digest of the source, the kind of machine; about 50 ms."""
     digest = hashlib.sha256()
     root = Path(pretrain.__file__).parent
     for path in sorted(root.rglob("*.py")):
@@ -64,21 +64,16 @@ def refuse_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> None:
         )
 
 
-def check_same(hosts: Sequence[tuple[str, dict[str, str]]]) -> Check:
-    """Compares the versions of all ranks or hosts."""
-    differences = find_differences(hosts)
-    if differences:
-        fix = "install the same packages on every node"
-        return Check("same versions", "fail", "; ".join(differences), fix)
-    num_hosts = len({host for host, _ in hosts})
-    ranks = f"{len(hosts)} rank{'s' if len(hosts) > 1 else ''}"
-    text = f"{ranks} on {num_hosts} host{'s' if num_hosts > 1 else ''} run the same"
-    return Check("same versions", "pass", text)
-
-
 def compare_reports(reports: Sequence[Report]) -> list[Check]:
-    """Returns the merged checks of several hosts, and the comparison of their versions."""
-    return [*merge_reports(reports), check_same([(report.host, report.versions) for report in reports])]
+    """Returns the merged checks of several ranks or hosts, and the comparison of their versions."""
+    name = "same versions"
+    if differences := find_differences([(report.host, report.versions) for report in reports]):
+        fix = "install the same packages on every node"
+        return [*merge_reports(reports), Check(name, "fail", "; ".join(differences), fix)]
+    num_hosts = len({report.host for report in reports})
+    ranks = f"{len(reports)} rank{'s' if len(reports) > 1 else ''}"
+    text = f"{ranks} on {num_hosts} host{'s' if num_hosts > 1 else ''} run the same"
+    return [*merge_reports(reports), Check(name, "pass", text)]
 
 
 def check_packages(versions: dict[str, str], deepspeed_needed: bool) -> Check:
