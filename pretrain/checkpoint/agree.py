@@ -47,10 +47,8 @@ def nothing() -> None:
 def check_complete(votes: list[dict[str, Any]], previous: dict[str, list[int]]) -> dict[str, list[int]]:
     """Returns the shape of every parameter, where the files of all ranks are a whole model.
 
-    Args:
-        votes: For each rank `shapes`, of the parameters in its file, and `num_weights`, the
-            elements of each there.
-        previous: Shapes in the previous checkpoint; empty: none.
+    A vote has `shapes` of the parameters in a rank's file, and `num_weights`, the elements of each
+    there; `previous` are the shapes of the last checkpoint, if any.
 
     Raises:
         CheckpointError: A parameter is incomplete, has two shapes, or another than before.

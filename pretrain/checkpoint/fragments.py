@@ -1,8 +1,7 @@
 """Fragments on disk: one safetensors file a rank, read back by range under any topology.
 
 A tensor of the file is a 1-D fp32 piece named `<parameter>/<kind>@<offset>`, kind being `weight` or
-a moment. Loading builds a table of all pieces of all files once, then copies the ranges that this
-rank needs; a load at the same topology is a load of whole pieces. Pickle is nowhere on this path.
+a moment. Loading builds a table of all pieces once, then copies the ranges that this rank needs.
 """
 
 import json
@@ -18,8 +17,7 @@ import torch
 
 from pretrain.errors import CheckpointError
 from pretrain.types import Fragment
-from pretrain.utils.checksum import FileRecord
-from pretrain.utils.io import write_chunks
+from pretrain.utils.io import FileRecord, write_chunks
 
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 

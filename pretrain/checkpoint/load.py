@@ -14,8 +14,7 @@ from pretrain.checkpoint.fragments import FragmentReader, write_fragments
 from pretrain.checkpoint.state import TrainState
 from pretrain.errors import CheckpointError
 from pretrain.types import Fragment, FragmentStore
-from pretrain.utils.checksum import FileRecord
-from pretrain.utils.io import write_json
+from pretrain.utils.io import FileRecord, write_json
 
 
 def load_checkpoint(path: Path, store: FragmentStore) -> TrainState:
@@ -57,11 +56,7 @@ MAX_FILE_BYTES = 5 * 10**9
 class WeightReader:
     """The weights of a committed checkpoint of any topology, tensor by tensor. Not collective.
 
-    Attributes:
-        shapes: Shape of every parameter, by name.
-
-    Raises:
-        CheckpointError: The manifest or a file cannot be parsed.
+    Raises: CheckpointError, where the manifest or a file cannot be parsed.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -83,16 +78,10 @@ class WeightReader:
 def write_weights(
     folder: Path, weights: Iterable[tuple[str, Tensor]], origin: dict[str, Any], *, max_file_bytes: int = MAX_FILE_BYTES
 ) -> None:
-    """Writes weights to a folder as a checkpoint at step 0 without moments, manifest last.
+    """Writes weights to an existing folder as a checkpoint at step 0 without moments.
 
-    Args:
-        folder: An existing folder, which the caller publishes afterwards.
-        weights: (name, fp32 tensor); asked for one by one, and released with each file.
-        origin: Origin of the weights, for people, in the manifest.
-        max_file_bytes: Largest size of a file, and so of the tensors in memory.
-
-    Raises:
-        DiskError: The disk refused.
+    The (name, fp32 tensor) pairs are asked for one by one, and released with each file: a file, and
+    so the tensors in memory, has `max_file_bytes`. `origin` is for people. Raises: DiskError.
     """
     shapes: dict[str, list[int]] = {}
     files: list[FileRecord] = []
@@ -125,9 +114,6 @@ class MeanReader:
 
     Sums are in float64 and rounded to fp32 once, so that the order of the checkpoints does not
     show. Memory: one parameter in fp32 and a piece of it in float64, for any number of checkpoints.
-
-    Attributes:
-        shapes: Shape of every parameter, by name.
 
     Raises:
         CheckpointError: A manifest or a file cannot be parsed, or the parameters differ: the first

@@ -2,12 +2,11 @@
 
     prepare   leftovers of dead attempts removed; free space checked; a file written as a trial
     begin     this rank's fragments copied to host memory  ->  a `Save` in phases (save.py)
-    load      newest first: verified, a share of the files per rank  ->  damaged: renamed, next older
+    load      newest first: verified, a share of the files per rank  ->  damaged: renamed, next one
               ->  each rank reads its ranges (load.py)
 
 Rank 0 decides for all. DeepSpeed's own checkpoints are not used: they are not crash-safe, and
-depend on the topology. The size of a checkpoint, and the number of them at once, come from
-`pretrain/plan/course.py`.
+depend on the topology.
 """
 
 import logging
@@ -32,8 +31,7 @@ from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError
 from pretrain.types import FragmentStore
-from pretrain.utils.checksum import check_file
-from pretrain.utils.io import make_dir, write_file
+from pretrain.utils.io import check_file, make_dir, write_file
 
 log = logging.getLogger(__name__)
 
@@ -85,17 +83,12 @@ def _check_readable(path: Path) -> None:
 
 
 class CheckpointManager:
-    """The checkpoints of one run.
+    """The checkpoints of one run: the `keep` newest stay, at least 2.
 
-    Args:
-        folder: The run's `checkpoints` folder.
-        keep: Number of newest checkpoints to keep, at least 2.
-        world: Rank and world size.
-        topology: JSON for the manifest: world size, engine, attempt.
-        fence: Called by rank 0 immediately before the rename that commits, and before anything is
-            removed or renamed. Raises LockedError where another attempt owns the run folder.
-        keep_every_steps: Checkpoints of steps that are a multiple of it are never removed; 0: none.
-        best: Validation metric of the best checkpoint, which is never removed. None: no best one.
+    Never removed are those of steps that are a multiple of `keep_every_steps` (0: none), and the
+    best one by the validation metric `best`. Rank 0 calls `fence` immediately before the rename that
+    commits, and before anything is removed or renamed; it raises LockedError where another attempt
+    owns the run folder. `topology` is JSON for the manifest: world size, engine, attempt.
     """
 
     def __init__(

@@ -1,8 +1,5 @@
 """Removal of leftovers and old checkpoints, and the mark of the best one, which stays.
 
-    evaluation of a step  ->  its metric is noted  ->  the step is committed, and read back  ->
-    best.json
-
 best.json is a hint: a reader verifies the checkpoint that it names like any other.
 """
 
@@ -15,8 +12,7 @@ from pathlib import Path
 
 from pretrain.checkpoint.format import MANIFEST, list_checkpoints, load_manifest, step_name, step_of
 from pretrain.errors import CheckpointError, DiskError
-from pretrain.utils.checksum import check_file
-from pretrain.utils.io import remove_dir, remove_tree, write_json
+from pretrain.utils.io import check_file, remove_dir, remove_tree, write_json
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ done with the first:
                 +-- this step is committed already ----------------> finished, committed
 
 Only COMMIT changes names that a reader sees, so a crash in any state leaves the previous
-checkpoints valid. Threads call no collective; `advance` is collective, so that all ranks see a
-commit, or its failure, at the same step.
+checkpoints valid. Threads call no collective.
 """
 
 import contextlib
@@ -37,8 +36,7 @@ from pretrain.checkpoint.snapshot import Snapshot
 from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, PretrainError
-from pretrain.utils.checksum import FileRecord, check_file
-from pretrain.utils.io import make_dir, publish_dir, remove_tree, write_json
+from pretrain.utils.io import FileRecord, check_file, make_dir, publish_dir, remove_tree, write_json
 
 log = logging.getLogger(__name__)
 
@@ -76,16 +74,11 @@ class SaveTarget:
 
 
 class Save:
-    """A save in flight.
+    """A save in flight, of this rank's fragments and the state of their step.
 
-    Args:
-        place: Target folder.
-        snapshot: This rank's fragments.
-        state: State of the step that is saved.
-        before_commit: Called by rank 0 before the manifest is written, to make the ledger durable;
-            may raise DiskError.
-        after_commit: Called by rank 0 after the rename, before anything older is removed; must not
-            raise.
+    Rank 0 calls `before_commit` before the manifest is written, to make the ledger durable (it may
+    raise DiskError), and `after_commit` after the rename, before anything older is removed (it must
+    not raise).
     """
 
     def __init__(
@@ -188,9 +181,14 @@ class Save:
         """Writes this rank's file; returns its vote, or None on rank 0 if the step is committed."""
         snapshot = self._snapshot
         try:
-            if self._is_main and self._is_there():
-                self._after_commit()  # the attempt that committed may have died before this
-                return None
+            if self._is_main and self.path.exists():
+                try:
+                    load_manifest(self.path)
+                except CheckpointError:
+                    self._place.set_aside(self.path)
+                else:
+                    self._after_commit()  # the attempt that committed may have died before this
+                    return None
             make_dir(self._temporary)
             record = snapshot.write(self._temporary / self._file_name)
         except DiskError as error:
@@ -200,23 +198,13 @@ class Save:
         vote = {"shapes": snapshot.shapes, "num_weights": snapshot.num_weights}
         return {"record": asdict(record), "moments": snapshot.moments, **vote}
 
-    def _is_there(self) -> bool:
-        """Returns whether the step is committed; sets aside a folder of its name that is none."""
-        if not self.path.exists():
-            return False
-        try:
-            load_manifest(self.path)
-        except CheckpointError:
-            self._place.set_aside(self.path)
-            return False
-        return True
-
     def _commit(self, votes: list[dict[str, Any]], shapes: dict[str, list[int]]) -> None:
         files = [FileRecord(**vote["record"]) for vote in votes]
         moments = sorted({kind for vote in votes for kind in vote["moments"]})
         place = self._place
         state = self._state.to_json()
-        manifest = Manifest(SCHEMA, state, shapes, moments, files, place.topology, self._snapshot.scalars)
+        scalars = self._snapshot.scalars
+        manifest = Manifest(SCHEMA, state, shapes, moments, files, place.topology, scalars)
         try:
             # This order is the commit protocol: ledger durable, manifest last in the folder, lease
             # checked immediately before the one rename that makes the checkpoint visible.
@@ -239,11 +227,7 @@ class Save:
         return DiskError(what, fix=error.fix)
 
     def _read_again(self) -> str | None:
-        """Reads this rank's file back from the disk and compares sizes and CRCs.
-
-        Returns the reason why the file is not seen on this node; None after a comparison. Raises:
-        DiskError, where the file differs from what was written.
-        """
+        """Reads this rank's file back and compares it; returns why this node does not see it."""
         path = self.path / self._file_name
         if not self._is_main:
             try:
@@ -251,7 +235,9 @@ class Save:
             except CheckpointError as error:
                 return str(error)
         try:
-            _drop_from_cache(path)
+            if hasattr(os, "posix_fadvise"):  # drops the page cache: the next read is the disk's
+                with contextlib.suppress(OSError), path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             records = {record.name: record for record in load_manifest(self.path).files}
             problem = check_file(path, records[self._file_name])
         except CheckpointError as error:
@@ -262,23 +248,13 @@ class Save:
         return None
 
     def _retain(self, unseen: str | None) -> None:
-        """Removes checkpoints beyond `keep`; a disk error is a warning: the new one is valid.
-
-        Where a rank has not seen its file, `Retention` verifies the checkpoint itself.
-        """
+        """Removes checkpoints beyond `keep`; a disk error is a warning: the new one is valid."""
         try:
             self._place.fence()
             if unseen is None:
                 self._place.retention.note_valid(self.path)
-            else:
+            else:  # `Retention` verifies the checkpoint itself
                 log.warning("checkpoint of step %d is committed, and one node does not see it: %s", self.step, unseen)
             self._place.retention.apply()
         except DiskError as error:
             log.warning("%s", error)
-
-
-def _drop_from_cache(path: Path) -> None:
-    """Drops a file from the page cache, so that the next read comes from the disk."""
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -20,7 +20,7 @@ from torch import Tensor
 from pretrain.checkpoint.fragments import piece_key, write_pieces
 from pretrain.errors import CheckpointError
 from pretrain.types import FragmentStore
-from pretrain.utils.checksum import FileRecord
+from pretrain.utils.io import FileRecord
 
 BLOCK = 2**24
 """Elements of a block: 64 MiB."""
@@ -111,19 +111,12 @@ class HostCopy:
 
 
 class Snapshot:
-    """This rank's fragments of a store as they are now; copied when `host.ready` returns.
-
-    Attributes:
-        shapes: Shape of every parameter of which this rank has a piece, by name.
-        moments: Names of the optimizer's moments.
-        num_weights: Elements of each parameter's weight that are here.
-        scalars: State that is no tensor.
-    """
+    """This rank's fragments of a store as they are now; copied when `host.ready` returns."""
 
     def __init__(self, store: FragmentStore, host: HostCopy) -> None:
         self._host = host
-        self.shapes: dict[str, list[int]] = {}
-        self.num_weights: dict[str, int] = {}
+        self.shapes: dict[str, list[int]] = {}  # of parameters of which this rank has a piece
+        self.num_weights: dict[str, int] = {}  # elements of each parameter's weight that are here
         self._keys: list[str] = []
         tensors: list[Tensor] = []
         kinds: set[str] = set()
@@ -134,9 +127,10 @@ class Snapshot:
                 self._keys.append(piece_key(fragment.name, kind, fragment.offset))
                 tensors.append(tensor.detach())
             if "weight" in fragment.tensors:
-                self.num_weights[fragment.name] = self.num_weights.get(fragment.name, 0) + fragment.length
+                before = self.num_weights.get(fragment.name, 0)
+                self.num_weights[fragment.name] = before + fragment.length
         self.moments = sorted(kinds - {"weight"})
-        self.scalars = store.scalars()
+        self.scalars = store.scalars()  # state that is no tensor
         self._lengths = [tensor.numel() for tensor in tensors]
         host.take(tensors)
 
@@ -160,7 +154,8 @@ class Snapshot:
                     where=path.parent.name,
                     fix="the checkpoints before it are good: lower optim.lr or roll back",
                 )
-        return write_pieces(path, list(zip(self._keys, self._lengths, strict=True)), self._host.content())
+        pieces = list(zip(self._keys, self._lengths, strict=True))
+        return write_pieces(path, pieces, self._host.content())
 
 
 def _is_finite(values: np.ndarray) -> bool:

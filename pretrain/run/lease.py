@@ -53,10 +53,7 @@ def _end_process(error: LockedError) -> None:
 class Lease:
     """Ownership of a run folder by this process, renewed by a thread until it is released.
 
-    Args:
-        folder: The run's `lease` folder.
-        on_lost: Called in that thread when another process has taken over; by default the process
-            ends, with 73.
+    It calls `on_lost` when another process has taken over: by default this one ends, with 73.
 
     Raises (on creation):
         LockedError: Another live process owns the folder; names its host, process, job and start.
@@ -173,8 +170,7 @@ def _take(folder: Path) -> Owner:
             continue  # another process was faster: see whether it lives
         if highest_number(folder) == owner.number:
             break
-        # This process was stopped meanwhile, while others came, went, and removed the file in its
-        # way.
+        # This process was stopped, while others came, went, and removed the file in its way.
         path_of(folder, owner.number).unlink(missing_ok=True)
     if reason:
         log.warning("%s taken over: %s", folder.parent, reason)
@@ -186,19 +182,15 @@ def _take(folder: Path) -> Owner:
 
 
 def _create(folder: Path, owner: Owner) -> bool:
-    """Makes the file of an owner, whole, unless there is one of its number; returns whether it did.
-
-    A hard link is exclusive on NFS too, and its file has its content from the start.
-    """
+    """Makes the file of an owner, whole, unless there is one of its number; returns whether it did."""
     content = owner.to_json()
     path = path_of(folder, owner.number)
     temporary = folder / f".tmp-{owner.token}"
     write_chunks(temporary, [memoryview(content)])
     try:
-        os.link(temporary, path)
+        os.link(temporary, path)  # exclusive on NFS too; the file has its content from the start
     except FileExistsError:
-        # A client of NFS repeats a request whose answer was lost: with two links the file is our
-        # own.
+        # A client of NFS repeats a request whose answer was lost: two links are our own file.
         with suppress(OSError):
             return temporary.stat().st_nlink == 2
         return False

@@ -29,11 +29,9 @@ class StopFlag:
     """Remembers the first stop signal of this process; ends the process at the second.
 
     Repeats within `SAME_REQUEST_S` count as one request: launcher, Slurm and terminal may each
-    deliver it.
-
-    Slurm sends SIGUSR1 to every process of a job step, and its default action kills. Therefore
-    SIGUSR1 and SIGUSR2 are blocked in all threads but the one that receives them, and children
-    inherit that mask.
+    deliver it. Slurm sends SIGUSR1 to every process of a job step, and its default action kills.
+    Therefore SIGUSR1 and SIGUSR2 are blocked in all threads but the one that receives them, and
+    children inherit that mask.
     """
 
     def __init__(self) -> None:
@@ -41,8 +39,7 @@ class StopFlag:
         self.farewell: Callable[[int, str], object] = lambda exit_code, reason: None
         """Called with exit code and reason before a signal ends the process; no reason: noted."""
         self._first_at = 0.0
-        # The first signal was SIGUSR1, and the SIGTERM that follows at a job's limit has not come
-        # yet.
+        # The first signal was SIGUSR1; the SIGTERM that follows at a job's limit is still to come.
         self._is_announced = False
         self._ends_with: int | None = EXIT_RESUME_ME
         self._is_done = False

@@ -77,7 +77,9 @@ def judge(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict
     place = min((beat.marks, beat.collectives) for beat in beats)
     behind = [beat for beat in beats if (beat.marks, beat.collectives) == place]
     if len(behind) == world_size > 1:
-        return Verdict(_stand_still(beats))
+        text = f"all {world_size} ranks stand still at the same place: none can be named; the network may be down"
+        lines = [f"  {_name(beat)} is {beat.where()}, at:\n{_stack(beat)}" for beat in beats[:MAX_NAMED]]
+        return Verdict("\n".join([text, *lines]))
     if any(beat.for_s < beat.limit_s for beat in behind):
         return None
     waiting = world_size - len(behind)
@@ -113,13 +115,6 @@ def _describe_hung(beat: Beat, waiting: int) -> str:
     if waiting:
         wait = f", while {waiting} {'ranks wait' if waiting > 1 else 'rank waits'} for it"
     return f"{_name(beat)} hangs: {beat.where()} (limit {beat.limit_s:.0f} s){wait}, at:\n{_stack(beat)}"
-
-
-def _stand_still(beats: Sequence[Beat]) -> str:
-    lines = [f"all {len(beats)} ranks stand still at the same place: none can be named; the network may be down"]
-    for beat in beats[:MAX_NAMED]:
-        lines.append(f"  {_name(beat)} is {beat.where()}, at:\n{_stack(beat)}")
-    return "\n".join(lines)
 
 
 def _name(beat: Beat) -> str:

@@ -1,7 +1,6 @@
 """audit.jsonl: the ledger that proves the data and losses of a run, one row a step.
 
-    {"step": 7, "tokens": 65536, "digest": "9f0c...", "loss": "0x1.0p+1", "grad_norm": null,
-    "attempt": 1}
+    {"step": 7, "tokens": 65536, "digest": "9f0...", "loss": "0x1p+1", "grad_norm": null, "attempt": 1}
 
 Floats are written as `float.hex()`: two runs are the same if and only if their rows are. Rows up to
 a committed step are durable before the commit (`sync`), those after it are cut off on resume
@@ -54,8 +53,7 @@ class AuditLedger:
     """The ledger of a run in progress; rank 0 owns it.
 
     A row that the disk has no room for waits in memory: a full disk is no reason to stop training.
-        It is
-    written before the next row, and by `sync`, so that no step is committed without its row.
+    It is written before the next row, and by `sync`, so that no step is committed without its row.
     `fence` is called before each row, and raises where another attempt owns the run by now.
     """
 

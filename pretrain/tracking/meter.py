@@ -6,8 +6,7 @@
     timeline.end_step()
     metrics |= meter.read(step) | timeline.take() | sources.take() | memory_metrics(device)
 
-Not here: FLOPs a token, which `pretrain.plan.flops` counts; and device synchronisation: times are
-host times, right over a window once the queue of a device is full.
+Times of a step are host times, right over a window once the queue of a device is full.
 """
 
 import contextlib
@@ -55,10 +54,7 @@ def _resident_bytes() -> int:
 
 
 class SourceLosses:
-    """Mean loss of each source of a mixture since the last row of metrics.
-
-    A single step may have few targets of a rare source, or none.
-    """
+    """Mean loss of each source of a mixture since the last row: a step may lack targets of one."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names

@@ -1,8 +1,7 @@
 """Facts of a run for Weights & Biases, besides its config: code, machine, job and data.
 
 Collected in the tracker's thread, so that a slow `git` or disk delays no step. Nothing here may
-fail: unknown facts are left out. Not here: versions of packages, which run.json has for each
-attempt.
+fail: unknown facts are left out.
 """
 
 import contextlib

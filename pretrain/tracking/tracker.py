@@ -130,8 +130,7 @@ class Console:
 class Tracker:
     """Takes the metrics of a run. On ranks other than 0 it does nothing. It never stops a run.
 
-    Raises: DiskError, where metrics.jsonl cannot be opened at all. For the arguments see
-        `WandbMirror`.
+    For the arguments see `WandbMirror`. Raises: DiskError, where metrics.jsonl cannot be opened.
     """
 
     def __init__(

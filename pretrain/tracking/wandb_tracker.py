@@ -112,14 +112,9 @@ class _Extra(NamedTuple):
 class WandbMirror:
     """Mirrors rows to wandb from a thread.
 
-    Args:
-        run_dir: The run folder; wandb writes under its `wandb/`.
-        config: Project, entity and mode.
-        identity: `id`, the same over resumes, so that wandb shows one run; `name`; `config`, the
-            resolved one, in which secrets are hidden.
-        after_step: Last step sent before the run was resumed, so that steps never go backwards. -1:
-            none.
-        find_facts: Called in the thread, before wandb starts, for facts besides the config.
+    `identity` has `id`, the same over resumes, so that wandb shows one run; `name`; and `config`,
+    in which secrets are hidden. Rows up to `after_step` were sent before the run was resumed: steps
+    never go backwards. `find_facts` is called in the thread, for facts besides the config.
     """
 
     def __init__(

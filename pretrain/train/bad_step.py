@@ -8,13 +8,9 @@ The search for the cause runs after such a step only, and changes nothing:
     each micro-batch once more  under a hook on every module          ->  the first bad output
     its gradient once more      where weights are whole (not ZeRO 3)  ->  the first bad gradient
 
-Every rank runs the same forward passes, as ZeRO 3 needs, and gets the same answer, with the same
-dropout. Costs a forward pass per micro-batch; where all are finite, also a backward pass and the
-memory of one more gradient.
-
-A bad step has changed nothing on any rank (`Engine.update`). In fp16 gradients overflow now and
-then by design, and the loss scale adapts; there the search runs only when the loss is not finite,
-or the run is about to end.
+Every rank runs the same forward passes, as ZeRO 3 needs, with the same dropout. A bad step has
+changed nothing on any rank (`Engine.update`). In fp16 gradients overflow now and then by design;
+there the search runs only when the loss is not finite, or the run is about to end.
 """
 
 import json

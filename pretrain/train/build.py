@@ -2,7 +2,7 @@
 
     config -> data -> model -> objective -> engine -> checkpoint -> tracking
 
-Each step calls one builder. Siblings meet here and nowhere else.
+Siblings meet here and nowhere else.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
 """The claim of a run folder: checks before anything is built, and the lease.
 
-config, index  ->  vocabulary and special tokens left open by the config  ->  row maker  ->
-lease  ->  Claim
+config, index  ->  vocabulary, special tokens left open  ->  row maker  ->  lease  ->  Claim
 """
 
 import logging

@@ -1,16 +1,12 @@
 """The guard of a run: comparison of replicas, loss spikes, and rollback in the same process.
 
-Replicas have the same working weights at ZeRO 0 to 2 and under DDP; at ZeRO 3 there is one copy of
-each weight.
-
     bits of each weight as integers  ->  their sum, wrapping at 64 bits  ->  gathered, one a rank
     sums differ                      ->  sums of each weight gathered: the ranks, the first weight
 
-A flipped bit in memory, a missed update or a faulty kernel does not show in the loss, but ends up
-in a checkpoint.
-
-All ranks get the same sums, so all judge alike, without communication. That costs some 13 us a
-step; the comparison of replicas reads every weight once.
+Replicas exist at ZeRO 0 to 2 and under DDP; at ZeRO 3 there is one copy of each weight. A flipped
+bit in memory, a missed update or a faulty kernel does not show in the loss, but ends up in a
+checkpoint. All ranks get the same sums, so all judge alike, without communication: some 13 us a
+step; the comparison reads every weight once.
 """
 
 import logging

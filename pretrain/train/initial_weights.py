@@ -36,9 +36,7 @@ class InitialWeights:
     def arrange(self, model: nn.Module) -> int:
         """Adds adapters and freezes the rest, in place; returns the number of saved values.
 
-        Raises:
-            ConfigError: Patterns match no parameter, or leave none to train.
-            LaunchError: A package is missing.
+        Raises: ConfigError (patterns match no parameter, or leave none to train), LaunchError.
         """
         finetune = self.config.finetune
         if self.base is None:

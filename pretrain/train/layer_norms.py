@@ -44,11 +44,7 @@ def layer_of(name: str, width: int = 1) -> str:
 class LayerNorms:
     """Measures chosen steps of a run. All ranks call the same methods at the same steps.
 
-    Args:
-        names: Names of all parameters, the same on every rank.
-        optimizer: The optimizer that the engine steps.
-        state: Fragments, which tell where each parameter's pieces lie.
-        is_cut: Whether each rank has a share of the weights (ZeRO 1 to 3).
+    `state` tells where each parameter's pieces lie; with `is_cut` each rank has a share of them.
     """
 
     def __init__(

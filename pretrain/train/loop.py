@@ -1,7 +1,9 @@
 """The training loop. One screen shows the order of a step:
 
-micro-batches forward and backward  ->  next batch fetched  ->  update, while the ranks exchange
-->  ledger  ->  metrics  ->  validation, if due  ->  save advances or begins  ->  stop, if asked
+    micro-batches forward and backward  ->  next batch fetched  ->  update, while the ranks exchange
+    ->  ledger  ->  metrics  ->  validation, if due  ->  save advances or begins  ->  stop, if asked
+
+No callbacks: evaluation, checkpoints and tracking are called here.
 """
 
 import logging

@@ -5,9 +5,8 @@
     checkpoints/   step-N.rolled-back           newer checkpoints: set aside, never removed
 
 The order of the writes makes every moment a valid state: checkpoints are set aside newest first,
-then the range is recorded. A command that was stopped in between is given again. The ledger and the
-metrics are rewound by the next start, as after a crash. Each checkpoint has the ranges too, so that
-neither is lost with the other.
+then the range is recorded. A command that was stopped in between is given again. The next start
+rewinds ledger and metrics. Each checkpoint has the ranges too.
 
 PaLM met loss spikes like this by hand (Chowdhery et al. 2022, section 5.1): back to some 100 steps
 before the spike, and on without the 200 to 500 batches that were around it.
@@ -27,7 +26,7 @@ from pretrain.data.order import SkipRanges
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.run.folder import RunDir, change_record
 from pretrain.run.lease import Lease
-from pretrain.utils.checksum import check_file
+from pretrain.utils.io import check_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +77,8 @@ def record_rollback(run: RunDir, rollback: Rollback, skips: SkipRanges) -> SkipR
 def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | None = None) -> tuple[Rollback, int]:
     """Makes the next start of a run continue from an earlier checkpoint, without later samples.
 
-    Args:
-        path: The run folder.
-        to: Step of the checkpoint.
-        samples: Samples to leave out, rounded up to whole global batches; or:
-        tokens: Tokens to leave out, padding counted, rounded up too. 0: none.
-
-    Returns:
-        The rollback, and the number of global batches that are left out.
+    Left out are `samples`, or `tokens` with padding counted, rounded up to whole global batches,
+    whose number is returned too.
 
     Raises:
         ConfigError: There is no run here.

@@ -42,7 +42,14 @@ def memory_explained(config: RunConfig, run_dir: Path, world: World) -> Iterator
             most = torch.cuda.max_memory_allocated()
             total = torch.cuda.get_device_properties(0).total_memory
             peak = f", tensors held up to {most / _GIB:.1f} of {total / _GIB:.1f} GiB"
-            snapshot = _write_snapshot(run_dir, world.rank)
+            # For pytorch.org/memory_viz. The error of the run is the one to tell.
+            path = run_dir / FOLDER / f"memory-rank-{world.rank}.pickle"
+            try:
+                make_dir(path.parent)
+                torch.cuda.memory._dump_snapshot(str(path))
+                snapshot = str(path)
+            except (DiskError, OSError, RuntimeError) as failure:
+                log.warning("no memory snapshot: %s", failure)
         reason = str(error).splitlines()[0].removesuffix(".")
         what = f"out of GPU memory on rank {world.rank}{peak}: {reason}"
         raise OutOfMemoryError(what, where=snapshot, fix="; or ".join(_advice(config))) from error
@@ -60,23 +67,7 @@ def _advice(config: RunConfig) -> Iterator[str]:
     yield "ask `pretrain plan` what fits"
 
 
-def _write_snapshot(run_dir: Path, rank: int) -> str:
-    """Writes the memory in use, for pytorch.org/memory_viz; returns the path, "" after an error."""
-    path = run_dir / FOLDER / f"memory-rank-{rank}.pickle"
-    try:
-        make_dir(path.parent)
-        torch.cuda.memory._dump_snapshot(str(path))
-    except (DiskError, OSError, RuntimeError) as error:  # the error of the run is the one to tell
-        log.warning("no memory snapshot: %s", error)
-        return ""
-    return str(path)
-
-
-# One attempt at a run, from claim to exit code.
-
-
 STOPPED_TRACKER_S = 20.0
-
 """Wait for wandb's rows after a stop: a loaded node took more than 5 s to end a run that it
 tracked offline, and wandb writes in blocks of 32 KiB, so that cutting it off costs the last of
 them."""

@@ -4,9 +4,8 @@
     tracking.attention   a text, its target  ->  maps of heads  ->  a PNG of `pretrain attention`
 
 Rank 0 makes them, and the others wait for it at the next step. At ZeRO 3 a forward pass is
-collective: all ranks generate the same text, always to the maximum length, and cut it at its end
-afterwards; all record attention, and rank 0 draws. Sampling has its own seeds, and the model is
-left as it was: training is the same without.
+collective: all ranks generate the same text, to the maximum length, and cut it at its end; all
+record attention, and rank 0 draws. Training is the same without.
 """
 
 import logging
@@ -92,11 +91,7 @@ class Samples:
         return step % (self._every_steps * self._config.every_evals) == 0
 
     def generate(self) -> list[tuple[str, str]]:
-        """Returns (prompt, text) of each prompt; none, with a warning, for logits that are no
-        numbers.
-
-        Collective at ZeRO 3.
-        """
+        """Returns prompts and texts; none, with a warning, for NaN logits. Collective at ZeRO 3."""
         sampling = Sampling(temperature=self._config.temperature)
         row_seeds = RowSeeds(self._seed)
         texts: list[str] = []

@@ -110,11 +110,11 @@ class Saving:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Finishes the save in flight after an error in the loop, unless another rank may be gone."""
+        """Finishes the save in flight after an error of the loop, unless a rank may be gone."""
         if self._save is None or self._save.is_finished:
             return
-        # All ranks meet a `DivergedError` at the same step. The phases of a save are collective, and
-        # a rank that failed alone is not there for them.
+        # All ranks meet a `DivergedError` at the same step. The phases of a save are collective,
+        # and a rank that failed alone is not there for them.
         if self.world.size == 1 or isinstance(error, DivergedError):
             try:
                 self._wait()

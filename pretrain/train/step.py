@@ -3,10 +3,8 @@
     seed_dropout  ->  TrainModule: model, loss of a micro-batch  ->  start_exchange  ->  StepTotals
 
 The exchange is the one collective that the loop adds to a step: an all-reduce of a few float64
-values during the optimizer's work.
-
-    losses of the ending step | its counters | counters of the coming step | flags: none comes, part
-    written, stop
+values during the optimizer's work: losses and counters of the ending step, counters of the coming
+one, and flags.
 
 The coming step is here because its loss scale needs the global number of targets before its
 backward pass. All ranks get the same sums, so all take the same decision at the same step.
