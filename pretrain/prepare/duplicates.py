@@ -24,7 +24,7 @@ import numpy as np
 from pretrain.config.prepare import PrepareConfig
 from pretrain.prepare.filters import select
 from pretrain.prepare.input_parts import InputPart, Report, Work
-from pretrain.prepare.readers.dispatch import reader_of
+from pretrain.prepare.readers.dispatch import read_slices
 from pretrain.prepare.text_pieces import document_key
 from pretrain.utils.io import AtomicWriter, make_dir, write_file
 
@@ -60,7 +60,7 @@ def hash_part(config: PrepareConfig, part: InputPart, report: Report) -> None:
     num_documents = 0
     try:
         # A document that the filters leave out hides no other.
-        for document in select(reader_of(config).read(part.slices), config.filter, None, Counter()):
+        for document in select(read_slices(config, part.slices), config.filter, None, Counter()):
             digests.append(hashlib.blake2b(document_key(document), digest_size=16).digest())
             num_documents += 1
             done_bytes += document.consumed_bytes

@@ -21,7 +21,7 @@ from pretrain.prepare.input_parts import InputPart, Report, Work
 from pretrain.prepare.labelling import LabelSet
 from pretrain.prepare.output import TOKENIZER_NAME
 from pretrain.prepare.part_record import PartWriter
-from pretrain.prepare.readers.dispatch import reader_of
+from pretrain.prepare.readers.dispatch import read_slices
 from pretrain.prepare.split import SplitRule, parse_split
 from pretrain.prepare.text_pieces import Assembler, TextPiece, cut_piece, divide
 from pretrain.tokenizer import (
@@ -40,10 +40,10 @@ BATCH_PIECES = 1024
 def read_part(config: PrepareConfig, part: InputPart, left_out: Counter[str]) -> Iterator[Document]:
     """Yields the documents of a part that are kept; counts the others in `left_out`, by reason."""
     first = load_first(Path(config.output), part) if config.filter.deduplicate else None
-    return select(reader_of(config).read(part.slices), config.filter, first, left_out)
+    return select(read_slices(config, part.slices), config.filter, first, left_out)
 
 
-def start_tokenizing(config: PrepareConfig, labels: LabelSet | None = None) -> Work:
+def start_tokenizing(config: PrepareConfig, labels: LabelSet | None) -> Work:
     """Loads the tokenizer of the folder; returns `write_part` of a config, with labels for labelled documents."""
     path = Path(config.output, TOKENIZER_NAME)
     tokenizer = load_tokenizer(path)

@@ -1,10 +1,12 @@
 """Reads inputs as `prepare` does: listed, cut into parts, read."""
 
-from pretrain.config.prepare import InputConfig
+from collections.abc import Iterable, Iterator, Sequence
+
+from pretrain.config.prepare import InputConfig, PrepareConfig
 from pretrain.prepare.filters import Document
-from pretrain.prepare.input_parts import InputFile, plan_parts
+from pretrain.prepare.input_parts import InputFile, Slice, plan_parts
 from pretrain.prepare.inputs.listing import list_inputs
-from pretrain.prepare.readers.dispatch import Reader
+from pretrain.prepare.readers.dispatch import read_slices
 
 
 def listing(*paths: object, kind: str = "text", **options: object) -> list[InputFile]:
@@ -17,9 +19,16 @@ def documents(
 ) -> list[Document]:
     """Reads one input, cut into parts."""
     config = InputConfig(path=[str(path) for path in paths], **options)
-    reader = Reader((config,), kind, fields)
     parts = plan_parts(list_inputs([config], kind), part_bytes)
-    return [document for part in parts for document in reader.read(part.slices)]
+    return [document for part in parts for document in read(part.slices, [config], kind, fields)]
+
+
+def read(
+    slices: Iterable[Slice], inputs: Sequence[InputConfig] = (), kind: str = "text", fields: Iterable[str] = ()
+) -> Iterator[Document]:
+    """Reads slices of files of these inputs, or of the default corpus."""
+    values = {"kind": kind, "inputs": list(inputs), "filter": {"require": {name: [] for name in fields}}}
+    return read_slices(PrepareConfig(output="", **values), slices)
 
 
 def texts(*paths: object, **options: object) -> list[str]:

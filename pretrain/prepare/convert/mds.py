@@ -25,13 +25,7 @@ from typing import Any
 import numpy as np
 
 from pretrain.errors import DataError
-from pretrain.prepare.convert.token_file import (
-    TOKEN_DTYPES,
-    ReadOptions,
-    check_tokens,
-    find_files,
-    open_named,
-)
+from pretrain.prepare.convert.token_file import TOKEN_DTYPES, ReadOptions, check_tokens, find_files, open_named
 from pretrain.prepare.input_parts import InputFile
 from pretrain.prepare.inputs.local_files import stat_local
 from pretrain.prepare.inputs.opening import decompress

@@ -124,10 +124,6 @@ class RemoteInputFile(io.RawIOBase):
         """Returns True; seeking is slow where the server knows no ranges."""
         return True
 
-    def tell(self) -> int:
-        """Returns the position."""
-        return self._position
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Moves; nothing is fetched before the next read."""
         bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}

@@ -6,9 +6,8 @@ corpus is found months later, if ever.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
-from pretrain.config.prepare import DataKind, InputConfig, PrepareConfig
+from pretrain.config.prepare import InputConfig, PrepareConfig
 from pretrain.errors import DataError
 from pretrain.prepare.filters import Document
 from pretrain.prepare.input_parts import Slice
@@ -31,44 +30,33 @@ READERS: dict[str, Callable[[InputStream, Slice, ReadRule], Iterator[Document]]]
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """Reads documents of `inputs`; without any, of the default corpus, which may not be UTF-8."""
+def read_slices(config: PrepareConfig, slices: Iterable[Slice]) -> Iterator[Document]:
+    """Yields the documents of `slices` in order, normalized; without inputs, of the default corpus.
 
-    inputs: tuple[InputConfig, ...] = ()
-    kind: DataKind = "text"
-    fields: tuple[str, ...] = ()  # of records, for filters
-
-    def read(self, slices: Iterable[Slice]) -> Iterator[Document]:
-        """Yields the documents of `slices` in order, normalized.
-
-        Raises:
-            DataError: Malformed input, or a file that changed since it was listed.
-            OSError: The file system or a server failed; has the file as its filename.
-        """
-        rules = [ReadRule(config, self.kind, self.fields) for config in self.inputs]
-        rules = rules or [ReadRule(InputConfig(), skip_undecodable=True)]
-        finishers = [_build_finisher(rule.config) for rule in rules]
-        for piece in slices:
-            rule = rules[piece.file.input]
-            finish = finishers[piece.file.input]
-            with InputStream(piece.file) as stream:
-                try:
-                    documents = READERS[piece.file.format](stream, piece, rule)
-                    yield from map(finish, documents) if finish else documents
-                except (DataError, OSError) as error:
-                    # A file that is being written reads as malformed: report the change instead.
-                    stream.check_unchanged()
-                    if isinstance(error, OSError) and error.filename is None:
-                        text = error.strerror or str(error)
-                        raise OSError(error.errno, text, piece.file.shown) from error
-                    raise
+    Raises:
+        DataError: Malformed input, or a file that changed since it was listed.
+        OSError: The file system or a server failed; has the file as its filename.
+    """
+    fields = tuple(config.filter.require)
+    rules = [ReadRule(one, config.kind, fields) for one in config.inputs]
+    # The default corpus may not be UTF-8.
+    rules = rules or [ReadRule(InputConfig(), skip_undecodable=True)]
+    finishers = [_build_finisher(rule.config) for rule in rules]
+    for piece in slices:
+        rule = rules[piece.file.input]
+        finish = finishers[piece.file.input]
+        with InputStream(piece.file) as stream:
+            try:
+                documents = READERS[piece.file.format](stream, piece, rule)
+                yield from map(finish, documents) if finish else documents
+            except (DataError, OSError) as error:
+                # A file that is being written reads as malformed: report the change instead.
                 stream.check_unchanged()
-
-
-def reader_of(config: PrepareConfig) -> Reader:
-    """Returns the reader of the inputs of a config."""
-    return Reader(tuple(config.inputs), config.kind, tuple(config.filter.require))
+                if isinstance(error, OSError) and error.filename is None:
+                    text = error.strerror or str(error)
+                    raise OSError(error.errno, text, piece.file.shown) from error
+                raise
+            stream.check_unchanged()
 
 
 def _build_finisher(config: InputConfig) -> Callable[[Document], Document] | None:

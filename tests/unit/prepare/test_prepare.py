@@ -11,8 +11,9 @@ import pytest
 from pretrain.errors import ConfigError
 from pretrain.prepare.split import TRAIN, VALIDATION, parse_split
 from pretrain.shards.index import load_index
-from pretrain.tokenizer import UNK, dump_tokenizer, load_tokenizer, tokenizer_hash, train_bpe
+from pretrain.tokenizer import UNK, dump_tokenizer, load_tokenizer, tokenizer_hash
 from tests.helpers.corpus import WORDS, digests, write_corpus
+from tests.helpers.tokenizers import train_bpe
 from tests.unit.data.prepared import options, prepare
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from pretrain.errors import ConfigError, DataError, DiskError
+from pretrain.prepare import part as part_module
 from pretrain.prepare.output import PREPARE_LOCK
-from pretrain.prepare.readers.dispatch import Reader
-from pretrain.tokenizer import dump_tokenizer, train_bpe
+from pretrain.tokenizer import dump_tokenizer
 from tests.helpers.corpus import WORDS, digests
+from tests.helpers.tokenizers import train_bpe
 from tests.unit.data.prepared import options, prepare
 
 
@@ -133,16 +134,16 @@ def test_corpus_without_training_text_is_refused(tmp_path, content, split, messa
 
 
 def test_input_that_cannot_be_read_keeps_finished_parts(tmp_path, corpus, monkeypatch):
-    def fail(self, slices):
+    def fail(config, slices):
         for piece in slices:
             if piece.file.path.endswith("c005.txt"):
                 raise PermissionError(13, "Permission denied", piece.file.path)
-        return read(self, slices)
+        return read(config, slices)
 
-    read = Reader.read
+    read = part_module.read_slices
     given = tmp_path / "given.json"
     given.write_bytes(dump_tokenizer(train_bpe([" ".join(WORDS)] * 3, 280)))
-    monkeypatch.setattr(Reader, "read", fail)
+    monkeypatch.setattr(part_module, "read_slices", fail)
     with pytest.raises(
         DataError, match=r"c005\.txt: cannot be read: Permission denied; fix the access problem and run the same"
     ):

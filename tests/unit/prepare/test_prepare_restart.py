@@ -9,10 +9,11 @@ import pytest
 
 from pretrain.errors import DiskError, LockedError
 from pretrain.prepare.output import ORPHAN_WAIT_S, PREPARE_LOCK, WORKERS_LOCK
-from pretrain.tokenizer import dump_tokenizer, train_bpe
+from pretrain.tokenizer import dump_tokenizer
 from tests.helpers.clock import FakeClock
 from tests.helpers.corpus import digests
 from tests.helpers.killed import count_writes, run_killed
+from tests.helpers.tokenizers import train_bpe
 from tests.unit.data.prepared import draw_nothing, options, prepare
 
 

@@ -7,8 +7,9 @@ import pytest
 from pretrain.errors import ConfigError, DataError
 from pretrain.prepare.convert.convert_part import TextBytes
 from pretrain.shards.index import load_index
-from pretrain.tokenizer import EOS, load_tokenizer, tokenizer_hash, train_bpe
+from pretrain.tokenizer import EOS, load_tokenizer, tokenizer_hash
 from tests.helpers.corpus import WORDS, digests
+from tests.helpers.tokenizers import train_bpe
 from tests.unit.prepare.convert import writers
 from tests.unit.prepare.convert.asked import DOCUMENTS, convert, facts, options
 from tests.unit.prepare.convert.writers import EOS_ID, join, read_documents, token_hash

@@ -13,9 +13,10 @@ import pytest
 from pretrain.errors import DataError, DiskError
 from pretrain.prepare.convert import token_file
 from pretrain.shards.index import load_index
-from pretrain.tokenizer import dump_tokenizer, train_bpe
+from pretrain.tokenizer import dump_tokenizer
 from tests.helpers.corpus import WORDS, digests
 from tests.helpers.killed import count_writes, run_killed
+from tests.helpers.tokenizers import train_bpe
 from tests.helpers.waiting import LIMIT_S
 from tests.unit.data.prepared import draw_nothing
 from tests.unit.prepare.convert.asked import convert, options

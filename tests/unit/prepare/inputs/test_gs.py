@@ -14,8 +14,7 @@ import pytest
 from pretrain.config.prepare import InputConfig
 from pretrain.errors import DataError
 from pretrain.prepare.input_parts import plan_parts
-from pretrain.prepare.readers.dispatch import Reader
-from tests.helpers.reading import listing, texts
+from tests.helpers.reading import listing, read, texts
 
 pytestmark = pytest.mark.long
 LINES = b"".join(b'{"text": "%d"}\n' % number for number in range(500))
@@ -106,7 +105,7 @@ def test_files_folders_and_globs_are_read(bucket, monkeypatch):
 
 def test_a_file_that_is_replaced_by_one_of_equal_size_is_refused(bucket):
     parts = plan_parts(listing("gs://corpus/a.jsonl"), 1 << 20)
-    found = Reader((InputConfig(),)).read(parts[0].slices)
+    found = read(parts[0].slices, [InputConfig()])
     next(found)
     bucket.generation = 2
     with pytest.raises(DataError, match=r"gs://corpus/a\.jsonl: the file changed while it was being prepared"):

@@ -18,13 +18,12 @@ from pretrain.errors import DataError
 from pretrain.prepare.input_parts import plan_parts
 from pretrain.prepare.inputs.opening import zstd
 from pretrain.prepare.prepare import prepare
-from pretrain.prepare.readers.dispatch import Reader
 from pretrain.utils import remote
 from pretrain.utils.remote import Waits
 from tests.helpers.clock import FakeClock
 from tests.helpers.corpus import digests
 from tests.helpers.prepare_config import prepare_config
-from tests.helpers.reading import documents, listing, texts
+from tests.helpers.reading import documents, listing, read, texts
 from tests.helpers.servers import Fault, serve_folder
 from tests.helpers.waiting import LIMIT_S, make_old
 from tests.unit.prepare.readers.test_webdataset import pack
@@ -78,10 +77,9 @@ def test_every_format_reads_as_it_does_from_a_disk(server, folder, name):
 def test_what_fails_now_and_then_is_read_all_the_same(server, folder, name, fault, monkeypatch):
     monkeypatch.setattr("pretrain.prepare.inputs.remote_files.WAITS", PATIENT)
     files = listing(f"{server.url}/{name}")
-    reader = Reader((InputConfig(),))
     part = plan_parts(files, 1 << 20)[0]
     server.faults.append(Fault(**fault))
-    assert [document.text for document in reader.read(part.slices)] == texts(folder / name)
+    assert [document.text for document in read(part.slices, [InputConfig()])] == texts(folder / name)
     assert server.faults[0].times == 0 or name == "h.txt"  # which has no bytes to cut
 
 
@@ -123,7 +121,7 @@ def test_a_server_that_dies_and_returns_is_waited_for(server, monkeypatch):
     monkeypatch.setattr("pretrain.prepare.inputs.remote_files.WAITS", PATIENT)
     monkeypatch.setattr(remote, "time", Return(server, waits=3))
     url = f"{server.url}/a.jsonl"
-    found = Reader((InputConfig(),)).read(plan_parts(listing(url), 1 << 20)[0].slices)
+    found = read(plan_parts(listing(url), 1 << 20)[0].slices, [InputConfig()])
     rows = [next(found).text]
     server.stop()
     rows += [document.text for document in found]
@@ -132,7 +130,7 @@ def test_a_server_that_dies_and_returns_is_waited_for(server, monkeypatch):
 
 def test_a_server_that_stays_away_is_one_error_that_names_the_file(server, monkeypatch):
     url = f"{server.url}/a.jsonl"
-    found = Reader((InputConfig(),)).read(plan_parts(listing(url), 1 << 20)[0].slices)
+    found = read(plan_parts(listing(url), 1 << 20)[0].slices, [InputConfig()])
     next(found)
     server.stop()
     with pytest.raises(OSError, match=r"URLError: .*refused, and no answer for 0\.1 s") as caught:
@@ -217,7 +215,7 @@ def test_secrets_in_a_url_are_sent_and_not_told(server):
 
 
 def test_a_file_that_changes_size_is_refused(server, folder):
-    found = Reader((InputConfig(),)).read(plan_parts(listing(f"{server.url}/a.jsonl"), 1 << 20)[0].slices)
+    found = read(plan_parts(listing(f"{server.url}/a.jsonl"), 1 << 20)[0].slices, [InputConfig()])
     next(found)
     (folder / "a.jsonl").write_bytes(LINES + LINES)
     with pytest.raises(DataError, match=r"/a\.jsonl: the file changed while it was being prepared"):
@@ -289,7 +287,7 @@ def standard_server(folder):
 
 def test_a_time_of_change_tells_versions_apart(server, folder):
     with standard_server(folder) as url:
-        found = Reader((InputConfig(),)).read(plan_parts(listing(f"{url}/a.jsonl"), 1 << 20)[0].slices)
+        found = read(plan_parts(listing(f"{url}/a.jsonl"), 1 << 20)[0].slices, [InputConfig()])
         assert next(found).text == ROWS[0]
         (folder / "a.jsonl").write_bytes(LINES[::-1])
         make_old(folder / "a.jsonl", 100)

@@ -11,9 +11,8 @@ import s3fs
 from pretrain.config.prepare import InputConfig
 from pretrain.errors import DataError
 from pretrain.prepare.input_parts import plan_parts
-from pretrain.prepare.readers.dispatch import Reader
 from pretrain.utils.remote import Waits
-from tests.helpers.reading import documents, listing, texts, touch
+from tests.helpers.reading import documents, listing, read, texts, touch
 from tests.helpers.servers import serve_s3
 
 LINES = b"".join(b'{"text": "%d"}\n' % number for number in range(500))
@@ -81,16 +80,16 @@ def test_a_file_that_is_replaced_by_one_of_equal_size_is_refused(bucket, monkeyp
     files = s3fs.S3FileSystem()
     files.pipe_file("corpus/changing.jsonl", LINES)
     parts = plan_parts(listing(f"{bucket}/changing.jsonl"), 1 << 20)
-    found = Reader((InputConfig(),)).read(parts[0].slices)
+    found = read(parts[0].slices, [InputConfig()])
     next(found)
     files.pipe_file("corpus/changing.jsonl", LINES[::-1].strip() + b"\n")
     with pytest.raises(DataError, match=r"changing\.jsonl: the file changed while it was being prepared"):
         list(found)
     with pytest.raises(DataError, match=r"changing\.jsonl: the file changed while it was being prepared"):
-        list(Reader((InputConfig(),)).read(parts[0].slices))
+        list(read(parts[0].slices, [InputConfig()]))
     files.rm("corpus/changing.jsonl")
     with pytest.raises(FileNotFoundError) as caught:
-        list(Reader((InputConfig(),)).read(parts[0].slices))
+        list(read(parts[0].slices, [InputConfig()]))
     assert caught.value.filename == "s3://corpus/changing.jsonl"
 
 

@@ -8,8 +8,8 @@ from pretrain.config.prepare import InputConfig
 from pretrain.errors import DataError
 from pretrain.prepare.input_parts import plan_parts
 from pretrain.prepare.inputs.listing import list_inputs
-from pretrain.prepare.readers.dispatch import Reader
-from tests.helpers.reading import listing, touch
+from pretrain.prepare.readers.dispatch import READERS
+from tests.helpers.reading import listing, read, touch
 
 
 def part_of(*files):
@@ -25,17 +25,17 @@ def test_each_file_is_read_as_its_input_says(tmp_path):
         InputConfig(path=str(tmp_path / "b.txt"), format="lines"),
         InputConfig(path=str(tmp_path / "a.jsonl")),
     ]
-    found = Reader(tuple(inputs)).read(part_of(*list_inputs(inputs)).slices)
+    found = read(part_of(*list_inputs(inputs)).slices, inputs)
     assert [document.text for document in found] == ["two", "three", "four", "one"]
 
 
 def test_undecodable_file_is_passed_over_in_the_default_corpus_only(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff")
     part = part_of(*listing(tmp_path))
-    (document,) = Reader().read(part.slices)
+    (document,) = read(part.slices)
     assert document.is_undecodable and not document.text
     with pytest.raises(DataError, match=r"a\.txt@0: invalid UTF-8"):
-        list(Reader((InputConfig(path=str(tmp_path)),)).read(part.slices))
+        list(read(part.slices, [InputConfig(path=str(tmp_path))]))
 
 
 def test_file_that_changed_after_the_listing_is_refused(tmp_path):
@@ -43,14 +43,14 @@ def test_file_that_changed_after_the_listing_is_refused(tmp_path):
     part = part_of(*listing(tmp_path))
     os.utime(tmp_path / "a.txt", ns=(0, 0))
     with pytest.raises(DataError, match=r"a\.txt: the file changed while it was being prepared; wait until it is"):
-        list(Reader().read(part.slices))
+        list(read(part.slices))
 
 
 @pytest.mark.parametrize("more", [b'{"text": "b"}\n', b"not JSON\n"])
 def test_file_that_changes_while_it_is_read_is_refused(tmp_path, more):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n' * 2)
-    documents = Reader().read(part_of(*listing(path)).slices)
+    documents = read(part_of(*listing(path)).slices)
     assert next(documents).text == "a"
     with path.open("ab") as file:
         file.write(more)
@@ -62,7 +62,7 @@ def test_file_that_changes_while_it_is_read_is_refused(tmp_path, more):
 def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n' * 10_000)
-    documents = Reader().read(part_of(*listing(path)).slices)
+    documents = read(part_of(*listing(path)).slices)
     assert next(documents).text == "a"
     os.truncate(path, 1000)
     with pytest.raises(DataError, match=r"a\.jsonl: the file changed while it was being prepared"):
@@ -75,7 +75,7 @@ def test_the_other_file_of_a_pair_is_watched_too(tmp_path):
     part = part_of(*list_inputs([config], "pairs"))
     os.utime(tmp_path / "a.de", ns=(0, 0))
     with pytest.raises(DataError, match=r"a\.de: the file changed while it was being prepared"):
-        list(Reader((config,), "pairs").read(part.slices))
+        list(read(part.slices, [config], "pairs"))
 
 
 def test_a_file_that_is_gone_or_fails_is_named(tmp_path, monkeypatch):
@@ -86,13 +86,13 @@ def test_a_file_that_is_gone_or_fails_is_named(tmp_path, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
         yield
 
-    monkeypatch.setitem(Reader.read.__globals__["READERS"], "text", fail)
+    monkeypatch.setitem(READERS, "text", fail)
     with pytest.raises(OSError, match="Input/output error") as caught:
-        list(Reader().read(part.slices))
+        list(read(part.slices))
     assert caught.value.filename == str(tmp_path / "a.txt")
     (tmp_path / "a.txt").unlink()
     with pytest.raises(FileNotFoundError) as caught:
-        list(Reader().read(part.slices))
+        list(read(part.slices))
     assert str(caught.value.filename) == str(tmp_path / "a.txt")
 
 
@@ -101,4 +101,4 @@ def test_truncated_gzip_is_named(tmp_path, cut):
     content = gzip.compress(b'{"text": "abcdefghijklmnopqrstuvwxyz"}\n' * 3)
     (tmp_path / "a.jsonl.gz").write_bytes(content[:cut])
     with pytest.raises(DataError, match=r"a\.jsonl\.gz@0 \(uncompressed\): truncated or damaged gzip: .*; copy or"):
-        list(Reader().read(part_of(*listing(tmp_path)).slices))
+        list(read(part_of(*listing(tmp_path)).slices))
