@@ -43,6 +43,7 @@ from pretrain.data.loader import TrainLoader
 from pretrain.data.stream import TokenStream
 from pretrain.objective.causal import causal_rows
 from pretrain.shards.index import DataIndex, build_split
+from pretrain.shards.ragged import TokenDocuments, ragged_of
 from pretrain.shards.writer import ShardWriter
 
 SEQ_LEN = 1024
@@ -71,7 +72,7 @@ def write_ours(folder: Path, num_tokens: int) -> DataIndex:
     for number in range(NUM_SHARDS):
         writer = ShardWriter(folder / f"train/part-00000-{number:04d}.tar", "uint16")
         for document in make_documents(number, num_tokens // NUM_SHARDS):
-            writer.add_document(document)
+            writer.add(TokenDocuments(ragged_of([document])))
         shards.append(writer.close())
     return DataIndex("0" * 64, VOCAB_SIZE, "uint16", EOS_ID, {"train": build_split(shards, 4 * num_tokens)})
 

@@ -30,7 +30,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import numpy as np
 
 from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
-from pretrain.config.prepare import InputConfig, PrepareConfig
+from pretrain.config.prepare import InputConfig, PrepareConfig, TokenizerConfig
 from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
 from pretrain.prepare.inputs.listing import list_inputs, list_stdlib
 from pretrain.prepare.output import TOKENIZER_NAME
@@ -39,7 +39,7 @@ from pretrain.prepare.part_record import load_records
 from pretrain.prepare.pool import WorkerPool
 from pretrain.prepare.readers.dispatch import Reader
 from pretrain.prepare.split import SPLITS, parse_split
-from pretrain.tokenizer import cut_text, dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_bpe
+from pretrain.tokenizer import cut_text, dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_tokenizer
 
 VOCAB_SIZE = 8192
 SPLIT = "hash:0.01"
@@ -153,7 +153,7 @@ def main() -> None:
         texts = [document.text for part in parts for document in reader.read(part.slices) if document.text]
         pieces = [piece for text in texts for piece in cut_text(text)]
         tokenizer = folder / "tokenizer.json"
-        tokenizer.write_bytes(dump_tokenizer(train_bpe(texts, VOCAB_SIZE)))
+        tokenizer.write_bytes(dump_tokenizer(train_tokenizer(texts, TokenizerConfig(vocab_size=VOCAB_SIZE))))
         num_tokens = check_same_tokens(run_ours(folder, reader, tokenizer, parts, 1), reader, tokenizer, parts)
         arms: dict[str, Callable[[], object]] = {
             "ours": partial(run_ours, folder, reader, tokenizer, parts, 1),

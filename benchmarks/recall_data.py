@@ -20,6 +20,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pretrain.shards.index import DataIndex, SplitIndex, build_split, write_index
+from pretrain.shards.ragged import TokenDocuments, ragged_of
 from pretrain.shards.writer import ShardWriter
 from pretrain.tokenizer import EOS, UNK, dump_tokenizer
 
@@ -84,7 +85,7 @@ def _write_split(folder: Path, split: str, count: int, seed: int) -> SplitIndex:
             document, questions = draw_document(rng)
             learned = np.zeros(len(document), dtype=bool)
             learned[list(questions)] = True
-            writer.add_document(document, loss=learned)
+            writer.add(TokenDocuments(ragged_of([document]), loss=learned))
         shards.append(writer.close())
     return build_split(shards, num_bytes_text=0)
 

@@ -34,9 +34,11 @@ import numpy as np
 
 from benchmarks.common import Timing, is_conclusive, print_row, ratio
 from benchmarks.trainer_ours import BLOCK_STEPS, COMPARED_STEPS, RANKS, SIZES
+from pretrain.config.prepare import TokenizerConfig
 from pretrain.shards.index import DataIndex, build_split, write_index
+from pretrain.shards.ragged import TokenDocuments, ragged_of
 from pretrain.shards.writer import ShardWriter
-from pretrain.tokenizer import dump_tokenizer, train_bpe
+from pretrain.tokenizer import dump_tokenizer, train_tokenizer
 from tests.helpers.ranks import run_in_ranks
 
 VOCAB_SIZE = 8192
@@ -53,10 +55,11 @@ def write_data(folder: Path) -> None:
     """
     rng = np.random.default_rng(0)
     (folder / "train").mkdir(parents=True)
-    (folder / "tokenizer.json").write_bytes(dump_tokenizer(train_bpe(["x"], 257)))
+    (folder / "tokenizer.json").write_bytes(dump_tokenizer(train_tokenizer(["x"], TokenizerConfig(vocab_size=257))))
     writer = ShardWriter(folder / "train/part-00000-0000.tar", "uint16")
     for _ in range(8192):
-        writer.add_document((VOCAB_SIZE * rng.random(int(rng.integers(1, 301))) ** 4).astype(np.int64))
+        tokens = (VOCAB_SIZE * rng.random(int(rng.integers(1, 301))) ** 4).astype(np.int64)
+        writer.add(TokenDocuments(ragged_of([tokens])))
     splits = {"train": build_split([writer.close()], 4 * writer.num_tokens)}
     write_index(folder, DataIndex("0" * 64, VOCAB_SIZE, "uint16", 0, splits))
 

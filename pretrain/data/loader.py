@@ -11,8 +11,7 @@ own (`order.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 import torch
@@ -126,6 +125,7 @@ class StepBatch:
         return tuple(sample for batch in self.micro_batches for sample in batch.sample_ids)
 
 
+@dataclass(eq=False, repr=False)
 class TrainLoader:
     """Iterates for ever over the steps of one rank, from any position.
 
@@ -135,47 +135,27 @@ class TrainLoader:
     copies to a GPU, and `stop` ends a wait for data when it returns True.
     """
 
-    def __init__(
-        self,
-        stream: RowSource,
-        make_rows: RowMaker,
-        plan: BatchPlan,
-        *,
-        rank: int,
-        world_size: int,
-        start_position: int = 0,
-        skips: SkipRanges = NO_SKIPS,
-        workers: int = 1,
-        prefetch: int = 4,
-        crop: bool = False,
-        pin_memory: bool = False,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        assert plan.rows == plan.rows_per_rank * world_size and 0 <= rank < world_size
-        self._stream = stream
-        self._make_rows = make_rows
-        self._plan = plan
-        self._skips = skips
-        self._first_row = rank * plan.rows_per_rank
-        self._crop = crop
-        self._pin_memory = pin_memory
-        self._start = skips.place_of(start_position)
+    stream: RowSource
+    make_rows: RowMaker
+    plan: BatchPlan
+    _: KW_ONLY
+    rank: int
+    world_size: int
+    start_position: int = 0
+    skips: SkipRanges = NO_SKIPS
+    workers: int = 1
+    prefetch: int = 4
+    crop: bool = False
+    pin_memory: bool = False
+    stop: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        assert self.plan.rows == self.plan.rows_per_rank * self.world_size
+        assert 0 <= self.rank < self.world_size
+        self._start = self.skips.place_of(self.start_position)
         self._steps_taken = 0
-        self._restart = partial(
-            TrainLoader,
-            stream,
-            make_rows,
-            plan,
-            rank=rank,
-            world_size=world_size,
-            workers=workers,
-            prefetch=prefetch,
-            crop=crop,
-            pin_memory=pin_memory,
-            stop=stop,
-        )
-        depth = max(prefetch, plan.accumulation)
-        self._prefetcher = Prefetcher(self._assemble, depth=depth, workers=workers, stop=stop)
+        depth = max(self.prefetch, self.plan.accumulation)
+        self._prefetcher = Prefetcher(self._assemble, depth=depth, workers=self.workers, stop=self.stop)
 
     @property
     def wait_s(self) -> float:
@@ -187,13 +167,13 @@ class TrainLoader:
 
     def __next__(self) -> StepBatch:
         """Returns the next step. Raises: DataError; StopIteration, once closed; WaitStoppedError."""
-        plan = self._plan
+        plan = self.plan
         place = self._start + self._steps_taken * plan.rows
         parts = [self._prefetcher.take() for _ in range(plan.accumulation)]
         self._steps_taken += 1
         return StepBatch(
-            position=self._skips.position_of(place),
-            next_position=self._skips.position_of(place + plan.rows),
+            position=self.skips.position_of(place),
+            next_position=self.skips.position_of(place + plan.rows),
             micro_batches=[batch for batch, _ in parts],
             counts=sum((counts for _, counts in parts), StepCounts()),
         )
@@ -201,7 +181,7 @@ class TrainLoader:
     def restarted(self, position: int, skips: SkipRanges) -> "TrainLoader":
         """Stops this loader; returns one that starts from another position, with other skips."""
         self.close()
-        return self._restart(start_position=position, skips=skips)
+        return replace(self, start_position=position, skips=skips)
 
     def close(self) -> None:
         """Stops the threads and joins them."""
@@ -209,18 +189,19 @@ class TrainLoader:
 
     def _assemble(self, number: int) -> tuple[Batch, StepCounts]:
         """Reads the micro-batch `number` of this rank, counted from where the loader started."""
-        plan = self._plan
+        plan = self.plan
         step, micro = divmod(number, plan.accumulation)
-        first_row = self._first_row + micro * plan.micro
+        first_row = self.rank * plan.rows_per_rank + micro * plan.micro
         first = self._start + step * plan.rows + first_row
-        parts = [self._stream.read(span) for span in self._skips.spans(range(first, first + plan.micro))]
+        parts = [self.stream.read(span) for span in self.skips.spans(range(first, first + plan.micro))]
         rows = parts[0] if len(parts) == 1 else merge_rows(parts, np.arange(plan.micro))
-        made = self._make_rows(crop(rows) if self._crop else rows)
+        made = self.make_rows(crop(rows) if self.crop else rows)
         digest = digest_rows(made.sample_ids, np.arange(first_row, first_row + plan.micro))
         counts = StepCounts(made.num_targets, made.num_tokens, count_skipped(rows), digest)
-        return _build_batch(made, self._pin_memory), counts
+        return _build_batch(made, self.pin_memory), counts
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class ValidationLoader:
     """Iterates over a split in its fixed order; every rank gets the same number of batches.
 
@@ -228,32 +209,21 @@ class ValidationLoader:
     all); the other options are those of `TrainLoader`.
     """
 
-    def __init__(
-        self,
-        stream: TokenStream | BinStream,
-        make_rows: RowMaker,
-        *,
-        micro: int,
-        rank: int,
-        world_size: int,
-        max_tokens: int | None = None,
-        crop: bool = False,
-        pin_memory: bool = False,
-    ) -> None:
-        self._stream = stream
-        self._make_rows = make_rows
-        self._micro = micro
-        self._rank = rank
-        self._world_size = world_size
-        self._max_tokens = max_tokens
-        self._crop = crop
-        self._pin_memory = pin_memory
+    stream: TokenStream | BinStream
+    make_rows: RowMaker
+    _: KW_ONLY
+    micro: int
+    rank: int
+    world_size: int
+    max_tokens: int | None = None
+    crop: bool = False
+    pin_memory: bool = False
 
     def __len__(self) -> int:
         """Returns the number of batches, the same on every rank."""
         # ZeRO-3 gathers weights in each forward, so all ranks must run as many: those that have run
         # out of windows get rows without targets.
-        return -(-self._stream.num_windows(self._max_tokens) // (self._micro * self._world_size))
+        return -(-self.stream.num_windows(self.max_tokens) // (self.micro * self.world_size))
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields the batches. Raises: DataError: A shard is missing or damaged."""
@@ -265,9 +235,9 @@ class ValidationLoader:
             prefetcher.close()
 
     def _assemble(self, number: int) -> Batch:
-        first = (number * self._world_size + self._rank) * self._micro
-        rows = self._stream.read_windows(range(first, first + self._micro), self._max_tokens)
-        return _build_batch(self._make_rows(crop(rows) if self._crop else rows), self._pin_memory)
+        first = (number * self.world_size + self.rank) * self.micro
+        rows = self.stream.read_windows(range(first, first + self.micro), self.max_tokens)
+        return _build_batch(self.make_rows(crop(rows) if self.crop else rows), self.pin_memory)
 
 
 def count_skipped(rows: TokenRows) -> int:

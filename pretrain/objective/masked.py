@@ -45,7 +45,6 @@ def masked_rows(
     seq_len = rows.tokens.shape[1] - 1
     tokens = rows.tokens[:, :-1].astype(np.int64)
     chosen = _draw_chosen(rows, tokens, config, vocabulary, seed)
-    target_positions = np.flatnonzero(chosen)
     (ordinary,) = np.nonzero(~vocabulary.special)
     fate = draw_uniform("masked fate", seed, rows.sample_ids, seq_len)[chosen]
     other = draw_uniform("masked other", seed, rows.sample_ids, seq_len)[chosen]
@@ -53,16 +52,22 @@ def masked_rows(
     replaced = np.where(fate < config.random, random_ids, vocabulary.mask)
     inputs = tokens.copy()
     inputs[chosen] = np.where(fate >= 1 - config.keep, tokens[chosen], replaced)
+    return _place(rows, inputs, np.where(chosen, tokens, IGNORE_INDEX), document_mask)
+
+
+def _place(rows: TokenRows, inputs: np.ndarray, targets: np.ndarray, document_mask: bool) -> ModelRows:
+    """Returns rows of an encoder with few targets."""
+    target_positions = np.flatnonzero(targets != IGNORE_INDEX)
     positions, documents = place_documents(rows, document_mask)
     return ModelRows(
         inputs=inputs,
-        targets=np.where(chosen, tokens, IGNORE_INDEX),
+        targets=targets,
         num_targets=len(target_positions),
         sample_ids=rows.sample_ids,
         positions=positions,
         documents=documents,
         target_positions=target_positions,
-        num_padding=count_padding(rows, seq_len),
+        num_padding=count_padding(rows, inputs.shape[1]),
     )
 
 
@@ -102,17 +107,5 @@ def build_labels(config: TaskConfig, context: RowContext) -> RowMaker:
 def label_rows(rows: TokenRows, document_mask: bool) -> ModelRows:
     """Makes inputs and targets of labelled rows; with the mask, documents do not see each other."""
     assert rows.labels is not None, "the data are labelled"
-    seq_len = rows.tokens.shape[1] - 1
-    targets = rows.labels[:, :-1].astype(np.int64)
-    target_positions = np.flatnonzero(targets != IGNORE_INDEX)
-    positions, documents = place_documents(rows, document_mask)
-    return ModelRows(
-        inputs=rows.tokens[:, :-1].astype(np.int64),
-        targets=targets,
-        num_targets=len(target_positions),
-        sample_ids=rows.sample_ids,
-        positions=positions,
-        documents=documents,
-        target_positions=target_positions,
-        num_padding=count_padding(rows, seq_len),
-    )
+    inputs = rows.tokens[:, :-1].astype(np.int64)
+    return _place(rows, inputs, rows.labels[:, :-1].astype(np.int64), document_mask)

@@ -26,7 +26,7 @@ import numpy as np
 
 from pretrain.errors import DataError, DiskError
 from pretrain.shards.index import LABELLED, LENGTH_COLUMNS, NPY_HEADER_BYTES, ShardIndex, Sidecar
-from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate, ragged_of
+from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate
 from pretrain.utils.io import AtomicWriter, write_file
 
 MEMBER_TOKENS = 2**18
@@ -102,18 +102,6 @@ class ShardWriter:
         self._offset = 0
         self._sha256 = hashlib.sha256()
         self._tar = AtomicWriter(path)
-
-    def add_document(
-        self,
-        tokens: np.ndarray,
-        *,
-        source: np.ndarray | None = None,
-        loss: np.ndarray | None = None,
-        labels: np.ndarray | None = None,
-    ) -> None:
-        """Appends one document: see `add`."""
-        other_side = None if source is None else ragged_of([source])
-        self.add(TokenDocuments(ragged_of([tokens]), other_side, loss, labels))
 
     def add(self, documents: TokenDocuments) -> None:
         """Appends copies of documents of the shard's kind. Raises: DataError: One is too long."""

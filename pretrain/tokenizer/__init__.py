@@ -24,14 +24,7 @@ from pretrain.tokenizer.roles import (
     vocabulary_size,
 )
 from pretrain.tokenizer.special_tokens import EOS, UNK
-from pretrain.tokenizer.train import (
-    DEFAULT_VOCAB_SIZE,
-    TRAINED_KINDS,
-    check_tokenizer,
-    train_bpe,
-    train_char,
-    train_tokenizer,
-)
+from pretrain.tokenizer.train import DEFAULT_VOCAB_SIZE, TRAINED_KINDS, check_tokenizer, train_tokenizer
 from pretrain.tokenizer.words import PIECE_CHARS, cut_text, is_cut_safe
 
 __all__ = [
@@ -59,8 +52,6 @@ __all__ = [
     "special_tokens_of",
     "token_dtype",
     "tokenizer_hash",
-    "train_bpe",
-    "train_char",
     "train_tokenizer",
     "vocabulary_size",
 ]

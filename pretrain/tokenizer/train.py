@@ -270,13 +270,3 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     tokenizer.pre_tokenizer = build_pre_tokenizer(config.kind, config.split_digits)
     _TRAINERS[config.kind](tokenizer, texts, vocab_size, layout)
     return finish(tokenizer, layout)
-
-
-def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Trains a byte-level BPE with an end of document. Raises: ConfigError."""
-    return train_tokenizer(texts, TokenizerConfig(kind="bpe", vocab_size=vocab_size))
-
-
-def train_char(texts: Iterable[str]) -> Tokenizer:
-    """Builds a character-level tokenizer with an end of document."""
-    return train_tokenizer(texts, TokenizerConfig(kind="char"))

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.shards.index import DataIndex, ShardIndex, Sidecar, build_split, write_index
+from pretrain.shards.ragged import TokenDocuments, ragged_of
 from pretrain.shards.writer import ShardWriter
 
 EOS = 0
@@ -24,12 +25,19 @@ def make_documents(num_tokens: int, seed: int = 0, longest: int = 50, vocab_size
     return documents
 
 
+def add_document(
+    writer: ShardWriter, tokens: np.ndarray, source: np.ndarray | None = None, loss: np.ndarray | None = None
+) -> None:
+    """Appends one document to a shard."""
+    writer.add(TokenDocuments(ragged_of([tokens]), None if source is None else ragged_of([source]), loss))
+
+
 def write_shard(path: Path, documents: list[np.ndarray], dtype: str = "uint16", member_tokens: int = 64) -> ShardIndex:
     """Writes documents as one shard."""
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = ShardWriter(path, dtype, member_tokens)
     for document in documents:
-        writer.add_document(document)
+        add_document(writer, document)
     return writer.close()
 
 

@@ -26,7 +26,7 @@ from pretrain.shards.index import DataIndex, build_split, write_index
 from pretrain.shards.writer import ShardWriter
 from pretrain.train.step import start_exchange
 from pretrain.types import IGNORE_INDEX
-from tests.helpers.shards import EOS, make_shards
+from tests.helpers.shards import EOS, add_document, make_shards
 from tests.integration.workers import ROWS, SEQ_LEN, TWO_STACKS, VOCAB, build
 
 START = VOCAB - 1
@@ -40,7 +40,7 @@ def write_pairs(folder: Path) -> None:
     (folder / "train").mkdir(parents=True)
     writer, rng = ShardWriter(folder / "train" / "part-00000-0000.tar", "uint16", 64, "pairs"), np.random.default_rng(0)
     for size in rng.permutation(np.tile([1, 2, 3, 14, 15, 16], 10)).tolist():
-        writer.add_document(rng.integers(1, START, size), source=rng.integers(1, START, 17 - size))
+        add_document(writer, rng.integers(1, START, size), source=rng.integers(1, START, 17 - size))
     split = build_split([writer.close()], 0)
     write_index(folder, DataIndex("0" * 64, VOCAB, "uint16", EOS, {"train": split}, "pairs"))
 

@@ -16,9 +16,10 @@ from pretrain.cli import run
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from pretrain.generate import Constraints, generate
-from pretrain.tokenizer import EOS, train_char
+from pretrain.tokenizer import EOS
 from pretrain.types import GenerationDefaults
 from tests.helpers.lent import quiet_transformers
+from tests.helpers.tokenizers import train_char
 from tests.unit.model.tiny import build, encoder_config, tiny_config, two_stacks_config
 
 CODEC = PlainCodec(train_char(["abcdefghij klmnopqrstuvwxyz.\n"]))

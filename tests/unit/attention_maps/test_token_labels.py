@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pretrain.artifact.model_path import PlainCodec
 from pretrain.attention_maps.figure import LONGEST_COLUMNS, columns, is_drawable, label, label_fonts, spell_tokens
-from pretrain.tokenizer import train_bpe
+from tests.helpers.tokenizers import train_bpe
 
 BYTES = PlainCodec(train_bpe(["the cat the cat " * 3], 270))
 

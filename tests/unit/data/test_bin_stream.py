@@ -15,7 +15,7 @@ from pretrain.shards.index import DataIndex, build_split, write_index
 from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.writer import ShardWriter
 from pretrain.types import IGNORE_INDEX
-from tests.helpers.shards import EOS, make_shards
+from tests.helpers.shards import EOS, add_document, make_shards
 
 SEQ_LEN = 24
 
@@ -41,9 +41,9 @@ def make_pairs(folder, sizes, kind="pairs"):
     documents = [(rng.integers(1, 900, s), rng.integers(1, 900, t)) for s, t in sizes]
     for source, target in documents:
         if kind == "pairs":
-            writer.add_document(target, source=source)
+            add_document(writer, target, source=source)
         else:
-            writer.add_document(target, loss=np.arange(len(target)) % 2)
+            add_document(writer, target, loss=np.arange(len(target)) % 2)
     index = DataIndex("0" * 64, 1000, "uint16", EOS, {"train": build_split([writer.close()], 0)}, kind)
     write_index(folder, index)
     return index, documents

@@ -20,7 +20,7 @@ from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.store import LocalStore
 from pretrain.shards.writer import ShardWriter
 from pretrain.types import IGNORE_INDEX
-from tests.helpers.shards import EOS, make_shards
+from tests.helpers.shards import EOS, add_document, make_shards
 
 SEQ_LEN = 16
 ORDER = {"seq_len": SEQ_LEN, "seed": 3, "lanes": 2, "block_samples": 4}
@@ -154,11 +154,11 @@ def make_kind(folder, kind):
         for _ in range(30):
             tokens = rng.integers(1, 900, rng.integers(2, 12))
             if kind == "pairs":
-                writer.add_document(tokens, source=rng.integers(1, 900, rng.integers(2, 12)))
+                add_document(writer, tokens, source=rng.integers(1, 900, rng.integers(2, 12)))
             elif kind == "records":
-                writer.add_document(tokens, loss=np.arange(len(tokens)) % 2)
+                add_document(writer, tokens, loss=np.arange(len(tokens)) % 2)
             else:
-                writer.add_document(tokens)
+                add_document(writer, tokens)
         shards.append(writer.close())
     index = DataIndex("0" * 64, 1000, "uint16", EOS, {"train": build_split(shards, 0)}, kind)
     write_index(folder, index)

@@ -12,7 +12,8 @@ from pretrain.config.model import SpecialTokens
 from pretrain.errors import DataError
 from pretrain.interop import FAMILIES
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_as_written, tokenizer_files, wrap_tokenizer_json
-from pretrain.tokenizer import dump_tokenizer, eos_id, train_bpe, train_char
+from pretrain.tokenizer import dump_tokenizer, eos_id
+from tests.helpers.tokenizers import train_bpe, train_char
 
 pytest.importorskip("transformers")
 sentencepiece = pytest.importorskip("sentencepiece")

@@ -6,7 +6,9 @@ import numpy as np
 
 from pretrain.shards.index import DataIndex, build_split, write_index
 from pretrain.shards.writer import ShardWriter
-from pretrain.tokenizer import dump_tokenizer, eos_id, tokenizer_hash, train_char
+from pretrain.tokenizer import dump_tokenizer, eos_id, tokenizer_hash
+from tests.helpers.shards import add_document
+from tests.helpers.tokenizers import train_char
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ABC\n\x1b\u00e9"
 
@@ -49,13 +51,13 @@ def make_folder(
             writer = ShardWriter(folder / split / name, "uint16", member_tokens, kind)
             for document in given[first : first + per_shard]:
                 if kind == "text":
-                    writer.add_document(ids(document))
+                    add_document(writer, ids(document))
                 elif kind == "pairs":
-                    writer.add_document(ids(document[1]), source=ids(document[0]))
+                    add_document(writer, ids(document[1]), source=ids(document[0]))
                 else:
                     flags = [learned for text, learned in document for _ in text]
                     tokens = ids("".join(text for text, _ in document))
-                    writer.add_document(tokens, loss=np.array([*flags, flags[-1]]))
+                    add_document(writer, tokens, loss=np.array([*flags, flags[-1]]))
             shards.append(writer.close())
         splits[split] = build_split(shards, num_bytes_text=sum(map(len, map(str, given))))
     vocab_size = eos + 1

@@ -18,7 +18,7 @@ from pretrain.shards.ragged import TokenDocuments, ragged_of
 from pretrain.shards.reader import ShardReader, load_lengths
 from pretrain.shards.writer import MAX_DOCUMENT_TOKENS, ShardWriter, npy_bytes
 from pretrain.utils import io
-from tests.helpers.shards import make_documents, write_shard
+from tests.helpers.shards import add_document, make_documents, write_shard
 
 NAME = "part-00000-0000.tar"
 
@@ -115,7 +115,7 @@ def test_many_threads_read_the_same_shard(tmp_path, shard):
 
 def test_nothing_is_visible_before_close_and_nothing_is_left_by_discard(tmp_path):
     writer = ShardWriter(tmp_path / NAME, "uint16", 10)
-    writer.add_document(np.arange(30))
+    add_document(writer, np.arange(30))
     assert not (tmp_path / NAME).exists()
     writer.discard()
     assert list(tmp_path.iterdir()) == []
@@ -147,7 +147,7 @@ def test_a_document_beyond_the_limit_is_refused(tmp_path):
     writer = ShardWriter(tmp_path / NAME, "uint16")
     huge = np.broadcast_to(np.uint16(1), MAX_DOCUMENT_TOKENS + 1)  # one element in memory
     with pytest.raises(DataError, match=r"document 0 has 1073741825 tokens, more than 1073741824"):
-        writer.add_document(huge)
+        add_document(writer, huge)
 
 
 @pytest.mark.parametrize("which", ["tar", "sidecar"])
@@ -224,7 +224,7 @@ def test_pairs_are_read_back_side_by_side(tmp_path_factory, sizes):
     writer = ShardWriter(folder / "train" / NAME, "uint16", member_tokens=50, kind="pairs")
     pairs = [(np.full(s, n + 1), np.full(t, n + 100)) for n, (s, t) in enumerate(sizes)]
     for source, target in pairs:
-        writer.add_document(target, source=source)
+        add_document(writer, target, source=source)
     shard = writer.close()
     reader, sources, targets = ShardReader(folder, shard, "uint16"), [], []
     for member in range(shard.num_members):
@@ -246,7 +246,7 @@ def test_what_is_learned_of_records_is_read_back(tmp_path):
     documents, rng = make_documents(500), np.random.default_rng(0)
     losses = [rng.integers(2, size=len(document)) for document in documents]
     for document, loss in zip(documents, losses, strict=True):
-        writer.add_document(document, loss=loss)
+        add_document(writer, document, loss=loss)
     shard = writer.close()
     reader = ShardReader(tmp_path, shard, "uint16")
     assert shard.num_members > 3

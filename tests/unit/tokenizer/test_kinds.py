@@ -11,15 +11,7 @@ from tokenizers import Tokenizer
 
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import ConfigError
-from pretrain.tokenizer import (
-    build_encoder,
-    check_tokenizer,
-    dump_tokenizer,
-    train_bpe,
-    train_char,
-    train_tokenizer,
-    vocabulary_size,
-)
+from pretrain.tokenizer import build_encoder, check_tokenizer, dump_tokenizer, train_tokenizer, vocabulary_size
 
 ROOT = Path(__file__).parents[3]
 TEXTS = [
@@ -55,11 +47,6 @@ def entries(tokenizer):
     vocab = tokenizer.get_vocab()
     assert sorted(vocab.values()) == list(range(len(vocab)))
     return sorted(vocab, key=vocab.get)
-
-
-def test_a_config_of_defaults_is_the_tokenizer_of_the_short_form():
-    assert dump_tokenizer(train()) == dump_tokenizer(train_bpe(TEXTS, 600))
-    assert dump_tokenizer(train("char")) == dump_tokenizer(train_char(TEXTS))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,10 +18,9 @@ from pretrain.tokenizer import (
     load_tokenizer,
     token_dtype,
     tokenizer_hash,
-    train_bpe,
-    train_char,
     vocabulary_size,
 )
+from tests.helpers.tokenizers import train_bpe, train_char
 
 TEXTS = [
     "def walk(top):\n    for name in top:\n        yield name\n\n" * 5,

@@ -11,9 +11,9 @@ from PIL import Image
 from pretrain.artifact.model_path import PlainCodec
 from pretrain.config.tracking import AttentionConfig
 from pretrain.errors import ConfigError
-from pretrain.tokenizer import train_char
 from pretrain.train import samples
 from pretrain.train.samples import AttentionPictures, TextReader
+from tests.helpers.tokenizers import train_char
 from tests.unit.model.tiny import build, encoder_config, tiny_config, two_stacks_config
 
 TOKENIZER = train_char(["abcdefghij klmnopqrstuvwxyz.\n"])

@@ -11,8 +11,8 @@ from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.generate import Constraints, Sampling
 from pretrain.generate.text import generate_text
-from pretrain.tokenizer import train_char
 from pretrain.train.samples import Samples, TextReader
+from tests.helpers.tokenizers import train_char
 from tests.unit.model.tiny import build, tiny_config, two_stacks_config
 
 TOKENIZER = train_char(["abcdefghij klmnopqrstuvwxyz.\n"])
