@@ -1,7 +1,5 @@
 """The mean of several checkpoints as a model folder (Vaswani et al. 2017, 6.1: the last 5, or the last 20).
 
-    newest of a run, or checkpoints by name -> verified, compared -> mean by parameter -> model folder
-
 No model is built and no optimizer state is read. The result generates, is evaluated, exported, and
 trained on.
 """
@@ -34,11 +32,8 @@ class AverageReport:
 def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> AverageReport:
     """Writes a model folder with the mean of the fp32 master weights of checkpoints.
 
-    Args:
-        paths: One run, with `last`; or several checkpoints, model folders, or runs, each for its
-            newest valid one.
-        last: Number of the run's newest checkpoints.
-        out: The folder; must not exist, or be empty. It appears when it is complete.
+    `paths` is one run, with the number of its `last` checkpoints; or several checkpoints, model
+    folders, or runs, each for its newest valid one. `out` must not exist, or be empty.
 
     Raises:
         ConfigError: Too few, or of different models; names the keys. Or `out` is not empty.

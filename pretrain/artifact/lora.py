@@ -60,12 +60,7 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
     except ImportError as error:
         what = f"finetune.kind=lora needs the peft package: {error}"
         raise LaunchError(what, fix="install it") from None
-    adapters = LoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        lora_dropout=config.dropout,
-        target_modules=layers,
-    )
+    adapters = LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=layers)
     inject_adapter_in_model(adapters, model, low_cpu_mem_usage=next(model.parameters()).is_meta)
     if config.dropout:
         # Recomputed activations must draw the same dropout again.
@@ -98,10 +93,7 @@ class ExportedAdapter:
 def export_adapter(path: Path, out: Path, *, family: str | None = None) -> ExportedAdapter:
     """Writes the adapters of a LoRA run for `PeftModel.from_pretrained`, over an export of its `init.from`.
 
-    Args:
-        path: A run with `finetune.kind=lora`, or a checkpoint of one.
-        out: The folder; must not exist, or be empty.
-        family: `model_type` of the base model; None: the first that represents it exactly.
+    `family` is the `model_type` of the base model; None: the first that represents it exactly.
 
     Raises:
         ConfigError: No adapters; other parameters were trained; no family represents the model.
@@ -159,10 +151,7 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
 def freeze(model: nn.Module, patterns: Collection[str]) -> int:
     """Freezes parameters by name, in place; returns the number of frozen values.
 
-    A frozen parameter is in no group of the optimizer, and has neither moments nor an fp32 copy.
-
-    Raises:
-        ConfigError: A pattern matches no parameter, or nothing is left to train.
+    Raises: ConfigError, where a pattern matches no parameter, or nothing is left to train.
     """
     names = [name for name, _ in model.named_parameters()]
     check_patterns("init.freeze", patterns, names)
@@ -189,10 +178,9 @@ def train_beside(model: nn.Module, anew: Collection[str], patterns: Collection[s
 
 
 def check_tokens(source: ModelSource, data: Path) -> None:
-    """Compares the tokenizer of a model, if it has one, with `data`, the tokenizer.json of the data.
+    """Compares the tokenizer of a model, if any, with the tokenizer.json of the data.
 
-    Raises:
-        DataError: A token has another number in the data, or none.
+    Raises: DataError, where a token has another number in the data, or none.
     """
     files = dict(source.load_tokenizer_files())
     if not files:

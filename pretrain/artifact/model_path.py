@@ -1,9 +1,9 @@
 """Resolves a model path to its newest valid checkpoint, and describes that model without loading it.
 
-run                  config.yaml, tokenizer.json, checkpoints/     newest valid checkpoint
-checkpoint           folder inside a run's checkpoints/            config and tokenizer of the run
-model folder         model.json, manifest.json, tokenizer/         of `pretrain import` and
-`average` Hugging Face folder  config.json, safetensors, tokenizer files     read in place
+run                  config.yaml, tokenizer.json, checkpoints/      newest valid checkpoint
+checkpoint           folder inside a run's checkpoints/             config, tokenizer of the run
+model folder         model.json, manifest.json, tokenizer/          of `import` and `average`
+Hugging Face folder  config.json, safetensors, tokenizer files      read in place
 """
 
 import json
@@ -25,17 +25,11 @@ from pretrain.config.model import parse_model
 from pretrain.errors import CheckpointError, DataError
 from pretrain.interop.generation import load_generation_defaults, read_generation_defaults
 from pretrain.interop.release import open_release
-from pretrain.interop.tokenizer import (
-    HubTokenizer,
-    load_hub_tokenizer,
-    tokenizer_files,
-    wrap_tokenizer_json,
-)
+from pretrain.interop.tokenizer import HubTokenizer, load_hub_tokenizer, tokenizer_files, wrap_tokenizer_json
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer import load_tokenizer, nameable_tokens, special_tokens_of
 from pretrain.types import GenerationDefaults
-from pretrain.utils.checksum import check_file
-from pretrain.utils.io import make_dir, new_folder, write_file, write_json
+from pretrain.utils.io import check_file, make_dir, new_folder, write_file, write_json
 
 FORMAT = 1
 """Version of model.json."""
@@ -147,13 +141,10 @@ def _open_model_folder(folder: Path) -> ModelSource:
 def write_model_folder(
     out: Path, facts: dict[str, Any], tokenizer: TokenizerFiles, weights: Iterable[tuple[str, Tensor]]
 ) -> None:
-    """Writes a model folder, which appears under its name when it is complete.
+    """Writes a model folder, which must not exist, or be empty, and appears when it is complete.
 
-    Args:
-        out: The folder; must not exist, or be empty.
-        facts: Content of model.json: model, generation, origin.
-        tokenizer: Files of the tokenizer; empty: there is none.
-        weights: Parameters by name, fp32; consumed one at a time.
+    `facts` has model, generation and origin; `tokenizer` may be empty; `weights` are fp32, consumed
+    one at a time.
     """
     with new_folder(out) as folder:
         write_json(folder / MODEL_FILE, {"format": FORMAT} | facts)

@@ -102,11 +102,7 @@ class Artifact:
 
 
 def open_artifact(path: str | Path, device: str = "cpu") -> Artifact:
-    """Loads a model for use.
-
-    Args:
-        path: A run, a checkpoint inside one, a model folder or a Hugging Face folder.
-        device: Device of the model; `auto` takes CUDA if available.
+    """Loads a model of any form for use, on a device; `auto` takes CUDA if available.
 
     Raises:
         CheckpointError: No intact checkpoint, or files are missing.

@@ -1,8 +1,4 @@
-"""A model on disk, described but not loaded: its config, readers of weights and tokenizer, generation settings.
-
-`ModelSource` is any model, `AdaptedModel` one that is read as another architecture, `MergedModel`
-one with LoRA adapters.
-"""
+"""Models on disk, described but not loaded: any, read as another architecture, or with adapters."""
 
 import hashlib
 import math
@@ -31,33 +27,21 @@ TokenizerFiles = list[tuple[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model on disk.
+    """A model on disk."""
 
-    Attributes:
-        path: The checkpoint or folder of its weights.
-        config: The model; `vocab_size` and the known special tokens are filled in.
-        read: Returns one parameter by name, fp32, whole.
-        shapes: Shape of every parameter by name.
-        load_codec: Loads the tokenizer. Raises DataError where there is none.
-        load_tokenizer_files: Returns (name, content) of the tokenizer's files in the format of
-            Hugging Face; empty: there is none.
-        generation: Generation settings that the model is released with.
-        run: The run of a checkpoint; None: it was imported.
-        read_part: Fills a 1-D tensor with the elements of a parameter from an offset on, and reads
-            no more; None: parameters are read whole only.
-        merged: The adapters that `read` merges, and the base model; None: there are none.
-    """
-
-    path: Path
-    config: AnyModelConfig
-    read: Callable[[str], Tensor]
+    path: Path  # checkpoint or folder of its weights
+    config: AnyModelConfig  # `vocab_size` and the known special tokens are filled in
+    read: Callable[[str], Tensor]  # returns one parameter by name, fp32, whole
     shapes: Mapping[str, tuple[int, ...]]
-    load_codec: Callable[[], Codec]
+    load_codec: Callable[[], Codec]  # raises DataError where there is no tokenizer
+    # (name, content) of the tokenizer's files in the format of Hugging Face; empty: there is none.
     load_tokenizer_files: Callable[[], TokenizerFiles]
     generation: GenerationDefaults
-    run: RunDir | None = None
+    run: RunDir | None = None  # the run of a checkpoint; None: it was imported
+    # Fills a 1-D tensor with the elements of a parameter from an offset on, and reads no more;
+    # None: parameters are read whole only.
     read_part: Callable[[str, int, Tensor], None] | None = None
-    merged: "MergedModel | None" = None
+    merged: "MergedModel | None" = None  # the adapters that `read` merges, and the base model
 
 
 HEAD_PARTS = ("head.", "pooler.")
@@ -75,15 +59,7 @@ class AdaptedModel:
                                      as likely as an average token (Hewitt 2021)
         another head                 initialised
 
-    Args:
-        source: Model to read weights from.
-        model: Config of the new model; `vocab_size` and labels are filled in.
-        shapes: Shape of every parameter of the new model.
-
-    Attributes:
-        anew: Names of parameters that are initialised, not read.
-        left: Shape of each parameter of `source` that is not used.
-        num_added: Tokens that the vocabulary of `source` lacks.
+    `model` and `shapes` are those of the new model; its `vocab_size` and labels are filled in.
 
     Raises:
         CheckpointError: A parameter outside of the head is missing or has another shape.
@@ -95,14 +71,14 @@ class AdaptedModel:
         assert model.vocab_size is not None and theirs.vocab_size is not None
         self._old = theirs.vocab_size  # rows of both tables, without padding
         self._new = model.vocab_size
-        self.num_added = max(0, self._new - self._old)
+        self.num_added = max(0, self._new - self._old)  # tokens that `source` lacks
         same_kind = model.head.kind == theirs.head.kind
         is_lm = same_kind and model.head.kind == "lm"
         self._tables = {"embedding.weight", *(SCORES if is_lm else ())}
         # Scores of other labels are learned anew, even where their number is the same.
         same_scores = is_lm or (same_kind and model.head.labels == theirs.head.labels)
         may_lack = not same_kind or model.head.kind == "labels"
-        self.anew: set[str] = set()
+        self.anew: set[str] = set()  # parameters that are initialised, not read
         for name, shape in shapes.items():
             if self._fits(name, shape) and (name not in SCORES or same_scores):
                 continue
@@ -212,14 +188,7 @@ class MergedModel:
 
     Names of the checkpoint are peft's, without `base_layer`, which only marks a layer.
 
-    Args:
-        base: Base model of the adapters.
-        trained: Checkpoint of the adapters.
-        scale: Factor of the product of an adapter's matrices, alpha / rank.
-
-    Attributes:
-        layers: Names of the layers with an adapter.
-        replaced: Names of the parameters that were trained in full.
+    `layers` have an adapter, with the factor `scale` = alpha / r; `replaced` were trained in full.
     """
 
     def __init__(self, base: AdaptedModel, trained: WeightReader, scale: float) -> None:

@@ -3,9 +3,8 @@
     import   Hugging Face folder or name -> config, names and shapes compared -> model folder
     export   run, checkpoint or model folder -> Hugging Face folder -> its scores compared with ours
 
-Both stream weight by weight, without a GPU. A checkpoint of any ZeRO stage and world size is read
-by the ranges of its fragments. A misplaced, transposed or missing weight changes the scores of
-transformers' model far more than rounding does.
+Both stream weight by weight, without a GPU. A misplaced, transposed or missing weight changes the
+scores of transformers' model far more than rounding does.
 """
 
 import logging
@@ -46,17 +45,13 @@ _MEMORY_INFO = Path("/proc/meminfo")
 def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: torch.dtype) -> None:
     """Compares the scores of an export with those of its source on the same tokens.
 
-    Logs a warning instead where memory is too small for both models. `architecture` is the class of
-    transformers that loads the folder. Raises: CheckpointError: It cannot load it, or scores
-    differ.
+    Logs a warning instead where memory is too small for both models. `architecture` is a class of
+    transformers. Raises: CheckpointError: It cannot load the folder, or scores differ.
     """
     needed = 2 * 4 * sum(prod(shape) for shape in source.shapes.values())
     if needed > (free := _available_bytes()):
-        log.warning(
-            "scores of the export were not compared: two models in fp32 take %.1f GiB, there are %.1f GiB",
-            needed / 2**30,
-            free / 2**30,
-        )
+        text = "scores of the export were not compared: two models in fp32 take %.1f GiB, there are %.1f GiB"
+        log.warning(text, needed / 2**30, free / 2**30)
         return
     size = source.config.vocab_size
     assert size is not None
@@ -155,11 +150,7 @@ class ImportReport:
 
 
 def import_model(source: str, out: Path) -> ImportReport:
-    """Writes a model folder of a released model: fp32 weights in the checkpoint format, config, tokenizer.
-
-    Args:
-        source: A Hugging Face folder, or a name on the hub.
-        out: The folder; must not exist, or be empty. It appears when it is complete.
+    """Writes a model folder of a Hugging Face folder, or of a name on the hub; weights are fp32.
 
     Raises:
         ConfigError: No such model, no exact equal of ours, or `out` is not empty.
@@ -197,12 +188,8 @@ def export_model(
 ) -> ExportReport:
     """Writes a Hugging Face folder that `AutoModelFor*.from_pretrained` loads, with tokenizer and card.
 
-    Args:
-        path: A run, a checkpoint, a model folder or a Hugging Face folder.
-        out: The folder; must not exist, or be empty. It appears when it is complete.
-        dtype: fp32 or bf16.
-        family: `model_type` to write; None: the first that represents the model exactly.
-        check: Run both models on a few tokens, where there is memory for them, and compare.
+    `dtype` is fp32 or bf16, `family` the `model_type` to write; None: the first that represents the
+    model exactly. `check` runs both models on a few tokens, where there is memory for them.
 
     Raises:
         ConfigError: No family represents the model exactly; names the keys of the nearest.

@@ -62,10 +62,7 @@ def corruption_of(row: int, span: SpanConfig) -> Corruption:
 def row_lengths(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int) -> RowLengths:
     """Returns the row lengths of a run; in a mixture, those that fit every objective.
 
-    Denoisers concatenate source and target in a single stack.
-
-    Raises:
-        ValueError: Rows of `batch.seq_len` are too short for the objective.
+    Raises: ValueError, where rows of `batch.seq_len` are too short for the objective.
     """
     tasks = objective.tasks
     row = min(_longest_row(task, batch.seq_len, num_stacks) for task in tasks)

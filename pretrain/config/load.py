@@ -95,17 +95,14 @@ def _apply_override(located: LocatedTree, override: str) -> None:
 
 
 def _with_value(tree: Any, keys: list[str], value: Any) -> Any:
-    """Returns a copy of `tree` with a value at a path, merged into a mapping that is there.
-
-    A scalar on the path is replaced by a mapping; an item that a list lacks is an error.
-    """
+    """Returns a copy of `tree` with a value at a path, merged into a mapping that is there."""
     if not keys:
         return merge(tree, value) if isinstance(tree, dict) and isinstance(value, dict) else value
     first, *rest = keys
     if isinstance(tree, list):
         number = int(first)
         return [*tree[:number], _with_value(tree[number], rest, value), *tree[number + 1 :]]
-    base = tree if isinstance(tree, dict) else {}
+    base = tree if isinstance(tree, dict) else {}  # a scalar on the path becomes a mapping
     return base | {first: _with_value(base.get(first), rest, value)}
 
 
@@ -151,19 +148,14 @@ def _names_a_model(model: dict[str, Any]) -> bool:
 
 
 def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
-    """Lays the keys of a `model:` section over the model of `init.from`.
-
-    A head of another kind replaces that of the start. The end-of-text token is taken from the data.
-
-    Raises:
-        ConfigError: There is no model at `start`.
-    """
+    """Lays the keys of a `model:` section over the model of `init.from`."""
     base = _read_start(Path(start))
     base.pop("preset", None)
+    # The end-of-text token is taken from the data.
     base["special_tokens"] = {**(base.get("special_tokens") or {}), "eos": None}
     kind = (base.get("head") or {}).get("kind", "lm")
     given = model.get("head")
-    if isinstance(given, dict) and given.get("kind", kind) != kind:
+    if isinstance(given, dict) and given.get("kind", kind) != kind:  # replaces that of the start
         base.pop("head", None)
         base.pop("tied_embeddings", None)
     return merge(base, model)

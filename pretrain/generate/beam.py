@@ -1,9 +1,5 @@
 """Beam search: the likeliest continuations, with `num_beams` open ones at a time for each prompt.
 
-    read the prompts -> best candidates of each row, over all its beams
-                     -> ended ones are finished, the others open
-                     -> reorder the cache by the parents of the open ones -> feed their tokens -> ...
-
 It finds the results of `generate` of transformers, with the same scores, token for token. Two of
 its rules are kept on purpose, since released translators are tuned with them: a candidate that ends
 a row counts only among the `num_beams` best of its step, and `early_stopping=False` compares open
@@ -37,27 +33,17 @@ MAX_LENGTH_PENALTY = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Beams:
-    """Settings of a beam search.
+    """Settings of a beam search. Raises: ConfigError, for a value outside its range."""
 
-    Attributes:
-        num_beams: Open beams of each prompt.
-        length_penalty: A finished beam's score is its log-probability divided by its number of new
-            tokens to this power (after Wu et al. 2016, 7): above 0 favours long ones, 0 is the
-            plain log-probability.
-        early_stopping: End of a search with `num_beams` finished beams. True: at once. False: when
-            the best open beam, were it finished now, would not be among them. "never": when it
-            cannot come among them any more; with a penalty above 0 judged by its log-probability
-            now and the greatest length.
-        num_return: Finished beams to return, the best first.
-
-    Raises:
-        ConfigError: A value outside its range.
-    """
-
-    num_beams: int
+    num_beams: int  # open beams of each prompt
+    # A finished beam's score is its log-probability divided by its number of new tokens to this
+    # power (after Wu et al. 2016, 7): above 0 favours long ones, 0 is the plain log-probability.
     length_penalty: float = 1.0
+    # End of a search with `num_beams` finished beams. True: at once. False: when the best open one,
+    # were it finished now, would not be among them. "never": when it cannot come among them any
+    # more; with a penalty above 0 judged by its log-probability now and the greatest length.
     early_stopping: bool | Literal["never"] = False
-    num_return: int = 1
+    num_return: int = 1  # finished beams to return, the best first
 
     def __post_init__(self) -> None:
         if self.num_beams < 1:
@@ -128,18 +114,9 @@ class _Search:
 def beam_search(
     model: LanguageModel, prompts: Prompts, constraints: Constraints, beams: Beams
 ) -> list[list[Continuation]]:
-    """Finds likely continuations of each prompt, or answers to each source; a pure function.
+    """Finds the `num_return` likeliest continuations of each prompt, or answers to each source.
 
-    The model is run in eval mode, its mode restored. Results do not depend on other rows, up to
-    rounding.
-
-    Returns:
-        For each prompt its `num_return` best, the best first; fewer where there are no more.
-
-    Raises:
-        ConfigError: The model cannot generate, or a prompt is empty, too long, or not of its
-            vocabulary.
-        CheckpointError: The model's scores are NaN.
+    A pure function, like `generate`, with the same errors. The best come first; there may be fewer.
     """
     check_prompts(model, prompts)
     constraints.check(model.vocab_size)

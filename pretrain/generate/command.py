@@ -104,21 +104,10 @@ def run_generate(
     batch_size: int = 16,
     as_json: bool = False,
 ) -> None:
-    """Generates for each prompt, and writes the texts.
+    """Generates for each prompt, and writes the texts, flushed with each prompt or piece of text.
 
-    Args:
-        model: Any model with a language model's head.
-        codec: Tokenizer of the model.
-        defaults: Generation settings of the release.
-        options: Options of the command line.
-        prompts: None: none were given; a decoder then begins a document.
-        out: Output, flushed with each prompt or piece of text.
-        seed: Seed of sampling.
-        batch_size: Prompts that are decoded together.
-        as_json: Write an object a line.
-
-    Raises:
-        ConfigError: The model, a prompt or an option does not fit.
+    `prompts=None`: none were given, and a decoder begins a document. Raises: ConfigError, where the
+    model, a prompt or an option does not fit.
     """
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # the terminal may lack a character

@@ -10,15 +10,10 @@ from pretrain.errors import ConfigError
 
 
 class Codec(Protocol):
-    """A tokenizer, with the special tokens that a model expects around a text.
+    """A tokenizer, with the special tokens that a model expects around a text."""
 
-    Attributes:
-        eos_ids: Ids that end a text; several, or none.
-        mask_id: Id of a token to fill in; None: there is none.
-    """
-
-    eos_ids: tuple[int, ...]
-    mask_id: int | None
+    eos_ids: tuple[int, ...]  # ids that end a text; several, or none
+    mask_id: int | None  # id of a token to fill in; None: there is none
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, with the special tokens of the model's inputs."""
@@ -39,31 +34,20 @@ class Codec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Limits on the next token and on the length.
+    """Limits on the next token and on the length. Raises: ConfigError, for negative numbers."""
 
-    Attributes:
-        max_new_tokens: Most tokens to add, the one that ends a row included; fewer where
-            `max_seq_len` of the model is reached.
-        min_new_tokens: No token of `eos_ids` comes before this many others.
-        eos_ids: Tokens that end a row; empty: only its length does.
-        suppressed_ids: Tokens that never come.
-        forced_eos_id: Last token of a row that has not ended before, suppressed or not, without
-            effect on its score. None: not forced.
-        renormalize: Probabilities sum to 1 again without the excluded tokens. This changes the
-            scores of beams; sampling always does so.
-        sees_prompt_whole: A decoder reads its prompt in both directions (Raffel et al. 2020,
-            3.2.1), as under the objective of a prefix language model.
-
-    Raises:
-        ConfigError: A negative number of tokens.
-    """
-
+    # Most tokens to add, the end of a row included; fewer where `max_seq_len` is reached.
     max_new_tokens: int
-    min_new_tokens: int = 0
-    eos_ids: tuple[int, ...] = ()
-    suppressed_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0  # no token of `eos_ids` comes before this many others
+    eos_ids: tuple[int, ...] = ()  # tokens that end a row; empty: only its length does
+    suppressed_ids: tuple[int, ...] = ()  # tokens that never come
+    # Last token of a row that has not ended before, suppressed or not, without effect on its score.
     forced_eos_id: int | None = None
+    # Probabilities sum to 1 again without the excluded tokens. This changes the scores of beams;
+    # sampling always does so.
     renormalize: bool = False
+    # A decoder reads its prompt in both directions (Raffel et al. 2020, 3.2.1), as under the
+    # objective of a prefix language model.
     sees_prompt_whole: bool = False
 
     def __post_init__(self) -> None:
@@ -85,10 +69,7 @@ class Constraints:
     def log_probs(self, logits_BV: Tensor, num_new: int, is_last: list[bool]) -> Tensor:
         """Returns the log-probabilities of the next token, fp32 [B, V]; -inf for excluded tokens.
 
-        Args:
-            logits_BV: Scores of the model.
-            num_new: Tokens that each row has added so far.
-            is_last: For each row, whether the next token is the last that it may add.
+        Each row has added `num_new` tokens; for some the next token is the last that they may add.
         """
         log_probs_BV = logits_BV.float().log_softmax(dim=-1)
         early = self.eos_ids if num_new < self.min_new_tokens else ()

@@ -23,12 +23,8 @@ _EARLY_STOPPING: dict[str, bool | Literal["never"]] = {"true": True, "false": Fa
 class Options:
     """Options of the command line as they were given; None: not given.
 
-    Most are those of `Sampling`, `Beams` and `Constraints`. `top_k` is also the number of
-    candidates of a mask, `early_stopping` is "true", "false" or "never", `n_best` the number of
-    texts to return.
-
-    Raises:
-        ConfigError: An option out of its range, or two that exclude each other.
+    Most are those of `Sampling`, `Beams` and `Constraints`; `top_k` is also the number of candidates
+    of a mask. Raises: ConfigError, for an option out of its range, or two that exclude each other.
     """
 
     max_tokens: int | None = None
@@ -37,8 +33,8 @@ class Options:
     top_p: float | None = None
     beams: int | None = None
     length_penalty: float | None = None
-    early_stopping: str | None = None
-    n_best: int | None = None
+    early_stopping: str | None = None  # "true", "false" or "never"
+    n_best: int | None = None  # number of texts to return
 
     def __post_init__(self) -> None:
         if self.early_stopping not in (None, *_EARLY_STOPPING):
@@ -74,13 +70,10 @@ class Options:
         )
 
     def method(self, model: LanguageModel, defaults: GenerationDefaults) -> Method:
-        """Returns the decoding method.
+        """Returns the decoding method by options, then by the defaults of the release.
 
-        Options precede the defaults of the release. Without either, a decoder draws, and an
-        encoder-decoder is greedy: its source leaves little to chance.
-
-        Raises:
-            ConfigError: A value outside its range, or one that needs several beams.
+        Without either, a decoder draws, and an encoder-decoder is greedy: its source leaves little
+        to chance. Raises: ConfigError, for a value outside its range, or that needs several beams.
         """
         given = self._given(_SAMPLING)
         num_beams = self.beams or (1 if given else defaults.num_beams)
@@ -106,11 +99,7 @@ class Options:
         return Sampling(**values | given)
 
     def candidates(self) -> int:
-        """Returns the number of candidates of a mask.
-
-        Raises:
-            ConfigError: An option that has no meaning for masks.
-        """
+        """Returns the number of candidates of a mask. Raises: ConfigError, for other options."""
         others = self._given(tuple(field.name for field in fields(self) if field.name != "top_k"))
         if others:
             what = f"{_flag(next(iter(others)))} is for models that generate, this one fills masks"

@@ -1,10 +1,8 @@
 """A model that reads prompts, then one token a row at a time: the base of every way of decoding.
 
-    decoder-only      prompts, padded on the left -> cache -> scores -> one token a row -> ...
-    encoder-decoder   sources, padded on the right -> encoder -> cache; the prompt is the start token
-
-Padding is a document of its own, -1, which no token sees; positions count from a row's first real
-token. So a row gets the same scores as alone, up to rounding.
+Prompts of a decoder are padded on the left, sources of an encoder-decoder on the right. Padding is
+a document of its own, -1, which no token sees; positions count from a row's first real token. So a
+row gets the same scores as alone, up to rounding.
 """
 
 from collections.abc import Sequence
@@ -155,12 +153,7 @@ def group_rows(model: LanguageModel, prompts: Prompts, limits: Sequence[int]) ->
 
 
 def check_prompts(model: LanguageModel, prompts: Prompts) -> None:
-    """Refuses a model that cannot generate, and prompts that it cannot read.
-
-    Raises:
-        ConfigError: The model has no decoder, no head or no start token, or a prompt is empty, too
-            long, or not of its vocabulary.
-    """
+    """Refuses a model that cannot generate, and prompts that it cannot read. Raises: ConfigError."""
     if not model.is_causal:
         what = "an encoder cannot generate: it reads both sides"
         raise ConfigError(what, fix="use a model with a decoder")

@@ -1,7 +1,5 @@
 """Decoding one token at a time, greedy or drawn (temperature, top-k, top-p), many prompts at once.
 
-    read the prompts, filling the cache -> draw a token a row -> feed them -> draw -> ...
-
 Each step costs one forward of one token a row; rows that have ended leave the batch. The seed of a
 row depends on its prompt alone. Beam search is in `beam`.
 """
@@ -30,20 +28,14 @@ from pretrain.model import LanguageModel
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Settings of sampling, applied in the order temperature, top-k, top-p.
+    """Settings of sampling, in the order in which they apply.
 
-    Attributes:
-        temperature: Divides the scores; 0 is greedy.
-        top_k: Draw among the k best only; 0: all.
-        top_p: Draw among the fewest best tokens whose probabilities sum to at least p (Holtzman et
-            al. 2020); 1: all.
-
-    Raises:
-        ConfigError: A value outside its range.
+    Raises: ConfigError, for a value outside its range.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
+    temperature: float = 1.0  # divides the scores; 0 is greedy
+    top_k: int = 0  # draw among the k best only; 0: all
+    # Draw among the fewest best tokens whose probabilities sum to p (Holtzman et al. 2020).
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
@@ -64,13 +56,8 @@ GREEDY = Sampling(temperature=0.0)
 def sample(scores_BV: Tensor, sampling: Sampling, uniforms_B: Sequence[float]) -> Tensor:
     """Draws one token a row, by the inverse of the cumulative distribution, the best token first.
 
-    Args:
-        scores_BV: Logits or log-probabilities; -inf for excluded tokens.
-        sampling: Settings of sampling.
-        uniforms_B: A number of [0, 1) for each row; not used by greedy.
-
-    Returns:
-        ids_B, int64, on the device of the scores. Of equal scores the first is the better one.
+    Scores are logits or log-probabilities, -inf for excluded tokens; of equal ones the first is the
+    better. Each row has a number of [0, 1), not used by greedy. Returns ids_B, int64.
     """
     if sampling.temperature == 0:
         return scores_BV.argmax(dim=-1)  # the first of equal scores
@@ -113,19 +100,14 @@ class RowSeeds:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The tokens generated from one prompt, without the one that ended the row.
-
-    Attributes:
-        tokens: New token ids.
-        score: Sum of the log-probabilities of the new tokens, the end included, divided by their
-            number to the power of the length penalty (1 outside beam search). Drawn tokens count
-            with the model's own probability, before temperature and cuts.
-        ended: Whether a token of `eos_ids` ended it, rather than its length.
-    """
+    """The tokens generated from one prompt, without the one that ended the row."""
 
     tokens: list[int]
+    # Sum of the log-probabilities of the new tokens, the end included, divided by their number to
+    # the power of the length penalty (1 outside beam search). Drawn tokens count with the model's
+    # own probability, before temperature and cuts.
     score: float
-    ended: bool
+    ended: bool  # true: by a token of `eos_ids`, rather than its length
 
 
 class SampledToken(NamedTuple):

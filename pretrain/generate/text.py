@@ -20,17 +20,13 @@ _BROKEN = "\ufffd"
 
 
 class Detokenizer:
-    """Turns one token after another into text.
+    """Turns one token after another into text, after that of the ids in `context`.
 
     The text of a token depends on its neighbours: a character may take several tokens, and a first
     word loses its space. So a token's text is the text that it adds to those just before it, and no
     piece ends within a character. All pieces together are the text of all tokens, unless the byte
     fallback of a sentencepiece model meets bytes that are no UTF-8. A token costs two calls of the
     codec with a few tokens; those before the first piece include the context.
-
-    Args:
-        codec: The tokenizer.
-        context: Ids before the first, whose text is not given out.
     """
 
     def __init__(self, codec: Codec, context: Sequence[int] = ()) -> None:
@@ -144,15 +140,8 @@ def generate_text(
 ) -> Iterator[list[GeneratedText]]:
     """Yields the texts of each prompt in order: one of sampling, or several of beams, the best first.
 
-    Args:
-        model: A model with a decoder.
-        codec: Tokenizer of the model.
-        prompts: Texts; read a batch at a time. To a decoder an empty one is the beginning of a
-            document.
-        constraints: Limits on tokens and length; `eos_ids` are usually those of the codec.
-        method: Sampling or beam search.
-        seed: Seed of sampling; the text of a prompt does not depend on its batch (`RowSeeds`).
-        batch_size: Prompts that are decoded together. Memory grows with it.
+    Prompts are read and decoded `batch_size` at a time; to a decoder an empty one is the beginning
+    of a document. The text of a prompt does not depend on its batch (`RowSeeds`).
 
     Raises:
         ConfigError: The model cannot generate, or a prompt does not fit it; names its number, from

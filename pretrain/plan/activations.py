@@ -48,10 +48,7 @@ class ActivationBytes:
 
 
 class _StackCounter:
-    """Bytes of the rows of a micro-batch in one stack.
-
-    Methods of sub-layers return bytes a token: all, and the results of products and attention.
-    """
+    """Bytes of a micro-batch in a stack; of sub-layers a token's: all, and results of products."""
 
     def __init__(
         self, model: ModelConfig, name: str, engine: EngineConfig, lengths: RowLengths, rows: int, device: str

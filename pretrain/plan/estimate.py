@@ -41,9 +41,8 @@ def plan_facts(
 ) -> dict[str, Any]:
     """Plans a run; `stored=None`: its data are not here, and an unknown vocabulary is assumed.
 
-    Returns:
-        JSON values: bytes, seconds and counts. Where the batch does not divide over the ranks, values
-        that depend on the layout are absent, and `problems` has the reason.
+    Returns JSON values: bytes, seconds and counts. Where the batch does not divide over the ranks,
+    values that depend on the layout are absent, and `problems` has the reason.
     """
     known = (stored.vocab_size, stored.labels) if stored else (None, ())
     task = task_of(config, known_model(config.model, *known))

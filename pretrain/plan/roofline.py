@@ -1,10 +1,9 @@
 """The time of a step by a roofline: work over the reached share of each peak, by kind of kernel.
 
-    projections, head    FLOPs over a share of the peak, which grows with the width of the matrices
-    attention            FLOPs over a lower share
-    elementwise          bytes moved over a share of the memory's bandwidth: norms, activations, softmax
-    optimizer            the same, once a step
-    network              bytes by ZeRO stage over the slower of links and network, less the hidden ones
+    products        FLOPs over a share of the peak, which grows with their width; of attention, lower
+    elementwise     bytes over a share of the memory's bandwidth: norms, activations, softmax
+    optimizer       the same, once a step
+    network         bytes by ZeRO stage over the slower of links and network, less the hidden ones
 
 The shares are fitted on published runs (`gpus.py`). The bound is the part that takes longest.
 """
