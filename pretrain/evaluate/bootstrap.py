@@ -33,18 +33,14 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A model's score less a baseline's on the same units, with its 95% interval.
-
-    `p_value` is the probability of a difference as large if both were equally good; `unit` names
-    the units that were drawn from in the plural: `rows`, `documents`.
-    """
+    """A model's score less a baseline's on the same units, with its 95% interval."""
 
     value: float
     low: float
     high: float
-    p_value: float
+    p_value: float  # of a difference as large if both were equally good
     num_units: int
-    unit: str
+    unit: str  # of the draws, in the plural: `rows`, `documents`
     resamples: int
 
     def line(self) -> str:

@@ -31,7 +31,6 @@ from pretrain.tokenizer import load_tokenizer, parse_tokenizer
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_SEED = 1234
 _OBJECTIVES = {"decoder": "causal", "encoder": "masked", "encoder+decoder": "seq2seq"}
-_TOKENIZER = "tokenizer.json"
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -74,9 +73,7 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     objective = ObjectiveConfig(kind="classify" if labels else _OBJECTIVES[source.config.shape])
     data = DataConfig(path="-")
     seed = DEFAULT_SEED
-    where = str(source.path)
-    limit = source.config.max_seq_len
-    seq_len, source_len = min(limit, DEFAULT_SEQ_LEN), None
+    seq_len, source_len = min(source.config.max_seq_len, DEFAULT_SEQ_LEN), None
     if source.run is not None:
         config = load_config(source.run.config)
         objective = config.objective
@@ -84,15 +81,14 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
         seed = config.seed
         seq_len, source_len = config.batch.seq_len, config.batch.source_len
     elif not choice.data:
-        raise ConfigError("this model has no data of its own", where=where, fix="give --data DIR")
+        what = "this model has no data of its own"
+        raise ConfigError(what, where=str(source.path), fix="give --data DIR")
     if choice.data:
         given = {"path": None, "mixture": [], "curriculum": []} | _sources(choice.data)
         data = data.model_copy(update=given)
     seq_len = choice.seq_len or seq_len
     source_len = choice.source_len or source_len
-    if (longest := max(seq_len, source_len or 0)) > limit:
-        what = f"rows of {longest} tokens, model.max_seq_len is {limit}"
-        raise ConfigError(what, where=where, fix=f"use --seq-len {limit}")
+    check_length(source, max(seq_len, source_len or 0))
     try:
         rows = BatchConfig(global_tokens=seq_len, seq_len=seq_len, source_len=source_len, micro=1)
         lengths = row_lengths(objective, rows, len(source.config.shape.split("+")))
@@ -100,6 +96,14 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
         what = str(error).replace("batch.seq_len", "--seq-len")
         raise ConfigError(what, fix="use longer rows") from None
     return Setting(objective, data, lengths, seed, guessed=source.run is None)
+
+
+def check_length(source: ModelSource, longest: int) -> None:
+    """Refuses rows that are too long for a model. Raises: ConfigError."""
+    limit = source.config.max_seq_len
+    if longest > limit:
+        what = f"rows of {longest} tokens, model.max_seq_len is {limit}"
+        raise ConfigError(what, where=str(source.path), fix=f"use --seq-len {limit}")
 
 
 def _sources(paths: Sequence[str]) -> dict[str, Any]:
@@ -117,11 +121,8 @@ def _sources(paths: Sequence[str]) -> dict[str, Any]:
 class Corpus:
     """The data of an evaluation, opened for a setting and a model's stacks and special tokens.
 
-    Attributes:
-        objective: Objective of the evaluation.
-        labels: Names of the predicted labels; empty: tokens are predicted.
-        sources: The sources that have the split, at least one.
-        data: Identity of each of them.
+    `sources` are those that have the split, at least one; `data` is their identity. `labels` is empty
+    where tokens are predicted.
 
     Raises:
         ConfigError: The objective does not fit the data, or lacks a token.
@@ -163,8 +164,7 @@ class Corpus:
         is_code = all(task.kind == "causal" for task in self.objective.tasks)
         self.sources: list[EvaluationSource] = []
         self.data: list[Data] = []
-        opened = zip(self._dataset.sources, stores, paths, strict=True)
-        for source, store, path in opened:
+        for source, store, path in zip(self._dataset.sources, stores, paths, strict=True):
             if len(stores) > 1 and choice.split not in source.index.splits:
                 continue
             # Any split is read as the validation split is: once, in a fixed order.
@@ -181,11 +181,10 @@ class Corpus:
                 crop=packing == "padded",
             )
             left_out = 0
-            tokens_per_byte = 0.0
             if isinstance(windows, BinStream) and index.kind == "pairs":
                 left_out = windows.num_too_long
-            if is_code and split.num_bytes_text:
-                tokens_per_byte = split.num_tokens / split.num_bytes_text
+            is_known = is_code and split.num_bytes_text
+            tokens_per_byte = split.num_tokens / split.num_bytes_text if is_known else 0.0
             self.sources.append(EvaluationSource(source.name, loader, left_out, tokens_per_byte))
             self.data.append(Data(source.name, str(path), data_hash(source.index)))
         if not self.sources:
@@ -212,10 +211,10 @@ class Corpus:
         if size is not None and index.vocab_size > size:
             what = f"has token ids up to {index.vocab_size}, the vocabulary of {source.path} has {size}"
             raise DataError(what, where=folder, fix=fix)
-        content = dict(source.load_tokenizer_files()).get(_TOKENIZER)
+        content = dict(source.load_tokenizer_files()).get("tokenizer.json")
         if content is None:  # of sentencepiece alone: it names no ids that could be compared
             return
-        parsed = parse_tokenizer(content, f"{source.path}: {_TOKENIZER}")
+        parsed = parse_tokenizer(content, f"{source.path}: tokenizer.json")
         mine = parsed.get_vocab(with_added_tokens=True)
         theirs = load_tokenizer(self._dataset.tokenizer_path).get_vocab(with_added_tokens=True)
         differing = sorted(token for token, number in theirs.items() if mine.get(token) != number)

@@ -1,7 +1,5 @@
 """Appends the results of `pretrain evaluate` to `evaluations.jsonl` of the run folder.
 
-    model opened -> Subject (run, checkpoint, identity) -> measured -> keep_evaluation -> one line
-
 Evaluations may end at the same time, on several machines: each appends one line by one write,
 behind a lock where the file system has locks. Only `pretrain report` reads the rows, so a failure
 to append is a warning.
@@ -66,8 +64,7 @@ def hash_lines(lines: list[str]) -> str:
 def keep_evaluation(subject: Subject, data: list[Data], settings: Mapping[str, Any], result: Mapping[str, Any]) -> None:
     """Appends a row to the run's file; logs a warning where that fails.
 
-    `settings` are those of the command line, `result` the facts of `pretrain evaluate --json`. They
-    are kept without the confusion matrix, which grows with the square of the labels.
+    `settings` are those of the command line, `result` the facts of `pretrain evaluate --json`.
     """
     versions = package_versions()
     row = {
@@ -90,6 +87,7 @@ def keep_evaluation(subject: Subject, data: list[Data], settings: Mapping[str, A
 def _plain(value: Any) -> Any:
     """Returns plain values: no secrets, null for a number that is not finite."""
     if isinstance(value, Mapping):
+        # A confusion matrix grows with the square of the labels.
         return {redact(str(key)): _plain(item) for key, item in value.items() if key != "confusion"}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]

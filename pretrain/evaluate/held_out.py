@@ -15,7 +15,7 @@ from pretrain.artifact.source import ModelSource
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.bootstrap import RESAMPLES, Difference
-from pretrain.evaluate.corpus import Corpus, CorpusOptions, settle
+from pretrain.evaluate.corpus import Corpus, CorpusOptions, check_length, settle
 from pretrain.evaluate.distributed import current, open_together, with_bar
 from pretrain.evaluate.evaluation_log import Data, Subject, find_subject
 from pretrain.evaluate.label_scores import (
@@ -46,12 +46,12 @@ class SourceLoss:
 
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""
-        facts = _facts(self.report)
+        facts = self.report.facts()
         facts |= {"bits_per_byte": self.bits_per_byte, "left_out": self.left_out}
         if self.labels is not None:
             facts["labels"] = self.labels.facts()
         if self.baseline is not None:
-            facts["baseline"] = _facts(self.baseline)
+            facts["baseline"] = self.baseline.facts()
             facts["differences"] = {name: asdict(found) for name, found in self.differences.items()}
         return facts
 
@@ -74,16 +74,6 @@ class SourceLoss:
         return lines
 
 
-def _facts(report: LossReport) -> dict[str, Any]:
-    return {
-        "loss": report.loss,
-        "perplexity": report.perplexity,
-        "accuracy": report.accuracy,
-        "targets": report.num_targets,
-        "correct": report.num_correct,
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class HeldOutReport:
     """Losses by source, all sources together last; `subject` is the checkpoint of a run."""
@@ -98,11 +88,9 @@ class HeldOutReport:
 
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""
-        facts: dict[str, Any] = {"kind": "loss", "model": self.model}
-        facts |= {"objective": self.objective, "split": self.split}
-        if self.baseline is not None:
-            facts["baseline"] = self.baseline
-        return facts | {"sources": {loss.source: loss.facts() for loss in self.losses}}
+        facts = {"kind": "loss", "model": self.model, "objective": self.objective, "split": self.split}
+        baseline = {} if self.baseline is None else {"baseline": self.baseline}
+        return facts | baseline | {"sources": {loss.source: loss.facts() for loss in self.losses}}
 
     def lines(self) -> list[str]:
         """Returns the lines of the report."""
@@ -115,12 +103,8 @@ def evaluate_held_out(
 ) -> HeldOutReport:
     """Measures a model on every token of a split, once. Collective: all ranks return the same.
 
-    Args:
-        path: A run, a checkpoint, a model folder or a Hugging Face folder.
-        choice: Options of the data.
-        other: The baseline, which reads the same rows, made by the first model's config.
-        resamples: Bootstrap resamples.
-        device: Device as in `open_artifact`.
+    `path` and `other` are runs, checkpoints, model folders or Hugging Face folders: the model, and a
+    baseline, which reads the same rows, made by the model's config. `device` is that of `open_artifact`.
 
     Raises:
         ConfigError: The objective does not fit the model or the data.
@@ -135,8 +119,8 @@ def evaluate_held_out(
     models = [(path.name, described.path)]
     if other is not None:
         theirs = open_together(other)
-        longest = max(setting.lengths.target, setting.lengths.source or 0)
-        _check_fits(theirs, corpus.objective, longest)
+        _check_fits(theirs, corpus.objective)
+        check_length(theirs, max(setting.lengths.target, setting.lengths.source or 0))
         corpus.check_model(theirs)
         models.append((other.name, theirs.path))
     losses = _measure(corpus, models, resamples, device)
@@ -145,19 +129,14 @@ def evaluate_held_out(
     return HeldOutReport(str(path), baseline, kinds, choice.split, losses, corpus.data, subject)
 
 
-def _check_fits(source: ModelSource, objective: ObjectiveConfig, longest: int) -> None:
-    """Refuses a baseline that cannot read the same rows. Raises: ConfigError."""
-    where = str(source.path)
+def _check_fits(source: ModelSource, objective: ObjectiveConfig) -> None:
+    """Refuses a baseline whose stacks cannot read the same rows. Raises: ConfigError."""
     for task in objective.tasks:
         shapes = NEEDS[task.kind].shapes
         if source.config.shape not in shapes:
             what = f"objective.kind={task.kind} needs a model with {' or '.join(shapes)}, this one has"
             fix = "compare models of one shape"
-            raise ConfigError(f"{what} {source.config.shape}", where=where, fix=fix)
-    limit = source.config.max_seq_len
-    if longest > limit:
-        what = f"rows of {longest} tokens, model.max_seq_len is {limit}"
-        raise ConfigError(what, where=where, fix=f"use --seq-len {limit}")
+            raise ConfigError(f"{what} {source.config.shape}", where=str(source.path), fix=fix)
 
 
 def _measure(corpus: Corpus, models: Sequence[tuple[str, Path]], resamples: int, device: str) -> list[SourceLoss]:

@@ -199,9 +199,7 @@ def _scores(confusion: np.ndarray) -> np.ndarray:
 def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
     """Refuses labelled data, in the folder `where`, that a classifier cannot be measured on.
 
-    Raises:
-        ConfigError: The model labels texts and the data words, or the other way round.
-        DataError: The labels are not the model's, in its order.
+    Raises: ConfigError: Texts against words; DataError: The labels are not the model's, in its order.
     """
     head = source.config.head
     released = is_release(source.path)
@@ -227,10 +225,7 @@ def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
 
 
 def read_answers(model: LanguageModel, batches: Iterable[Batch]) -> Answers:
-    """Runs every batch of this rank; every rank has as many. Collective: all answers, in order.
-
-    The model has a head over labels, and is in eval mode.
-    """
+    """Returns the answers of a classifier in eval mode to the batches of all ranks. Collective."""
     device = next(model.parameters()).device
     found = [_answer(model, batch.to(device)) for batch in batches]
     rows: list[tuple[float, ...]] = []

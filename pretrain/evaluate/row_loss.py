@@ -55,6 +55,11 @@ class LossReport:
         """Returns bits for each UTF-8 byte of the text, comparable between tokenizers."""
         return self.loss / math.log(2) * tokens_per_byte
 
+    def facts(self) -> dict[str, Any]:
+        """Returns plain values."""
+        facts = {"loss": self.loss, "perplexity": self.perplexity, "accuracy": self.accuracy}
+        return facts | {"targets": self.num_targets, "correct": self.num_correct}
+
 
 def pool(reports: Sequence[LossReport], tokens_per_byte: Sequence[float]) -> tuple[LossReport, float | None]:
     """Returns the mean over the targets of several texts, and their bits per byte, if known.
@@ -72,15 +77,10 @@ def pool(reports: Sequence[LossReport], tokens_per_byte: Sequence[float]) -> tup
 
 
 def evaluate_loss(engine: HasLoss, batches: Iterable[Batch], should_stop: Callable[[], bool]) -> LossReport | None:
-    """Runs every batch without gradients. Collective; every rank has the same number of batches.
+    """Returns the mean over all ranks' targets; None if stopped. Collective, without gradients.
 
-    Args:
-        engine: Model and objective.
-        batches: This rank's share.
-        should_stop: Collective request to stop, polled every 16 batches.
-
-    Returns:
-        The mean over all ranks' targets; None: stopped.
+    `batches` are this rank's share, as many on every rank; `should_stop` is a collective request,
+    polled every 16 batches.
     """
     sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
     for number, batch in enumerate(batches):
@@ -177,10 +177,9 @@ def sum_rows(engine: ModelLoss, batches: Iterable[Batch]) -> RowSums:
 
 
 def compare_rows(baseline: RowSums, model: RowSums, resamples: int, unit: str = "rows") -> dict[str, Difference]:
-    """Returns the differences in the mean loss over all targets, and in the share of right answers.
+    """Returns the differences in mean loss and share of right answers. Raises: DataError: Too few rows.
 
-    Rows are drawn with replacement, the same for both. Rows, not tokens: the tokens of a text are
-    not independent. Raises: DataError: Too few rows.
+    Rows are drawn, the same for both, not tokens: the tokens of a text are not independent.
     """
     assert np.array_equal(baseline.counts, model.counts), "both read the same rows"
     sums = {"loss": (baseline.nll, model.nll), "accuracy": (baseline.correct, model.correct)}

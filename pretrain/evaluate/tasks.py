@@ -37,43 +37,33 @@ class TaskChoice:
 
 @dataclass(frozen=True, slots=True)
 class TaskScore:
-    """One metric of one task or group, named as in the harness with its filter: `acc,none`.
-
-    `difference` is the model's score less the baseline's; None: the score is no mean over
-    documents.
-    """
+    """One metric of one task or group, compared with the score of a baseline if there is one."""
 
     task: str
-    metric: str
+    metric: str  # as in the harness, with its filter: `acc,none`
     value: float
     stderr: float | None
     baseline: float | None = None
-    difference: Difference | None = None
+    difference: Difference | None = None  # None: the score is no mean over documents
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """Scores of all tasks, in the order of the harness, of which `harness` is the version.
-
-    `num_documents` and `data` are those of each task; `subject` where the model is a run's
-    checkpoint.
-    """
+    """Scores of all tasks, in the order of the harness."""
 
     model: str
     baseline: str | None
-    harness: str
+    harness: str  # its version
     scores: list[TaskScore]
-    num_documents: dict[str, int] = field(default_factory=dict)
+    num_documents: dict[str, int] = field(default_factory=dict)  # of each task
     data: list[Data] = field(default_factory=list)
     subject: Subject | None = None
 
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""
-        facts: dict[str, Any] = {"kind": "tasks", "model": self.model}
-        facts |= {"lm_eval": self.harness, "documents": self.num_documents}
-        if self.baseline is not None:
-            facts["baseline"] = self.baseline
-        return facts | {"scores": [asdict(score) for score in self.scores]}
+        facts = {"kind": "tasks", "model": self.model, "lm_eval": self.harness, "documents": self.num_documents}
+        baseline = {} if self.baseline is None else {"baseline": self.baseline}
+        return facts | baseline | {"scores": [asdict(score) for score in self.scores]}
 
     def lines(self) -> list[str]:
         """Returns the lines of the report."""
@@ -82,11 +72,9 @@ class TaskReport:
             error = "" if score.stderr is None else f" +- {score.stderr:.4f}"
             lines.append(f"  {score.task:<20} {score.metric:<24} {score.value:.4f}{error}")
             if score.baseline is not None:
-                found = "no mean over documents: not compared"
-                if score.difference is not None:
-                    found = score.difference.line()
-                against = f"against {self.baseline}: {score.baseline:.4f}"
-                lines.append(f"  {'':<20} {against}, {found}")
+                difference = score.difference
+                found = difference.line() if difference else "no mean over documents: not compared"
+                lines.append(f"  {'':<20} against {self.baseline}: {score.baseline:.4f}, {found}")
         return lines
 
 
@@ -140,9 +128,7 @@ def _load(choice: TaskChoice) -> Any:
         fix = "give the folder of task files"
         raise ConfigError("no such folder", where=f"--task-path {place}", fix=fix)
     build_manager = importlib.import_module("lm_eval.tasks").TaskManager
-    manager = None
-    if place is not None:
-        manager = build_manager(include_path=place, include_defaults=False)
+    manager = build_manager(include_path=place, include_defaults=False) if place else None
     if manager is None or any(name not in manager.task_index for name in choice.names):
         # Reads thousands of files: only where a name needs them.
         manager = build_manager(include_path=place)

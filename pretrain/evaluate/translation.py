@@ -36,13 +36,9 @@ BATCH_TOKENS = 8192
 
 
 def read_texts(file: Path) -> list[str]:
-    """Returns the lines of a UTF-8 file, plain or gzip, empty ones too, without their ends.
+    """Returns the lines of a UTF-8 file, plain or gzip, empty ones too. Raises: ConfigError, DataError.
 
     Only line feeds divide lines: a text may have other characters that Unicode calls line ends.
-
-    Raises:
-        ConfigError: The file cannot be read.
-        DataError: It is empty, damaged, or not UTF-8; names the line.
     """
     try:
         content = file.read_bytes()
@@ -68,13 +64,12 @@ def read_texts(file: Path) -> list[str]:
 
 
 def read_parallel(source: Path, reference: Path) -> tuple[list[str], list[str]]:
-    """Returns sources and references. Raises: as `read_texts`; DataError: Their numbers differ."""
+    """Returns sources and references. Raises: ConfigError, DataError."""
     sources = read_texts(source)
     references = read_texts(reference)
     if len(sources) != len(references):
         what = f"has {len(references)} lines, {source} has {len(sources)}"
-        fix = "give files whose lines belong together"
-        raise DataError(what, where=str(reference), fix=fix)
+        raise DataError(what, where=str(reference), fix="give files whose lines belong together")
     return sources, references
 
 
@@ -97,8 +92,7 @@ class Translations:
 def encode_sources(model: Transformer, codec: Codec, texts: Sequence[str], where: str) -> list[list[int]]:
     """Returns the ids of each text and, as in training, of the token that ends a document.
 
-    Raises:
-        ConfigError: The model does not translate, or a text is too long for it; names the line.
+    Raises: ConfigError: The model does not translate, or a text is too long for it; names the line.
     """
     check_prompts(model, [])
     if model.encoder is None:
@@ -221,21 +215,14 @@ class TranslationReport:
         """Returns plain values."""
         systems = []
         for decoded, scores in self.systems:
-            count = len(decoded.found.texts)
-            seconds = decoded.found.seconds
-            systems.append(
-                {
-                    "model": decoded.model,
-                    "beams": decoded.beams,
-                    "normalize": None if decoded.normalize is None else decoded.normalize.model_dump(),
-                    "sentences": count,
-                    "tokens": decoded.found.num_tokens,
-                    "cut": decoded.found.num_cut,
-                    "seconds": round(seconds, 3),
-                    "sentences_per_s": round(count / max(seconds, 1e-9), 2),
-                    "scores": {score.metric: asdict(score) for score in scores},
-                }
-            )
+            found = decoded.found
+            count = len(found.texts)
+            facts: dict[str, Any] = {"model": decoded.model, "beams": decoded.beams}
+            facts["normalize"] = decoded.normalize and decoded.normalize.model_dump()
+            facts |= {"sentences": count, "tokens": found.num_tokens, "cut": found.num_cut}
+            facts["seconds"] = round(found.seconds, 3)
+            facts["sentences_per_s"] = round(count / max(found.seconds, 1e-9), 2)
+            systems.append(facts | {"scores": {score.metric: asdict(score) for score in scores}})
         compared = [asdict(paired) for paired in self.compared]
         return {"kind": "translation", "systems": systems, "compared": compared}
 

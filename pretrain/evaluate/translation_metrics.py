@@ -27,46 +27,35 @@ _PURPOSE = "BLEU and chrF are computed by sacrebleu"
 
 @dataclass(frozen=True, slots=True)
 class Hypotheses:
-    """One system's translations, in the order of the references; `name` is its name in reports.
+    """One system's translations, in the order of the references."""
 
-    `normalize` is the normalisation of its training text, if there was one.
-    """
-
-    name: str
+    name: str  # in reports
     texts: list[str]
-    normalize: NormalizeConfig | None
+    normalize: NormalizeConfig | None  # of its training text
 
 
 @dataclass(frozen=True, slots=True)
 class MetricScore:
-    """A score, 0 to 100, of `bleu_tokenized`, `bleu`, `bleu_lowercase` or `chrf`.
+    """A score by sacrebleu."""
 
-    `details` are further figures of sacrebleu, `signature` its settings of the metric.
-    """
-
-    metric: str
-    score: float
-    details: str
-    signature: str
+    metric: str  # `bleu_tokenized`, `bleu`, `bleu_lowercase` or `chrf`
+    score: float  # 0 to 100
+    details: str  # further figures
+    signature: str  # settings of the metric
 
 
 @dataclass(frozen=True, slots=True)
 class PairedComparison:
-    """One system against another in one metric; `difference` is its score less the baseline's.
-
-    `p_value` is the probability of a difference as large if both were equally good, 1 for equal
-    scores. `baseline_ci` and `system_ci` are half of the 95% intervals. `signature` has seed and
-    resamples too.
-    """
+    """One system against another in one metric."""
 
     metric: str
     baseline: str
     system: str
-    difference: float
-    p_value: float
-    baseline_ci: float
+    difference: float  # the system's score less the baseline's
+    p_value: float  # of a difference as large if both were equally good; 1 for equal scores
+    baseline_ci: float  # half of the 95% interval
     system_ci: float
-    signature: str
+    signature: str  # with seed and resamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +164,7 @@ def detokenize(texts: Sequence[str], normalize: NormalizeConfig | None) -> list[
 
 
 def import_extra(module: str, purpose: str) -> Any:
-    """Imports a package of the extra `eval`, and silences its log below errors.
-
-    `purpose` is the first clause of the error message. Raises: LaunchError: It is not installed.
-    """
+    """Imports a package of the extra `eval`, and silences its log below errors. Raises: LaunchError."""
     try:
         found = importlib.import_module(module)
     except ImportError:
