@@ -14,7 +14,7 @@ of ours: traceback and exit code 70.
 | 70 | of a bug of ours | no |
 | 73 | another live process owns the folder | once that one has ended |
 | 74 | the disk refused a write: full, over quota, read-only | once there is room |
-| 75 | it was asked to stop, and has saved all that there was | yes: the same command goes on |
+| 75 | it was asked to stop, and has saved all that there was | yes: the same command continues |
 | 76 | a rank hangs, is frozen or is gone | yes |
 | 77 | the numbers went wrong: non-finite steps, spikes, ranks that differ | no: see what it says (docs/guard.md) |
 | 128 + n | signal n ended it | yes |

@@ -310,7 +310,7 @@ def _document_lines(row: ShownRow, number: int, document: ShownDocument, console
     if number == 0 and row.starts_inside:
         facts.append("began in an earlier row")
     if document.goes_on:
-        facts.append("goes on after this row")
+        facts.append("continues after this row")
     for place, line in enumerate(_fit(Text("; ".join(facts), style="dim"), console)):
         margin = f"{'' if place else number + 1:<{len(INDENT)}}"
         yield Text.assemble((margin, f"bold {colour}"), line)

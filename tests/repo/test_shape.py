@@ -57,8 +57,8 @@ SECTIONS = {"config", "cli"}
 """Rooms whose files are named after a section or a group of commands, as the room is that they belong to."""
 
 MAX_WIDTH = 100
-MAX_WIDE_LINES = 0.076
-MAX_PARALLEL_ASSIGNMENTS = 0.07
+MAX_WIDE_LINES = 0.03
+MAX_PARALLEL_ASSIGNMENTS = 0.02
 MIN_COMMENT_LINES = 0.02
 
 RIDDLE = re.compile(r"(What|Whether|How|Who|Which|Where)\b")
@@ -72,6 +72,8 @@ BETTER_WORDS = {
     "in vain": "timed out",
     "eats": "modifies in place",
     "lets go of": "releases",
+    "whatever": "any, each",
+    "goes on": "continues",
 }
 """Words that the field has a term for, and the terms."""
 

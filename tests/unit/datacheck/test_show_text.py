@@ -24,7 +24,7 @@ position 1   sample 1   causal   40 tokens: 4 documents, 0 padding   37 targets
               | jumps over<|endoftext|>
 3               tokens 19-35, positions 0-16
               | a lazy dog again<|endoftext|>
-4               tokens 36-39, positions 0-3; goes on after this row
+4               tokens 36-39, positions 0-3; continues after this row
               | the_
                 the last token predicts 'q'
 """
@@ -35,7 +35,7 @@ position 2   sample 2   masked   40 tokens: 3 documents, 0 padding   7 targets
               |  lazy {do -> [MASK][MASK]}{g} again<|endoftext|>
 2               tokens 16-35, positions 0-19
               | {t -> [MASK]}h{e} q{u -> A}ick brown fo{x -> [MASK]}<|endoftext|>
-3               tokens 36-39, positions 0-3; goes on after this row
+3               tokens 36-39, positions 0-3; continues after this row
               | jump
 """
 SPAN = """
@@ -47,7 +47,7 @@ position 1   sample 1   span   source 40 and target 10 tokens: 4 documents, 0 pa
        source | jumps over<|endoftext|>
 3               source tokens 15-31, positions 0-16
        source | a lazy dog again<|endoftext|>
-4               source tokens 32-39, positions 0-7; target tokens 0-9, positions 0-9; goes on after this row
+4               source tokens 32-39, positions 0-7; target tokens 0-9, positions 0-9; continues after this row
        source | t<extra_id_0>quic<extra_id_1><|endoftext|>
        target | <extra_id_0>he <extra_id_1>k br<|endoftext|>
 """
@@ -62,7 +62,7 @@ position 1   sample 1   prefix   40 tokens: 4 documents, 0 padding   10 targets
 3               tokens 19-35, positions 0-16
        prefix | a lazy dog aga
       learned | in<|endoftext|>
-4               tokens 36-39, positions 0-3; goes on after this row
+4               tokens 36-39, positions 0-3; continues after this row
        prefix | the
       learned | _
                 the last token predicts 'q'
@@ -73,7 +73,7 @@ position 1   sample 1   fim   40 tokens: 2 documents, 6 padding   32 targets
        prefix | <|fim_prefix|>t
        suffix | <|fim_suffix|>own fox
        middle | <|fim_middle|>he quick br<|endoftext|>
-2               tokens 23-33, positions 0-10; goes on after this row
+2               tokens 23-33, positions 0-10; continues after this row
        prefix | <|fim_prefix|>jum
        suffix | <|fim_suffix|>v
        middle | <|fim_middle|>ps o
@@ -84,7 +84,7 @@ documents see each other: data.document_mask is off
 position 1   sample 1   ul2   source 80 and target 60 tokens: 1 document, 50 padding   23 targets
                 denoiser [S2S]: prefix, the last 25%
                 the decoder reads <pad> before each target
-1               source tokens 0-66, positions 0-66; target tokens 0-22, positions 0-22; began in an earlier row; goes on after this row
+1               source tokens 0-66, positions 0-66; target tokens 0-22, positions 0-22; began in an earlier row; continues after this row
        source | [S2S]rown fox<|endoftext|>jumps over<|endoftext|>a lazy dog again<|endoftext|>the quick brown fox<|endoftext|>jumps ov<|endoftext|>
        target | er<|endoftext|>a lazy dog again<|endoftext|>th<|endoftext|>
                 13 tokens of padding in the source row
