@@ -1,6 +1,6 @@
 #!/bin/sh
 # The quickstart: prints and runs the commands of a real run, and stops that run once on purpose.
-#   prepare -> train on two ranks, stopped by SIGTERM (exit code 75) -> the same command goes on -> generate
+#   prepare -> train on two ranks, stopped by SIGTERM (exit code 75) -> the same command continues -> generate
 # Safe to repeat: each command continues what it finds. `make quickstart` calls it with .venv/bin on the PATH.
 # A script beside its config, not Makefile lines: whoever installed the wheel can run it too.
 set -eu
