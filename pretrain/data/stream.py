@@ -18,7 +18,7 @@ import numpy as np
 
 from pretrain.config.data import DataConfig
 from pretrain.config.lengths import RowLengths
-from pretrain.data.bin_stream import BinStream
+from pretrain.data.bin_stream import EPOCHS_KEPT, BinStream
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.lookahead import Layout, Lookahead, layout_of
 from pretrain.data.mixture import FiniteMixture, MixtureOrder, MixtureStream, end_sources
@@ -30,8 +30,6 @@ from pretrain.shards.index import DataIndex
 from pretrain.shards.reader import MAX_OPEN_SHARDS, ShardReader, ShardSet
 from pretrain.shards.remote_store import open_store
 from pretrain.shards.store import ShardStore
-
-EPOCHS_KEPT = 4
 
 
 class TokenStream:

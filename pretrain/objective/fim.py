@@ -8,7 +8,7 @@ at the end. A raw row is shorter than a model row by the special tokens of `max_
 documents (config/lengths.py): nothing is cropped, and unused room is padding.
 """
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,14 +68,6 @@ class _Moves(NamedTuple):
     marks: np.ndarray
 
 
-_Arrays = TypeVar("_Arrays", _Pieces, _Moves)
-
-
-def _select(arrays: _Arrays, chosen: np.ndarray) -> _Arrays:
-    """Returns some pieces, or their moves."""
-    return type(arrays)(*(values[..., chosen] for values in arrays))
-
-
 def rearrange(rows: TokenRows, config: FimConfig, marks: np.ndarray, context: RowContext) -> TokenRows:
     """Returns rows that are wider by three tokens for each of `config.max_documents`.
 
@@ -87,8 +79,8 @@ def rearrange(rows: TokenRows, config: FimConfig, marks: np.ndarray, context: Ro
     pieces = _find_pieces(rows, row_len)
     moves = _draw_moves(pieces, rows, config, context)
     is_needed = ~((pieces.first == row_len) & np.append(False, moves.moved[:-1]))
-    pieces = _select(pieces, is_needed)
-    moves = _select(moves, is_needed)
+    pieces = _Pieces(*(values[is_needed] for values in pieces))
+    moves = _Moves(*(values[..., is_needed] for values in moves))
 
     # Each piece is shifted by the special tokens of the pieces before it in its row.
     base = pieces.row * width + pieces.first + 3 * _sum_before(moves.moved, pieces.row)

@@ -270,7 +270,13 @@ def fetch_folder(url: str, cache: ShardCache, patience: Patience, stop: Callable
         if not (folder / "tokenizer.json").is_file():
             write_file(folder / "tokenizer.json", _read_tokenizer(url, index, patience, stop))
         if not (folder / "prepare.json").is_file():
-            _fetch_identity(url, folder / "prepare.json", patience, stop)
+            # The record of the normalisation is optional. Where files may not be listed, S3 says of one
+            # that is missing that it is forbidden.
+            try:
+                record = read_small(f"{url}/prepare.json", patience=patience, abandoned=stop)
+                write_file(folder / "prepare.json", record)
+            except DataError as error:
+                _log.info("how the text was normalised is not known: %s", error)
     except BaseException:
         os.close(descriptor)
         raise
@@ -287,15 +293,6 @@ def _read_tokenizer(url: str, index: DataIndex, patience: Patience, stop: Callab
             fix="upload the tokenizer that the shards were made with",
         )
     return content
-
-
-def _fetch_identity(url: str, path: Path, patience: Patience, stop: Callable[[], bool]) -> None:
-    """Fetches prepare.json, the record of the normalisation; optional."""
-    try:
-        write_file(path, read_small(f"{url}/{path.name}", patience=patience, abandoned=stop))
-    except DataError as error:
-        # Where files may not be listed, S3 says of one that is missing that it is forbidden.
-        _log.info("how the text was normalised is not known: %s", error)
 
 
 def check_remote(url: str, sizes: Iterable[tuple[str, int]], patience: Patience, stop: Callable[[], bool]) -> None:

@@ -105,12 +105,10 @@ class LocalStore:
         """Returns the path, whether or not it exists."""
         return self.folder / name
 
+    sidecar = path
+
     def release(self, name: str) -> None:
         """Does nothing."""
-
-    def sidecar(self, name: str) -> Path:
-        """Returns the path, whether or not it exists."""
-        return self.folder / name
 
     def renew(self, name: str) -> bool:
         """Can do nothing."""
