@@ -29,9 +29,7 @@ def test_other_samples_than_were_to_come_are_refused_unless_the_order_may_change
     check_order(TrainState(step=7), 6, [])  # of a version that did not know, or a run that leaves others out
     check_order(saved.leaving_out(((8, 16),)), 6, [])
     check_order(saved.leaving_out(()), 5, [])
-    what = (
-        r"the samples of step 8 are not those .* \(digest 0{15}5 -> 0{15}6\); use the data, config and version"
-    )
+    what = r"the samples of step 8 are not those .* \(digest 0{15}5 -> 0{15}6\); use the data, config and version"
     for allow in ([], ["optim.lr"]):
         with pytest.raises(DataError, match=what):
             check_order(saved, 6, allow)
