@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from pretrain.shards.cache import scan_shards
-from pretrain.shards.cache import lock, try_lock
+from pretrain.shards.cache import lock, scan_shards, try_lock
 from pretrain.shards.store import Patience, UnavailableError
 from tests.helpers.served import (
     QUICK,
