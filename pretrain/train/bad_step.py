@@ -197,4 +197,5 @@ def _advice(run: Run, fault: Fault | None) -> str:
     loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale", 2.0)
     if run.config.engine.precision == "fp16" and loss_scale <= 1.0:
         return "the loss scale is at its minimum, 1: fp16 cannot hold these values; use engine.precision=bf16"
-    return "lower optim.lr, or leave the samples named there out with `pretrain rollback`; the last checkpoint is good"
+    # Finite weights are no good ones: a high rate may have spoiled them steps before.
+    return "lower optim.lr, or skip the samples named there; `pretrain rollback` goes back to before the loss rose"
