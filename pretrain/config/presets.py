@@ -71,6 +71,13 @@ _QWEN3 = Architecture(
 )
 """Yang et al. 2025 (Qwen3), 2: a norm of each head instead of the bias of queries, keys and values."""
 
+_STARCODER2 = Architecture(
+    ("decoder",),
+    _GPT2_STACK | {"position": "rotary", "window": 4096},
+    {"max_seq_len": 16384, "tied_embeddings": True},
+)
+"""Lozhkov et al. 2024, as released, with 16,384 positions; dropout, 0.1 in the release, is 0, as in GPT-2's."""
+
 _BERT = Architecture(
     ("encoder",),
     {
@@ -213,6 +220,10 @@ PRESETS: dict[str, Values] = {
     "qwen3-14b": _model(_QWEN3, 40, 5120, 40, 17408, tied_embeddings=False),
     "qwen3-32b": _model(_QWEN3, 64, 5120, 64, 25600, tied_embeddings=False),
     "qwen3-tiny": _model(_QWEN3, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24),
+    # Periods of the rotary embeddings as released.
+    "starcoder2-3b": _model(_STARCODER2, 30, 3072, 24, 12288, kv_heads=2, rope_theta=999999.4420358813),
+    "starcoder2-7b": _model(_STARCODER2, 32, 4608, 36, 18432, kv_heads=4, rope_theta=1000000.0),
+    "starcoder2-tiny": _model(_STARCODER2, 2, 64, 4, 256, max_seq_len=128, kv_heads=2, window=16),
     "bert-base": _model(_BERT, 12, 768, 12, 3072),
     "bert-large": _model(_BERT, 24, 1024, 16, 4096),
     # Turc et al. 2019, table 1.

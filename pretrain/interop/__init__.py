@@ -9,7 +9,8 @@ from pretrain.interop.gpt2 import GPT2
 from pretrain.interop.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from pretrain.interop.marian import MARIAN
 from pretrain.interop.modernbert import MODERNBERT
+from pretrain.interop.starcoder2 import STARCODER2
 from pretrain.interop.t5 import T5
 
-_ALL = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, MODERNBERT, T5, MARIAN)
+_ALL = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2, BERT, MODERNBERT, T5, MARIAN)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

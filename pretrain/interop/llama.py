@@ -58,7 +58,7 @@ _DIALECTS = (
 )
 
 
-def _read_rope(fields: Fields, max_seq_len: int) -> dict[str, Any]:
+def read_rope(fields: Fields, max_seq_len: int) -> dict[str, Any]:
     """Returns period and scaling of the rotary embedding of all layers; refuses what ours lack."""
     key = "rope_scaling" if fields.section("rope_scaling") else "rope_parameters"
     rope = Fields(fields.section(key))
@@ -83,7 +83,7 @@ def _read_rope(fields: Fields, max_seq_len: int) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_scaling": scaling}
 
 
-def _write_rope(stack: StackConfig) -> dict[str, Any]:
+def write_rope(stack: StackConfig) -> dict[str, Any]:
     """Returns `rope_theta` and `rope_scaling`: the older spelling, which every version reads."""
     scaling = stack.rope_scaling
     if scaling is None:
@@ -179,7 +179,7 @@ def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str
         "bias": _read_bias(dialect, fields),
         "qkv_bias": True if dialect.qkv_bias else None,
         "qk_norm": dialect.qk_norm,
-        **_read_rope(fields, model["max_seq_len"]),
+        **read_rope(fields, model["max_seq_len"]),
         **_read_windows(dialect, fields, stack["layers"]),
     }
     claimed = fields.claims(f"{dialect.name}ForCausalLM")
@@ -207,7 +207,7 @@ def _write_config(dialect: _Dialect, config: ModelConfig) -> dict[str, Any]:
         "num_key_value_heads": stack.num_kv_heads,
         "head_dim": stack.per_head_width,
         "hidden_act": THEIR_ACTIVATIONS[stack.activation],
-        **_write_rope(stack),
+        **write_rope(stack),
         **_write_windows(dialect, stack),
         **biases,
     }

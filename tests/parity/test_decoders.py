@@ -1,4 +1,4 @@
-"""GPT-2, LLaMA, Mistral and Qwen against transformers: logits, loss, gradients, padding, packing, caches, exchange."""
+"""Decoders against transformers: logits, loss, gradients, padding, packing, caches, exchange."""
 
 import pytest
 import torch
@@ -53,6 +53,10 @@ def qwen3(**values):
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=12, **values))
 
 
+def starcoder2(**values):
+    return transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**(SIZES | values)))
+
+
 MAKERS = {
     "gpt2": gpt2,
     "gpt2-unusual": lambda: gpt2(
@@ -68,6 +72,11 @@ MAKERS = {
     "qwen2": lambda: qwen2(tie_word_embeddings=True),
     "qwen2-windows": lambda: qwen2(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
     "qwen3": qwen3,
+    "starcoder2": lambda: starcoder2(sliding_window=WINDOW),
+    "starcoder2-unusual": lambda: starcoder2(
+        rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+        tie_word_embeddings=False, num_key_value_heads=6, head_dim=10, hidden_act="relu", norm_epsilon=1e-3,
+    ),
 }  # fmt: skip
 
 
@@ -135,7 +144,7 @@ def test_an_export_is_the_model_that_was_imported(lent, tmp_path):
     check_round_trip(lent, transformers.AutoModelForCausalLM, tmp_path / "ours", input_ids=tokens)
 
 
-@pytest.mark.parametrize("maker", [gpt2, llama, qwen3])
+@pytest.mark.parametrize("maker", [gpt2, llama, qwen3, starcoder2])
 def test_a_model_without_a_head_is_exchanged_as_one(maker, tmp_path):
     torch.manual_seed(0)
     lent = lend(maker(tie_word_embeddings=False).base_model, tmp_path / "theirs")

@@ -88,6 +88,22 @@ RELEASED = {
         "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
         "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
     },
+    "starcoder2-3b": {
+        "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1, "bos_token_id": 0,
+        "embedding_dropout": 0.1, "eos_token_id": 0, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072,
+        "initializer_range": 0.018042, "intermediate_size": 12288, "max_position_embeddings": 16384,
+        "mlp_type": "default", "model_type": "starcoder2", "norm_epsilon": 1e-05, "num_attention_heads": 24,
+        "num_hidden_layers": 30, "num_key_value_heads": 2, "residual_dropout": 0.1,
+        "rope_theta": 999999.4420358813, "sliding_window": 4096, "use_bias": True, "vocab_size": 49152,
+    },
+    "starcoder2-7b": {
+        "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1, "bos_token_id": 0,
+        "embedding_dropout": 0.1, "eos_token_id": 0, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 4608,
+        "initializer_range": 0.018042, "intermediate_size": 18432, "max_position_embeddings": 16384,
+        "mlp_type": "default", "model_type": "starcoder2", "norm_epsilon": 1e-05, "num_attention_heads": 36,
+        "num_hidden_layers": 32, "num_key_value_heads": 4, "residual_dropout": 0.1, "rope_theta": 1000000,
+        "sliding_window": 4096, "use_bias": True, "vocab_size": 49152,
+    },
     "bert-large": {
         "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu",
         "hidden_dropout_prob": 0.1, "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 4096,

@@ -21,7 +21,7 @@ def test_every_preset_is_a_valid_model(name):
 FAMILIES = {
     "encoder+decoder": ["marian", "t5", "t5-v1.1", "transformer"],
     "encoder": ["bert", "modernbert"],
-    "decoder": ["gpt2", "llama", "mistral", "qwen2", "qwen3"],
+    "decoder": ["gpt2", "llama", "mistral", "qwen2", "qwen3", "starcoder2"],
 }
 
 

@@ -1,4 +1,4 @@
-"""config.json of GPT-2, LLaMA, Mistral and Qwen: published ones become our presets, inexact ones are refused."""
+"""config.json of decoders: published ones become our presets, inexact ones are refused."""
 
 import json
 
@@ -68,14 +68,14 @@ def test_ids_of_special_tokens_are_read():
     assert (tokens.bos, tokens.eos, tokens.pad) == (128000, 128001, None)
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3", "starcoder2"])
 def test_missing_keys_have_the_defaults_of_transformers(model_type):
     transformers = pytest.importorskip("transformers")
     theirs = json.loads(transformers.AutoConfig.for_model(model_type).to_json_string(use_diff=False))
     assert read(model_type) == read(model_type, **theirs)
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3", "starcoder2"])
 def test_what_is_written_is_read_the_same_by_transformers(model_type):
     transformers = pytest.importorskip("transformers")
     family = FAMILIES[model_type]
@@ -143,6 +143,8 @@ def test_windows_of_mistral(window):
         ("llama", {"hidden_act": "relu2"}, "hidden_act='relu2'"),
         ("llama", {"hidden_size": "4096"}, "hidden_size='4096': must be an integer"),
         ("qwen3", {"attention_bias": True}, "attention_bias=True"),
+        ("starcoder2", {"use_bias": False}, "use_bias=False: only True can be represented: the norms alone"),
+        ("starcoder2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}, "only every n-th layer, from the first"),
         ("qwen2", {"layer_types": ["full_attention"]}, "must list 32 layers"),
         ("qwen2", {"num_hidden_layers": 1, "layer_types": ["chunked_attention"]}, "layer_types='chunked_attention'"),

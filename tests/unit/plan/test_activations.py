@@ -10,8 +10,8 @@ from pretrain.plan.activations import activation_bytes
 from pretrain.plan.task import TrainingTask
 from tests.unit.plan.kept import kept_bytes
 
-FAMILIES = ["gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "bert-tiny", "modernbert-tiny",
-            "transformer-tiny", "marian-tiny", "t5-tiny", "t5-v1.1-tiny"]  # fmt: skip
+FAMILIES = ["gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "starcoder2-tiny", "bert-tiny",
+            "modernbert-tiny", "transformer-tiny", "marian-tiny", "t5-tiny", "t5-v1.1-tiny"]  # fmt: skip
 OTHERS = [name for name in FAMILIES if name != "t5-tiny"]
 MODES = ["none", pytest.param("selective", marks=pytest.mark.long), "full"]
 ROWS, LENGTH, SOURCE_LENGTH = 4, 64, 96

@@ -78,6 +78,7 @@ def t5(
 
 
 LLAMA, MISTRAL, QWEN2, QWEN3 = hf.LlamaForCausalLM, hf.MistralForCausalLM, hf.Qwen2ForCausalLM, hf.Qwen3ForCausalLM
+STARCODER2 = hf.Starcoder2ForCausalLM
 TIED = {"tie_word_embeddings": True}
 
 RELEASES = {
@@ -105,6 +106,8 @@ RELEASES = {
     "qwen3-8b": rotary(QWEN3, 151936, 8_190_735_360, 36, 4096, 12288, 32, 8, head_dim=128),
     "qwen3-14b": rotary(QWEN3, 151936, 14_768_307_200, 40, 5120, 17408, 40, 8, head_dim=128),
     "qwen3-32b": rotary(QWEN3, 151936, 32_762_123_264, 64, 5120, 25600, 64, 8, head_dim=128),
+    "starcoder2-3b": rotary(STARCODER2, 49152, 3_030_371_328, 30, 3072, 12288, 24, 2, **TIED),
+    "starcoder2-7b": rotary(STARCODER2, 49152, 7_173_923_840, 32, 4608, 18432, 36, 4, **TIED),
     "bert-base": bert(12, 768, 12, 3072, 109_514_298),
     "bert-large": bert(24, 1024, 16, 4096, None),
     "bert-tiny": bert(2, 128, 2, 512, None),
