@@ -128,7 +128,9 @@ def _why(run: RunFacts) -> str:
         code = f"{run.exit_code}: " if run.exit_code else ""
         return f"{code}{run.reason or ''}"
     if run.state == "lost":
-        return "it ended without a word, or never began"
+        if not run.step:
+            return "killed before its first step was done, or never began"
+        return f"killed, or its node was lost, after step {run.step}: the same command continues it"
     return ""
 
 

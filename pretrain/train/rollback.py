@@ -97,7 +97,7 @@ def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | 
             raise CheckpointError(
                 f"no committed checkpoint of step {to}; there is {listed}",
                 where=str(run.checkpoints),
-                fix="give one of these as --to",
+                fix="give one of these as --to" if found else "start the run again: it begins at step 0",
             )
         state = _check_whole(found[to])
         batches = -(-(tokens or 0) // batch.global_tokens)

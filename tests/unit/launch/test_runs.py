@@ -135,6 +135,23 @@ def test_an_attempt_without_an_end_runs_as_long_as_its_owner_gives_signs_of_life
     assert (facts.state, facts.owner is not None) == (state, state == "running")
 
 
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        (False, "killed before its first step was done, or never began"),
+        (True, "killed, or its node was lost, after step 40: the same command continues it"),
+    ],
+)
+def test_a_lost_run_is_shown_with_its_last_step_and_the_remedy(run, squeue, steps, reason):
+    begin_attempt(run, "first", {"world_size": 1})
+    own(run, pid=DIED)
+    if steps:
+        train_a_little(run)
+    console = Console(width=160, record=True, file=io.StringIO())
+    show_runs(read_runs([run.path]), run.path.parent, console)
+    assert reason in console.export_text()
+
+
 PENDING = "7|7|PENDING|BeginTime||0:00|1-00:00:00|2026-01-02T04:00:00"
 RUNNING = "7|7|RUNNING|None|n[1-2]|0:30|1-00:00:00|2026-01-02T03:00:00"
 

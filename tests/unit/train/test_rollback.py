@@ -17,13 +17,15 @@ from pretrain.utils.io import set_fault_hook
 from tests.unit.checkpoint.stand_in import save, state_of
 
 
-def finished_run(folder: Path) -> RunDir:
-    """A run of two rows a batch with checkpoints of steps 2, 4 and 6, at positions 6, 12 and 18."""
+def finished_run(folder: Path, *steps: int) -> RunDir:
+    """A run of two rows a batch with checkpoints of `steps`, whose position is thrice the step."""
     run = RunDir(folder)
     run.path.mkdir()
     run.config.write_text("batch: {global_tokens: 8, seq_len: 4, micro: 1}\n")
     run.record.write_text(json.dumps({"id": "1", "name": "run", "created": "now", "attempts": [{"number": 1}]}))
-    save(run.checkpoints, 2, 4, 6, keep=3)
+    run.checkpoints.mkdir()
+    if steps:
+        save(run.checkpoints, *steps, keep=3)
     return run
 
 
@@ -32,7 +34,7 @@ def names(run: RunDir) -> set[str]:
 
 
 def test_newer_checkpoints_are_set_aside_and_the_range_begins_where_the_older_one_stands(tmp_path):
-    run = finished_run(tmp_path / "run")
+    run = finished_run(tmp_path / "run", 2, 4, 6)
     rollback, batches = roll_back(run.path, 2, tokens=17)
     assert batches == 3, "17 tokens are two batches of 8 and a bit"
     assert (rollback.to, rollback.first, rollback.end, rollback.automatic) == (2, 6, 12, False)
@@ -44,11 +46,21 @@ def test_newer_checkpoints_are_set_aside_and_the_range_begins_where_the_older_on
     assert record["attempts"] == [{"number": 1}]
 
 
+@pytest.mark.parametrize(
+    ("steps", "there", "fix"),
+    [((2, 4), "2, 4", "give one of these as --to"), ((), "none", "start the run again: it begins at step 0")],
+)
+def test_a_step_without_a_checkpoint_is_refused_with_those_that_there_are(tmp_path, steps, there, fix):
+    run = finished_run(tmp_path / "run", *steps)
+    with pytest.raises(CheckpointError, match=f"no committed checkpoint of step 3; there is {there}; {fix}"):
+        roll_back(run.path, 3)
+
+
 def test_whatever_operation_fails_nothing_is_lost_and_the_same_command_finishes(tmp_path):
     finished = {"step-00000002", "step-00000004.rolled-back", "step-00000006.rolled-back"}
     failed, number = True, 0
     while failed:
-        run, seen = finished_run(tmp_path / f"run-{number}"), []
+        run, seen = finished_run(tmp_path / f"run-{number}", 2, 4, 6), []
 
         def fail(operation: str, path: Path, seen=seen, number=number) -> None:
             if "lease" not in path.parts:
@@ -73,7 +85,7 @@ def test_whatever_operation_fails_nothing_is_lost_and_the_same_command_finishes(
 
 
 def test_nothing_is_set_aside_for_a_checkpoint_that_is_damaged(tmp_path):
-    run = finished_run(tmp_path / "run")
+    run = finished_run(tmp_path / "run", 2, 4, 6)
     file = run.checkpoints / "step-00000002" / "rank-00000.safetensors"
     content = bytearray(file.read_bytes())
     content[-9] ^= 4
@@ -85,7 +97,7 @@ def test_nothing_is_set_aside_for_a_checkpoint_that_is_damaged(tmp_path):
 
 
 def test_a_start_takes_the_ranges_of_run_json_and_of_its_checkpoint(tmp_path):
-    run = finished_run(tmp_path / "run")
+    run = finished_run(tmp_path / "run", 2, 4, 6)
     record = run.read_record() | {"skips": [[6, 12]]}
     assert agree_on_skips(run, record, state_of(2), is_main=True) == SkipRanges(((6, 12),))
     assert "skips" not in run.read_record(), "nothing new, nothing written"
