@@ -1,4 +1,4 @@
-"""What a process leaves that ends at once."""
+"""The record and the lease after a process that ends at once."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,8 @@ def test_an_outcome_is_noted_and_the_lease_given_back(tmp_path):
     begin_attempt(run, "run", {})
     _say_farewell(claim, 76, "rank 1 hangs")
     assert run.read_record()["attempts"][-1]["reason"] == "rank 1 hangs"
-    Lease(run.lease).release()
+    assert not claim.lease.is_held()
+    Lease(run.lease).release()  # the next attempt takes it
 
 
 def test_an_outcome_that_cannot_be_noted_does_not_keep_the_lease(tmp_path):
@@ -21,4 +22,5 @@ def test_an_outcome_that_cannot_be_noted_does_not_keep_the_lease(tmp_path):
     claim = SimpleNamespace(folder=run, lease=Lease(run.lease))
     run.record.write_text("{damaged")
     _say_farewell(claim, 76, "rank 1 hangs")
+    assert not claim.lease.is_held()
     Lease(run.lease).release()
