@@ -2,8 +2,11 @@
 
 from types import SimpleNamespace
 
+import pytest
+
+from pretrain.errors import LockedError
 from pretrain.run.folder import RunDir, begin_attempt
-from pretrain.run.lease import Lease
+from pretrain.run.lease import Lease, refuse_if_owned
 from pretrain.train.run import _say_farewell
 
 
@@ -11,10 +14,11 @@ def test_an_outcome_is_noted_and_the_lease_given_back(tmp_path):
     run = RunDir(tmp_path)
     claim = SimpleNamespace(folder=run, lease=Lease(run.lease))
     begin_attempt(run, "run", {})
+    with pytest.raises(LockedError):
+        refuse_if_owned(run.lease)
     _say_farewell(claim, 76, "rank 1 hangs")
     assert run.read_record()["attempts"][-1]["reason"] == "rank 1 hangs"
-    assert not claim.lease.is_held()
-    Lease(run.lease).release()  # the next attempt takes it
+    refuse_if_owned(run.lease)  # raises LockedError while a process owns the run
 
 
 def test_an_outcome_that_cannot_be_noted_does_not_keep_the_lease(tmp_path):
@@ -22,5 +26,4 @@ def test_an_outcome_that_cannot_be_noted_does_not_keep_the_lease(tmp_path):
     claim = SimpleNamespace(folder=run, lease=Lease(run.lease))
     run.record.write_text("{damaged")
     _say_farewell(claim, 76, "rank 1 hangs")
-    assert not claim.lease.is_held()
-    Lease(run.lease).release()
+    refuse_if_owned(run.lease)
