@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "optim": (4, 772),
     "plan": (13, 2331),
     "prepare": (35, 5229),
-    "pretrain_launch": (18, 2648),
+    "pretrain_launch": (18, 2650),
     "report": (8, 1533),
     "run": (7, 1351),
     "shards": (11, 2204),
