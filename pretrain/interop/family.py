@@ -102,6 +102,13 @@ def table(ours: str, theirs: str, vocab_size: int | None, *, row: bool = False) 
     return Weight(ours, ((theirs, vocab_size),), vocab=True, row=row)
 
 
+def own_head(config: ModelConfig, theirs: str) -> list[Weight]:
+    """Returns the weight of a language model's head that is not tied to the embedding, if any."""
+    if config.head.kind != "lm" or config.tied_embeddings:
+        return []
+    return [table("head.weight", theirs, config.vocab_size)]
+
+
 def parameter_shapes(config: AnyModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each parameter by name, tied ones once."""
     # On the meta device: a model of any size, without storage.

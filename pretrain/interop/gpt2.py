@@ -3,7 +3,7 @@
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.family import Family, Weight, affine, table
+from pretrain.interop.family import Family, Weight, affine, own_head, table
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, write_keys, write_tokens
 
 _STACK: Keys = {
@@ -81,9 +81,7 @@ def _weights(config: ModelConfig) -> list[Weight]:
         found += affine(ours, theirs, norms, bias=True)
         found += affine(ours, theirs, linears, bias=True, transposed=True)
     found += affine("decoder.", "transformer.", {"norm": {"ln_f": stack.width}}, bias=True)
-    if config.head.kind == "lm" and not config.tied_embeddings:
-        found.append(table("head.weight", _HEAD, config.vocab_size))
-    return found
+    return found + own_head(config, _HEAD)
 
 
 GPT2 = Family(

@@ -10,12 +10,13 @@ from functools import partial
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
-from pretrain.interop.family import Family, Weight, affine, table
+from pretrain.interop.family import Family, Weight, affine, own_head, table
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _WORDS = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
+ROTARY_BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 _STACK: Keys = {
     "num_hidden_layers": ("layers", 32),
     "hidden_size": ("width", 4096),
@@ -158,6 +159,19 @@ def _write_windows(dialect: _Dialect, stack: StackConfig) -> dict[str, Any]:
     }
 
 
+def read_heads(
+    fields: Fields, stack: dict[str, Any], kv_heads: int | None, default_width: int | None = None
+) -> dict[str, int | None]:
+    """Returns the number of key-value heads and the width of a head, beside `heads` and `width`.
+
+    Those equal to our defaults are None, so that the config reads like a preset.
+    """
+    head_width = fields.optional_integer("head_dim", default_width)
+    if head_width is not None and head_width * stack["heads"] == stack["width"]:
+        head_width = None
+    return {"kv_heads": None if kv_heads == stack["heads"] else kv_heads, "head_width": head_width}
+
+
 def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     fields = Fields(values)
     model = fields.read(_MODEL, dialect.sizes)
@@ -168,13 +182,8 @@ def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str
         why = f"transformers needs a multiple of num_attention_heads={heads}"
         raise refusal("hidden_size", width, why)
     kv_heads = fields.optional_integer("num_key_value_heads", dialect.kv_heads)
-    head_width = fields.optional_integer("head_dim", dialect.head_width)
-    # Equal to our default: left out, so that the config reads like a preset.
-    if head_width is not None and head_width * heads == width:
-        head_width = None
     stack |= {
-        "kv_heads": None if kv_heads == heads else kv_heads,
-        "head_width": head_width,
+        **read_heads(fields, stack, kv_heads, dialect.head_width),
         "activation": fields.activation("hidden_act", "silu"),
         "bias": _read_bias(dialect, fields),
         "qkv_bias": True if dialect.qkv_bias else None,
@@ -213,11 +222,17 @@ def _write_config(dialect: _Dialect, config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def qkv_rows(stack: StackConfig) -> dict[str, int]:
+    """Returns the rows of the projections of queries, keys and values, by their names."""
+    kv_rows = stack.num_kv_heads * stack.per_head_width
+    rows = {"q": stack.heads * stack.per_head_width, "k": kv_rows, "v": kv_rows}
+    return {f"self_attn.{part}_proj": number for part, number in rows.items()}
+
+
 def _weights(dialect: _Dialect, config: ModelConfig) -> list[Weight]:
     stack = config.last_stack
     width = stack.width
     head = stack.per_head_width
-    kv_rows = stack.num_kv_heads * head
     norms = {
         "attention_norm": {"input_layernorm": width},
         "feedforward_norm": {"post_attention_layernorm": width},
@@ -225,8 +240,7 @@ def _weights(dialect: _Dialect, config: ModelConfig) -> list[Weight]:
     if stack.qk_norm:
         norms["attention.query_norm"] = {"self_attn.q_norm": head}
         norms["attention.key_norm"] = {"self_attn.k_norm": head}
-    qkv_rows = {"q": stack.heads * head, "k": kv_rows, "v": kv_rows}
-    qkv = {"attention.qkv": {f"self_attn.{part}_proj": rows for part, rows in qkv_rows.items()}}
+    qkv = {"attention.qkv": qkv_rows(stack)}
     linears = {
         "attention.output": {"self_attn.o_proj": width},
         "feedforward.gate_up": {f"mlp.{part}_proj": stack.ff_width for part in ("gate", "up")},
@@ -239,9 +253,7 @@ def _weights(dialect: _Dialect, config: ModelConfig) -> list[Weight]:
         found += affine(ours, theirs, qkv, bias=stack.has_qkv_bias)
         found += affine(ours, theirs, linears, bias=stack.bias)
     found += affine("decoder.", "model.", {"norm": {"norm": width}}, bias=False)
-    if config.head.kind == "lm" and not config.tied_embeddings:
-        found.append(table("head.weight", _HEAD, config.vocab_size))
-    return found
+    return found + own_head(config, _HEAD)
 
 
 def _architecture(dialect: _Dialect, config: ModelConfig) -> str:
@@ -256,7 +268,7 @@ LLAMA, MISTRAL, QWEN2, QWEN3 = (
         architecture=partial(_architecture, dialect),
         weights=partial(_weights, dialect),
         aliases={_HEAD: _WORDS},
-        ignored=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
+        ignored=(ROTARY_BUFFERS,),
         prefix="model.",
     )
     for dialect in _DIALECTS

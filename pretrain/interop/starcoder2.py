@@ -6,9 +6,9 @@ Pre-norm, a feed-forward layer without a gate, one window for all layers or none
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.family import Family, Weight, affine, table
+from pretrain.interop.family import Family, Weight, affine, own_head, table
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, write_keys, write_tokens
-from pretrain.interop.llama import read_rope, write_rope
+from pretrain.interop.llama import ROTARY_BUFFERS, qkv_rows, read_heads, read_rope, write_rope
 
 _STACK: Keys = {
     "num_hidden_layers": ("layers", 30),
@@ -35,14 +35,9 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     fields.only("use_bias", True, "the norms alone would have biases")
     model = fields.read(_MODEL)
     stack = fields.read(_STACK)
-    width, heads = stack["width"], stack["heads"]
-    kv_heads = fields.integer("num_key_value_heads", 2)
-    head_width = fields.optional_integer("head_dim")
     has_head = model["tied_embeddings"] or _HEAD in names or fields.claims("Starcoder2ForCausalLM")
     stack |= {
-        "kv_heads": None if kv_heads == heads else kv_heads,
-        # Equal to our default: left out, so that the config reads like a preset.
-        "head_width": None if head_width is not None and head_width * heads == width else head_width,
+        **read_heads(fields, stack, fields.integer("num_key_value_heads", 2)),
         "activation": fields.activation("hidden_act", "gelu_pytorch_tanh"),
         "gated": False,
         "norm": "layer",
@@ -75,27 +70,21 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
 def _weights(config: ModelConfig) -> list[Weight]:
     stack = config.last_stack
     width = stack.width
-    head = stack.per_head_width
-    kv_rows = stack.num_kv_heads * head
     norms = {
         "attention_norm": {"input_layernorm": width},
         "feedforward_norm": {"post_attention_layernorm": width},
     }
     linears = {
-        "attention.qkv": {
-            "self_attn.q_proj": stack.heads * head, "self_attn.k_proj": kv_rows, "self_attn.v_proj": kv_rows,
-        },
+        "attention.qkv": qkv_rows(stack),
         "attention.output": {"self_attn.o_proj": width},
         "feedforward.up": {"mlp.c_fc": stack.ff_width},
         "feedforward.down": {"mlp.c_proj": width},
-    }  # fmt: skip
+    }
     found = [table("embedding.weight", _WORDS, config.vocab_size)]
     for number in range(stack.layers):
         found += affine(f"decoder.blocks.{number}.", f"model.layers.{number}.", norms | linears, bias=True)
     found += affine("decoder.", "model.", {"norm": {"norm": width}}, bias=True)
-    if config.head.kind == "lm" and not config.tied_embeddings:
-        found.append(table("head.weight", _HEAD, config.vocab_size))
-    return found
+    return found + own_head(config, _HEAD)
 
 
 STARCODER2 = Family(
@@ -105,6 +94,6 @@ STARCODER2 = Family(
     architecture=lambda config: "Starcoder2ForCausalLM" if config.head.kind == "lm" else "Starcoder2Model",
     weights=_weights,
     aliases={_HEAD: _WORDS},
-    ignored=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
+    ignored=(ROTARY_BUFFERS,),
     prefix="model.",
 )

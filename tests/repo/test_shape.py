@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "evaluate": (12, 2104),
     "generate": (8, 1170),
     "inspect": (3, 368),
-    "interop": (17, 2527),
+    "interop": (17, 2533),
     "model": (16, 2865),
     "objective": (9, 1239),
     "optim": (4, 772),

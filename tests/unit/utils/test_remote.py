@@ -46,9 +46,11 @@ def test_attempts_end_when_there_was_no_answer_for_too_long(clock):
 
 def test_an_answer_starts_the_count_anew(clock):
     attempts = RemoteAttempts(URL, Waits(0.01, 0.01, 0.015))
+    begun = clock.now
     for _ in range(5):
         attempts.wait("gone")
         attempts.succeed()
+    assert clock.now - begun > 0.015, "more than the time after which attempts without an answer end"
 
 
 def test_attempts_are_abandoned_while_they_wait():
