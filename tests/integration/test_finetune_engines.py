@@ -22,6 +22,9 @@ def check(found: dict, cases: list, folder: Path, finetune: str, tolerance: floa
         np.testing.assert_allclose(loaded, first, rtol=tolerance, err_msg=str(case))
     for number in range(len(cases)):
         tensors = tensors_of(folder / str(number) / "step-00000002")
+        again = tensors_of(folder / str(number) / "again" / "step-00000002")
+        assert tensors.keys() == again.keys()
+        assert all(np.array_equal(tensors[key], again[key]) for key in tensors)
         weights = {key.removesuffix("/weight") for key in tensors if key.endswith("/weight")}
         moments = {key.removesuffix("/exp_avg") for key in tensors if key.endswith("/exp_avg")}
         assert sorted(weights) == found["names"][0]  # of one process, or of stage 0: whole on every rank
@@ -46,7 +49,7 @@ def test_one_process_saves_what_is_trained_and_goes_on_from_it_bit_for_bit(tmp_p
 @pytest.mark.parametrize(
     ("cases", "tolerance"),
     # In fp32 sums over ranks are taken in another order; in bf16 so are those of rounded gradients.
-    [pytest.param(FP32, 1e-5, id="fp32"), pytest.param(BF16, 2e-2, id="bf16")],
+    [pytest.param(FP32, 1e-5, id="fp32"), pytest.param(BF16, 5e-3, id="bf16")],
 )
 def test_every_stage_takes_the_same_steps_and_loads_what_another_saved(tmp_path, cases, tolerance, finetune):
     arguments = {"cases": cases, "folder": str(tmp_path), "finetune": finetune}

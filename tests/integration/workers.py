@@ -134,7 +134,13 @@ def build(
 
 
 def train(
-    engine: Engine, world: World, steps: range, micro: int, poison: int | None = None, source: bool = False
+    engine: Engine,
+    world: World,
+    steps: range,
+    micro: int,
+    poison: int | None = None,
+    source: bool = False,
+    lr: float = 1e-2,
 ) -> list[list[float]]:
     """Runs steps; returns [loss, grad norm, skipped] of each. At step `poison`, rank 0's loss is made infinite."""
     rows = []
@@ -147,7 +153,7 @@ def train(
             scale = float("inf")
         losses = [engine.forward_backward(b, scale, b is micros[-1]).double() for b in micros]
         pending = start_exchange(sum(losses, torch.zeros(2, dtype=torch.float64)), StepCounts(), None)
-        update = engine.update(1e-2)
+        update = engine.update(lr)
         agreed = pending()
         rows.append([agreed.loss_sum / whole.num_targets(), update.grad_norm, float(update.skipped)])
     return rows
