@@ -29,19 +29,19 @@ install: .venv/.dev
 
 # One rule an extra: what a run needs, what the tests, the drills and the documentation need besides.
 .venv/.run: pyproject.toml $(LOCK) | .venv/bin
-	$(PIP_INSTALL) .
+	$(PIP_INSTALL) '.[deepspeed]'
 	@touch $@
 
 .venv/.dev: pyproject.toml $(LOCK) | .venv/bin
-	$(PIP_INSTALL) '.[dev]'
+	$(PIP_INSTALL) '.[deepspeed,dev]'
 	@touch .venv/.run $@
 
 .venv/.drills: pyproject.toml $(LOCK) | .venv/bin
-	$(PIP_INSTALL) '.[dev,drills]'
+	$(PIP_INSTALL) '.[deepspeed,dev,drills]'
 	@touch .venv/.run .venv/.dev $@
 
 .venv/.docs: pyproject.toml $(LOCK) | .venv/bin
-	$(PIP_INSTALL) '.[docs]'
+	$(PIP_INSTALL) '.[deepspeed,docs]'
 	@touch .venv/.run $@
 
 .venv/bin:
@@ -72,7 +72,8 @@ docs: .venv/.docs
 lock: .venv/bin
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet uv
 	$(BIN)/uv pip compile --universal --upgrade --no-annotate --custom-compile-command 'make lock' \
-	    --python-version 3.11 --extra cloud --extra parquet --extra eval --extra dev --extra drills --extra docs \
+	    --python-version 3.11 --extra deepspeed --extra cloud --extra parquet --extra eval --extra dev --extra drills \
+	    --extra docs \
 	    --output-file .ci/constraints.txt pyproject.toml
 
 bench: install

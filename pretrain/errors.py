@@ -37,6 +37,12 @@ EXIT_DIVERGED = 77
 EXIT_UNREAD = 128 + signal.SIGPIPE
 
 
+def install_fix(extra: str = "") -> str:
+    """Returns the remedy for a missing package: an install from the clone, as no release exists."""
+    target = f"'.[{extra}]'" if extra else "."
+    return f"run in the clone of pretrain: python -m pip install -e {target}"
+
+
 class PretrainError(Exception):
     """A condition that the user can fix.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pretrain.config.base import Section
-from pretrain.errors import ConfigError
+from pretrain.errors import ConfigError, install_fix
 
 # A name, or a list of names: `--partition=a,b`.
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._,-]{0,127}$")]
@@ -87,7 +87,7 @@ def slurm_folder() -> Path:
         if (folder / "train.sbatch.tmpl").is_file():
             return folder
     what = "the package's own slurm folder is missing"
-    raise ConfigError(what, where=str(package), fix="reinstall pretrain")
+    raise ConfigError(what, where=str(package), fix=install_fix())
 
 
 def load_site(name: str | None) -> SiteConfig:

@@ -25,7 +25,7 @@ from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
 from pretrain.config.prepare import TokenizerConfig
-from pretrain.errors import ConfigError, DataError, LaunchError
+from pretrain.errors import ConfigError, DataError, LaunchError, install_fix
 from pretrain.interop.choose import choose_family
 from pretrain.model.build import seeded_by_name
 from pretrain.model.stack import Stack
@@ -59,7 +59,7 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         what = f"finetune.kind=lora needs the peft package: {error}"
-        raise LaunchError(what, fix="install it") from None
+        raise LaunchError(what, fix=install_fix()) from None
     adapters = LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=layers)
     inject_adapter_in_model(adapters, model, low_cpu_mem_usage=next(model.parameters()).is_meta)
     if config.dropout:

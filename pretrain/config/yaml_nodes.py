@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from pretrain.errors import ConfigError
+from pretrain.errors import ConfigError, install_fix
 
 
 def is_file(path: Path) -> bool:
@@ -26,7 +26,7 @@ def builtin_configs() -> Path:
         if folder.is_dir():
             return folder
     what = "the package's own configs are missing"
-    raise ConfigError(what, where=str(package), fix="reinstall pretrain")
+    raise ConfigError(what, where=str(package), fix=install_fix())
 
 
 def find_config(source: str | Path) -> Path:

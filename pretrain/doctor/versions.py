@@ -14,7 +14,7 @@ from typing import Any
 
 import pretrain
 from pretrain.doctor.check import Check, Report, list_hosts, merge_reports
-from pretrain.errors import LaunchError
+from pretrain.errors import LaunchError, install_fix
 from pretrain.run.folder import package_versions
 
 _UNCOMPARED = {"wandb"}  # rank 0 alone uses it
@@ -81,12 +81,11 @@ def check_packages(versions: dict[str, str], deepspeed_needed: bool) -> Check:
     needed = [name for name in versions if deepspeed_needed or name != "deepspeed"]
     absent = [name for name in needed if versions[name] == "absent"]
     if absent:
-        fix = f"pip install {' '.join(absent)}"
+        fix = install_fix("deepspeed" if "deepspeed" in absent else "")
         return Check("packages", "fail", f"not installed: {', '.join(absent)}", fix)
     wrong = [f"{name} {versions[name]}, not {wanted}" for name, wanted in _unfit(versions)]
     if wrong:
-        fix = "install what pretrain asks for: pip install -U pretrain"
-        return Check("packages", "warn", "; ".join(wrong), fix)
+        return Check("packages", "warn", "; ".join(wrong), install_fix())
     shown = [f"{name} {versions[name]}" for name in ("python", "torch", "deepspeed", "accelerate")]
     return Check("packages", "pass", f"{', '.join(shown)}; code {versions['code']}")
 
@@ -98,7 +97,7 @@ def _unfit(versions: dict[str, str]) -> list[tuple[str, Any]]:
 
     found = []
     try:
-        declared = [Requirement(line) for line in metadata.requires("pretrain") or []]
+        declared = [Requirement(line) for line in metadata.requires("pretrain-transformers") or []]
     except metadata.PackageNotFoundError:
         return []  # run from its source
     for one in declared:

@@ -19,7 +19,7 @@ from pretrain.dist import World
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, deepspeed_config
 from pretrain.engine.engine import Engine
 from pretrain.engine.replicated import CompleteState, TorchEngine
-from pretrain.errors import ConfigError, LaunchError
+from pretrain.errors import ConfigError, LaunchError, install_fix
 from pretrain.utils.log import quiet_libraries
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan:
     try:
         import deepspeed
     except ImportError as error:
-        fix = "install it, or use engine.kind=ddp"
+        fix = f"use engine.kind=ddp, or {install_fix('deepspeed')}"
         problem = f"engine.kind=deepspeed needs the deepspeed package: {error}"
         raise LaunchError(problem, fix=fix) from None
     from accelerate.utils import DeepSpeedPlugin

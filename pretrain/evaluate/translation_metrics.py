@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Literal
 
 from pretrain.config.prepare import NormalizeConfig
-from pretrain.errors import LaunchError
+from pretrain.errors import LaunchError, install_fix
 from pretrain.prepare.normalize import build_normalizers
 
 Form = Literal["tokenized", "text"]
@@ -168,7 +168,6 @@ def import_extra(module: str, purpose: str) -> Any:
     try:
         found = importlib.import_module(module)
     except ImportError:
-        fix = "run: python -m pip install 'pretrain[eval]'"
-        raise LaunchError(f"{purpose}, which is not installed", fix=fix) from None
+        raise LaunchError(f"{purpose}, which is not installed", fix=install_fix("eval")) from None
     logging.getLogger(module.partition(".")[0]).setLevel(logging.ERROR)
     return found

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from pretrain.config.model import SpecialTokens
-from pretrain.errors import DataError
+from pretrain.errors import DataError, install_fix
 from pretrain.interop.fields import CONFIG, TOKENIZER_FILES
 
 _TOKENIZER = "tokenizer.json"
@@ -100,8 +100,7 @@ def load_hub_tokenizer(folder: Path) -> HubTokenizer:
         raise DataError(what, where=where, fix="fetch the folder again")
     pieces = sorted(name for name in present if name.endswith((".spm", ".model")))
     if pieces and _TOKENIZER not in present and find_spec("sentencepiece") is None:
-        fix = "install it: pip install sentencepiece"
-        raise DataError(f"{pieces[0]} needs sentencepiece", where=where, fix=fix)
+        raise DataError(f"{pieces[0]} needs sentencepiece", where=where, fix=install_fix())
     from transformers import AutoTokenizer
 
     try:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from pretrain.config.prepare import NormalizeConfig
-from pretrain.errors import LaunchError
+from pretrain.errors import LaunchError, install_fix
 from pretrain.prepare.filters import Document
 
 PACKAGE = "sacremoses"
@@ -24,7 +24,7 @@ def check_normalize(config: NormalizeConfig) -> None:
     if config.needs_language and find_spec(PACKAGE) is None:
         raise LaunchError(
             f"normalize.steps={config.steps} are done by {PACKAGE}, which is not installed",
-            fix=f"run: python -m pip install {PACKAGE}",
+            fix=install_fix(),
         )
 
 

@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
-from pretrain.errors import DataError, LaunchError
+from pretrain.errors import DataError, LaunchError, install_fix
 from pretrain.utils.log import netrc_login
 
 SCHEMES = ("http", "https", "s3", "gs")
@@ -304,7 +304,7 @@ def filesystem(url: str) -> Any:
         raise LaunchError(
             f"{scheme}:// needs a package that is not installed ({error})",
             where=without_secrets(url),
-            fix="run: python -m pip install 'pretrain[cloud]'",
+            fix=install_fix("cloud"),
         ) from None
 
 

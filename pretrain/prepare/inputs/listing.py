@@ -22,7 +22,7 @@ from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pretrain.config.prepare import DATA_KINDS, DataKind, InputConfig
-from pretrain.errors import ConfigError, DataError, LaunchError
+from pretrain.errors import ConfigError, DataError, LaunchError, install_fix
 from pretrain.prepare.input_parts import InputFile
 from pretrain.prepare.inputs.local_files import find_local, stat_local, walk
 from pretrain.prepare.inputs.remote_files import find_remote, serves_ranges
@@ -206,4 +206,4 @@ def _check_kind(file: InputFile, config: InputConfig, kind: DataKind) -> None:
         raise ConfigError(what, where=file.shown, fix=fix)
     if file.format == "parquet" and find_spec("pyarrow") is None:
         what = "Parquet files are read by pyarrow, which is not installed"
-        raise LaunchError(what, fix="run: python -m pip install 'pretrain[parquet]'")
+        raise LaunchError(what, fix=install_fix("parquet"))

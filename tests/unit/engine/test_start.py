@@ -178,5 +178,7 @@ def test_an_error_that_is_not_of_the_network_is_a_bug_of_ours(cuda, libraries):
 def test_a_missing_deepspeed_is_named(cuda, libraries, monkeypatch):
     cuda(0)
     monkeypatch.setitem(sys.modules, "deepspeed", None)
-    with pytest.raises(LaunchError, match=r"engine.kind=deepspeed needs the deepspeed package: .*; install it, or use"):
+    with pytest.raises(
+        LaunchError, match=r"engine.kind=deepspeed needs the deepspeed package: .*; use engine.kind=ddp, or run"
+    ):
         start(EngineConfig())

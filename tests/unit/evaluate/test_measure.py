@@ -110,5 +110,5 @@ def test_only_what_moses_parted_is_joined_again():
 
 def test_without_sacrebleu_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
-    with pytest.raises(LaunchError, match=r"computed by sacrebleu, which is not installed; run: .*pretrain\[eval\]"):
+    with pytest.raises(LaunchError, match=r"computed by sacrebleu, which is not installed; run .* -e '\.\[eval\]'"):
         Measure(REFERENCES, None)

@@ -14,9 +14,7 @@ from tests.unit.evaluate.task_files import NAMES, write_tasks
 
 def test_without_the_harness_it_is_said_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(
-        LaunchError, match=r"run by lm-eval-harness, which is not installed; run: .* 'pretrain\[eval\]'"
-    ):
+    with pytest.raises(LaunchError, match=r"run by lm-eval-harness, which is not installed; run .* -e '\.\[eval\]'"):
         evaluate_tasks(tmp_path, TaskChoice(("arc",)))
 
 

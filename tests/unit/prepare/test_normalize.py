@@ -132,7 +132,7 @@ def test_a_package_that_is_not_installed_is_named_before_anything_is_written(tmp
     monkeypatch.setattr(normalize, "PACKAGE", "no_such_package")
     message = (
         r"normalize\.steps=\['lowercase', 'punctuation', 'moses'\] are done by no_such_package, which is not "
-        "installed; run: python -m pip install no_such_package"
+        r"installed; run in the clone of pretrain: python -m pip install -e \."
     )
     with pytest.raises(LaunchError, match=message):
         prepare(

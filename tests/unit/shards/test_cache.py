@@ -176,7 +176,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     for scheme in ("gs", "gcs"):  # what an earlier import of it has left there
         monkeypatch.delitem(import_module("fsspec.registry")._registry, scheme, raising=False)
-    with pytest.raises(LaunchError, match=r"gs://bucket/index.json: gs:// needs a package .*'pretrain\[cloud\]'"):
+    with pytest.raises(LaunchError, match=r"gs://bucket/index.json: gs:// needs a package .*-e '\.\[cloud\]'"):
         open_quick("gs://bucket", tmp_path)
 
 

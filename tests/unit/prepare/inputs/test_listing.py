@@ -144,7 +144,7 @@ def test_files_that_cannot_hold_the_kind_of_data_are_refused(tmp_path, options, 
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     touch(tmp_path, "a.parquet")
     monkeypatch.setattr("pretrain.prepare.inputs.listing.find_spec", lambda name: None)
-    message = r"Parquet files are read by pyarrow, which is not installed; .*'pretrain\[parquet\]'"
+    message = r"Parquet files are read by pyarrow, which is not installed; .*-e '\.\[parquet\]'"
     with pytest.raises(LaunchError, match=message):
         listing(tmp_path / "a.parquet")
 
