@@ -146,8 +146,9 @@ def launch_slurm_command(
     loaded = [load_config(config, given)]
     if vary is not None:
         name = loaded[0].run.name
+        group = json.dumps(loaded[0].tracking.group or name)
         loaded = [
-            load_config(config, [*given, item, f"run.name={name}-{number}"])
+            load_config(config, [*given, item, f"run.name={name}-{number}", f"tracking.group={group}"])
             for number, item in enumerate(parse_vary(vary))
         ]
     specs = [_planned(one, request, site, force) for one in loaded]

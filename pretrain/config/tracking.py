@@ -52,6 +52,16 @@ class TrackingConfig(Section):
     """Weights & Biases project."""
     entity: Annotated[str | None, OnResume.FREE] = None
     """Weights & Biases team or user. None: the default of the API key."""
+    name: Annotated[str | None, OnResume.FREE] = None
+    """Weights & Biases: display name of the run. None: `run.name`."""
+    group: Annotated[str | None, OnResume.FREE] = None
+    """Weights & Biases: group of the run. `launch slurm --vary` sets it to `run.name`."""
+    job_type: Annotated[str | None, OnResume.FREE] = None
+    """Weights & Biases: kind of the run within its group, such as `baseline`."""
+    tags: Annotated[list[str], OnResume.FREE] = Field(default_factory=list)
+    """Weights & Biases: tags to filter runs by."""
+    notes: Annotated[str | None, OnResume.FREE] = None
+    """Weights & Biases: description of the run."""
     alerts: Annotated[bool, OnResume.FREE] = True
     """Send Weights & Biases alerts: a non-finite step, a loss spike, a stalled run."""
     stall_alert_s: Annotated[float, OnResume.FREE] = Field(default=600.0, ge=0)

@@ -41,6 +41,8 @@ _INIT_TIMEOUT_S = 30.0
 FINISH_TIMEOUT_S = 60.0
 _MAX_RESTARTS = 3
 _MAX_QUEUED_ROWS = 10_000
+_PERFORMANCE = {"mfu", "data_wait", "checkpoint_step"}
+"""Metrics of the section `perf` besides those in seconds."""
 
 
 class StallWatch:
@@ -91,6 +93,19 @@ def choose_mode(wanted: Literal["auto", "online", "offline", "off"]) -> Mode:
     if asked == "online":
         logger.warning("wandb: online, but no WANDB_API_KEY and no netrc entry for %s; tracking offline", host)
     return "offline"
+
+
+def _panel_name(metric: str) -> str:
+    """Returns the name of a metric in wandb; its prefix is the section of its panel."""
+    if metric == "step":
+        return metric
+    if metric.startswith("val_"):
+        return f"val/{metric.removeprefix('val_')}"
+    if metric.startswith("memory_"):
+        return f"system/{metric}"
+    # A source of a mixture, as in `loss_NAME`, may have any ending.
+    is_time = metric.endswith("_s") and not metric.startswith(("loss_", "epochs_"))
+    return f"{'perf' if is_time or metric in _PERFORMANCE else 'train'}/{metric}"
 
 
 def _without_secrets(value: Any) -> Any:
@@ -228,7 +243,8 @@ class WandbMirror:
                 if run is not None:
                     self._attempt(item.action, partial(item.send, run))
                 continue
-            while run is not None and not self._attempt("log", partial(run.log, item)):
+            row = {_panel_name(name): value for name, value in item.items()}
+            while run is not None and not self._attempt("log", partial(run.log, row)):
                 restarts += 1
                 run = self._restart() if restarts <= _MAX_RESTARTS else None
         if run is not None:
@@ -279,21 +295,21 @@ class WandbMirror:
         quiet_libraries()
         facts: dict[str, Any] = {}
         self._attempt("describe the run", lambda: facts.update(_without_secrets(self._find_facts())))
-        identity = {**self._identity, "config": {**self._identity["config"], **facts}}
+        labels = self._config.model_dump(include={"project", "entity", "group", "job_type", "tags", "notes"})
+        name = self._config.name or self._identity["name"]
+        identity = {**self._identity, **_without_secrets({**labels, "name": name})}
+        identity["config"] = {**self._identity["config"], **facts}
         # Without git and code: the remote's URL may contain a token, and run.json has the versions.
         settings = wandb.Settings(
             silent=True, console="off", init_timeout=_INIT_TIMEOUT_S, disable_git=True, disable_code=True
         )
         if hasattr(settings, "finish_timeout"):
             settings.finish_timeout = FINISH_TIMEOUT_S
-        project, entity = self._config.project, self._config.entity
         place = str(make_dir(self._run_dir))
-        run = wandb.init(
-            **identity, project=project, entity=entity, dir=place, mode=mode, resume="allow", settings=settings
-        )
+        run = wandb.init(**identity, dir=place, mode=mode, resume="allow", settings=settings)
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
-        run.define_metric("val_loss", step_metric="step", summary="min")
+        run.define_metric("val/loss", step_metric="step", summary="min")
         self._is_offline = mode == "offline"
         if self._is_offline:
             note = (

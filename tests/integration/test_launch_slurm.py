@@ -117,9 +117,16 @@ def test_elements_of_an_array_have_folders_of_their_own(launch, tmp_path):
         folder = tmp_path / "runs" / f"run-{number}" / "launch"
         assert stat.S_IMODE((folder / "spec.json").stat().st_mode) == 0o600
         assert json.loads((folder / "spec.json").read_text())["name"] == f"run-{number}"
-        assert load_config(folder / "config.yaml").optim.lr == lr
+        config = load_config(folder / "config.yaml")
+        assert (config.optim.lr, config.tracking.group) == (lr, "run")
     listed = json.loads((tmp_path / "runs" / "run-0" / "launch" / "array.json").read_text())
     assert listed["specs"] == [str(tmp_path / "runs" / f"run-{number}" / "launch" / "spec.json") for number in range(2)]
+
+
+def test_the_group_of_a_sweep_may_be_chosen(launch, tmp_path):
+    launch(*NEEDED, "--vary", "optim.lr=1e-3,3e-4", "tracking.group='2026'")
+    groups = [load_config(path).tracking.group for path in tmp_path.glob("runs/run-*/launch/config.yaml")]
+    assert groups == ["2026", "2026"]
 
 
 def test_a_login_node_needs_no_torch():

@@ -34,10 +34,38 @@ tracking:
   norms_every_steps: 4
   wandb: offline
   artifacts: references
+  name: The observed one
+  group: observed
+  job_type: test
+  tags: [tiny, "with {{everything}}"]
+  notes: One run with everything on.
   samples: {{prompts: ["alpha ", "be"], max_tokens: 8}}
   attention: {{text: "alpha be", heads: [0, 2]}}
 profile: {{steps: [3, 3]}}
 """
+
+
+LAYERS = ("decoder_0", "decoder_1", "embedding", "head", "decoder")
+SECTIONS = {
+    "train": {
+        "loss", "loss_most", "loss_few", "accuracy", "lr", "grad_norm", "tokens", "epochs_most", "epochs_few",
+        "skipped_steps",
+        *(f"{norm}/{layer}" for norm in ("grad_norm", "update_norm") for layer in LAYERS),
+    },
+    "val": {"loss", "loss_most", "loss_few", "perplexity", "accuracy", "tokens", "bits_per_byte"},
+    "perf": {
+        "tokens_per_s", "step_time_s", "data_wait", "eta_s", *(f"{part}_s" for part in PARTS),
+        "checkpoint_step", "checkpoint_stall_s", "checkpoint_write_s",
+    },
+    "system": {"memory_bytes"},
+}  # fmt: skip
+"""Metrics of the run by their section in wandb."""
+
+
+def metric_of(name: str) -> str:
+    """Returns the name in metrics.jsonl of a metric in wandb."""
+    section, _, metric = name.partition("/")
+    return f"val_{metric}" if section == "val" else metric or name
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +139,12 @@ def test_wandb_has_the_rows_the_facts_the_texts_and_where_the_checkpoints_are(ru
     folder, done = run
     history = read_history(folder.path)
     shown = {"samples._type", "attention._type"}
-    assert [row for row in history if not shown & row.keys()] == read_rows(folder.metrics)
+    rows = [row for row in history if not shown & row.keys()]
+    assert [{metric_of(name): value for name, value in row.items()} for row in rows] == read_rows(folder.metrics)
+    for section, names in SECTIONS.items():
+        sent = {name for row in rows for name in row if name.startswith(f"{section}/")}
+        assert sent == {f"{section}/{name}" for name in names}
+    assert {name.partition("/")[0] for row in rows for name in row} == {"step", *SECTIONS}
     tables = [(row["step"], row["samples._type"], row["samples.nrows"]) for row in history if "samples._type" in row]
     assert tables == [(6, "table-file", 2), (12, "table-file", 2)]
     images = {row["step"]: row["attention.path"] for row in history if row.get("attention._type") == "image-file"}
@@ -122,6 +155,9 @@ def test_wandb_has_the_rows_the_facts_the_texts_and_where_the_checkpoints_are(ru
     config = {item.key: json.loads(item.value_json) for record in read_records(folder.path, "run")
               for item in record.run.config.update}  # fmt: skip
     assert config["batch"]["global_tokens"] == 512
+    described = read_records(folder.path, "run")[0].run
+    assert (described.display_name, described.run_group, described.job_type) == ("The observed one", "observed", "test")
+    assert (list(described.tags), described.notes) == (["tiny", "with {everything}"], "One run with everything on.")
     assert config["slurm"] == {"job_id": "4711"}
     assert config["machine"]["cores"] == os.cpu_count()
     assert config["data_card"]["sources"]["few"]["kind"] == "text"

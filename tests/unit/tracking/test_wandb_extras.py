@@ -36,7 +36,7 @@ def test_alerts_texts_pictures_and_checkpoints_arrive_in_the_offline_file(python
     (alert,) = read_records(tmp_path / "run", "alert")
     assert (alert.alert.title, alert.alert.text, alert.alert.level) == ("A loss spike", "step 4, with ***", "ERROR")
     row, table, image = read_history(tmp_path / "run")
-    assert row == {"step": 4, "loss": 1.0}
+    assert row == {"step": 4, "train/loss": 1.0}
     sizes = {key: image[f"attention.{key}"] for key in ("_type", "width", "height")}
     assert (image["step"], sizes) == (4, {"_type": "image-file", "width": 30, "height": 20})
     (copy,) = (tmp_path / "run" / "wandb").glob("offline-run-*/files/" + image["attention.path"])
@@ -64,7 +64,7 @@ def test_what_cannot_be_sent_is_one_warning_and_rows_go_on(python, tmp_path):
     assert "wandb: cannot log the picture nowhere.png: FileNotFoundError" in done.stderr
     assert "wandb: cannot describe the run: ZeroDivisionError" in done.stderr
     assert "wandb: cannot log the checkpoint nowhere: " in done.stderr
-    assert read_history(tmp_path / "run") == [{"step": 5, "loss": 1.0}]
+    assert read_history(tmp_path / "run") == [{"step": 5, "train/loss": 1.0}]
 
 
 def test_facts_stand_beside_the_config(python, tmp_path):
