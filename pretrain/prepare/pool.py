@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.prepare.input_parts import WHOLE, InputPart, Report, Share, Work
-from pretrain.prepare.output import hold_as_worker
+from pretrain.prepare.output import TOKENIZER_NAME, hold_as_worker
 from pretrain.prepare.part_record import PartRecord, load_records, remove_leftovers
 from pretrain.prepare.progress import Progress, no_progress
 
@@ -31,6 +31,24 @@ ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 
 # Loads the needs of the work on parts, once a process; sent to the workers.
 Start = Callable[[], Work]
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """The shard folder of a job, and the parts of its input."""
+
+    folder: Path
+    parts: list[InputPart]  # of all shares
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """File of the tokenizer."""
+        return self.folder / TOKENIZER_NAME
+
+    @property
+    def num_bytes(self) -> int:
+        """Input bytes as stored."""
+        return sum(part.num_bytes for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,9 @@ from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, 
 from pretrain.prepare.inputs.listing import list_inputs
 from pretrain.prepare.labelling import LABELS_NAME, LabelSet, check_labels, sort_labels
 from pretrain.prepare.normalize import check_normalize
-from pretrain.prepare.output import TOKENIZER_NAME
 from pretrain.prepare.part import read_part
 from pretrain.prepare.part_record import nothing_to_train_on
-from pretrain.prepare.pool import WorkerPool
+from pretrain.prepare.pool import ShardJob, WorkerPool
 from pretrain.prepare.split import TRAIN, SplitRule, parse_split
 from pretrain.prepare.text_pieces import TextPiece, divide
 from pretrain.shards.index import LABELLED
@@ -61,31 +60,15 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PrepareJob:
+class PrepareJob(ShardJob):
     """A checked config and its plan, of one share."""
 
     config: PrepareConfig
     pool: WorkerPool
     files: list[InputFile]
-    parts: list[InputPart]  # of all shares
     rule: SplitRule
     given: bytes | None  # content of a given tokenizer.json
     identity: dict[str, Any]  # options, by dotted key: equal for equal bytes
-
-    @property
-    def folder(self) -> Path:
-        """Shard folder."""
-        return self.pool.folder
-
-    @property
-    def tokenizer_path(self) -> Path:
-        """File of the tokenizer."""
-        return self.folder / TOKENIZER_NAME
-
-    @property
-    def num_bytes(self) -> int:
-        """Input bytes as stored."""
-        return sum(part.num_bytes for part in self.parts)
 
     @cached_property
     def own_parts(self) -> list[InputPart]:
@@ -118,7 +101,7 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     part_bytes = config.part_bytes or plan_part_bytes(files)
     parts = plan_parts(files, part_bytes)
     identity = _identity(config, given) | {"part_bytes": part_bytes}
-    job = PrepareJob(config, pool, files, parts, rule, given, identity)
+    job = PrepareJob(pool.folder, parts, config, pool, files, rule, given, identity)
     if not job.num_bytes:
         what = f"the input is empty ({len(files)} files, 0 bytes)"
         raise DataError(what, fix="give files with text in them")

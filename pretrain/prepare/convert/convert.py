@@ -102,7 +102,7 @@ def _plan(options: ConvertOptions) -> ConvertJob:
         raise DataError("names a file twice", where=where, fix="name each once")
     splits, rule = _plan_split(stored, options.split)
     parts = plan_parts(stored, plan_part_bytes(stored))
-    return ConvertJob(options, content, read, files, parts, splits, rule)
+    return ConvertJob(options.output, parts, options, content, read, files, splits, rule)
 
 
 def _identity(job: ConvertJob) -> dict[str, Any]:

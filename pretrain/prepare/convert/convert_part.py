@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from pretrain.prepare.convert.token_file import ReadOptions, TokenFile
 from pretrain.prepare.input_parts import InputPart, Report, Work
-from pretrain.prepare.output import TOKENIZER_NAME
 from pretrain.prepare.part_record import PartWriter, record_path
+from pretrain.prepare.pool import ShardJob
 from pretrain.prepare.split import SPLITS, TRAIN, SplitRule
 from pretrain.shards.ragged import TokenDocuments, ragged_of
 from pretrain.shards.writer import MEMBER_TOKENS
@@ -46,32 +46,16 @@ class ConvertOptions:
     dtype: str | None = None  # see ReadOptions
 
 
-@dataclass(frozen=True, slots=True)
-class ConvertJob:
+@dataclass(frozen=True)
+class ConvertJob(ShardJob):
     """A checked source and its plan."""
 
     options: ConvertOptions
     tokenizer: bytes  # content of the tokenizer.json
     read: ReadOptions
     files: dict[str, TokenFile]  # by path, in order
-    parts: list[InputPart]
     splits: dict[str, str]  # by path, of files with a split in their name
     rule: SplitRule  # of the documents of the other files
-
-    @property
-    def folder(self) -> Path:
-        """Shard folder."""
-        return self.options.output
-
-    @property
-    def tokenizer_path(self) -> Path:
-        """File of the tokenizer."""
-        return self.folder / TOKENIZER_NAME
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the source, as stored."""
-        return sum(part.num_bytes for part in self.parts)
 
     def split_of(self, path: str, document: np.ndarray) -> str:
         """Returns the split of a document of the file `path`."""
