@@ -2,12 +2,11 @@
 
 import pytest
 import torch
+import transformers
 
 from pretrain.attention_maps.maps import record_attention
 from pretrain.types import Batch, SourceBatch
 from tests.helpers.lent import lend
-
-transformers = pytest.importorskip("transformers")
 
 VOCAB = 61
 # Both run in float64, but what is recorded is rounded to fp32, and rotary angles are of fp32, under scores of order 10.

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 
 from pretrain.model import KVCache
 from pretrain.objective.loss import sum_token_loss
@@ -9,8 +10,6 @@ from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.lent import check_gradients, lend
 from tests.parity.exchange import check_round_trip
 from tests.unit.model.tiny import packed_batch, random_batch
-
-transformers = pytest.importorskip("transformers")
 
 VOCAB = 61
 LENGTH = 40

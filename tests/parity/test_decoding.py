@@ -8,13 +8,12 @@ from itertools import product
 
 import pytest
 import torch
+import transformers
 
 from pretrain.generate import Beams, Constraints, beam_search, generate
 from tests.helpers.lent import lend
 from tests.parity.test_decoders import gpt2, llama, mistral
 from tests.parity.test_encoder_decoders import PAD, marian, t5
-
-transformers = pytest.importorskip("transformers")
 
 MAKERS = {
     "gpt2": gpt2,

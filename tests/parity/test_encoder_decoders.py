@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+import transformers
 
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.errors import ConfigError
@@ -18,8 +19,6 @@ from pretrain.types import Batch, SourceBatch
 from tests.helpers.lent import check_gradients, lend
 from tests.parity.exchange import check_round_trip
 from tests.unit.model.tiny import build, packed_pairs, random_pairs
-
-transformers = pytest.importorskip("transformers")
 
 VOCAB = 61
 PAD = 60

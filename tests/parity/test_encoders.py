@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from pretrain.interop.release import open_release
@@ -12,8 +13,6 @@ from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.lent import build_imported, check_gradients, lend
 from tests.parity.exchange import check_round_trip
 from tests.unit.model.tiny import packed_batch, random_batch
-
-transformers = pytest.importorskip("transformers")
 
 VOCAB = 61
 PAD = 60

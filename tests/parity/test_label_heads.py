@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import transformers
 
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.transfer import export_model
@@ -13,8 +14,6 @@ from pretrain.types import Batch
 from tests.helpers.lent import Lent, build_imported, lend, quiet_transformers
 from tests.parity.exchange import check_round_trip
 from tests.unit.interop.releases import change_config, load_tensors, save_tensors
-
-transformers = pytest.importorskip("transformers")
 
 NAMES = ["down", "flat", "up"]
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}

@@ -7,6 +7,9 @@ from pretrain.config.presets import PRESETS, expand_preset
 from pretrain.errors import ConfigError
 from pretrain.interop import FAMILIES
 from pretrain.interop.choose import choose_family, facts
+from tests.parity.test_decoders import MAKERS as DECODERS
+from tests.parity.test_encoder_decoders import MAKERS as ENCODER_DECODERS
+from tests.parity.test_encoders import MAKERS as ENCODERS
 
 LLAMA3_SCALING = {
     "factor": 8.0,
@@ -172,3 +175,8 @@ def test_a_preset_is_exported_as_its_own_family_or_as_none(preset):
     else:
         family = next(name for name in sorted(FAMILIES, key=len, reverse=True) if preset.startswith(name))
         assert choose_family(config).model_type == family
+
+
+def test_every_family_is_compared_with_its_model_of_transformers():
+    compared = [make() for makers in (DECODERS, ENCODERS, ENCODER_DECODERS) for make in makers.values()]
+    assert {model.config.model_type for model in compared} == set(FAMILIES)

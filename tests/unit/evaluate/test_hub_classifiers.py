@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import open_artifact
@@ -17,8 +18,6 @@ from tests.helpers.corpus import write_rows
 from tests.helpers.lent import quiet_transformers
 from tests.unit.evaluate.label_runs import CLASSES, TAGS, WORDS, write_label_run, write_labelled
 from tests.unit.interop.releases import change_config
-
-transformers = pytest.importorskip("transformers")
 
 NAMES = {"classes": ["pos", "neg", "mixed"], "tags": ["O", "ANIMAL"]}
 """Not in the order of the alphabet."""

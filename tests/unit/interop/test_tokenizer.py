@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import sentencepiece
 
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import DataError
@@ -15,8 +16,6 @@ from pretrain.interop.tokenizer import load_hub_tokenizer, reads_as_written, tok
 from pretrain.tokenizer import dump_tokenizer, eos_id
 from tests.helpers.tokenizers import train_bpe, train_char
 
-pytest.importorskip("transformers")
-sentencepiece = pytest.importorskip("sentencepiece")
 # Marian's punctuation normaliser is optional, and asks to be installed.
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 

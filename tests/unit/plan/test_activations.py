@@ -6,13 +6,13 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig, RecurrentConfig
 from pretrain.config.presets import expand_preset
+from pretrain.interop import FAMILIES
 from pretrain.plan.activations import activation_bytes
 from pretrain.plan.task import TrainingTask
 from tests.unit.plan.kept import kept_bytes
 
-FAMILIES = ["gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "starcoder2-tiny", "bert-tiny",
-            "modernbert-tiny", "transformer-tiny", "marian-tiny", "t5-tiny", "t5-v1.1-tiny"]  # fmt: skip
-OTHERS = [name for name in FAMILIES if name != "t5-tiny"]
+PRESETS = [f"{family}-tiny" for family in (*FAMILIES, "t5-v1.1", "transformer")]
+OTHERS = [name for name in PRESETS if name != "t5-tiny"]
 MODES = ["none", pytest.param("selective", marks=pytest.mark.long), "full"]
 ROWS, LENGTH, SOURCE_LENGTH = 4, 64, 96
 
@@ -36,7 +36,7 @@ def planned_over_kept(config, *, kind="deepspeed", precision="fp32", mode="none"
     return planned.kept / kept_bytes(config, engine, ROWS, LENGTH, source)
 
 
-@pytest.mark.parametrize("preset", FAMILIES)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_what_a_family_keeps_is_known_within_a_tenth(preset):
     assert planned_over_kept(model_of(preset)) == pytest.approx(1, abs=0.1)
 

@@ -31,7 +31,8 @@ def folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def sentencepiece_model():
-    sentencepiece = pytest.importorskip("sentencepiece")
+    import sentencepiece
+
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES), model_writer=model, vocab_size=200, minloglevel=2,
