@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.recall_data import DISTANCES, EOS_ID, PAIRS, QUESTIONS, class_of, draw_document, write_recall
+from pretrain.config.load import load_config
 from pretrain.tracking.audit import compare, read_audit
 from tests.helpers.ranks import run_in_ranks
 from tests.helpers.runs import RunMaker
@@ -42,6 +43,17 @@ def test_every_zero_stage_and_ddp_on_two_ranks_trains_like_one_process(model, so
             # fp32 sums in another order, fed back through five steps of Adam; 2e-6 is what is found.
             assert row[:2] == pytest.approx(expected[:2], rel=1e-4), engine
     assert alone[-1][0] < alone[0][0]
+
+
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+def test_a_shipped_recipe_of_a_language_model_trains(cell, corpus, warm, tmp_path):
+    smaller = ["train.steps=2", "optim.schedule.warmup_steps=1", "batch.global_tokens=512", "batch.micro=2"]
+    own = [f"data.path={corpus}", "tracking.wandb=off", "tracking.log_every_steps=1"]
+    done = warm("train", f"configs/run/{cell}_quickstart.yaml", *smaller, *own, cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    run = tmp_path / "runs" / f"{cell}-quickstart"
+    assert [row.step for row in read_audit(run / "audit.jsonl")] == [1, 2]
+    assert load_config(run / "config.yaml").model.decoder.cell == cell
 
 
 CONFIG = """
