@@ -84,7 +84,7 @@ class StackConfig(Section):
     """Base period in layers that have a window. None: `rope_theta`."""
     rope_scaling: RotaryScaling | None = None
     """Scaling of the rotary frequencies for longer sequences. None: no scaling."""
-    relative_buckets: Annotated[int, OnResume.NEVER] = Field(default=32, ge=4, multiple_of=4)
+    relative_buckets: Annotated[int, OnResume.NEVER] = Field(default=32, ge=4)
     """Number of distance buckets of the relative bias."""
     relative_max_distance: Annotated[int, OnResume.ALLOW] = Field(default=128, ge=2)
     """Distance in tokens from which on all distances share a bucket."""

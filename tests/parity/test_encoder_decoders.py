@@ -69,6 +69,7 @@ MAKERS = {
     "t5": t5,
     "t5-v1.1": t5_v1_1,
     "t5-v1.1-tied": t5_as_transformers_5_trains_it,
+    "t5-odd-buckets": lambda: t5(relative_attention_num_buckets=11),
     "opus-mt": lambda: marian(activation_function="swish", scale_embedding=True),
     "marian-relu": lambda: marian(activation_function="relu"),
 }
