@@ -194,6 +194,8 @@ class GenerationDefaults:
             forced.
         eos: Ids that end a row; empty: those of the tokenizer.
         renormalize: Probabilities sum to 1 again without `suppressed`, which changes beam scores.
+        repetition_penalty: Divides the scores of tokens that a row has; 1: none.
+        no_repeat_ngram_size: No run of this many tokens comes twice in a row; 0: any may.
         sees_prompt_whole: A decoder reads its prompt in both directions; theirs has no such
             setting.
         kept: Further settings by their key: those of sampling, and unsupported ones, for exports.
@@ -208,6 +210,8 @@ class GenerationDefaults:
     forced_eos: int | None = None
     eos: tuple[int, ...] = ()
     renormalize: bool = False
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
     sees_prompt_whole: bool = False
     kept: dict[str, Any] = field(default_factory=dict)
 

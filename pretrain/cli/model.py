@@ -19,6 +19,8 @@ def generate_command(
     temperature: Annotated[float | None, Option(help="0 is greedy. Default: 0.8 to continue a text.")] = None,
     top_k: Annotated[int | None, Option(help="Sample from k tokens; candidates of a mask.")] = None,
     top_p: Annotated[float | None, Option(help="Nucleus sampling: total probability.")] = None,
+    repetition_penalty: Annotated[float | None, Option(help="Above 1: fewer repeated tokens.")] = None,
+    no_repeat_ngram_size: Annotated[int | None, Option(min=0, help="N-grams that come once only.")] = None,
     seed: Annotated[int, Option(help="Seed of sampling; independent of the batch.")] = 0,
     beams: Annotated[int | None, Option(min=1, help="Default: the model's.")] = None,
     length_penalty: Annotated[float | None, Option(help="Above 0: longer texts.")] = None,
@@ -43,7 +45,7 @@ def generate_command(
     from pretrain.prepare.normalize import build_normalizers
 
     search = (beams, length_penalty, early_stopping, n_best)
-    options = Options(max_tokens, temperature, top_k, top_p, *search)
+    options = Options(max_tokens, temperature, top_k, top_p, *search, repetition_penalty, no_repeat_ngram_size)
     prompts = find_prompts(prompt or [], file)
     artifact = open_artifact(model, device)
     normalize = find_normalize(open_source(model))

@@ -142,7 +142,7 @@ def _search_batch(
     width = 1  # the first step has one beam a row
     for num_new in range(1, longest + 1):
         is_last = [search.limit == num_new for search in searches for _ in range(width)]
-        log_probs_BV = constraints.log_probs(logits_BV, num_new - 1, is_last)
+        log_probs_BV = constraints.log_probs(logits_BV, feed.read_BT, num_new - 1, is_last, searches=True)
         past = [beam.log_prob for search in searches for beam in search.open]
         found = _best_candidates(log_probs_BV, past, width, num_candidates)
         for search, candidates in zip(searches, found, strict=True):

@@ -46,15 +46,22 @@ class Constraints:
     # Probabilities sum to 1 again without the excluded tokens. This changes the scores of beams;
     # sampling always does so.
     renormalize: bool = False
+    # Divides the scores of tokens that the decoder has read, multiplies negative ones (Keskar et al.
+    # 2019, 4.1); 1: changes nothing.
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0  # no run of this many tokens comes twice in a row; 0: any may
     # A decoder reads its prompt in both directions (Raffel et al. 2020, 3.2.1), as under the
     # objective of a prefix language model.
     sees_prompt_whole: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "min_new_tokens"):
+        for name in ("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size"):
             if getattr(self, name) < 0:
                 what = f"{name}={getattr(self, name)} must not be negative"
                 raise ConfigError(what, fix="use 0 or more")
+        if not 0 < self.repetition_penalty < float("inf"):
+            what = f"repetition_penalty={self.repetition_penalty} must be above 0"
+            raise ConfigError(what, fix="use 1 for none, 1.2 or so to repeat less")
 
     def check(self, vocab_size: int) -> None:
         """Refuses ids beyond a vocabulary. Raises: ConfigError."""
@@ -66,21 +73,52 @@ class Constraints:
                     fix="use the model's own tokenizer and settings",
                 )
 
-    def log_probs(self, logits_BV: Tensor, num_new: int, is_last: list[bool]) -> Tensor:
+    def log_probs(
+        self, logits_BV: Tensor, read_BT: Tensor, num_new: int, is_last: list[bool], *, searches: bool = False
+    ) -> Tensor:
         """Returns the log-probabilities of the next token, fp32 [B, V]; -inf for excluded tokens.
 
         Each row has added `num_new` tokens; for some the next token is the last that they may add.
+        `read_BT` are the tokens that the decoder has read, `IncrementalDecoder.read_BT`. A beam
+        search penalizes repetitions in log-probabilities, as in transformers, not in scores.
         """
-        log_probs_BV = logits_BV.float().log_softmax(dim=-1)
+        scores_BV = logits_BV.float()
+        if searches:
+            log_probs_BV = self._penalize(scores_BV.log_softmax(dim=-1), read_BT)
+        else:
+            log_probs_BV = self._penalize(scores_BV, read_BT).log_softmax(dim=-1)
         early = self.eos_ids if num_new < self.min_new_tokens else ()
         excluded = [*self.suppressed_ids, *early]
+        # In place: the tensor is this call's own.
+        self._exclude_repeats(log_probs_BV, read_BT)
         if excluded:
-            # In place: the tensor is this call's own.
             log_probs_BV[:, excluded] = -torch.inf
-            if self.renormalize:
-                log_probs_BV = log_probs_BV.log_softmax(dim=-1)
+        if self.renormalize and (excluded or self.no_repeat_ngram_size or self.repetition_penalty != 1.0):
+            log_probs_BV = log_probs_BV.log_softmax(dim=-1)
         if self.forced_eos_id is not None and any(is_last):
             rows = torch.tensor(is_last, device=log_probs_BV.device)
             log_probs_BV[rows] = -torch.inf
             log_probs_BV[rows, self.forced_eos_id] = 0.0
         return log_probs_BV
+
+    def _penalize(self, scores_BV: Tensor, read_BT: Tensor) -> Tensor:
+        """Returns the scores with the repetition penalty."""
+        penalty = self.repetition_penalty
+        if penalty == 1.0:
+            return scores_BV
+        # Padding stands for the newest token, whose score is changed anyway.
+        ids_BT = torch.where(read_BT < 0, read_BT[:, -1:], read_BT)
+        found_BT = scores_BV.gather(1, ids_BT)
+        return scores_BV.scatter(1, ids_BT, torch.where(found_BT < 0, found_BT * penalty, found_BT / penalty))
+
+    def _exclude_repeats(self, log_probs_BV: Tensor, read_BT: Tensor) -> None:
+        """Sets tokens to -inf that would complete an n-gram (N tokens) for the second time."""
+        size = self.no_repeat_ngram_size
+        if not 0 < size <= read_BT.shape[1]:
+            return
+        ngrams_BWN = read_BT.unfold(1, size, 1)
+        newest_B1N = read_BT[:, None, read_BT.shape[1] - size + 1 :]
+        # Padding comes first: an n-gram with any begins with it.
+        repeats_BW = (ngrams_BWN[..., :-1] == newest_B1N).all(dim=-1) & (ngrams_BWN[..., 0] >= 0)
+        rows, places = repeats_BW.nonzero(as_tuple=True)
+        log_probs_BV[rows, ngrams_BWN[rows, places, -1]] = -torch.inf

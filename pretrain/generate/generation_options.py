@@ -16,6 +16,7 @@ TEMPERATURE = 0.8
 CANDIDATES = 5
 _SAMPLING = ("temperature", "top_k", "top_p")
 _BEAMS = ("length_penalty", "early_stopping", "n_best")
+_REPEATS = ("repetition_penalty", "no_repeat_ngram_size")
 _EARLY_STOPPING: dict[str, bool | Literal["never"]] = {"true": True, "false": False, "never": "never"}
 
 
@@ -35,6 +36,8 @@ class Options:
     length_penalty: float | None = None
     early_stopping: str | None = None  # "true", "false" or "never"
     n_best: int | None = None  # number of texts to return
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.early_stopping not in (None, *_EARLY_STOPPING):
@@ -49,6 +52,7 @@ class Options:
             raise ConfigError(f"{_flag(searches[0])} is not for --beams 1", fix="give --beams 4 or so")
         # Values out of range are refused here, before anything is loaded.
         Sampling(**self._given(_SAMPLING))
+        Constraints(0, **self._given(_REPEATS))
         num_return = self.n_best or 1
         Beams(self.beams or num_return, self.length_penalty or 0.0, num_return=num_return)
 
@@ -67,6 +71,7 @@ class Options:
             forced_eos_id=defaults.forced_eos,
             renormalize=defaults.renormalize,
             sees_prompt_whole=defaults.sees_prompt_whole,
+            **{name: getattr(defaults, name) for name in _REPEATS} | self._given(_REPEATS),
         )
 
     def method(self, model: LanguageModel, defaults: GenerationDefaults) -> Method:

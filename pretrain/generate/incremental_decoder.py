@@ -19,7 +19,7 @@ Prompts = Sequence[Sequence[int]]
 """Token ids, one prompt a row: a text to continue, or the source of an encoder-decoder."""
 
 PADDING = -1
-"""Document number of padding."""
+"""Document number of padding, and its token in `read_BT`."""
 
 
 class IncrementalDecoder:
@@ -28,6 +28,8 @@ class IncrementalDecoder:
     The model, with a decoder and a head, is run in eval mode, its mode restored. At least one
     prompt, checked by `check_prompts`; at most `max_new_tokens` are added. `sees_prompt_whole` is
     that of `Constraints`. Raises CheckpointError where scores are NaN.
+
+    `read_BT` has the tokens that the decoder has read in each row, PADDING before the first.
     """
 
     def __init__(
@@ -49,6 +51,9 @@ class IncrementalDecoder:
             if sees_prompt_whole:  # padding is another document
                 whole_BT = torch.ones_like(self._first.tokens_BT, dtype=torch.bool)
                 self._first = replace(self._first, prefix_BT=whole_BT)
+        self.read_BT = self._first.tokens_BT
+        if self._first.documents_BT is not None:
+            self.read_BT = self.read_BT.masked_fill(self._first.documents_BT == PADDING, PADDING)
         # The last new token is never read.
         capacity = self._first.tokens_BT.shape[1] + max(0, max_new_tokens - 1)
         self._cache = model.new_cache(capacity)
@@ -62,6 +67,7 @@ class IncrementalDecoder:
         if self._positions_B1 is not None:
             self._positions_B1 = self._positions_B1 + 1
         tokens_B1 = tokens_B[:, None]
+        self.read_BT = torch.cat((self.read_BT, tokens_B1), dim=1)
         batch = Batch(
             tokens_B1,
             tokens_B1,
@@ -74,6 +80,7 @@ class IncrementalDecoder:
         """Keeps the given rows, in their order; a row may come several times. Copies the cache."""
         rows_B = torch.tensor(rows, device=self._device)
         self._cache.select(rows_B)
+        self.read_BT = self.read_BT[rows_B]
         if self._positions_B1 is not None and self._documents_B1 is not None:
             self._positions_B1 = self._positions_B1[rows_B]
             self._documents_B1 = self._documents_B1[rows_B]

@@ -180,7 +180,7 @@ def stream(
         logits_BV = feed.start()
         for num_new in range(longest):
             is_last = [limits[row] == num_new + 1 for row in rows]
-            log_probs_BV = constraints.log_probs(logits_BV, num_new, is_last)
+            log_probs_BV = constraints.log_probs(logits_BV, feed.read_BT, num_new, is_last)
             ids_B = sample(log_probs_BV, sampling, [chance[row].random() for row in rows])
             chosen = log_probs_BV.gather(1, ids_B[:, None])[:, 0].tolist()
             step = [

@@ -70,6 +70,8 @@ def check_beams(lent, prompts, count, ends, penalty, stop, n_best=4, num_beams=4
         "forced_eos_token_id": settings.get("forced_eos_id"),
         "renormalize_logits": settings.get("renormalize", False),
         "min_new_tokens": settings.get("min_new_tokens"),
+        "repetition_penalty": settings.get("repetition_penalty"),
+        "no_repeat_ngram_size": settings.get("no_repeat_ngram_size"),
     }
     expected, scores = their_generate(
         lent, prompts, count, ends, num_beams=num_beams, num_return_sequences=n_best, length_penalty=penalty,
@@ -101,6 +103,33 @@ def test_constraints_agree(lent):
     found = generate(lent.ours, prompts, constraints)
     assert [row.tokens for row in found] == expected
     assert all(row.ended for row in found)
+
+
+REPEATS = [
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.8},
+    {"no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 3},
+    {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+]
+"""Theirs counts the padding before a prompt as tokens of it: prompts are given one by one."""
+
+
+@pytest.mark.parametrize("settings", REPEATS, ids=str)
+def test_penalties_of_repetitions_agree(lent, settings):
+    prompts = [[5, 9, 5, 9, 30, 9, 5], [8], *prompts_of(11)[:3]]
+    expected = [their_generate(lent, [prompt], 25, (20,), **settings)[0][0] for prompt in prompts]
+    found = generate(lent.ours, prompts, Constraints(25, eos_ids=(20,), **settings))
+    assert [row.tokens for row in found] == expected
+    if settings.get("repetition_penalty", 1) >= 1:  # below, a row may repeat one token as it is
+        assert expected != [row.tokens for row in generate(lent.ours, prompts, Constraints(25, eos_ids=(20,)))]
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("settings", REPEATS, ids=str)
+def test_beams_with_penalties_of_repetitions_agree(lent, settings, renormalize):
+    for prompt in ([5, 9, 5, 9, 30, 9, 5], *prompts_of(12)[:2]):
+        check_beams(lent, [prompt], 15, ENDS[:3], 1.0, False, renormalize=renormalize, **settings)
 
 
 @pytest.mark.long

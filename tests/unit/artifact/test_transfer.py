@@ -92,8 +92,8 @@ def test_an_import_says_what_it_left_out(release, tmp_path):
     changed.mkdir()
     for file in release.iterdir():
         (changed / file.name).write_bytes(file.read_bytes())
-    (changed / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.3}))
-    assert import_model(str(changed), tmp_path / "second").not_honoured == ["repetition_penalty=1.3"]
+    (changed / "generation_config.json").write_text(json.dumps({"diversity_penalty": 1.3, "no_repeat_ngram_size": 3}))
+    assert import_model(str(changed), tmp_path / "second").not_honoured == ["diversity_penalty=1.3"]
 
 
 def test_a_folder_that_holds_something_is_not_written_over(release, imported, tmp_path):

@@ -28,6 +28,8 @@ class Makers:
     forced_eos: int | None = None
     eos: tuple[int, ...] = ()
     renormalize: bool = False
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
     sees_prompt_whole: bool = False
     kept: dict[str, Any] = field(default_factory=dict)
 
@@ -83,6 +85,12 @@ def test_temperature_zero_is_greedy_whatever_else_the_makers_say():
             Makers(eos=(5, 6), suppressed=(0,), forced_eos=5, renormalize=True),
             Constraints(128, 0, (5, 6), (0,), 5, True),
         ),
+        (
+            {"no_repeat_ngram_size": 0},
+            BOTH,
+            Makers(repetition_penalty=1.3, no_repeat_ngram_size=3),
+            Constraints(128, eos_ids=CODEC.eos_ids, repetition_penalty=1.3),
+        ),
     ],
 )
 def test_constraints_are_those_of_the_makers_and_the_tokenizer(given, model, makers, expected):
@@ -100,6 +108,7 @@ def test_constraints_are_those_of_the_makers_and_the_tokenizer(given, model, mak
         ({"beams": 2, "n_best": 3}, r"num_return=3 \(--n-best\) must be between 1 and num_beams=2"),
         ({"temperature": -1.0}, "temperature=-1.0 must be"),
         ({"top_p": 2.0}, "top_p=2.0 must be"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0 must be above 0; use 1 for none"),
         ({"length_penalty": 99.0}, "length_penalty=99.0 must be"),
     ],
 )

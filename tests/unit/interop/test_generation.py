@@ -71,8 +71,9 @@ def test_a_bad_word_that_ends_a_text_is_no_bad_word():
 
 
 def test_settings_that_change_the_result_and_are_not_known_are_named():
-    values = {"no_repeat_ngram_size": 3, "bad_words_ids": [[1, 2]], "repetition_penalty": 1.0, "min_length": 0}
-    assert read_generation_defaults(values).not_honoured() == ["no_repeat_ngram_size=3", "bad_words_ids=[[1, 2]]"]
+    values = {"encoder_no_repeat_ngram_size": 3, "bad_words_ids": [[1, 2]], "diversity_penalty": 0.0, "min_length": 0}
+    named = ["encoder_no_repeat_ngram_size=3", "bad_words_ids=[[1, 2]]"]
+    assert read_generation_defaults(values).not_honoured() == named
     # How to sample is said by the one who samples.
     assert read_generation_defaults({"do_sample": True, "temperature": 0.6, "top_p": 0.9}).not_honoured() == []
 
