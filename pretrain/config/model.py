@@ -17,24 +17,31 @@ from pretrain.config.base import OnResume, Section
 class RotaryScaling(Section):
     """Scaling of rotary frequencies, for sequences longer than those of the original training."""
 
-    kind: Annotated[Literal["linear", "llama3"], OnResume.ALLOW]
-    """`linear`: divide every frequency (Chen et al. 2023). `llama3`: divide low ones, keep high
-    ones, interpolate between (Llama 3.1)."""
+    kind: Annotated[Literal["linear", "llama3", "yarn"], OnResume.ALLOW]
+    """`linear`: divide every frequency (Chen et al. 2023). `llama3` (Llama 3.1): divide low ones, keep
+    high ones, interpolate between. `yarn` (Peng et al. 2023): likewise, and scale the scores."""
     factor: Annotated[float, OnResume.ALLOW] = Field(gt=0)
     """Divisor of the frequencies."""
     original_max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=8192, ge=1)
-    """Sequence length of the original training in tokens; `llama3` only."""
+    """Sequence length of the original training in tokens; `llama3` and `yarn` only."""
     low_freq_factor: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
     """Wavelengths above `original_max_seq_len / low_freq_factor` are divided; `llama3` only."""
     high_freq_factor: Annotated[float, OnResume.ALLOW] = Field(default=4.0, gt=0)
     """Wavelengths below `original_max_seq_len / high_freq_factor` are kept; `llama3` only."""
+    beta_slow: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
+    """Dimensions of fewer turns in `original_max_seq_len` are divided; `yarn` only."""
+    beta_fast: Annotated[float, OnResume.ALLOW] = Field(default=32.0, gt=0)
+    """Dimensions of more turns in `original_max_seq_len` are kept; `yarn` only."""
+    attention_factor: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
+    """Factor of rotated queries and of keys; `yarn` only. None: `0.1 ln(factor) + 1`, at least 1."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        low = self.low_freq_factor
-        high = self.high_freq_factor
-        if low >= high:
-            raise ValueError(f"low_freq_factor={low} must be less than high_freq_factor={high}")
+        for below, above in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            low = getattr(self, below)
+            high = getattr(self, above)
+            if low >= high:
+                raise ValueError(f"{below}={low} must be less than {above}={high}")
         return self
 
 
@@ -144,10 +151,8 @@ class StackConfig(Section):
             raise ValueError(f"global_every={self.global_every} needs a window")
         # Half of the buckets have one distance each; the others share those up to the largest.
         if self.position == "relative" and self.relative_max_distance <= self.relative_buckets // 2:
-            raise ValueError(
-                f"relative_max_distance={self.relative_max_distance} must exceed half of "
-                f"relative_buckets={self.relative_buckets}"
-            )
+            rule = f"must exceed half of relative_buckets={self.relative_buckets}"
+            raise ValueError(f"relative_max_distance={self.relative_max_distance} {rule}")
         return self
 
 

@@ -105,4 +105,6 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     of_scaling = ["kind", "factor"]
     if stack.rope_scaling.kind == "llama3":
         of_scaling += ["original_max_seq_len", "low_freq_factor", "high_freq_factor"]
+    if stack.rope_scaling.kind == "yarn":
+        of_scaling += ["original_max_seq_len", "beta_slow", "beta_fast", "attention_factor"]
     return found | {f"rope_scaling.{key}": getattr(stack.rope_scaling, key) for key in of_scaling}

@@ -71,16 +71,21 @@ def read_rope(fields: Fields, max_seq_len: int) -> dict[str, Any]:
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
-    if kind not in ("linear", "llama3"):
-        raise refusal(f"{key}.rope_type", kind, "only default, linear and llama3 can be represented")
+    if kind not in ("linear", "llama3", "yarn"):
+        raise refusal(f"{key}.rope_type", kind, "only default, linear, llama3 and yarn can be represented")
     scaling: dict[str, Any] = {"kind": kind, "factor": rope.number("factor")}
-    if kind == "llama3":
+    if kind != "linear":
         length = rope.integer("original_max_position_embeddings", max_seq_len)
-        scaling |= {
-            "original_max_seq_len": fields.integer("original_max_position_embeddings", length),
-            "low_freq_factor": rope.number("low_freq_factor"),
-            "high_freq_factor": rope.number("high_freq_factor"),
-        }
+        scaling["original_max_seq_len"] = fields.integer("original_max_position_embeddings", length)
+    if kind == "llama3":
+        scaling |= {name: rope.number(name) for name in ("low_freq_factor", "high_freq_factor")}
+    if kind == "yarn":
+        scaling |= {"beta_slow": rope.number("beta_slow", 1.0), "beta_fast": rope.number("beta_fast", 32.0)}
+        if rope.values.get("attention_factor") is not None:
+            scaling["attention_factor"] = rope.number("attention_factor")
+        rope.only("truncate", True, "the ramp would begin and end between dimensions")
+        for name in ("mscale", "mscale_all_dim"):
+            rope.only(name, None, "scores would have another factor; give it as attention_factor")
     return {"rope_theta": theta, "rope_scaling": scaling}
 
 
@@ -90,12 +95,13 @@ def write_rope(stack: StackConfig) -> dict[str, Any]:
     if scaling is None:
         return {"rope_theta": stack.rope_theta, "rope_scaling": None}
     values: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind != "linear":
+        values["original_max_position_embeddings"] = scaling.original_max_seq_len
     if scaling.kind == "llama3":
-        values |= {
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_seq_len,
-        }
+        values |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+    if scaling.kind == "yarn":
+        values |= {"beta_slow": scaling.beta_slow, "beta_fast": scaling.beta_fast}
+        values |= {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
     return {"rope_theta": stack.rope_theta, "rope_scaling": values}
 
 

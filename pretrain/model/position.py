@@ -21,7 +21,8 @@ from pretrain.model.backends.backend import DistanceBias
 class Rotation(NamedTuple):
     """Cosines and sines of the rotary angles, fp32, [T or B T, 1, H]: H repeats its first half.
 
-    The sines of the first half are negated: a rotation is `x * cos + swap_halves(x) * sin`.
+    The sines of the first half are negated: a rotation is `x * cos + swap_halves(x) * sin`. Both
+    have the magnitude of the scaling.
     """
 
     cos: Tensor
@@ -36,6 +37,9 @@ def rotary_frequencies(head_width: int, theta: float, scaling: RotaryScaling | N
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
+    if scaling.kind == "yarn":
+        kept = _kept_by_yarn(head_width, theta, scaling)
+        return frequencies * (kept + (1 - kept) / scaling.factor)
     # LLaMA 3: full turns of a dimension within the original length. Its frequency is kept (1) at
     # high_freq_factor turns or more, divided by `factor` (0) at low_freq_factor or fewer, and
     # interpolated between.
@@ -43,6 +47,27 @@ def rotary_frequencies(head_width: int, theta: float, scaling: RotaryScaling | N
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = kept.clamp(0, 1)
     return frequencies * (kept + (1 - kept) / scaling.factor)
+
+
+def _kept_by_yarn(head_width: int, theta: float, scaling: RotaryScaling) -> Tensor:
+    """Returns the share of each frequency that is kept, [H / 2] (Peng et al. 2023, 3.2)."""
+    # The pair of dimensions, a real number, that turns so often in the original length.
+    turns = (scaling.beta_fast, scaling.beta_slow)
+    ratios = (scaling.original_max_seq_len / (2 * math.pi * number) for number in turns)
+    fast, slow = (head_width * math.log(ratio) / (2 * math.log(theta)) for ratio in ratios)
+    first = max(math.floor(fast), 0)
+    # As in transformers: the bound is H - 1, though there are H / 2 pairs, and no range is empty.
+    last = min(math.ceil(slow), head_width - 1)
+    width = last - first or 0.001
+    pairs = torch.arange(head_width // 2, dtype=torch.float64, device="cpu")
+    return 1 - ((pairs - first) / width).clamp(0, 1)
+
+
+def rotary_magnitude(scaling: RotaryScaling | None) -> float:
+    """Returns the factor of rotated queries and keys."""
+    if scaling is None or scaling.kind != "yarn":
+        return 1.0
+    return scaling.attention_factor or 0.1 * math.log(max(1.0, scaling.factor)) + 1.0
 
 
 class RotaryTable:
@@ -54,6 +79,7 @@ class RotaryTable:
     def __init__(self, max_seq_len: int, head_width: int, theta: float, scaling: RotaryScaling | None) -> None:
         self._max_seq_len = max_seq_len
         self._frequencies = rotary_frequencies(head_width, theta, scaling)
+        self._magnitude = rotary_magnitude(scaling)
         self._cos = self._sin = torch.empty(0, head_width)
 
     def __call__(self, positions_BT: Tensor | None, offset: int, length: int, device: torch.device) -> Rotation:
@@ -63,8 +89,9 @@ class RotaryTable:
             size = min(self._max_seq_len, 1 << (end - 1).bit_length())
             positions = torch.arange(size, dtype=torch.float64, device="cpu")
             angles = torch.outer(positions, self._frequencies)
-            self._cos = torch.cat((angles.cos(), angles.cos()), dim=-1).float()
-            self._sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).float()
+            cos, sin = angles.cos() * self._magnitude, angles.sin() * self._magnitude
+            self._cos = torch.cat((cos, cos), dim=-1).float()
+            self._sin = torch.cat((-sin, sin), dim=-1).float()
         if self._cos.device != device:
             self._cos = self._cos.to(device)
             self._sin = self._sin.to(device)

@@ -26,6 +26,10 @@ LLAMA3_SCALING = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
+YARN_SCALING = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16,
+    "beta_fast": 2.0, "beta_slow": 0.1,
+}  # fmt: skip
 
 
 def gpt2(**values):
@@ -63,6 +67,7 @@ MAKERS = {
     ),
     "llama": lambda: llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0}, rms_norm_eps=1e-5),
     "llama-3": lambda: llama(rope_parameters=LLAMA3_SCALING, tie_word_embeddings=True),
+    "llama-yarn": lambda: llama(rope_parameters=YARN_SCALING),
     "llama-unusual": lambda: llama(
         rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
         attention_bias=True, mlp_bias=True, num_key_value_heads=6, head_dim=10, hidden_act="gelu",

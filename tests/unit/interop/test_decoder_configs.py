@@ -97,6 +97,16 @@ def test_new_and_old_spellings_of_rotary_parameters_are_one():
     assert (old.decoder.rope_theta, old.decoder.rope_scaling.factor) == (500.0, 2.0)
 
 
+@pytest.mark.parametrize("given", [{}, {"attention_factor": 1.5, "beta_slow": 2, "beta_fast": 20}])
+def test_yarn_is_read_with_its_defaults_and_written_the_same(given):
+    of_release = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 9}
+    config = read("qwen3", rope_scaling=of_release | given)
+    scaling = config.decoder.rope_scaling
+    found = (scaling.original_max_seq_len, scaling.beta_slow, scaling.beta_fast, scaling.attention_factor)
+    assert found == ((9, 2.0, 20.0, 1.5) if given else (9, 1.0, 32.0, None))
+    assert FAMILIES["qwen3"].read_config(FAMILIES["qwen3"].write_config(config), HEAD) == config
+
+
 def test_llama3_scaling_without_a_length_is_that_of_the_config():
     scaling = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     config = read("llama", rope_scaling=scaling, max_position_embeddings=77)
@@ -136,7 +146,14 @@ def test_windows_of_mistral(window):
         ("gpt2", {"activation_function": "gelu_fast"}, "activation_function='gelu_fast'"),
         ("llama", {"attention_bias": True}, "attention_bias=True: only the value of mlp_bias=False"),
         ("llama", {"mlp_bias": True}, "attention_bias=False: only the value of mlp_bias=True"),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling.rope_type='yarn'"),
+        ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_scaling.rope_type='longrope'"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate=False"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}}, "mscale=0.7: only None"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 40}},
+            "beta_slow=40.0 must be less",
+        ),
         ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type='dynamic'"),
         ("llama", {"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "one rotary embedding for all layers"),

@@ -16,6 +16,7 @@ from pretrain.model.position import (
     SinusoidalPosition,
     distance_buckets,
     rotary_frequencies,
+    rotary_magnitude,
     rotate,
     sinusoids,
 )
@@ -103,6 +104,24 @@ def test_llama3_scaling_gives_the_frequencies_of_transformers():
     )
     ours = rotary_frequencies(64, 500000.0, RotaryScaling(kind="llama3", factor=32.0, original_max_seq_len=8192))
     torch.testing.assert_close(ours.float(), theirs, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("theta", "length", "given"),
+    [
+        (10000.0, 4096, {"factor": 4.0}),
+        (1000000.0, 32768, {"factor": 40.0, "beta_fast": 20.0, "beta_slow": 2.0}),
+        (10000.0, 64, {"factor": 2.0, "attention_factor": 1.7}),
+        (10000.0, 2, {"factor": 2.0, "beta_fast": 9.0}),  # every frequency is divided
+    ],
+)
+def test_yarn_scaling_gives_the_frequencies_and_the_magnitude_of_transformers(theta, length, given):
+    parameters = {"rope_type": "yarn", "rope_theta": theta, "original_max_position_embeddings": length} | given
+    config = LlamaConfig(hidden_size=256, num_attention_heads=4, head_dim=64, rope_parameters=parameters)
+    theirs, magnitude = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    scaling = RotaryScaling(kind="yarn", original_max_seq_len=length, **given)
+    torch.testing.assert_close(rotary_frequencies(64, theta, scaling).float(), theirs, rtol=1e-6, atol=0)
+    assert rotary_magnitude(scaling) == magnitude
 
 
 def test_linear_scaling_divides_every_frequency():
