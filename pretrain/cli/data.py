@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from pretrain.cli.options import Json, Overrides, UsageError, console, print_json
+from pretrain.cli.options import CommandGroup, Json, Overrides, UsageError, console, print_json
 
 
 def prepare_command(
@@ -81,10 +81,7 @@ def prepare_command(
     print(run_prepare(config, part, processes))
 
 
-data_app = typer.Typer(
-    help="Inspect and verify shard folders.\n\nExample: pretrain data verify data/quickstart",
-    no_args_is_help=True,
-)
+data_app = CommandGroup("Inspect and verify shard folders.\n\nExample: pretrain data verify data/quickstart")
 
 Folder = Annotated[str, Argument(metavar="DIR", help="Folder or address of prepared data.")]
 # Options of the order of samples, which several commands have.

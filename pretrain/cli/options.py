@@ -1,10 +1,11 @@
-"""Arguments and options that several commands have, and their output as JSON."""
+"""Parts that several commands have: arguments and options, their help, and output as JSON."""
 
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, BadParameter, Option, Typer
+from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +20,37 @@ ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A run, a checkpoint,
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.", show_default=False)]
 Device = Annotated[str, Option(help="auto, cpu or cuda.")]
 Json = Annotated[bool, Option("--json", help="Print facts as JSON.")]
+
+
+class _FlagsWithoutType:
+    """Commands whose help shows no `<bool>` behind a flag: it takes no value."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        """Returns the parameters, that of --help too."""
+        params: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _Command(_FlagsWithoutType, TyperCommand):
+    pass
+
+
+class _Group(_FlagsWithoutType, TyperGroup):
+    pass
+
+
+class CommandGroup(Typer):
+    """A group of commands, which prints its help where none is given."""
+
+    def __init__(self, help: str, **settings: Any) -> None:
+        super().__init__(help=help, cls=_Group, no_args_is_help=True, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:
+        """Returns the decorator that adds a command."""
+        return super().command(name, cls=_Command, **settings)
 
 
 def console() -> "Console":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import pretrain
 from pretrain.config.load import load_config
 from tests.helpers.cli import run_cli, run_light, run_warm
 from tests.helpers.waiting import LIMIT_S
@@ -30,6 +31,21 @@ def test_the_list_of_commands_under_test_is_complete():
     names = {name for name in group.commands if name not in groups}
     names |= {f"{inner} {name}" for inner in groups for name in group.commands[inner].commands}
     assert names == {" ".join(words) for words in COMMANDS} - {"", *groups}
+
+
+def test_flags_take_no_value_and_commands_are_grouped_by_use(tmp_path):
+    done = run_light("--help", cwd=tmp_path)
+    assert "<bool>" not in done.stdout
+    panels = re.findall(r"╭─ ([A-Z][a-z ]+) ─", done.stdout)
+    assert panels == ["Options", "Prepare data", "Train", "Follow runs", "Use models", "Check machines"]
+    assert "<bool>" not in run_light("inspect", "--help", cwd=tmp_path).stdout
+    launch = run_light("launch", "--help", cwd=tmp_path).stdout
+    assert re.findall(r"│ ([a-z]+) ", launch) == ["local", "slurm", "status", "logs", "cancel", "resubmit"]
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_shown(tmp_path, option):
+    assert run_light(option, cwd=tmp_path).stdout == f"pretrain {pretrain.__version__}\n"
 
 
 # What takes long to import; the seconds themselves would gate on the load of the machine.
