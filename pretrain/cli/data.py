@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from pretrain.cli.options import CommandGroup, Json, Overrides, UsageError, console, print_json
+from pretrain.cli.options import CommandGroup, Json, Overrides, UsageError, console, count_from, print_json
 
 
 def prepare_command(
@@ -20,9 +20,13 @@ def prepare_command(
     tokenizer: Annotated[
         str | None, Option(help="bpe (default), wordpiece, unigram, char, or a tokenizer.json.")
     ] = None,
-    vocab_size: Annotated[int | None, Option(help="Size of its vocabulary. Default: 8192.")] = None,
+    vocab_size: Annotated[
+        int | None, Option(parser=count_from(0), help="Size of its vocabulary. Default: 8192.")
+    ] = None,
     text_field: Annotated[str | None, Option(help="Field of a record that holds the text.")] = None,
-    max_document_bytes: Annotated[int | None, Option(help="Limit of a text. Default: 64 MiB.")] = None,
+    max_document_bytes: Annotated[
+        int | None, Option(parser=count_from(0), help="Limit of a text. Default: 64 MiB.")
+    ] = None,
     split: Annotated[str | None, Option(help="hash:F (default hash:0.01), or tail:F of each.")] = None,
     processes: Annotated[int | None, Option(min=1, help="Workers. Default: one a core.")] = None,
     part: Annotated[str, Option(metavar="I/N", help="Share of this machine, from 1/N.")] = "1/1",
@@ -35,7 +39,7 @@ def prepare_command(
 
     Example: pretrain prepare --input 'corpus/*.jsonl.gz' --output data/corpus --vocab-size 32000
     """
-    from pretrain.config.load import load_section, short_prepare
+    from pretrain.config.load import PREPARE_OPTIONS, load_section, short_prepare
     from pretrain.config.prepare import PrepareConfig
     from pretrain.prepare.convert.convert_part import ConvertOptions
     from pretrain.prepare.prepare import run_convert, run_prepare
@@ -67,11 +71,13 @@ def prepare_command(
         return
     if dtype is not None:
         raise typer.BadParameter("--dtype goes with --from: leave it out")
-    if words and not input and (output is None or words[0].endswith((".yaml", ".yml"))):
-        if given:
-            name = next(iter(given))
-            option = name.replace("_", "-")
-            raise typer.BadParameter(f"--{option} does not go with CONFIG: write {name} there")
+    if words and (output is None or words[0].endswith((".yaml", ".yml"))):
+        named["input"] = input
+        for key, option in PREPARE_OPTIONS.items():
+            value = named[option.removeprefix("--").replace("-", "_")]
+            if value is not None:
+                value = value[0] if value == input else value
+                raise typer.BadParameter(f"{option} does not go with CONFIG {words[0]}: write {key}={value}")
         config = load_section(PrepareConfig, words[0], words[1:])
     elif output is None:
         raise UsageError("Missing option '--output'", context)
@@ -104,7 +110,7 @@ def verify_command(
     seed: Seed = 1234,
     world_sizes: Annotated[str, Option(help="Numbers of ranks to read with.")] = "1,2,3,4",
     restarts: Annotated[int, Option(min=0, help="Kills in each reading.")] = 3,
-    max_samples: Annotated[int | None, Option(min=1, help="Samples to read. Default: all.")] = None,
+    max_samples: Annotated[int | None, Option(parser=count_from(1), help="Samples to read. Default: all.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check every byte of shards, and that any number of ranks reads each sample exactly once.

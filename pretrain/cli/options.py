@@ -1,6 +1,7 @@
 """Parts that several commands have: arguments and options, their help, and output as JSON."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,21 @@ from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+def count_from(least: int) -> Callable[[str], int]:
+    """Returns the parser of a count of tokens, bytes or rows: `5000000`, `5_000_000` or `5e6`."""
+
+    def count(text: str) -> int:
+        from pretrain.config.yaml_nodes import parse_scalar
+
+        number = parse_scalar(text)
+        if type(number) is not int or number < least:
+            raise BadParameter(f"{text} is no whole number from {least}, such as 5000000 or 5e6")
+        return number
+
+    return count
+
 
 # The common base of every complaint about a command line. Typer exports no name for it, and it comes
 # from click or from a copy inside typer, by the version.

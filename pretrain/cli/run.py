@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from pretrain.cli.options import Config, Json, Overrides, RunFolder, UsageError, console, print_json
+from pretrain.cli.options import Config, Json, Overrides, RunFolder, UsageError, console, count_from, print_json
 from pretrain.errors import ConfigError
 
 
@@ -68,8 +68,8 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
 def rollback_command(
     run: RunFolder,
     to: Annotated[int, Option(min=0, help="Step of the checkpoint to continue from.")],
-    skip_tokens: Annotated[int | None, Option(min=0, help="Tokens to skip from there on.")] = None,
-    skip_samples: Annotated[int | None, Option(min=0, help="Rows of the data to skip.")] = None,
+    skip_tokens: Annotated[int | None, Option(parser=count_from(0), help="Tokens to skip from there on.")] = None,
+    skip_samples: Annotated[int | None, Option(parser=count_from(0), help="Rows of the data to skip.")] = None,
     as_json: Json = False,
 ) -> None:
     """Go back to a checkpoint, and leave out the samples after it, as after a loss spike.

@@ -1,6 +1,7 @@
 """Finds, reads and merges YAML files, with the place of each key."""
 
 import copy
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,9 +42,10 @@ def find_config(source: str | Path) -> Path:
 
 MAX_FILE_BYTES = 1024 * 1024
 _MAX_DIGITS = 100
+_MAX_EXACT = 2.0**53  # beyond, a float is not every whole number
 
 # Stricter than YAML 1.1: duplicate keys, aliases and tags are refused; only `true` and `false` are
-# booleans (`name: no` stays text), and `1e-4` is a number.
+# booleans (`name: no` stays text), `1e-4` is a number, and `168e9` a whole one.
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$")
 _SPECIAL_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
@@ -76,8 +78,8 @@ def _place(mark: Any) -> str:
 
 
 def short(value: object) -> str:
-    """Returns the repr of a value, cut to about 80 characters, for an error."""
-    text = repr(value)
+    """Returns a value as it is written in YAML, text in quotes, cut to about 80 characters, for an error."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}...{text[-1]}"
 
 
@@ -90,7 +92,9 @@ def parse_scalar(text: str) -> Any:
     if _INT.match(text) and len(text) <= _MAX_DIGITS:
         return int(text.replace("_", ""))
     if _FLOAT.match(text):
-        return float(text.replace("_", ""))
+        number = float(text.replace("_", ""))
+        is_count = "e" in text.lower() and number.is_integer() and abs(number) <= _MAX_EXACT
+        return int(number) if is_count else number
     if _SPECIAL_FLOAT.match(text):
         return float(text.replace(".", ""))
     return text

@@ -36,11 +36,11 @@ def test_the_list_of_commands_under_test_is_complete():
 def test_flags_take_no_value_and_commands_are_grouped_by_use(tmp_path):
     done = run_light("--help", cwd=tmp_path)
     assert "<bool>" not in done.stdout
-    panels = re.findall(r"╭─ ([A-Z][a-z ]+) ─", done.stdout)
+    panels = re.findall(r"\u256d\u2500 ([A-Z][a-z ]+) \u2500", done.stdout)
     assert panels == ["Options", "Prepare data", "Train", "Follow runs", "Use models", "Check machines"]
     assert "<bool>" not in run_light("inspect", "--help", cwd=tmp_path).stdout
     launch = run_light("launch", "--help", cwd=tmp_path).stdout
-    assert re.findall(r"│ ([a-z]+) ", launch) == ["local", "slurm", "status", "logs", "cancel", "resubmit"]
+    assert re.findall(r"\u2502 ([a-z]+) ", launch) == ["local", "slurm", "status", "logs", "cancel", "resubmit"]
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
