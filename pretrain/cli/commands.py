@@ -27,6 +27,7 @@ from pretrain.cli.model import (
 )
 from pretrain.cli.options import CommandGroup, UsageError
 from pretrain.cli.plan import plan_command
+from pretrain.cli.recipes import presets_command, recipes_app
 from pretrain.cli.run import (
     config_command,
     report_command,
@@ -47,7 +48,14 @@ app = CommandGroup(
 )
 _PANELS: dict[str, dict[str, Any]] = {
     "Prepare data": {"prepare": prepare_command, "data": data_app},
-    "Train": {"config": config_command, "plan": plan_command, "train": train_command, "launch": launch_app},
+    "Train": {
+        "presets": presets_command,
+        "config": config_command,
+        "plan": plan_command,
+        "train": train_command,
+        "recipes": recipes_app,
+        "launch": launch_app,
+    },
     "Follow runs": {"runs": runs_command, "report": report_command, "rollback": rollback_command},
     "Use models": {
         "generate": generate_command,

@@ -11,7 +11,12 @@ from pretrain.cli.options import CommandGroup, Json, Overrides, UsageError, cons
 
 def prepare_command(
     context: typer.Context,
-    arguments: Annotated[list[str] | None, Argument(metavar="[CONFIG [A.B=C]...]", help="YAML.")] = None,
+    arguments: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[CONFIG [A.B=C]...]", help="A YAML file, or a name of `pretrain recipes`, and overrides of it."
+        ),
+    ] = None,
     output: Annotated[Path | None, Option(help="Folder to write.")] = None,
     input: Annotated[
         list[str] | None,
@@ -72,11 +77,10 @@ def prepare_command(
     if dtype is not None:
         raise typer.BadParameter("--dtype goes with --from: leave it out")
     if words and (output is None or words[0].endswith((".yaml", ".yml"))):
-        named["input"] = input
+        instead = named | {"input": input[0] if input else None}
         for key, option in PREPARE_OPTIONS.items():
-            value = named[option.removeprefix("--").replace("-", "_")]
+            value = instead[option.removeprefix("--").replace("-", "_")]
             if value is not None:
-                value = value[0] if value == input else value
                 raise typer.BadParameter(f"{option} does not go with CONFIG {words[0]}: write {key}={value}")
         config = load_section(PrepareConfig, words[0], words[1:])
     elif output is None:

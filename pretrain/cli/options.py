@@ -18,7 +18,7 @@ def count_from(least: int) -> Callable[[str], int]:
     def count(text: str) -> int:
         from pretrain.config.yaml_nodes import parse_scalar
 
-        number = parse_scalar(text)
+        number = parse_scalar(str(text))  # a default is a number already
         if type(number) is not int or number < least:
             raise BadParameter(f"{text} is no whole number from {least}, such as 5000000 or 5e6")
         return number
@@ -30,7 +30,7 @@ def count_from(least: int) -> Callable[[str], int]:
 # from click or from a copy inside typer, by the version.
 UsageError: type[Exception] = BadParameter.__bases__[0]
 
-Config = Annotated[str, Argument(metavar="CONFIG", help="A YAML file, or a built-in one: configs/run/....yaml")]
+Config = Annotated[str, Argument(metavar="CONFIG", help="A YAML file, or a name of `pretrain recipes`.")]
 Overrides = Annotated[list[str] | None, Argument(metavar="[A.B=C]...", help="Overrides of it.")]
 ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A run, a checkpoint, a model or Hugging Face folder.")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.", show_default=False)]

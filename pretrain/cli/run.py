@@ -14,7 +14,9 @@ from pretrain.errors import ConfigError
 
 def config_command(
     context: typer.Context,
-    config: Annotated[str | None, Argument(metavar="CONFIG", help="A YAML file, or a built-in one.")] = None,
+    config: Annotated[
+        str | None, Argument(metavar="CONFIG", help="A YAML file, or a name of `pretrain recipes`.")
+    ] = None,
     overrides: Overrides = None,
     explain: Annotated[str | None, Option(metavar="KEY", help="Print the meaning of a key.")] = None,
     schema: Annotated[bool, Option("--schema", help="Print a JSON schema for editors.")] = False,

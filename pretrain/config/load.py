@@ -24,10 +24,10 @@ from pretrain.config.base import Section
 from pretrain.config.fields import known_keys
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
+from pretrain.config.recipes import PREPARE, RUNS, find_config
 from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import (
     LocatedTree,
-    find_config,
     merge,
     parse_scalar,
     parse_yaml,
@@ -56,7 +56,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = (), *, import_ext
 
 def load_section(section: type[SectionT], source: str | Path, overrides: Sequence[str] = ()) -> SectionT:
     """Loads and checks another config, such as that of `pretrain prepare`. Raises: ConfigError."""
-    return parse_section(section, _read(source, overrides), str(source))
+    return parse_section(section, _read(source, overrides, PREPARE), str(source))
 
 
 def parse_section(section: type[SectionT], located: LocatedTree, source: str) -> SectionT:
@@ -68,8 +68,8 @@ def parse_section(section: type[SectionT], located: LocatedTree, source: str) ->
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
-def _read(source: str | Path, overrides: Sequence[str]) -> LocatedTree:
-    located = read_with_includes(find_config(source))
+def _read(source: str | Path, overrides: Sequence[str], folders: Sequence[str] = RUNS) -> LocatedTree:
+    located = read_with_includes(find_config(source, folders))
     for override in overrides:
         _apply_override(located, override)
     return located

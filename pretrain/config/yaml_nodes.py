@@ -1,4 +1,4 @@
-"""Finds, reads and merges YAML files, with the place of each key."""
+"""Reads and merges YAML files, with the place of each key."""
 
 import copy
 import json
@@ -9,36 +9,8 @@ from typing import Any
 
 import yaml
 
+from pretrain.config.recipes import is_file, match_recipes
 from pretrain.errors import ConfigError
-
-
-def is_file(path: Path) -> bool:
-    """Returns True if the file exists; False for an invalid name, too."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
-def builtin_configs() -> Path:
-    """Returns the folder of the package's configs: a checkout's, or the wheel's copy."""
-    package = Path(__file__).resolve().parent.parent
-    for folder in (package.parent / "configs", package / "configs"):
-        if folder.is_dir():
-            return folder
-    what = "the package's own configs are missing"
-    raise ConfigError(what, where=str(package), fix="reinstall pretrain")
-
-
-def find_config(source: str | Path) -> Path:
-    """Returns `source` if it is a file, else the built-in config of that name."""
-    path = Path(source)
-    if is_file(path) or path.is_absolute() or ".." in path.parts:
-        return path
-    name = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
-    built_in = builtin_configs() / name
-    return built_in if is_file(built_in) else path
-
 
 MAX_FILE_BYTES = 1024 * 1024
 _MAX_DIGITS = 100
@@ -178,8 +150,9 @@ def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> LocatedTree:
     result = LocatedTree()
     opened = (*_open, path.resolve())
     for name in names:
-        target = path.parent / name if is_file(path.parent / name) else find_config(name)
-        if not is_file(target):
+        built_in = [recipe.path for recipe in match_recipes(name, ())]
+        target = next((file for file in (path.parent / name, Path(name), *built_in) if is_file(file)), None)
+        if target is None:
             what = f"included file {short(str(path.parent / name))} does not exist"
             fix = "give a path relative to this file, or a built-in one: configs/engine/zero2.yaml"
             raise ConfigError(what, where=where, fix=fix)

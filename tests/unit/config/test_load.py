@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain.config.fields import known_keys
-from pretrain.config.load import dump_config, find_config, load_config
+from pretrain.config.load import dump_config, load_config
 from pretrain.config.objective import NEEDS
 from pretrain.config.presets import PRESETS
+from pretrain.config.recipes import find_config
 from pretrain.errors import ConfigError
 from tests.repo.source import SOURCE_FILES, parse
 
