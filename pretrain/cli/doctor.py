@@ -82,7 +82,7 @@ def _compared(path: Path) -> "Report":
         reports = read_reports(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise ConfigError(what, where=str(path), fix="check the path") from None
+        raise ConfigError(what, where=str(path), fix="check the path of --compare") from None
     if not reports:
         fix = "collect the output of `pretrain doctor --quick --json` of each node there"
         raise ConfigError("contains no report of a node", where=str(path), fix=fix)

@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from pretrain.cli.options import Config, Json, Overrides, RunFolder, UsageError, console, count_from, print_json
-from pretrain.errors import ConfigError
+from pretrain.errors import ConfigError, DiskError
 
 
 def config_command(
@@ -140,7 +140,11 @@ def report_command(
         read_run_data(folder, label, merge_starts(record["attempts"], read_journal(RunDir(folder))))
         for folder, label, record in zip(folders, labels, records, strict=True)
     ]
-    facts = write_report(runs, output)
+    try:
+        facts = write_report(runs, output)
+    except DiskError as error:
+        fix = "free space, fix permissions, or give another --output"
+        raise DiskError(error.what, where=str(output), fix=fix) from None
     if as_json:
         print_json(facts)
         return
