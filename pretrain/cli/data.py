@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from pretrain.cli.completion import complete_config, complete_prepare
 from pretrain.cli.options import CommandGroup, Json, Overrides, UsageError, console, count_from, print_json
 
 
@@ -14,7 +15,9 @@ def prepare_command(
     arguments: Annotated[
         list[str] | None,
         Argument(
-            metavar="[CONFIG [A.B=C]...]", help="A YAML file, or a name of `pretrain recipes`, and overrides of it."
+            metavar="[CONFIG [A.B=C]...]",
+            help="A YAML file, or a name of `pretrain recipes`, and overrides of it.",
+            autocompletion=complete_prepare,
         ),
     ] = None,
     output: Annotated[Path | None, Option(help="Folder to write.")] = None,
@@ -135,7 +138,9 @@ def verify_command(
 
 @data_app.command("show")
 def show_command(
-    what: Annotated[str, Argument(metavar="DIR|CONFIG|RUN", help="Shards, a config, or a run.")],
+    what: Annotated[
+        str, Argument(metavar="DIR|CONFIG|RUN", help="Shards, a config, or a run.", autocompletion=complete_config)
+    ],
     overrides: Overrides = None,
     position: Annotated[int, Option(min=0, help="Index of the first sample to show.")] = 0,
     rows: Annotated[int, Option(min=1, help="Rows to show.")] = 2,
@@ -169,12 +174,12 @@ def show_command(
 @data_app.command("stats")
 def stats_command(
     folder: Folder,
-    out: Annotated[Path | None, Option(help="Picture to write: .png, .svg or .pdf.")] = None,
+    out: Annotated[Path | None, Option("--output", "--out", help="Picture to write: .png, .svg or .pdf.")] = None,
     as_json: Json = False,
 ) -> None:
     """Count a shard folder: documents and their lengths, tokens, shards, and the filling of rows.
 
-    Example: pretrain data stats data/quickstart --out lengths.png
+    Example: pretrain data stats data/quickstart --output lengths.png
     """
     from pretrain.datacheck.stats import count_data
     from pretrain.datacheck.stats_text import draw_stats, print_stats

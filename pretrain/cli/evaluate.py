@@ -12,12 +12,15 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from pretrain.cli.completion import complete_run
 from pretrain.cli.options import Device, Json, ModelPath, count_from, print_json
 from pretrain.errors import ConfigError
 
 
 def average_command(
-    whats: Annotated[list[Path], Argument(metavar="RUN|CHECKPOINT...", help="Checkpoints, or a run.")],
+    whats: Annotated[
+        list[Path], Argument(metavar="RUN|CHECKPOINT...", help="Checkpoints, or a run.", autocompletion=complete_run)
+    ],
     output: Annotated[Path, Option(help="Model folder to write.")],
     last: Annotated[int | None, Option(min=1, help="Average the N newest checkpoints.")] = None,
     as_json: Json = False,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, BadParameter, Option, Typer
 from typer.core import TyperCommand, TyperGroup
 
+from pretrain.cli.completion import complete_config, complete_override, complete_run
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -30,10 +32,20 @@ def count_from(least: int) -> Callable[[str], int]:
 # from click or from a copy inside typer, by the version.
 UsageError: type[Exception] = BadParameter.__bases__[0]
 
-Config = Annotated[str, Argument(metavar="CONFIG", help="A YAML file, or a name of `pretrain recipes`.")]
-Overrides = Annotated[list[str] | None, Argument(metavar="[A.B=C]...", help="Overrides of it.")]
-ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A run, a checkpoint, a model or Hugging Face folder.")]
-RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.", show_default=False)]
+Config = Annotated[
+    str,
+    Argument(metavar="CONFIG", help="A YAML file, or a name of `pretrain recipes`.", autocompletion=complete_config),
+]
+Overrides = Annotated[
+    list[str] | None, Argument(metavar="[A.B=C]...", help="Overrides of it.", autocompletion=complete_override)
+]
+ModelPath = Annotated[
+    Path,
+    Argument(metavar="MODEL", help="A run, a checkpoint, a model or Hugging Face folder.", autocompletion=complete_run),
+]
+RunFolder = Annotated[
+    Path, Argument(metavar="RUN", help="A run folder.", show_default=False, autocompletion=complete_run)
+]
 Device = Annotated[str, Option(help="auto, cpu or cuda.")]
 Json = Annotated[bool, Option("--json", help="Print facts as JSON.")]
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from pretrain.cli.completion import complete_recipe
 from pretrain.cli.options import CommandGroup, Json, console, count_from, print_json
 
 recipes_app = CommandGroup(
@@ -50,7 +51,10 @@ def recipes_command(context: typer.Context, as_json: Json = False) -> None:
 
 @recipes_app.command("cp")
 def copy_command(
-    name: Annotated[str, Argument(metavar="NAME", help="One of `pretrain recipes`.", show_default=False)],
+    name: Annotated[
+        str,
+        Argument(metavar="NAME", help="One of `pretrain recipes`.", show_default=False, autocompletion=complete_recipe),
+    ],
     file: Annotated[Path | None, Argument(metavar="[FILE]", help="File to write. Default: NAME.yaml.")] = None,
 ) -> None:
     """Copy a built-in config, with its comments, to change it.

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from pretrain.cli.completion import complete_config, complete_run
 from pretrain.cli.options import Config, Json, Overrides, RunFolder, UsageError, console, count_from, print_json
 from pretrain.errors import ConfigError, DiskError
 
@@ -15,7 +16,10 @@ from pretrain.errors import ConfigError, DiskError
 def config_command(
     context: typer.Context,
     config: Annotated[
-        str | None, Argument(metavar="CONFIG", help="A YAML file, or a name of `pretrain recipes`.")
+        str | None,
+        Argument(
+            metavar="CONFIG", help="A YAML file, or a name of `pretrain recipes`.", autocompletion=complete_config
+        ),
     ] = None,
     overrides: Overrides = None,
     explain: Annotated[str | None, Option(metavar="KEY", help="Print the meaning of a key.")] = None,
@@ -119,7 +123,9 @@ def runs_command(
 
 
 def report_command(
-    folders: Annotated[list[Path], Argument(metavar="RUN...", help="Runs to compare, or one.")],
+    folders: Annotated[
+        list[Path], Argument(metavar="RUN...", help="Runs to compare, or one.", autocompletion=complete_run)
+    ],
     output: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
     as_json: Json = False,
 ) -> None:

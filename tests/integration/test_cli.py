@@ -103,6 +103,9 @@ def test_no_command_at_all_gets_the_help(tmp_path, command):
     assert result.stderr == ""
 
 
+KINDS = {"deepspeed", "ddp", "single"}
+
+
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
@@ -111,11 +114,31 @@ def test_no_command_at_all_gets_the_help(tmp_path, command):
         ("pretrain launch ", {"local", "slurm", "status", "logs", "cancel", "resubmit"}),
         ("pretrain launch local x --ra", {"--ranks"}),
         ("pretrain prepare --tok", {"--tokenizer"}),
+        ("pretrain train qu", {"quickstart"}),
+        ("pretrain train mi", {"mine.yaml"}),
+        ("pretrain prepare stdlib", {"stdlib_bert", "stdlib_t5"}),
+        ("pretrain recipes cp prepare/mul", {"prepare/multi30k"}),
+        ("pretrain train quickstart train.", {"train.steps=", "train.stop_after="}),
+        ("pretrain launch local quickstart engine.k", {"engine.kind=", *(f"engine.kind={kind}" for kind in KINDS)}),
+        ("pretrain train quickstart engine.kind =", KINDS),
+        ("pretrain train quickstart engine.kind = d", KINDS - {"single"}),
+        ("pretrain train quickstart engine.kind=s", {"engine.kind=single"}),
+        ("pretrain train quickstart model.preset = llama3.1", {"llama3.1-8b", "llama3.1-70b"}),
+        ("pretrain train quickstart train.steps=9 optim.lr", {"optim.lr="}),
+        ("pretrain prepare text inputs.0.pa", {"inputs.0.path=", "inputs.0.paired_path="}),
+        ("pretrain report ", {"runs/one"}),
+        ("pretrain generate other/", {"other/two"}),
+        ("pretrain inspect data", set()),
     ],
 )
-def test_the_shell_completes_commands_and_options(words, offered):
+def test_the_shell_completes_commands_options_configs_keys_and_runs(tmp_path, words, offered):
+    (tmp_path / "mine.yaml").touch()
+    for run in ("runs/one", "other/two"):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "run.json").touch()
     done = subprocess.run(
         [Path(sys.executable).with_name("pretrain")],
+        cwd=tmp_path,
         env={
             **os.environ,
             "_PRETRAIN_COMPLETE": "complete_bash",

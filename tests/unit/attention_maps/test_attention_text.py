@@ -153,9 +153,9 @@ def test_a_text_is_normalised_as_the_data_of_the_model_were(released, tmp_path, 
 
 def test_the_command_wants_a_picture_or_numbers(released, capsys):
     assert run(["attention", str(released), "--text", "a"]) == EXIT_USAGE
-    assert capsys.readouterr().err == "error: nothing to show; give --out x.png, or --json\n"
+    assert capsys.readouterr().err == "error: nothing to show; give --output x.png, or --json\n"
 
 
 def test_an_unknown_format_is_refused_before_the_model_is_opened(tmp_path, capsys):
     assert run(["attention", str(tmp_path / "no such model"), "--text", "a", "--out", "x.jpg"]) == EXIT_USAGE
-    assert capsys.readouterr().err.startswith("error: --out x.jpg: no picture format is called '.jpg'")
+    assert capsys.readouterr().err.startswith("error: --output x.jpg: no picture format is called '.jpg'")
