@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pretrain import __version__
 from pretrain.cli.data import data_app, prepare_command
 from pretrain.cli.doctor import doctor_command, drill_command
 from pretrain.cli.evaluate import average_command, evaluate_command
@@ -24,8 +25,9 @@ from pretrain.cli.model import (
     import_command,
     inspect_command,
 )
-from pretrain.cli.options import UsageError
+from pretrain.cli.options import CommandGroup, UsageError
 from pretrain.cli.plan import plan_command
+from pretrain.cli.recipes import presets_command, recipes_app
 from pretrain.cli.run import (
     config_command,
     report_command,
@@ -37,37 +39,56 @@ from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, Pretrain
 from pretrain.utils.log import redact
 from pretrain.utils.process import discard_refused_stdout
 
-app = typer.Typer(
-    name="pretrain",
-    help="Pretrain Transformers, from raw text to a released checkpoint.\n\n"
+app = CommandGroup(
+    "Pretrain Transformers, from raw text to a released checkpoint.\n\n"
     "Example: pretrain launch local configs/run/quickstart.yaml --ranks 2",
-    no_args_is_help=True,
+    name="pretrain",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# In the order of `--help`: from text to a run, its watching, models, and machines.
-app.command("prepare")(prepare_command)
-app.command("config")(config_command)
-app.command("train")(train_command)
-app.command("plan")(plan_command)
-app.add_typer(launch_app, name="launch")
-app.command("runs")(runs_command)
-app.command("report")(report_command)
-app.add_typer(data_app, name="data")
-app.command("import")(import_command)
-app.command("export")(export_command)
-app.command("average")(average_command)
-app.command("evaluate")(evaluate_command)
-app.command("inspect")(inspect_command)
-app.command("drill")(drill_command)
-app.command("doctor")(doctor_command)
-app.command("rollback")(rollback_command)
-app.command("generate")(generate_command)
-app.command("attention")(attention_command)
+_PANELS: dict[str, dict[str, Any]] = {
+    "Prepare data": {"prepare": prepare_command, "data": data_app},
+    "Train": {
+        "presets": presets_command,
+        "config": config_command,
+        "plan": plan_command,
+        "train": train_command,
+        "recipes": recipes_app,
+        "launch": launch_app,
+    },
+    "Follow runs": {"runs": runs_command, "report": report_command, "rollback": rollback_command},
+    "Use models": {
+        "generate": generate_command,
+        "evaluate": evaluate_command,
+        "attention": attention_command,
+        "inspect": inspect_command,
+        "average": average_command,
+        "import": import_command,
+        "export": export_command,
+    },
+    "Check machines": {"doctor": doctor_command, "drill": drill_command},
+}
+"""Commands in the order of `--help`; typer puts groups last in their panel."""
+
+for panel, commands in _PANELS.items():
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel)(command)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"pretrain {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
 def _options(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
 ) -> None:

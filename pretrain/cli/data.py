@@ -6,12 +6,20 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from pretrain.cli.options import Json, Overrides, UsageError, console, print_json
+from pretrain.cli.completion import complete_config, complete_prepare
+from pretrain.cli.options import CommandGroup, Json, Overrides, UsageError, console, count_from, print_json
 
 
 def prepare_command(
     context: typer.Context,
-    arguments: Annotated[list[str] | None, Argument(metavar="[CONFIG [A.B=C]...]", help="YAML.")] = None,
+    arguments: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[CONFIG [A.B=C]...]",
+            help="A YAML file, or a name of `pretrain recipes`, and overrides of it.",
+            autocompletion=complete_prepare,
+        ),
+    ] = None,
     output: Annotated[Path | None, Option(help="Folder to write.")] = None,
     input: Annotated[
         list[str] | None,
@@ -20,9 +28,13 @@ def prepare_command(
     tokenizer: Annotated[
         str | None, Option(help="bpe (default), wordpiece, unigram, char, or a tokenizer.json.")
     ] = None,
-    vocab_size: Annotated[int | None, Option(help="Size of its vocabulary. Default: 8192.")] = None,
+    vocab_size: Annotated[
+        int | None, Option(parser=count_from(0), help="Size of its vocabulary. Default: 8192.")
+    ] = None,
     text_field: Annotated[str | None, Option(help="Field of a record that holds the text.")] = None,
-    max_document_bytes: Annotated[int | None, Option(help="Limit of a text. Default: 64 MiB.")] = None,
+    max_document_bytes: Annotated[
+        int | None, Option(parser=count_from(0), help="Limit of a text. Default: 64 MiB.")
+    ] = None,
     split: Annotated[str | None, Option(help="hash:F (default hash:0.01), or tail:F of each.")] = None,
     processes: Annotated[int | None, Option(min=1, help="Workers. Default: one a core.")] = None,
     part: Annotated[str, Option(metavar="I/N", help="Share of this machine, from 1/N.")] = "1/1",
@@ -35,7 +47,7 @@ def prepare_command(
 
     Example: pretrain prepare --input 'corpus/*.jsonl.gz' --output data/corpus --vocab-size 32000
     """
-    from pretrain.config.load import load_section, short_prepare
+    from pretrain.config.load import PREPARE_OPTIONS, load_section, short_prepare
     from pretrain.config.prepare import PrepareConfig
     from pretrain.prepare.convert.convert_part import ConvertOptions
     from pretrain.prepare.prepare import run_convert, run_prepare
@@ -67,11 +79,12 @@ def prepare_command(
         return
     if dtype is not None:
         raise typer.BadParameter("--dtype goes with --from: leave it out")
-    if words and not input and (output is None or words[0].endswith((".yaml", ".yml"))):
-        if given:
-            name = next(iter(given))
-            option = name.replace("_", "-")
-            raise typer.BadParameter(f"--{option} does not go with CONFIG: write {name} there")
+    if words and (output is None or words[0].endswith((".yaml", ".yml"))):
+        instead = named | {"input": input[0] if input else None}
+        for key, option in PREPARE_OPTIONS.items():
+            value = instead[option.removeprefix("--").replace("-", "_")]
+            if value is not None:
+                raise typer.BadParameter(f"{option} does not go with CONFIG {words[0]}: write {key}={value}")
         config = load_section(PrepareConfig, words[0], words[1:])
     elif output is None:
         raise UsageError("Missing option '--output'", context)
@@ -81,10 +94,7 @@ def prepare_command(
     print(run_prepare(config, part, processes))
 
 
-data_app = typer.Typer(
-    help="Inspect and verify shard folders.\n\nExample: pretrain data verify data/quickstart",
-    no_args_is_help=True,
-)
+data_app = CommandGroup("Inspect and verify shard folders.\n\nExample: pretrain data verify data/quickstart")
 
 Folder = Annotated[str, Argument(metavar="DIR", help="Folder or address of prepared data.")]
 # Options of the order of samples, which several commands have.
@@ -107,7 +117,7 @@ def verify_command(
     seed: Seed = 1234,
     world_sizes: Annotated[str, Option(help="Numbers of ranks to read with.")] = "1,2,3,4",
     restarts: Annotated[int, Option(min=0, help="Kills in each reading.")] = 3,
-    max_samples: Annotated[int | None, Option(min=1, help="Samples to read. Default: all.")] = None,
+    max_samples: Annotated[int | None, Option(parser=count_from(1), help="Samples to read. Default: all.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check every byte of shards, and that any number of ranks reads each sample exactly once.
@@ -128,7 +138,9 @@ def verify_command(
 
 @data_app.command("show")
 def show_command(
-    what: Annotated[str, Argument(metavar="DIR|CONFIG|RUN", help="Shards, a config, or a run.")],
+    what: Annotated[
+        str, Argument(metavar="DIR|CONFIG|RUN", help="Shards, a config, or a run.", autocompletion=complete_config)
+    ],
     overrides: Overrides = None,
     position: Annotated[int, Option(min=0, help="Index of the first sample to show.")] = 0,
     rows: Annotated[int, Option(min=1, help="Rows to show.")] = 2,
@@ -162,12 +174,12 @@ def show_command(
 @data_app.command("stats")
 def stats_command(
     folder: Folder,
-    out: Annotated[Path | None, Option(help="Picture to write: .png, .svg or .pdf.")] = None,
+    out: Annotated[Path | None, Option("--output", help="Picture to write: .png, .svg or .pdf.")] = None,
     as_json: Json = False,
 ) -> None:
     """Count a shard folder: documents and their lengths, tokens, shards, and the filling of rows.
 
-    Example: pretrain data stats data/quickstart --out lengths.png
+    Example: pretrain data stats data/quickstart --output lengths.png
     """
     from pretrain.datacheck.stats import count_data
     from pretrain.datacheck.stats_text import draw_stats, print_stats

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 from typer import Argument, Option
 
+from pretrain.cli.completion import complete_config
 from pretrain.cli.options import Config, Json, Overrides, console, print_json
 from pretrain.errors import EXIT_RESUME_ME, ConfigError
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def doctor_command(
-    config: Annotated[str | None, Argument(metavar="CONFIG", help="Config of a run, if any.")] = None,
+    config: Annotated[
+        str | None, Argument(metavar="CONFIG", help="Config of a run, if any.", autocompletion=complete_config)
+    ] = None,
     overrides: Overrides = None,
     ranks: Annotated[int | None, Option(min=1, help="Processes. Default: GPUs, or 2.")] = None,
     selftest: Annotated[
@@ -82,7 +85,7 @@ def _compared(path: Path) -> "Report":
         reports = read_reports(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise ConfigError(what, where=str(path), fix="check the path") from None
+        raise ConfigError(what, where=str(path), fix="check the path of --compare") from None
     if not reports:
         fix = "collect the output of `pretrain doctor --quick --json` of each node there"
         raise ConfigError("contains no report of a node", where=str(path), fix=fix)

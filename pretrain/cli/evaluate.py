@@ -12,12 +12,15 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from pretrain.cli.options import Device, Json, ModelPath, print_json
+from pretrain.cli.completion import complete_run
+from pretrain.cli.options import Device, Json, ModelPath, count_from, print_json
 from pretrain.errors import ConfigError
 
 
 def average_command(
-    whats: Annotated[list[Path], Argument(metavar="RUN|CHECKPOINT...", help="Checkpoints, or a run.")],
+    whats: Annotated[
+        list[Path], Argument(metavar="RUN|CHECKPOINT...", help="Checkpoints, or a run.", autocompletion=complete_run)
+    ],
     output: Annotated[Path, Option(help="Model folder to write.")],
     last: Annotated[int | None, Option(min=1, help="Average the N newest checkpoints.")] = None,
     as_json: Json = False,
@@ -52,7 +55,7 @@ def evaluate_command(
     ] = None,
     length_penalty: Annotated[float | None, Option(help="Above 0: longer translations.")] = None,
     early_stopping: Annotated[str | None, Option(help="Beam search: true, false, never.")] = None,
-    max_tokens: Annotated[int | None, Option(min=1, help="Limit of an output or split.")] = None,
+    max_tokens: Annotated[int | None, Option(parser=count_from(1), help="Limit of an output or split.")] = None,
     batch_tokens: Annotated[int, Option(min=1, help="Tokens per batch.")] = 8192,
     output: Annotated[Path | None, Option(help="File for the translations.")] = None,
     tasks: Annotated[str | None, Option(help="Tasks of lm-eval-harness, such as a,b.")] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from typer import Option
 
-from pretrain.cli.options import Config, Json, Overrides, RunFolder, console, print_json
+from pretrain.cli.options import CommandGroup, Config, Json, Overrides, RunFolder, console, print_json
 from pretrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,10 +17,94 @@ if TYPE_CHECKING:
     from pretrain_launch.spec import LaunchSpec, Mode
 
 
-launch_app = typer.Typer(
-    help="Start the ranks of a run.\n\nExample: pretrain launch local configs/run/quickstart.yaml --ranks 2",
-    no_args_is_help=True,
+launch_app = CommandGroup(
+    "Start the ranks of a run, here or by Slurm.\n\n"
+    "Example: pretrain launch local configs/run/quickstart.yaml --ranks 2"
 )
+
+
+@launch_app.command("local")
+def launch_local_command(
+    config: Config,
+    overrides: Overrides = None,
+    ranks: Annotated[int, Option(min=1, help="Processes to start; on GPUs, one per GPU.")] = 1,
+    port: Annotated[int | None, Option(help="Rendezvous port. Default: a free port.")] = None,
+) -> None:
+    """Train on this machine with several ranks.
+
+    Example: pretrain launch local configs/run/quickstart.yaml --ranks 2
+    """
+    from pretrain.config.data import plan_batch
+    from pretrain.config.load import load_config
+    from pretrain.run.folder import RunDir
+    from pretrain.run.lease import refuse_if_owned
+    from pretrain.shards.dataset import check_local
+    from pretrain.utils.process import discard_refused_stdout
+    from pretrain_launch.local import launch_local
+
+    discard_refused_stdout()
+    loaded = load_config(config, overrides or [])
+    # Here an error is one line; in the ranks it would be one of each.
+    plan_batch(loaded.batch, ranks)
+    check_local(loaded.data)
+    run = RunDir(loaded.folder)
+    refuse_if_owned(run.lease)
+    raise typer.Exit(launch_local(config, overrides or [], ranks, port, run.logs))
+
+
+@launch_app.command("slurm")
+def launch_slurm_command(
+    config: Config,
+    overrides: Overrides = None,
+    nodes: Annotated[int, Option(min=1, help="Nodes; with launch.elastic the maximum.")] = 1,
+    time: Annotated[str, Option(help="Time limit of a job: 2-00:00:00, 3d, 12h.")] = "1d",
+    gpus_per_node: Annotated[int | None, Option(min=0, help="Default: one per rank.")] = None,
+    ranks_per_node: Annotated[int | None, Option(min=1, help="Default: one per GPU.")] = None,
+    cluster: Annotated[str | None, Option(help="A YAML file, or a name (slurm/README.md).")] = None,
+    partition: Annotated[str | None, Option(help="Override of the cluster's setting.")] = None,
+    mode: Annotated[str, Option(help="torchrun, srun, accelerate or deepspeed.")] = "torchrun",
+    vary: Annotated[str | None, Option(metavar="KEY=A,B,..", help="Submit a run per value.")] = None,
+    singleton: Annotated[bool, Option("--singleton", help="Wait for jobs of this name.")] = False,
+    jobs: Annotated[int, Option(min=1, max=1000, help="Submit a chain of N jobs.")] = 1,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the job instead.")] = False,
+    force: Annotated[bool, Option("--force", help="Submit although it may not fit.")] = False,
+) -> None:
+    """Submit a run to Slurm; it saves before its time limit, and is requeued until it is done.
+
+    Example: pretrain launch slurm configs/run/quickstart.yaml --nodes 2 --time 1d --dry-run
+    """
+    from pretrain.config.load import load_config
+    from pretrain.utils.log import setup_logging
+    from pretrain_launch.preflight import MODES, LaunchRequest, parse_vary
+    from pretrain_launch.site import load_site
+
+    setup_logging(rank=0, world_size=1)
+    if mode not in MODES:
+        what = f"unknown mode {mode[:40]!r}"
+        raise ConfigError(what, where="--mode", fix=f"use {' or '.join(MODES)}")
+    if vary is not None and jobs > 1:
+        fix = "leave out one of --jobs and --vary"
+        raise ConfigError("is not for arrays", where="--jobs", fix=fix)
+    site = load_site(cluster)
+    if partition is not None:
+        site = _with_partition(site, partition)
+    # The jobs of a chain run one after another.
+    waits = singleton or jobs > 1
+    request = LaunchRequest(nodes, time, gpus_per_node, ranks_per_node, cast("Mode", mode), waits)
+    given = overrides or []
+    loaded = [load_config(config, given)]
+    if vary is not None:
+        name = loaded[0].run.name
+        group = json.dumps(loaded[0].tracking.group or name)
+        loaded = [
+            load_config(config, [*given, item, f"run.name={name}-{number}", f"tracking.group={group}"])
+            for number, item in enumerate(parse_vary(vary))
+        ]
+    specs = [_planned(one, request, site, force) for one in loaded]
+    if dry_run:
+        _show(specs[0], len(specs))
+    else:
+        _submit(loaded, specs, jobs)
 
 
 @launch_app.command("status")
@@ -103,61 +187,6 @@ def _checked(run: Path) -> Path:
     return run.absolute()
 
 
-@launch_app.command("slurm")
-def launch_slurm_command(
-    config: Config,
-    overrides: Overrides = None,
-    nodes: Annotated[int, Option(min=1, help="Nodes; with launch.elastic the maximum.")] = 1,
-    time: Annotated[str, Option(help="Time limit of a job: 2-00:00:00, 3d, 12h.")] = "1d",
-    gpus_per_node: Annotated[int | None, Option(min=0, help="Default: one per rank.")] = None,
-    ranks_per_node: Annotated[int | None, Option(min=1, help="Default: one per GPU.")] = None,
-    cluster: Annotated[str | None, Option(help="A YAML file, or a name (slurm/README.md).")] = None,
-    partition: Annotated[str | None, Option(help="Override of the cluster's setting.")] = None,
-    mode: Annotated[str, Option(help="torchrun, srun, accelerate or deepspeed.")] = "torchrun",
-    vary: Annotated[str | None, Option(metavar="KEY=A,B,..", help="Submit a run per value.")] = None,
-    singleton: Annotated[bool, Option("--singleton", help="Wait for jobs of this name.")] = False,
-    jobs: Annotated[int, Option(min=1, max=1000, help="Submit a chain of N jobs.")] = 1,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print the job instead.")] = False,
-    force: Annotated[bool, Option("--force", help="Submit although it may not fit.")] = False,
-) -> None:
-    """Submit a run to Slurm; it saves before its time limit, and is requeued until it is done.
-
-    Example: pretrain launch slurm configs/run/quickstart.yaml --nodes 2 --time 1d --dry-run
-    """
-    from pretrain.config.load import load_config
-    from pretrain.utils.log import setup_logging
-    from pretrain_launch.preflight import MODES, LaunchRequest, parse_vary
-    from pretrain_launch.site import load_site
-
-    setup_logging(rank=0, world_size=1)
-    if mode not in MODES:
-        what = f"unknown mode {mode[:40]!r}"
-        raise ConfigError(what, where="--mode", fix=f"use {' or '.join(MODES)}")
-    if vary is not None and jobs > 1:
-        fix = "leave out one of --jobs and --vary"
-        raise ConfigError("is not for arrays", where="--jobs", fix=fix)
-    site = load_site(cluster)
-    if partition is not None:
-        site = _with_partition(site, partition)
-    # The jobs of a chain run one after another.
-    waits = singleton or jobs > 1
-    request = LaunchRequest(nodes, time, gpus_per_node, ranks_per_node, cast("Mode", mode), waits)
-    given = overrides or []
-    loaded = [load_config(config, given)]
-    if vary is not None:
-        name = loaded[0].run.name
-        group = json.dumps(loaded[0].tracking.group or name)
-        loaded = [
-            load_config(config, [*given, item, f"run.name={name}-{number}", f"tracking.group={group}"])
-            for number, item in enumerate(parse_vary(vary))
-        ]
-    specs = [_planned(one, request, site, force) for one in loaded]
-    if dry_run:
-        _show(specs[0], len(specs))
-    else:
-        _submit(loaded, specs, jobs)
-
-
 def _with_partition(site: "SiteConfig", partition: str) -> "SiteConfig":
     """Returns a site with another partition."""
     import pydantic
@@ -222,32 +251,3 @@ def _submit(configs: "list[RunConfig]", specs: "list[LaunchSpec]", jobs: int) ->
         return
     for _ in range(jobs):
         typer.echo(f"submitted as job {submit(specs[0])}: {specs[0].run}")
-
-
-@launch_app.command("local")
-def launch_local_command(
-    config: Config,
-    overrides: Overrides = None,
-    ranks: Annotated[int, Option(min=1, help="Processes to start; on GPUs, one per GPU.")] = 1,
-    port: Annotated[int | None, Option(help="Rendezvous port. Default: a free port.")] = None,
-) -> None:
-    """Train on this machine with several ranks.
-
-    Example: pretrain launch local configs/run/quickstart.yaml --ranks 2
-    """
-    from pretrain.config.data import plan_batch
-    from pretrain.config.load import load_config
-    from pretrain.run.folder import RunDir
-    from pretrain.run.lease import refuse_if_owned
-    from pretrain.shards.dataset import check_local
-    from pretrain.utils.process import discard_refused_stdout
-    from pretrain_launch.local import launch_local
-
-    discard_refused_stdout()
-    loaded = load_config(config, overrides or [])
-    # Here an error is one line; in the ranks it would be one of each.
-    plan_batch(loaded.batch, ranks)
-    check_local(loaded.data)
-    run = RunDir(loaded.folder)
-    refuse_if_owned(run.lease)
-    raise typer.Exit(launch_local(config, overrides or [], ranks, port, run.logs))

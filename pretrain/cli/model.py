@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from pretrain.cli.completion import complete_run
 from pretrain.cli.options import Device, Json, ModelPath, print_json
 from pretrain.errors import ConfigError
 
@@ -85,7 +86,9 @@ def import_command(
 
 
 def export_command(
-    model: Annotated[Path, Argument(metavar="MODEL", help="A run, checkpoint or model folder.")],
+    model: Annotated[
+        Path, Argument(metavar="MODEL", help="A run, checkpoint or model folder.", autocompletion=complete_run)
+    ],
     out: Annotated[Path, Argument(metavar="OUT", help="Hugging Face folder to write.")],
     dtype: Annotated[str, Option(help="fp32 or bf16.")] = "fp32",
     family: Annotated[str | None, Option(help="model_type. Default: the first exact one.")] = None,
@@ -110,7 +113,9 @@ def export_command(
 
 
 def inspect_command(
-    path: Annotated[Path, Argument(metavar="PATH", help="Shards, a run, checkpoint or model.")],
+    path: Annotated[
+        Path, Argument(metavar="PATH", help="Shards, a run, checkpoint or model.", autocompletion=complete_run)
+    ],
     verify: Annotated[bool, Option("--verify", help="Compare bytes with their CRC32.")] = False,
     tensors: Annotated[bool, Option("--tensors", help="List the parameters.")] = False,
     stats: Annotated[bool, Option("--stats", help="List the parameters with their norms.")] = False,
@@ -129,7 +134,7 @@ def attention_command(
     model: ModelPath,
     text: Annotated[str, Option(help="Input of the model; with two stacks, the source.")],
     target: Annotated[str | None, Option(help="For the decoder. Default: the answer.")] = None,
-    out: Annotated[Path | None, Option(help="Picture to write: .png, .svg or .pdf.")] = None,
+    out: Annotated[Path | None, Option("--output", help="Picture to write: .png, .svg or .pdf.")] = None,
     layer: Annotated[str, Option(help="Indices from 0, such as 0,3; or all.")] = "all",
     head: Annotated[str, Option(help="Indices from 0, such as 0,3; or all.")] = "all",
     kind: Annotated[str | None, Option(help="self, cross (default), encoder, decoder.")] = None,
@@ -138,7 +143,7 @@ def attention_command(
 ) -> None:
     """Draw what the heads of a model attend to, tokens on both axes.
 
-    Example: pretrain attention runs/quickstart --text "def main():" --out heads.png
+    Example: pretrain attention runs/quickstart --text "def main():" --output heads.png
     """
     from dataclasses import replace
 
@@ -149,7 +154,7 @@ def attention_command(
     from pretrain.prepare.normalize import build_normalizers
 
     if out is None and not as_json:
-        raise ConfigError("nothing to show", fix="give --out x.png, or --json")
+        raise ConfigError("nothing to show", fix="give --output x.png, or --json")
     request = AttentionRequest(text, target, kind, layer, head, out)
     normalize = find_normalize(open_source(model))
     if normalize is not None:

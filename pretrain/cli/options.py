@@ -1,24 +1,84 @@
-"""Arguments and options that several commands have, and their output as JSON."""
+"""Parts that several commands have: arguments and options, their help, and output as JSON."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, BadParameter, Option, Typer
+from typer.core import TyperCommand, TyperGroup
+
+from pretrain.cli.completion import complete_config, complete_override, complete_run
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+def count_from(least: int) -> Callable[[str], int]:
+    """Returns the parser of a count of tokens, bytes or rows: `5000000`, `5_000_000` or `5e6`."""
+
+    def count(text: str) -> int:
+        from pretrain.config.yaml_nodes import parse_scalar
+
+        number = parse_scalar(str(text))  # a default is a number already
+        if type(number) is not int or number < least:
+            raise BadParameter(f"{text} is no whole number from {least}, such as 5000000 or 5e6")
+        return number
+
+    return count
+
 
 # The common base of every complaint about a command line. Typer exports no name for it, and it comes
 # from click or from a copy inside typer, by the version.
 UsageError: type[Exception] = BadParameter.__bases__[0]
 
-Config = Annotated[str, Argument(metavar="CONFIG", help="A YAML file, or a built-in one: configs/run/....yaml")]
-Overrides = Annotated[list[str] | None, Argument(metavar="[A.B=C]...", help="Overrides of it.")]
-ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A run, a checkpoint, a model or Hugging Face folder.")]
-RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.", show_default=False)]
+Config = Annotated[
+    str,
+    Argument(metavar="CONFIG", help="A YAML file, or a name of `pretrain recipes`.", autocompletion=complete_config),
+]
+Overrides = Annotated[
+    list[str] | None, Argument(metavar="[A.B=C]...", help="Overrides of it.", autocompletion=complete_override)
+]
+ModelPath = Annotated[
+    Path,
+    Argument(metavar="MODEL", help="A run, a checkpoint, a model or Hugging Face folder.", autocompletion=complete_run),
+]
+RunFolder = Annotated[
+    Path, Argument(metavar="RUN", help="A run folder.", show_default=False, autocompletion=complete_run)
+]
 Device = Annotated[str, Option(help="auto, cpu or cuda.")]
 Json = Annotated[bool, Option("--json", help="Print facts as JSON.")]
+
+
+class _FlagsWithoutType:
+    """Commands whose help shows no `<bool>` behind a flag: it takes no value."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        """Returns the parameters, that of --help too."""
+        params: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _Command(_FlagsWithoutType, TyperCommand):
+    pass
+
+
+class _Group(_FlagsWithoutType, TyperGroup):
+    pass
+
+
+class CommandGroup(Typer):
+    """A group of commands, which prints its help where none is given."""
+
+    def __init__(self, help: str, **settings: Any) -> None:
+        super().__init__(help=help, cls=_Group, no_args_is_help=True, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:
+        """Returns the decorator that adds a command."""
+        return super().command(name, cls=_Command, **settings)
 
 
 def console() -> "Console":

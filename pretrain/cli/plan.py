@@ -55,6 +55,7 @@ def plan_command(
     )
     cluster = _cluster(loaded, nodes, gpus_per_node, gpu, calibration)
     facts = plan_facts(loaded, cluster, asked, _stored(loaded))
+    facts["cluster"]["assumed"] = gpu is None and calibration is None and cluster.device != "cpu"
     refused = [problem for problem in facts["problems"] if problem["kind"] == "batch"]
     if refused and not (search or sweep):
         raise ConfigError(refused[0]["what"], fix=refused[0]["fix"])
@@ -111,6 +112,8 @@ def _tokens_s(run: Path) -> float:
     from pretrain.utils.jsonl import read_rows
 
     path = run / "metrics.jsonl" if run.is_dir() else run
+    if not path.is_file():
+        raise ConfigError("no such file", where=str(path), fix="check the path of --measured")
     speeds = [row["tokens_per_s"] for row in read_rows(path) if row.get("tokens_per_s")]
     if not speeds:
         fix = "give a run that has logged some steps"

@@ -8,13 +8,19 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from pretrain.cli.options import Config, Json, Overrides, RunFolder, UsageError, console, print_json
-from pretrain.errors import ConfigError
+from pretrain.cli.completion import complete_config, complete_run
+from pretrain.cli.options import Config, Json, Overrides, RunFolder, UsageError, console, count_from, print_json
+from pretrain.errors import ConfigError, DiskError
 
 
 def config_command(
     context: typer.Context,
-    config: Annotated[str | None, Argument(metavar="CONFIG", help="A YAML file, or a built-in one.")] = None,
+    config: Annotated[
+        str | None,
+        Argument(
+            metavar="CONFIG", help="A YAML file, or a name of `pretrain recipes`.", autocompletion=complete_config
+        ),
+    ] = None,
     overrides: Overrides = None,
     explain: Annotated[str | None, Option(metavar="KEY", help="Print the meaning of a key.")] = None,
     schema: Annotated[bool, Option("--schema", help="Print a JSON schema for editors.")] = False,
@@ -68,8 +74,8 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
 def rollback_command(
     run: RunFolder,
     to: Annotated[int, Option(min=0, help="Step of the checkpoint to continue from.")],
-    skip_tokens: Annotated[int | None, Option(min=0, help="Tokens to skip from there on.")] = None,
-    skip_samples: Annotated[int | None, Option(min=0, help="Rows of the data to skip.")] = None,
+    skip_tokens: Annotated[int | None, Option(parser=count_from(0), help="Tokens to skip from there on.")] = None,
+    skip_samples: Annotated[int | None, Option(parser=count_from(0), help="Rows of the data to skip.")] = None,
     as_json: Json = False,
 ) -> None:
     """Go back to a checkpoint, and leave out the samples after it, as after a loss spike.
@@ -117,7 +123,9 @@ def runs_command(
 
 
 def report_command(
-    folders: Annotated[list[Path], Argument(metavar="RUN...", help="Runs to compare, or one.")],
+    folders: Annotated[
+        list[Path], Argument(metavar="RUN...", help="Runs to compare, or one.", autocompletion=complete_run)
+    ],
     output: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
     as_json: Json = False,
 ) -> None:
@@ -138,7 +146,11 @@ def report_command(
         read_run_data(folder, label, merge_starts(record["attempts"], read_journal(RunDir(folder))))
         for folder, label, record in zip(folders, labels, records, strict=True)
     ]
-    facts = write_report(runs, output)
+    try:
+        facts = write_report(runs, output)
+    except DiskError as error:
+        fix = "free space, fix permissions, or give another --output"
+        raise DiskError(error.what, where=str(output), fix=fix) from None
     if as_json:
         print_json(facts)
         return

@@ -22,7 +22,8 @@ class EngineConfig(Section):
     device: Annotated[Literal["auto", "cpu", "cuda"], OnResume.FREE] = "auto"
     """Device of the ranks. `auto`: CUDA if available, otherwise the CPU."""
     attention: Annotated[str, OnResume.WARN] = "auto"
-    """Attention backend: an entry of `pretrain/model/backends`, or `auto`."""
+    """Attention backend: `auto`, `eager`, `sdpa`, `flex`, `varlen`, or one that a module under `extend`
+    adds."""
     activation_checkpointing: Annotated[Literal["none", "full", "selective"], OnResume.FREE] = "none"
     """Recomputation in the backward pass. `full`: of each block. `selective`: of all but the
     results of matrix products and attention."""

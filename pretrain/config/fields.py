@@ -159,17 +159,24 @@ def _describe_type(annotation: Any) -> str:
 def explain_key(key: str) -> str:
     """Returns the type, default and meaning of a key of a run's config or of `pretrain prepare`.
 
+    Numbers of items, as in `inputs.0.path`, are left out.
+
     Raises:
         ConfigError: There is no such key; names the nearest ones.
     """
     texts = []
+    key = ".".join(part for part in key.split(".") if not part.isdecimal())
     for root, section in ROOTS.items():
         for field in walk_fields(section):
             if field.key == key:
+                keys = dict.fromkeys(
+                    name for inner in field.subsections for name in known_keys(inner) if "." not in name
+                )
                 facts = {"type": field.type, "default": field.default, "on resume": on_resume(field.info)}
                 lines = [f"{key} ({'a run' if root == 'run' else 'pretrain prepare'})"]
                 lines += [f"  {name:<10} {value}" for name, value in facts.items() if value]
                 lines += textwrap.wrap(field.description, 100, initial_indent="  ", subsequent_indent="  ")
+                lines += textwrap.wrap(", ".join(keys), 100, initial_indent="  keys       ", subsequent_indent=" " * 13)
                 texts.append("\n".join(lines))
     if not texts:
         known = [name for section in ROOTS.values() for name in known_keys(section)]

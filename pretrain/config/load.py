@@ -24,10 +24,10 @@ from pretrain.config.base import Section
 from pretrain.config.fields import known_keys
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
+from pretrain.config.recipes import PREPARE, RUNS, find_config
 from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import (
     LocatedTree,
-    find_config,
     merge,
     parse_scalar,
     parse_yaml,
@@ -56,7 +56,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = (), *, import_ext
 
 def load_section(section: type[SectionT], source: str | Path, overrides: Sequence[str] = ()) -> SectionT:
     """Loads and checks another config, such as that of `pretrain prepare`. Raises: ConfigError."""
-    return parse_section(section, _read(source, overrides), str(source))
+    return parse_section(section, _read(source, overrides, PREPARE), str(source))
 
 
 def parse_section(section: type[SectionT], located: LocatedTree, source: str) -> SectionT:
@@ -68,8 +68,8 @@ def parse_section(section: type[SectionT], located: LocatedTree, source: str) ->
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
-def _read(source: str | Path, overrides: Sequence[str]) -> LocatedTree:
-    located = read_with_includes(find_config(source))
+def _read(source: str | Path, overrides: Sequence[str], folders: Sequence[str] = RUNS) -> LocatedTree:
+    located = read_with_includes(find_config(source, folders))
     for override in overrides:
         _apply_override(located, override)
     return located
@@ -99,6 +99,8 @@ def _with_value(tree: Any, keys: list[str], value: Any) -> Any:
     if not keys:
         return merge(tree, value) if isinstance(tree, dict) and isinstance(value, dict) else value
     first, *rest = keys
+    if first == "0" and tree in (None, []):  # the first item of a list that is not there
+        return [_with_value(None, rest, value)]
     if isinstance(tree, list):
         number = int(first)
         return [*tree[:number], _with_value(tree[number], rest, value), *tree[number + 1 :]]
@@ -234,8 +236,8 @@ _NAMED_KEY = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)=")
 
 _FIXES = {
     "string_type": "put it in quotes",
-    "int_type": "write a whole number, without a point or an exponent",
-    "int_from_float": "write a whole number, without a point or an exponent",
+    "int_type": "write a whole number: 10000, 10_000 or 1e4",
+    "int_from_float": "write a whole number: 10000, 10_000 or 1e4",
     "float_type": "write a number, without quotes",
     "bool_type": "write true or false",
     "list_type": "write a list: [a, b]",
@@ -293,17 +295,20 @@ _Dumper.add_representer(float, _Dumper.represent_float)
 def dump_config(config: RunConfig) -> str:
     """Returns the resolved config as YAML that `load_config` reads back to an equal config."""
     values = config.model_dump(by_alias=True, mode="json")
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
 
 
 TRAINED = ("bpe", "wordpiece", "unigram", "char")
 """Kinds of tokenizers that are trained."""
 
-_OPTIONS = {
-    "split": "--split",
+PREPARE_OPTIONS = {
+    "output": "--output",
+    "inputs.0.path": "--input",
     "inputs.0.text_field": "--text-field",
     "inputs.0.max_document_bytes": "--max-document-bytes",
+    "tokenizer.kind": "--tokenizer",
     "tokenizer.vocab_size": "--vocab-size",
+    "split": "--split",
 }
 """Options of `pretrain prepare` by key."""
 
@@ -339,4 +344,4 @@ def short_prepare(
         "tokenizer": {**chosen, "vocab_size": vocab_size},
         "split": split,
     }
-    return parse_section(PrepareConfig, LocatedTree(values, dict(_OPTIONS)), "pretrain prepare")
+    return parse_section(PrepareConfig, LocatedTree(values, dict(PREPARE_OPTIONS)), "pretrain prepare")

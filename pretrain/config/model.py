@@ -205,7 +205,7 @@ class AnyKindConfig(Section):
     """Keys of every kind of model."""
 
     preset: Annotated[str | None, OnResume.FREE] = None
-    """Preset (`pretrain/config/presets.py`) with the defaults of all other keys. None: no preset."""
+    """Name of `pretrain presets`, with the defaults of all other keys. None: no preset."""
     head: HeadConfig = HeadConfig()
     vocab_size: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
     """Vocabulary size of both stacks, before padding. None: that of the tokenizer."""

@@ -1,6 +1,7 @@
-"""Finds, reads and merges YAML files, with the place of each key."""
+"""Reads and merges YAML files, with the place of each key."""
 
 import copy
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,42 +9,15 @@ from typing import Any
 
 import yaml
 
-from pretrain.errors import ConfigError, install_fix
-
-
-def is_file(path: Path) -> bool:
-    """Returns True if the file exists; False for an invalid name, too."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
-def builtin_configs() -> Path:
-    """Returns the folder of the package's configs: a checkout's, or the wheel's copy."""
-    package = Path(__file__).resolve().parent.parent
-    for folder in (package.parent / "configs", package / "configs"):
-        if folder.is_dir():
-            return folder
-    what = "the package's own configs are missing"
-    raise ConfigError(what, where=str(package), fix=install_fix())
-
-
-def find_config(source: str | Path) -> Path:
-    """Returns `source` if it is a file, else the built-in config of that name."""
-    path = Path(source)
-    if is_file(path) or path.is_absolute() or ".." in path.parts:
-        return path
-    name = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
-    built_in = builtin_configs() / name
-    return built_in if is_file(built_in) else path
-
+from pretrain.config.recipes import is_file, match_recipes
+from pretrain.errors import ConfigError
 
 MAX_FILE_BYTES = 1024 * 1024
 _MAX_DIGITS = 100
+_MAX_EXACT = 2.0**53  # beyond, a float is not every whole number
 
 # Stricter than YAML 1.1: duplicate keys, aliases and tags are refused; only `true` and `false` are
-# booleans (`name: no` stays text), and `1e-4` is a number.
+# booleans (`name: no` stays text), `1e-4` is a number, and `168e9` a whole one.
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$")
 _SPECIAL_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
@@ -76,8 +50,8 @@ def _place(mark: Any) -> str:
 
 
 def short(value: object) -> str:
-    """Returns the repr of a value, cut to about 80 characters, for an error."""
-    text = repr(value)
+    """Returns a value as it is written in YAML, text in quotes, cut to about 80 characters, for an error."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}...{text[-1]}"
 
 
@@ -90,7 +64,9 @@ def parse_scalar(text: str) -> Any:
     if _INT.match(text) and len(text) <= _MAX_DIGITS:
         return int(text.replace("_", ""))
     if _FLOAT.match(text):
-        return float(text.replace("_", ""))
+        number = float(text.replace("_", ""))
+        is_count = "e" in text.lower() and number.is_integer() and abs(number) <= _MAX_EXACT
+        return int(number) if is_count else number
     if _SPECIAL_FLOAT.match(text):
         return float(text.replace(".", ""))
     return text
@@ -174,8 +150,9 @@ def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> LocatedTree:
     result = LocatedTree()
     opened = (*_open, path.resolve())
     for name in names:
-        target = path.parent / name if is_file(path.parent / name) else find_config(name)
-        if not is_file(target):
+        built_in = [recipe.path for recipe in match_recipes(name, ())]
+        target = next((file for file in (path.parent / name, Path(name), *built_in) if is_file(file)), None)
+        if target is None:
             what = f"included file {short(str(path.parent / name))} does not exist"
             fix = "give a path relative to this file, or a built-in one: configs/engine/zero2.yaml"
             raise ConfigError(what, where=where, fix=fix)

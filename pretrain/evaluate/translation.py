@@ -49,7 +49,7 @@ def read_texts(file: Path) -> list[str]:
         raise DataError(what, where=str(file), fix="copy it again") from None
     except OSError as error:
         what = f"cannot read it: {error.strerror}"
-        raise ConfigError(what, where=str(file), fix="check the path") from None
+        raise ConfigError(what, where=str(file), fix="check --source and --reference") from None
     if not content:
         raise DataError("holds no line", where=str(file), fix="give one text a line")
     found = []

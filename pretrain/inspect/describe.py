@@ -7,6 +7,7 @@ Damage is printed before it is refused. Not here: parameters, which need torch (
 
 import json
 import math
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.run.folder import RunDir
 from pretrain.shards.index import INDEX_NAME, check_shards, load_index
 from pretrain.utils.io import find_damage
+
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def inspect(
@@ -216,6 +219,8 @@ def _text(value: Any) -> str:
         return ", ".join(str(item) for item in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, str) and _SHA256.fullmatch(value):
+        return value[:12]  # --json has all of it
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

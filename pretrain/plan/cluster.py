@@ -83,7 +83,10 @@ def load_calibration(path: Path, gpu: str | None = None) -> Calibration:
     fix = "measure anew with `pretrain doctor --calibrate CONFIG`, or remove it"
     try:
         found = Calibration(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise ConfigError(what, where=str(path), fix="check the path of --calibration") from None
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"is no calibration: {error}", where=str(path), fix=fix) from None
     shares = (found.products, found.attention, found.memory_share, found.efficiency)
     if not all(isinstance(share, float) and share > 0 for share in shares):

@@ -96,6 +96,8 @@ def _show_model(facts: dict[str, Any], console: Console) -> None:
             f"{count(layout['tokens_per_step'])} tokens"
         )
     where = f"{cluster['nodes']} x {cluster['per_node']} {cluster['name']}"
+    if cluster["assumed"]:
+        where += " (assumed; for others --gpu and --nodes)"
     console.print(f"\n[bold]On {where}[/bold]{text}", soft_wrap=True, highlight=False)
     if (measured := facts["calibration"]) is not None:
         day = measured["measured"][:10]

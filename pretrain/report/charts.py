@@ -43,7 +43,7 @@ def draw_panel(panel: Panel) -> str:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2, 2.4))
-    axes = figure.add_axes((0.13, 0.17, 0.83, 0.76))
+    axes = figure.add_axes((0.15, 0.17, 0.81, 0.76))
     if panel.is_by_tokens:
         axes.set_xscale("log")
     low, high = x_limits(panel)

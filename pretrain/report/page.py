@@ -190,7 +190,7 @@ def _facts(run: RunData) -> dict[str, Any]:
         "id": str(run.record["id"]),
         "created": str(run.record["created"]),
         "engine": last.get("engine"),
-        "ranks": last.get("world_size"),
+        "ranks": None if last.get("world_size") is None else str(last["world_size"]),
         "host of rank 0": last.get("host"),
         "parameters": None if run.parameters is None else f"{run.parameters:,}",
         "newest checkpoint": newest

@@ -190,7 +190,7 @@ def data_errors() -> Iterator[None]:
         yield
     except OSError as error:
         kind = DataError if isinstance(error, FileNotFoundError) else UnavailableError
-        fix = "correct data.path, or give access to it"
+        fix = "correct the address (data.path of a config), or give access to it"
         if error.errno == errno.EIO:
             fix = "start again when the server is back"
         raise kind(f"cannot be fetched: {error.strerror}", where=str(error.filename), fix=fix) from None

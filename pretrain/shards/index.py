@@ -177,12 +177,12 @@ def load_index(folder: Path) -> DataIndex:
     """
     path = folder / INDEX_NAME
     if not folder.is_dir():
-        fix = "run `pretrain prepare` or correct data.path"
+        fix = "run `pretrain prepare` or correct the path (data.path)"
         raise DataError("no such shard folder", where=str(folder), fix=fix)
     try:
         raw = json.loads(path.read_bytes())
     except FileNotFoundError:
-        fix = "run `pretrain prepare` to the end, or correct data.path"
+        fix = "run `pretrain prepare` to the end, or correct the path (data.path)"
         raise DataError(f"holds no {INDEX_NAME}", where=str(folder), fix=fix) from None
     except OSError as error:
         fix = "check its permissions"

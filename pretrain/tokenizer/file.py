@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from pretrain.config.prepare import TokenizerConfig
-from pretrain.errors import DataError
+from pretrain.errors import DataError, LaunchError
 from pretrain.tokenizer.special_tokens import add_special, encode_plain_text, fill_up
 from pretrain.utils.hub import fetch_files, is_hub_name
 
@@ -67,7 +67,11 @@ def read_given(config: TokenizerConfig) -> bytes:
         ConfigError, LaunchError, DiskError: The hub refuses it (see `fetch_files`).
     """
     assert config.path is not None
-    content = _read(config.path)
+    try:
+        content = _read(config.path)
+    except (DataError, LaunchError) as error:
+        fix = f"{error.fix} (--tokenizer, or tokenizer.path of a config)"
+        raise type(error)(error.what, where=error.where, fix=fix) from error
     tokenizer = parse_tokenizer(content, config.path)
     before = dump_tokenizer(tokenizer)
     add_special(tokenizer, config.special_tokens)

@@ -24,7 +24,7 @@ _NAME = re.compile(r"step-(\d{8,})\.png")
 def check_format(path: Path) -> str:
     """Returns the format of a picture by its suffix. Raises: ConfigError."""
     if path.suffix.lower() not in FORMATS:
-        what = f"--out {path.name}: no picture format is called {path.suffix!r}"
+        what = f"--output {path.name}: no picture format is called {path.suffix!r}"
         raise ConfigError(what, fix=f"use {', '.join(FORMATS)}")
     return FORMATS[path.suffix.lower()]
 

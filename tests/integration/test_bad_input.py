@@ -59,9 +59,9 @@ def test_text_that_cannot_be_used_is_refused_and_nothing_is_left(tmp_path, warm,
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--input", "nope.txt"], 65, ["nope.txt", "no such file or folder", "correct the path"]),
+        (["--input", "nope.txt"], 65, ["nope.txt", "no such file or folder", "--input, or inputs.N.path"]),
         (["--input", "*.md"], 65, ["*.md", "nothing to read", "give files of .txt"]),
-        (["--input", "a.txt", "--tokenizer", "nope.json"], 65, ["nope.json", "cannot read the tokenizer"]),
+        (["--input", "a.txt", "--tokenizer", "nope.json"], 65, ["cannot read the tokenizer", "tokenizer.path"]),
         (["--input", "a.txt", "--tokenizer", "char", "--vocab-size", "9"], 64, ["vocab_size=9", "leave it out"]),
         (["--input", "a.txt", "--split", "tail:2"], 64, ["tail:2"]),
         (["--input", "a.txt", "--processes", "0"], 64, ["'--processes'", "see `pretrain prepare --help`"]),

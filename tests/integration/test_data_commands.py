@@ -115,7 +115,7 @@ def test_show_prints_rows_of_a_folder_and_of_a_config(folder, warm):
 
 
 def test_stats_prints_counts_and_writes_a_picture(folder, warm):
-    result = warm("data", "stats", "data", "--out", "a.png", cwd=folder)
+    result = warm("data", "stats", "data", "--output", "a.png", cwd=folder)
     assert (result.code, result.stderr) == (0, "")
     assert "train: 60 documents" in result.stdout and "how full rows are" in result.stdout
     assert (folder / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -134,7 +134,7 @@ def test_stats_prints_counts_and_writes_a_picture(folder, warm):
         (["show", "."], 65, "holds no index.json"),
         (["show", "data", "--split", "test"], 64, "--split: there is no split 'test'"),
         (["show", "data", "--objective", "masked"], 64, "objective.kind=masked needs a mask token, which"),
-        (["stats", "data", "--out", "a.gif"], 64, "no picture format is called '.gif'"),
+        (["stats", "data", "--output", "a.gif"], 64, "no picture format is called '.gif'"),
         (["stats", "nope"], 65, "nope: no such shard folder"),
     ],
 )

@@ -31,6 +31,13 @@ def test_the_shortest_command_works_in_any_folder_and_says_what_it_assumed(tmp_p
     assert all(line.isascii() for line in result.stdout.splitlines())
 
 
+def test_the_gpu_is_said_to_be_assumed_where_none_is_given(here, capsys):
+    assert cli.run(["plan", QUICKSTART]) == 0
+    assert "On 1 x 2 H100 SXM 80GB (assumed; for others --gpu and --nodes): " in capsys.readouterr().out
+    assert not facts_of(capsys, "--gpu", "h100")["cluster"]["assumed"]
+    assert not facts_of(capsys, "engine.device=cpu", "engine.precision=fp32")["cluster"]["assumed"]
+
+
 def test_json_has_every_number(here, capsys):
     facts = facts_of(capsys, "--gpu", "h100", "--nodes", "1", "--gpus-per-node", "2", "--time", "2d", "--mfu", "0.4")
     assert facts["layout"]["accumulation"] == 1
@@ -82,7 +89,8 @@ def test_tables_of_search_and_sweep_fit_a_terminal_of_80_columns(tmp_path):
         (["--gpu", "h1000"], "--gpu: unknown GPU 'h1000'; use h100"),
         (["--time", "soon"], "--time: 'soon' is no time; write 3d"),
         (["--sweep", "1..4"], "--sweep: '1..4' is no sweep; write --sweep nodes=1..512"),
-        (["--measured", "nowhere"], "nowhere: has no tokens_per_s; give a run that has logged some steps"),
+        (["--measured", "nowhere"], "nowhere: no such file; check the path of --measured"),
+        (["--calibration", "nowhere"], "nowhere: cannot be read: No such file or directory; check the path of --cal"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(here, capsys, arguments, line):

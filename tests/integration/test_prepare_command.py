@@ -54,6 +54,14 @@ def test_shares_say_whether_others_are_awaited(folder):
     [
         (["a.yaml", "--split", "hash:0"], "error: pretrain prepare: Invalid value: --split does not go with CONFIG"),
         (["a.yaml", "--output", "x"], "error: pretrain prepare: Invalid value: --output does not go with CONFIG"),
+        (
+            ["a.yaml", "--input", "b.txt", "--vocab-size", "3e2"],
+            "error: pretrain prepare: Invalid value: --input does not go with CONFIG a.yaml: write inputs.0.path=b.txt",
+        ),
+        (
+            ["--input", "b.txt", "--output", "x", "--vocab-size", "1.5"],
+            "error: pretrain prepare: Invalid value for '--vocab-size': 1.5 is no whole number from 0, such as 5000000",
+        ),
         (["a.yaml", "shards=3"], "error: override 'shards=3': unknown key 'shards'; "),
         (["none.yaml"], "error: none.yaml: no such config file; check the path"),
         (["a.yaml", "--part", "3/2"], "error: part='3/2' is not a part; use i/n with 1 <= i <= n, such as 1/4"),

@@ -17,6 +17,15 @@ def test_the_command_writes_a_page_and_prints_facts(tmp_path):
     assert (tmp_path / facts["path"]).stat().st_size == facts["bytes"]
 
 
+def test_a_page_that_cannot_be_written_is_told_with_the_option_for_another(tmp_path):
+    write_run(tmp_path / "run", [metric_row(1)])
+    (tmp_path / "report.html").mkdir()
+    result = run_light("report", "run", cwd=tmp_path)
+    (line,) = result.errors
+    assert result.code == 74
+    assert line.startswith("report.html: cannot write: ") and line.endswith(", or give another --output")
+
+
 def test_a_report_needs_no_torch(tmp_path):
     write_run(tmp_path / "run", [metric_row(1)])
     slow = ("torch", "transformers", "wandb")

@@ -1,15 +1,17 @@
 """Every YAML under configs/ is a config that loads, or a part of one."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from pretrain.config import recipes
 from pretrain.config.load import dump_config, load_config, load_section
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
-from pretrain.config.yaml_nodes import builtin_configs, read_with_includes, read_yaml
+from pretrain.config.yaml_nodes import read_with_includes, read_yaml
 from pretrain.prepare.split import parse_split
 from pretrain.tokenizer import check_tokenizer
 from tests.repo.source import ROOT, name
@@ -25,6 +27,16 @@ def test_there_are_recipes_and_parts():
     assert PREPARE
     assert PARTS
     assert list((ROOT / "configs").rglob("*.yml")) == []
+
+
+@pytest.mark.parametrize(
+    "recipe", recipes.list_recipes((*recipes.RUNS, *recipes.PREPARE, *recipes.PARTS)), ids=lambda recipe: recipe.name
+)
+def test_the_first_line_of_a_config_is_its_summary(recipe):
+    assert recipe.path.read_text().startswith("# ")
+    assert recipe.summary.endswith((".", "`."))
+    if recipe.name.startswith("run/"):
+        assert re.search(r"; .*(minutes|hours|days)", recipe.summary), "size; devices, time"
 
 
 STARTS = {
@@ -84,4 +96,4 @@ def assert_covers(values: dict, part: dict) -> None:
 def test_the_wheel_carries_the_configs_to_where_they_are_looked_for():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert settings["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]["configs"] == "pretrain/configs"
-    assert builtin_configs() == ROOT / "configs"
+    assert recipes.builtin_configs() == ROOT / "configs"

@@ -136,7 +136,7 @@ def find_files(sources: Sequence[str], suffix: str) -> list[Path]:
             fix = f"give files that end in {suffix}, or their folder"
             raise DataError(f"not a *{suffix}", where=source, fix=fix)
         if not files:
-            raise DataError(f"holds no *{suffix}", where=source, fix="correct the path")
+            raise DataError(f"holds no *{suffix}", where=source, fix="correct the path of --input")
         found.update(dict.fromkeys(files))
     return [Path(path) for path in found]
 

@@ -16,7 +16,8 @@ def find_local(given: str) -> list[str]:
     if path.exists():
         return [str(path)]
     if not glob.has_magic(given):
-        raise DataError("no such file or folder", where=given, fix="correct the path")
+        fix = "correct the path (--input, or inputs.N.path of a config)"
+        raise DataError("no such file or folder", where=given, fix=fix)
     found: set[Path] = set()
     for match in glob.glob(given, recursive=True):  # noqa: PTH207 -- Path.glob takes no absolute pattern
         found.update(walk(Path(match)) if Path(match).is_dir() else [Path(match)])

@@ -38,7 +38,8 @@ def find_remote(given: str) -> dict[str, InputFile]:
     try:
         found = _find(given)
     except FileNotFoundError:
-        fix = "correct the URL" if given.startswith("http") else "correct the path"
+        named = "URL" if given.startswith("http") else "path"
+        fix = f"correct the {named} (--input, or inputs.N.path of a config)"
         what = "no such file or folder"
         raise DataError(what, where=without_secrets(given), fix=fix) from None
     except OSError as error:

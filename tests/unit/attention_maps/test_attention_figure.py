@@ -156,7 +156,7 @@ def test_the_suffix_is_the_format_and_the_same_maps_give_the_same_bytes(tmp_path
 
 @pytest.mark.parametrize("name", ["x.jpg", "x", "x.npy"])
 def test_another_suffix_is_refused_before_anything_is_drawn(tmp_path, name):
-    with pytest.raises(ConfigError, match=r"^--out x.*: no picture format is called '.*'; use \.png, \.svg, \.pdf$"):
+    with pytest.raises(ConfigError, match=r"^--output x.*: no picture format is called '.*'; use \.png, \.svg, \.pdf$"):
         check_format(tmp_path / name)
 
 

@@ -128,7 +128,7 @@ def released(tmp_path_factory):
 
 def test_the_command_draws_and_says_where(released, tmp_path, capsys):
     out = tmp_path / "seen" / "x.svg"
-    assert run(["attention", str(released), "--text", "a cab", "--out", str(out)]) == EXIT_OK
+    assert run(["attention", str(released), "--text", "a cab", "--output", str(out)]) == EXIT_OK
     assert capsys.readouterr().out == f"{out}: 8 maps\n"
     assert out.read_bytes().startswith(b"<?xml")
 
@@ -154,9 +154,9 @@ def test_a_text_is_normalised_as_the_data_of_the_model_were(released, tmp_path, 
 
 def test_the_command_wants_a_picture_or_numbers(released, capsys):
     assert run(["attention", str(released), "--text", "a"]) == EXIT_USAGE
-    assert capsys.readouterr().err == "error: nothing to show; give --out x.png, or --json\n"
+    assert capsys.readouterr().err == "error: nothing to show; give --output x.png, or --json\n"
 
 
 def test_an_unknown_format_is_refused_before_the_model_is_opened(tmp_path, capsys):
-    assert run(["attention", str(tmp_path / "no such model"), "--text", "a", "--out", "x.jpg"]) == EXIT_USAGE
-    assert capsys.readouterr().err.startswith("error: --out x.jpg: no picture format is called '.jpg'")
+    assert run(["attention", str(tmp_path / "no such model"), "--text", "a", "--output", "x.jpg"]) == EXIT_USAGE
+    assert capsys.readouterr().err.startswith("error: --output x.jpg: no picture format is called '.jpg'")

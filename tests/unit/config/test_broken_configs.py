@@ -61,7 +61,7 @@ FILES: dict[str, str | bytes] = {
     "preset is a mapping": BASE.replace("llama-tiny", "{a: b}"),
     "stack is a word": BASE.replace("preset: llama-tiny", "preset: llama-tiny, decoder: big"),
     "text for a number": BASE.replace("steps: 20", "steps: many"),
-    "float for an integer": BASE.replace("steps: 20", "steps: 2e1"),
+    "float for an integer": BASE.replace("steps: 20", "steps: 2.5e0"),
     "integer of many digits": BASE + "seed: " + "9" * 5000 + "\n",
     "seed too large": BASE + "seed: 9223372036854775808\n",
     "negative": BASE.replace("micro: 2", "micro: -2"),

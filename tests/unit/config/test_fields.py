@@ -4,7 +4,9 @@ import pytest
 
 from pretrain.config.fields import ROOTS, explain_key, json_schema, known_keys, walk_fields, write_reference
 from pretrain.config.load import load_config
+from pretrain.config.objective import NEEDS
 from pretrain.errors import ConfigError
+from pretrain.model.backends import BACKENDS
 from tests.repo.source import ROOT
 
 
@@ -40,11 +42,23 @@ def test_the_reference_is_as_the_fields_are():
         ("data.mixture.weight", "  type       number (>= 0)\n  default    required\n  on resume  allow\n"),
         ("model.encoder.cell", '  default    "lstm"\n  on resume  never\n'),
         ("tokenizer.kind", "tokenizer.kind (pretrain prepare)\n  type       `bpe`"),
+        ("inputs.0.path", "inputs.path (pretrain prepare)\n"),
+        (
+            "optim.schedule",
+            "  Learning rate as a pure function of the step.\n  keys       kind, warmup_steps, warmup_tokens,",
+        ),
+        ("engine.attention", "`auto`, `eager`, `sdpa`, `flex`, `varlen`"),
+        ("model.preset", "Name of `pretrain presets`"),
         ("tracking.attention.heads", "  type       list of integer (>= 0) or null (at least 1 item(s))\n"),
     ],
 )
 def test_a_key_is_explained(key, text):
     assert text in explain_key(key)
+
+
+@pytest.mark.parametrize(("key", "registry"), [("engine.attention", BACKENDS), ("objective.kind", NEEDS)])
+def test_the_names_of_a_registry_are_explained(key, registry):
+    assert [name for name in registry if f"`{name}`" not in explain_key(key)] == []
 
 
 def test_a_key_of_a_run_and_of_prepare_is_explained_for_both():

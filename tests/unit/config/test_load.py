@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain.config.fields import known_keys
-from pretrain.config.load import dump_config, find_config, load_config
+from pretrain.config.load import dump_config, load_config
 from pretrain.config.objective import NEEDS
 from pretrain.config.presets import PRESETS
+from pretrain.config.recipes import find_config
 from pretrain.errors import ConfigError
 from tests.repo.source import SOURCE_FILES, parse
 
@@ -61,6 +62,32 @@ def test_numbers_and_words_are_what_they_look_like(write):
         )
     )
     assert (config.optim.lr, config.run.name, config.data.path, config.train.steps) == (1e-4, "no", "off", 2000)
+
+
+@pytest.mark.parametrize(("text", "count"), [("1e4", 10_000), ("1.5e3", 1500), ("2E2", 200), ("1_0e2", 1000)])
+def test_a_count_may_be_written_with_an_exponent(write, text, count):
+    from_file = load_config(write(BASE.replace("steps: 20", f"steps: {text}"))).train.steps
+    from_override = load_config(write(BASE), [f"train.steps={text}"]).train.steps
+    assert from_file == from_override == count
+    assert isinstance(load_config(write(BASE), [f"optim.lr={text}"]).optim.lr, float)
+
+
+@pytest.mark.parametrize("text", ["1.5e0", "1e-1", "10.0", "1e17", "1e400"])
+def test_a_number_that_is_no_count_is_refused(write, text):
+    (line,) = problems(write(BASE), f"train.steps={text}")
+    assert line.endswith("; write a whole number: 10000, 10_000 or 1e4")
+
+
+def test_a_value_is_shown_as_it_was_written(write):
+    (line,) = problems(write(BASE), "eval.every_steps=null")
+    assert line.startswith("override 'eval.every_steps=null': eval.every_steps=null: input should be")
+    (line,) = problems(write(BASE), "train.steps=true")
+    assert "train.steps=true: " in line
+
+
+def test_text_of_any_language_is_dumped_as_it_is(write):
+    config = load_config(write(BASE), ["data.path=data/gr\xf6\xdfe-\u6570-\U0001f600"])
+    assert "path: data/gr\xf6\xdfe-\u6570-\U0001f600" in dump_config(config)
 
 
 def test_a_quoted_number_stays_text(write):

@@ -70,6 +70,14 @@ def test_an_override_reaches_one_input_by_its_number(write):
     assert one.normalize is not None and one.normalize.steps == ["lowercase"]
 
 
+@pytest.mark.parametrize("recipe", ["stdlib_bert", "stdlib_t5", "text"])
+def test_the_first_input_of_a_recipe_is_given_whether_it_has_one_or_not(recipe):
+    config = load_section(PrepareConfig, f"configs/prepare/{recipe}.yaml", ["inputs.0.path=corpus/*.txt"])
+    assert [one.paths for one in config.inputs] == [["corpus/*.txt"]]
+    empty = load_section(PrepareConfig, f"configs/prepare/{recipe}.yaml", ["inputs=[]", "inputs.0.path=a.txt"])
+    assert [one.paths for one in empty.inputs] == [["a.txt"]]
+
+
 @pytest.mark.parametrize("override", ["inputs.1.path=b.jsonl", "inputs.path=b.jsonl"])
 def test_an_override_of_an_input_that_is_not_there_is_named(write, override):
     with pytest.raises(ConfigError, match=rf"override '{override}': .*; name an item by its number, from 0"):

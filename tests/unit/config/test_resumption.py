@@ -35,7 +35,7 @@ def test_what_is_free_is_told_in_one_message(caplog):
             logging.INFO,
             "resuming with a config that differs from the run's so far:\n"
             "    free    data.workers: 1 -> 2\n"
-            "    free    train.stop_after: None -> 3\n"
+            "    free    train.stop_after: null -> 3\n"
             "    free    checkpoint.keep: 2 -> 5",
         )
     ]

@@ -159,7 +159,7 @@ def test_the_picture_names_what_it_shows(root, tmp_path):
 
 
 def test_another_format_and_an_empty_folder_are_refused(root, tmp_path):
-    with pytest.raises(ConfigError, match=r"--out a\.gif: no picture format is called '\.gif'"):
+    with pytest.raises(ConfigError, match=r"--output a\.gif: no picture format is called '\.gif'"):
         draw_stats(count_data(str(root / "text")), tmp_path / "a.gif")
     make_folder(tmp_path / "empty", [])
     with pytest.raises(DataError, match="empty: holds no tokens; give `pretrain prepare` more text"):

@@ -8,7 +8,7 @@ import pytest
 
 from pretrain.checkpoint.format import MANIFEST, load_manifest
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.inspect.describe import inspect
+from pretrain.inspect.describe import inspect, print_facts
 from pretrain.utils.io import make_dir, write_json
 from tests.unit.checkpoint.stand_in import save
 
@@ -46,6 +46,14 @@ def test_a_checkpoint_tells_where_it_stands_and_what_wrote_it(tmp_path, capsys):
     assert facts["saved"].startswith("20")
     keys = list(facts)
     assert keys.index("step") < keys.index("position") < keys.index("data_hash") < keys.index("saved")
+
+
+def test_a_hash_is_cut_in_the_table_and_whole_in_json(capsys):
+    facts = {"written_by": {"world_size": 1, "config": "0123456789abcdef" * 4}}
+    print_facts(facts, as_json=False)
+    assert capsys.readouterr().out.split() == ["written_by", "world_size", "1,", "config", "0123456789ab"]
+    print_facts(facts, as_json=True)
+    assert json.loads(capsys.readouterr().out) == facts
 
 
 def test_a_run_tells_of_its_newest_whole_checkpoint_and_names_what_is_damaged(tmp_path, capsys):

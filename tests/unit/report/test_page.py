@@ -90,6 +90,20 @@ def test_a_long_run_shows_curves_starts_evaluations_texts_and_facts(long_page):
     assert any(text.endswith("not finite, red on the axis: 1") and "beyond the axis" in text for text in texts)
 
 
+def test_facts_are_texts_in_one_column(long_page):
+    facts = long_page[long_page.index("<h2>Facts</h2>") :]
+    assert "<td>ranks</td><td>8</td>" in facts and "class=number" not in facts
+
+
+def test_colours_follow_the_reader_and_hold_in_the_charts_too(long_page):
+    style = long_page[long_page.index("<style>") : long_page.index("</style>")]
+    dark = style[style.index("prefers-color-scheme: dark") :]
+    names = set(re.findall(r"(--\w+):", style[: style.index("@media")])) - {"--"}
+    assert names == set(re.findall(r"(--\w+):", dark[: dark.index("figure img")]))
+    assert set(re.findall(r"var\((--\w+)\)", style)) == names
+    assert "figure img, .wide img, .swatch { filter: invert" in dark
+
+
 def test_the_newest_picture_of_attention_is_in_the_page_itself(tmp_path):
     folder = write_run(tmp_path / "run", [metric_row(20)])
     (folder / "attention").mkdir()

@@ -1,0 +1,75 @@
+"""Built-in configs by name: found from any folder, listed, and copied to begin with."""
+
+from pathlib import Path
+
+import pytest
+
+from pretrain.config.load import load_config, load_section
+from pretrain.config.prepare import PrepareConfig
+from pretrain.config.recipes import PREPARE, RUNS, builtin_configs, copy_recipe, find_config, list_recipes
+from pretrain.errors import ConfigError
+from tests.repo.test_configs import start_of
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A folder without configs."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["quickstart", "quickstart.yaml", "run/quickstart", "configs/run/quickstart", "configs/run/quickstart.yaml"]
+)
+def test_a_recipe_is_found_by_its_name(name):
+    assert load_config(name).run.name == "quickstart"
+
+
+def test_a_name_is_that_of_a_recipe_of_the_command():
+    assert find_config("chat").parent.name == "finetune"
+    assert load_section(PrepareConfig, "chat").output == "data/chat"
+    with pytest.raises(ConfigError, match=r"^stdlib_t5: no such config file; check the path; `pretrain recipes` lists"):
+        load_config("stdlib_t5")
+
+
+def test_a_file_of_the_user_comes_first(tmp_path):
+    (tmp_path / "quickstart.yaml").write_text("include: configs/run/quickstart.yaml\nrun: {name: mine}\n")
+    assert load_config("quickstart").run.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("quikstart", "quickstart"),
+        ("configs/run/quickstrat.yaml", "configs/run/quickstart.yaml"),
+        ("lama_8b", "llama_8b"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(name, near):
+    with pytest.raises(ConfigError, match=rf"^{name}: no such config file; did you mean {near}\?$"):
+        load_config(name)
+    with pytest.raises(ConfigError, match=rf"no such recipe; did you mean {near}\?$"):
+        copy_recipe(name, None)
+
+
+@pytest.mark.parametrize("recipe", list_recipes(RUNS), ids=lambda recipe: recipe.name)
+def test_a_copy_is_the_same_config(recipe, tmp_path):
+    start = start_of(recipe.path, tmp_path / "start")
+    found, target = copy_recipe(recipe.name, Path("deep/copy.yaml"))
+    assert (found, target) == (recipe, Path("deep/copy.yaml"))
+    assert load_config(target, start) == load_config(recipe.path, start)
+    assert "../" not in target.read_text()
+    if f"configs/{recipe.name}.yaml" in recipe.path.read_text():
+        assert "pretrain" in target.read_text() and "deep/copy.yaml" in target.read_text()
+
+
+def test_a_copy_has_the_name_of_the_recipe_and_replaces_nothing():
+    assert copy_recipe("text", None)[1].read_bytes() == Path("text.yaml").read_bytes()
+    with pytest.raises(ConfigError, match=r"^text.yaml: exists already; give another name: recipes cp text FILE"):
+        copy_recipe("text", None)
+
+
+def test_a_name_of_two_recipes_is_given_with_its_folder():
+    with pytest.raises(ConfigError, match=r"^chat: several recipes; use finetune/chat or prepare/chat$"):
+        copy_recipe("chat", None)
+    recipe, target = copy_recipe("prepare/chat", None)
+    assert (recipe.path, target) == (builtin_configs() / PREPARE[0] / "chat.yaml", Path("chat.yaml"))
