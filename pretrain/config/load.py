@@ -175,8 +175,8 @@ def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
 
 
 def _read_start(folder: Path) -> dict[str, Any]:
-    folders = (folder, folder.resolve().parent.parent)  # of a checkpoint the run
-    for place in folders if (folder / "manifest.json").is_file() else (folder,):
+    is_checkpoint = (folder / "manifest.json").is_file()
+    for place in (folder, folder.resolve().parent.parent) if is_checkpoint else (folder,):  # the run of a checkpoint
         for name in ("model.json", "config.yaml", "config.json"):
             if (place / name).is_file():
                 try:
