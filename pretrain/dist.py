@@ -8,12 +8,12 @@ it is filled in for a world of one.
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pretrain.errors import ConfigError
-from pretrain.utils.net import reserved_port
+from pretrain.utils.net import listen_on_loopback, reserved_port
 
 _of_this_process = contextlib.ExitStack()
 """Closed at the end of the process."""
@@ -59,6 +59,33 @@ def read_world() -> World:
     if not 0 <= rank < size:
         raise ConfigError(f"RANK={rank} is not within WORLD_SIZE={size}", fix="correct the launcher's environment")
     return World(rank, size, local_rank)
+
+
+@contextlib.contextmanager
+def loopback_store(world: World) -> Iterator[None]:
+    """Keeps the job's store off the network, where MASTER_ADDR is loopback; around what sets up the group.
+
+    torch's own store listens on every interface, and whoever reaches it can end or forge the run.
+    The group (`env://`) finds this one by its port, and keeps it. Raises: OSError: The port is in use.
+    """
+    import torch.distributed as td
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    listener = listen_on_loopback(host, port) if world.is_main and not is_of_agent else None
+    if listener is None:
+        yield
+        return
+    store = td.TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listener.detach(),
+    )
+    yield
+    del store  # the group has it too
 
 
 def is_distributed() -> bool:

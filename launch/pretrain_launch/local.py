@@ -22,6 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
+import psutil
+
 from pretrain.errors import EXIT_HANG, EXIT_RESUME_ME, DiskError
 from pretrain.run.folder import RunDir
 from pretrain.utils.io import make_dir
@@ -35,7 +37,8 @@ POLL_S = 0.05
 SETTLE_S = 1.0
 FAILURE_GRACE_S = 5.0
 HANG_SETTLE_S = 20.0
-"""After a hang was found: every rank that can end does so by itself, and what is left is frozen."""
+"""After a hang was found: a rank that can end does so by itself, 15 s for its last words included. A
+stopped one cannot, and is killed at once."""
 STOPPED_GRACE_S = 25.0
 """After a stop: rank 0 may wait 20 s for wandb; a signal then ends it with the same exit code."""
 
@@ -127,6 +130,7 @@ class _Ranks:
         self.logs = logs
         self.processes: list[subprocess.Popen[bytes]] = []
         self.ended: dict[int, int] = {}  # codes of ranks in the order of their ends
+        self.excused: set[int] = set()  # ranks that this process has ended: their codes say nothing
         self.signals: list[int] = []  # signals to this process that the ranks have not got yet
 
     def start(self, command: list[str], world_size: int, port: int, janitor: Janitor) -> None:
@@ -175,20 +179,22 @@ class _Ranks:
     def wait(self) -> tuple[tuple[int, int] | None, int]:
         """Waits for all ranks; returns rank and code of the cause, and the job's exit code."""
         plan: list[tuple[float, int]] = []
-        is_failing = False
-        known: dict[int, int] | None = None
+        is_failing = is_hung = False
         while len(self.ended) < len(self.processes):
             while self.signals:
                 self.send(self.signals.pop(0))
             if self._collect() and not is_failing:
-                is_failing = find_cause(self.ended) is not None
+                cause = find_cause(self.ended)
+                is_failing, is_hung = cause is not None, cause is not None and cause[1] == EXIT_HANG
                 plan = self._plan_end() if is_failing or not plan else plan
+            if is_hung:
+                self._excuse(signal.SIGKILL, [rank for rank in self._running() if self._is_stopped(rank)])
             if plan and time.monotonic() > plan[0][0]:
-                known = known or dict(self.ended)  # later ends are due to these signals
-                self.send(plan.pop(0)[1])
+                self._excuse(plan.pop(0)[1], self._running())
             time.sleep(POLL_S)
-        cause = find_cause(known or self.ended)
-        return cause, job_code(cause, known or self.ended)
+        counted = {rank: code for rank, code in self.ended.items() if rank not in self.excused}
+        cause = find_cause(counted)
+        return cause, job_code(cause, counted)
 
     def report(self, cause: tuple[int, int]) -> None:
         """Prints the failure and the last lines of a rank, unless rank 0 has on the terminal."""
@@ -206,6 +212,20 @@ class _Ranks:
         # Rank 0 may know only that it has lost a rank, and says so with a code of its own.
         is_known = cause is None or code == self.ended.get(0)
         note_outcome(run, self.processes[0].pid, code, reason, is_known=is_known)
+
+    def _running(self) -> list[int]:
+        """Returns the ranks that have not ended."""
+        return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+
+    def _is_stopped(self, rank: int) -> bool:
+        """Returns whether a rank that has not been waited for is stopped (SIGSTOP, a debugger)."""
+        return psutil.Process(self.processes[rank].pid).status() == psutil.STATUS_STOPPED
+
+    def _excuse(self, number: int, ranks: Sequence[int]) -> None:
+        """Sends a signal that ends ranks."""
+        self.excused.update(ranks)
+        for rank in ranks:
+            self.processes[rank].send_signal(number)
 
     def _collect(self) -> bool:
         """Notes the ranks that have ended since; returns whether there are any."""

@@ -143,7 +143,7 @@ def check_site(config: RunConfig, spec: LaunchSpec) -> None:
     if not spec.singleton:
         refuse_if_owned(spec.folder.lease)
     if spec.folder.config.is_file():
-        stored = load_config(spec.folder.config, import_extensions=False)
+        stored = load_config(spec.folder.config, extensions="ignore")
         check_config(stored, fill_from(stored, config), has_saved=spec.folder.has_saved())
 
 

@@ -126,7 +126,7 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
             tensors[f"base_model.model.{module}.lora_A.weight"] = a.clone()
             tensors[f"base_model.model.{module}.lora_B.weight"] = part.contiguous()
         transposed = transposed or weight.transposed
-    run = load_config(described.run.config, import_extensions=False)
+    run = load_config(described.run.config, extensions="ignore")
     facts = {
         "peft_type": "LORA",
         "task_type": _TASKS[config.shape],

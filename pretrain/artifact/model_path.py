@@ -161,7 +161,7 @@ def _open_run(checkpoint: Path) -> ModelSource:
         if not needed.is_file():
             fix = "keep the run folder together"
             raise CheckpointError(f"{needed.name} is missing", where=str(run.path), fix=fix)
-    whole = load_config(run.config)
+    whole = load_config(run.config, extensions="require")
     config = whole.model
     has_source = config.shape == "encoder+decoder"
     codec = PlainCodec(load_tokenizer(run.tokenizer), ends_sources=has_source)

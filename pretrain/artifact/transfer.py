@@ -207,7 +207,7 @@ def export_model(
     # Texts and words have the same head: the task of the run, or the class, tells them apart.
     labels_words = is_release(described.path) and labelled_by(described.path) == WORDS
     if described.run is not None:
-        run = load_config(described.run.config, import_extensions=False)
+        run = load_config(described.run.config, extensions="ignore")
         labels_words = any(task.kind == "tag" for task in run.objective.tasks)
         origin = f"run {run.run.name}, {described.path.name}"
         metrics: dict[str, float] = {}

@@ -90,11 +90,19 @@ def _options(
         bool, typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    extend: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE", help="Import a module that a run or config names under extend."),
+    ] = None,
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
 ) -> None:
     # `deepspeed` passes --local_rank to every program it starts; LOCAL_RANK is what we read.
     if debug:
         os.environ["PRETRAIN_DEBUG"] = "1"
+    if extend:
+        from pretrain.config.load import import_extensions
+
+        import_extensions(extend, "--extend")
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ def plan_command(
     from pretrain.plan.estimate import PlanOptions, plan_facts
     from pretrain.plan.search import parse_sweep
 
-    loaded = load_config(config, overrides or [])
+    loaded = load_config(config, overrides or [], extensions="require")
     asked = PlanOptions(
         mfu=mfu,
         measured_tokens_s=None if measured is None else _tokens_s(measured),

@@ -42,7 +42,7 @@ def config_command(
     elif config is None:
         raise UsageError("Missing argument 'CONFIG'", context)
     else:
-        sys.stdout.write(dump_config(load_config(config, overrides or [])))
+        sys.stdout.write(dump_config(load_config(config, overrides or [], extensions="require")))
 
 
 def train_command(config: Config, overrides: Overrides = None) -> None:

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pydantic
 import yaml
@@ -40,15 +40,28 @@ from pretrain.errors import ConfigError, PretrainError
 SectionT = TypeVar("SectionT", bound=Section)
 
 
-def load_config(source: str | Path, overrides: Sequence[str] = (), *, import_extensions: bool = True) -> RunConfig:
+Extensions = Literal["import", "require", "ignore"]
+"""Treatment of the modules under `extend`: of a config that is trained; of one that is only opened,
+whose author may be a stranger (they must be imported before: `pretrain --extend`); of one that is
+read for its values."""
+
+
+def load_config(source: str | Path, overrides: Sequence[str] = (), *, extensions: Extensions = "import") -> RunConfig:
     """Loads and checks a run's config: a YAML file or a built-in one, and `a.b=c` items in order.
 
     Raises:
         ConfigError: One line for each problem.
     """
     located = _read(source, overrides)
-    if import_extensions:
-        _import_extensions(located.values.get("extend"), located.places.get("extend", str(source)))
+    named = located.values.get("extend")
+    if named and isinstance(named, list) and extensions != "ignore":  # the validation refuses other types
+        where = located.places.get("extend", str(source))
+        if extensions == "require":
+            _require_imported(named, where)
+        else:
+            if str(Path.cwd()) not in sys.path:
+                sys.path.insert(0, str(Path.cwd()))
+            import_extensions(named, where)
     config = parse_section(RunConfig, _lay_preset(located, str(source)), str(source))
     _check_allowed(config.resume.allow, located.places.get("resume.allow", str(source)))
     return config
@@ -164,8 +177,8 @@ def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
 
 
 def _read_start(folder: Path) -> dict[str, Any]:
-    folders = (folder, folder.resolve().parent.parent)  # of a checkpoint the run
-    for place in folders if (folder / "manifest.json").is_file() else (folder,):
+    is_checkpoint = (folder / "manifest.json").is_file()
+    for place in (folder, folder.resolve().parent.parent) if is_checkpoint else (folder,):  # the run of a checkpoint
         for name in ("model.json", "config.yaml", "config.json"):
             if (place / name).is_file():
                 try:
@@ -179,21 +192,29 @@ def _read_start(folder: Path) -> dict[str, Any]:
     )
 
 
-def _import_extensions(names: Any, where: str) -> None:
-    """Imports the modules under `extend`, from the current folder, too."""
-    if not isinstance(names, list):
-        return  # absent, or refused by the validation
-    if names and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    for name in names:
+def import_extensions(names: Sequence[Any], where: str) -> None:
+    """Imports the modules that a config or the command line names. Raises: ConfigError."""
+    for name in map(str, names):
+        if not all(part.isidentifier() for part in name.split(".")):
+            fix = "write it as after `import`: my_lab.my_module"
+            raise ConfigError(f"extend: {short(name)} is no module's name", where=where, fix=fix)
         try:
-            importlib.import_module(str(name))
+            importlib.import_module(name)
         except ModuleNotFoundError as error:
             # A module that exists but fails to import another keeps its traceback.
-            if error.name is None or not (name == error.name or str(name).startswith(f"{error.name}.")):
+            if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
                 raise
             fix = "correct the name, or put its folder on PYTHONPATH"
             raise ConfigError(f"extend: there is no module {name!r}", where=where, fix=fix) from None
+
+
+def _require_imported(names: Sequence[Any], where: str) -> None:
+    """Refuses modules that are not imported yet: a command that does not train runs no code of a stranger."""
+    for name in map(str, names):
+        if name not in sys.modules:
+            what = f"extend: the module {short(name)} may be code of a stranger, and is not imported here unasked"
+            fix = f"if you trust it: pretrain --extend {short(name)} COMMAND ..."
+            raise ConfigError(what, where=where, fix=fix)
 
 
 def _check_allowed(names: list[str], where: str) -> None:

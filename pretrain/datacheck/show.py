@@ -169,12 +169,12 @@ def _config_of(what: str, overrides: Sequence[str], choice: ReadingOptions) -> R
         fix = f"lay objective.kind={choice.objective} over it"
         raise ConfigError("a config has an objective of its own", where="--objective", fix=fix)
     source = run.config if run.config.is_file() else what
-    config = load_config(source, overrides)
+    config = load_config(source, overrides, extensions="require")
     options = {key: getattr(choice, name) for name, key in KEY_OF.items()}
     given = [f"{key}={value}" for key, value in options.items() if value is not None]
     if choice.seq_len is not None:  # the same rows a batch: the order of padded ones depends on it
         given.append(f"batch.global_tokens={config.batch.rows * choice.seq_len}")
-    return load_config(source, [*overrides, *given]) if given else config
+    return load_config(source, [*overrides, *given], extensions="require") if given else config
 
 
 def _folder_config(what: str, dataset: Dataset, choice: ReadingOptions) -> RunConfig:

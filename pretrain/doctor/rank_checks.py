@@ -79,7 +79,8 @@ def start_group(torch: Any, world: World, device: str) -> float:
     backend = "nccl" if device == "cuda" else "gloo"
     limit = timedelta(seconds=MEET_WITHIN_S)
     try:
-        torch.distributed.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=limit)
+        with dist.loopback_store(world):
+            torch.distributed.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=limit)
         torch.distributed.barrier()
     except (torch.distributed.DistError, RuntimeError, OSError, ValueError) as error:
         here = f"rank {world.rank} on {socket.gethostname()}"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
-from pretrain.dist import World
+from pretrain.dist import World, loopback_store
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, deepspeed_config
 from pretrain.engine.engine import Engine
 from pretrain.engine.replicated import CompleteState, TorchEngine
@@ -111,7 +111,8 @@ def start_accelerator(
     backend = "nccl" if device == "cuda" else "gloo"
     group = InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=config.group_timeout_s))
     try:
-        return Accelerator(kwargs_handlers=[group], **kwargs)
+        with loopback_store(world):
+            return Accelerator(kwargs_handlers=[group], **kwargs)
     except (torch.distributed.DistError, OSError) as error:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise LaunchError(

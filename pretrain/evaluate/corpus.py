@@ -75,7 +75,7 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     seed = DEFAULT_SEED
     seq_len, source_len = min(source.config.max_seq_len, DEFAULT_SEQ_LEN), None
     if source.run is not None:
-        config = load_config(source.run.config)
+        config = load_config(source.run.config, extensions="require")
         objective = config.objective
         data = config.data
         seed = config.seed

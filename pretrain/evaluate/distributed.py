@@ -39,7 +39,8 @@ def joined_ranks(device: str) -> Iterator[tuple[World, str]]:
     if on_cuda:
         torch.cuda.set_device(world.local_rank)
     backend = "nccl" if on_cuda else "gloo"
-    td.init_process_group(backend, rank=world.rank, world_size=world.size)
+    with dist.loopback_store(world):
+        td.init_process_group(backend, rank=world.rank, world_size=world.size)
     try:
         yield world, f"cuda:{world.local_rank}" if on_cuda else device
     finally:

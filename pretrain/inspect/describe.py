@@ -152,7 +152,7 @@ def _describe_run(run: RunDir) -> dict[str, Any]:
     last = record["attempts"][-1]
     try:
         # Code of the user is not run to describe a folder.
-        model = describe_model(load_config(run.config, import_extensions=False).model)
+        model = describe_model(load_config(run.config, extensions="ignore").model)
     except ConfigError:
         model = "not known: config.yaml is missing or damaged"
     return {
@@ -295,6 +295,6 @@ def _find_model(path: Path, is_model: bool) -> str:
             facts = json.loads((path / MODEL_FILE).read_text(encoding="utf-8"))
             return describe_model(parse_model(facts["model"]))
         config = RunDir(path.resolve().parent.parent).config
-        return describe_model(load_config(config, import_extensions=False).model)
+        return describe_model(load_config(config, extensions="ignore").model)
     except (ConfigError, OSError, ValueError, KeyError, TypeError, pydantic.ValidationError):
         return f"not known: {MODEL_FILE if is_model else 'config.yaml of the run'} is missing or damaged"

@@ -30,6 +30,8 @@ TOKENIZER_FILES = (
 MAX_JSON_BYTES = 16 * 1024 * 1024
 """A hundred times the index of a model of 400 billion parameters."""
 
+MAX_LAYERS = 10_000
+
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -105,11 +107,16 @@ class Fields:
         found = {}
         for key, (ours, default) in keys.items():
             found[ours] = readers[type(default)](key, (defaults or {}).get(key, default))
+            if ours == "heads" and found[ours] < 1:  # what follows divides by it
+                raise refusal(key, found[ours], "must be 1 or more")
         return found
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Returns an integer; without a default the key must be present."""
-        return self._read(key, default, (int,), "an integer")
+        value: int = self._read(key, default, (int,), "an integer")
+        if key.endswith(("layer", "layers")) and value > MAX_LAYERS:  # each is named before one is looked for
+            raise refusal(key, value, f"no model has more than {MAX_LAYERS}")
+        return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """Returns a number; without a default the key must be present."""

@@ -23,6 +23,7 @@ from pretrain.prepare.input_parts import WHOLE, InputPart, Report, Share, Work
 from pretrain.prepare.output import TOKENIZER_NAME, hold_as_worker
 from pretrain.prepare.part_record import PartRecord, load_records, remove_leftovers
 from pretrain.prepare.progress import Progress, no_progress
+from pretrain.utils.process import die_with
 
 POLL_S = 0.2
 # One process is one core: `tokenizers` reads this variable at each call.
@@ -198,9 +199,13 @@ def _work_in_worker(part: InputPart) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ends this process with its parent: an orphan could write into a folder that others reuse."""
+    """Ends this process with its parent: an orphan could write into a folder that others reuse.
+
+    On Linux by the kernel: while native code holds the interpreter, no thread of this process runs.
+    """
     parent = multiprocessing.parent_process()
-    assert parent is not None
+    assert parent is not None and parent.pid is not None
+    die_with(parent.pid)
 
     def watch() -> None:
         connection.wait([parent.sentinel])

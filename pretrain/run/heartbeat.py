@@ -24,8 +24,11 @@ from typing import NamedTuple
 
 import torch.distributed as td
 
-from pretrain.errors import EXIT_HANG
+from pretrain.errors import EXIT_DIVERGED, EXIT_HANG, EXIT_RESUME_ME, EXIT_USAGE
 
+FAILURES = [code for code in range(EXIT_USAGE, EXIT_DIVERGED + 1) if code != EXIT_RESUME_ME]
+"""Exit codes that a verdict may have."""
+MAX_VERDICT_CHARS = 2**14
 SILENT_S = 3.0
 LONG_PHASES = {"start", "load", "compile", "evaluate", "save", "close"}
 LONG_FACTOR = 3
@@ -148,10 +151,16 @@ class Verdict:
     culprits: tuple[int, ...] = ()  # ranks at fault
 
     @staticmethod
-    def from_json(text: str | bytes) -> "Verdict":
-        """Reads a verdict as the store has it."""
-        values = json.loads(text)
-        return Verdict(values["text"], values["exit_code"], tuple(values["culprits"]))
+    def from_json(content: str | bytes) -> "Verdict":
+        """Reads a verdict of the store, to which a stranger may write: always one of failure."""
+        try:
+            values = json.loads(content)
+            text, code = str(values["text"]), values["exit_code"]
+            culprits = tuple(int(rank) for rank in values["culprits"])
+        except (ValueError, KeyError, TypeError):
+            return Verdict("the verdict in the store of the job cannot be read: no rank has written it")
+        text = "".join(char for char in text[:MAX_VERDICT_CHARS] if char.isprintable() or char == "\n")
+        return Verdict(text or "(no text)", next((known for known in FAILURES if known == code), EXIT_HANG), culprits)
 
 
 class Standing(NamedTuple):

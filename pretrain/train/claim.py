@@ -108,7 +108,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
     lease = Lease(folder.lease) if world.is_main else None
     try:
         if folder.config.is_file():
-            stored = load_config(folder.config, import_extensions=False)
+            stored = load_config(folder.config, extensions="ignore")
             check_config(stored, config, has_saved=folder.has_saved())
         if lease is not None:
             sweep(folder)

@@ -33,6 +33,21 @@ def reserved_port(port: int | None) -> Iterator[int]:
         yield chosen
 
 
+def listen_on_loopback(host: str, port: int) -> socket.socket | None:
+    """Listens on the loopback interface; returns None where `host` is not of it. Raises: OSError.
+
+    Other names than localhost are not resolved: a node's own may stand for 127.0.1.1 on that node alone.
+    """
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        return None
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address[:2], family=family, backlog=socket.SOMAXCONN)
+
+
 def interface_addresses() -> list[tuple[str, str]]:
     """Returns every (interface, address) of this machine, loopback included, IPv4 before IPv6."""
     found = [

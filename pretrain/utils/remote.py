@@ -41,6 +41,7 @@ _LASTING_ERRNO = (errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.ENAMETOOLONG, g
 _NETWORK_PACKAGES = ("http", "aiohttp", "aiobotocore", "botocore", "s3fs", "gcsfs", "google", "requests", "urllib3")
 _FORBIDDEN_NAMES = ("ProfileNotFound", "InvalidAccessKeyId")
 _ABSENT = (404, 410)
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
 _VERSION_KEYS = ("generation", "ETag", "etag", "Last-Modified", "LastModified", "updated")
 
 _T = TypeVar("_T")
@@ -105,8 +106,11 @@ def failure_of(error: BaseException) -> Failure:
     lacks_credentials = "Credentials" in name or name in _FORBIDDEN_NAMES
     if isinstance(error, PermissionError) or status in (401, 403) or lacks_credentials:
         return Failure.FORBIDDEN
-    is_wrong = status is not None and 400 <= status < 500 and status not in _PASSING_STATUS
-    if is_wrong or (isinstance(error, OSError) and error.errno in _LASTING_ERRNO):
+    # 3xx: a redirect that the client has not followed, to itself or to a scheme such as file:.
+    is_wrong = status is not None and 300 <= status < 500 and status not in _PASSING_STATUS
+    # urllib's reason is a text where it cannot ask an address (ftp:), and another error else.
+    is_refused = isinstance(error, urllib.error.URLError) and isinstance(error.reason, str) and status is None
+    if is_wrong or is_refused or (isinstance(error, OSError) and error.errno in _LASTING_ERRNO):
         return Failure.REFUSED
     return Failure.PASSING
 
@@ -114,11 +118,11 @@ def failure_of(error: BaseException) -> Failure:
 def describe(error: BaseException) -> str:
     """Returns one line of an error, without user, password and query of any URL in it."""
     status = _status(error)
-    reason = getattr(error, "reason", None)
+    own = "strerror" if status is None else "message"
+    text = str(getattr(error, own, None) or getattr(error, "reason", None) or error)
+    text = re.sub(r"\?\S+", "?...", re.sub(r"//[^/@\s]*@", "//", " ".join(text.split())))
     if status is not None:
-        return f"the server answers {status} {getattr(error, 'message', reason) or type(error).__name__}"
-    text = " ".join(str(getattr(error, "strerror", None) or reason or error).split())
-    text = re.sub(r"\?\S+", "?...", re.sub(r"//[^/@\s]*@", "//", text))
+        return f"the server answers {status} {text or type(error).__name__}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
@@ -257,7 +261,7 @@ def open_url(url: str, start: int = 0, stop: int | None = None, size: int | None
     range_end = None
     num_bytes = _content_length(response)
     if response.status == 206:
-        place = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
+        place = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if place is None or int(place[1]) != start:
             response.close()
             raise ConnectionError("the server answers with another range than the one asked for")
@@ -347,4 +351,4 @@ def _request(url: str, method: str, headers: dict[str, str]) -> Any:
 
 def _content_length(response: Any) -> int | None:
     length = response.headers.get("Content-Length", "")
-    return int(length) if length.isdecimal() else None
+    return int(length) if re.fullmatch("[0-9]{1,18}", length) else None

@@ -16,9 +16,9 @@ import socket
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -43,6 +43,7 @@ class Fault:
         hold_after: After so many bytes of the body nothing more comes until `go` of the server is set.
         flip: The first byte of the body is another.
         whole: The range that was asked for is ignored.
+        headers: Headers of the answer, in place of its own.
     """
 
     path: str = ""
@@ -53,6 +54,7 @@ class Fault:
     hold_after: int | None = None
     flip: bool = False
     whole: bool = False
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -159,32 +161,31 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.drop:
             self.close_connection = True
         elif fault.status:
-            self._refuse(fault.status)
+            self._refuse(fault.status, fault.headers)
         elif not file.is_file():
-            self._refuse(404)
+            self._refuse(404, {})
         else:
             content = file.read_bytes()
             if first is None or fault.whole:
                 self._send(200, content, {}, fault)
             elif first >= len(content):
-                self._refuse(416)
+                self._refuse(416, {})
             else:
                 end = min(len(content), len(content) if last is None else last + 1)
                 place = {"Content-Range": f"bytes {first}-{end - 1}/{len(content)}"}
                 self._send(206, content[first:end], place, fault)
 
-    def _refuse(self, status: int) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+    def _refuse(self, status: int, headers: Mapping[str, str]) -> None:
+        self._head(status, {"Content-Length": "0", **headers})
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str], fault: Fault) -> None:
+    def _head(self, status: int, headers: Mapping[str, str]) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Accept-Ranges", "bytes")
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str], fault: Fault) -> None:
+        self._head(status, {"Content-Length": str(len(body)), "Accept-Ranges": "bytes", **headers, **fault.headers})
         if self.command == "HEAD":
             return
         if fault.flip:

@@ -10,6 +10,7 @@ import pytest
 from pretrain.tracking.audit import read_audit
 from tests.helpers.cli import run_warm
 from tests.helpers.documents import read_blocks
+from tests.unit.artifact.runs import TEXTS, write_text_run, write_texts
 
 TINY = [
     "model={preset: llama-tiny}",
@@ -20,6 +21,15 @@ TINY = [
     "engine={kind: single, zero_stage: 0, device: cpu}",
     "tracking={wandb: off}",
 ]
+OPENING = {
+    "generate": ["generate", ".", "--prompt", "x"],
+    "export": ["export", ".", "out"],
+    "evaluate": ["evaluate", "."],
+    "attention": ["attention", ".", "--text", "x", "--json"],
+    "plan": ["plan", "config.yaml"],
+    "config": ["config", "config.yaml"],
+    "show": ["data", "show", "."],
+}
 
 
 @pytest.mark.long
@@ -75,3 +85,39 @@ def test_a_module_may_add_an_objective_and_an_optimizer(tmp_path, corpus):
     assert refused.code == 64
     assert "unknown name 'next'; use prefix, or add it by a module under extend" in refused.stderr
     assert "unknown name 'adam'; use adamw or adafactor, or add it by a module under extend" in refused.stderr
+
+
+@pytest.fixture(scope="module")
+def foreign_run(tmp_path_factory):
+    """The run folder of somebody else, with a module that the config names beside it."""
+    folder = tmp_path_factory.mktemp("foreign")
+    write_texts(folder / "texts", TEXTS * 8)
+    write_text_run(folder / "run", folder / "texts", "llama-tiny", "causal")
+    (folder / "run/foreign_module.py").write_text("open('executed', 'w')\n")
+    config = folder / "run/config.yaml"
+    config.write_text(config.read_text().replace("extend: []", "extend: [foreign_module]"))
+    return folder / "run"
+
+
+@pytest.mark.parametrize("command", OPENING)
+def test_a_run_that_is_only_opened_executes_no_module_of_its_own(foreign_run, warm, command):
+    done = warm(*OPENING[command], cwd=foreign_run)
+    assert done.code == 64, done.stderr
+    assert (
+        "config.yaml" in done.stderr and "extend: the module 'foreign_module' may be code of a stranger" in done.stderr
+    )
+    assert "pretrain --extend 'foreign_module' COMMAND" in done.stderr
+    assert not (foreign_run / "executed").exists()
+
+
+def test_a_module_of_a_run_is_imported_where_the_command_line_names_it(foreign_run, warm, tmp_path):
+    (tmp_path / "foreign_module.py").write_text("open('imported', 'w')\n")
+    command = ["generate", str(foreign_run), "--prompt", "x", "--max-tokens", "1"]
+    done = warm("--extend", "foreign_module", *command, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.code == 0, done.stderr
+    assert (tmp_path / "imported").exists()
+    absent = warm("--extend", "no_such_module", *command, cwd=tmp_path)
+    assert (absent.code, absent.errors[0]) == (
+        64,
+        "--extend: extend: there is no module 'no_such_module'; correct the name, or put its folder on PYTHONPATH",
+    )

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch.distributed as td
 
-from pretrain.utils.net import reserved_port
+from pretrain.utils.net import reserved_port, usable_addresses
 from tests.helpers.fork_server import SOURCE_PATH
 from tests.helpers.holds import Hold
 from tests.helpers.processes import is_running
@@ -214,6 +215,23 @@ def test_under_torchrun_a_frozen_rank_is_named_by_the_others(start):
         output = run.end()
     assert run.process.returncode == 1, output
     assert f"error: rank 1 ({HOST}, process {pid}) is frozen or gone: no heartbeat for" in output
+
+
+def test_a_stranger_cannot_reach_the_store_and_a_forged_verdict_is_no_success(make_run, start):
+    run = start("forged")
+    run.wait_for_steps()
+    environment = psutil.Process(rank_pids(run.process)[0]).environ()
+    port = int(environment["MASTER_PORT"])
+    for _, address in usable_addresses():
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((address, port)).close()
+    forged = json.dumps({"text": "\x1b]0;PWN\x07", "exit_code": 0, "culprits": []})
+    store = td.TCPStore(environment["MASTER_ADDR"], port, is_master=False)
+    td.PrefixStore("pretrain-watchdog-0", store).set("verdict", forged)
+    output = run.end()
+    assert run.process.returncode == 76, output
+    assert "\x1b" not in output
+    assert last_attempt(make_run, "forged") == {"exit_code": 76, "reason": "]0;PWN"}
 
 
 # A launcher may be late with a signal that the rank has had itself, and wandb slow to end.

@@ -1,16 +1,20 @@
 """A process's place in its job, and collectives in a world of one. Those of several ranks: tests/integration."""
 
+import ipaddress
 import os
 import socket
 import subprocess
 import sys
 
+import psutil
 import pytest
 import torch
+import torch.distributed as td
 
 from pretrain import dist
 from pretrain.dist import World, read_world
 from pretrain.errors import ConfigError
+from pretrain.utils.net import reserved_port
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -69,6 +73,34 @@ def test_an_environment_that_makes_no_sense_is_refused(monkeypatch, environment,
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
         read_world()
+
+
+def listening_at(port: int) -> list[str]:
+    """Returns the addresses at which this process listens on a port."""
+    found = psutil.Process().net_connections("tcp")
+    return [one.laddr.ip for one in found if (one.status, one.laddr.port) == (psutil.CONN_LISTEN, port)]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+def test_the_store_of_ranks_of_one_machine_is_not_on_the_network(monkeypatch, address):
+    with reserved_port(None) as port:
+        monkeypatch.setenv("MASTER_ADDR", address)
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with dist.loopback_store(World(0, 1, 0)):
+            td.init_process_group("gloo", rank=0, world_size=1)
+    try:
+        td.TCPStore(address, port, is_master=False).set("met", "yes")
+        assert [ipaddress.ip_address(ip).is_loopback for ip in listening_at(port)] == [True]
+    finally:
+        td.destroy_process_group()
+
+
+def test_a_store_that_other_machines_need_is_left_to_torch(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", socket.gethostname())  # which may stand for 127.0.1.1
+    with reserved_port(None) as port:
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with dist.loopback_store(World(0, 1, 0)):
+            assert listening_at(port) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port is chosen, and not kept")

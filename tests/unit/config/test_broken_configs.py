@@ -98,6 +98,10 @@ OVERRIDES = [
     "optim-lr=3",
     "extend.0=x",
     "extend.x=1",
+    "extend=['']",
+    "extend=['..x']",
+    "extend=['a b', 5]",
+    'extend=["a\\0"]',
     "optim.lr.x=3",
     "optim.lr==3",
     "optim.lr=",
@@ -179,3 +183,9 @@ def test_a_circle_of_includes_is_refused(tmp_path, monkeypatch):
     (tmp_path / "a.yaml").write_text("include: loop.yaml\n" + BASE)
     with pytest.raises(ConfigError, match=r"a.yaml:1:1: included file 'loop.yaml' does not exist"):
         load_config("a.yaml")
+
+
+def test_a_start_whose_name_no_file_can_have_is_refused(tmp_path):
+    (tmp_path / "a.yaml").write_text(BASE.replace("model: {preset: llama-tiny}", 'init: {from: "a\\0b"}'))
+    with pytest.raises(ConfigError, match="no run, checkpoint, model folder or Hugging Face folder is there"):
+        load_config(tmp_path / "a.yaml")

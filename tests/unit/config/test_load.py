@@ -318,7 +318,7 @@ def test_a_dumped_config_loads_as_the_same_config(tmp_path_factory, path, lr, st
         }
     )
     (folder / "b.yaml").write_text(dump_config(config), encoding="utf-8")
-    assert load_config(folder / "b.yaml", import_extensions=False) == config
+    assert load_config(folder / "b.yaml", extensions="ignore") == config
 
 
 @pytest.mark.parametrize("kind", ["single", "ddp"])

@@ -50,7 +50,7 @@ def libraries(monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", found.accelerate)
     monkeypatch.setitem(sys.modules, "accelerate.utils", utils)
     monkeypatch.setitem(sys.modules, "deepspeed", found.deepspeed)
-    with mock.patch.dict(os.environ):
+    with mock.patch.dict(os.environ, MASTER_ADDR="node7", MASTER_PORT="1234"):
         yield found
 
 
@@ -157,8 +157,6 @@ def test_ranks_that_do_not_reach_each_other_are_told_where(cuda, libraries, monk
         raise error
 
     libraries.accelerate.Accelerator = fails
-    monkeypatch.setenv("MASTER_ADDR", "node7")
-    monkeypatch.setenv("MASTER_PORT", "1234")
     expected = r"^rank 1 at node7:1234: cannot set up the process group: no route; check that the port is free and"
     with pytest.raises(LaunchError, match=expected):
         start(EngineConfig(kind="ddp"), size=2, rank=1)

@@ -25,6 +25,8 @@ def test_a_missing_key_has_the_default_and_a_null_is_none():
         (lambda f: f.integer("text"), "config.json: text='12': must be an integer"),
         (lambda f: f.integer("flag"), "config.json: flag=True: must be an integer"),
         (lambda f: f.integer("null", 3), "config.json: null=None: must be an integer"),
+        (lambda f: f.integer("num_layers"), "config.json: num_layers=1000000000: no model has more than 10000"),
+        (lambda f: f.read({"n_head": ("heads", 12)}), "config.json: n_head=0: must be 1 or more"),
         (lambda f: f.number("text", 1.0), "config.json: text='12': must be a number"),
         (lambda f: f.flag("number", False), "config.json: number=1.5: must be true or false"),
         (lambda f: f.section("text"), "config.json: text='12': must be an object"),
@@ -37,6 +39,7 @@ def test_a_missing_key_has_the_default_and_a_null_is_none():
 )
 def test_what_does_not_fit_is_refused_by_key_and_value(read, message):
     values = {"text": "12", "flag": True, "null": None, "number": 1.5, "fast": "quick_gelu", "pad_token_id": "0"}
+    values |= {"num_layers": 10**9, "n_head": 0}
     with pytest.raises(ConfigError) as error:
         read(Fields(values))
     assert message in str(error.value)

@@ -238,15 +238,22 @@ def test_peers_of_a_rank_that_was_stopped_by_itself_are_stopped_too(start):
     assert job.end() == (75, "")
 
 
-def test_a_frozen_rank_is_ended_once_the_others_have_said_so(start):
+def test_a_stopped_rank_is_ended_at_once_when_the_others_have_said_so(start):
     job = start(
         "note('started')\nif rank == 2: os.kill(os.getpid(), signal.SIGSTOP)\n"
         "wait_for('started.0', 'started.2')\n"
         "if rank == 1: wait_until_gone('started.0')\n"
-        "sys.exit(76)"
+        "sys.exit(76)",
+        HANG_SETTLE_S=NEVER_S,
     )
     code, errors = job.end()
     assert (code, errors) == (76, "")  # rank 0 says who is frozen
+    wait_until_dead([pid for pids in job.noted("started").values() for pid in pids])
+
+
+def test_a_rank_that_hangs_and_cannot_end_is_ended_after_a_while(start):
+    job = start("note('started')\nif rank == 2: hang()\nwait_for('started.2')\nsys.exit(76)")
+    assert job.end() == (76, "")
     wait_until_dead([pid for pids in job.noted("started").values() for pid in pids])
 
 

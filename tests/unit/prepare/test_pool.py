@@ -103,6 +103,33 @@ def test_workers_die_with_their_killed_parent_and_a_restart_completes(tmp_path, 
     wait_until(lambda: not any(is_running(pid) for pid in workers), "the workers' end")
 
 
+STANDING_STILL = """
+import multiprocessing, os, signal, sys
+from pretrain.prepare.pool import _die_with_parent
+
+def work():
+    _die_with_parent()
+    print(os.getpid(), flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context("spawn").Process(target=work)
+    worker.start()
+    worker.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has to run")
+def test_a_worker_whose_threads_do_not_run_dies_with_its_parent_too(tmp_path):
+    script = tmp_path / "standing.py"
+    script.write_text(STANDING_STILL)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        worker = int(parent.stdout.readline())
+        parent.kill()
+        wait_until(lambda: not is_running(worker), "the worker's end")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_killed_worker_ends_the_run_with_advice_and_keeps_finished_parts(tmp_path, running_pool, corpus, expected):
     os.kill(workers_of(running_pool.pid)[0], signal.SIGKILL)

@@ -3,7 +3,9 @@
 import json
 from dataclasses import asdict, replace
 
-from pretrain.run.heartbeat import Beat, Standing, Verdict
+import pytest
+
+from pretrain.run.heartbeat import MAX_VERDICT_CHARS, Beat, Standing, Verdict
 from pretrain.run.watchdog import describe_store, judge
 
 WAITING = Beat(0, "n1", 100, 60, 41, 90, "update", 10, 9.0, 8.0, ["train/loop.py:72 train"])
@@ -97,3 +99,31 @@ def test_a_store_that_does_not_answer_is_its_keepers_trouble():
 def test_a_verdict_travels_as_json():
     verdict = Verdict("it hangs", 76, (1, 2))
     assert Verdict.from_json(json.dumps(asdict(verdict))) == verdict
+
+
+@pytest.mark.parametrize(
+    "verdict", [Verdict("disk full", 74, (1,)), Verdict("a bug", 70), judge(WAITING, live(HUNG), 2)]
+)
+def test_a_verdict_of_a_rank_comes_through_the_store_as_it_is(verdict):
+    assert Verdict.from_json(json.dumps(asdict(verdict))) == verdict
+
+
+@pytest.mark.parametrize("code", [0, 1, 75, 137, -9, 76.5, "76", None, [], True])
+def test_no_verdict_ends_a_run_as_done_or_as_stopped(code):
+    forged = {"text": "well done", "exit_code": code, "culprits": []}
+    assert Verdict.from_json(json.dumps(forged)) == Verdict("well done", 76, ())
+
+
+def test_the_text_of_a_verdict_has_no_terminal_controls_and_an_end():
+    forged = {"text": "\x1b]0;PWN\x07a\r\nb\u202e" + "c" * 10**6, "exit_code": 65, "culprits": []}
+    text = Verdict.from_json(json.dumps(forged)).text
+    assert text.startswith("]0;PWNa\nbccc")
+    assert len(text) <= MAX_VERDICT_CHARS
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff", b"[]", b"{}", b"1", b'{"text": "", "exit_code": 76, "culprits": ["x"]}']
+)
+def test_a_verdict_that_no_rank_has_written_is_a_failure(content):
+    verdict = Verdict.from_json(content)
+    assert verdict.exit_code == 76 and "cannot be read: no rank has written it" in verdict.text

@@ -186,6 +186,31 @@ def test_what_will_not_pass_is_refused_at_once(server, status, message):
     assert len(server.requests) == (1 if status in (404, 410) else 2)
 
 
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/a.jsonl", "a.jsonl", "data:,x"])
+def test_a_redirect_that_leads_nowhere_is_refused_at_once(server, target):
+    server.faults.append(Fault(path="a.jsonl", status=302, times=ALWAYS, headers={"Location": target}))
+    with pytest.raises(
+        DataError, match=r"/a\.jsonl: cannot be read: [^\n]*; fix the access problem and retry"
+    ) as caught:
+        listing(f"{server.url}/a.jsonl")
+    assert "no answer for" not in str(caught.value)
+
+
+@pytest.mark.parametrize("length", ["-5", "x", "9" * 5000, "\u0663".encode().decode("latin-1"), ""])
+def test_a_length_that_is_no_number_is_none(server, length):
+    server.faults.append(Fault(path="a.jsonl", times=ALWAYS, headers={"Content-Length": length}))
+    with pytest.raises(DataError, match=r"/a\.jsonl: the server does not say how large the file is"):
+        listing(f"{server.url}/a.jsonl")
+
+
+def test_a_range_whose_numbers_have_no_end_is_not_the_one_asked_for(server):
+    huge = f"bytes 5000-{'9' * 5000}/{'9' * 5000}"
+    files = listing(f"{server.url}/f.txt")
+    server.faults.append(Fault(path="f.txt", times=ALWAYS, headers={"Content-Range": huge}))
+    with pytest.raises(OSError, match="answers with another range than the one asked for"):
+        list(read(plan_parts(files, 1 << 20)[0].slices, [InputConfig()]))
+
+
 def test_many_files_are_asked_for_at_once_and_come_in_order(server, folder):
     names = [f"{number}.jsonl" for number in range(40)]
     for name in names:
