@@ -109,10 +109,14 @@ def open_artifact(path: str | Path, device: str = "cpu") -> Artifact:
         ConfigError: The config is damaged, or there is no such device.
         DataError: There is no tokenizer, or it cannot be read.
     """
-    described = open_source(Path(path))
-    codec = described.load_codec()  # a missing tokenizer is reported before the weights are read
-    model = load_model(described, _find_device(device))
-    return Artifact(model, codec, described.config, described.generation, described.path)
+    return load_artifact(open_source(Path(path)), device)
+
+
+def load_artifact(source: ModelSource, device: str) -> Artifact:
+    """Loads a described model for use. Raises: as `open_artifact`."""
+    codec = source.load_codec()  # a missing tokenizer is reported before the weights are read
+    model = load_model(source, _find_device(device))
+    return Artifact(model, codec, source.config, source.generation, source.path)
 
 
 def load_model(source: ModelSource, device: torch.device) -> LanguageModel:

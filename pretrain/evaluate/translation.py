@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pretrain.artifact.open import find_normalize, open_artifact
+from pretrain.artifact.open import find_normalize, load_artifact
 from pretrain.artifact.source import ModelSource
 from pretrain.config.prepare import NormalizeConfig
 from pretrain.errors import ConfigError, DataError
@@ -308,7 +308,7 @@ def _decode(
     device: str,
 ) -> list[TranslationSet]:
     """Translates with one model, once for each beam size; `path` names it in the report."""
-    artifact = open_artifact(source.path, device)
+    artifact = load_artifact(source, device)
     for setting in artifact.generation.not_honoured() if current()[0] == 0 else ():
         print(f"note: the own {setting} of {path} is not honoured", file=sys.stderr)
     if normalize is not None and not task.preprocessed:

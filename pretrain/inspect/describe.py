@@ -102,7 +102,10 @@ def find_damaged(path: Path) -> dict[str, list[str]]:
     found = list_folders(RunDir(path).checkpoints)
     if not found:
         raise CheckpointError("this run has no checkpoint", where=str(path), fix="check the path")
-    return {str(checkpoint): _find_damage(checkpoint) for checkpoint in found}
+    damage = {str(checkpoint): _find_damage(checkpoint) for checkpoint in found}
+    # The run may have removed some meanwhile; those that were read to their end count.
+    damage = {place: problems for place, problems in damage.items() if not problems or Path(place).exists()}
+    return damage or find_damaged(path)
 
 
 def _find_damage(path: Path) -> list[str]:
@@ -179,11 +182,13 @@ def _describe_checkpoints(run: RunDir) -> dict[str, Any]:
         try:
             manifest = load_manifest(path)
             check_sizes(path, manifest)
-        except CheckpointError as error:
-            damaged[path.name] = error.what
+            files = _describe_files(path, manifest)
+        except (CheckpointError, OSError) as error:
+            if not path.exists():  # the run removed it meanwhile, and has a newer one
+                return _describe_checkpoints(run)
+            damaged[path.name] = getattr(error, "what", str(error))
             continue
         state = {key: manifest.state[key] for key in ("step", "tokens") if key in manifest.state}
-        files = _describe_files(path, manifest)
         facts["newest"] = {**state, **files, "written_by": manifest.topology}
         break
     if damaged:

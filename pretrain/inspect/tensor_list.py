@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from pretrain.artifact.model_path import find_checkpoint, is_release
-from pretrain.checkpoint.load import WeightReader
+from pretrain.artifact.model_path import is_release, open_newest
 from pretrain.interop.release import open_release
 
 _WIDTH = 200
@@ -35,7 +34,7 @@ def list_tensors(path: Path, stats: bool) -> list[dict[str, Any]]:
         read = release.read
         dtype = release.dtype
     else:
-        reader = WeightReader(find_checkpoint(path))
+        reader = open_newest(path)
         shapes = {name: list(shape) for name, shape in reader.shapes.items()}
         read = reader.read
         dtype = "fp32"  # of every checkpoint of ours

@@ -224,7 +224,8 @@ def _read_checkpoints(run: RunDir, notes: list[str]) -> tuple[list[SavedCheckpoi
                 manifest=hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest(),
             )
         except (CheckpointError, OSError) as error:
-            notes.append(f"{path.name}: {getattr(error, 'what', error)}")
+            if path.exists():  # else the run removed it meanwhile
+                notes.append(f"{path.name}: {getattr(error, 'what', error)}")
             continue
         found.append(saved)
         parameters = sum(math.prod(shape) for shape in manifest.shapes.values())

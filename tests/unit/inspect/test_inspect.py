@@ -8,6 +8,7 @@ import pytest
 
 from pretrain.checkpoint.format import MANIFEST, load_manifest
 from pretrain.errors import CheckpointError, ConfigError
+from pretrain.inspect import describe
 from pretrain.inspect.describe import inspect
 from pretrain.utils.io import make_dir, write_json
 from tests.unit.checkpoint.stand_in import save
@@ -98,6 +99,24 @@ def test_verifying_names_every_bad_file_and_chunk_and_a_checkpoint_to_use(tmp_pa
     with pytest.raises(CheckpointError, match=r"damaged: rank-00000.*and 2 more; use another checkpoint"):
         inspect(bad, verify=True)
     assert "chunk 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_verifying_a_run_beside_its_training_leaves_out_what_retention_removed(tmp_path, capsys, monkeypatch, at):
+    run = make_run(tmp_path / "run", 1, 2)
+    read, names = describe.find_damage, []
+
+    def read_beside_the_run(path, record):
+        names.append(path.parent.name)
+        if len(names) == at:
+            save(run / "checkpoints", 3, *([4] if at == 1 else []))
+        return read(path, record)
+
+    monkeypatch.setattr(describe, "find_damage", read_beside_the_run)
+    facts = shown(capsys, run, verify=True)
+    assert facts["verified"] == "every byte of 2 checkpoints is as it was written"
+    assert facts["newest"]["step"] == (4 if at == 1 else 3)
+    assert "damaged" not in facts
 
 
 def test_a_damaged_manifest_is_damage(tmp_path):
