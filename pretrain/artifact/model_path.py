@@ -6,7 +6,6 @@ model folder         model.json, manifest.json, tokenizer/          of `import` 
 Hugging Face folder  config.json, safetensors, tokenizer files      read in place
 """
 
-import json
 import logging
 import re
 from collections.abc import Iterable
@@ -31,6 +30,7 @@ from pretrain.run.folder import RunDir
 from pretrain.tokenizer import load_tokenizer, nameable_tokens, special_tokens_of
 from pretrain.types import GenerationDefaults
 from pretrain.utils.io import check_file, make_dir, new_folder, write_file, write_json
+from pretrain.utils.safe_read import read_json
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def _open_model_folder(reader: WeightReader) -> ModelSource:
         return load_hub_tokenizer(tokenizer)
 
     try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
+        facts = read_json(file)
         if facts["format"] != FORMAT:
             what = f"written in format {facts['format']}, this version reads {FORMAT}"
             raise CheckpointError(what, where=str(file), fix="update pretrain")

@@ -23,6 +23,7 @@ import torch
 from pretrain.errors import CheckpointError
 from pretrain.types import Fragment
 from pretrain.utils.io import FileRecord, write_chunks
+from pretrain.utils.safe_read import open_regular, parse_json
 
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 
@@ -86,7 +87,7 @@ class FragmentReader:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         for path in paths:
             with _parse_errors(path):
-                descriptor = os.open(path, os.O_RDONLY)
+                descriptor = open_regular(path)
                 weakref.finalize(self, os.close, descriptor)
                 found = list(_read_header(path, descriptor))
             for key, piece in found:
@@ -132,7 +133,7 @@ def _read_piece(piece: _Piece, skip: int, out: memoryview) -> None:
 def _parse_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
         is_limit = isinstance(error, OSError) and error.errno == errno.EMFILE
         fix = "raise ulimit -n: every file of a checkpoint is open at once" if is_limit else "use another checkpoint"
         raise CheckpointError(f"cannot be parsed: {error}", where=str(path), fix=fix) from None
@@ -142,7 +143,7 @@ def _read_header(path: Path, descriptor: int) -> Iterator[tuple[tuple[str, str],
     (size,) = struct.unpack("<Q", os.pread(descriptor, 8, 0))
     if size > _MAX_HEADER_BYTES:
         raise ValueError(f"header of {size} bytes")
-    header = json.loads(os.pread(descriptor, size, 8))
+    header = parse_json(os.pread(descriptor, size, 8))
     header.pop("__metadata__", None)
     for key, entry in header.items():
         name, _, rest = key.rpartition("/")

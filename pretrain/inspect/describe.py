@@ -21,6 +21,7 @@ from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.run.folder import RunDir
 from pretrain.shards.index import INDEX_NAME, check_shards, load_index
 from pretrain.utils.io import find_damage
+from pretrain.utils.safe_read import read_json
 
 
 def inspect(
@@ -292,7 +293,7 @@ def _find_model(path: Path, is_model: bool) -> str:
     """Returns the shape of a checkpoint's model by its run's config, or by its own `model.json`."""
     try:
         if is_model:
-            facts = json.loads((path / MODEL_FILE).read_text(encoding="utf-8"))
+            facts = read_json(path / MODEL_FILE)
             return describe_model(parse_model(facts["model"]))
         config = RunDir(path.resolve().parent.parent).config
         return describe_model(load_config(config, import_extensions=False).model)

@@ -67,6 +67,43 @@ def test_a_damaged_record_of_a_run_is_refused(run_folder, warm):
     check_refused(warm("inspect", "runs/run", cwd=run_folder), 64, "runs/run/run.json", "restore it")
 
 
+# --- folders made by others -----------------------------------------------------------------------------------------
+
+DEEP = b'{"step": ' + b"[" * 10**5
+HOSTILE = {
+    "aliases": ("config.yaml", b"a: &a [x, x, x]\n" + b"".join(b"%c: &%c [*%c, *%c, *%c]\n" % (c + 1, c + 1, c, c, c)
+                                                              for c in range(ord("a"), ord("y")))),
+    "a cycle": ("config.yaml", b"a: &a {b: *a}\n"),
+    "no date": ("config.yaml", b"x: 2020-13-45\ny: " + b"9" * 6000),
+    "nested config": ("config.yaml", b"[" * 10_000),
+    "nested record": ("run.json", DEEP),
+    "attempts of numbers": ("run.json", b'{"id": "a", "name": "a", "created": "a", "attempts": [3]}'),
+    "attempts by name": ("run.json", b'{"id": "a", "name": "a", "created": "a", "attempts": {"b": 3}}'),
+    "fields of other types": ("run.json", b'{"id": "a", "name": "a", "created": "a", '
+                                          b'"attempts": [{"slurm": "x", "versions": [], "exit_code": {}}]}'),
+    "nested row": ("metrics.jsonl", DEEP + b"\n"),
+    "huge numbers": ("metrics.jsonl", b"".join(
+        b'{"step": %d, "loss": %s1e308, "tokens": 1e308, "step_time_s": 1e308, "checkpoint_step": NaN}\n' % (step, sign)
+        for step, sign in enumerate((b"", b"-", b"")))),
+    "huge step": ("metrics.jsonl", b'{"step": %s, "loss": 1}\n' % (b"9" * 400)),
+    "nested journal": ("launch/journal.jsonl", DEEP + b'\n{"event": "start", "job": ["x"], "restart": {}}\n'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_folder_made_to_do_harm_is_described_or_refused_and_does_not_hide_others(run_folder, warm, name):
+    file, content = HOSTILE[name]
+    bad = shutil.copytree(run_folder / "runs/run", run_folder / "runs/bad")
+    (bad / file).parent.mkdir(exist_ok=True)
+    (bad / file).write_bytes(content)
+    for command in ("inspect runs/bad", "report runs/bad", "runs runs --json"):
+        result = warm(*command.split(), cwd=run_folder)
+        assert result.code in (0, 64), result.stderr
+        assert "Traceback" not in result.stderr
+    assert result.code == 0
+    assert {one["path"]: one["state"] for one in json.loads(result.stdout)}["runs/run"] == "done"
+
+
 # --- checkpoints -------------------------------------------------------------------------------------------------
 
 

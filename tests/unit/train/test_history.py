@@ -61,7 +61,7 @@ def cut_in_half(path: Path) -> None:
 def forget_commits(run: RunDir) -> None:
     """A record in which nothing tells of a checkpoint."""
     record = run.read_record()
-    record["attempts"] = [dict.fromkeys(attempt, 0) for attempt in record["attempts"]]
+    record["attempts"] = [attempt | dict.fromkeys(("from_step", "committed_step"), 0) for attempt in record["attempts"]]
     run.record.write_text(json.dumps(record))
 
 
