@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from pretrain.cli.options import Device, Json, ModelPath, print_json
 from pretrain.errors import ConfigError
+from pretrain.utils.log import printable
 
 
 def generate_command(
@@ -52,7 +53,7 @@ def generate_command(
         prompts = map(build_normalizers(normalize)[0], prompts)
     # Not an error: a released model may name settings that only its own library has.
     for setting in artifact.generation.not_honoured():
-        print(f"note: the model's own {setting} is not honoured", file=sys.stderr)
+        print(printable(f"note: the model's own {setting} is not honoured"), file=sys.stderr)
     run_generate(
         artifact.model,
         artifact.codec,

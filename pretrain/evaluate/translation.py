@@ -30,6 +30,7 @@ from pretrain.generate.text import Method
 from pretrain.model import Transformer
 from pretrain.prepare.normalize import build_normalizers
 from pretrain.utils.io import write_file
+from pretrain.utils.log import printable
 
 BATCH_TOKENS = 8192
 """Source tokens of a batch, with padding and beams: caches of small models stay below 100 MiB."""
@@ -310,7 +311,7 @@ def _decode(
     """Translates with one model, once for each beam size; `path` names it in the report."""
     artifact = load_artifact(source, device)
     for setting in artifact.generation.not_honoured() if current()[0] == 0 else ():
-        print(f"note: the own {setting} of {path} is not honoured", file=sys.stderr)
+        print(printable(f"note: the own {setting} of {path} is not honoured"), file=sys.stderr)
     if normalize is not None and not task.preprocessed:
         to_source = build_normalizers(normalize)[0]
         texts = [to_source(text) for text in texts]

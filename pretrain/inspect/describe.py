@@ -21,6 +21,7 @@ from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.run.folder import RunDir
 from pretrain.shards.index import INDEX_NAME, check_shards, load_index
 from pretrain.utils.io import find_damage
+from pretrain.utils.log import printable
 from pretrain.utils.safe_read import read_json
 
 
@@ -206,13 +207,13 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
         return
     # Only a table needs rich, which takes a while to import.
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in facts.items():
-        table.add_row(f"[bold]{key}[/bold]", escape(_text(value)))
-    Console().print(table)
+        table.add_row(Text(printable(key), "bold"), printable(_text(value)))
+    Console(markup=False).print(table)
 
 
 def _text(value: Any) -> str:

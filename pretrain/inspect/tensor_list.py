@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pretrain.artifact.model_path import is_release, open_newest
 from pretrain.interop.release import open_release
+from pretrain.utils.log import printable
 
 _WIDTH = 200
 """Columns in a pipe, whose readers want a parameter a line."""
@@ -64,8 +65,8 @@ def print_tensors(tensors: list[dict[str, Any]]) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for tensor in tensors:
         shape = " x ".join(map(str, tensor["shape"])) or "1"
-        cells = [tensor["name"], shape, f"{math.prod(tensor['shape']):,}", tensor["dtype"]]
+        cells = [printable(tensor["name"]), shape, f"{math.prod(tensor['shape']):,}", printable(tensor["dtype"])]
         if "norm" in tensor:
             cells += [f"{tensor['norm']:.5g}", f"{tensor['largest']:.5g}", str(tensor["non_finite"])]
         table.add_row(*cells)
-    Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH).print(table)
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDTH).print(table)

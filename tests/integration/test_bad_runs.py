@@ -104,6 +104,30 @@ def test_a_folder_made_to_do_harm_is_described_or_refused_and_does_not_hide_othe
     assert {one["path"]: one["state"] for one in json.loads(result.stdout)}["runs/run"] == "done"
 
 
+def test_nothing_in_a_run_reaches_the_terminal_as_a_control_character(run_folder, warm):
+    title = "\x1b]0;owned\x07[/red]\x9b2J"
+    run = run_folder / "runs" / f"run{title.replace('/', '')}"
+    (run_folder / "runs/run").rename(run)
+    record = json.loads((run / "run.json").read_text())
+    record["name"] = title
+    record["attempts"][-1] |= {"host": title, "reason": title, "exit_code": 1, "versions": {title: title}}
+    (run / "run.json").write_text(json.dumps(record))
+    (run / "metrics.jsonl").write_text('{"step": 1}\n{\n')
+    with (run / "logs/rank-00000.log").open("a") as file:
+        file.write(f"{title}\tlast\n")
+    commands = {
+        ("inspect", run): 0, ("runs", "runs"): 0, ("launch", "status", run): 0, ("launch", "logs", run): 0,
+        ("report", run): 0, ("generate", run / title): 66, ("train", f"{title}.yaml"): 64,
+    }  # fmt: skip
+    for command, code in commands.items():
+        result = warm(*map(str, command), cwd=run_folder)
+        assert result.code == code, result.stderr
+        said = result.stdout + result.stderr
+        assert "owned" in said and "\\x1b" in said, command
+        assert all(character in "\n\t" or character.isprintable() for character in said), command
+    assert "\tlast\n" in warm("launch", "logs", str(run), cwd=run_folder).stdout
+
+
 # --- checkpoints -------------------------------------------------------------------------------------------------
 
 

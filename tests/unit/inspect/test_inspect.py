@@ -10,6 +10,7 @@ from pretrain.checkpoint.format import MANIFEST, load_manifest
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.inspect import describe
 from pretrain.inspect.describe import inspect
+from pretrain.inspect.tensor_list import print_tensors
 from pretrain.utils.io import make_dir, write_json
 from tests.unit.checkpoint.stand_in import save
 
@@ -160,6 +161,11 @@ def test_parameters_are_listed_with_what_their_values_are_like(tmp_path, capsys)
         "largest": 3.0, "non_finite": 0,
     }  # fmt: skip
     assert norm["norm"] == pytest.approx(3 * math.sqrt(5), rel=1e-12)
+
+
+def test_a_parameter_of_a_hostile_name_is_listed_with_its_characters_escaped(capsys):
+    print_tensors([{"name": "\x1b]0;owned\x07[/red]w", "shape": [2], "dtype": "fp32"}])
+    assert r"\x1b]0;owned\x07[/red]w" in capsys.readouterr().out
 
 
 def test_a_listed_parameter_is_a_line_that_a_pipe_can_read(tmp_path, capsys):
