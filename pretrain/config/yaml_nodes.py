@@ -2,7 +2,9 @@
 
 import copy
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ def find_config(source: str | Path) -> Path:
 
 
 MAX_FILE_BYTES = 1024 * 1024
+MAX_READS = 100
 _MAX_DIGITS = 100
 
 # Stricter than YAML 1.1: duplicate keys, aliases and tags are refused; only `true` and `false` are
@@ -162,8 +165,16 @@ def read_yaml(path: Path) -> LocatedTree:
     return LocatedTree(value or {}, places)
 
 
-def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> LocatedTree:
+def read_with_includes(path: Path) -> LocatedTree:
     """Reads a file and everything it includes. Raises: ConfigError."""
+    return _read_included(path, (), count(1))
+
+
+def _read_included(path: Path, outer: tuple[Path, ...], reads: Iterator[int]) -> LocatedTree:
+    """Reads a file within those that include it, `outer`, as the next of all reads."""
+    if next(reads) > MAX_READS:  # thirty files that include the next one twice would be 2^30
+        what = f"the includes make more than {MAX_READS} reads of files"
+        raise ConfigError(what, where=str(path), fix="include each file once")
     own = read_yaml(path)
     includes = own.values.pop("include", [])
     where = own.places.pop("include", str(path))
@@ -172,17 +183,20 @@ def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> LocatedTree:
         what = "include must be a file name or a list of them"
         raise ConfigError(what, where=where, fix="include: [../data/x.yaml]")
     result = LocatedTree()
-    opened = (*_open, path.resolve())
+    opened = (*outer, path.resolve())
     for name in names:
         target = path.parent / name if is_file(path.parent / name) else find_config(name)
         if not is_file(target):
             what = f"included file {short(str(path.parent / name))} does not exist"
             fix = "give a path relative to this file, or a built-in one: configs/engine/zero2.yaml"
             raise ConfigError(what, where=where, fix=fix)
+        if target.resolve().suffix not in (".yaml", ".yml"):  # an error would quote lines of it
+            what = f"included file {short(name)} is not a .yaml file"
+            raise ConfigError(what, where=where, fix="include configs only")
         if target.resolve() in opened:
             what = f"include {short(name)} leads back to itself"
             raise ConfigError(what, where=where, fix="break the circle")
-        part = read_with_includes(target, opened)
+        part = _read_included(target, opened, reads)
         result.values = merge(result.values, part.values)
         result.places.update(part.places)
     result.values = merge(result.values, own.values)
