@@ -222,6 +222,9 @@ def find_checkpoint(path: Path) -> Path:
         best = read_best(checkpoints)
         if best is not None:
             return find_checkpoint(checkpoints / step_name(best.step))
+        if list_checkpoints(checkpoints):
+            fix = f"set checkpoint.best to a metric of the validation, or use {path.parent}: its newest checkpoint"
+            raise CheckpointError("this run marks no best checkpoint", where=str(path), fix=fix)
     while found := list_checkpoints(RunDir(path).checkpoints):
         for checkpoint in reversed(found):
             if _problem(checkpoint) is None:

@@ -33,7 +33,9 @@ def test_a_damaged_best_is_refused_not_replaced(tmp_path):
 
 
 def test_a_run_without_a_mark_has_no_best(tmp_path):
-    with pytest.raises(CheckpointError, match="best: neither a checkpoint nor a run with one; check the path"):
+    with pytest.raises(
+        CheckpointError, match=r"best: this run marks no best checkpoint; set checkpoint.best to .*, or use "
+    ):
         find_checkpoint(write_checkpoints(tmp_path, None) / "best")
 
 
