@@ -148,13 +148,3 @@ def change_record(run: RunDir, change: Callable[[dict[str, Any]], None]) -> None
 def end_attempt(run: RunDir, outcome: dict[str, Any]) -> None:
     """Adds the end of the last attempt to run.json (exit code, reason, step)."""
     change_record(run, lambda record: record["attempts"][-1].update(ended=_now(), **outcome))
-
-
-def add_to_attempt(run: RunDir, facts: dict[str, Any]) -> None:
-    """Adds facts to the last attempt in run.json, unless it has them already. Any thread may."""
-    with _CHANGING:
-        record = run.read_record()
-        attempt = record["attempts"][-1]
-        if not facts.keys() <= attempt.keys():
-            attempt |= facts
-            write_json(run.record, record)
