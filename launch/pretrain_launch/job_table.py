@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pretrain.utils.log import printable
 from pretrain.utils.units import count, span
 from pretrain_launch.runs import RunFacts
 
@@ -30,7 +31,7 @@ def show_runs(runs: list[RunFacts], folder: Path, console: Console) -> None:
     cells = [_cells(run) for run in runs]
     widths = {name: max(len(name), *(len(row[number]) for row in cells)) for number, name in enumerate(_COLUMNS)}
     left = console.width - sum(widths.values()) - gap * (len(widths) + 1)
-    names = [str(run.path.relative_to(folder)) if run.path != folder else run.name for run in runs]
+    names = [printable(str(run.path.relative_to(folder)) if run.path != folder else run.name) for run in runs]
     name_width = max(10, min(left - 24 * is_wide, max(map(len, names))))
     table.add_column("run", overflow="ellipsis", no_wrap=True, max_width=name_width)
     for name, width in widths.items():  # never cut
@@ -38,12 +39,17 @@ def show_runs(runs: list[RunFacts], folder: Path, console: Console) -> None:
     if is_wide:
         table.add_column("why", overflow="ellipsis", no_wrap=True, max_width=left - name_width)
     for name, run, (_, *row) in zip(names, runs, cells, strict=True):
-        table.add_row(name, _state(run), *row, *([_why(run)] if is_wide else []))
+        _add(table, name, _state(run), *row, *([_why(run)] if is_wide else []))
     console.print(table)
     if not is_wide:
         for name, run in zip(names, runs, strict=True):
             if why := _why(run):
-                console.print(f"{name}: {why}", markup=False)
+                console.print(printable(f"{name}: {why}"), markup=False)
+
+
+def _add(table: Table, *cells: str | Text) -> None:
+    """Adds a row, whose texts are those of a run, and may hold anything."""
+    table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells))
 
 
 def _justify(name: str) -> Literal["left", "right"]:
@@ -64,27 +70,27 @@ def show_run(run: RunFacts, console: Console) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", min_width=12)
     table.add_column(overflow="fold")
-    table.add_row("run", f"{run.name} in {run.path}")
-    table.add_row("state", _state(run))
+    _add(table, "run", f"{run.name} in {run.path}")
+    _add(table, "state", _state(run))
     if why := _why(run):
-        table.add_row("", why)
-    table.add_row("step", _steps(run))
+        _add(table, "", why)
+    _add(table, "step", _steps(run))
     if run.loss is not None:
         speed = f", {_speed(run)} tokens/s" if run.tokens_per_s else ""
-        table.add_row("loss", f"{_loss(run)}{speed}")
+        _add(table, "loss", f"{_loss(run)}{speed}")
     if run.checkpoint_step is not None:
         age = span(run.checkpoint_age_s or 0)
-        table.add_row("checkpoint", f"step {run.checkpoint_step}, {age} ago")
+        _add(table, "checkpoint", f"step {run.checkpoint_step}, {age} ago")
     if run.best is not None:
-        table.add_row("best", f"step {run.best['step']}, {run.best['metric']} {run.best['value']:.4f}")
+        _add(table, "best", f"step {run.best['step']}, {run.best['metric']} {run.best['value']:.4f}")
     for job in run.queue:
         nodes = f" on {job.nodes}" if job.nodes else ""
-        table.add_row("job", f"{job.element}: {job.state}{nodes}, {job.elapsed} of {job.limit}")
+        _add(table, "job", f"{job.element}: {job.state}{nodes}, {job.elapsed} of {job.limit}")
     if run.job and not run.queue:
         state = "not in the queue" if run.slurm_answers else "Slurm does not answer"
-        table.add_row("job", f"{run.job}: {state}")
+        _add(table, "job", f"{run.job}: {state}")
     if run.owner:
-        table.add_row("at work", run.owner)
+        _add(table, "at work", run.owner)
     console.print(table)
     if run.starts:
         console.print()
@@ -110,7 +116,7 @@ def _starts(starts: list[dict[str, Any]]) -> Table:
         ranks, step, code = ("" if number is None else str(number) for number in numbers)
         nodes = ",".join(str(node) for node in start["nodes"] or [])
         job = f"{start['job'] or ''}{restart}"
-        table.add_row(str(number), job, began, lasted, ranks, step, code, nodes, ended)
+        _add(table, str(number), job, began, lasted, ranks, step, code, nodes, ended)
     return table
 
 

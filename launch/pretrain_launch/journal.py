@@ -18,8 +18,13 @@ from typing import Any
 
 from pretrain.run.folder import RunDir
 from pretrain.utils.io import append_line, make_dir
+from pretrain.utils.safe_read import check_fields, parse_json
 
-_CHECKPOINT = re.compile(r"step-(\d{8,})")
+_FIELDS = {
+    "event": str, "chain": str, "job": str, "array": str, "restart": int, "nodes": list, "world_size": int,
+    "step": int, "at": str, "exit_code": int, "reason": str, "decision": str,
+}  # fmt: skip
+_CHECKPOINT = re.compile(r"step-([0-9]{8,})")
 
 
 def journal_path(run: RunDir) -> Path:
@@ -47,10 +52,10 @@ def read_journal(run: RunDir) -> list[dict[str, Any]]:
     rows = []
     for line in text.splitlines():
         try:
-            row = json.loads(line)
+            row = check_fields(parse_json(line), _FIELDS)
         except ValueError:
             continue
-        if isinstance(row, dict) and row.get("event") in ("submit", "start", "end"):
+        if row.get("event") in ("submit", "start", "end"):
             rows.append(row)
     return rows
 

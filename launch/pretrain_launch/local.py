@@ -27,6 +27,7 @@ import psutil
 from pretrain.errors import EXIT_HANG, EXIT_RESUME_ME, DiskError
 from pretrain.run.folder import RunDir
 from pretrain.utils.io import make_dir
+from pretrain.utils.log import printable
 from pretrain.utils.net import reserved_port
 from pretrain.utils.process import die_with
 from pretrain_launch.exits import describe_failure, find_cause, job_code, note_outcome, read_end, reason_of
@@ -204,7 +205,7 @@ class _Ranks:
         print(f"launch: {describe_failure(rank, code)}", file=sys.stderr)
         if rank and (lines := read_end(self.output(rank))):
             print(f"launch: the end of {self.output(rank)}:", file=sys.stderr)
-            print("\n".join(f"  {line}" for line in lines), file=sys.stderr)
+            print("\n".join("  " + printable(line, keep="\t") for line in lines), file=sys.stderr)
 
     def note(self, run: RunDir, cause: tuple[int, int] | None, code: int) -> None:
         """Writes the end of the attempt into run.json if rank 0 has not."""

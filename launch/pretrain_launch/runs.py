@@ -10,8 +10,8 @@ Files may be half written or missing: unreadable facts are unknown.
 """
 
 import contextlib
-import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,9 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
+from pretrain.config.yaml_nodes import read_yaml
+from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, ConfigError
 from pretrain.run.folder import RunDir
 from pretrain.run.owner import LEASE_S, Owner, find_owner, highest_number, is_alive, path_of, this_process
+from pretrain.utils.safe_read import MAX_INT, check_fields, parse_json, read_json
 from pretrain_launch.journal import mark_of_cancel, newest_step, read_journal
 from pretrain_launch.slurm_tools import SlurmJob, find_jobs
 
@@ -152,7 +154,12 @@ def _jobs_of(journal: list[dict[str, Any]]) -> list[str]:
 
 def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
     """Combines the files of a run with the answer of Slurm; None without one."""
-    record = _read_json(run.record)
+    record: dict[str, Any] = {}
+    damage = None
+    try:
+        record = run.read_record() if run.exists() else {}
+    except ConfigError as error:
+        damage = error.what
     journal = read_journal(run)
     starts = merge_starts(record.get("attempts", []), journal)
     jobs = _jobs_of(journal)
@@ -181,7 +188,7 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
         path=run.path,
         name=str(name),
         state=state,
-        step=max((step for step in steps if isinstance(step, int)), default=0),
+        step=max((step for step in steps if isinstance(step, int) and step <= MAX_INT), default=0),
         total_steps=_total_steps(run),
         loss=_number(metrics.get("loss")),
         tokens_per_s=_number(metrics.get("tokens_per_s")),
@@ -193,7 +200,7 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
         slurm_answers=queue is not None,
         restarts=max(0, len(starts) - 1),
         exit_code=ended.get("exit_code"),
-        reason=ended.get("reason"),
+        reason=damage or ended.get("reason"),
         owner=str(owner) if owner else None,
         starts=starts,
     )
@@ -242,26 +249,24 @@ def _newest_checkpoint(run: RunDir) -> tuple[int, float] | tuple[None, None]:
 
 def _best_checkpoint(run: RunDir) -> dict[str, Any] | None:
     """Returns the values of best.json if its checkpoint exists."""
-    with contextlib.suppress(KeyError, TypeError, ValueError):
-        raw = _read_json(run.checkpoints / "best.json")
-        step = int(raw["step"])
+    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+        raw = check_fields(_read_json(run.checkpoints / "best.json"), {"step": int})
+        step = raw["step"]
         if (run.checkpoints / f"step-{step:08d}" / "manifest.json").is_file():
             return {"metric": str(raw["metric"]), "value": float(raw["value"]), "step": step}
     return None
 
 
 def _total_steps(run: RunDir) -> int | None:
-    import yaml
-
     for path in (run.config, run.launch / "config.yaml"):
-        with contextlib.suppress(OSError, ValueError, yaml.YAMLError, TypeError, KeyError):
-            return int(yaml.safe_load(path.read_text(encoding="utf-8"))["train"]["steps"])
+        with contextlib.suppress(ConfigError, ValueError, KeyError):
+            return check_fields(read_yaml(path).values["train"], {"steps": int})["steps"]
     return None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
         return value if isinstance(value, dict) else {}
     return {}
 
@@ -272,7 +277,7 @@ def _last_values(path: Path, *names: str) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         for line in reversed(file.read().split(b"\n")[:-1]):
-            row = json.loads(line)
+            row = parse_json(line)
             found = {**row, **found} if isinstance(row, dict) else found
             if found.keys() >= set(names):
                 break
@@ -280,4 +285,4 @@ def _last_values(path: Path, *names: str) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None

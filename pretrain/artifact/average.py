@@ -40,7 +40,7 @@ def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> A
         CheckpointError: One is missing, damaged, or has other parameters.
         DataError: Their tokenizers differ.
     """
-    chosen = [open_source(path) for path in _choose(paths, last)]
+    chosen = _open_chosen(paths, last)
     chosen.sort(key=lambda source: step_of(source.path) or 0)
     if adapters := next((source for source in chosen if source.merged is not None), None):
         export = f"pretrain export {adapters.path} OUT, then pretrain import OUT MODEL"
@@ -51,7 +51,7 @@ def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> A
         what = "the same checkpoint was named twice"
         raise ConfigError(what, where=str(twice), fix="name it once")
     files = _check_alike(chosen)
-    reader = MeanReader(paths)
+    reader = MeanReader([source.checkpoint for source in chosen if source.checkpoint is not None])
     steps = [step_of(path) for path in paths]
     report = AverageReport([str(source.path) for source in chosen], steps, len(reader.shapes))
     normalize = find_normalize(chosen[0])
@@ -63,6 +63,17 @@ def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> A
     }
     write_model_folder(out, facts, files, ((name, reader.read(name)) for name in reader.shapes))
     return report
+
+
+def _open_chosen(paths: Sequence[Path], last: int | None) -> list[ModelSource]:
+    """Opens the checkpoints to average; chooses again where a run removes one meanwhile."""
+    while True:
+        chosen = _choose(paths, last)
+        try:
+            return [open_source(path) for path in chosen]
+        except CheckpointError:
+            if last is None or all(path.exists() for path in chosen):
+                raise
 
 
 def _choose(paths: Sequence[Path], last: int | None) -> list[Path]:

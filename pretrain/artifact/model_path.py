@@ -6,7 +6,7 @@ model folder         model.json, manifest.json, tokenizer/          of `import` 
 Hugging Face folder  config.json, safetensors, tokenizer files      read in place
 """
 
-import json
+import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +30,9 @@ from pretrain.run.folder import RunDir
 from pretrain.tokenizer import load_tokenizer, nameable_tokens, special_tokens_of
 from pretrain.types import GenerationDefaults
 from pretrain.utils.io import check_file, make_dir, new_folder, write_file, write_json
+from pretrain.utils.safe_read import read_json
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 """Version of model.json."""
@@ -89,9 +92,9 @@ def open_source(path: Path) -> ModelSource:
         ConfigError: The config is damaged, or the model cannot be represented exactly.
     """
     if not is_release(path):
-        checkpoint = find_checkpoint(path)
-        is_folder = (checkpoint / MODEL_FILE).is_file()
-        return _open_model_folder(checkpoint) if is_folder else _open_run(checkpoint)
+        reader = open_newest(path)
+        is_folder = (reader.path / MODEL_FILE).is_file()
+        return _open_model_folder(reader) if is_folder else _open_run(reader)
     release = open_release(path)
     # read_part is missing: a tensor of theirs is read whole.
     return ModelSource(
@@ -105,7 +108,8 @@ def open_source(path: Path) -> ModelSource:
     )
 
 
-def _open_model_folder(folder: Path) -> ModelSource:
+def _open_model_folder(reader: WeightReader) -> ModelSource:
+    folder = reader.path
     file = folder / MODEL_FILE
     tokenizer = folder / TOKENIZER_FOLDER
 
@@ -116,7 +120,7 @@ def _open_model_folder(folder: Path) -> ModelSource:
         return load_hub_tokenizer(tokenizer)
 
     try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
+        facts = read_json(file)
         if facts["format"] != FORMAT:
             what = f"written in format {facts['format']}, this version reads {FORMAT}"
             raise CheckpointError(what, where=str(file), fix="update pretrain")
@@ -125,7 +129,6 @@ def _open_model_folder(folder: Path) -> ModelSource:
     except (OSError, ValueError, KeyError, TypeError, pydantic.ValidationError) as error:
         reason = f"damaged: {type(error).__name__}: {error}".splitlines()[0]
         raise CheckpointError(reason, where=str(file), fix="import the model again") from None
-    reader = WeightReader(folder)
     return ModelSource(
         path=folder,
         config=config,
@@ -134,6 +137,7 @@ def _open_model_folder(folder: Path) -> ModelSource:
         load_codec=load_codec,
         load_tokenizer_files=lambda: tokenizer_files(tokenizer) if tokenizer.is_dir() else [],
         generation=generation,
+        checkpoint=reader,
         read_part=reader.read_part,
     )
 
@@ -155,7 +159,8 @@ def write_model_folder(
         write_weights(folder, weights, facts["origin"])
 
 
-def _open_run(checkpoint: Path) -> ModelSource:
+def _open_run(reader: WeightReader) -> ModelSource:
+    checkpoint = reader.path
     run = RunDir(checkpoint.resolve().parent.parent)
     for needed in (run.config, run.tokenizer):
         if not needed.is_file():
@@ -168,10 +173,9 @@ def _open_run(checkpoint: Path) -> ModelSource:
     special = config.special_tokens
     if special.eos is None and codec.eos_ids:
         special = special.model_copy(update={"eos": codec.eos_ids[0]})
-    reader = WeightReader(checkpoint)
     merged = None
     if whole.finetune.kind == "lora":
-        merged = merge_adapters(checkpoint, whole, open_source)
+        merged = merge_adapters(reader, whole, open_source)
     sees_whole = config.shape == "decoder" and whole.objective.sees_prompts_whole
     return ModelSource(
         path=checkpoint,
@@ -182,6 +186,7 @@ def _open_run(checkpoint: Path) -> ModelSource:
         load_tokenizer_files=lambda: wrap_tokenizer_json(run.tokenizer.read_bytes(), special, config.max_seq_len),
         generation=GenerationDefaults(sees_prompt_whole=sees_whole),
         run=run,
+        checkpoint=reader,
         read_part=None if merged else reader.read_part,
         merged=merged,
     )
@@ -217,15 +222,32 @@ def find_checkpoint(path: Path) -> Path:
         best = read_best(checkpoints)
         if best is not None:
             return find_checkpoint(checkpoints / step_name(best.step))
-    found = list_checkpoints(RunDir(path).checkpoints)
-    if not found:
-        what = "neither a checkpoint nor a run with one"
-        raise CheckpointError(what, where=str(path), fix="check the path")
-    for checkpoint in reversed(found):
-        if _problem(checkpoint) is None:
-            return checkpoint
-    what = f"none of its {len(found)} checkpoints is intact"
-    raise CheckpointError(what, where=str(path), fix="restore one")
+        if list_checkpoints(checkpoints):
+            fix = f"set checkpoint.best to a metric of the validation, or use {path.parent}: its newest checkpoint"
+            raise CheckpointError("this run marks no best checkpoint", where=str(path), fix=fix)
+    while found := list_checkpoints(RunDir(path).checkpoints):
+        for checkpoint in reversed(found):
+            if _problem(checkpoint) is None:
+                return checkpoint
+            if not checkpoint.exists():
+                log.info("%s was removed by its run meanwhile: looking for a newer one", checkpoint)
+                break
+        else:
+            what = f"none of its {len(found)} checkpoints is intact"
+            raise CheckpointError(what, where=str(path), fix="restore one")
+    what = "neither a checkpoint nor a run with one"
+    raise CheckpointError(what, where=str(path), fix="check the path")
+
+
+def open_newest(path: Path) -> WeightReader:
+    """Opens what `find_checkpoint` finds; where a run removes it before, the next it finds. Raises: as it does."""
+    while True:
+        checkpoint = find_checkpoint(path)
+        try:
+            return WeightReader(checkpoint)
+        except CheckpointError:
+            if checkpoint.exists():
+                raise
 
 
 def _problem(path: Path) -> str | None:

@@ -24,6 +24,7 @@ from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate.constraints import Codec
 from pretrain.model import LanguageModel, build_model
 from pretrain.types import GenerationDefaults
+from pretrain.utils.safe_read import read_json
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ def find_normalize(source: ModelSource) -> NormalizeConfig | None:
     if not file.is_file():
         return None
     try:
-        return _parse(json.loads(file.read_text(encoding="utf-8")).get(NORMALIZE_KEY))
-    except (ValueError, AttributeError) as error:
+        return _parse(read_json(file).get(NORMALIZE_KEY))
+    except (OSError, ValueError, AttributeError) as error:
         what = f"{NORMALIZE_KEY} is damaged: {error}".splitlines()[0]
         raise CheckpointError(what, where=str(file), fix="restore it") from None
 
@@ -64,7 +65,7 @@ def _of_folder(folder: Path) -> list[NormalizeConfig | None]:
     """Returns the steps of each input of a shard folder."""
     file = folder / "prepare.json"
     try:
-        options = json.loads(file.read_text(encoding="utf-8"))["options"]
+        options = read_json(file)["options"]
         return [_parse(steps) for steps in _by_input(options).values()]
     except FileNotFoundError:  # re-sharded tokens of another system, or an address without it
         return [None]
@@ -109,10 +110,14 @@ def open_artifact(path: str | Path, device: str = "cpu") -> Artifact:
         ConfigError: The config is damaged, or there is no such device.
         DataError: There is no tokenizer, or it cannot be read.
     """
-    described = open_source(Path(path))
-    codec = described.load_codec()  # a missing tokenizer is reported before the weights are read
-    model = load_model(described, _find_device(device))
-    return Artifact(model, codec, described.config, described.generation, described.path)
+    return load_artifact(open_source(Path(path)), device)
+
+
+def load_artifact(source: ModelSource, device: str) -> Artifact:
+    """Loads a described model for use. Raises: as `open_artifact`."""
+    codec = source.load_codec()  # a missing tokenizer is reported before the weights are read
+    model = load_model(source, _find_device(device))
+    return Artifact(model, codec, source.config, source.generation, source.path)
 
 
 def load_model(source: ModelSource, device: torch.device) -> LanguageModel:

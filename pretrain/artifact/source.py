@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pretrain.checkpoint.format import load_manifest
 from pretrain.checkpoint.load import WeightReader
 from pretrain.config.model import AnyModelConfig
 from pretrain.config.run import RunConfig
@@ -38,6 +37,7 @@ class ModelSource:
     load_tokenizer_files: Callable[[], TokenizerFiles]
     generation: GenerationDefaults
     run: RunDir | None = None  # the run of a checkpoint; None: it was imported
+    checkpoint: WeightReader | None = None  # its open files; None: a Hugging Face folder
     # Fills a 1-D tensor with the elements of a parameter from an offset on, and reads no more;
     # None: parameters are read whole only.
     read_part: Callable[[str, int, Tensor], None] | None = None
@@ -215,8 +215,8 @@ class MergedModel:
         return weight + self.scale * (b @ a)
 
 
-def merge_adapters(checkpoint: Path, config: RunConfig, open_other: Callable[[Path], ModelSource]) -> MergedModel:
-    """Opens a checkpoint of adapters with its base model, which is read once to verify its hash.
+def merge_adapters(trained: WeightReader, config: RunConfig, open_other: Callable[[Path], ModelSource]) -> MergedModel:
+    """Opens the base model of a checkpoint of adapters, and reads it once to verify its hash.
 
     `open_other` is `open_source`, which imports this module. Raises: CheckpointError: The base
     model is missing or has changed.
@@ -226,12 +226,12 @@ def merge_adapters(checkpoint: Path, config: RunConfig, open_other: Callable[[Pa
     if not start.exists():
         raise CheckpointError(
             f"holds adapters of {start}, and there is nothing there",
-            where=str(checkpoint),
+            where=str(trained.path),
             fix="put that model back, or call this from the folder that the run was started in",
         )
     base = AdaptedModel(open_other(start), config.model, parameter_shapes(config.model))
-    check_base(str(load_manifest(checkpoint).state.get("base_hash", "")), base, str(checkpoint))
-    return MergedModel(base, WeightReader(checkpoint), config.finetune.scale)
+    check_base(str(trained.manifest.state.get("base_hash", "")), base, str(trained.path))
+    return MergedModel(base, trained, config.finetune.scale)
 
 
 def check_base(saved: str, base: AdaptedModel, where: str) -> None:

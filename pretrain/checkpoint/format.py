@@ -21,12 +21,19 @@ from typing import Any
 
 from pretrain.errors import CheckpointError, DiskError
 from pretrain.utils.io import FileRecord, json_bytes, rename_dir
+from pretrain.utils.safe_read import check_fields, parse_json, read_bounded
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
 MODEL_FILE = "model.json"
 """In a model folder: the model's config, settings of generation, and its origin."""
-_STEP = re.compile(r"step-(\d{8,})$")
+MAX_MANIFEST_BYTES = 2**28
+"""About a hundred times the manifest of a thousand ranks."""
+_STEP = re.compile(r"step-([0-9]{8,15})")
+# Types of the fields that readers use.
+_STATE = {"step": int, "tokens": int}
+_FILE = {"num_bytes": int, "crc32s": list}
+_MANIFEST = {"state": dict, "shapes": dict, "moments": list, "topology": dict, "scalars": dict}
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -67,7 +74,7 @@ def step_name(step: int) -> str:
 
 def step_of(path: Path) -> int | None:
     """Returns the step of a checkpoint folder by its name; None for any other name."""
-    match = _STEP.match(path.name)
+    match = _STEP.fullmatch(path.name)
     return int(match.group(1)) if match else None
 
 
@@ -110,8 +117,8 @@ def load_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST
     try:
-        written = file.read_bytes()
-        envelope = json.loads(written)
+        written = read_bounded(file, MAX_MANIFEST_BYTES)
+        envelope = check_fields(parse_json(written), {"content": dict})
         raw = envelope["content"]
         if envelope["crc32"] != _crc32(raw):
             raise ValueError("its CRC32 does not match")
@@ -120,12 +127,16 @@ def load_manifest(path: Path) -> Manifest:
             raise NewerFormatError(what, where=str(file), fix="update pretrain")
         if written != json_bytes(envelope):  # the CRC does not see a lost newline
             raise ValueError("it says the same, and is not as it was written")
-        files = [FileRecord(**record) for record in raw.pop("files")]
-        manifest = Manifest(files=files, **raw)
+        files = [FileRecord(**check_fields(record, _FILE)) for record in raw.pop("files")]
+        manifest = Manifest(files=files, **check_fields(raw, _MANIFEST))
+        check_fields(manifest.state, _STATE)
+        for shape in manifest.shapes.values():
+            if not all(type(length) is int and length >= 0 for length in shape):
+                raise ValueError(f"{shape} is no shape")
     except FileNotFoundError:
         what = "not a checkpoint (no manifest.json)"
         raise CheckpointError(what, where=str(path), fix="check the path") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
         what = f"the manifest is damaged ({reason})"
         raise CheckpointError(what, where=str(file), fix="use another one") from None

@@ -4,10 +4,15 @@ A tensor of the file is a 1-D fp32 piece named `<parameter>/<kind>@<offset>`, ki
 a moment. Loading builds a table of all pieces once, then copies the ranges that this rank needs.
 """
 
+import errno
 import json
+import os
+import resource
 import struct
+import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +23,7 @@ import torch
 from pretrain.errors import CheckpointError
 from pretrain.types import Fragment
 from pretrain.utils.io import FileRecord, write_chunks
+from pretrain.utils.safe_read import open_regular, parse_json
 
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 
@@ -64,16 +70,27 @@ class _Piece(NamedTuple):
     offset: int
     length: int
     path: Path
+    descriptor: int
     byte_offset: int
 
 
 class FragmentReader:
-    """Fragments in the files of a checkpoint, by parameter and kind. Raises: CheckpointError."""
+    """Fragments in the files of a checkpoint, by parameter and kind. Raises: CheckpointError.
+
+    Each file is opened once, and stays open: the run may remove the checkpoint while it is read.
+    """
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._pieces: dict[tuple[str, str], list[_Piece]] = {}
+        # A file a rank may be more than the soft limit, 1024 in most places.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         for path in paths:
-            for key, piece in _read_header(path):
+            with _parse_errors(path):
+                descriptor = open_regular(path)
+                weakref.finalize(self, os.close, descriptor)
+                found = list(_read_header(path, descriptor))
+            for key, piece in found:
                 self._pieces.setdefault(key, []).append(piece)
         for pieces in self._pieces.values():
             pieces.sort(key=lambda piece: piece.offset)
@@ -90,28 +107,48 @@ class FragmentReader:
             if piece is None or not 0 <= skip < piece.length:
                 raise CheckpointError(f"{name}/{kind} lacks element {offset + done}", fix="use another checkpoint")
             take = min(piece.length - skip, total - done)
-            values = np.fromfile(piece.path, dtype="<f4", count=take, offset=piece.byte_offset + 4 * skip)
-            if values.size != take:
-                raise CheckpointError(f"{piece.path.name} is cut short", where=str(piece.path), fix="use another one")
+            values = np.empty(take, dtype="<f4")
+            _read_piece(piece, skip, values.data.cast("B"))
             out[done : done + take].copy_(torch.from_numpy(values))
             done += take
             number += 1
 
 
-def _read_header(path: Path) -> Iterator[tuple[tuple[str, str], _Piece]]:
+def _read_piece(piece: _Piece, skip: int, out: memoryview) -> None:
+    """Fills a buffer with a piece's bytes after `skip` values."""
+    place = piece.byte_offset + 4 * skip
+    while out:
+        try:
+            count = os.preadv(piece.descriptor, [out], place)  # at most 2 GiB at once
+        except OSError as error:
+            what = f"cannot be read: {error.strerror}"
+            raise CheckpointError(what, where=str(piece.path), fix="see to the disk, or use another one") from error
+        if not count:
+            raise CheckpointError(f"{piece.path.name} is cut short", where=str(piece.path), fix="use another one")
+        out = out[count:]
+        place += count
+
+
+@contextmanager
+def _parse_errors(path: Path) -> Iterator[None]:
     try:
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            if size > _MAX_HEADER_BYTES:
-                raise ValueError(f"header of {size} bytes")
-            header = json.loads(file.read(size))
-        header.pop("__metadata__", None)
-        for key, entry in header.items():
-            name, _, rest = key.rpartition("/")
-            kind, _, offset = rest.partition("@")
-            start, end = entry["data_offsets"]
-            if entry["dtype"] != "F32" or start < 0 or [end - start] != [4 * length for length in entry["shape"]]:
-                raise ValueError(f"{key} is not a 1-D fp32 tensor")
-            yield (name, kind), _Piece(int(offset), (end - start) // 4, path, 8 + size + start)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
-        raise CheckpointError(f"cannot be parsed: {error}", where=str(path), fix="use another checkpoint") from None
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
+        is_limit = isinstance(error, OSError) and error.errno == errno.EMFILE
+        fix = "raise ulimit -n: every file of a checkpoint is open at once" if is_limit else "use another checkpoint"
+        raise CheckpointError(f"cannot be parsed: {error}", where=str(path), fix=fix) from None
+
+
+def _read_header(path: Path, descriptor: int) -> Iterator[tuple[tuple[str, str], _Piece]]:
+    (size,) = struct.unpack("<Q", os.pread(descriptor, 8, 0))
+    if size > _MAX_HEADER_BYTES:
+        raise ValueError(f"header of {size} bytes")
+    header = parse_json(os.pread(descriptor, size, 8))
+    header.pop("__metadata__", None)
+    for key, entry in header.items():
+        name, _, rest = key.rpartition("/")
+        kind, _, offset = rest.partition("@")
+        start, end = entry["data_offsets"]
+        if entry["dtype"] != "F32" or start < 0 or [end - start] != [4 * length for length in entry["shape"]]:
+            raise ValueError(f"{key} is not a 1-D fp32 tensor")
+        yield (name, kind), _Piece(int(offset), (end - start) // 4, path, descriptor, 8 + size + start)

@@ -56,13 +56,15 @@ MAX_FILE_BYTES = 5 * 10**9
 class WeightReader:
     """The weights of a committed checkpoint of any topology, tensor by tensor. Not collective.
 
-    Raises: CheckpointError, where the manifest or a file cannot be parsed.
+    Its files are open from the beginning: they may be removed before they are read. Raises:
+    CheckpointError, where the manifest or a file cannot be parsed.
     """
 
     def __init__(self, checkpoint: Path) -> None:
-        manifest = load_manifest(checkpoint)
-        self.shapes = {name: tuple(shape) for name, shape in manifest.shapes.items()}
-        self._reader = FragmentReader(checkpoint / record.name for record in manifest.files)
+        self.path = checkpoint
+        self.manifest = load_manifest(checkpoint)
+        self.shapes = {name: tuple(shape) for name, shape in self.manifest.shapes.items()}
+        self._reader = FragmentReader(checkpoint / record.name for record in self.manifest.files)
 
     def read(self, name: str) -> Tensor:
         """Returns a whole parameter, fp32, on the CPU. Raises: CheckpointError."""
@@ -110,22 +112,21 @@ PIECE = 2**22
 
 
 class MeanReader:
-    """The mean weights of verified checkpoints of one model; reads like `WeightReader`.
+    """The mean weights of checkpoints of one model; reads like `WeightReader`.
 
     Sums are in float64 and rounded to fp32 once, so that the order of the checkpoints does not
     show. Memory: one parameter in fp32 and a piece of it in float64, for any number of checkpoints.
 
     Raises:
-        CheckpointError: A manifest or a file cannot be parsed, or the parameters differ: the first
-            that does is named.
+        CheckpointError: The parameters differ: the first that does is named.
     """
 
-    def __init__(self, checkpoints: Sequence[Path], piece: int = PIECE) -> None:
+    def __init__(self, readers: Sequence[WeightReader], piece: int = PIECE) -> None:
         self._piece = piece
-        self._readers = [WeightReader(checkpoint) for checkpoint in checkpoints]
-        self.shapes = self._readers[0].shapes
-        for checkpoint, reader in zip(checkpoints, self._readers, strict=True):
-            _check_same(self.shapes, reader.shapes, checkpoints[0], checkpoint)
+        self._readers = readers
+        self.shapes = readers[0].shapes
+        for reader in readers:
+            _check_same(self.shapes, reader.shapes, readers[0].path, reader.path)
 
     def read(self, name: str) -> Tensor:
         """Returns the mean of a parameter, fp32, on the CPU. Raises: as `WeightReader.read`."""

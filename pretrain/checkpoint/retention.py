@@ -3,7 +3,6 @@
 best.json is a hint: a reader verifies the checkpoint that it names like any other.
 """
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from pretrain.checkpoint.format import MANIFEST, list_checkpoints, load_manifest, step_name, step_of
 from pretrain.errors import CheckpointError, DiskError
 from pretrain.utils.io import check_file, remove_dir, remove_tree, write_json
+from pretrain.utils.safe_read import check_fields, read_json
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +52,9 @@ class Best:
 def read_best(folder: Path) -> Best | None:
     """Reads best.json of a folder of checkpoints; None without it or its checkpoint."""
     try:
-        raw = json.loads((folder / BEST).read_text(encoding="utf-8"))
+        raw = check_fields(read_json(folder / BEST), {"metric": str, "step": int})
         found = Best(str(raw["metric"]), float(raw["value"]), int(raw["step"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     return found if (folder / step_name(found.step) / MANIFEST).is_file() else None
 

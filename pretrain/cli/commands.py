@@ -36,7 +36,7 @@ from pretrain.cli.run import (
     train_command,
 )
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, PretrainError
-from pretrain.utils.log import redact
+from pretrain.utils.log import printable, redact
 from pretrain.utils.process import discard_refused_stdout
 
 app = CommandGroup(
@@ -156,13 +156,13 @@ def _show(error: PretrainError, rank: int) -> None:
     # Every rank reads the same config; one line about it is enough.
     if rank == 0 or not isinstance(error, ConfigError):
         place = f"rank {rank}: " if rank else ""
-        for line in str(error).splitlines():
-            print(redact(f"error: {place}{line}"), file=sys.stderr)
+        for line in str(error).split("\n"):
+            print(printable(redact(f"error: {place}{line}")), file=sys.stderr)
 
 
 def _show_unexpected(error: Exception, rank: int) -> int:
     """Prints a traceback: it is our bug."""
-    print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
+    print(printable(redact("".join(traceback.format_exception(error))), keep="\n"), file=sys.stderr)
     kind = type(error).__name__
     print(f"error: rank {rank}: this is a bug in pretrain ({kind})", file=sys.stderr)
     return EXIT_BUG

@@ -15,6 +15,7 @@ from typer import Argument, Option
 from pretrain.cli.completion import complete_run
 from pretrain.cli.options import Device, Json, ModelPath, count_from, print_json
 from pretrain.errors import ConfigError
+from pretrain.utils.log import printable
 
 
 def average_command(
@@ -112,7 +113,7 @@ def evaluate_command(
             report = evaluate_translation(model, asked, other=compare, output=output, device=device)
     if world.is_main:
         try:
-            text = json.dumps(report.facts(), indent=2) if as_json else "\n".join(report.lines())
+            text = json.dumps(report.facts(), indent=2) if as_json else printable("\n".join(report.lines()), keep="\n")
             print(text, flush=True)
         finally:  # kept even if printing fails
             from pretrain.evaluate.evaluation_log import keep_evaluation

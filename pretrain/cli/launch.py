@@ -136,17 +136,18 @@ def logs_command(
     Example: pretrain launch logs -f runs/quickstart
     """
     from pretrain.run.folder import RunDir
+    from pretrain.utils.log import printable
     from pretrain_launch import logs
     from pretrain_launch.runs import read_run
 
     folder = RunDir(_checked(run))
     path = logs.find_log(folder, rank)
     text, offset = logs.last_lines(path, lines)
-    typer.echo(text, nl=False)
+    typer.echo(printable(text, keep="\n\t"), nl=False)
     if follow:
         is_over = logs.seldom(lambda: read_run(folder.path).is_over)
         for piece in logs.follow(lambda: logs.find_log(folder, rank), path, offset, is_over):
-            typer.echo(piece, nl=False)
+            typer.echo(printable(piece, keep="\n\t"), nl=False)
         typer.echo(f"launch: the run is {read_run(folder.path).state}", err=True)
 
 

@@ -10,6 +10,7 @@ from typer import Argument, Option
 from pretrain.cli.completion import complete_run
 from pretrain.cli.options import Device, Json, ModelPath, print_json
 from pretrain.errors import ConfigError
+from pretrain.utils.log import printable
 
 
 def generate_command(
@@ -37,9 +38,8 @@ def generate_command(
 
     Example: pretrain generate runs/quickstart --prompt "def main(" --temperature 0
     """
-    from pretrain.artifact import open_artifact
     from pretrain.artifact.model_path import open_source
-    from pretrain.artifact.open import find_normalize
+    from pretrain.artifact.open import find_normalize, load_artifact
     from pretrain.generate.command import run_generate
     from pretrain.generate.generation_options import Options
     from pretrain.generate.text import find_prompts
@@ -48,14 +48,15 @@ def generate_command(
     search = (beams, length_penalty, early_stopping, n_best)
     options = Options(max_tokens, temperature, top_k, top_p, *search, repetition_penalty, no_repeat_ngram_size)
     prompts = find_prompts(prompt or [], file)
-    artifact = open_artifact(model, device)
-    normalize = find_normalize(open_source(model))
+    source = open_source(model)
+    artifact = load_artifact(source, device)
+    normalize = find_normalize(source)
     # Prompts are normalized like the text of the training.
     if normalize is not None and prompts is not None:
         prompts = map(build_normalizers(normalize)[0], prompts)
     # Not an error: a released model may name settings that only its own library has.
     for setting in artifact.generation.not_honoured():
-        print(f"note: the model's own {setting} is not honoured", file=sys.stderr)
+        print(printable(f"note: the model's own {setting} is not honoured"), file=sys.stderr)
     run_generate(
         artifact.model,
         artifact.codec,
@@ -147,21 +148,21 @@ def attention_command(
     """
     from dataclasses import replace
 
-    from pretrain.artifact import open_artifact
     from pretrain.artifact.model_path import open_source
-    from pretrain.artifact.open import find_normalize
+    from pretrain.artifact.open import find_normalize, load_artifact
     from pretrain.attention_maps.terminal import AttentionRequest, see_attention
     from pretrain.prepare.normalize import build_normalizers
 
     if out is None and not as_json:
         raise ConfigError("nothing to show", fix="give --output x.png, or --json")
     request = AttentionRequest(text, target, kind, layer, head, out)
-    normalize = find_normalize(open_source(model))
+    source = open_source(model)
+    normalize = find_normalize(source)
     if normalize is not None:
         to_source, to_target = build_normalizers(normalize)
         target = None if target is None else to_target(target)
         request = replace(request, text=to_source(text), target=target)
-    facts = see_attention(open_artifact(model, device), request)
+    facts = see_attention(load_artifact(source, device), request)
     if as_json:
         print_json(facts)
     else:

@@ -136,6 +136,7 @@ def report_command(
     from pretrain.report.page import write_report
     from pretrain.report.run_data import label_runs, read_run_data
     from pretrain.run.folder import RunDir
+    from pretrain.utils.log import printable
     from pretrain.utils.units import size
     from pretrain_launch.journal import read_journal
     from pretrain_launch.runs import merge_starts
@@ -156,5 +157,5 @@ def report_command(
         return
     for run in runs:
         for note in run.notes:
-            typer.echo(f"{run.label}: {note}", err=True)
+            typer.echo(printable(f"{run.label}: {note}"), err=True)
     typer.echo(f"{output}: {size(facts['bytes'])}, open it in a browser")

@@ -9,7 +9,6 @@ An error names the key, its place (`file:line:column` or the override), the rule
 
 import difflib
 import importlib
-import json
 import pkgutil
 import re
 import sys
@@ -36,6 +35,7 @@ from pretrain.config.yaml_nodes import (
     short,
 )
 from pretrain.errors import ConfigError, PretrainError
+from pretrain.utils.safe_read import read_json
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -148,7 +148,7 @@ def _lay_preset(located: LocatedTree, source: str) -> LocatedTree:
 def _read_start_file(path: Path) -> dict[str, Any]:
     """Returns the values of `model:` by the file that identifies a folder."""
     if path.name == "model.json":
-        return dict(json.loads(path.read_text(encoding="utf-8"))["model"])
+        return dict(read_json(path)["model"])
     if path.name == "config.yaml":
         return dict(read_yaml(path).values["model"])
     # `interop` is a layer above and needs torch: found by its name, for the kind that needs it.

@@ -3,7 +3,9 @@
 import copy
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from pretrain.config.recipes import is_file, match_recipes
 from pretrain.errors import ConfigError
 
 MAX_FILE_BYTES = 1024 * 1024
+MAX_READS = 100
 _MAX_DIGITS = 100
 _MAX_EXACT = 2.0**53  # beyond, a float is not every whole number
 
@@ -138,8 +141,16 @@ def read_yaml(path: Path) -> LocatedTree:
     return LocatedTree(value or {}, places)
 
 
-def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> LocatedTree:
+def read_with_includes(path: Path) -> LocatedTree:
     """Reads a file and everything it includes. Raises: ConfigError."""
+    return _read_included(path, (), count(1))
+
+
+def _read_included(path: Path, outer: tuple[Path, ...], reads: Iterator[int]) -> LocatedTree:
+    """Reads a file within those that include it, `outer`, as the next of all reads."""
+    if next(reads) > MAX_READS:  # thirty files that include the next one twice would be 2^30
+        what = f"the includes make more than {MAX_READS} reads of files"
+        raise ConfigError(what, where=str(path), fix="include each file once")
     own = read_yaml(path)
     includes = own.values.pop("include", [])
     where = own.places.pop("include", str(path))
@@ -148,7 +159,7 @@ def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> LocatedTree:
         what = "include must be a file name or a list of them"
         raise ConfigError(what, where=where, fix="include: [../data/x.yaml]")
     result = LocatedTree()
-    opened = (*_open, path.resolve())
+    opened = (*outer, path.resolve())
     for name in names:
         built_in = [recipe.path for recipe in match_recipes(name, ())]
         target = next((file for file in (path.parent / name, Path(name), *built_in) if is_file(file)), None)
@@ -156,10 +167,13 @@ def read_with_includes(path: Path, _open: tuple[Path, ...] = ()) -> LocatedTree:
             what = f"included file {short(str(path.parent / name))} does not exist"
             fix = "give a path relative to this file, or a built-in one: configs/engine/zero2.yaml"
             raise ConfigError(what, where=where, fix=fix)
+        if target.resolve().suffix not in (".yaml", ".yml"):  # an error would quote lines of it
+            what = f"included file {short(name)} is not a .yaml file"
+            raise ConfigError(what, where=where, fix="include configs only")
         if target.resolve() in opened:
             what = f"include {short(name)} leads back to itself"
             raise ConfigError(what, where=where, fix="break the circle")
-        part = read_with_includes(target, opened)
+        part = _read_included(target, opened, reads)
         result.values = merge(result.values, part.values)
         result.places.update(part.places)
     result.values = merge(result.values, own.values)

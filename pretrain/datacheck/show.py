@@ -30,7 +30,6 @@ from pretrain.data.mixture import SOURCE_BITS, source_of
 from pretrain.data.stream import SourceStreams, open_windows
 from pretrain.datacheck.reading import PADDED_ROWS, choose_packing, open_data
 from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, Stretch, describe_rows
-from pretrain.datacheck.stats_text import escape_controls
 from pretrain.errors import ConfigError, DataError
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import TokenRows
@@ -39,6 +38,7 @@ from pretrain.shards.dataset import Dataset
 from pretrain.shards.index import INDEX_NAME, LABELLED
 from pretrain.shards.store import ShardStore, is_remote
 from pretrain.tokenizer import load_tokenizer, special_tokens_of
+from pretrain.utils.log import printable
 
 SPLITS = ("train", "validation")
 DEFAULT_SEQ_LEN = 512
@@ -366,4 +366,4 @@ def _count(number: int, what: str) -> str:
 
 
 def _shown(text: str) -> str:
-    return escape_controls(text, keep="\n")
+    return printable(text, keep="\n")

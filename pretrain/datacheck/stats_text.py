@@ -13,6 +13,7 @@ from rich.table import Table
 
 from pretrain.tracking.picture_files import check_format, encode_figure, plain_style
 from pretrain.utils.io import make_dir, write_file
+from pretrain.utils.log import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,11 +35,6 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int =
         console.print(table, soft_wrap=True)
     # A box has blank lines where it has no edges.
     print("\n".join(line.rstrip() for line in printed.get().splitlines() if line.strip()))
-
-
-def escape_controls(text: str, keep: str = "") -> str:
-    """Returns a text with its control characters escaped, but for those to keep."""
-    return "".join(c if c in keep or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def print_stats(facts: dict[str, Any]) -> None:
@@ -120,8 +116,7 @@ def _print_tokens(split: dict[str, Any], vocab_size: int) -> None:
     most = f"; share of the most frequent: {groups}" if groups else ""
     print(f"\n{split['distinct_tokens']:,} of {vocab_size:,} tokens occur{most}")
     rows = [
-        (str(token["id"]), f'"{escape_controls(token["text"])}"', f"{token['share']:.2%}")
-        for token in split["most_frequent"]
+        (str(token["id"]), f'"{printable(token["text"])}"', f"{token['share']:.2%}") for token in split["most_frequent"]
     ]
     print_table(("id", "token", "share"), rows, left=1)
 

@@ -15,10 +15,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pretrain.artifact.source import ModelSource
-from pretrain.checkpoint.format import MANIFEST, load_manifest
 from pretrain.errors import DiskError
 from pretrain.run.folder import RunDir, package_versions
-from pretrain.utils.io import append_line
+from pretrain.utils.io import append_line, json_bytes
 from pretrain.utils.log import redact
 
 log = logging.getLogger(__name__)
@@ -35,15 +34,12 @@ class Subject:
 
 
 def find_subject(source: ModelSource) -> Subject | None:
-    """Returns the checkpoint of a run; None for any other model.
-
-    Call it before measuring: an active run may have removed the checkpoint afterwards.
-    """
-    if source.run is None:
+    """Returns the checkpoint of a run; None for any other model."""
+    if source.run is None or source.checkpoint is None:
         return None
-    step = int(load_manifest(source.path).state["step"])
-    digest = hashlib.sha256((source.path / MANIFEST).read_bytes()).hexdigest()
-    return Subject(source.run, source.path.name, step, digest)
+    manifest = source.checkpoint.manifest
+    digest = hashlib.sha256(json_bytes(manifest.to_json())).hexdigest()
+    return Subject(source.run, source.path.name, int(manifest.state["step"]), digest)
 
 
 @dataclass(frozen=True, slots=True)

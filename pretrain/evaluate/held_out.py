@@ -10,7 +10,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from pretrain.artifact.open import open_artifact
+from pretrain.artifact.open import load_artifact
 from pretrain.artifact.source import ModelSource
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.errors import ConfigError, DataError
@@ -116,13 +116,13 @@ def evaluate_held_out(
     rank, world_size = current()
     corpus = Corpus(setting, choice, described.config, rank=rank, world_size=world_size)
     corpus.check_model(described)
-    models = [(path.name, described.path)]
+    models = [(path.name, described)]
     if other is not None:
         theirs = open_together(other)
         _check_fits(theirs, corpus.objective)
         check_length(theirs, max(setting.lengths.target, setting.lengths.source or 0))
         corpus.check_model(theirs)
-        models.append((other.name, theirs.path))
+        models.append((other.name, theirs))
     losses = _measure(corpus, models, resamples, device)
     kinds = "+".join(task.kind for task in corpus.objective.tasks)
     baseline = None if other is None else str(other)
@@ -139,12 +139,14 @@ def _check_fits(source: ModelSource, objective: ObjectiveConfig) -> None:
             raise ConfigError(f"{what} {source.config.shape}", where=str(source.path), fix=fix)
 
 
-def _measure(corpus: Corpus, models: Sequence[tuple[str, Path]], resamples: int, device: str) -> list[SourceLoss]:
+def _measure(
+    corpus: Corpus, models: Sequence[tuple[str, ModelSource]], resamples: int, device: str
+) -> list[SourceLoss]:
     """Returns the scores of the first model on each source, compared with the second."""
     reports: list[LossReport] = []
     measured: list[list[RowSums | Answers]] = []
-    for name, path in models:
-        model = open_artifact(path, device).model
+    for name, described in models:
+        model = load_artifact(described, device).model
         of_model: list[RowSums | Answers] = []
         for source in corpus.sources:
             batches = with_bar(source.loader, f"{name}, {source.name}", len(source.loader))

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.artifact.open import open_artifact
+from pretrain.artifact.open import load_artifact
+from pretrain.artifact.source import ModelSource
 from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.bootstrap import RESAMPLES, Difference, compare_means
 from pretrain.evaluate.distributed import current, open_together
@@ -104,7 +105,7 @@ def evaluate_tasks(
     _load(choice)
     described = [open_together(path) for path in (model, *([] if other is None else [other]))]
     subject = find_subject(described[0])
-    found = [_run(one.path, choice, resamples, device) for one in described]
+    found = [_run(one, choice, resamples, device) for one in described]
     if current()[0] != 0:
         return TaskReport(str(model), names, harness, [])
     mine = found[0]
@@ -149,10 +150,10 @@ def _load(choice: TaskChoice) -> Any:
     return manager
 
 
-def _run(path: Path, choice: TaskChoice, resamples: int, device: str) -> Any:
+def _run(source: ModelSource, choice: TaskChoice, resamples: int, device: str) -> Any:
     """Returns the results of the harness for a model; None on ranks other than 0."""
     harness_model = importlib.import_module("pretrain.evaluate.harness_model").HarnessModel
-    model = harness_model(open_artifact(path, device), choice.batch_tokens)
+    model = harness_model(load_artifact(source, device), choice.batch_tokens)
     manager = _load(choice)  # anew for each model: tasks keep the answers
     with _quiet():
         return importlib.import_module("lm_eval").simple_evaluate(

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pretrain.artifact.open import find_normalize, open_artifact
+from pretrain.artifact.open import find_normalize, load_artifact
 from pretrain.artifact.source import ModelSource
 from pretrain.config.prepare import NormalizeConfig
 from pretrain.errors import ConfigError, DataError
@@ -30,6 +30,7 @@ from pretrain.generate.text import Method
 from pretrain.model import Transformer
 from pretrain.prepare.normalize import build_normalizers
 from pretrain.utils.io import write_file
+from pretrain.utils.log import printable
 
 BATCH_TOKENS = 8192
 """Source tokens of a batch, with padding and beams: caches of small models stay below 100 MiB."""
@@ -308,9 +309,9 @@ def _decode(
     device: str,
 ) -> list[TranslationSet]:
     """Translates with one model, once for each beam size; `path` names it in the report."""
-    artifact = open_artifact(source.path, device)
+    artifact = load_artifact(source, device)
     for setting in artifact.generation.not_honoured() if current()[0] == 0 else ():
-        print(f"note: the own {setting} of {path} is not honoured", file=sys.stderr)
+        print(printable(f"note: the own {setting} of {path} is not honoured"), file=sys.stderr)
     if normalize is not None and not task.preprocessed:
         to_source = build_normalizers(normalize)[0]
         texts = [to_source(text) for text in texts]

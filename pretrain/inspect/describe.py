@@ -22,6 +22,8 @@ from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.run.folder import RunDir
 from pretrain.shards.index import INDEX_NAME, check_shards, load_index
 from pretrain.utils.io import find_damage
+from pretrain.utils.log import printable
+from pretrain.utils.safe_read import read_json
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -105,7 +107,10 @@ def find_damaged(path: Path) -> dict[str, list[str]]:
     found = list_folders(RunDir(path).checkpoints)
     if not found:
         raise CheckpointError("this run has no checkpoint", where=str(path), fix="check the path")
-    return {str(checkpoint): _find_damage(checkpoint) for checkpoint in found}
+    damage = {str(checkpoint): _find_damage(checkpoint) for checkpoint in found}
+    # The run may have removed some meanwhile; those that were read to their end count.
+    damage = {place: problems for place, problems in damage.items() if not problems or Path(place).exists()}
+    return damage or find_damaged(path)
 
 
 def _find_damage(path: Path) -> list[str]:
@@ -182,11 +187,13 @@ def _describe_checkpoints(run: RunDir) -> dict[str, Any]:
         try:
             manifest = load_manifest(path)
             check_sizes(path, manifest)
-        except CheckpointError as error:
-            damaged[path.name] = error.what
+            files = _describe_files(path, manifest)
+        except (CheckpointError, OSError) as error:
+            if not path.exists():  # the run removed it meanwhile, and has a newer one
+                return _describe_checkpoints(run)
+            damaged[path.name] = getattr(error, "what", str(error))
             continue
         state = {key: manifest.state[key] for key in ("step", "tokens") if key in manifest.state}
-        files = _describe_files(path, manifest)
         facts["newest"] = {**state, **files, "written_by": manifest.topology}
         break
     if damaged:
@@ -203,13 +210,13 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
         return
     # Only a table needs rich, which takes a while to import.
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in facts.items():
-        table.add_row(f"[bold]{key}[/bold]", escape(_text(value)))
-    Console().print(table)
+        table.add_row(Text(printable(key), "bold"), printable(_text(value)))
+    Console(markup=False).print(table)
 
 
 def _text(value: Any) -> str:
@@ -292,7 +299,7 @@ def _find_model(path: Path, is_model: bool) -> str:
     """Returns the shape of a checkpoint's model by its run's config, or by its own `model.json`."""
     try:
         if is_model:
-            facts = json.loads((path / MODEL_FILE).read_text(encoding="utf-8"))
+            facts = read_json(path / MODEL_FILE)
             return describe_model(parse_model(facts["model"]))
         config = RunDir(path.resolve().parent.parent).config
         return describe_model(load_config(config, extensions="ignore").model)

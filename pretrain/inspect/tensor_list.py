@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from pretrain.artifact.model_path import find_checkpoint, is_release
-from pretrain.checkpoint.load import WeightReader
+from pretrain.artifact.model_path import is_release, open_newest
 from pretrain.interop.release import open_release
+from pretrain.utils.log import printable
 
 _WIDTH = 200
 """Columns in a pipe, whose readers want a parameter a line."""
@@ -35,7 +35,7 @@ def list_tensors(path: Path, stats: bool) -> list[dict[str, Any]]:
         read = release.read
         dtype = release.dtype
     else:
-        reader = WeightReader(find_checkpoint(path))
+        reader = open_newest(path)
         shapes = {name: list(shape) for name, shape in reader.shapes.items()}
         read = reader.read
         dtype = "fp32"  # of every checkpoint of ours
@@ -65,8 +65,8 @@ def print_tensors(tensors: list[dict[str, Any]]) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for tensor in tensors:
         shape = " x ".join(map(str, tensor["shape"])) or "1"
-        cells = [tensor["name"], shape, f"{math.prod(tensor['shape']):,}", tensor["dtype"]]
+        cells = [printable(tensor["name"]), shape, f"{math.prod(tensor['shape']):,}", printable(tensor["dtype"])]
         if "norm" in tensor:
             cells += [f"{tensor['norm']:.5g}", f"{tensor['largest']:.5g}", str(tensor["non_finite"])]
         table.add_row(*cells)
-    Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH).print(table)
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDTH).print(table)

@@ -5,11 +5,12 @@
 A line of any other content is counted and left out.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pretrain.utils.safe_read import parse_json
 
 LOSSES = "Losses"
 CLASSIFIERS = "Classifiers"
@@ -59,8 +60,8 @@ def read_evaluations(path: Path, notes: list[str]) -> list[Evaluation]:
     damaged = 0
     for line in lines[:-1]:  # the last line is empty, or a row that is being written
         try:
-            found.append(_parse(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            found.append(_parse(parse_json(line)))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             damaged += 1
     if damaged:
         notes.append(f"{path.name}: {damaged:,} damaged lines are left out")

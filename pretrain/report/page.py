@@ -7,6 +7,7 @@ else: text of a run that looks like a script is text, and could not run if it we
 """
 
 import base64
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -212,7 +213,7 @@ def checkpoints_table(run: RunData, number: int) -> str:
     names = ("checkpoint_step", "checkpoint_stall_s", "checkpoint_write_s")
     columns = ([value for _, value in run.metrics.get(name, [])] for name in names)
     # The three are in the same rows.
-    times = {int(step): seconds for step, *seconds in zip(*columns, strict=False)}
+    times = {int(step): seconds for step, *seconds in zip(*columns, strict=False) if math.isfinite(step)}
     on_disk = {saved.step: saved for saved in run.checkpoints}
     rows = []
     for step in sorted(times.keys() | on_disk.keys()):

@@ -12,7 +12,6 @@ starts of a run, of which its Slurm jobs have records too (launch/pretrain_launc
 """
 
 import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,14 +20,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pretrain.checkpoint.format import MANIFEST, list_checkpoints, load_manifest, step_of
-from pretrain.errors import CheckpointError
+from pretrain.config.yaml_nodes import read_yaml
+from pretrain.errors import CheckpointError, ConfigError
 from pretrain.report.evaluations import Evaluation, read_evaluations
 from pretrain.report.series import ProgressCurve, make_course
 from pretrain.run.folder import RunDir
 from pretrain.tracking.picture_files import ATTENTION, list_pictures
+from pretrain.utils.safe_read import check_fields, parse_json
 
 SAMPLES = "samples.jsonl"
 MAX_PICTURE_BYTES = 4 * 2**20
@@ -124,10 +123,9 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _read_config(path: Path, notes: list[str]) -> tuple[str, dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        values = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        return text, dict(flatten(values))
-    except (OSError, yaml.YAMLError) as error:
+        values = read_yaml(path).values
+        return path.read_text(encoding="utf-8"), dict(flatten(values))
+    except (OSError, ConfigError) as error:
         notes.append(f"config.yaml cannot be read: {error}")
         return "", {}
 
@@ -145,9 +143,10 @@ def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    row = json.loads(line)
-                    row["step"] = int(row["step"])
-                except (ValueError, KeyError, TypeError, OverflowError):
+                    row = check_fields(parse_json(line), {"step": int})
+                    if row["step"] is None:
+                        raise ValueError("no step")
+                except (ValueError, KeyError):
                     damaged += 1
                     continue
                 if rows and row["step"] < rows[-1]["step"]:
@@ -224,7 +223,8 @@ def _read_checkpoints(run: RunDir, notes: list[str]) -> tuple[list[SavedCheckpoi
                 manifest=hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest(),
             )
         except (CheckpointError, OSError) as error:
-            notes.append(f"{path.name}: {getattr(error, 'what', error)}")
+            if path.exists():  # else the run removed it meanwhile
+                notes.append(f"{path.name}: {getattr(error, 'what', error)}")
             continue
         found.append(saved)
         parameters = sum(math.prod(shape) for shape in manifest.shapes.values())

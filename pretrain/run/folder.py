@@ -4,7 +4,6 @@ Besides the paths of `RunDir`: samples.jsonl (generated texts), attention/step-0
 wandb/.
 """
 
-import json
 import os
 import secrets
 import socket
@@ -19,9 +18,17 @@ from typing import Any
 from pretrain import __version__
 from pretrain.errors import ConfigError
 from pretrain.utils.io import write_json
+from pretrain.utils.safe_read import check_fields, read_json
 
 TRACKED_PACKAGES = ("torch", "deepspeed", "accelerate", "webdataset", "tokenizers", "numpy", "safetensors", "wandb")
-_RECORD_KEYS = {"id", "name", "created", "attempts"}
+_RECORD_KEYS = ("id", "name", "created", "attempts")
+# Types of the fields that readers use.
+_RECORD = {"id": str, "name": str, "created": str, "attempts": list, "rollbacks": list, "skips": list}
+_ATTEMPT = {
+    "number": int, "started": str, "ended": str, "exit_code": int, "reason": str, "host": str, "pid": int,
+    "world_size": int, "from_step": int, "committed_step": int, "versions": dict, "slurm": dict,
+}  # fmt: skip
+_SLURM = {"job": str, "array": str, "restart": int, "nodes": str, "num_nodes": int}
 _CHANGING = threading.Lock()
 """Locked while run.json is changed: at a commit, and at the end of the run, by two threads."""
 
@@ -65,13 +72,14 @@ class RunDir:
     def read_record(self) -> dict[str, Any]:
         """Returns run.json. Raises: ConfigError, where it is absent or not the record of a run."""
         try:
-            record = json.loads(self.record.read_text(encoding="utf-8"))
+            record = check_fields(read_json(self.record), _RECORD)
+            for attempt in record.get("attempts") or []:
+                check_fields(check_fields(attempt, _ATTEMPT).get("slurm") or {}, _SLURM)
         except FileNotFoundError:
             raise ConfigError("no run here (no run.json)", where=str(self.path), fix="check the path") from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"run.json cannot be read: {error}", where=str(self.record), fix="restore it") from None
-        is_record = isinstance(record, dict) and record.keys() >= _RECORD_KEYS
-        if not is_record or not record["attempts"]:
+        if not all(map(record.get, _RECORD_KEYS)):
             raise ConfigError("not the record of a run", where=str(self.record), fix="restore it")
         return record
 
@@ -140,13 +148,3 @@ def change_record(run: RunDir, change: Callable[[dict[str, Any]], None]) -> None
 def end_attempt(run: RunDir, outcome: dict[str, Any]) -> None:
     """Adds the end of the last attempt to run.json (exit code, reason, step)."""
     change_record(run, lambda record: record["attempts"][-1].update(ended=_now(), **outcome))
-
-
-def add_to_attempt(run: RunDir, facts: dict[str, Any]) -> None:
-    """Adds facts to the last attempt in run.json, unless it has them already. Any thread may."""
-    with _CHANGING:
-        record = run.read_record()
-        attempt = record["attempts"][-1]
-        if not facts.keys() <= attempt.keys():
-            attempt |= facts
-            write_json(run.record, record)

@@ -26,12 +26,13 @@ from typing import NamedTuple
 
 from pretrain.errors import LockedError
 from pretrain.run.folder import slurm_facts
+from pretrain.utils.safe_read import parse_json
 
 LEASE_S = 60.0
 """How long a process elsewhere may be silent before it counts as dead."""
 WATCH_S = 4.0
 POLL_S = 0.1
-_FILE_NAME = re.compile(r"(\d{8,})\.json")
+_FILE_NAME = re.compile(r"([0-9]{8,})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def find_owner(path: Path) -> OwnerRecord | None:
             return None
         raise
     try:
-        owner = Owner(**json.loads(content))
+        owner = Owner(**parse_json(content))
     except (ValueError, TypeError):
         return OwnerRecord(None, heartbeat_ns)  # unfinished or torn, where there are no hard links
     is_sound = all(type(getattr(owner, field.name)) is field.type for field in fields(owner))

@@ -18,7 +18,7 @@ _NO_DATE: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": 
 """Metadata without a time: the same figure gives the same bytes."""
 ATTENTION = "attention"
 """Folder of pictures in a run folder."""
-_NAME = re.compile(r"step-(\d{8,})\.png")
+_NAME = re.compile(r"step-([0-9]{8,})\.png")
 
 
 def check_format(path: Path) -> str:

@@ -26,7 +26,7 @@ from pretrain.doctor.versions import digest_of, own_versions, refuse_differences
 from pretrain.errors import CheckpointError, ConfigError, DataError, DiskError
 from pretrain.objective import RowMaker, build_rows
 from pretrain.resolve import context_of_run, fit_config
-from pretrain.run.folder import RunDir, add_to_attempt, begin_attempt
+from pretrain.run.folder import RunDir, begin_attempt, change_record
 from pretrain.run.lease import Lease
 from pretrain.run.stop import StopFlag
 from pretrain.shards.dataset import Dataset, check_tokenizers, open_dataset
@@ -179,12 +179,12 @@ def check_order(saved: TrainState, next_digest: int | None, allow: list[str]) ->
 
 
 def note_commit(folder: RunDir, step: int) -> None:
-    """Marks the first commit of the last attempt in run.json. Thread-safe.
+    """Writes the newest commit of the last attempt to run.json. Thread-safe.
 
     A failure is a warning: the checkpoint is valid all the same, and the next commit tries again.
     """
     try:
-        add_to_attempt(folder, {COMMITTED: step})
+        change_record(folder, lambda record: record["attempts"][-1].update({COMMITTED: step}))
     except (ConfigError, DiskError) as error:
         log.warning("%s", error)
 
@@ -192,8 +192,8 @@ def note_commit(folder: RunDir, step: int) -> None:
 def check_new(folder: RunDir) -> None:
     """Refuses step 0 in a folder with evidence of a checkpoint, or of a run without its record.
 
-    The first commit of an attempt is marked in run.json. Where that file is missing, rows in the
-    ledger or the metrics show that the run is not new; where it lacks the mark, as on a full disk,
+    Commits of an attempt are noted in run.json. Where that file is missing, rows in the
+    ledger or the metrics show that the run is not new; where it lacks the note, as on a full disk,
     a row of a later attempt or of a save does.
 
     Raises:

@@ -40,7 +40,7 @@ class Saving:
 
     checkpoints: CheckpointManager
     store: FragmentStore
-    # run.json of the folder notes the first commit.
+    # run.json of the folder notes each commit.
     folder: RunDir
     # Durable before each commit; None on ranks other than 0.
     audit: AuditLedger | None

@@ -21,6 +21,7 @@ from typing import Any
 
 from pretrain.errors import DataError
 from pretrain.utils.io import disk_error, disk_errors, write_file
+from pretrain.utils.safe_read import parse_json
 
 _TAIL_BYTES = 1 << 16
 
@@ -34,7 +35,7 @@ def _parse(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
                 return
             end += len(line)
             try:
-                row = json.loads(line)
+                row = parse_json(line)
                 if type(row["step"]) is not int:
                     raise TypeError
             except (ValueError, LookupError, TypeError):
@@ -131,8 +132,8 @@ class JsonLines:
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().splitlines()
         for line in reversed(lines):
-            with suppress(ValueError, LookupError, TypeError):
-                return int(json.loads(line)["step"])
+            with suppress(ValueError, LookupError, TypeError, OverflowError):
+                return int(parse_json(line)["step"])
         return None
 
     def rewind(self, step: int) -> None:

@@ -4,9 +4,10 @@
                                   ranks: their file
     quiet_libraries()         ->  removes the handlers of libraries; their warnings come to ours
     redact(text)              ->  values of secret environment variables and wandb keys become ***
+    printable(text)           ->  control characters become escapes, which a terminal does not obey
 
-Code logs with `logging.getLogger(__name__)`. Every line that a handler of ours writes is redacted,
-tracebacks too. A closed or broken stderr never raises: the run continues without it, see
+Code logs with `logging.getLogger(__name__)`. Every line that a handler of ours writes is redacted and
+printable, tracebacks too. A closed or broken stderr never raises: the run continues without it, see
 `pretrain.utils.process`. Nor does a full disk: lines are missing in the file then. Metrics are not
 logged here, see `pretrain.tracking`.
 """
@@ -59,15 +60,24 @@ def redact(text: str, secrets: list[str] | None = None) -> str:
     return _WANDB_KEY.sub("***", text)
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Escapes the control characters of a text, but for those to keep.
+
+    Names, reasons and tensors of a run or a model of others may hold sequences that set a
+    terminal's title or clipboard, or hide a line.
+    """
+    return "".join(c if c in keep or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 class _RedactingFormatter(logging.Formatter):
-    """Redacts the finished line: arguments, tracebacks and stack dumps too."""
+    """Redacts the finished line, and makes it printable: arguments, tracebacks and stack dumps too."""
 
     def __init__(self, pattern: str, date_format: str | None = None) -> None:
         super().__init__(pattern, date_format)
         self._hidden = _secrets()
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record), self._hidden)
+        return printable(redact(super().format(record), self._hidden), keep="\n\t")
 
 
 class _StderrHandler(logging.StreamHandler):

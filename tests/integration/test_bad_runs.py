@@ -67,6 +67,67 @@ def test_a_damaged_record_of_a_run_is_refused(run_folder, warm):
     check_refused(warm("inspect", "runs/run", cwd=run_folder), 64, "runs/run/run.json", "restore it")
 
 
+# --- folders made by others -----------------------------------------------------------------------------------------
+
+DEEP = b'{"step": ' + b"[" * 10**5
+HOSTILE = {
+    "aliases": ("config.yaml", b"a: &a [x, x, x]\n" + b"".join(b"%c: &%c [*%c, *%c, *%c]\n" % (c + 1, c + 1, c, c, c)
+                                                              for c in range(ord("a"), ord("y")))),
+    "a cycle": ("config.yaml", b"a: &a {b: *a}\n"),
+    "no date": ("config.yaml", b"x: 2020-13-45\ny: " + b"9" * 6000),
+    "nested config": ("config.yaml", b"[" * 10_000),
+    "nested record": ("run.json", DEEP),
+    "attempts of numbers": ("run.json", b'{"id": "a", "name": "a", "created": "a", "attempts": [3]}'),
+    "attempts by name": ("run.json", b'{"id": "a", "name": "a", "created": "a", "attempts": {"b": 3}}'),
+    "fields of other types": ("run.json", b'{"id": "a", "name": "a", "created": "a", '
+                                          b'"attempts": [{"slurm": "x", "versions": [], "exit_code": {}}]}'),
+    "nested row": ("metrics.jsonl", DEEP + b"\n"),
+    "huge numbers": ("metrics.jsonl", b"".join(
+        b'{"step": %d, "loss": %s1e308, "tokens": 1e308, "step_time_s": 1e308, "checkpoint_step": NaN}\n' % (step, sign)
+        for step, sign in enumerate((b"", b"-", b"")))),
+    "huge step": ("metrics.jsonl", b'{"step": %s, "loss": 1}\n' % (b"9" * 400)),
+    "nested journal": ("launch/journal.jsonl", DEEP + b'\n{"event": "start", "job": ["x"], "restart": {}}\n'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_folder_made_to_do_harm_is_described_or_refused_and_does_not_hide_others(run_folder, warm, name):
+    file, content = HOSTILE[name]
+    bad = shutil.copytree(run_folder / "runs/run", run_folder / "runs/bad")
+    (bad / file).parent.mkdir(exist_ok=True)
+    (bad / file).write_bytes(content)
+    for command in ("inspect runs/bad", "report runs/bad", "runs runs --json"):
+        result = warm(*command.split(), cwd=run_folder)
+        assert result.code in (0, 64), result.stderr
+        assert "Traceback" not in result.stderr
+    assert result.code == 0
+    assert {one["path"]: one["state"] for one in json.loads(result.stdout)}["runs/run"] == "done"
+
+
+def test_nothing_in_a_run_reaches_the_terminal_as_a_control_character(run_folder, warm):
+    title = "\x1b]0;owned\x07[/red]\x9b2J"
+    run = run_folder / "runs" / f"run{title.replace('/', '')}"
+    (run_folder / "runs/run").rename(run)
+    record = json.loads((run / "run.json").read_text())
+    record["name"] = title
+    record["attempts"][-1] |= {"host": title, "reason": title, "exit_code": 1, "versions": {title: title}}
+    (run / "run.json").write_text(json.dumps(record))
+    (run / "metrics.jsonl").write_text('{"step": 1}\n{\n')
+    with (run / "logs/rank-00000.log").open("a") as file:
+        file.write(f"{title}\tlast\n")
+    commands = {
+        ("inspect", run): 0, ("runs", "runs"): 0, ("launch", "status", run): 0, ("launch", "logs", run): 0,
+        ("report", run): 0, ("generate", run / title): 66, ("train", f"{title}.yaml"): 64,
+    }  # fmt: skip
+    for command, code in commands.items():
+        result = warm(*map(str, command), cwd=run_folder)
+        assert result.code == code, result.stderr
+        said = result.stdout + result.stderr
+        assert "owned" in said and "\\x1b" in said, command
+        assert all(character in "\n\t" or character.isprintable() for character in said), command
+    assert "\tlast\n" in warm("launch", "logs", str(run), cwd=run_folder).stdout
+
+
 # --- checkpoints -------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from pretrain.artifact.average import average_checkpoints
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import find_normalize, normalize_of_data, open_artifact
 from pretrain.artifact.transfer import export_model
-from pretrain.checkpoint.load import MeanReader
+from pretrain.checkpoint.load import MeanReader, WeightReader
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from tests.helpers.runs import tensors_of
 from tests.unit.artifact.runs import NORMALIZE, TEXTS, write_pairs, write_run, write_text_run, write_texts
@@ -58,9 +58,10 @@ def test_pieces_of_any_size_and_fragments_of_any_cut_give_the_same_mean(tmp_path
                 kinds["weight"].shape, generator=torch.Generator().manual_seed(number + step)
             )
         folders.append(manager(tmp_path / str(step)).save(store, state_of(step)))
-    whole = MeanReader(folders)
+    readers = [WeightReader(folder) for folder in folders]
+    whole = MeanReader(readers)
     for piece in (1, 3, 35):
-        reader = MeanReader(folders, piece)
+        reader = MeanReader(readers, piece)
         assert reader.shapes == shapes
         assert all(torch.equal(reader.read(name), whole.read(name)) for name in shapes)
 
@@ -73,7 +74,9 @@ def test_the_sum_is_not_rounded_on_its_way(tmp_path):
         for kinds in store.tensors.values():
             kinds["weight"].fill_(value)
         folders.append(manager(tmp_path / str(number)).save(store, state_of(number)))
-    assert MeanReader(folders).read("norm").tolist() == [float(np.float32(1 / 3))] * 5
+    assert (
+        MeanReader([WeightReader(folder) for folder in folders]).read("norm").tolist() == [float(np.float32(1 / 3))] * 5
+    )
 
 
 def test_what_comes_out_is_a_model_folder(run, tmp_path):
@@ -144,10 +147,10 @@ def test_other_parameters_are_named(tmp_path):
     first = manager(tmp_path / "a").save(StandIn(1), state_of(1))
     other = manager(tmp_path / "b").save(StandIn(1, {"embed": (4, 4)}), state_of(1))
     with pytest.raises(CheckpointError, match=r"embed has shape \[4, 4\], and has shape \[3, 4\] in "):
-        MeanReader([first, other])
+        MeanReader([WeightReader(first), WeightReader(other)])
     less = manager(tmp_path / "c").save(StandIn(1, {"embed": (3, 4)}), state_of(1))
     with pytest.raises(CheckpointError, match=r"norm is missing, and has shape \[5\] in "):
-        MeanReader([first, less])
+        MeanReader([WeightReader(first), WeightReader(less)])
 
 
 def test_a_damaged_checkpoint_is_named_and_nothing_is_written(run, tmp_path):

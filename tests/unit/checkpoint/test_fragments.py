@@ -1,10 +1,13 @@
 """Fragments: written with any cut, read with any other; a file that is not one is told as such."""
 
 import json
+import os
 import struct
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +18,7 @@ from pretrain.checkpoint.fragments import FragmentReader, write_fragments
 from pretrain.errors import CheckpointError
 from pretrain.types import Fragment
 from pretrain.utils.io import check_file
+from tests.helpers.fork_server import SOURCE_PATH
 
 
 @st.composite
@@ -70,12 +74,47 @@ def test_no_more_is_read_than_what_is_asked_for(tmp_path, monkeypatch):
         start, stop = 1500 * number, 1500 * (number + 1)
         write_fragments(path, [Fragment("layer.0", start, (3000,), {"weight": values[start:stop], "m": values[:1500]})])
     reader, read = FragmentReader(paths), []
-    fromfile = np.fromfile
-    monkeypatch.setattr(np, "fromfile", lambda path, **how: read.append((path, how["count"])) or fromfile(path, **how))
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, out, place: read.append(len(out[0])) or preadv(file, out, place))
     out = torch.empty(700)
     reader.read_into("layer.0", "weight", 1000, out)
     assert torch.equal(out, values[1000:1700])
-    assert read == [(paths[0], 500), (paths[1], 200)]
+    assert read == [500 * 4, 200 * 4]
+
+
+def test_files_that_are_removed_meanwhile_are_read_to_their_end_and_closed(tmp_path):
+    paths = [tmp_path / "0.safetensors", tmp_path / "1.safetensors"]
+    for number, path in enumerate(paths):
+        write_fragments(path, [Fragment("w", 5 * number, (10,), {"weight": torch.full((5,), float(number))})])
+    before = set(Path("/proc/self/fd").iterdir())
+    reader = FragmentReader(paths)
+    for path in paths:
+        path.unlink()
+    out = torch.empty(10)
+    reader.read_into("w", "weight", 0, out)
+    assert out.tolist() == [0.0] * 5 + [1.0] * 5
+    del reader
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_more_files_than_may_be_open_are_an_error_that_names_the_limit(tmp_path):
+    write_fragments(tmp_path / "f", [Fragment("w", 0, (1,), {"weight": torch.ones(1)})])
+    child = """
+import resource, sys
+from pathlib import Path
+import pretrain.checkpoint.fragments as fragments
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 64))
+fragments.FragmentReader([Path(sys.argv[1])] * 40)  # above the soft limit
+try:
+    fragments.FragmentReader([Path(sys.argv[1])] * 64)
+except Exception as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", child, str(tmp_path / "f")], env=os.environ | {"PYTHONPATH": SOURCE_PATH},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert "Too many open files" in done.stdout and "raise ulimit -n" in done.stdout, done.stderr
 
 
 def test_a_file_is_what_safetensors_reads(tmp_path):

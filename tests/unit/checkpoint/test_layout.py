@@ -17,6 +17,7 @@ from pretrain.checkpoint.format import (
 )
 from pretrain.errors import CheckpointError
 from pretrain.utils.io import FileRecord, write_json
+from tests.unit.utils.test_safe_read import make_strange
 
 GOOD = Manifest(SCHEMA, {"step": 3}, {"w": [2, 3]}, ["exp_avg"], [FileRecord("rank-00000.safetensors", 9, [1])], {})
 
@@ -38,7 +39,17 @@ def test_a_step_and_its_folder_name_are_each_others_inverse(tmp_path, step, name
     assert step_of(tmp_path / name) == step
 
 
-@pytest.mark.parametrize("name", ["step-1", "step-00000001.bad-damaged", ".tmp-step-00000001", "xstep-00000001"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step-1",
+        "step-00000001.bad-damaged",
+        ".tmp-step-00000001",
+        "xstep-00000001",
+        "step-00000001\n",
+        "step-\u0660" * 8,
+    ],
+)
 def test_other_names_are_not_checkpoints(tmp_path, name):
     assert step_of(tmp_path / name) is None
     (tmp_path / name).mkdir()
@@ -106,6 +117,23 @@ def test_fields_that_are_missing_or_unknown_are_damage(tmp_path):
         load_manifest(tmp_path)
     content = {key: value for key, value in GOOD.to_json()["content"].items() if key != "shapes"}
     write_json(tmp_path / MANIFEST, {"content": content, "crc32": _crc32(content)})
+    with pytest.raises(CheckpointError, match="the manifest is damaged"):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "device", "huge"])
+def test_a_manifest_that_blocks_or_never_ends_is_damaged(tmp_path, kind):
+    make_strange(tmp_path / MANIFEST, kind)
+    with pytest.raises(CheckpointError, match=r"the manifest is damaged \(OSError: .*(not a regular|larger than)"):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"shapes": {"w": 3}}, {"shapes": {"w": [-1]}}, {"state": []}, {"topology": "x"}, {"files": [{"name": "a"}]}],
+)
+def test_a_manifest_of_other_types_is_damaged(tmp_path, changes):
+    write_manifest(tmp_path, **changes)
     with pytest.raises(CheckpointError, match="the manifest is damaged"):
         load_manifest(tmp_path)
 

@@ -170,6 +170,24 @@ def test_a_config_that_is_no_file_is_refused(tmp_path, monkeypatch, name):
         load_config(name)
 
 
+def test_includes_that_double_end_after_a_hundred_reads(tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number}.yaml").write_text(f"include: [{number + 1}.yaml, {number + 1}.yaml]\n")
+    (tmp_path / "30.yaml").write_text(BASE)
+    with pytest.raises(ConfigError, match="the includes make more than 100 reads of files; include each file once"):
+        load_config(tmp_path / "0.yaml")
+
+
+@pytest.mark.parametrize("name", ["secrets", "linked.yaml"])
+def test_a_file_that_is_no_config_is_not_included_and_not_quoted(tmp_path, name):
+    (tmp_path / "secrets").write_text("root:$6$hash:20000:0:99999:7:::\n")
+    (tmp_path / "linked.yaml").symlink_to("secrets")
+    (tmp_path / "a.yaml").write_text(f"include: {name}\n" + BASE)
+    with pytest.raises(ConfigError, match=r"a.yaml:1:1: included file .* is not a .yaml file; include") as refused:
+        load_config(tmp_path / "a.yaml")
+    assert "hash" not in str(refused.value)
+
+
 def test_a_circle_of_includes_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text("include: [b.yaml]\n" + BASE)

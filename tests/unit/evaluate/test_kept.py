@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from pretrain.checkpoint.format import MANIFEST
+from pretrain.checkpoint.load import WeightReader
 from pretrain.cli.evaluate import evaluate_command
 from pretrain.errors import UnreadError
 from pretrain.evaluate.evaluation_log import Data, Subject, find_subject, hash_lines, keep_evaluation
@@ -52,11 +53,11 @@ def test_the_confusion_of_labels_is_left_out(tmp_path):
 
 def test_the_checkpoint_is_known_by_its_manifest(tmp_path):
     (checkpoint,) = save(tmp_path / "run" / "checkpoints", 7)
-    what = SimpleNamespace(path=checkpoint, run=RunDir(tmp_path / "run"))
+    what = SimpleNamespace(path=checkpoint, run=RunDir(tmp_path / "run"), checkpoint=WeightReader(checkpoint))
     found = find_subject(what)
     assert (found.checkpoint, found.step) == (checkpoint.name, 7)
     assert found.sha256 == hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
-    assert find_subject(SimpleNamespace(path=checkpoint, run=None)) is None
+    assert find_subject(SimpleNamespace(path=checkpoint, run=None, checkpoint=None)) is None
 
 
 def test_the_hash_of_lines_is_that_of_their_file(tmp_path):

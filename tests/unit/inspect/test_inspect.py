@@ -8,7 +8,9 @@ import pytest
 
 from pretrain.checkpoint.format import MANIFEST, load_manifest
 from pretrain.errors import CheckpointError, ConfigError
+from pretrain.inspect import describe
 from pretrain.inspect.describe import inspect, print_facts
+from pretrain.inspect.tensor_list import print_tensors
 from pretrain.utils.io import make_dir, write_json
 from tests.unit.checkpoint.stand_in import save
 
@@ -108,6 +110,24 @@ def test_verifying_names_every_bad_file_and_chunk_and_a_checkpoint_to_use(tmp_pa
     assert "chunk 3" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("at", [1, 2])
+def test_verifying_a_run_beside_its_training_leaves_out_what_retention_removed(tmp_path, capsys, monkeypatch, at):
+    run = make_run(tmp_path / "run", 1, 2)
+    read, names = describe.find_damage, []
+
+    def read_beside_the_run(path, record):
+        names.append(path.parent.name)
+        if len(names) == at:
+            save(run / "checkpoints", 3, *([4] if at == 1 else []))
+        return read(path, record)
+
+    monkeypatch.setattr(describe, "find_damage", read_beside_the_run)
+    facts = shown(capsys, run, verify=True)
+    assert facts["verified"] == "every byte of 2 checkpoints is as it was written"
+    assert facts["newest"]["step"] == (4 if at == 1 else 3)
+    assert "damaged" not in facts
+
+
 def test_a_damaged_manifest_is_damage(tmp_path):
     (path,) = save(tmp_path, 1)
     flip(path / MANIFEST, 40)
@@ -149,6 +169,11 @@ def test_parameters_are_listed_with_what_their_values_are_like(tmp_path, capsys)
         "largest": 3.0, "non_finite": 0,
     }  # fmt: skip
     assert norm["norm"] == pytest.approx(3 * math.sqrt(5), rel=1e-12)
+
+
+def test_a_parameter_of_a_hostile_name_is_listed_with_its_characters_escaped(capsys):
+    print_tensors([{"name": "\x1b]0;owned\x07[/red]w", "shape": [2], "dtype": "fp32"}])
+    assert r"\x1b]0;owned\x07[/red]w" in capsys.readouterr().out
 
 
 def test_a_listed_parameter_is_a_line_that_a_pipe_can_read(tmp_path, capsys):

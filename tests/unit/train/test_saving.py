@@ -219,9 +219,11 @@ def test_whatever_a_save_writes_is_written_by_its_thread_and_the_commit_is_noted
     for _ in range(9):
         steps.take()
     assert threading.main_thread() not in threads
-    order = ["rename step-00000002", "rename run.json", "rename step-00000004", "rename .trash-step-00000001"]
-    assert [operation for operation in seen if operation in order] == order
-    assert steps.saving.folder.read_record()["attempts"][-1]["committed_step"] == 2
+    order = ["rename step-00000002", "rename run.json", "rename step-00000004", "rename run.json",
+             "rename .trash-step-00000001"]  # fmt: skip
+    assert [operation for operation in seen if operation in order][: len(order)] == order
+    steps.saving.finish(state_of(9))
+    assert steps.saving.folder.read_record()["attempts"][-1]["committed_step"] == 9
 
 
 def test_steps_are_taken_while_the_disk_holds_up_the_note_of_a_commit(tmp_path):

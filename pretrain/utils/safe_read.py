@@ -1,0 +1,67 @@
+"""Reading of files that may be damaged, or made by others to do harm: bounded, and with two kinds of errors.
+
+    open_regular    ->  a descriptor; a FIFO, which blocks, and a device, which never ends, are an OSError
+    read_bounded    ->  the content; a file above the limit is an OSError
+    parse_json      ->  a value; anything wrong with the text is a ValueError, nesting without end too
+    read_json       ->  both
+    check_fields    ->  types of an object's known fields
+
+Readers of records of runs use these, and catch OSError and ValueError alone.
+"""
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MAX_RECORD_BYTES = 64 * 2**20
+"""Limit of a record of a run: a month of restarts has some megabytes."""
+
+MAX_INT = 2**53
+"""Largest whole number of a record: larger ones are no counts, and no floats either."""
+
+
+def open_regular(path: Path) -> int:
+    """Opens a regular file for reading; returns its descriptor. Raises: OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def read_bounded(path: Path, most_bytes: int) -> bytes:
+    """Returns the content of a regular file. Raises: OSError."""
+    with open(open_regular(path), "rb") as file:
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes", str(path))
+        return file.read()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Returns the value of a JSON text. Raises: ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """Returns the value of a record of a run. Raises: OSError, ValueError."""
+    return parse_json(read_bounded(path, MAX_RECORD_BYTES))
+
+
+def check_fields(value: Any, types: Mapping[str, type]) -> dict[str, Any]:
+    """Returns an object whose fields in `types` are absent, null or of their type. Raises: ValueError."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{type(value).__name__} where an object is expected")
+    for name, kind in types.items():
+        found = value.get(name)
+        if found is not None and type(found) is not kind:
+            raise ValueError(f"{name} is of type {type(found).__name__}, not {kind.__name__}")
+        if isinstance(found, int) and abs(found) > MAX_INT:
+            raise ValueError(f"{name} has more than 53 bits")
+    return value
