@@ -11,15 +11,12 @@ A start without an end was killed with its node. `step`: of the newest checkpoin
 """
 
 import json
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pretrain.run.folder import RunDir
 from pretrain.utils.io import append_line, make_dir
-
-_CHECKPOINT = re.compile(r"step-(\d{8,})")
 
 
 def journal_path(run: RunDir) -> Path:
@@ -30,12 +27,6 @@ def journal_path(run: RunDir) -> Path:
 def mark_of_cancel(run: RunDir) -> Path:
     """Returns the file that exists from a cancellation to the next submission."""
     return run.launch / "cancelled"
-
-
-def newest_step(run: RunDir) -> int:
-    """Returns the step of the newest committed checkpoint, unverified; 0 without one."""
-    matches = [_CHECKPOINT.fullmatch(path.parent.name) for path in run.checkpoints.glob("*/manifest.json")]
-    return max((int(match[1]) for match in matches if match), default=0)
 
 
 def read_journal(run: RunDir) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ wandb/.
 
 import json
 import os
+import re
 import secrets
 import socket
 import sys
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from pretrain import __version__
-from pretrain.errors import ConfigError
+from pretrain.errors import EXIT_OK, ConfigError
 from pretrain.utils.io import write_json
 
 TRACKED_PACKAGES = ("torch", "deepspeed", "accelerate", "webdataset", "tokenizers", "numpy", "safetensors", "wandb")
+_CHECKPOINT = re.compile(r"step-([0-9]{8,})")
 _RECORD_KEYS = {"id", "name", "created", "attempts"}
 _CHANGING = threading.Lock()
 """Locked while run.json is changed: at a commit, and at the end of the run, by two threads."""
@@ -57,6 +59,19 @@ class RunDir:
     def has_saved(self) -> bool:
         """Returns whether there is a checkpoint, a damaged one too."""
         return any(self.checkpoints.glob("step-*"))
+
+    def newest_step(self) -> int:
+        """Returns the step of the newest committed checkpoint, unverified; 0 without one."""
+        matches = [_CHECKPOINT.fullmatch(path.parent.name) for path in self.checkpoints.glob("*/manifest.json")]
+        return max((int(match[1]) for match in matches if match), default=0)
+
+    def is_complete(self, last_step: int) -> bool:
+        """Returns whether the last attempt ended with everything done, and its checkpoint is there."""
+        return (
+            self.exists()
+            and self.read_record()["attempts"][-1].get("exit_code") == EXIT_OK
+            and self.newest_step() >= last_step
+        )
 
     def exists(self) -> bool:
         """Returns whether a run has begun here."""
