@@ -12,6 +12,7 @@ import traceback
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from pretrain.cli.data import data_app, prepare_command
 from pretrain.cli.doctor import doctor_command, drill_command
@@ -37,8 +38,21 @@ from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, Pretrain
 from pretrain.utils.log import redact
 from pretrain.utils.process import discard_refused_stdout
 
+
+class _Commands(TyperGroup):
+    """All commands. An interrupt is one line: its own text, or a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:  # some versions of typer end a command without a word
+            print(str(interrupt) or "interrupted", file=sys.stderr)
+            raise typer.Exit(128 + signal.SIGINT) from None
+
+
 app = typer.Typer(
     name="pretrain",
+    cls=_Commands,
     help="Pretrain Transformers, from raw text to a released checkpoint.\n\n"
     "Example: pretrain launch local configs/run/quickstart.yaml --ranks 2",
     no_args_is_help=True,

@@ -76,7 +76,7 @@ def rollback_command(
     skip_samples: Annotated[int | None, Option(min=0, help="Rows of the data to skip.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Go back to a checkpoint, and leave out the samples after it, as after a loss spike.
+    """Go back to a checkpoint, and leave out samples after it, if asked to, as after a loss spike.
 
     Newer checkpoints are set aside, not removed. The next start continues from there.
 
@@ -84,8 +84,8 @@ def rollback_command(
     """
     from pretrain.train.rollback import roll_back
 
-    if (skip_tokens is None) == (skip_samples is None):
-        raise typer.BadParameter("give one of --skip-tokens and --skip-samples; 0 only goes back")
+    if skip_tokens is not None and skip_samples is not None:
+        raise typer.BadParameter("give one of --skip-tokens and --skip-samples, or neither")
     rollback, batches = roll_back(run, to, samples=skip_samples, tokens=skip_tokens)
     if as_json:
         print_json(asdict(rollback) | {"global_batches": batches})

@@ -294,8 +294,8 @@ def test_a_rollback_that_cannot_be_is_refused_and_changes_nothing(runs, finished
     refused = runs("rollback", "runs/finished", "--to", "5", "--skip-samples", "4")
     check_refused(refused, 66, "runs/finished/checkpoints", "no committed checkpoint of step 5; there is 4, 6", "--to")
     check_refused(runs("rollback", "runs/nope", "--to", "5", "--skip-samples", "4"), 64, "runs/nope", "no run here")
-    for options in ([], ["--skip-samples", "4", "--skip-tokens", "4"]):
-        check_refused(runs("rollback", "runs/finished", "--to", "4", *options), 64, "one of --skip-tokens and")
+    both = ["--skip-samples", "4", "--skip-tokens", "4"]
+    check_refused(runs("rollback", "runs/finished", "--to", "4", *both), 64, "one of --skip-tokens and")
     lease = Lease(finished.lease)
     try:
         refused = runs("rollback", "runs/finished", "--to", "4", "--skip-samples", "4")
@@ -321,8 +321,9 @@ def test_rollbacks_to_one_step_add_up_and_what_is_set_aside_stays(runs, finished
     assert digests_of(finished) == runs.digests(6, SkipRanges.of([(16, 28)]))
     aside = {"step-00000006.rolled-back", "step-00000006.rolled-back-2"}
     assert visible(finished.checkpoints) == {"step-00000004", "step-00000006", *aside}
-    done = runs("rollback", "runs/finished", "--to", "4", "--skip-tokens", "0")
-    assert "continues from step 4, with all samples" in done.stdout
+    for options in (["--skip-tokens", "0"], []):
+        done = runs("rollback", "runs/finished", "--to", "4", *options)
+        assert "continues from step 4, with all samples" in done.stdout
 
 
 def test_ranges_in_run_json_that_are_none_are_refused(runs, finished):
