@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE, PretrainError
+from pretrain.utils.io import disk_errors, make_dir
 from pretrain.utils.process import guard_streams
 from pretrain_launch.exits import note_exit, noted_ranks
 from pretrain_launch.modes import Meeting, launcher_command, rank_variables
@@ -48,8 +49,10 @@ def run_node(spec: LaunchSpec, meeting: Meeting, exits: Path) -> int:
         return run_rank(str(spec.config), spec.folder.logs, exits)
     command = launcher_command(spec.mode, meeting, number, own_address or host, exits / "hostfile")
     program = ["pretrain_launch.rank", str(spec.config), str(spec.folder.logs), str(exits)]
-    own = spec.folder.logs / f"launcher-{number:05d}.log"
-    with own.open("ab") as stacks:  # of the launcher after a failed rank; ranks print to stdout
+    own = make_dir(spec.folder.logs) / f"launcher-{number:05d}.log"
+    with disk_errors("open", own):
+        stacks = own.open("ab")
+    with stacks:  # of the launcher after a failed rank; ranks print to stdout
         code = subprocess.run([*command, *program], env=environment, stdin=subprocess.DEVNULL, stderr=stacks).returncode
     if code == EXIT_OK:
         return EXIT_OK

@@ -21,7 +21,7 @@ from typing import Any
 
 from pretrain.errors import EXIT_DATA, EXIT_LOCKED, EXIT_OK, EXIT_RESUME_ME, EXIT_USAGE
 from pretrain.run.folder import RunDir
-from pretrain.run.owner import LEASE_S, Owner, find_owner, highest_number, is_alive, path_of, this_process
+from pretrain.run.owner import live_owner
 from pretrain_launch.journal import mark_of_cancel, read_journal
 from pretrain_launch.logs import newest_log
 from pretrain_launch.slurm_tools import SlurmJob, find_jobs
@@ -178,7 +178,7 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
     job = queued[0] if queued else None
     submissions = [row.get("at") for row in journal if row["event"] == "submit"]
     log = newest_log(run)
-    owner = live_owner(run)
+    owner = live_owner(run.lease)
     own_jobs = {str(row.get("job")) for row in journal}
     is_ours = owner is not None and owner.job.partition("@")[0] in own_jobs
     if is_ours and queue is not None and all(other.is_waiting for other in queued):
@@ -237,19 +237,6 @@ def _state_of_end(run: RunDir, starts: list[dict[str, Any]], jobs: list[str], *,
 def last_save_s(run: RunDir) -> float | None:
     """Returns the seconds that the run's last save took to be written; None if unknown."""
     return _number(_last_values(run.metrics, "checkpoint_write_s").get("checkpoint_write_s"))
-
-
-def live_owner(run: RunDir) -> Owner | None:
-    """Returns the process that works on a run; None without a heartbeat for a minute."""
-    with contextlib.suppress(OSError):
-        number = highest_number(run.lease)
-        found = find_owner(path_of(run.lease, number)) if number else None
-        if found and found.owner and not found.owner.released:
-            is_young = time.time() - found.heartbeat_ns / 1e9 < LEASE_S
-            is_here = found.owner.machine == this_process().machine
-            if is_young and (is_alive(found.owner) or not is_here):
-                return found.owner
-    return None
 
 
 def _newest_checkpoint(run: RunDir) -> tuple[int, float] | tuple[None, None]:
