@@ -130,7 +130,7 @@ def _submit(specs: list[LaunchSpec], target: Path) -> str:
         mark_of_cancel(spec.folder).unlink(missing_ok=True)
     fix = "see `--dry-run`"
     if (gpus := specs[0].gpus_per_node) and specs[0].site.gpus != "none":
-        fix += f"; it requests {gpus} GPUs a node, which engine.device=cpu does not"
+        fix += f"; it requests GPUs ({gpus} a node), which engine.device=cpu does not"
     job = submit_job(sbatch_command(specs[0], target, len(specs)), fix)
     for number, spec in enumerate(specs):
         array = f"{job}_{number}" if len(specs) > 1 else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from typer import Option
 
-from pretrain.cli.options import Config, Json, Overrides, RunFolder, console, print_json, say_complete
+from pretrain.cli.options import Config, Json, Overrides, RunFolder, complete_line, console, print_json
 from pretrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def resubmit_command(run: RunFolder) -> None:
     from pretrain_launch.submit import resubmit
 
     config = RunDir(_checked(run)).launch / "config.yaml"
-    if config.is_file() and (complete := say_complete(load_config(config, import_extensions=False))):
+    if config.is_file() and (complete := complete_line(load_config(config, import_extensions=False))):
         typer.echo(complete)
     else:
         typer.echo(f"submitted as job {resubmit(run.absolute())}")
@@ -156,7 +156,7 @@ def launch_slurm_command(
             load_config(config, [*given, item, f"run.name={name}-{number}"])
             for number, item in enumerate(parse_vary(vary))
         ]
-    complete = [say_complete(one) for one in loaded]
+    complete = [complete_line(one) for one in loaded]
     if all(complete):  # an element of an array that is complete ends at once
         typer.echo("\n".join(complete))
         raise typer.Exit()
@@ -256,7 +256,7 @@ def launch_local_command(
 
     discard_refused_stdout()
     loaded = load_config(config, overrides or [])
-    if complete := say_complete(loaded):
+    if complete := complete_line(loaded):
         typer.echo(complete)
         raise typer.Exit()
     # Here an error is one line; in the ranks it would be one of each.

@@ -30,7 +30,7 @@ def console() -> "Console":
     return Console(highlight=False)
 
 
-def say_complete(config: "RunConfig") -> str:
+def complete_line(config: "RunConfig") -> str:
     """Returns the sentence about a run that has all the steps of `config`; empty where steps are left.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from pretrain.cli.options import Config, Json, Overrides, RunFolder, UsageError, console, print_json, say_complete
+from pretrain.cli.options import Config, Json, Overrides, RunFolder, UsageError, complete_line, console, print_json
 from pretrain.errors import ConfigError
 
 
@@ -60,7 +60,7 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
     # Before torch is imported, which takes seconds.
     if world.is_main:
         refuse_if_owned(RunDir(loaded.folder).lease)
-    if complete := say_complete(loaded):
+    if complete := complete_line(loaded):
         if world.is_main:
             typer.echo(complete)
         raise typer.Exit()

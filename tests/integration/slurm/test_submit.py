@@ -165,7 +165,7 @@ def test_a_dry_run_prints_script_command_and_spec_and_submits_nothing(lab, make_
     said = job.pretrain(*command, "--partition", "nowhere", expect=69)
     assert "error: sbatch: Slurm refuses the job: invalid partition specified: nowhere; see `--dry-run`\n" in said
     said = job.pretrain(*command, "engine.device=auto", expect=69)
-    assert "Invalid generic resource (gres) specification; see `--dry-run`; it requests 1 GPUs a node, which" in said
+    assert "Invalid generic resource (gres) specification; see `--dry-run`; it requests GPUs (1 a node), which" in said
     assert lab.run("squeue", "-h") == ""
 
 
