@@ -2,6 +2,7 @@
 
 Importing takes from a fifth of a second to a minute (a file system that is cold or busy). A run
 that is asked to stop in this time has nothing to save, and says so: exit code 75, no traceback.
+Ctrl-C ends every other command with 130 and one line, then too.
 """
 
 import os
@@ -22,14 +23,17 @@ def _leave(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     """Runs the command line and exits."""
     guard_streams(stdout_is_result=True)
-    if {"train", "launch"} & set(sys.argv[1:3]):  # they take over when they can do better
+    if "train" in sys.argv[1:3] or {"launch", "local"} <= set(sys.argv[1:4]):  # take over when they can do better
         # Held back until there is a handler for each: who sees one may send any.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         for number in _STOP_SIGNALS:
             signal.signal(number, _leave)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    from pretrain.cli import main as run_command
-
+    try:
+        from pretrain.cli import main as run_command
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     run_command()
 
 

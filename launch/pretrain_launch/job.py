@@ -60,7 +60,7 @@ from pretrain_launch.job_start import (
     step_command,
     was_cancelled,
 )
-from pretrain_launch.journal import append_row, count_idle_restarts, last_end, mark_of_cancel, newest_step, read_journal
+from pretrain_launch.journal import append_row, count_idle_restarts, last_end, mark_of_cancel, read_journal
 from pretrain_launch.modes import Meeting, hostfile_text
 from pretrain_launch.rendezvous import find_meeting_point
 from pretrain_launch.slurm_tools import run_tool, show_job
@@ -136,7 +136,7 @@ class Driver:
     def drive(self) -> int:
         """Runs this start to its end; returns the exit code of the job."""
         rows = read_journal(self._run)
-        before = newest_step(self._run)
+        before = self._run.newest_step()
         earlier = last_end(rows, self._spec.chain)
         if earlier and earlier["decision"] == "end" and earlier["job"] != self._start.job:
             say(f"the run ended in job {earlier['job']}: {earlier['reason']}")
@@ -197,7 +197,7 @@ class Driver:
         tasks = spec.ranks_per_node if spec.mode == "srun" else 1
         command = [
             *step_command(spec, nodes, tasks),
-            *("--unbuffered", "--kill-on-bad-exit=1", f"--wait={END_WAIT_S}"),
+            *("--kill-on-bad-exit=1", f"--wait={END_WAIT_S}"),
             *(spec.python, "-m", "pretrain_launch.node"),
             *(str(spec.path), json.dumps(asdict(meeting)), str(exits)),
         ]
@@ -231,7 +231,7 @@ class Driver:
     def _finish(self, ending: StepExit, before: int) -> int:
         """Decides, and ends or requeues the job."""
         spec = self._spec
-        step = newest_step(self._run)
+        step = self._run.newest_step()
         job = show_job(self._start.handle)
         is_cancelled = mark_of_cancel(self._run).exists() or was_cancelled(job, self._start.restart)
         reason = note_attempt(spec, self._start, ending.code, ending.reason)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pretrain.utils.log import printable
 from pretrain.utils.units import count, span
-from pretrain_launch.runs import RunFacts
+from pretrain_launch.runs import RunFacts, effective
 
 WIDE = 110  # columns of a terminal from which on reasons stand in the table, not below it
 _COLUMNS = ("state", "step", "loss", "tokens/s", "checkpoint", "job", "restarts")
@@ -60,7 +60,7 @@ def _cells(run: RunFacts) -> list[str]:
     """Returns the columns of a run."""
     checkpoint = ""
     if run.checkpoint_step is not None:
-        checkpoint = f"{run.checkpoint_step} ({_short(run.checkpoint_age_s or 0)})"
+        checkpoint = f"{run.checkpoint_step}, {_short(run.checkpoint_age_s or 0)} ago"
     restarts = str(run.restarts or "")
     return [run.state, _steps(run), _loss(run), _speed(run), checkpoint, run.job or "", restarts]
 
@@ -89,35 +89,47 @@ def show_run(run: RunFacts, console: Console) -> None:
     if run.job and not run.queue:
         state = "not in the queue" if run.slurm_answers else "Slurm does not answer"
         _add(table, "job", f"{run.job}: {state}")
+    if run.submitted:
+        _add(table, "submitted", f"{_minute(run.submitted)} UTC")
+    if run.log:
+        _add(table, "log", run.log)
     if run.owner:
         _add(table, "at work", run.owner)
     console.print(table)
-    if run.starts:
-        console.print()
-        console.print(_starts(run.starts))
+    if not run.starts:
+        return
+    console.print()
+    console.print(_starts(run.starts))
+    last = effective(run.starts)[-1]
+    for number, start in enumerate(run.starts, start=1):
+        ended = start["reason"] or ("" if start is last else "without a word: killed, or its node was lost")
+        if ended:
+            console.print(f"start {number}: {'refused: ' * start['is_refused']}{ended}", markup=False)
 
 
 def _starts(starts: list[dict[str, Any]]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("start", "job", "began", "lasted", "ranks", "from", "code"):
         table.add_column(name, justify=_justify(name), no_wrap=True)
-    table.add_column("nodes", overflow="fold", max_width=24)
-    table.add_column("how it ended", overflow="fold", ratio=1)
+    table.add_column("nodes", overflow="fold")
     for number, start in enumerate(starts, start=1):
-        is_last = number == len(starts)
-        ended = start["reason"] or ("" if is_last else "without a word: killed, or its node was lost")
         restart = f"+{start['restart']}" if start["restart"] else ""
         began = lasted = ""
         with suppress(TypeError, ValueError):
-            began_at = datetime.fromisoformat(start["started"])
-            began = began_at.astimezone(UTC).strftime("%m-%d %H:%M")
-            lasted = _short((datetime.fromisoformat(start["ended"]) - began_at).total_seconds())
+            began = _minute(start["started"])
+            took = datetime.fromisoformat(start["ended"]) - datetime.fromisoformat(start["started"])
+            lasted = _short(took.total_seconds())
         numbers = [start[name] for name in ("world_size", "from_step", "exit_code")]
         ranks, step, code = ("" if number is None else str(number) for number in numbers)
         nodes = ",".join(str(node) for node in start["nodes"] or [])
         job = f"{start['job'] or ''}{restart}"
-        _add(table, str(number), job, began, lasted, ranks, step, code, nodes, ended)
+        _add(table, str(number), job, began, lasted, ranks, step, code, nodes)
     return table
+
+
+def _minute(time: str) -> str:
+    """Returns an ISO time as `01-02 03:00`, UTC. Raises: TypeError, ValueError."""
+    return datetime.fromisoformat(time).astimezone(UTC).strftime("%m-%d %H:%M")
 
 
 def _state(run: RunFacts) -> Text:
@@ -125,6 +137,15 @@ def _state(run: RunFacts) -> Text:
 
 
 def _why(run: RunFacts) -> str:
+    """Returns the reason of an end, with that of a start since then that was refused, or of waiting."""
+    last = run.starts[-1] if run.is_over and run.starts else {}
+    refusal = ""
+    if last.get("is_refused") and last is not effective(run.starts)[-1]:
+        refusal = f"job {last['job']} was refused, {last['exit_code']}: {last['reason']}"
+    return "; ".join(filter(None, (_outcome(run), refusal)))
+
+
+def _outcome(run: RunFacts) -> str:
     """Returns the reason of an end, or of waiting."""
     if run.state == "queued" and run.queue:
         starts = run.queue[0].starts

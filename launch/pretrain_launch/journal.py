@@ -11,7 +11,6 @@ A start without an end was killed with its node. `step`: of the newest checkpoin
 """
 
 import json
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ _FIELDS = {
     "event": str, "chain": str, "job": str, "array": str, "restart": int, "nodes": list, "world_size": int,
     "step": int, "at": str, "exit_code": int, "reason": str, "decision": str,
 }  # fmt: skip
-_CHECKPOINT = re.compile(r"step-([0-9]{8,})")
 
 
 def journal_path(run: RunDir) -> Path:
@@ -35,12 +33,6 @@ def journal_path(run: RunDir) -> Path:
 def mark_of_cancel(run: RunDir) -> Path:
     """Returns the file that exists from a cancellation to the next submission."""
     return run.launch / "cancelled"
-
-
-def newest_step(run: RunDir) -> int:
-    """Returns the step of the newest committed checkpoint, unverified; 0 without one."""
-    matches = [_CHECKPOINT.fullmatch(path.parent.name) for path in run.checkpoints.glob("*/manifest.json")]
-    return max((int(match[1]) for match in matches if match), default=0)
 
 
 def read_journal(run: RunDir) -> list[dict[str, Any]]:

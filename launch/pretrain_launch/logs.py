@@ -13,13 +13,15 @@ ASK_S = 5.0
 _TAIL_BYTES = 1 << 20
 
 
+def newest_log(run: RunDir, rank: int | None = None) -> Path:
+    """Returns the log of a rank, which may be missing; for None of the newest Slurm job, else of rank 0."""
+    jobs = run.logs.glob("slurm-*.out") if rank is None else ()
+    return max(jobs, key=lambda path: path.stat().st_mtime, default=run.logs / f"rank-{rank or 0:05d}.log")
+
+
 def find_log(run: RunDir, rank: int | None) -> Path:
-    """Returns the log of a rank; for None of the newest Slurm job, else of rank 0. Raises: ConfigError."""
-    if rank is None:
-        jobs = sorted(run.logs.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime)
-        if jobs:
-            return jobs[-1]
-    path = run.logs / f"rank-{rank or 0:05d}.log"
+    """Returns the log that is there (`newest_log`). Raises: ConfigError."""
+    path = newest_log(run, rank)
     if path.is_file():
         return path
     found = ", ".join(sorted(path.name for path in run.logs.glob("*"))[:8])

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE, PretrainError
+from pretrain.utils.io import disk_errors, make_dir
 from pretrain.utils.process import guard_streams
 from pretrain_launch.exits import note_exit, noted_ranks
 from pretrain_launch.modes import Meeting, launcher_command, rank_variables
@@ -48,14 +49,18 @@ def run_node(spec: LaunchSpec, meeting: Meeting, exits: Path) -> int:
         return run_rank(str(spec.config), spec.folder.logs, exits)
     command = launcher_command(spec.mode, meeting, number, own_address or host, exits / "hostfile")
     program = ["pretrain_launch.rank", str(spec.config), str(spec.folder.logs), str(exits)]
-    code = subprocess.run([*command, *program], env=environment, stdin=subprocess.DEVNULL).returncode
+    own = make_dir(spec.folder.logs) / f"launcher-{number:05d}.log"
+    with disk_errors("open", own):
+        stacks = own.open("ab")
+    with stacks:  # of the launcher after a failed rank; ranks print to stdout
+        code = subprocess.run([*command, *program], env=environment, stdin=subprocess.DEVNULL, stderr=stacks).returncode
     if code == EXIT_OK:
         return EXIT_OK
     first = number * meeting.ranks_per_node
     ours = range(first, first + meeting.ranks_per_node)
     codes = [end for rank, end in noted_ranks(exits).items() if rank in ours]
     if not codes:
-        said = f"{spec.mode} ended with exit code {code} before its ranks"
+        said = f"{spec.mode} ended with exit code {code} before its ranks: {own}"
         note_exit(exits, "node", number, host=host, said=said)
     return next((end for end in codes if end > 0), EXIT_UNAVAILABLE)
 

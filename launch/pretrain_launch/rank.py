@@ -41,7 +41,7 @@ def run_rank(config: str, logs: Path, exits: Path) -> int:
         [sys.executable, "-m", "pretrain", "train", config],
         stdin=subprocess.DEVNULL,
         stdout=file,
-        stderr=file,
+        stderr=subprocess.STDOUT,  # the stderr of this process is that of a launcher
         env={"PYTHONFAULTHANDLER": "1", **os.environ},
         preexec_fn=partial(_prepare_rank, os.getpid()),
     )

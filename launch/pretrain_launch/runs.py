@@ -20,21 +20,28 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.yaml_nodes import read_yaml
-from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, ConfigError
+from pretrain.errors import EXIT_DATA, EXIT_LOCKED, EXIT_OK, EXIT_RESUME_ME, EXIT_USAGE, ConfigError
 from pretrain.run.folder import RunDir
-from pretrain.run.owner import LEASE_S, Owner, find_owner, highest_number, is_alive, path_of, this_process
+from pretrain.run.owner import live_owner
 from pretrain.utils.safe_read import MAX_INT, check_fields, parse_json, read_json
-from pretrain_launch.journal import mark_of_cancel, newest_step, read_journal
+from pretrain_launch.journal import mark_of_cancel, read_journal
+from pretrain_launch.logs import newest_log
 from pretrain_launch.slurm_tools import SlurmJob, find_jobs
 
 MAX_DEPTH = 4  # of the search for runs below a folder
 _TAIL_BYTES = 1 << 16
 _ENDING = ("ended", "exit_code", "reason")
-_START = ("job", "restart", "nodes", "world_size", "from_step", "started", *_ENDING)
+_START: dict[str, Any] = {
+    **dict.fromkeys(("job", "restart", "nodes", "world_size", "from_step", "started", *_ENDING)),
+    "is_refused": False,
+}
 
 
 def merge_starts(attempts: list[dict[str, Any]], journal: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns every start of a run once: attempts of rank 0, and starts of a job without a rank."""
+    """Returns every start of a run once: attempts of rank 0, and starts of a job without a rank.
+
+    A start that `is_refused` changed nothing: its config or data were refused, or another one owned the run.
+    """
     starts: list[dict[str, Any]] = []
     by_key: dict[tuple[Any, Any], dict[str, Any]] = {}
     for row in journal:
@@ -42,22 +49,29 @@ def merge_starts(attempts: list[dict[str, Any]], journal: list[dict[str, Any]]) 
         if row.get("event") == "start":
             known = {name: row.get(name) for name in ("restart", "nodes", "world_size")}
             known |= {"job": job_of(row), "from_step": row.get("step"), "started": row.get("at")}
-            by_key[key] = {**dict.fromkeys(_START), **known}
+            by_key[key] = {**_START, **known}
             starts.append(by_key[key])
         elif row.get("event") == "end" and key in by_key:
             by_key[key] |= {name: row.get(name) for name in ("exit_code", "reason")}
             by_key[key]["ended"] = row.get("at")
+            by_key[key]["is_refused"] = row.get("exit_code") in (EXIT_USAGE, EXIT_DATA, EXIT_LOCKED)
     for attempt in attempts:
         slurm = attempt.get("slurm") or {}
         start = by_key.get((slurm.get("job"), slurm.get("restart")))
         if start is None:
             known = {"nodes": [attempt.get("host")], "started": attempt.get("started")}
-            start = {**dict.fromkeys(_START), **known}
+            start = {**_START, **known}
             starts.append(start)
         # An exit code of the journal is the driver's, which knows that of rank 0.
         names = ("world_size", "from_step", *(_ENDING if start["exit_code"] is None else ()))
         start |= {name: attempt[name] for name in names if attempt.get(name) is not None}
+        start["is_refused"] = start["exit_code"] == EXIT_LOCKED  # of the lease; any other code is that of training
     return sorted(starts, key=lambda start: _instant(start["started"]))
+
+
+def effective(starts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the starts that tell how a run is: those that were not refused, where there are any."""
+    return [start for start in starts if not start["is_refused"]] or starts
 
 
 def job_of(row: dict[str, Any]) -> str:
@@ -88,11 +102,13 @@ class RunFacts:
     job: str | None  # last Slurm job, `job_task` for an element of an array
     queue: list[SlurmJob]  # jobs that wait or run in Slurm, running ones first
     slurm_answers: bool
-    restarts: int  # starts beyond the first
-    exit_code: int | None  # of the last start that ended
+    restarts: int  # starts beyond the first, without refused ones
+    exit_code: int | None  # of the last start that ended, and was not refused
     reason: str | None  # of that exit
     owner: str | None  # current owner of the run
     starts: list[dict[str, Any]]  # every start, oldest first
+    submitted: str | None  # time of the last submission to Slurm
+    log: str | None  # newest log that is there, of the Slurm job or of rank 0
 
     @property
     def is_over(self) -> bool:
@@ -162,16 +178,19 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
         damage = error.what
     journal = read_journal(run)
     starts = merge_starts(record.get("attempts", []), journal)
+    counted = effective(starts)
     jobs = _jobs_of(journal)
     known = queue or {}
     queued = sorted((known[job] for job in jobs if job in known), key=lambda job: job.is_waiting)
     job = queued[0] if queued else None
-    owner = live_owner(run)
+    submissions = [row.get("at") for row in journal if row["event"] == "submit"]
+    log = newest_log(run)
+    owner = live_owner(run.lease)
     own_jobs = {str(row.get("job")) for row in journal}
     is_ours = owner is not None and owner.job.partition("@")[0] in own_jobs
     if is_ours and queue is not None and all(other.is_waiting for other in queued):
         owner = None  # its job is over, and has not released the run: it was killed
-    ends = [start for start in starts if start["exit_code"] is not None]
+    ends = [start for start in counted if start["exit_code"] is not None]
     ended = ends[-1] if ends else {}
     metrics = _last_values(run.metrics, "step", "loss", "tokens_per_s")
     audit = _last_values(run.audit, "step")
@@ -183,7 +202,7 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
     elif owner is not None or job is not None:
         state = "running" if owner else "queued"
     else:
-        state = _state_of_end(run, starts, jobs, is_known=queue is not None)
+        state = _state_of_end(run, counted, jobs, is_known=queue is not None)
     return RunFacts(
         path=run.path,
         name=str(name),
@@ -198,11 +217,13 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
         job=job.element if job else jobs[-1] if jobs else None,
         queue=queued,
         slurm_answers=queue is not None,
-        restarts=max(0, len(starts) - 1),
+        restarts=max(0, len(counted) - 1),
         exit_code=ended.get("exit_code"),
         reason=damage or ended.get("reason"),
         owner=str(owner) if owner else None,
         starts=starts,
+        submitted=submissions[-1] if submissions else None,
+        log=str(log) if log.is_file() else None,
     )
 
 
@@ -225,23 +246,10 @@ def last_save_s(run: RunDir) -> float | None:
     return _number(_last_values(run.metrics, "checkpoint_write_s").get("checkpoint_write_s"))
 
 
-def live_owner(run: RunDir) -> Owner | None:
-    """Returns the process that works on a run; None without a heartbeat for a minute."""
-    with contextlib.suppress(OSError):
-        number = highest_number(run.lease)
-        found = find_owner(path_of(run.lease, number)) if number else None
-        if found and found.owner and not found.owner.released:
-            is_young = time.time() - found.heartbeat_ns / 1e9 < LEASE_S
-            is_here = found.owner.machine == this_process().machine
-            if is_young and (is_alive(found.owner) or not is_here):
-                return found.owner
-    return None
-
-
 def _newest_checkpoint(run: RunDir) -> tuple[int, float] | tuple[None, None]:
     """Returns step and age in seconds of the newest committed checkpoint."""
     with contextlib.suppress(OSError):
-        if step := newest_step(run):
+        if step := run.newest_step():
             written = (run.checkpoints / f"step-{step:08d}" / "manifest.json").stat().st_mtime
             return step, max(0.0, time.time() - written)
     return None, None

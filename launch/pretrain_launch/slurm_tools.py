@@ -72,7 +72,7 @@ def ask(arguments: Sequence[str], patience_s: float = 60.0) -> ToolResult:
         time.sleep(RETRY_S)
 
 
-def submit_job(arguments: Sequence[str]) -> str:
+def submit_job(arguments: Sequence[str], fix: str) -> str:
     """Runs sbatch once, as a repetition might submit twice; returns the job's number. Raises: LaunchError."""
     # Without variables of another job, and without defaults of sbatch's options.
     drop = ("SLURM_", "SBATCH_", "SRUN_")
@@ -81,7 +81,7 @@ def submit_job(arguments: Sequence[str]) -> str:
     job = answer.output.strip().partition(";")[0]
     if answer.code or not job.isdecimal():
         what = f"Slurm refuses the job: {answer.complaint}"
-        raise LaunchError(what, where="sbatch", fix="see `--dry-run`")
+        raise LaunchError(what, where="sbatch", fix=fix)
     return job
 
 

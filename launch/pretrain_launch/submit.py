@@ -1,22 +1,25 @@
 """From a spec to a job in the queue, and its end: submission, cancellation, resubmission.
 
+submit    no job of the run is in the queue  ->  the run's lease, so that of two commands one submits
+          ->  sbatch  ->  journal: a submission
 cancel    RUN/launch/cancelled is written  ->  SIGUSR1 to the driver  ->  the ranks commit and end
           ->  the driver finds the file and does not requeue; else scancel, after a while
-resubmit  the run has no owner  ->  a new chain of the same spec, without that file
+resubmit  a new chain of the same spec, without that file
 """
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pretrain.errors import LaunchError
 from pretrain.run.folder import RunDir
-from pretrain.run.lease import refuse_if_owned
+from pretrain.run.lease import Lease
 from pretrain.utils.io import make_dir, write_file, write_json
 from pretrain_launch.journal import append_row, mark_of_cancel
 from pretrain_launch.preflight import signal_for
-from pretrain_launch.runs import RunFacts, last_save_s, read_run
+from pretrain_launch.runs import RunFacts, last_save_s, read_run, read_runs
 from pretrain_launch.site import EXPORTED, slurm_folder
 from pretrain_launch.slurm_tools import SlurmJob, ask, submit_job
 from pretrain_launch.spec import LaunchSpec, load_spec, write_spec
@@ -79,6 +82,31 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
     return ["sbatch", "--parsable", *options, *flags, *site.sbatch, *script]
 
 
+@contextmanager
+def claimed(folders: Sequence[RunDir]) -> Iterator[None]:
+    """Owns run folders while they are submitted; a job that begins meanwhile waits for the release.
+
+    Raises:
+        LaunchError: A job of one of the runs waits or runs already, or Slurm does not answer.
+        LockedError: A process works on one, or submits it.
+    """
+    _refuse_if_queued(folders)
+    with ExitStack() as leases:
+        for folder in folders:
+            leases.callback(Lease(folder.lease).release)
+        _refuse_if_queued(folders)  # another command may have submitted one before the leases were ours
+        yield
+
+
+def _refuse_if_queued(folders: Sequence[RunDir]) -> None:
+    for facts in read_runs([folder.path for folder in folders]):
+        _check_answers(facts)
+        if facts.queue:
+            what = f"job {facts.queue[0].element} of this run is {facts.queue[0].state}"
+            fix = f"wait for it, or cancel it: pretrain launch cancel {facts.path}"
+            raise LaunchError(what, where=str(facts.path), fix=fix)
+
+
 def submit(spec: LaunchSpec) -> str:
     """Submits a run whose spec is written; returns the job's number. Undoes an earlier `cancel`.
 
@@ -100,7 +128,10 @@ def _submit(specs: list[LaunchSpec], target: Path) -> str:
     for spec in specs:
         make_dir(spec.folder.logs)
         mark_of_cancel(spec.folder).unlink(missing_ok=True)
-    job = submit_job(sbatch_command(specs[0], target, len(specs)))
+    fix = "see `--dry-run`"
+    if (gpus := specs[0].gpus_per_node) and specs[0].site.gpus != "none":
+        fix += f"; it requests GPUs ({gpus} a node), which engine.device=cpu does not"
+    job = submit_job(sbatch_command(specs[0], target, len(specs)), fix)
     for number, spec in enumerate(specs):
         array = f"{job}_{number}" if len(specs) > 1 else None
         append_row(spec.folder, {"event": "submit", "chain": spec.chain, "job": job, "array": array})
@@ -119,8 +150,11 @@ def cancel(run: Path, grace_s: float, say: Callable[[str], None]) -> None:
         LaunchError: The run has no Slurm job, or Slurm does not answer; its job will not come back even so.
     """
     facts = read_run(run)
-    if facts.job is None:
-        raise _no_job(facts)
+    if facts.slurm_answers and not facts.queue:
+        if facts.job is None or facts.owner:
+            raise _no_job(facts)
+        say(f"{facts.name}: job {facts.job} had ended already: {facts.state}")
+        return
     text = b"by pretrain launch cancel; pretrain launch resubmit removes this file\n"
     write_file(mark_of_cancel(RunDir(run)), text)
     _check_answers(facts)
@@ -131,8 +165,7 @@ def cancel(run: Path, grace_s: float, say: Callable[[str], None]) -> None:
             running = _ask_to_end(run, running, grace_s, say)
         if running:
             _scancel(running)
-    ended = "cancelled" if facts.queue else f"job {facts.job} had ended already"
-    say(f"{facts.name}: {ended}")
+    say(f"{facts.name}: cancelled")
 
 
 def resubmit(run: Path) -> str:
@@ -142,23 +175,18 @@ def resubmit(run: Path) -> str:
         LaunchError: It has no Slurm job, or one that waits or runs, or Slurm does not answer.
         LockedError: A process works on the run.
     """
-    facts = read_run(run)
     spec_path = RunDir(run).launch / "spec.json"
     if not spec_path.is_file():
-        raise _no_job(facts)
-    _check_answers(facts)
-    if facts.queue:
-        what = f"job {facts.queue[0].element} is {facts.queue[0].state}"
-        raise LaunchError(what, where=str(run), fix="wait, or cancel it: pretrain launch cancel")
-    refuse_if_owned(RunDir(run).lease)
-    spec = load_spec(spec_path)
-    signal_s = spec.signal_s
-    save_s = last_save_s(RunDir(run))
-    if spec.site.signal_s is None and save_s is not None:  # the duration of a save is known by now
-        signal_s = max(signal_s, min(signal_for(save_s), spec.time_s // 2))
-    spec = spec.model_copy(update={"chain": secrets.token_hex(6), "signal_s": signal_s})
-    write_spec(spec, None)
-    return submit(spec)
+        raise _no_job(read_run(run))
+    with claimed([RunDir(run)]):
+        spec = load_spec(spec_path)
+        signal_s = spec.signal_s
+        save_s = last_save_s(RunDir(run))
+        if spec.site.signal_s is None and save_s is not None:  # the duration of a save is known by now
+            signal_s = max(signal_s, min(signal_for(save_s), spec.time_s // 2))
+        spec = spec.model_copy(update={"chain": secrets.token_hex(6), "signal_s": signal_s})
+        write_spec(spec, None)
+        return submit(spec)
 
 
 def _no_job(facts: RunFacts) -> LaunchError:

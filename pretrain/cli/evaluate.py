@@ -1,15 +1,10 @@
 """`pretrain average` and `pretrain evaluate`."""
 
-import contextlib
 import json
-import signal
-import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from pretrain.cli.completion import complete_run
@@ -82,7 +77,7 @@ def evaluate_command(
     from pretrain.evaluate.distributed import joined_ranks
 
     # Ranks of torchrun or srun share the work; one process is a group of its own.
-    with _interruptible(), joined_ranks(device) as (world, device):
+    with joined_ranks(device) as (world, device):
         if tasks is not None:
             from pretrain.evaluate.tasks import TaskChoice, evaluate_tasks
 
@@ -121,13 +116,3 @@ def evaluate_command(
             settings = {"resamples": resamples, "device": device, "ranks": world.size}
             if report.subject is not None:
                 keep_evaluation(report.subject, report.data, asdict(asked) | settings, report.facts())
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Says that it was interrupted: some versions of typer end a command without a word."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise typer.Exit(128 + signal.SIGINT) from None

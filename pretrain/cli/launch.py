@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from typer import Option
 
-from pretrain.cli.options import CommandGroup, Config, Json, Overrides, RunFolder, console, print_json
+from pretrain.cli.options import (
+    CommandGroup,
+    Config,
+    Json,
+    Overrides,
+    RunFolder,
+    complete_line,
+    console,
+    print_json,
+)
 from pretrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,6 +53,9 @@ def launch_local_command(
 
     discard_refused_stdout()
     loaded = load_config(config, overrides or [])
+    if complete := complete_line(loaded):
+        typer.echo(complete)
+        raise typer.Exit()
     # Here an error is one line; in the ranks it would be one of each.
     plan_batch(loaded.batch, ranks)
     check_local(loaded.data)
@@ -100,6 +112,10 @@ def launch_slurm_command(
             load_config(config, [*given, item, f"run.name={name}-{number}", f"tracking.group={group}"])
             for number, item in enumerate(parse_vary(vary))
         ]
+    complete = [complete_line(one) for one in loaded]
+    if all(complete):  # an element of an array that is complete ends at once
+        typer.echo("\n".join(complete))
+        raise typer.Exit()
     specs = [_planned(one, request, site, force) for one in loaded]
     if dry_run:
         _show(specs[0], len(specs))
@@ -173,9 +189,15 @@ def resubmit_command(run: RunFolder) -> None:
 
     Example: pretrain launch resubmit runs/quickstart
     """
+    from pretrain.config.load import load_config
+    from pretrain.run.folder import RunDir
     from pretrain_launch.submit import resubmit
 
-    typer.echo(f"submitted as job {resubmit(_checked(run))}")
+    config = RunDir(_checked(run)).launch / "config.yaml"
+    if config.is_file() and (complete := complete_line(load_config(config, extensions="ignore"))):
+        typer.echo(complete)
+    else:
+        typer.echo(f"submitted as job {resubmit(run.absolute())}")
 
 
 def _checked(run: Path) -> Path:
@@ -243,12 +265,14 @@ def _submit(configs: "list[RunConfig]", specs: "list[LaunchSpec]", jobs: int) ->
     """Writes specs and submits them: as they are, as an array, or one several times."""
     from pretrain.config.load import dump_config
     from pretrain_launch.spec import write_spec
-    from pretrain_launch.submit import submit, submit_array
+    from pretrain_launch.submit import claimed, submit, submit_array
 
-    for config, spec in zip(configs, specs, strict=True):
-        write_spec(spec, dump_config(config))
-    if len(specs) > 1:
-        typer.echo(f"submitted {len(specs)} runs as job array {submit_array(specs)}")
-        return
-    for _ in range(jobs):
-        typer.echo(f"submitted as job {submit(specs[0])}: {specs[0].run}")
+    # Under --singleton a job waits for those of the run.
+    with claimed([spec.folder for spec in specs if not spec.singleton]):
+        for config, spec in zip(configs, specs, strict=True):
+            write_spec(spec, dump_config(config))
+        if len(specs) > 1:
+            typer.echo(f"submitted {len(specs)} runs as job array {submit_array(specs)}")
+            return
+        for _ in range(jobs):
+            typer.echo(f"submitted as job {submit(specs[0])}: {specs[0].run}")

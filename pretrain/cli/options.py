@@ -1,17 +1,21 @@
 """Parts that several commands have: arguments and options, their help, and output as JSON."""
 
 import json
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, BadParameter, Option, Typer
+from typer import Argument, BadParameter, Exit, Option, Typer
 from typer.core import TyperCommand, TyperGroup
 
 from pretrain.cli.completion import complete_config, complete_override, complete_run
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from pretrain.config.run import RunConfig
 
 
 def count_from(least: int) -> Callable[[str], int]:
@@ -67,7 +71,15 @@ class _Command(_FlagsWithoutType, TyperCommand):
 
 
 class _Group(_FlagsWithoutType, TyperGroup):
-    pass
+    """A group in which an interrupt is one line: its own text, or a word."""
+
+    def invoke(self, context: Any) -> Any:
+        """Runs a command. Raises: Exit, with 130, where it is interrupted."""
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt as interrupt:  # some versions of typer end a command without a word
+            print(str(interrupt) or "interrupted", file=sys.stderr)
+            raise Exit(128 + signal.SIGINT) from None
 
 
 class CommandGroup(Typer):
@@ -86,6 +98,25 @@ def console() -> "Console":
     from rich.console import Console
 
     return Console(highlight=False)
+
+
+def complete_line(config: "RunConfig") -> str:
+    """Returns the sentence about a run that has all the steps of `config`; empty where steps are left.
+
+    Raises:
+        ConfigError: The run was started with a config that this one cannot continue, or its record is damaged.
+    """
+    from pretrain.config.load import load_config
+    from pretrain.config.resumption import check_config, fill_from
+    from pretrain.run.folder import RunDir
+
+    run, train = RunDir(config.folder), config.train
+    if not run.is_complete(train.last_step):
+        return ""
+    stored = load_config(run.config, extensions="ignore")
+    check_config(stored, fill_from(stored, config))
+    key = "train.steps" if train.last_step == train.steps else "train.stop_after"
+    return f"{run.path} is complete: {run.newest_step()} steps; raise {key} to go on"
 
 
 def print_json(facts: Any) -> None:

@@ -9,7 +9,17 @@ import typer
 from typer import Argument, Option
 
 from pretrain.cli.completion import complete_config, complete_run
-from pretrain.cli.options import Config, Json, Overrides, RunFolder, UsageError, console, count_from, print_json
+from pretrain.cli.options import (
+    Config,
+    Json,
+    Overrides,
+    RunFolder,
+    UsageError,
+    complete_line,
+    console,
+    count_from,
+    print_json,
+)
 from pretrain.errors import ConfigError, DiskError
 
 
@@ -66,6 +76,10 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
     # Before torch is imported, which takes seconds.
     if world.is_main:
         refuse_if_owned(RunDir(loaded.folder).lease)
+    if complete := complete_line(loaded):
+        if world.is_main:
+            typer.echo(complete)
+        raise typer.Exit()
     from pretrain.train.run import run_training
 
     raise typer.Exit(run_training(loaded, world, stop))
@@ -78,7 +92,7 @@ def rollback_command(
     skip_samples: Annotated[int | None, Option(parser=count_from(0), help="Rows of the data to skip.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Go back to a checkpoint, and leave out the samples after it, as after a loss spike.
+    """Go back to a checkpoint, and leave out samples after it, if asked to, as after a loss spike.
 
     Newer checkpoints are set aside, not removed. The next start continues from there.
 
@@ -86,8 +100,8 @@ def rollback_command(
     """
     from pretrain.train.rollback import roll_back
 
-    if (skip_tokens is None) == (skip_samples is None):
-        raise typer.BadParameter("give one of --skip-tokens and --skip-samples; 0 only goes back")
+    if skip_tokens is not None and skip_samples is not None:
+        raise typer.BadParameter("give one of --skip-tokens and --skip-samples, or neither")
     rollback, batches = roll_back(run, to, samples=skip_samples, tokens=skip_tokens)
     if as_json:
         print_json(asdict(rollback) | {"global_batches": batches})

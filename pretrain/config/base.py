@@ -1,11 +1,22 @@
 """Base class of the config sections, and the annotation of their fields for a resumed run."""
 
 import difflib
+import os
 from collections.abc import Collection
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
+
+
+def expand_home(path: str) -> str:
+    """Returns a path with `~` expanded; that of an unknown user stays, for which Path.expanduser would raise."""
+    return os.path.expanduser(path)  # noqa: PTH111
+
+
+UserPath = Annotated[str, AfterValidator(expand_home)]
+"""A path as a user writes it; `~` is the home folder, on the machine that reads the config first."""
 
 
 class Section(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import OnResume, Section, UserPath
 from pretrain.errors import ConfigError, DataError
 from pretrain.utils.remote import check_no_secrets
 
@@ -24,7 +24,7 @@ def _without_secrets(path: str) -> str:
     return path
 
 
-Address = Annotated[str, AfterValidator(_without_secrets)]
+Address = Annotated[UserPath, AfterValidator(_without_secrets)]
 
 
 class SourceConfig(Section):

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import pydantic
 import yaml
 
-from pretrain.config.base import Section
+from pretrain.config.base import Section, expand_home
 from pretrain.config.fields import known_keys
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
@@ -164,7 +164,7 @@ def _names_a_model(model: dict[str, Any]) -> bool:
 
 def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
     """Lays the keys of a `model:` section over the model of `init.from`."""
-    base = _read_start(Path(start))
+    base = _read_start(Path(expand_home(start)))
     base.pop("preset", None)
     # The end-of-text token is taken from the data.
     base["special_tokens"] = {**(base.get("special_tokens") or {}), "eos": None}

@@ -1,6 +1,5 @@
 """RunConfig, the whole config of a run; its sections `guard:` and `launch:`; rules between sections."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -114,9 +113,8 @@ class RunConfig(Section):
 
     @property
     def folder(self) -> Path:
-        """The run folder, `run.dir/run.name` with `~` expanded."""
-        # Unlike Path.expanduser, this raises nothing for an unknown user.
-        return Path(os.path.expanduser(self.run.dir)) / self.run.name  # noqa: PTH111
+        """The run folder, `run.dir/run.name`."""
+        return Path(self.run.dir) / self.run.name
 
     @property
     def stacks(self) -> list[str]:

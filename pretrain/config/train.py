@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import OnResume, Section, UserPath
 from pretrain.config.data import DataConfig
 from pretrain.config.objective import ObjectiveConfig
 
@@ -50,7 +50,7 @@ class CheckpointConfig(Section):
 class RunSection(Section):
     """Name and place of the run; the run folder is `dir/name`."""
 
-    dir: Annotated[str, OnResume.FREE] = "runs"
+    dir: Annotated[UserPath, OnResume.FREE] = "runs"
     """Parent folder of runs; the run folder is `dir/name`. `~` is the home folder."""
     name: Annotated[str, OnResume.FREE] = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Name of the run: letters, digits, `.`, `_` and `-`."""
@@ -59,7 +59,7 @@ class RunSection(Section):
 class InitConfig(Section):
     """Initial weights."""
 
-    from_: Annotated[str | None, OnResume.WARN] = Field(default=None, alias="from")
+    from_: Annotated[UserPath | None, OnResume.WARN] = Field(default=None, alias="from")
     """Run, checkpoint, model folder or Hugging Face folder of the weights, and of the model if
     `model` names neither a preset nor stacks. None: random weights."""
     freeze: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)

@@ -8,6 +8,7 @@ Damage is printed before it is refused. Not here: parameters, which need torch (
 import json
 import math
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from pretrain.config.load import load_config
 from pretrain.config.model import AnyModelConfig, parse_model
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.run.folder import RunDir
+from pretrain.run.owner import live_owner
 from pretrain.shards.index import INDEX_NAME, check_shards, load_index
 from pretrain.utils.io import find_damage
+from pretrain.utils.jsonl import last_step
 from pretrain.utils.log import printable
 from pretrain.utils.safe_read import read_json
 
@@ -167,11 +170,24 @@ def _describe_run(run: RunDir) -> dict[str, Any]:
         "name": record["name"],
         "created": record["created"],
         "attempts": len(record["attempts"]),
-        "last_attempt": last.get("reason", "running, or killed"),
+        **_describe_attempt(run, last),
         "model": model,
         **_describe_checkpoints(run),
         "versions": last.get("versions", {}),
     }
+
+
+def _describe_attempt(run: RunDir, attempt: dict[str, Any]) -> dict[str, Any]:
+    """Returns how the last attempt of a run is or ended, its exit code, and the last step that was trained."""
+    if "reason" in attempt:
+        facts = {"last_attempt": attempt["reason"], "exit_code": attempt.get("exit_code")}
+    elif owner := live_owner(run.lease):
+        facts = {"last_attempt": f"running: {owner}"}
+    else:
+        facts = {"last_attempt": "lost: killed, or its node was lost"}
+    with suppress(OSError):
+        facts["step"] = last_step(run.audit)
+    return facts
 
 
 def _describe_checkpoints(run: RunDir) -> dict[str, Any]:

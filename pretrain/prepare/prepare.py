@@ -18,7 +18,6 @@ training reads).
 import contextlib
 import json
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -130,9 +129,7 @@ def _shown() -> Iterator[Progress]:
         with progress_bar() as progress:
             yield progress
     except KeyboardInterrupt:
-        message = "interrupted; finished parts are kept: the same command continues"
-        print(message, file=sys.stderr)
-        raise
+        raise KeyboardInterrupt("interrupted; finished parts are kept: the same command continues") from None
 
 
 def _summarize(folder: str, splits: dict[str, SplitIndex]) -> str:

@@ -111,7 +111,8 @@ def section(title: str, *content: str) -> str:
 
 def summarize(run: RunData) -> dict[str, Any]:
     """Returns the figures of a run for the summary and for JSON; None where unknown."""
-    last = run.starts[-1] if run.starts else {}
+    counted = [start for start in run.starts if not start.get("is_refused")] or run.starts
+    last = counted[-1] if counted else {}
     code = last.get("exit_code")
     losses = run.finite("loss")
     best = min(run.finite("val_loss"), key=lambda point: point[1], default=None)

@@ -5,6 +5,7 @@ wandb/.
 """
 
 import os
+import re
 import secrets
 import socket
 import sys
@@ -16,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from pretrain import __version__
-from pretrain.errors import ConfigError
+from pretrain.errors import EXIT_OK, ConfigError
 from pretrain.utils.io import write_json
 from pretrain.utils.safe_read import check_fields, read_json
 
 TRACKED_PACKAGES = ("torch", "deepspeed", "accelerate", "webdataset", "tokenizers", "numpy", "safetensors", "wandb")
+_CHECKPOINT = re.compile(r"step-([0-9]{8,})")
 _RECORD_KEYS = ("id", "name", "created", "attempts")
 # Types of the fields that readers use.
 _RECORD = {"id": str, "name": str, "created": str, "attempts": list, "rollbacks": list, "skips": list}
@@ -64,6 +66,17 @@ class RunDir:
     def has_saved(self) -> bool:
         """Returns whether there is a checkpoint, a damaged one too."""
         return any(self.checkpoints.glob("step-*"))
+
+    def newest_step(self) -> int:
+        """Returns the step of the newest committed checkpoint, unverified; 0 without one."""
+        matches = [_CHECKPOINT.fullmatch(path.parent.name) for path in self.checkpoints.glob("*/manifest.json")]
+        return max((int(match[1]) for match in matches if match), default=0)
+
+    def is_complete(self, last_step: int) -> bool:
+        """Returns whether the last attempt ended with everything done, and its checkpoint is there."""
+        attempts = self.read_record()["attempts"] if self.exists() else []
+        is_done = bool(attempts) and attempts[-1].get("exit_code") == EXIT_OK
+        return is_done and self.newest_step() >= last_step
 
     def exists(self) -> bool:
         """Returns whether a run has begun here."""

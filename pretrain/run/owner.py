@@ -19,6 +19,7 @@ import secrets
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -161,6 +162,19 @@ def is_alive(owner: Owner) -> bool:
     """Returns whether the process of a local owner lives, and not another with its id."""
     start = _process_start(owner.pid)
     return start is not None and (start == owner.process_start or not (start and owner.process_start))
+
+
+def live_owner(folder: Path) -> Owner | None:
+    """Returns the owner of `folder` that lives; None without a heartbeat for a minute. Reads only."""
+    with suppress(OSError):
+        number = highest_number(folder)
+        found = find_owner(path_of(folder, number)) if number else None
+        if found and found.owner and not found.owner.released:
+            is_young = time.time() - found.heartbeat_ns / 1e9 < LEASE_S
+            is_here = found.owner.machine == this_process().machine
+            if is_young and (is_alive(found.owner) or not is_here):
+                return found.owner
+    return None
 
 
 def refuse_if_held(folder: Path, number: int, us: Owner) -> str:

@@ -2,6 +2,8 @@
 
     {"step", "loss", "in_a_row", "fault", "name", "rank", "fault_sample_ids", "sample_ids"}
 
+No checkpoint begins at a bad step, unless the run is stopped there, and a run does not end in one.
+
 The search for the cause runs after such a step only, and changes nothing:
 
     weights of every rank       one is not finite                     ->  its name and rank
@@ -142,6 +144,24 @@ def _bad_gradient(engine: Engine, batch: Batch, scale: float) -> str | None:
     return next(map(_shown, bad), None)
 
 
+def is_spoiled(run: Run, state: TrainState, loss: float) -> bool:
+    """Returns whether the last step was bad, and not one whose gradient overflowed in fp16, as by design."""
+    return state.bad_steps_in_a_row > 0 and (run.config.engine.precision != "fp16" or not math.isfinite(loss))
+
+
+def refuse_bad_end(run: Run, state: TrainState, loss: float) -> None:
+    """Refuses to end a run in bad steps, whose weights are those of the step before them. Raises: DivergedError."""
+    if state.step < run.config.train.last_step or not is_spoiled(run, state, loss):
+        return
+    good = state.step - state.bad_steps_in_a_row
+    bad = f"step {state.step}" if state.bad_steps_in_a_row == 1 else f"steps {good + 1} to {state.step}"
+    raise DivergedError(
+        f"the run ends in {bad}, not finite and skipped; no checkpoint of them is kept",
+        where=str(run.folder.path / "bad_step.json"),
+        fix=(f"end it before by train.stop_after={good}, or " if good else "") + _advice(run, None),
+    )
+
+
 def report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, num_targets: int) -> None:
     """Reports the samples of the skipped step `state.step`, and where it went wrong. Collective.
 
@@ -156,7 +176,7 @@ def report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, 
         run.progress.go_on()  # each pass may take as long as one of training
         seed_dropout(run.config, run.world, state.step - 1, micro)
 
-    if run.config.engine.precision != "fp16" or is_last or not math.isfinite(loss):
+    if is_last or is_spoiled(run, state, loss):
         scale = run.world.size / max(num_targets, 1)
         fault = find_fault(run.engine, batch.micro_batches, seed, scale)
     ids = list(chain.from_iterable(dist.gather_objects(list(batch.sample_ids))))

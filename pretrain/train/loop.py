@@ -21,7 +21,7 @@ from pretrain.evaluate.row_loss import LossReport, evaluate_loss, pool
 from pretrain.optim.schedule import learning_rate_factor
 from pretrain.shards.store import WaitStoppedError
 from pretrain.tracking.meter import SourceLosses, memory_metrics
-from pretrain.train.bad_step import report_bad_step
+from pretrain.train.bad_step import is_spoiled, refuse_bad_end, report_bad_step
 from pretrain.train.build import Run, ValidationSource
 from pretrain.train.claim import check_order
 from pretrain.train.guard import Guard, SpikeError, go_back
@@ -55,7 +55,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     schedule = config.optim.schedule.in_steps(config.batch.global_tokens)
     guard = Guard(config.guard, run.engine, run.world, state.losses, config.checkpoint.every_steps)
     sources = SourceLosses([source.name for source in run.dataset.sources])
-    skipped_rows, phase = 0, "compile"
+    skipped_rows, phase, loss = 0, "compile", 0.0
     upcoming = _fetch(run, state.step + 1) if state.step < target else None
     # Before the first step too: the loss scale of a step needs its global number of targets.
     agreed = _start_exchange(run, saving, _zero(run), None, upcoming)()
@@ -67,8 +67,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         run.profiler.before_step(state.step + 1)
         sums = _accumulate(run, state.step, batch, num_targets, phase)
         phase = "forward-backward"
-        # Fetched before the update, so that the exchange during it carries the counters of the next
-        # step.
+        # Before the update: the exchange during it carries the counters of the next step.
         upcoming = _fetch(run, state.step + 1) if state.step + 1 < target else None
         with run.phase("update"):
             run.stop.arm()  # from here on a stop has something to save
@@ -79,7 +78,6 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
             update, agreed = guard.update(learning_rate, num_targets, pending)
         skipped_rows += agreed.done.num_skipped
         run.samples.damage.check(skipped_rows)
-
         loss = agreed.loss_sum / max(num_targets, 1)
         accuracy = agreed.num_correct / max(num_targets, 1)
         state = replace(
@@ -119,11 +117,13 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
             with run.phase("evaluate"):
                 validate(run, state)
         with run.phase("save"):
-            saving.after_step(state, agreed.num_written, may_begin=not agreed.stop and not is_last)
+            may_begin = not (agreed.stop or is_last or is_spoiled(run, state, loss))
+            saving.after_step(state, agreed.num_written, may_begin=may_begin)
         run.timeline.end_step()
         with run.meter.excluded():
             run.profiler.after_step(state.step)
     run.profiler.close(state.step)
+    refuse_bad_end(run, state, loss)
     guard.check_replicas(state)
     with run.phase("save"):
         saving.finish(state)

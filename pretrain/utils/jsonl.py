@@ -52,6 +52,18 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [row for row, _ in _parse(path)] if path.exists() else []
 
 
+def last_step(path: Path) -> int | None:
+    """Returns the step of the last intact row; None without one. Reads the end of the file only. Raises: OSError."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        with suppress(ValueError, LookupError, TypeError, OverflowError):
+            return int(parse_json(line)["step"])
+    return None
+
+
 class JsonLines:
     """An append-only file of rows, made if missing; one process owns it. Raises: DiskError."""
 
@@ -126,15 +138,8 @@ class JsonLines:
             os.fsync(self._file.fileno())
 
     def last_step(self) -> int | None:
-        """Returns the step of the last intact row, or None. Reads the end of the file only."""
-        with self._path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().splitlines()
-        for line in reversed(lines):
-            with suppress(ValueError, LookupError, TypeError, OverflowError):
-                return int(parse_json(line)["step"])
-        return None
+        """Returns the step of the last intact row, or None."""
+        return last_step(self._path)
 
     def rewind(self, step: int) -> None:
         """Removes the rows after `step`, and lines behind it that a power failure has damaged.

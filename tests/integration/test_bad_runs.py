@@ -1,12 +1,15 @@
 """Runs and checkpoints that are damaged, or are not what a command is told they are, through the real command line."""
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.cli import run_cli
+from tests.helpers.fork_server import SOURCE_PATH
 from tests.helpers.refused import CONFIG, check_refused, fill_folder, truncate_shard, visible
 from tests.unit.checkpoint.test_manager import damages
 
@@ -24,6 +27,25 @@ def finished(warm, corpus, tmp_path_factory) -> Path:
 def run_folder(finished, tmp_path) -> Path:
     """A copy of the finished run, to damage."""
     return shutil.copytree(finished, tmp_path / "copy")
+
+
+# --- complete ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command", [["train"], ["launch", "local", "--ranks", "2"], ["launch", "slurm", "--nodes", "2"]]
+)
+def test_a_complete_run_says_so_at_once_without_torch_and_writes_nothing(run_folder, command):
+    (run_folder / "torch.py").write_text("raise SystemExit('torch was imported')")
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run_folder.rglob("*") if path.is_file()}
+    path = f"{run_folder}{os.pathsep}{SOURCE_PATH}"
+    again = run_cli(*command, "a.yaml", cwd=run_folder, PYTHONPATH=path)
+    assert (again.code, again.stderr) == (0, "")
+    assert again.stdout == "runs/run is complete: 4 steps; raise train.steps to go on\n"
+    short = run_cli(*command, "a.yaml", "train.stop_after=3", cwd=run_folder, PYTHONPATH=path)
+    assert (short.code, short.stdout) == (0, "runs/run is complete: 4 steps; raise train.stop_after to go on\n")
+    assert before == {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in before}
+    check_refused(run_cli(*command, "a.yaml", "seed=8", cwd=run_folder, PYTHONPATH=path), 64, "seed: 7 -> 8")
 
 
 # --- resumption -----------------------------------------------------------------------------------------------------
@@ -53,9 +75,10 @@ def test_a_resumption_on_other_data_is_refused_unless_allowed(run_folder, warm):
     options = ["--output", "other", "--tokenizer", "data/tokenizer.json", "--split", "tail:0.1"]
     (run_folder / "b.txt").write_text("alpha beta gamma delta " * 2000)
     assert warm("prepare", "--input", "b.txt", *options, cwd=run_folder).code == 0
-    refused = warm("train", "a.yaml", "data.path=other", cwd=run_folder)
+    changes = ["data.path=other", "train.steps=5"]
+    refused = warm("train", "a.yaml", *changes, cwd=run_folder)
     check_refused(refused, 64, "the token shards at data.path differ", "pass resume.allow=[data]")
-    assert warm("train", "a.yaml", "data.path=other", "resume.allow=[data]", cwd=run_folder).code == 0
+    assert warm("train", "a.yaml", *changes, "resume.allow=[data]", cwd=run_folder).code == 0
 
 
 def test_a_damaged_record_of_a_run_is_refused(run_folder, warm):
@@ -137,15 +160,15 @@ def test_a_corrupted_checkpoint_is_set_aside_and_the_older_one_continued(run_fol
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    result = warm("train", "a.yaml", cwd=run_folder)
+    result = warm("train", "a.yaml", "train.steps=5", cwd=run_folder)
     assert result.code == 0, result.stderr
     assert "WARNING checkpoint runs/run/checkpoints/step-00000004 is damaged (rank-00000.safetensors: CRC32" in (
         result.stderr
     )
     assert "resuming runs/run at step 2" in result.stderr
-    assert visible(checkpoints) == {"step-00000002", "step-00000004", "step-00000004.bad-damaged"}
-    again = json.loads((run_folder / "runs/run/audit.jsonl").read_text().splitlines()[-1])
-    assert again["step"] == 4
+    assert visible(checkpoints) == {"step-00000004", "step-00000005", "step-00000004.bad-damaged"}
+    again = [json.loads(line)["step"] for line in (run_folder / "runs/run/audit.jsonl").read_text().splitlines()]
+    assert again == [1, 2, 3, 4, 5]
 
 
 def test_a_run_without_a_good_checkpoint_is_refused_on_every_rank_and_never_starts_over(run_folder, warm):
@@ -153,7 +176,7 @@ def test_a_run_without_a_good_checkpoint_is_refused_on_every_rank_and_never_star
     for path in checkpoints.glob("step-*/rank-00000.safetensors"):
         path.write_bytes(path.read_bytes()[:-4])
     audit = (run_folder / "runs/run/audit.jsonl").read_bytes()
-    result = warm("train", "a.yaml", "engine.kind=ddp", cwd=run_folder, ranks=2)
+    result = warm("train", "a.yaml", "engine.kind=ddp", "train.steps=5", cwd=run_folder, ranks=2)
     words = ["this run has saved checkpoints, and none can be used", "restore one, or start over under another run"]
     check_refused(result, 66, "runs/run/checkpoints", *words)
     assert (run_folder / "runs/run/audit.jsonl").read_bytes() == audit

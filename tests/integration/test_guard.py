@@ -101,21 +101,38 @@ def test_bad_steps_in_a_row_end_a_run_and_name_their_cause(runs, bad_samples):
     assert told["sample_ids"] == runs.ids_of(6)
     assert told["fault_sample_ids"] == runs.ids_of(6)[:2], "the first micro-batch of two"
     assert [row.grad_norm is None for row in read_audit(runs.at("bad").audit)] == [False] * 3 + [True] * 3
-    # Bad steps are counted through a restart: the checkpoint of step 4 has the first of them.
+    # No checkpoint of a bad step is kept: the next start meets all of them again.
+    assert visible(runs.at("bad").checkpoints) == {"step-00000002"}
     again = runs.train("bad", 12, "optim.max_bad_steps=3", code=EXIT_DIVERGED, **bad_samples)
-    assert "resuming runs/bad at step 4" in again.stderr
+    assert "resuming runs/bad at step 2" in again.stderr
     assert json.loads((runs.at("bad").path / "bad_step.json").read_text()) == told
+
+
+def test_a_run_that_would_end_in_bad_steps_has_diverged_and_ends_before_them_where_it_is_told_to(runs, bad_samples):
+    result = runs.train("spoiled", 5, code=EXIT_DIVERGED, **bad_samples)
+    told = [
+        "bad_step.json: the run ends in steps 4 to 5, not finite and skipped",
+        "end it before by train.stop_after=3",
+    ]
+    check_refused(result, EXIT_DIVERGED, *told, "lower optim.lr")
+    assert visible(runs.at("spoiled").checkpoints) == {"step-00000002"}
+    assert runs.at("spoiled").read_record()["attempts"][-1]["exit_code"] == EXIT_DIVERGED
+    runs.train("spoiled", 3, **bad_samples)
+    assert (runs.state("spoiled")["step"], runs.state("spoiled")["bad_steps_in_a_row"]) == (3, 0)
+    # A run that a good step follows ends as ever, its skipped steps counted.
+    runs.train("spoiled", 7, **bad_samples)
+    assert (runs.state("spoiled")["step"], runs.state("spoiled")["optimizer_step"]) == (7, 4)
 
 
 @pytest.mark.long
 def test_what_a_rollback_leaves_out_stays_out_through_any_number_of_starts(runs, bad_samples):
-    runs.train("left", 4, **bad_samples)
+    runs.train("left", 3, **bad_samples)
     done = runs("rollback", "runs/left", "--to", "2", "--skip-samples", "13", "--json")
     assert done.code == 0, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["to"], facts["first"], facts["end"], facts["global_batches"]) == (2, 8, 24, 4)
-    assert facts["set_aside"] == ["step-00000004"]
-    assert visible(runs.at("left").checkpoints) == {"step-00000002", "step-00000004.rolled-back"}
+    assert facts["set_aside"] == ["step-00000003"]
+    assert visible(runs.at("left").checkpoints) == {"step-00000002", "step-00000003.rolled-back"}
     skips = SkipRanges.of([(8, 24)])
     shutil.copytree(runs.at("left").path, runs.at("parts").path)
     result = runs.train("left", 12, **bad_samples)
@@ -277,8 +294,8 @@ def test_a_rollback_that_cannot_be_is_refused_and_changes_nothing(runs, finished
     refused = runs("rollback", "runs/finished", "--to", "5", "--skip-samples", "4")
     check_refused(refused, 66, "runs/finished/checkpoints", "no committed checkpoint of step 5; there is 4, 6", "--to")
     check_refused(runs("rollback", "runs/nope", "--to", "5", "--skip-samples", "4"), 64, "runs/nope", "no run here")
-    for options in ([], ["--skip-samples", "4", "--skip-tokens", "4"]):
-        check_refused(runs("rollback", "runs/finished", "--to", "4", *options), 64, "one of --skip-tokens and")
+    both = ["--skip-samples", "4", "--skip-tokens", "4"]
+    check_refused(runs("rollback", "runs/finished", "--to", "4", *both), 64, "one of --skip-tokens and")
     lease = Lease(finished.lease)
     try:
         refused = runs("rollback", "runs/finished", "--to", "4", "--skip-samples", "4")
@@ -304,8 +321,9 @@ def test_rollbacks_to_one_step_add_up_and_what_is_set_aside_stays(runs, finished
     assert digests_of(finished) == runs.digests(6, SkipRanges.of([(16, 28)]))
     aside = {"step-00000006.rolled-back", "step-00000006.rolled-back-2"}
     assert visible(finished.checkpoints) == {"step-00000004", "step-00000006", *aside}
-    done = runs("rollback", "runs/finished", "--to", "4", "--skip-tokens", "0")
-    assert "continues from step 4, with all samples" in done.stdout
+    for options in (["--skip-tokens", "0"], []):
+        done = runs("rollback", "runs/finished", "--to", "4", *options)
+        assert "continues from step 4, with all samples" in done.stdout
 
 
 def test_ranges_in_run_json_that_are_none_are_refused(runs, finished):

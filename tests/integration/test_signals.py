@@ -164,6 +164,18 @@ def test_a_signal_while_the_command_line_is_imported_ends_it_with_75(make_run, t
     assert process.returncode == EXIT_RESUME_ME
 
 
+@pytest.mark.parametrize("command", ["config", "launch slurm", "launch logs"])
+def test_ctrl_c_while_another_command_is_imported_ends_it_with_130_and_one_word(make_run, tmp_path, command):
+    module = "import os\nfrom tests.helpers.waiting import hang\nos.write(1, b'imports\\n')\nhang()\n"
+    (tmp_path / "typer.py").write_text(module)
+    launcher = [sys.executable, "-m", "pretrain", *command.split()]
+    process = make_run.start("early", launcher=launcher, PYTHONPATH=str(tmp_path))
+    assert process.stdout is not None and process.stdout.readline() == "imports\n"
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == "interrupted\n"
+    assert process.returncode == 128 + signal.SIGINT
+
+
 # Stands still when one signal has a handler and the others have none, until another has come.
 STANDS_STILL = """
 import signal

@@ -73,6 +73,8 @@ def test_a_chain_of_six_requeues_is_the_uninterrupted_run(start_lab, make_job, g
     job.wait_end()
 
     assert_same_folders(job.folder, golden(ZERO_2), STEPS)
+    assert "torch/distributed/elastic" not in job.output  # stacks of torchrun after the killed rank
+    assert "ChildFailedError" in "".join(path.read_text() for path in job.folder.logs.glob("launcher-*.log"))
     metrics = steps_of(job.folder.metrics)
     assert metrics == sorted(metrics)
     assert len({path.name.rpartition("-")[2] for path in (job.folder.path / "wandb").glob("offline-run-*")}) == 1

@@ -65,18 +65,23 @@ def test_a_run_is_cancelled_and_submitted_again(lab, make_job, golden):
     assert said.splitlines() == [f"job {number}: asked to save and end", "run: cancelled"]
     assert job.status()["state"] == "cancelled"
     assert job.journal("end")[-1]["decision"] == "end"
-    assert "had ended already" in job.pretrain("launch", "cancel", str(job.folder.path))
+    assert "had ended already: cancelled" in job.pretrain("launch", "cancel", str(job.folder.path))
 
     job.hold(45)
     again = job.pretrain("launch", "resubmit", str(job.folder.path))
     job.job = int(again.split()[-1])
     assert job.job != number
     refused = job.pretrain("launch", "resubmit", str(job.folder.path), expect=69)
-    assert f"job {job.job} is" in refused
+    assert f"job {job.job} of this run is" in refused
     job.release(45)
     assert "launch: the run is done" in job.pretrain("launch", "logs", "-f", str(job.folder.path))
     job.wait_end()
     assert_same_folders(job.folder, golden(), STEPS)
+    rows = job.journal()
+    complete = f"{job.folder.path} is complete: 80 steps; raise train.steps to go on\n"
+    assert job.pretrain("launch", "resubmit", str(job.folder.path)) == complete
+    assert job.pretrain("launch", "cancel", str(job.folder.path)) == f"run: job {job.job} had ended already: done\n"
+    assert job.journal() == rows
     shown = job.pretrain("runs", str(job.folder.path.parent))
     assert "80/80" in shown and "done" in shown
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pretrain.config.base import expand_home
 from pretrain.config.fields import known_keys
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.objective import NEEDS
@@ -270,11 +271,15 @@ def test_a_rule_over_several_fields_names_field_value_rule_and_fix(write, overri
     assert found.startswith(line)
 
 
-def test_the_run_folder_is_below_the_home_folder_where_the_config_says_so(write, monkeypatch):
+def test_folders_are_below_the_home_folder_where_the_config_says_so(write, monkeypatch):
     monkeypatch.setenv("HOME", "/users/ann")
     assert load_config(write(BASE)).folder == Path("runs/base")
     assert load_config(write(BASE), ["run.dir=~/runs"]).folder == Path("/users/ann/runs/base")
     assert load_config(write(BASE), ["run.dir=~nobody-here/runs"]).folder == Path("~nobody-here/runs/base")
+    assert load_config(write(BASE), ["data.path=~/data"]).data.paths == ["/users/ann/data"]
+    given = load_config(write(BASE), ["init.from=~/model", "run.dir=~/runs"])
+    # The nodes of a cluster use the folders of the one who submitted, whatever is their home.
+    assert (given.init.from_, given.run.dir) == ("/users/ann/model", "/users/ann/runs")
 
 
 def test_the_run_folder_is_computed_in_one_place():
@@ -311,7 +316,7 @@ def test_a_dumped_config_loads_as_the_same_config(tmp_path_factory, path, lr, st
     config = load_config(folder / "a.yaml")
     config = config.model_copy(
         update={
-            "data": config.data.model_copy(update={"path": path}),
+            "data": config.data.model_copy(update={"path": expand_home(path)}),
             "optim": config.optim.model_copy(update={"lr": lr}),
             "train": config.train.model_copy(update={"steps": steps}),
             "extend": [path],

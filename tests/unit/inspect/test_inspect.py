@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pretrain.errors import CheckpointError, ConfigError
 from pretrain.inspect import describe
 from pretrain.inspect.describe import inspect, print_facts
 from pretrain.inspect.tensor_list import print_tensors
+from pretrain.run.lease import Lease
 from pretrain.utils.io import make_dir, write_json
 from tests.unit.checkpoint.stand_in import save
 
@@ -68,6 +70,29 @@ def test_a_run_tells_of_its_newest_whole_checkpoint_and_names_what_is_damaged(tm
     assert facts["damaged"] == {"step-00000002": "missing, or not of its size"}
     assert facts["set_aside"] == ["step-00000003.bad-damaged"]
     assert facts["model"] == "not known: config.yaml is missing or damaged"
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_run_tells_how_its_last_attempt_is(tmp_path, capsys, is_alive):
+    run = make_run(tmp_path / "run", 1)
+    (run / "audit.jsonl").write_text('{"step":3}\n{"step":4}\n{"st')
+    record = json.loads((run / "run.json").read_text())
+    record["attempts"][0] |= {"reason": "no space left", "exit_code": 74}
+    write_json(run / "run.json", record)
+    facts = shown(capsys, run)
+    assert (facts["last_attempt"], facts["exit_code"], facts["step"]) == ("no space left", 74, 4)
+    record["attempts"].append({"number": 2, "started": "now"})
+    write_json(run / "run.json", record)
+    lease = Lease(run / "lease")
+    try:
+        if not is_alive:
+            lease.release()
+        facts = shown(capsys, run)
+    finally:
+        lease.release()
+    alive = f"running: process {os.getpid()} on "
+    assert facts["last_attempt"].startswith(alive if is_alive else "lost: killed, or its node was lost")
+    assert "exit_code" not in facts
 
 
 def test_a_checkpoint_of_a_run_whose_manifest_is_gone_is_named_and_so_is_one_that_the_run_went_back_behind(

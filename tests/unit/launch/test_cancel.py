@@ -47,12 +47,16 @@ def test_a_run_is_marked_even_where_slurm_does_not_answer(run):
     assert mark_of_cancel(run).is_file()
 
 
-def test_a_job_that_has_ended_is_cancelled_without_a_word_to_slurm(run):
+@pytest.mark.parametrize(("code", "state"), [(0, "done"), (77, "failed"), (75, "stopped")])
+def test_a_run_that_is_over_is_said_to_be_and_stays_what_it_is(run, code, state):
+    end = {"event": "end", "job": "7", "restart": 0, "exit_code": code, "reason": "", "decision": "end", "at": ""}
+    with (run.launch / "journal.jsonl").open("a") as file:
+        file.write(json.dumps(end) + "\n")
     squeue(run, "")
     said = []
     cancel(run.path, 0, said.append)
-    assert said == ["run: job 7 had ended already"]
-    assert mark_of_cancel(run).is_file()
+    assert said == [f"run: job 7 had ended already: {state}"]
+    assert not mark_of_cancel(run).exists()
 
 
 def test_a_job_that_does_not_end_in_time_is_said_to_be_ended_by_slurm(run, monkeypatch):
@@ -72,6 +76,6 @@ def test_a_job_that_does_not_end_in_time_is_said_to_be_ended_by_slurm(run, monke
 def test_a_run_whose_job_is_in_the_queue_is_not_submitted_again(run, state):
     squeue(run, f"7|7|{state}|None|n1|0:10|1:00|x")
     mark_of_cancel(run).touch()
-    with pytest.raises(LaunchError, match=rf"job 7 is {state}; wait, or cancel it"):
+    with pytest.raises(LaunchError, match=rf"job 7 of this run is {state}; wait for it, or cancel it"):
         resubmit(run.path)
     assert mark_of_cancel(run).exists()

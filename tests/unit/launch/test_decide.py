@@ -7,7 +7,7 @@ import pytest
 from pretrain.run.folder import RunDir
 from pretrain_launch.job import FINAL, Outcome, decide
 from pretrain_launch.job_start import is_requeued, was_cancelled
-from pretrain_launch.journal import append_row, count_idle_restarts, journal_path, last_end, newest_step, read_journal
+from pretrain_launch.journal import append_row, count_idle_restarts, journal_path, last_end, read_journal
 
 
 def outcome(code: int, **facts) -> Outcome:
@@ -94,12 +94,12 @@ def test_a_journal_is_read_back_without_what_a_crash_has_torn(tmp_path):
 
 def test_only_committed_checkpoints_count_as_progress(tmp_path):
     run = RunDir(tmp_path)
-    assert newest_step(run) == 0
+    assert run.newest_step() == 0
     for name in ("step-00000020", "step-00000040", ".tmp-step-00000060", "step-00000080.bad-damaged"):
         (run.checkpoints / name).mkdir(parents=True)
         (run.checkpoints / name / "manifest.json").touch()
     (run.checkpoints / "step-00000100").mkdir()
-    assert newest_step(run) == 40
+    assert run.newest_step() == 40
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,11 @@ def journal(run: RunDir, *rows: dict) -> None:
     (run.launch / "spec.json").write_text(json.dumps({"name": "first"}))
 
 
+def write_attempts(run: RunDir, *attempts: dict) -> None:
+    """Writes run.json."""
+    run.record.write_text(json.dumps({"id": "a", "name": "first", "created": at(0), "attempts": attempts}))
+
+
 def train_a_little(run: RunDir, steps: int = 40) -> None:
     """Writes what a run writes."""
     run.config.write_text("train: {steps: 160}\n")
@@ -184,6 +189,46 @@ def test_the_last_sign_of_life_of_a_job_that_slurm_knows_no_more_is_not_believed
     assert read_run(run.path).state == state
 
 
+REFUSALS = {"data": (65, "no shard"), "config": (64, "no such key"), "locked": (73, "in use by process 4 on n1")}
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+def test_a_refused_start_is_named_and_the_run_stays_what_it_was(run, squeue, why):
+    code, reason = REFUSALS[why]
+    stopped = [start(0), end(5, 75, "stopped by SIGUSR1", decision="end")]
+    journal(run, *stopped, start(9, job="8"), end(9, code, reason, job="8", decision="end"))
+    squeue()
+    facts = read_run(run.path)
+    assert (facts.state, facts.exit_code, facts.reason, facts.restarts) == ("stopped", 75, "stopped by SIGUSR1", 0)
+    console = Console(width=160, record=True, file=io.StringIO())
+    show_runs([facts], run.path.parent, console)
+    show_run(facts, console)
+    shown = console.export_text()
+    assert shown.count(f"75: stopped by SIGUSR1; job 8 was refused, {code}: {reason}") == 2
+    assert f"start 2: refused: {reason}" in shown
+
+
+def test_bad_data_in_training_end_a_run_and_refuse_no_start(run, squeue):
+    journal(run, start(0), end(5, 75, "stopped", decision="end"), start(6, job="8"), end(9, 65, "CRC32", job="8"))
+    slurm = {"job": "8", "restart": 0}
+    write_attempts(run, {"number": 1, "started": at(0)}, {"number": 2, "started": at(7), "slurm": slurm})
+    squeue()
+    assert (read_run(run.path).state, read_run(run.path).reason) == ("failed", "CRC32")
+
+
+def test_the_loser_of_two_jobs_says_nothing_about_the_run_nor_about_the_winner(run, squeue):
+    journal(run, start(0), start(1, job="8"), end(2, 73, "in use by process 4 on n1", job="8", decision="end"))
+    squeue(RUNNING)
+    facts = read_run(run.path)
+    assert (facts.state, facts.job, facts.exit_code) == ("running", "7", None)
+    console = Console(width=160, record=True, file=io.StringIO())
+    show_run(facts, console)
+    assert "without a word" not in console.export_text()
+    squeue()
+    journal(run, start(0), start(1, job="8"), end(2, 73, "in use", job="8"), end(9, 0, "done", decision="end"))
+    assert read_run(run.path).state == "done"
+
+
 def test_a_cancelled_run_is_told_from_one_that_stopped_by_itself(run, squeue):
     journal(run, start(0), end(5, 75, "stopped by SIGUSR1"))
     squeue()
@@ -282,7 +327,7 @@ def test_a_table_of_runs_fits_the_terminal(run, squeue, width):
     show_runs(read_runs([run.path]), run.path.parent, console)
     shown = console.export_text()
     assert all(len(line) <= width for line in shown.splitlines())
-    for expected in ("first", "failed", "40/160", "2.5", "1,234", "40 (0s)", "7", "65: shard-00003.tar"):
+    for expected in ("first", "failed", "40/160", "2.5", "1,234", "40, 0s ago", "7", "65: shard-00003.tar"):
         assert expected in shown
 
 
@@ -292,7 +337,10 @@ def test_one_run_is_shown_with_all_its_starts(run, squeue):
         end(5, 75, "stopped by SIGUSR1", step=20),
         start(6, restart=1, nodes=["n3"], step=20, world_size=1),
     ]
-    journal(run, *rows, start(90, restart=2, step=40))
+    submitted = {"event": "submit", "chain": "a", "job": "7", "array": None, "at": at(-1)}
+    journal(run, submitted, *rows, start(90, restart=2, step=40))
+    run.logs.mkdir()
+    (run.logs / "slurm-7.out").touch()
     train_a_little(run)
     squeue(RUNNING)
     console = Console(width=120, record=True, file=io.StringIO())
@@ -300,9 +348,23 @@ def test_one_run_is_shown_with_all_its_starts(run, squeue):
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert "state running" in lines
     assert "job 7: RUNNING on n[1-2], 0:30 of 1-00:00:00" in lines
-    assert "1 7 01-02 03:00 5m 2 0 75 n1,n2 stopped by SIGUSR1" in lines
-    assert "2 7+1 01-02 03:06 1 20 n3 without a word: killed, or its node was lost" in lines
+    assert "submitted 01-02 02:59 UTC" in lines
+    assert f"log {run.logs}/slurm-7.out" in lines
+    assert "1 7 01-02 03:00 5m 2 0 75 n1,n2" in lines
+    assert "2 7+1 01-02 03:06 1 20 n3" in lines
     assert "3 7+2 01-02 04:30 2 40 n1,n2" in lines
+    assert lines[-2:] == ["start 1: stopped by SIGUSR1", "start 2: without a word: killed, or its node was lost"]
+
+
+def test_a_reason_of_any_length_is_a_sentence_across_the_terminal(run, squeue):
+    reason = "n2 cannot reach n1 (198.18.0.1:23456): " + "no route to host, " * 8
+    journal(run, start(0), end(5, 69, reason, decision="end"))
+    squeue()
+    console = Console(width=80, record=True, file=io.StringIO())
+    show_run(read_run(run.path), console)
+    shown = console.export_text().partition("start 1: ")[2]
+    assert " ".join(shown.split()) == reason.strip()
+    assert len(shown.splitlines()) == 3
 
 
 def test_a_job_that_ends_while_slurm_is_asked_is_not_lost(run, squeue, monkeypatch):
