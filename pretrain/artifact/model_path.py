@@ -228,6 +228,16 @@ def find_checkpoint(path: Path) -> Path:
     raise CheckpointError(what, where=str(path), fix="restore one")
 
 
+def newest_checkpoint(path: Path) -> tuple[Path, bool]:
+    """Returns the checkpoint of a model path, and whether it is of a run; an imported model as it is.
+
+    Raises: CheckpointError: A run without an intact checkpoint.
+    """
+    if is_release(path) or (path / MODEL_FILE).is_file():
+        return path, False
+    return (path if (path / MANIFEST).is_file() else find_checkpoint(path)), True
+
+
 def _problem(path: Path) -> str | None:
     try:
         files = load_manifest(path).files
