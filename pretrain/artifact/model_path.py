@@ -47,6 +47,7 @@ class PlainCodec:
         self.eos_ids: tuple[int, ...] = () if special.eos is None else (special.eos,)
         self.mask_id: int | None = special.mask
         self._end = list(self.eos_ids) if ends_sources else []
+        self._begin = [] if special.bos is None else [special.bos]
         self._named = nameable_tokens(tokenizer)
         longest_first = sorted(self._named, key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, longest_first)))
@@ -67,6 +68,12 @@ class PlainCodec:
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_placed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of a document as `prepare` writes a labelled one, and their character spans."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        around = len(self._begin) * [(0, 0)], len(self.eos_ids) * [(len(text), len(text))]
+        return [*self._begin, *found.ids, *self.eos_ids], [*around[0], *found.offsets, *around[1]]
 
     def encode_target(self, text: str) -> list[int]:
         """Returns the ids of a target: those of `encode`, as there is one language."""

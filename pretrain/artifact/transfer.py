@@ -183,6 +183,14 @@ def import_model(source: str, out: Path) -> ImportReport:
     )
 
 
+def labels_words(source: ModelSource) -> bool:
+    """Returns whether a classifier labels words. Their head is that of texts: the run, or the class, tells."""
+    if source.run is not None:
+        run = load_config(source.run.config, import_extensions=False)
+        return any(task.kind == "tag" for task in run.objective.tasks)
+    return is_release(source.path) and labelled_by(source.path) == WORDS
+
+
 def export_model(
     path: Path, out: Path, *, dtype: str = "fp32", family: str | None = None, check: bool = True
 ) -> ExportReport:
@@ -204,11 +212,8 @@ def export_model(
             fix="use it with `pretrain generate` and `pretrain evaluate`",
         )
     about = About(name=out.name, source=described.path.name)
-    # Texts and words have the same head: the task of the run, or the class, tells them apart.
-    labels_words = is_release(described.path) and labelled_by(described.path) == WORDS
     if described.run is not None:
         run = load_config(described.run.config, import_extensions=False)
-        labels_words = any(task.kind == "tag" for task in run.objective.tasks)
         origin = f"run {run.run.name}, {described.path.name}"
         metrics: dict[str, float] = {}
         for row in read_rows(described.run.metrics):
@@ -225,7 +230,7 @@ def export_model(
         generation=write_generation_defaults(described.generation, config.special_tokens),
         tokenizer_files=described.load_tokenizer_files(),
         about=about,
-        labels_words=labels_words,
+        labels_words=labels_words(described),
         check=partial(check_scores, described) if check else None,
     )
     if described.run is not None and not reads_as_written(out):

@@ -19,6 +19,7 @@ from pretrain.cli.evaluate import average_command, evaluate_command
 from pretrain.cli.launch import launch_app
 from pretrain.cli.model import (
     attention_command,
+    classify_command,
     export_command,
     generate_command,
     import_command,
@@ -63,6 +64,7 @@ app.command("drill")(drill_command)
 app.command("doctor")(doctor_command)
 app.command("rollback")(rollback_command)
 app.command("generate")(generate_command)
+app.command("classify")(classify_command)
 app.command("attention")(attention_command)
 
 

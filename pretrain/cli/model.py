@@ -1,4 +1,4 @@
-"""`pretrain generate`, `import`, `export`, `inspect` and `attention`."""
+"""`pretrain generate`, `classify`, `import`, `export`, `inspect` and `attention`."""
 
 import sys
 from dataclasses import asdict
@@ -61,6 +61,47 @@ def generate_command(
         prompts,
         sys.stdout,
         seed=seed,
+        batch_size=batch_size,
+        as_json=as_json,
+    )
+
+
+def classify_command(
+    model: ModelPath,
+    text: Annotated[list[str] | None, Option(help="Text to label.")] = None,
+    file: Annotated[str | None, Option(help="Texts, one per line; - for standard input.")] = None,
+    batch_size: Annotated[int, Option(min=1, help="Texts per batch.")] = 16,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Label texts, or their words, with a classifier: label, probability and text, a line each.
+
+    Without --text and --file, texts are piped in, one a line. --json: the probability of every label.
+
+    Example: pretrain classify runs/classify --text "How do I open a file?"
+    """
+    from pretrain.artifact import open_artifact
+    from pretrain.artifact.model_path import open_source
+    from pretrain.artifact.open import find_normalize
+    from pretrain.artifact.transfer import labels_words
+    from pretrain.generate.classify import run_classify
+    from pretrain.generate.text import find_prompts
+    from pretrain.prepare.normalize import build_normalizers
+
+    texts = find_prompts(text or [], file, "--text")
+    if texts is None:
+        raise ConfigError("there is no text", fix="give --text, --file, or pipe texts in")
+    source, artifact = open_source(model), open_artifact(model, device)
+    normalize = find_normalize(source)
+    if normalize is not None:
+        texts = map(build_normalizers(normalize)[0], texts)
+    run_classify(
+        artifact.model,
+        artifact.codec,
+        artifact.model_config.head.labels,
+        texts,
+        sys.stdout,
+        of_words=labels_words(source),
         batch_size=batch_size,
         as_json=as_json,
     )

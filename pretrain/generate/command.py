@@ -63,6 +63,8 @@ def fill_masks(model: LanguageModel, codec: Codec, text: str, top_k: int = 5, *,
     if model.is_causal or model.head is None or model.head.scores_labels:
         kind = "with a decoder" if model.is_causal else "without a language model's head"
         fix = "use one of an encoder with such a head"
+        if model.head is not None and model.head.scores_labels:
+            fix = "label texts with `pretrain classify`"
         raise ConfigError(f"a model {kind} fills no masks", where=where, fix=fix)
     if codec.mask_id is None:
         fix = "use the model's own tokenizer"

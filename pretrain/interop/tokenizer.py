@@ -56,6 +56,15 @@ class HubTokenizer:
         """Returns the ids of a text with the special tokens of inputs, never truncated."""
         return list(self._tokenizer(text, truncation=False, verbose=False)["input_ids"])
 
+    def encode_placed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of `encode`, and their character spans, ascending; that of a last token is at the end."""
+        found = self._tokenizer(text, truncation=False, verbose=False, return_offsets_mapping=True)
+        spans, after = [], 0
+        for start, end in found["offset_mapping"]:
+            after = max(after, end)
+            spans.append((start, end) if end else (after, after))
+        return list(found["input_ids"]), spans
+
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Returns the ids of two texts in one row, and the segment of each, 0 or 1."""
         options = {"truncation": False, "verbose": False, "return_token_type_ids": True}

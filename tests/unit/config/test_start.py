@@ -23,7 +23,7 @@ def start(tmp_path):
 def test_without_a_model_that_of_the_start_is_taken_under_the_keys_that_are_given(start):
     config = load_config("configs/finetune/classify.yaml", [f"init.from={start}", "model.encoder.dropout=0.3"])
     assert (config.model.vocab_size, config.model.encoder.dropout) == (300, 0.3)
-    assert (config.model.head.kind, config.model.head.mean, config.model.head.transform) == ("labels", True, False)
+    assert (config.model.head.kind, config.model.pooler, config.model.head.transform) == ("labels", True, False)
     assert not config.model.tied_embeddings
     assert (config.model.special_tokens.eos, config.model.special_tokens.mask) == (None, 3)
 
