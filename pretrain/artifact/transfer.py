@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 TOLERANCE = 1e-3
 """Relative to the largest score: fp32 rounding over many layers; less than a missing bias."""
 
+_PROBE = [("user", "Is it so?"), ("assistant", "It is."), ("user", "Why")]
+"""Turns with full stops, which some tokenizers join with a line break after them."""
+
 _CARD_METRICS = ("step", "tokens", "loss")
 """Metrics of a model card, in addition to those of validation."""
 
@@ -240,4 +243,16 @@ def export_model(
             out,
             written.model_type,
         )
+    if described.run is not None and not _chats_as_trained(described, out):
+        log.warning(
+            "%s: its chat template gives other ids than the training, which encodes turns and the text around them "
+            "apart; they agree where special tokens stand between, as in the template chatml",
+            out,
+        )
     return written
+
+
+def _chats_as_trained(source: ModelSource, out: Path) -> bool:
+    """Returns whether transformers encodes a conversation as the run does; True without a template."""
+    codec = load_hub_tokenizer(out)
+    return not codec.has_chat_template or codec.encode_chat(_PROBE) == source.load_codec().encode_chat(_PROBE)

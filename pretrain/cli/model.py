@@ -1,6 +1,9 @@
 """`pretrain generate`, `classify`, `import`, `export`, `inspect` and `attention`."""
 
+import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -25,18 +28,21 @@ def generate_command(
     early_stopping: Annotated[str | None, Option(help="Beam search: true, false, never.")] = None,
     n_best: Annotated[int | None, Option(min=1, help="Texts per prompt, with scores.")] = None,
     batch_size: Annotated[int, Option(min=1, help="Prompts per batch.")] = 16,
+    chat: Annotated[bool, Option("--chat", help="Prompts are a user's turns; typed, without one.")] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Continue texts, translate them, or fill in [MASK], as the model can.
 
-    Without --prompt and --file, prompts are piped in, one a line; without that, a document begins.
+    Without --prompt and --file, prompts are piped in, one a line; without that, a document begins, or
+    with --chat a conversation in the terminal.
 
     Example: pretrain generate runs/quickstart --prompt "def main(" --temperature 0
     """
     from pretrain.artifact import open_artifact
     from pretrain.artifact.model_path import open_source
     from pretrain.artifact.open import find_normalize
+    from pretrain.generate.chat import ChatCodec, converse
     from pretrain.generate.command import run_generate
     from pretrain.generate.generation_options import Options
     from pretrain.generate.text import find_prompts
@@ -47,15 +53,23 @@ def generate_command(
     prompts = find_prompts(prompt or [], file)
     artifact = open_artifact(model, device)
     normalize = find_normalize(open_source(model))
+    is_typed = chat and prompts is None
+    if is_typed:
+        prompts = _typed_lines(as_json)
     # Prompts are normalized like the text of the training.
     if normalize is not None and prompts is not None:
         prompts = map(build_normalizers(normalize)[0], prompts)
     # Not an error: a released model may name settings that only its own library has.
     for setting in artifact.generation.not_honoured():
         print(f"note: the model's own {setting} is not honoured", file=sys.stderr)
+    codec = ChatCodec(artifact.codec) if chat else artifact.codec
+    if isinstance(codec, ChatCodec) and is_typed:
+        assert prompts is not None
+        converse(artifact.model, codec, artifact.generation, options, prompts, sys.stdout, seed=seed)
+        return
     run_generate(
         artifact.model,
-        artifact.codec,
+        codec,
         artifact.generation,
         options,
         prompts,
@@ -64,6 +78,18 @@ def generate_command(
         batch_size=batch_size,
         as_json=as_json,
     )
+
+
+def _typed_lines(as_json: bool) -> Iterator[str]:
+    """Yields the lines that a user types, until the end of the input. Raises: ConfigError: No terminal."""
+    if as_json or not sys.stdin.isatty():
+        raise ConfigError("a conversation needs a terminal", fix="give --prompt, --file, or pipe prompts in")
+    importlib.import_module("readline")  # edits lines of `input`
+    print("a line is a turn; Ctrl-D ends", file=sys.stderr)
+    with suppress(EOFError):
+        while True:
+            if line := input("> "):
+                yield line
 
 
 def classify_command(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretrain import dist
-from pretrain.artifact.open import dump_normalize, normalize_of_data
+from pretrain.artifact.open import dump_normalize, normalize_of_data, template_of_data
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.retention import remove_leftovers
 from pretrain.checkpoint.state import TrainState
@@ -138,8 +138,9 @@ def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
         write_file(claim.folder.config, dump_config(claim.config).encode())
         tokenizer = claim.dataset.tokenizer_path.read_bytes()
         if not claim.folder.tokenizer.is_file() or claim.folder.tokenizer.read_bytes() != tokenizer:
-            steps = normalize_of_data([source.folder for source in claim.dataset.sources])
-            write_file(claim.folder.normalize, dump_normalize(steps))
+            folders = [source.folder for source in claim.dataset.sources]
+            content = dump_normalize(normalize_of_data(folders), template_of_data(folders))
+            write_file(claim.folder.normalize, content)
             write_file(claim.folder.tokenizer, tokenizer)
         record = begin_attempt(claim.folder, claim.config.run.name, facts)
     result = dist.broadcast_object(record)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pretrain.config.prepare import DataKind, InputConfig, turns_of
+from pretrain.config.prepare import DataKind, InputConfig, Template, turns_of
 from pretrain.errors import DataError
 from pretrain.prepare.filters import Document, Label
 
@@ -153,7 +153,7 @@ def _build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes
     segments: Segments = tuple((text, role == TARGET_ROLE) for role, text in turns)
     markers = frozenset[int]()
     if config.template is not None:
-        segments, markers = _apply_template(turns, config.template)
+        segments, markers = apply_template(turns, config.template)
     text = "".join(part for part, _ in segments)
     return Document(text, text.encode(), consumed_bytes, segments=segments, markers=markers)
 
@@ -181,8 +181,8 @@ def _turns(record: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
     return turns
 
 
-def _apply_template(turns: list[tuple[str, str]], template: str | dict[str, str]) -> tuple[Segments, frozenset[int]]:
-    """Writes a template around the turns; returns the segments, and which are the template's."""
+def apply_template(turns: list[tuple[str, str]], template: Template) -> tuple[Segments, frozenset[int]]:
+    """Writes a template around the turns; returns the segments, and which are the template's. Raises: RecordError."""
     texts = turns_of(template)
     segments: list[tuple[str, bool]] = []
     markers: set[int] = set()
