@@ -110,8 +110,10 @@ class InputConfig(Section):
     paired_path: str | list[str] | None = None
     """Files of the targets, for pairs, as many as in `path`: line n is the target of its line n.
     None: both sides are fields of a record."""
-    prompt_field: str = "prompt"
-    """Field of the prompt, which has no loss; for records."""
+    prompt_field: str | Annotated[list[str], Field(min_length=1)] = "prompt"
+    """Field of the prompt, which has no loss; for records. Or several, joined by a blank line: those
+    after the first may be absent or empty. Records without a prompt that have an instruction and an
+    output (Alpaca) are read by `[instruction, input]` and `output`."""
     response_field: str = "response"
     """Field of the response, which has a loss; for records."""
     messages_field: str | None = None
