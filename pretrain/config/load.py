@@ -36,6 +36,7 @@ from pretrain.config.yaml_nodes import (
     short,
 )
 from pretrain.errors import ConfigError, PretrainError
+from pretrain.utils.hub import is_hub_name
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -171,10 +172,11 @@ def _read_start(folder: Path) -> dict[str, Any]:
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     what = f"init.from: no model can be read: {error}"
                     raise ConfigError(what, where=str(place / name)) from None
-    raise ConfigError(
-        f"init.from={folder}: no run, checkpoint, model folder or Hugging Face folder is there",
-        fix="check the path, or name a model.preset",
-    )
+    fix = "check the path, or name a model.preset"
+    if is_hub_name(str(folder)) and not folder.exists():
+        out = f"models/{folder.name}"
+        fix = f"check the path; a model of the hub comes first: pretrain import {folder} {out}, then init.from={out}"
+    raise ConfigError(f"init.from={folder}: no run, checkpoint, model folder or Hugging Face folder is there", fix=fix)
 
 
 def _import_extensions(names: Any, where: str) -> None:
