@@ -214,7 +214,7 @@ def export_model(
             where=str(path),
             fix="use it with `pretrain generate` and `pretrain evaluate`",
         )
-    about = About(name=out.name, source=described.path.name)
+    about = About(name=out.name, folder=out.name, source=described.path.name)
     if described.run is not None:
         run = load_config(described.run.config, import_extensions=False)
         origin = f"run {run.run.name}, {described.path.name}"
@@ -223,7 +223,7 @@ def export_model(
             # The last value of each metric remains.
             numbers = {key: row[key] for key in row if key in _CARD_METRICS or key.startswith("val_")}
             metrics |= {key: float(value) for key, value in numbers.items()}
-        about = About(run.run.name, origin, dump_config(run), metrics)
+        about = About(run.run.name, out.name, origin, dump_config(run, is_published=True), metrics)
     written = write_release(
         config,
         described.read,

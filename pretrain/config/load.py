@@ -292,10 +292,31 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 _Dumper.add_representer(float, _Dumper.represent_float)
 
 
-def dump_config(config: RunConfig) -> str:
-    """Returns the resolved config as YAML that `load_config` reads back to an equal config."""
+_OF_THE_PLACE = ("run", "tracking", "profile", "resume", "launch")
+_PLACES = ("path", "from", "cache_dir")
+
+
+def dump_config(config: RunConfig, is_published: bool = False) -> str:
+    """Returns the resolved config as YAML that `load_config` reads back to an equal config.
+
+    `is_published`: without the sections about the place of the run; of a path its last name remains.
+    """
     values = config.model_dump(by_alias=True, mode="json")
+    if is_published:
+        values = {name: _without_places(section) for name, section in values.items() if name not in _OF_THE_PLACE}
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
+
+
+def _without_places(value: Any) -> Any:
+    """Returns the values of a section with the last names of its paths."""
+    if isinstance(value, list):
+        return [_without_places(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: Path(inner).name if name in _PLACES and isinstance(inner, str) else _without_places(inner)
+        for name, inner in value.items()
+    }
 
 
 TRAINED = ("bpe", "wordpiece", "unigram", "char")

@@ -214,6 +214,8 @@ def wrap_tokenizer_json(
             fix = "give the tokenizer that the model was trained with"
             raise DataError(what, where=_TOKENIZER, fix=fix)
         tokens[f"{name}_token"] = token
+    if "eos_token" in tokens:  # a batch of texts needs one; padding is masked, so that any token will do
+        tokens.setdefault("pad_token", tokens["eos_token"])
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
