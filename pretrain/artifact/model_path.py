@@ -22,12 +22,15 @@ from pretrain.checkpoint.load import WeightReader, write_weights
 from pretrain.checkpoint.retention import read_best
 from pretrain.config.load import load_config
 from pretrain.config.model import parse_model
-from pretrain.errors import CheckpointError, DataError
+from pretrain.config.prepare import Template, check_template, to_jinja, turns_of
+from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.interop.generation import load_generation_defaults, read_generation_defaults
 from pretrain.interop.release import open_release
 from pretrain.interop.tokenizer import HubTokenizer, load_hub_tokenizer, tokenizer_files, wrap_tokenizer_json
+from pretrain.prepare.readers.records import RecordError, apply_template
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer import load_tokenizer, nameable_tokens, special_tokens_of
+from pretrain.tokenizer.encoder import build_encoder
 from pretrain.types import GenerationDefaults
 from pretrain.utils.io import check_file, make_dir, new_folder, write_file, write_json
 from pretrain.utils.safe_read import read_json
@@ -36,20 +39,25 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 """Version of model.json."""
+TEMPLATE_KEY = "template"
+"""Key of the template of conversations in a run's normalize.json."""
 
 
 class PlainCodec:
     """A `Codec` over a tokenizer of `pretrain prepare`, which adds no special tokens.
 
     With `ends_sources` it appends the end-of-document token, as in training of an encoder-decoder.
+    `template` is that of the conversations of the training.
     """
 
-    def __init__(self, tokenizer: Tokenizer, ends_sources: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, ends_sources: bool = False, template: Template | None = None) -> None:
         self._tokenizer = tokenizer
+        self._template = template
         special = special_tokens_of(tokenizer)
         self.eos_ids: tuple[int, ...] = () if special.eos is None else (special.eos,)
         self.mask_id: int | None = special.mask
         self._end = list(self.eos_ids) if ends_sources else []
+        self._begin = [] if special.bos is None else [special.bos]
         self._named = nameable_tokens(tokenizer)
         longest_first = sorted(self._named, key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, longest_first)))
@@ -70,6 +78,28 @@ class PlainCodec:
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_placed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of a document as `prepare` writes a labelled one, and their character spans."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        around = len(self._begin) * [(0, 0)], len(self.eos_ids) * [(len(text), len(text))]
+        return [*self._begin, *found.ids, *self.eos_ids], [*around[0], *found.offsets, *around[1]]
+
+    def encode_chat(self, turns: list[tuple[str, str]]) -> list[int]:
+        """Returns the ids of a conversation as `prepare` writes it. Raises: ConfigError: There is no template."""
+        if self._template is None:
+            what = "the run knows no chat template: its data were prepared without one"
+            raise ConfigError(what, fix="write the prompt by hand, without --chat")
+        try:
+            # The empty last turn stands for what the assistant is about to say.
+            segments, markers = apply_template([*turns, ("assistant", "")], self._template)
+        except RecordError as error:
+            raise ConfigError(error.what, fix="use another model") from None
+        texts = [text for text, _ in segments]
+        if turns_of(self._template)["assistant"][1]:
+            texts.pop()
+        given = [number for number in markers if number < len(texts)]
+        return build_encoder(self._tokenizer).encode(texts, given).values.tolist()
 
     def encode_target(self, text: str) -> list[int]:
         """Returns the ids of a target: those of `encode`, as there is one language."""
@@ -169,7 +199,8 @@ def _open_run(reader: WeightReader) -> ModelSource:
     whole = load_config(run.config, extensions="require")
     config = whole.model
     has_source = config.shape == "encoder+decoder"
-    codec = PlainCodec(load_tokenizer(run.tokenizer), ends_sources=has_source)
+    template = _read_template(run)
+    codec = PlainCodec(load_tokenizer(run.tokenizer), has_source, template)
     special = config.special_tokens
     if special.eos is None and codec.eos_ids:
         special = special.model_copy(update={"eos": codec.eos_ids[0]})
@@ -183,13 +214,27 @@ def _open_run(reader: WeightReader) -> ModelSource:
         read=(merged or reader).read,
         shapes=(merged or reader).shapes,
         load_codec=lambda: codec,
-        load_tokenizer_files=lambda: wrap_tokenizer_json(run.tokenizer.read_bytes(), special, config.max_seq_len),
+        load_tokenizer_files=lambda: wrap_tokenizer_json(
+            run.tokenizer.read_bytes(), special, config.max_seq_len, None if template is None else to_jinja(template)
+        ),
         generation=GenerationDefaults(sees_prompt_whole=sees_whole),
         run=run,
         checkpoint=reader,
         read_part=None if merged else reader.read_part,
         merged=merged,
     )
+
+
+def _read_template(run: RunDir) -> Template | None:
+    """Returns the template of a run's conversations; None: none with both sides. Raises: CheckpointError."""
+    if not run.normalize.is_file():
+        return None
+    try:
+        found = check_template(read_json(run.normalize).get(TEMPLATE_KEY))
+        return found if found is not None and {"user", "assistant"} <= turns_of(found).keys() else None
+    except (OSError, ValueError, AttributeError) as error:
+        what = f"{TEMPLATE_KEY} is damaged: {error}".splitlines()[0]
+        raise CheckpointError(what, where=str(run.normalize), fix="restore it") from None
 
 
 def is_release(path: Path) -> bool:
@@ -248,6 +293,16 @@ def open_newest(path: Path) -> WeightReader:
         except CheckpointError:
             if checkpoint.exists():
                 raise
+
+
+def newest_checkpoint(path: Path) -> tuple[Path, bool]:
+    """Returns the checkpoint of a model path, and whether it is of a run; an imported model as it is.
+
+    Raises: CheckpointError: A run without an intact checkpoint.
+    """
+    if is_release(path) or (path / MODEL_FILE).is_file():
+        return path, False
+    return (path if (path / MANIFEST).is_file() else find_checkpoint(path)), True
 
 
 def _problem(path: Path) -> str | None:

@@ -7,19 +7,19 @@ there to a model folder by `average`. A Hugging Face folder has none: its tokeni
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pretrain.artifact.model_path import open_source
+from pretrain.artifact.model_path import TEMPLATE_KEY, open_source
 from pretrain.artifact.source import ModelSource
 from pretrain.checkpoint.format import MODEL_FILE
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import AnyModelConfig
-from pretrain.config.prepare import NormalizeConfig
+from pretrain.config.prepare import NormalizeConfig, Template, check_template
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate.constraints import Codec
 from pretrain.model import LanguageModel, build_model
@@ -46,27 +46,41 @@ def find_normalize(source: ModelSource) -> NormalizeConfig | None:
         raise CheckpointError(what, where=str(file), fix="restore it") from None
 
 
-def dump_normalize(normalize: NormalizeConfig | None) -> bytes:
-    """Returns the content of a run's normalize.json."""
+def dump_normalize(normalize: NormalizeConfig | None, template: Template | None = None) -> bytes:
+    """Returns the content of a run's normalize.json: what is done to texts, and written around turns."""
     steps = None if normalize is None else normalize.model_dump(exclude_none=True)
-    return json.dumps({NORMALIZE_KEY: steps}).encode() + b"\n"
+    return json.dumps({NORMALIZE_KEY: steps, TEMPLATE_KEY: template}).encode() + b"\n"
 
 
 def normalize_of_data(folders: Sequence[Path]) -> NormalizeConfig | None:
     """Returns the normalisation of the texts of shard folders; None: none, or different ones."""
-    found = [steps for folder in folders for steps in _of_folder(folder)]
-    different = [steps for number, steps in enumerate(found) if steps not in found[:number]]
+    warning = f"inputs were normalised in different ways: {_LEFT_ALONE}"
+    found: NormalizeConfig | None = _common(folders, NORMALIZE_KEY, _parse, warning)
+    return found
+
+
+def template_of_data(folders: Sequence[Path]) -> Template | None:
+    """Returns the template of the conversations of shard folders; None: none, or different ones."""
+    warning = "conversations have different templates: none is kept"
+    found: Template | None = _common(folders, TEMPLATE_KEY, check_template, warning)
+    return found
+
+
+def _common(folders: Sequence[Path], key: str, parse: Callable[[Any], Any], warning: str) -> Any:
+    """Returns the value of a key of all inputs of shard folders; None: none, or different ones."""
+    found = [value for folder in folders for value in _of_folder(folder, key, parse)]
+    different = [value for number, value in enumerate(found) if value not in found[:number]]
     if len(different) > 1:
-        log.warning("inputs were normalised in different ways: %s", _LEFT_ALONE)
+        log.warning("%s", warning)
     return different[0] if len(different) == 1 else None
 
 
-def _of_folder(folder: Path) -> list[NormalizeConfig | None]:
-    """Returns the steps of each input of a shard folder."""
+def _of_folder(folder: Path, key: str, parse: Callable[[Any], Any]) -> list[Any]:
+    """Returns the value of a key of each input of a shard folder."""
     file = folder / "prepare.json"
     try:
         options = read_json(file)["options"]
-        return [_parse(steps) for steps in _by_input(options).values()]
+        return [parse(value) for value in _by_input(options, key)]
     except FileNotFoundError:  # re-sharded tokens of another system, or an address without it
         return [None]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -74,17 +88,17 @@ def _of_folder(folder: Path) -> list[NormalizeConfig | None]:
         return [None]
 
 
-def _by_input(options: dict[str, Any]) -> dict[str, dict[str, Any] | None]:
-    """Gathers the keys `inputs.N.normalize.KEY` of each input; without KEY the value is null."""
-    found: dict[str, dict[str, Any] | None] = {}
-    for key, value in options.items():
-        root, number, name, *rest = [*key.split(".", 3), "", ""][:4]
+def _by_input(options: dict[str, Any], key: str) -> list[Any]:
+    """Returns `inputs.N.key` of each input; of a section, a mapping of its own keys."""
+    found: dict[str, Any] = {}
+    for place, value in options.items():
+        root, number, name, *rest = [*place.split(".", 3), "", ""][:4]
         if root != "inputs":
             continue
-        steps = found.setdefault(number, None)
-        if name == NORMALIZE_KEY and rest[0]:
-            found[number] = {**(steps or {}), rest[0]: value}
-    return found
+        before = found.setdefault(number, None)
+        if name == key:
+            found[number] = {**(before or {}), rest[0]: value} if rest[0] else value
+    return list(found.values())
 
 
 def _parse(steps: dict[str, Any] | None) -> NormalizeConfig | None:

@@ -4,6 +4,7 @@ import hashlib
 import math
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +67,7 @@ class AdaptedModel:
     """
 
     def __init__(self, source: ModelSource, model: AnyModelConfig, shapes: Mapping[str, Shape]) -> None:
-        self.source, self.shapes = source, shapes
+        self.source, self.model, self.shapes = source, model, shapes
         theirs = source.config
         assert model.vocab_size is not None and theirs.vocab_size is not None
         self._old = theirs.vocab_size  # rows of both tables, without padding
@@ -230,17 +231,29 @@ def merge_adapters(trained: WeightReader, config: RunConfig, open_other: Callabl
             fix="put that model back, or call this from the folder that the run was started in",
         )
     base = AdaptedModel(open_other(start), config.model, parameter_shapes(config.model))
-    check_base(str(trained.manifest.state.get("base_hash", "")), base, str(trained.path))
+    run = RunDir(trained.path.parent.parent)
+    check_base(str(trained.manifest.state.get("base_hash", "")), base, run, open_other)
     return MergedModel(base, trained, config.finetune.scale)
 
 
-def check_base(saved: str, base: AdaptedModel, where: str) -> None:
-    """Verifies the weights that the adapters were trained with. Raises: CheckpointError."""
+def check_base(saved: str, base: AdaptedModel, run: RunDir, open_other: Callable[[Path], ModelSource]) -> None:
+    """Verifies the weights that the adapters of a run were trained with. Raises: CheckpointError.
+
+    Where the base model is another checkpoint of the same run, the error names the right one.
+    """
     found = base.fingerprint()
-    if saved != found:
-        raise CheckpointError(
-            f"its adapters were trained beside other weights than those of {base.source.path} "
-            f"(sha256 {saved[:12]} -> {found[:12]})",
-            where=where,
-            fix="put back the model that init.from named when the run began",
-        )
+    if saved == found:
+        return
+    fix = "put back the model that init.from named when the run began"
+    beside = [] if base.source.run is None else sorted(base.source.run.checkpoints.glob("step-*"), reverse=True)
+    for path in beside:
+        with suppress(CheckpointError):  # damaged, or not of this model
+            if AdaptedModel(open_other(path), base.model, base.shapes).fingerprint() == saved:
+                fix = f"those were {path}: pretrain train {run.config} init.from={path}"
+                break
+    raise CheckpointError(
+        f"its adapters were trained beside other weights than those of {base.source.path} "
+        f"(sha256 {saved[:12]} -> {found[:12]})",
+        where=str(run.path),
+        fix=fix,
+    )

@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 TOLERANCE = 1e-3
 """Relative to the largest score: fp32 rounding over many layers; less than a missing bias."""
 
+_PROBE = [("user", "Is it so?"), ("assistant", "It is."), ("user", "Why")]
+"""Turns with full stops, which some tokenizers join with a line break after them."""
+
 _CARD_METRICS = ("step", "tokens", "loss")
 """Metrics of a model card, in addition to those of validation."""
 
@@ -183,6 +186,14 @@ def import_model(source: str, out: Path) -> ImportReport:
     )
 
 
+def labels_words(source: ModelSource) -> bool:
+    """Returns whether a classifier labels words. Their head is that of texts: the run, or the class, tells."""
+    if source.run is not None:
+        run = load_config(source.run.config, extensions="ignore")
+        return any(task.kind == "tag" for task in run.objective.tasks)
+    return is_release(source.path) and labelled_by(source.path) == WORDS
+
+
 def export_model(
     path: Path, out: Path, *, dtype: str = "fp32", family: str | None = None, check: bool = True
 ) -> ExportReport:
@@ -203,19 +214,16 @@ def export_model(
             where=str(path),
             fix="use it with `pretrain generate` and `pretrain evaluate`",
         )
-    about = About(name=out.name, source=described.path.name)
-    # Texts and words have the same head: the task of the run, or the class, tells them apart.
-    labels_words = is_release(described.path) and labelled_by(described.path) == WORDS
+    about = About(name=out.name, folder=out.name, source=described.path.name)
     if described.run is not None:
         run = load_config(described.run.config, extensions="ignore")
-        labels_words = any(task.kind == "tag" for task in run.objective.tasks)
         origin = f"run {run.run.name}, {described.path.name}"
         metrics: dict[str, float] = {}
         for row in read_rows(described.run.metrics):
             # The last value of each metric remains.
             numbers = {key: row[key] for key in row if key in _CARD_METRICS or key.startswith("val_")}
             metrics |= {key: float(value) for key, value in numbers.items()}
-        about = About(run.run.name, origin, dump_config(run), metrics)
+        about = About(run.run.name, out.name, origin, dump_config(run, is_published=True), metrics)
     written = write_release(
         config,
         described.read,
@@ -225,7 +233,7 @@ def export_model(
         generation=write_generation_defaults(described.generation, config.special_tokens),
         tokenizer_files=described.load_tokenizer_files(),
         about=about,
-        labels_words=labels_words,
+        labels_words=labels_words(described),
         check=partial(check_scores, described) if check else None,
     )
     if described.run is not None and not reads_as_written(out):
@@ -235,4 +243,16 @@ def export_model(
             out,
             written.model_type,
         )
+    if described.run is not None and not _chats_as_trained(described, out):
+        log.warning(
+            "%s: its chat template gives other ids than the training, which encodes turns and the text around them "
+            "apart; they agree where special tokens stand between, as in the template chatml",
+            out,
+        )
     return written
+
+
+def _chats_as_trained(source: ModelSource, out: Path) -> bool:
+    """Returns whether transformers encodes a conversation as the run does; True without a template."""
+    codec = load_hub_tokenizer(out)
+    return not codec.has_chat_template or codec.encode_chat(_PROBE) == source.load_codec().encode_chat(_PROBE)

@@ -1,22 +1,26 @@
-"""Removal of leftovers and old checkpoints, and the mark of the best one, which stays.
+"""Removal of leftovers and old checkpoints, and the marks of those that stay: the best, and bases of adapters.
 
 best.json is a hint: a reader verifies the checkpoint that it names like any other.
 """
 
+import hashlib
 import logging
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pretrain.checkpoint.format import MANIFEST, list_checkpoints, load_manifest, step_name, step_of
 from pretrain.errors import CheckpointError, DiskError
-from pretrain.utils.io import check_file, remove_dir, remove_tree, write_json
+from pretrain.utils.io import check_file, remove_dir, remove_tree, write_file, write_json
 from pretrain.utils.safe_read import check_fields, read_json
 
 log = logging.getLogger(__name__)
 
 BEST = "best.json"
+IN_USE = "in-use-{}.run"
+"""A file in a checkpoint: the folder of another run, which cannot be used without it."""
 RISING = ("val_accuracy",)
 """Metrics of which more is better."""
 MIN_VALID = 2
@@ -38,6 +42,22 @@ def remove_leftovers(folder: Path) -> None:
                 raise
     for leftover in folder.glob(".trash-*"):
         remove_tree(leftover)
+
+
+def mark_in_use(checkpoint: Path, run: Path) -> None:
+    """Keeps a checkpoint from removal as long as the folder of another run exists. Raises: DiskError."""
+    content = os.fsencode(run.resolve())
+    mark = checkpoint / IN_USE.format(hashlib.sha256(content).hexdigest()[:16])
+    if not mark.is_file():
+        write_file(mark, content)
+
+
+def is_in_use(checkpoint: Path) -> bool:
+    """Returns whether an existing run is marked as user of a checkpoint; True where that cannot be read."""
+    try:
+        return any(Path(os.fsdecode(mark.read_bytes())).is_dir() for mark in checkpoint.glob(IN_USE.format("*")))
+    except OSError:
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +171,7 @@ class Retention:
         found = list_checkpoints(self._folder)
         best = None if self._best is None else self._best.settle(found, self._is_valid)
         for path in find_obsolete(found, self._keep, self._every, self._is_valid):
-            if path == best:
+            if path == best or is_in_use(path):
                 continue
             try:
                 remove_dir(path)

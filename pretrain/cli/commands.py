@@ -20,6 +20,7 @@ from pretrain.cli.evaluate import average_command, evaluate_command
 from pretrain.cli.launch import launch_app
 from pretrain.cli.model import (
     attention_command,
+    classify_command,
     export_command,
     generate_command,
     import_command,
@@ -59,6 +60,7 @@ _PANELS: dict[str, dict[str, Any]] = {
     "Follow runs": {"runs": runs_command, "report": report_command, "rollback": rollback_command},
     "Use models": {
         "generate": generate_command,
+        "classify": classify_command,
         "evaluate": evaluate_command,
         "attention": attention_command,
         "inspect": inspect_command,

@@ -1,6 +1,9 @@
-"""`pretrain generate`, `import`, `export`, `inspect` and `attention`."""
+"""`pretrain generate`, `classify`, `import`, `export`, `inspect` and `attention`."""
 
+import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -29,17 +32,20 @@ def generate_command(
     early_stopping: Annotated[str | None, Option(help="Beam search: true, false, never.")] = None,
     n_best: Annotated[int | None, Option(min=1, help="Texts per prompt, with scores.")] = None,
     batch_size: Annotated[int, Option(min=1, help="Prompts per batch.")] = 16,
+    chat: Annotated[bool, Option("--chat", help="Prompts are a user's turns; typed, without one.")] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Continue texts, translate them, or fill in [MASK], as the model can.
 
-    Without --prompt and --file, prompts are piped in, one a line; without that, a document begins.
+    Without --prompt and --file, prompts are piped in, one a line; without that, a document begins, or
+    with --chat a conversation in the terminal.
 
     Example: pretrain generate runs/quickstart --prompt "def main(" --temperature 0
     """
     from pretrain.artifact.model_path import open_source
     from pretrain.artifact.open import find_normalize, load_artifact
+    from pretrain.generate.chat import ChatCodec, converse
     from pretrain.generate.command import run_generate
     from pretrain.generate.generation_options import Options
     from pretrain.generate.text import find_prompts
@@ -51,20 +57,81 @@ def generate_command(
     source = open_source(model)
     artifact = load_artifact(source, device)
     normalize = find_normalize(source)
+    is_typed = chat and prompts is None
+    if is_typed:
+        prompts = _typed_lines(as_json)
     # Prompts are normalized like the text of the training.
     if normalize is not None and prompts is not None:
         prompts = map(build_normalizers(normalize)[0], prompts)
     # Not an error: a released model may name settings that only its own library has.
     for setting in artifact.generation.not_honoured():
         print(printable(f"note: the model's own {setting} is not honoured"), file=sys.stderr)
+    codec = ChatCodec(artifact.codec) if chat else artifact.codec
+    if isinstance(codec, ChatCodec) and is_typed:
+        assert prompts is not None
+        converse(artifact.model, codec, artifact.generation, options, prompts, sys.stdout, seed=seed)
+        return
     run_generate(
         artifact.model,
-        artifact.codec,
+        codec,
         artifact.generation,
         options,
         prompts,
         sys.stdout,
         seed=seed,
+        batch_size=batch_size,
+        as_json=as_json,
+    )
+
+
+def _typed_lines(as_json: bool) -> Iterator[str]:
+    """Yields the lines that a user types, until the end of the input. Raises: ConfigError: No terminal."""
+    if as_json or not sys.stdin.isatty():
+        raise ConfigError("a conversation needs a terminal", fix="give --prompt, --file, or pipe prompts in")
+    importlib.import_module("readline")  # edits lines of `input`
+    print("a line is a turn; Ctrl-D ends", file=sys.stderr)
+    with suppress(EOFError):
+        while True:
+            if line := input("> "):
+                yield line
+
+
+def classify_command(
+    model: ModelPath,
+    text: Annotated[list[str] | None, Option(help="Text to label.")] = None,
+    file: Annotated[str | None, Option(help="Texts, one per line; - for standard input.")] = None,
+    batch_size: Annotated[int, Option(min=1, help="Texts per batch.")] = 16,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Label texts, or their words, with a classifier: label, probability and text, a line each.
+
+    Without --text and --file, texts are piped in, one a line. --json: the probability of every label.
+
+    Example: pretrain classify runs/classify --text "How do I open a file?"
+    """
+    from pretrain.artifact import open_artifact
+    from pretrain.artifact.model_path import open_source
+    from pretrain.artifact.open import find_normalize
+    from pretrain.artifact.transfer import labels_words
+    from pretrain.generate.classify import run_classify
+    from pretrain.generate.text import find_prompts
+    from pretrain.prepare.normalize import build_normalizers
+
+    texts = find_prompts(text or [], file, "--text")
+    if texts is None:
+        raise ConfigError("there is no text", fix="give --text, --file, or pipe texts in")
+    source, artifact = open_source(model), open_artifact(model, device)
+    normalize = find_normalize(source)
+    if normalize is not None:
+        texts = map(build_normalizers(normalize)[0], texts)
+    run_classify(
+        artifact.model,
+        artifact.codec,
+        artifact.model_config.head.labels,
+        texts,
+        sys.stdout,
+        of_words=labels_words(source),
         batch_size=batch_size,
         as_json=as_json,
     )

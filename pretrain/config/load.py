@@ -35,6 +35,7 @@ from pretrain.config.yaml_nodes import (
     short,
 )
 from pretrain.errors import ConfigError, PretrainError
+from pretrain.utils.hub import is_hub_name
 from pretrain.utils.safe_read import read_json
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -186,10 +187,11 @@ def _read_start(folder: Path) -> dict[str, Any]:
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     what = f"init.from: no model can be read: {error}"
                     raise ConfigError(what, where=str(place / name)) from None
-    raise ConfigError(
-        f"init.from={folder}: no run, checkpoint, model folder or Hugging Face folder is there",
-        fix="check the path, or name a model.preset",
-    )
+    fix = "check the path, or name a model.preset"
+    if is_hub_name(str(folder)) and not folder.exists():
+        out = f"models/{folder.name}"
+        fix = f"check the path; a model of the hub comes first: pretrain import {folder} {out}, then init.from={out}"
+    raise ConfigError(f"init.from={folder}: no run, checkpoint, model folder or Hugging Face folder is there", fix=fix)
 
 
 def import_extensions(names: Sequence[Any], where: str) -> None:
@@ -313,10 +315,31 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 _Dumper.add_representer(float, _Dumper.represent_float)
 
 
-def dump_config(config: RunConfig) -> str:
-    """Returns the resolved config as YAML that `load_config` reads back to an equal config."""
+_OF_THE_PLACE = ("run", "tracking", "profile", "resume", "launch")
+_PLACES = ("path", "from", "cache_dir")
+
+
+def dump_config(config: RunConfig, is_published: bool = False) -> str:
+    """Returns the resolved config as YAML that `load_config` reads back to an equal config.
+
+    `is_published`: without the sections about the place of the run; of a path its last name remains.
+    """
     values = config.model_dump(by_alias=True, mode="json")
+    if is_published:
+        values = {name: _without_places(section) for name, section in values.items() if name not in _OF_THE_PLACE}
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+
+
+def _without_places(value: Any) -> Any:
+    """Returns the values of a section with the last names of its paths."""
+    if isinstance(value, list):
+        return [_without_places(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: Path(inner).name if name in _PLACES and isinstance(inner, str) else _without_places(inner)
+        for name, inner in value.items()
+    }
 
 
 TRAINED = ("bpe", "wordpiece", "unigram", "char")

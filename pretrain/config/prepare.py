@@ -5,6 +5,7 @@ recognized in the template, never in the words. The text after the words of an a
 as they have: it tells a model when to stop.
 """
 
+import json
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
@@ -25,8 +26,11 @@ TEMPLATES: dict[str, dict[str, str]] = {
 
 CONTENT = "{content}"
 
+Template = str | dict[str, str]
+"""The name of one of `TEMPLATES`, or a text by role."""
 
-def check_template(template: str | dict[str, str] | None) -> str | dict[str, str] | None:
+
+def check_template(template: Template | None) -> Template | None:
     """Returns a valid template: None, a name, or a text by role. Raises: ValueError."""
     if isinstance(template, str) and template not in TEMPLATES:
         use = f"use {' or '.join(TEMPLATES)}, or give a text for each role"
@@ -38,11 +42,26 @@ def check_template(template: str | dict[str, str] | None) -> str | dict[str, str
     return template
 
 
-def turns_of(template: str | dict[str, str]) -> dict[str, tuple[str, str]]:
+def turns_of(template: Template) -> dict[str, tuple[str, str]]:
     """Returns the text before and after the words of a turn, by role."""
     texts = TEMPLATES[template] if isinstance(template, str) else template
     parts = {role: text.partition(CONTENT) for role, text in texts.items()}
     return {role: (before, after) for role, (before, _, after) in parts.items()}
+
+
+def to_jinja(template: Template) -> str:
+    """Returns the chat template of transformers that writes the same text around turns."""
+    turns = json.dumps(turns_of(template), ensure_ascii=False)
+    return (
+        f"{{%- set turns = {turns} -%}}\n"
+        "{%- for message in messages -%}\n"
+        "{%- if message['role'] not in turns -%}\n"
+        "{{- raise_exception('the template has no role ' ~ message['role']) -}}\n"
+        "{%- endif -%}\n"
+        "{{- turns[message['role']][0] ~ message['content'] ~ turns[message['role']][1] -}}\n"
+        "{%- endfor -%}\n"
+        "{%- if add_generation_prompt -%}{{- turns['assistant'][0] -}}{%- endif -%}\n"
+    )
 
 
 DataKind = Literal["text", "pairs", "records", "classes", "tags"]
@@ -91,14 +110,16 @@ class InputConfig(Section):
     paired_path: str | list[str] | None = None
     """Files of the targets, for pairs, as many as in `path`: line n is the target of its line n.
     None: both sides are fields of a record."""
-    prompt_field: str = "prompt"
-    """Field of the prompt, which has no loss; for records."""
+    prompt_field: str | Annotated[list[str], Field(min_length=1)] = "prompt"
+    """Field of the prompt, which has no loss; for records. Or several, joined by a blank line: those
+    after the first may be absent or empty. Records without a prompt that have an instruction and an
+    output (Alpaca) are read by `[instruction, input]` and `output`."""
     response_field: str = "response"
     """Field of the response, which has a loss; for records."""
     messages_field: str | None = None
     """Field of a list of {role, content}, for records; only the assistant's turns have a loss. None:
     prompt and response."""
-    template: Annotated[str | dict[str, str] | None, AfterValidator(check_template)] = None
+    template: Annotated[Template | None, AfterValidator(check_template)] = None
     """Text around turns, for records: `instruction`, `chatml`, or a mapping from role to a text
     with `{content}`; a prompt has the role user. None: no such text."""
     label_field: str = "label"

@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pretrain.config.base import OnResume, Section, on_resume
@@ -106,8 +107,19 @@ def is_allowed(key: str, allow: list[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in allow)
 
 
+def keep_start(stored: RunConfig, config: RunConfig) -> RunConfig:
+    """Keeps the checkpoint that a run was started from, where `init.from` names the run of that again."""
+    given, taken = config.init.from_, stored.init.from_
+    if given is None or taken is None:
+        return config
+    run = Path(taken).resolve().parent.parent
+    if Path(given).resolve() not in (run, run / "best"):
+        return config
+    return config.model_copy(update={"init": config.init.model_copy(update={"from_": taken})})
+
+
 def fill_from(stored: RunConfig, config: RunConfig) -> RunConfig:
-    """Fills in the vocabulary, special tokens and labels that a run has taken from its data."""
+    """Fills in what a run has resolved: vocabulary, special tokens, labels, the checkpoint of its start."""
     old = stored.model
     model = config.model
     named = {name: number for name, number in model.special_tokens if number is not None}
@@ -117,4 +129,4 @@ def fill_from(stored: RunConfig, config: RunConfig) -> RunConfig:
         filled["vocab_size"] = old.vocab_size
     if not model.head.labels:
         filled["head"] = model.head.model_copy(update={"labels": old.head.labels})
-    return config.model_copy(update={"model": model.model_copy(update=filled)})
+    return keep_start(stored, config.model_copy(update={"model": model.model_copy(update=filled)}))

@@ -61,7 +61,8 @@ class InitConfig(Section):
 
     from_: Annotated[UserPath | None, OnResume.WARN] = Field(default=None, alias="from")
     """Run, checkpoint, model folder or Hugging Face folder of the weights, and of the model if
-    `model` names neither a preset nor stacks. None: random weights."""
+    `model` names neither a preset nor stacks. A run stands for its newest checkpoint at the start,
+    which the run folder's config.yaml then names. None: random weights."""
     freeze: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
     """Patterns of parameters that are not trained: `embedding.*`, `encoder.blocks.[0-3].*`."""
     check_tokenizer: Annotated[bool, OnResume.FREE] = True

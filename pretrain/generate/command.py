@@ -2,6 +2,7 @@
 
 one prompt, drawn or greedy     the text as it comes, after the prompt if it continues it
 one prompt, beams               the text
+--chat                          the answer to a turn of the user, without the turn
 several prompts                 a line each, in order: a batch at a time; line breaks become \\n
 several texts a prompt          a line each: score, tab, text
 --json                          an object a line
@@ -19,6 +20,7 @@ import torch
 
 from pretrain.errors import ConfigError
 from pretrain.generate.beam import Beams
+from pretrain.generate.chat import ChatCodec, trimmed
 from pretrain.generate.constraints import Codec, Constraints
 from pretrain.generate.generation_options import Options
 from pretrain.generate.incremental_decoder import check_prompt
@@ -63,6 +65,8 @@ def fill_masks(model: LanguageModel, codec: Codec, text: str, top_k: int = 5, *,
     if model.is_causal or model.head is None or model.head.scores_labels:
         kind = "with a decoder" if model.is_causal else "without a language model's head"
         fix = "use one of an encoder with such a head"
+        if model.head is not None and model.head.scores_labels:
+            fix = "label texts with `pretrain classify`"
         raise ConfigError(f"a model {kind} fills no masks", where=where, fix=fix)
     if codec.mask_id is None:
         fix = "use the model's own tokenizer"
@@ -128,16 +132,19 @@ def run_generate(
     if alone and isinstance(method, Sampling) and not as_json:
         _stream(model, codec, first[0], constraints, method, out, seed)
         return
+    is_chat = isinstance(codec, ChatCodec)
     scored = isinstance(method, Beams) and method.num_return > 1
     asked = chain(first, remaining)
     for answers in generate_text(model, codec, asked, constraints, method, seed=seed, batch_size=batch_size):
         lines = []
         for answer in answers:
+            text = answer.text.strip() if is_chat else answer.text
             if as_json:
-                facts = {"prompt": answer.prompt, "text": answer.text, "tokens": answer.num_tokens}
+                facts = {"prompt": answer.prompt, "text": text, "tokens": answer.num_tokens}
                 lines.append(json.dumps(facts | {"score": answer.score}, ensure_ascii=False))
                 continue
-            text = answer.prompt + answer.text if model.encoder is None else answer.text
+            if model.encoder is None and not is_chat:
+                text = answer.prompt + text
             if not alone or scored:
                 text = text.replace("\r", "\\r").replace("\n", "\\n")
             lines.append(f"{answer.score:.4f}\t{text}" if scored else text)
@@ -160,9 +167,11 @@ def _stream(
     seed: int,
 ) -> None:
     pieces = stream_text(model, codec, prompt, constraints, sampling, seed=seed)
+    if isinstance(codec, ChatCodec):
+        pieces = trimmed(pieces)
     # A refused prompt leaves no output: the first piece is drawn before the prompt is repeated.
     first = next(pieces, "")
-    out.write(prompt + first if model.encoder is None else first)
+    out.write(first if model.encoder is not None or isinstance(codec, ChatCodec) else prompt + first)
     out.flush()
     try:
         for piece in pieces:

@@ -19,6 +19,14 @@ class Codec(Protocol):
         """Returns the ids of a text, with the special tokens of the model's inputs."""
         ...
 
+    def encode_placed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of a text that is labelled, begun and ended, and their character spans, ascending."""
+        ...
+
+    def encode_chat(self, turns: list[tuple[str, str]]) -> list[int]:
+        """Returns the ids of a conversation of (role, text), up to where the assistant's next turn begins."""
+        ...
+
     def encode_target(self, text: str) -> list[int]:
         """Returns the ids of a target of two stacks; a translator's, in the target's language."""
         ...

@@ -65,23 +65,24 @@ def text_after(codec: Codec, context: Sequence[int], ids: Sequence[int]) -> str:
 STDIN = "-"
 
 
-def find_prompts(prompts: list[str], file: str | None) -> Iterator[str] | None:
+def find_prompts(prompts: list[str], file: str | None, option: str = "--prompt") -> Iterator[str] | None:
     """Returns the prompts of the command line, a file or standard input; None: there are none.
 
     A file is opened at once and read lazily: one prompt a line, empty ones too. Standard input is
-    read where `file` is `-`, or by default where it is piped or redirected.
+    read where `file` is `-`, or by default where it is piped or redirected. `option` is the one of
+    the command line, for errors.
 
     Raises:
         ConfigError: Both were given, there is no such file, or a prompt is not UTF-8.
     """
     if prompts and file is not None:
-        raise ConfigError("--prompt and --file were both given", fix="give one of them")
+        raise ConfigError(f"{option} and --file were both given", fix="give one of them")
     if prompts:
         try:
             "".join(prompts).encode()
         except UnicodeEncodeError:
             fix = "put the text in a file, as UTF-8"
-            raise ConfigError("--prompt is not UTF-8", fix=fix) from None
+            raise ConfigError(f"{option} is not UTF-8", fix=fix) from None
         return iter(prompts)
     if file == STDIN or (file is None and _is_piped()):
         return _read_lines(sys.stdin.buffer, "standard input")

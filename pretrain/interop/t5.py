@@ -95,6 +95,8 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
         "num_decoder_layers": stack.layers,
         "feed_forward_proj": (_GATED if stack.gated else THEIR_ACTIVATIONS)[stack.activation],
         "tie_word_embeddings": config.tied_embeddings,
+        # Where it is not the default; transformers 4 does not know it, and would scale.
+        **({} if config.head.scaled == config.tied_embeddings else {"scale_decoder_outputs": config.head.scaled}),
     }
 
 

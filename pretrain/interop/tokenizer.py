@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from pretrain.config.model import SpecialTokens
-from pretrain.errors import DataError, install_fix
+from pretrain.errors import ConfigError, DataError, install_fix
 from pretrain.interop.fields import CONFIG, TOKENIZER_FILES
 
 _TOKENIZER = "tokenizer.json"
@@ -32,6 +32,7 @@ class HubTokenizer:
     Attributes:
         special_tokens: Ids that the tokenizer defines; CLS counts as BOS, and SEP as EOS, where it
             lacks that. The start token of a decoder is not the tokenizer's.
+        has_chat_template: The release says how conversations are written.
         vocab_size: One more than the largest id.
     """
 
@@ -49,12 +50,35 @@ class HubTokenizer:
         eos = self.special_tokens.eos
         self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
         self.vocab_size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
+        self.has_chat_template = bool(tokenizer.chat_template)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._of_bytes = backend is not None and "ByteLevel" in repr(backend.decoder)
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text with the special tokens of inputs, never truncated."""
         return list(self._tokenizer(text, truncation=False, verbose=False)["input_ids"])
+
+    def encode_placed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of `encode`, and their character spans, ascending; that of a last token is at the end."""
+        found = self._tokenizer(text, truncation=False, verbose=False, return_offsets_mapping=True)
+        spans, after = [], 0
+        for start, end in found["offset_mapping"]:
+            after = max(after, end)
+            spans.append((start, end) if end else (after, after))
+        return list(found["input_ids"]), spans
+
+    def encode_chat(self, turns: list[tuple[str, str]]) -> list[int]:
+        """Returns the ids of a conversation by the release's chat template. Raises: ConfigError: It has none."""
+        if not self.has_chat_template:
+            raise ConfigError("the tokenizer has no chat template", fix="write the prompt by hand, without --chat")
+        messages = [{"role": role, "content": text} for role, text in turns]
+        try:
+            found = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        except Exception as error:  # of the template: jinja raises several, and what the template raises itself
+            raise ConfigError(
+                f"the chat template of the tokenizer fails: {error}", fix="write the prompt by hand"
+            ) from None
+        return list(found)
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Returns the ids of two texts in one row, and the segment of each, 0 or 1."""
@@ -165,12 +189,12 @@ def reads_as_written(folder: Path) -> bool:
 
 
 def wrap_tokenizer_json(
-    text: bytes, special: SpecialTokens, model_max_length: int | None = None
+    text: bytes, special: SpecialTokens, model_max_length: int | None = None, chat_template: str | None = None
 ) -> list[tuple[str, bytes]]:
     """Returns names and contents of the files from which AutoTokenizer reads a tokenizer of ours.
 
-    `text` is its `tokenizer.json`, which is not changed; `special` are ids of its tokens, and
-    `model_max_length` is the longest row of the model.
+    `text` is its `tokenizer.json`, which is not changed; `special` are ids of its tokens,
+    `model_max_length` is the longest row of the model, `chat_template` of transformers.
 
     Raises:
         DataError: Not a tokenizer, or it has no token of one of these ids.
@@ -189,11 +213,15 @@ def wrap_tokenizer_json(
             fix = "give the tokenizer that the model was trained with"
             raise DataError(what, where=_TOKENIZER, fix=fix)
         tokens[f"{name}_token"] = token
+    if "eos_token" in tokens:  # a batch of texts needs one; padding is masked, so that any token will do
+        tokens.setdefault("pad_token", tokens["eos_token"])
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         **tokens,
     }
+    if chat_template is not None:
+        settings["chat_template"] = chat_template
     if model_max_length is not None:
         settings["model_max_length"] = model_max_length
     return [(_TOKENIZER, text), (_SETTINGS, _dump(settings)), ("special_tokens_map.json", _dump(tokens))]

@@ -46,11 +46,20 @@ _USAGES = {
 """Labelled unit, missing head, or stacks -> task of the hub, and the class that loads the model."""
 
 
+_GENERATES = """inputs = tokenizer("A text", return_tensors="pt", return_token_type_ids=False)
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0], skip_special_tokens=True))"""
+_USES = {"text-generation": _GENERATES, "translation": _GENERATES}
+_SCORES = """inputs = tokenizer("A text", return_tensors="pt")
+outputs = model(**inputs)"""
+"""Lines of the card after the model and its tokenizer are loaded, by task; else `_SCORES`."""
+
+
 @dataclass(frozen=True, slots=True)
 class About:
     """Facts of a model card beyond the model."""
 
     name: str = "Model"
+    folder: str = "model"  # name of the export
     source: str = ""  # origin of the weights
     run_config: str = ""  # YAML
     metrics: dict[str, float] = field(default_factory=dict)
@@ -181,10 +190,13 @@ def model_card(
     if about.source:
         parts.append(f"Made from {about.source}.")
     classes = {"model": auto_class} | ({"tokenizer": "AutoTokenizer"} if has_tokenizer else {})
-    calls = [f'{name} = {loader}.from_pretrained("PATH")' for name, loader in classes.items()]
+    calls = [f'name = "{about.folder}"  # this folder, or its name on the hub']
+    calls += [f"{name} = {loader}.from_pretrained(name)" for name, loader in classes.items()]
+    if has_tokenizer:
+        calls.append(_USES.get(task, _SCORES))
     loads = "\n".join(calls)
     imports = f"from transformers import {', '.join(classes.values())}"
-    parts.append(f"## Loading\n\n```python\n{imports}\n\n{loads}\n```")
+    parts.append(f"## Use\n\n```python\n{imports}\n\n{loads}\n```")
     if about.metrics:
         rows = "\n".join(f"| {name} | {value:.6g} |" for name, value in about.metrics.items())
         parts.append(f"## Metrics\n\n| metric | value |\n|---|---|\n{rows}")

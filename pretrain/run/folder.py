@@ -61,7 +61,7 @@ class RunDir:
         self.tokenizer = path / "tokenizer.json"
         """The tokenizer, copied from the data, so that the run can generate without them."""
         self.normalize = path / "normalize.json"
-        """Normalisation of the data before the tokenizer, which is applied to later texts too."""
+        """Normalisation of the data and the template of its turns, which are applied to later texts too."""
 
     def has_saved(self) -> bool:
         """Returns whether there is a checkpoint, a damaged one too."""

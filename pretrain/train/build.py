@@ -40,7 +40,7 @@ from pretrain.tracking.meter import Meter, PhaseClock, Profiler, Timeline, peak_
 from pretrain.tracking.run_facts import find_facts
 from pretrain.tracking.tracker import Tracker
 from pretrain.train.claim import Claim, agree_on_versions, begin, check_data, check_new, recall_evaluations
-from pretrain.train.initial_weights import InitialWeights, open_start
+from pretrain.train.initial_weights import InitialWeights, open_start, pin_start
 from pretrain.train.layer_norms import LayerNorms
 from pretrain.train.rollback import agree_on_skips
 from pretrain.train.samples import AttentionPictures, Samples, build_pictures, build_samples
@@ -96,12 +96,13 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     agree_on_versions(world)
 
     progress.enter("load")
-    sharded = builds_sharded(config.engine)
+    config = pin_start(config, world)
+    claim = replace(claim, config=config)
     start = open_start(config, dataset.tokenizer_path)
-    model = build_model(config.model, config.engine, accelerator.device, storage=not sharded)
+    model = build_model(config.model, config.engine, accelerator.device, storage=not builds_sharded(config.engine))
     num_saved = start.arrange(model)
     groups = group_parameters(model, config.optim.layer_decay)
-    if sharded:
+    if builds_sharded(config.engine):
         fill_sharded(model, start.draw, config.engine, accelerator)
     else:
         fill_weights(model, start.draw)
@@ -129,9 +130,8 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     state = state.leaving_out(skips.ranges)
     samples.check_supply(skips.position_of(config.train.last_step * plan.rows))
     loader = _loader(claim, samples, plan, world, state, stop, on_cuda)
-    tracker = _tracker(claim, world, record["id"])
+    tracker = _tracker(claim, world, record["id"], state.step)
     audit = None if claim.lease is None else AuditLedger(folder.audit, claim.lease.check_after_stall)
-    tracker.rewind(state.step)
     if audit is not None:
         audit.rewind(state.step)
     validation = _validation(claim, plan, world, on_cuda)
@@ -168,9 +168,9 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     return run, state
 
 
-def _tracker(claim: Claim, world: World, run_id: str) -> Tracker:
+def _tracker(claim: Claim, world: World, run_id: str, step: int) -> Tracker:
     config = claim.config
-    return Tracker(
+    tracker = Tracker(
         claim.folder.path,
         config.tracking,
         {"id": run_id, "name": config.run.name, "config": config.model_dump(by_alias=True, mode="json")},
@@ -178,6 +178,8 @@ def _tracker(claim: Claim, world: World, run_id: str) -> Tracker:
         total_steps=config.train.steps,
         find_facts=partial(find_facts, claim.dataset, world.size),
     )
+    tracker.rewind(step)
+    return tracker
 
 
 def _loader(

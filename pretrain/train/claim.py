@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretrain import dist
-from pretrain.artifact.open import dump_normalize, normalize_of_data
+from pretrain.artifact.open import dump_normalize, normalize_of_data, template_of_data
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.retention import remove_leftovers
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import plan_batch
 from pretrain.config.load import dump_config, load_config
-from pretrain.config.resumption import check_config, is_allowed
+from pretrain.config.resumption import check_config, is_allowed, keep_start
 from pretrain.config.run import RunConfig
 from pretrain.config.train import OF_A_SOURCE
 from pretrain.data.stream import check_packing, open_stores
@@ -109,7 +109,9 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
     try:
         if folder.config.is_file():
             stored = load_config(folder.config, extensions="ignore")
-            check_config(stored, config, has_saved=folder.has_saved())
+            has_saved = folder.has_saved()
+            config = keep_start(stored, config) if has_saved else config
+            check_config(stored, config, has_saved=has_saved)
         if lease is not None:
             sweep(folder)
     except BaseException:
@@ -136,8 +138,9 @@ def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
         write_file(claim.folder.config, dump_config(claim.config).encode())
         tokenizer = claim.dataset.tokenizer_path.read_bytes()
         if not claim.folder.tokenizer.is_file() or claim.folder.tokenizer.read_bytes() != tokenizer:
-            steps = normalize_of_data([source.folder for source in claim.dataset.sources])
-            write_file(claim.folder.normalize, dump_normalize(steps))
+            folders = [source.folder for source in claim.dataset.sources]
+            content = dump_normalize(normalize_of_data(folders), template_of_data(folders))
+            write_file(claim.folder.normalize, content)
             write_file(claim.folder.tokenizer, tokenizer)
         record = begin_attempt(claim.folder, claim.config.run.name, facts)
     result = dist.broadcast_object(record)

@@ -13,13 +13,17 @@ from torch import Tensor, nn
 
 from pretrain import dist
 from pretrain.artifact.lora import add_adapters, check_tokens, freeze, initial_adapter, train_beside
-from pretrain.artifact.model_path import open_source
+from pretrain.artifact.model_path import newest_checkpoint, open_source
 from pretrain.artifact.source import AdaptedModel, check_base, is_adapter, name_without_adapter
+from pretrain.checkpoint.agree import agree
+from pretrain.checkpoint.retention import mark_in_use
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.run import RunConfig
-from pretrain.errors import CheckpointError, PretrainError
+from pretrain.dist import World
+from pretrain.errors import CheckpointError, DiskError, PretrainError
 from pretrain.interop.family import parameter_shapes
 from pretrain.model.build import initial_weight
+from pretrain.run.folder import RunDir
 from pretrain.types import FragmentStore
 
 log = logging.getLogger(__name__)
@@ -79,7 +83,32 @@ class InitialWeights:
     def check(self, saved: TrainState) -> None:
         """Checks that adapters meet the weights of their training. Raises: CheckpointError."""
         if self.base is not None:
-            check_base(saved.base_hash, self.base, self.config.run.name)
+            check_base(saved.base_hash, self.base, RunDir(self.config.folder), open_source)
+
+
+def pin_start(config: RunConfig, world: World) -> RunConfig:
+    """Replaces a run in `init.from` by its newest checkpoint at this moment, on all ranks alike. Collective.
+
+    That run may train on: the checkpoint under adapters is marked, so that its retention spares it.
+    Raises: CheckpointError: It has no intact checkpoint.
+    """
+    init, has_adapters = config.init, config.finetune.kind == "lora"
+    if init.from_ is None:
+        return config
+
+    def pin() -> str | None:
+        if not world.is_main or (RunDir(config.folder).has_saved() and not has_adapters):
+            return init.from_  # of a run that has its weights: the start may be gone
+        start, is_of_run = newest_checkpoint(Path(str(init.from_)))
+        if has_adapters and is_of_run:
+            try:
+                mark_in_use(start, config.folder)
+            except DiskError as error:
+                text = "%s cannot be marked as in use (%s); copy its run, which may remove it as it trains on"
+                log.warning(text, start, error.what)
+        return str(start)
+
+    return config.model_copy(update={"init": init.model_copy(update={"from_": agree(pin)[0]})})
 
 
 def open_start(config: RunConfig, tokenizer: Path) -> InitialWeights:

@@ -16,9 +16,9 @@ from tests.helpers.waiting import LIMIT_S
 
 COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["launch", "slurm"],
             ["launch", "status"], ["launch", "logs"], ["launch", "cancel"], ["launch", "resubmit"], ["runs"],
-            ["inspect"], ["generate"], ["import"], ["export"], ["average"], ["evaluate"], ["attention"], ["data"],
-            ["data", "verify"], ["data", "show"], ["data", "stats"], ["plan"], ["rollback"], ["drill"], ["doctor"],
-            ["report"], ["recipes"], ["recipes", "cp"], ["presets"]]  # fmt: skip
+            ["inspect"], ["generate"], ["classify"], ["import"], ["export"], ["average"], ["evaluate"], ["attention"],
+            ["data"], ["data", "verify"], ["data", "show"], ["data", "stats"], ["plan"], ["rollback"], ["drill"],
+            ["doctor"], ["report"], ["recipes"], ["recipes", "cp"], ["presets"]]  # fmt: skip
 
 
 def test_the_list_of_commands_under_test_is_complete():

@@ -2,10 +2,12 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from pretrain.checkpoint.format import list_checkpoints
 from tests.helpers.cli import Warm
@@ -88,6 +90,41 @@ def test_adapters_over_a_hugging_face_folder_resume_bit_for_bit_and_are_exported
     assert warm("export", str(runs.folder("golden").path), str(tmp_path / "out"), cwd=tmp_path).code == 0
     sizes = [json.loads((folder / "config.json").read_text())["vocab_size"] for folder in (released, tmp_path / "out")]
     assert sizes[1] == sizes[0] + 2
+
+
+def test_adapters_keep_the_checkpoint_of_a_base_that_trains_on(tmp_path, warm, base):
+    shutil.copytree(base[0].parent, tmp_path / "base")
+    (tmp_path / "text").symlink_to(base[0].parent.parent / "text")
+    bases, runs = RunMaker(tmp_path, tmp_path / "text", BASE), RunMaker(tmp_path, base[2], TUNED)
+    run, tuned = bases.folder("base").path, runs.folder("tuned")
+    started, pinned = f"init.from={run}", run / "checkpoints" / "step-00000010"
+
+    def call(*arguments: str, code: int = 0) -> str:
+        result = warm(*arguments, cwd=tmp_path)
+        assert result.code == code, result.stderr
+        return result.stderr
+
+    def train_base_on(steps: int) -> set[str]:
+        call("train", str(bases.config("base")), f"train.steps={steps}", "checkpoint.every_steps=1")
+        return {path.name for path in list_checkpoints(run / "checkpoints")}
+
+    call("train", str(runs.config("golden")), started, LORA)
+    call("train", str(runs.config("tuned")), started, LORA, "train.stop_after=3")
+    assert yaml.safe_load(tuned.config.read_text())["init"]["from"] == str(pinned)
+    assert train_base_on(14) == {"step-00000010", "step-00000013", "step-00000014"}
+    call("train", str(runs.config("tuned")), started, LORA)
+    assert_same_run(runs, "tuned", "golden", 8)
+    other = f"init.from={run / 'checkpoints' / 'step-00000014'}"
+    told = f"pretrain train {tuned.config} init.from={pinned}"
+    assert told in call("train", str(runs.config("tuned")), other, LORA, code=66)
+    # As a run was left by a version that wrote down the run, not the checkpoint.
+    tuned.config.write_text(tuned.config.read_text().replace(str(pinned), str(run)))
+    assert told in call("export", str(tuned.path), str(tmp_path / "out"), code=66)
+    call(*told.split()[1:])
+    call("export", str(tuned.path), str(tmp_path / "out"))
+    shutil.rmtree(tuned.path)
+    shutil.rmtree(runs.folder("golden").path)
+    assert train_base_on(15) == {"step-00000014", "step-00000015"}
 
 
 def test_frozen_weights_and_slower_layers_resume_bit_for_bit_and_the_frozen_ones_stay(tmp_path, warm, base):

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import transformers
 
 from pretrain.config.prepare import InputConfig, PrepareConfig, TokenizerConfig
 from pretrain.prepare.prepare import prepare
+from tests.helpers.lent import quiet_transformers
 from tests.repo.source import ROOT
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts
 
@@ -69,3 +71,22 @@ def test_a_recipe_trains(tmp_path, warm, recipe):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["loss"] > 0 for row in rows if "loss" in row] == [True]
     assert any("val_loss" in row for row in rows)
+
+
+@pytest.mark.parametrize("recipe", ["classify", "tag"])
+def test_a_classifier_of_a_recipe_labels_texts_as_its_export_does(tmp_path, warm, recipe):
+    overrides = [*arrange(recipe, tmp_path), *SHORT, f"run.dir={tmp_path / 'runs'}"]
+    assert warm("train", f"configs/finetune/{recipe}.yaml", *overrides, cwd=tmp_path).code == 0
+    run, released = tmp_path / "runs" / recipe, tmp_path / "released"
+    exported = warm("export", str(run), str(released), cwd=tmp_path)
+    assert exported.code == 0, exported.stderr
+    found = [warm("classify", str(path), "--text", TEXTS[0], "--json", cwd=tmp_path).stdout for path in (run, released)]
+    assert found[0] == found[1]
+    labelled = json.loads(found[0])
+    if recipe == "tag":
+        assert [word["word"] for word in labelled["words"]] == TEXTS[0].split()
+        return
+    with quiet_transformers():
+        (theirs,) = transformers.pipeline("text-classification", model=str(released), top_k=None)([TEXTS[0]])
+    assert labelled["probabilities"] == pytest.approx({one["label"]: one["score"] for one in theirs}, abs=1e-5)
+    assert labelled["label"] == theirs[0]["label"]

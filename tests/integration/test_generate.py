@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,9 +11,10 @@ import pytest
 import torch
 import transformers
 
+from pretrain.config.prepare import to_jinja
 from tests.helpers.cli import SOURCE_PATH, run_warm
 from tests.helpers.lent import quiet_transformers
-from tests.helpers.waiting import LIMIT_S
+from tests.helpers.waiting import LIMIT_S, finish
 from tests.unit.generate.codecs import END, MASK, PAD, byte_codec
 
 COMMAND = [sys.executable, "-m", "pretrain", "generate"]
@@ -148,3 +150,25 @@ def test_a_model_that_is_not_there_is_refused_before_a_prompt_is_read(tmp_path):
     result = run_warm("generate", "nope", "--prompt", "a", cwd=tmp_path)
     assert result.code == 66
     assert "nope" in result.errors[0]
+
+
+def test_turns_are_typed_in_a_terminal(models, tmp_path):
+    folder = shutil.copytree(models / "gpt", tmp_path / "gpt")
+    template = {"user": "U:{content}\n", "assistant": "A:{content}\n"}
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": to_jinja(template)}))
+    ours, theirs = os.openpty()
+    command = [*COMMAND, str(folder), "--chat", "--max-tokens", "3", "--temperature", "0"]
+    environment = {**os.environ, "PYTHONPATH": SOURCE_PATH, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    os.write(ours, b"The cat\n\nThe dog\n\x04")
+    output, errors = finish(process)
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == 0, errors
+    assert "a line is a turn; Ctrl-D ends" in errors
+    assert output.count("> ") == 4  # three lines and the end
+    refused = run_warm("generate", str(folder), "--chat", "--json", cwd=tmp_path)
+    assert refused.code == 64 and "a conversation needs a terminal" in refused.stderr

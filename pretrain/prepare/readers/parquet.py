@@ -41,13 +41,13 @@ def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
         stream.stored, pre_buffer=False, buffer_size=BUFFER_BYTES, page_checksum_verification=True
     )
     known = file.schema_arrow.names
-    text_fields = rule.text_fields
-    for option, name in text_fields.items():
+    needed, others = rule.text_fields(known)
+    for option, name in needed.items():
         if name not in known:
             what = f"there is no column {name!r}; columns: {', '.join(known[:20]) or 'none'}"
             fix = f"choose another with {option}"
             raise DataError(what, where=stream.file.shown, fix=fix)
-    wanted = dict.fromkeys((*text_fields.values(), *rule.fields))
+    wanted = dict.fromkeys((*needed.values(), *others, *rule.fields))
     columns = [name for name in wanted if name in known]
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     bounds = _bounds(groups, stream.file.size)

@@ -3,6 +3,7 @@
     text       {"text": "..."}
     pairs      {"source": "...", "target": "..."}
     records    {"prompt": "...", "response": "..."}: the response is in the loss
+               {"instruction": "...", "input": "...", "output": "..."} (Alpaca): the output is
                {"messages": [{"role": "user", "content": "..."}, ...]}: the turns of the assistant are in the loss
     classes    {"text": "...", "label": "..."}: a label is text, a whole number, or true or false
     tags       {"tokens": ["...", ...], "tags": ["...", ...]}: as many labels as words
@@ -11,11 +12,11 @@ The names of the fields are options of the input. The caller adds the place to a
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pretrain.config.prepare import DataKind, InputConfig, turns_of
+from pretrain.config.prepare import DataKind, InputConfig, Template, turns_of
 from pretrain.errors import DataError
 from pretrain.prepare.filters import Document, Label
 
@@ -34,10 +35,15 @@ JSON_KINDS = {
 FIELD_OPTIONS: dict[DataKind, tuple[str, str] | tuple[str]] = {
     "text": ("text_field",),
     "pairs": ("source_field", "target_field"),
-    "records": ("prompt_field", "response_field"),
+    "records": ("messages_field",),
     "classes": ("text_field", "label_field"),
     "tags": ("words_field", "tags_field"),
 }
+
+# Fields of Alpaca's records (Taori et al. 2023).
+_INSTRUCTION = "instruction"
+_INPUT = "input"
+_OUTPUT = "output"
 
 # (text, loss mask) of each part of a record.
 Segments = tuple[tuple[str, bool], ...]
@@ -59,13 +65,16 @@ class ReadRule:
         """Bytes that a document, and a line, may have."""
         return self.config.max_document_bytes
 
-    @property
-    def text_fields(self) -> dict[str, str]:
-        """Fields of a record that its document is made of, by the option that names them."""
-        options = FIELD_OPTIONS[self.kind]
-        if self.kind == "records" and self.config.messages_field:
-            options = ("messages_field",)
-        return {option: getattr(self.config, option) for option in options}
+    def text_fields(self, known: Collection[str]) -> tuple[dict[str, str], list[str]]:
+        """Returns the fields that documents are made of: needed ones, by their option, and those that may be absent.
+
+        `known` are the fields of the records.
+        """
+        if self.kind == "records" and not self.config.messages_field:
+            (first, *others), response = _prompt_fields(self.config, known)
+            needed = {"prompt_field": first, "response_field": response}
+            return needed, [*others, *([_INPUT] if first == _INSTRUCTION else [])]
+        return {option: getattr(self.config, option) for option in FIELD_OPTIONS[self.kind]}, []
 
     def build(self, record: Mapping[str, Any], consumed_bytes: int) -> Document:
         """Makes a document of a record of `consumed_bytes` of the input. Raises: RecordError."""
@@ -147,15 +156,34 @@ def _build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes
     if config.messages_field is not None:
         turns = _turns(record, config.messages_field)
     else:
-        prompt, _ = _text(record, config.prompt_field, "prompt_field, or give messages_field")
-        response, _ = _text(record, config.response_field, "response_field")
+        names, response_field = _prompt_fields(config, record)
+        prompt = _join_prompt(record, names)
+        if config.prompt_field == _INSTRUCTION and record.get(_INPUT):
+            fix = f"use prompt_field=[{_INSTRUCTION}, {_INPUT}], or [{_INSTRUCTION}] to leave it out"
+            raise RecordError(f"field {_INPUT!r} belongs to the instruction, and prompt_field does not name it", fix)
+        response, _ = _text(record, response_field, "response_field")
         turns = [("user", prompt), (TARGET_ROLE, response)]
     segments: Segments = tuple((text, role == TARGET_ROLE) for role, text in turns)
     markers = frozenset[int]()
     if config.template is not None:
-        segments, markers = _apply_template(turns, config.template)
+        segments, markers = apply_template(turns, config.template)
     text = "".join(part for part, _ in segments)
     return Document(text, text.encode(), consumed_bytes, segments=segments, markers=markers)
+
+
+def _prompt_fields(config: InputConfig, known: Collection[str]) -> tuple[list[str], str]:
+    """Returns the fields of prompt and response; those of Alpaca where records have these, and not ours."""
+    if config.prompt_field == "prompt" and "prompt" not in known and {_INSTRUCTION, _OUTPUT} <= {*known}:
+        return [_INSTRUCTION, _INPUT], _OUTPUT
+    names = [config.prompt_field] if isinstance(config.prompt_field, str) else config.prompt_field
+    return names, config.response_field
+
+
+def _join_prompt(record: Mapping[str, Any], names: list[str]) -> str:
+    """Returns the fields of a prompt, the first and those of the others that are there, with blank lines between."""
+    further = [name for name in names[1:] if record.get(name) not in (None, "")]
+    parts = [_text(record, name, "prompt_field, or give messages_field")[0] for name in (names[0], *further)]
+    return "\n\n".join(parts)
 
 
 def _turns(record: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
@@ -181,8 +209,8 @@ def _turns(record: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
     return turns
 
 
-def _apply_template(turns: list[tuple[str, str]], template: str | dict[str, str]) -> tuple[Segments, frozenset[int]]:
-    """Writes a template around the turns; returns the segments, and which are the template's."""
+def apply_template(turns: list[tuple[str, str]], template: Template) -> tuple[Segments, frozenset[int]]:
+    """Writes a template around the turns; returns the segments, and which are the template's. Raises: RecordError."""
     texts = turns_of(template)
     segments: list[tuple[str, bool]] = []
     markers: set[int] = set()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from pretrain.artifact.open import dump_normalize, normalize_of_data
+from pretrain.artifact.open import dump_normalize, normalize_of_data, template_of_data
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.engine import PLAIN_ENGINE
@@ -141,7 +141,7 @@ def write_run_of(folder: Path, data: Path, content: str, steps: Sequence[int]) -
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_config(config))
     (folder / "tokenizer.json").write_bytes((data / "tokenizer.json").read_bytes())
-    (folder / "normalize.json").write_bytes(dump_normalize(normalize_of_data([data])))
+    (folder / "normalize.json").write_bytes(dump_normalize(normalize_of_data([data]), template_of_data([data])))
     manager = CheckpointManager(folder / "checkpoints", 10, World(0, 1, 0), {"world_size": 1})
     for step in steps:
         model = build_model(config.model, PLAIN_ENGINE, torch.device("cpu"))

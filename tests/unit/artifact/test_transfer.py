@@ -1,6 +1,7 @@
 """Models in and out through folders: a release of transformers, a model folder, a release again."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from pretrain.inspect.describe import describe
 from pretrain.types import Batch
 from pretrain.utils.io import set_fault_hook
 from tests.helpers.lent import quiet_transformers
+from tests.unit.artifact.runs import TEXTS, write_text_run, write_texts
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +168,18 @@ def test_a_device_that_is_not_there_is_refused(imported, device, monkeypatch):
     (imported / "tokenizer").mkdir()
     with pytest.raises(ConfigError, match=f"--device {device}"):
         open_artifact(imported, device)
+
+
+def test_the_call_on_the_card_of_an_export_works_and_no_path_of_the_machine_is_there(tmp_path, monkeypatch, capsys):
+    (tmp_path / "secret-place").mkdir()
+    texts = write_texts(tmp_path / "secret-place" / "texts", TEXTS)
+    run = write_text_run(tmp_path / "run", texts, "llama-tiny", "causal")
+    export_model(run, tmp_path / "released")
+    card = (tmp_path / "released" / "README.md").read_text()
+    assert str(tmp_path) not in card and "secret-place" not in card and "path: texts" in card
+    monkeypatch.chdir(tmp_path)
+    (call,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    exec(call, {})
+    assert capsys.readouterr().out.startswith("A text")
+    tokenizer = transformers.AutoTokenizer.from_pretrained("released")
+    assert tokenizer(["A longer text", "A"], padding=True)["attention_mask"][1][-1] == 0

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pretrain.checkpoint.format import list_checkpoints, step_name, step_of
 from pretrain.checkpoint.manager import CheckpointManager
-from pretrain.checkpoint.retention import MIN_VALID, find_obsolete
+from pretrain.checkpoint.retention import MIN_VALID, find_obsolete, is_in_use, mark_in_use
 from pretrain.dist import World
 from tests.unit.checkpoint.stand_in import StandIn, save, state_of
 
@@ -52,3 +52,15 @@ def test_checkpoints_of_every_so_many_steps_are_kept_for_good(tmp_path, every, l
     for step in range(1, 7):
         checkpoints.save(StandIn(step), state_of(step))
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == left
+
+
+def test_a_checkpoint_in_use_is_kept_while_the_folder_of_its_user_exists(tmp_path):
+    checkpoint, user = tmp_path / "step-00000010", tmp_path / "caf\udce9"
+    checkpoint.mkdir()
+    assert not is_in_use(checkpoint)
+    user.mkdir()
+    for _ in range(2):
+        mark_in_use(checkpoint, user)
+    assert is_in_use(checkpoint) and len(list(checkpoint.iterdir())) == 1
+    user.rmdir()
+    assert not is_in_use(checkpoint)

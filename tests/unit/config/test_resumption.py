@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from pretrain.config.load import load_config
-from pretrain.config.resumption import check_config, fill_from, is_allowed
+from pretrain.config.resumption import check_config, fill_from, is_allowed, keep_start
 from pretrain.errors import ConfigError
 
 STORED = "configs/run/quickstart.yaml"
@@ -157,6 +157,15 @@ def test_what_a_config_leaves_to_the_data_is_as_the_run_has_found_it(caplog):
     others = open_config.model.head.model_copy(update={"labels": ["a", "c"]})
     with pytest.raises(ConfigError, match=r"model\.head\.labels"):
         check_config(stored, fill_from(stored, with_model(open_config, head=others)))
+
+
+def test_a_start_from_a_run_stays_the_checkpoint_that_was_taken():
+    stored = changed("init.from=runs/base/checkpoints/step-00000010")
+    for again in ("runs/base", "runs/base/best", "./runs/base/"):
+        assert keep_start(stored, changed(f"init.from={again}")) == stored
+    for other in ("runs/other", "runs/base/checkpoints/step-00000020"):
+        assert keep_start(stored, changed(f"init.from={other}")).init.from_ == other
+    assert keep_start(stored, changed()).init.from_ is None
 
 
 def test_a_vocabulary_that_grows_with_the_data_is_not_taken_for_another(caplog):

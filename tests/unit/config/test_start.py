@@ -23,7 +23,7 @@ def start(tmp_path):
 def test_without_a_model_that_of_the_start_is_taken_under_the_keys_that_are_given(start):
     config = load_config("configs/finetune/classify.yaml", [f"init.from={start}", "model.encoder.dropout=0.3"])
     assert (config.model.vocab_size, config.model.encoder.dropout) == (300, 0.3)
-    assert (config.model.head.kind, config.model.head.mean, config.model.head.transform) == ("labels", True, False)
+    assert (config.model.head.kind, config.model.pooler, config.model.head.transform) == ("labels", True, False)
     assert not config.model.tied_embeddings
     assert (config.model.special_tokens.eos, config.model.special_tokens.mask) == (None, 3)
 
@@ -60,6 +60,9 @@ def test_a_start_may_be_a_hugging_face_folder(tmp_path):
 def test_a_start_that_is_not_there_or_damaged_is_said_with_its_place(tmp_path):
     with pytest.raises(ConfigError, match="no run, checkpoint, model folder or Hugging Face folder is there; check"):
         load_config(RECIPE, [f"init.from={tmp_path / 'nowhere'}"])
+    told = "pretrain import openai/gpt2 models/gpt2, then init.from=models/gpt2"
+    with pytest.raises(ConfigError, match=f"is there; check the path; a model of the hub comes first: {told}"):
+        load_config(RECIPE, ["init.from=openai/gpt2"])
     (tmp_path / "model.json").write_text("{")
     with pytest.raises(ConfigError, match=r"model\.json: init.from: no model can be read"):
         load_config(RECIPE, [f"init.from={tmp_path}"])

@@ -16,7 +16,9 @@ def card(preset="llama-tiny", about=None, has_tokenizer=True, **model):
 
 
 def test_facts_metrics_and_config_are_on_the_card():
-    about = About("My run", source="step 1000 of my-run", run_config="seed: 1\n", metrics={"loss": 2.34567891, "n": 3})
+    about = About(
+        "My run", "mine", source="step 1000 of my-run", run_config="seed: 1\n", metrics={"loss": 2.34567891, "n": 3}
+    )
     text = card(about=about)
     assert text.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- llama\n---\n")
     for part in (
@@ -48,7 +50,10 @@ def test_nothing_is_said_of_what_is_not_known():
 )
 def test_the_class_that_loads_the_model_is_named(preset, model, auto_class):
     assert f"from transformers import {auto_class}, AutoTokenizer\n" in card(preset, **model)
-    assert f'model = {auto_class}.from_pretrained("PATH")\ntokenizer = AutoTok' in card(preset, **model)
+    text = card(preset, About(folder="mine"), **model)
+    loads = f"model = {auto_class}.from_pretrained(name)\ntokenizer = AutoTokenizer.from_pretrained(name)\n"
+    assert f'name = "mine"  # this folder, or its name on the hub\n{loads}inputs = tokenizer("A text"' in text
+    assert ("model.generate(**inputs" in text) == (auto_class in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM"))
 
 
 def test_secrets_are_blotted_out(monkeypatch):

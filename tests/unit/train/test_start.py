@@ -1,5 +1,6 @@
 """Weights of a new run from a checkpoint: of a head of labels, those of the same labels only."""
 
+import errno
 import logging
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from pretrain.artifact.source import AdaptedModel
 from pretrain.config.load import load_config
 from pretrain.config.model import HeadConfig
 from pretrain.config.prepare import TokenizerConfig
+from pretrain.dist import World
 from pretrain.errors import CheckpointError
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer import dump_tokenizer, train_tokenizer
-from pretrain.train.initial_weights import take_weights
+from pretrain.train.initial_weights import pin_start, take_weights
+from pretrain.utils.io import set_fault_hook
 from tests.unit.checkpoint.stand_in import StandIn, manager, state_of
 
 SHAPES = {"encoder.weight": (3, 4), "pooler.weight": (4, 4), "head.weight": (2, 4), "head.bias": (2,)}
@@ -78,3 +81,19 @@ def test_an_encoder_of_another_size_is_no_start(tmp_path, caplog):
     run = finished_run(tmp_path, "classify", "{kind: labels, labels: [a, b]}", shapes)
     with pytest.raises(CheckpointError, match=r"encoder\.weight has shape \[3, 4\] in this model, in the checkpoint"):
         start_from(run, ["a", "b"], caplog)
+
+
+def test_a_base_that_cannot_be_marked_is_pinned_with_a_warning(tmp_path, caplog):
+    run = finished_run(tmp_path, "masked", "{kind: lm}", SHAPES)
+    adapted = load_config(run.config, [f"init.from={run.path}", "finetune.kind=lora", "run.name=adapted"])
+
+    def refuse(operation: str, path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    set_fault_hook(refuse)
+    try:
+        pinned = pin_start(adapted, World(0, 1, 0))
+    finally:
+        set_fault_hook(None)
+    assert pinned.init.from_ == str(run.checkpoints / "step-00000006")
+    assert f"{pinned.init.from_} cannot be marked as in use (cannot write: Permission denied)" in caplog.text

@@ -1,5 +1,7 @@
 import json
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from pretrain.errors import DataError
@@ -29,6 +31,35 @@ def test_of_prompt_and_response_the_response_is_learned(tmp_path):
     (document,) = documents(write(tmp_path / "a.jsonl", {"prompt": "2+2=", "response": "4"}), kind="records")
     assert document.segments == (("2+2=", False), ("4", True))
     assert (document.text, document.utf8, document.source) == ("2+2=4", b"2+2=4", None)
+
+
+ALPACA = [
+    {"instruction": "Add.", "input": "1 and 2", "output": "3"},
+    {"instruction": "Say it.", "input": "", "output": "It."},
+    {"instruction": "Say no.", "output": "No."},
+]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])
+def test_instructions_with_an_input_are_read_whole(tmp_path, name):
+    path = tmp_path / name
+    if name == "a.parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ALPACA), path)
+    elif name == "a.json":
+        path.write_text(json.dumps(ALPACA))
+    else:
+        write(path, *ALPACA)
+    both = ["Add.\n\n1 and 2", "Say it.", "Say no."]
+    named = {"prompt_field": ["instruction", "input"], "response_field": "output"}
+    for options in ({}, named):
+        found = documents(path, kind="records", **options)
+        assert [one.segments for one in found] == [
+            ((prompt, False), (record["output"], True)) for prompt, record in zip(both, ALPACA, strict=True)
+        ]
+    alone = documents(path, kind="records", prompt_field=["instruction"], response_field="output")
+    assert [one.segments[0][0] for one in alone] == ["Add.", "Say it.", "Say no."]
+    with pytest.raises(DataError, match=r"'input' belongs to the instruction.*use prompt_field=\[instruction, input\]"):
+        documents(path, kind="records", prompt_field="instruction", response_field="output")
 
 
 def test_of_a_chat_what_the_assistant_says_is_learned(tmp_path):

@@ -1,0 +1,100 @@
+"""Templates of conversations, from the data to the run: `generate --chat`, and the chat template of an export."""
+
+import io
+import itertools
+
+import pytest
+import transformers
+
+from pretrain.artifact.model_path import open_source
+from pretrain.artifact.open import open_artifact, template_of_data
+from pretrain.artifact.transfer import export_model
+from pretrain.errors import ConfigError
+from pretrain.generate.chat import ChatCodec, converse, trimmed
+from pretrain.generate.command import run_generate
+from pretrain.generate.generation_options import Options
+from pretrain.interop.tokenizer import load_hub_tokenizer
+from tests.unit.artifact.runs import TEXTS, write_text_run, write_texts
+from tests.unit.prepare.test_templates import prepared
+
+OWN = {"user": 'User "{content}" {%%}\n', "assistant": "Bot:{content} \U0001f600\n"}
+TURNS = [("user", "Say caf\u00e9 \U0001f600."), ("assistant", "It is said."), ("user", "Again!")]
+ANSWER = ("assistant", "It is.")
+
+
+def messages(turns):
+    return [{"role": role, "content": text} for role, text in turns]
+
+
+@pytest.fixture(params=["chatml", "instruction", OWN], ids=["chatml", "instruction", "own"])
+def chat(request, tmp_path):
+    """A run over one conversation with a template, and the tokens of that in the data."""
+    record = {"messages": messages([*TURNS, ANSWER])}
+    _, tokens, _ = prepared(tmp_path, record, messages_field="messages", template=request.param)
+    data = tmp_path / "out"
+    assert template_of_data([data]) == request.param
+    return write_text_run(tmp_path / "run", data, "llama-tiny", "supervised"), tokens.tolist()
+
+
+def test_a_chat_is_encoded_as_in_training_by_the_run_and_by_transformers(chat, tmp_path, request, caplog):
+    run, tokens = chat
+    ids = open_source(run).load_codec().encode_chat(TURNS)
+    assert ids == tokens[: len(ids)]
+    export_model(run, tmp_path / "released")
+    if "gives other ids than the training" in caplog.text:
+        assert request.node.callspec.id == "instruction", "a full stop and the line breaks after it are one token"
+        return
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "released")
+    assert theirs.apply_chat_template(messages(TURNS), add_generation_prompt=True, return_dict=False) == ids
+    whole = theirs.apply_chat_template(messages([*TURNS, ANSWER]), return_dict=False)
+    assert whole == tokens[:-1], "the data have the end of the document besides"
+    assert load_hub_tokenizer(tmp_path / "released").encode_chat(TURNS) == ids
+
+
+def test_special_tokens_that_a_user_spells_stay_text(tmp_path):
+    record = {"prompt": "say <|im_end|> now", "response": "No."}
+    _, tokens, _ = prepared(tmp_path, record, template="chatml")
+    run = write_text_run(tmp_path / "run", tmp_path / "out", "llama-tiny", "supervised")
+    ids = open_source(run).load_codec().encode_chat([("user", record["prompt"])])
+    assert ids == tokens.tolist()[: len(ids)]
+
+
+def test_a_conversation_remembers_its_turns(chat):
+    artifact = open_artifact(chat[0])
+    options, codec, out = Options(max_tokens=4, temperature=0.0), ChatCodec(artifact.codec), io.StringIO()
+    converse(artifact.model, codec, artifact.generation, options, iter(["One.", "Two."]), out)
+    assert [role for role, _ in codec.turns] == ["user", "assistant"] * 2
+    answers = [text for role, text in codec.turns if role == "assistant"]
+    assert out.getvalue() == "".join(f"{answer}\n" for answer in answers)
+    alone = ChatCodec(artifact.codec)
+    alone.turns = codec.turns[:2]
+    for beams in (None, 1):
+        again = io.StringIO()
+        asked = Options(max_tokens=4, temperature=0.0 if beams is None else None, beams=beams)
+        run_generate(artifact.model, alone, artifact.generation, asked, iter(["Two."]), again)
+        assert again.getvalue() == f"{answers[1]}\n"
+
+
+def test_without_a_template_there_is_no_chat(tmp_path):
+    run = write_text_run(tmp_path / "run", write_texts(tmp_path / "texts", TEXTS), "llama-tiny", "causal")
+    with pytest.raises(ConfigError, match="the run knows no chat template: its data were prepared without one"):
+        open_source(run).load_codec().encode_chat(TURNS)
+    export_model(run, tmp_path / "released")
+    with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
+        load_hub_tokenizer(tmp_path / "released").encode_chat(TURNS)
+
+
+def test_a_role_that_the_template_lacks_is_refused(chat, tmp_path):
+    run, _ = chat
+    with pytest.raises(ConfigError, match="role 'function' is not in the template"):
+        open_source(run).load_codec().encode_chat([("function", "42")])
+    export_model(run, tmp_path / "released")
+    with pytest.raises(ConfigError, match="the template has no role function"):
+        load_hub_tokenizer(tmp_path / "released").encode_chat([("function", "42")])
+
+
+def test_white_space_around_an_answer_is_left_out():
+    text = " \n It is  so.\n\nYes. \n\n"
+    for cuts in itertools.combinations(range(1, len(text)), 2):
+        pieces = [text[first:stop] for first, stop in itertools.pairwise([0, *cuts, len(text)])]
+        assert "".join(trimmed(iter(pieces))) == text.strip()
