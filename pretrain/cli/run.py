@@ -54,12 +54,16 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
     from pretrain.dist import read_world
     from pretrain.run.folder import RunDir
     from pretrain.run.lease import refuse_if_owned
+    from pretrain.utils.log import setup_logging
+    from pretrain.utils.status_line import show_phase
 
     world = read_world()
     loaded = load_config(config, overrides or [])
     # Before torch is imported, which takes seconds.
     if world.is_main:
         refuse_if_owned(RunDir(loaded.folder).lease)
+    setup_logging(world.rank, world.size)
+    show_phase("importing torch")
     from pretrain.train.run import run_training
 
     raise typer.Exit(run_training(loaded, world, stop))

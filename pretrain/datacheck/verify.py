@@ -24,7 +24,7 @@ from pretrain.datacheck.shard_files import check_files, check_with_webdataset, s
 from pretrain.datacheck.stats_text import print_table
 from pretrain.errors import ConfigError
 from pretrain.shards.index import data_hash
-from pretrain.utils.log import transient_bar
+from pretrain.utils.status_line import transient_bar
 
 WORLD_SIZES = (1, 2, 3, 4)
 RESTARTS = 3

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pretrain.utils.log import stderr_console
+from pretrain.utils.status_line import stderr_console
 
 # Called as `progress(phase, done_bytes, total_bytes, num_documents)`, at most a few times a
 # second.
