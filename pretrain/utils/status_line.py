@@ -47,6 +47,7 @@ class StatusLine:
         self._phase = ""
         self._since = 0.0
         self._done, self._total = 0, 0
+        self._label = ""
         self._begun = 0.0
         self._describe: Callable[[int], str] | None = None
 
@@ -55,13 +56,14 @@ class StatusLine:
         self._phase, self._since = phase, time.monotonic()
         self._refresh()
 
-    def advance(self, done: int, total: int, describe: Callable[[int], str] | None = None) -> None:
+    def advance(self, done: int, total: int, describe: Callable[[int], str] | None = None, label: str = "") -> None:
         """Moves the bar, and begins it. `describe(width)` gives the text behind it; None: as it was.
 
         Costs a microsecond, and a millisecond with a new text, which is shown at once.
         """
         self._begun = self._begun if self._total else time.monotonic()
         self._done, self._total = done, total
+        self._label = label or f"{done}/{total}"
         self._describe, self._phase = describe or self._describe, ""
         if describe or self._live is None:
             self._refresh()
@@ -106,13 +108,12 @@ class StatusLine:
         if not self._total:
             turning = "|/-\\"[int(now * _REFRESHES_PER_S) % 4]
             return Text(f"{turning} {phase}"[:room], no_wrap=True)
-        count = f"{self._done}/{self._total}"
         end = clock_time(now - self._begun)
-        width = room - len(count) - len(end) - _LEAST_BAR - 3
+        width = room - len(self._label) - len(end) - _LEAST_BAR - 3
         text = phase or (self._describe(width) if self._describe else "")
         line = Table.grid(padding=(0, 1))
         bar = ProgressBar(self._total, self._done, width=_LEAST_BAR + max(0, width - len(text)))
-        line.add_row(count, bar, end, Text(text[: max(0, width)], no_wrap=True))
+        line.add_row(self._label, bar, end, Text(text[: max(0, width)], no_wrap=True))
         return line
 
 
