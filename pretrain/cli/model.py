@@ -145,6 +145,7 @@ def attention_command(
     from pretrain.artifact.open import find_normalize
     from pretrain.attention_maps.terminal import AttentionRequest, see_attention
     from pretrain.prepare.normalize import build_normalizers
+    from pretrain.utils.units import plural
 
     if out is None and not as_json:
         raise ConfigError("nothing to show", fix="give --out x.png, or --json")
@@ -158,5 +159,4 @@ def attention_command(
     if as_json:
         print_json(facts)
     else:
-        count = len(facts["heads"])
-        print(f"{out}: {count} map{'s' if count != 1 else ''}")
+        print(f"{out}: {plural(len(facts['heads']), 'map')}")

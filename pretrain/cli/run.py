@@ -83,6 +83,7 @@ def rollback_command(
     Example: pretrain rollback runs/quickstart --to 2000 --skip-tokens 5000000
     """
     from pretrain.train.rollback import roll_back
+    from pretrain.utils.units import plural
 
     if (skip_tokens is None) == (skip_samples is None):
         raise typer.BadParameter("give one of --skip-tokens and --skip-samples; 0 only goes back")
@@ -93,7 +94,7 @@ def rollback_command(
     for name in rollback.set_aside:
         print(f"{run / 'checkpoints' / name}: set aside, as .rolled-back")
     samples = f"samples {rollback.first} to {rollback.end - 1}"
-    left_out = f"without {samples}: {batches} whole global batches"
+    left_out = f"without {samples}: {plural(batches, 'whole global batch')}"
     print(f"{run} continues from step {to}, {left_out if batches else 'with all samples'}")
 
 

@@ -11,8 +11,9 @@ def count(number: float) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Returns `1 rank`, `2 ranks`, `1,758 documents`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Returns `1 rank`, `1,758 documents`, `2 batches`."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
 def size(num_bytes: float) -> str:
