@@ -34,6 +34,9 @@ def generate_command(
 
     Example: pretrain generate runs/quickstart --prompt "def main(" --temperature 0
     """
+    from pretrain.utils.status_line import status_line
+
+    status_line().enter("importing torch")
     from pretrain.artifact import open_artifact
     from pretrain.artifact.model_path import open_source
     from pretrain.artifact.open import find_normalize
@@ -41,11 +44,14 @@ def generate_command(
     from pretrain.generate.generation_options import Options
     from pretrain.generate.text import find_prompts
     from pretrain.prepare.normalize import build_normalizers
+    from pretrain.utils.units import plural
 
     search = (beams, length_penalty, early_stopping, n_best)
     options = Options(max_tokens, temperature, top_k, top_p, *search)
     prompts = find_prompts(prompt or [], file)
+    status_line().enter(f"reading {model}")
     artifact = open_artifact(model, device)
+    status_line().close()
     normalize = find_normalize(open_source(model))
     # Prompts are normalized like the text of the training.
     if normalize is not None and prompts is not None:
@@ -53,7 +59,7 @@ def generate_command(
     # Not an error: a released model may name settings that only its own library has.
     for setting in artifact.generation.not_honoured():
         print(f"note: the model's own {setting} is not honoured", file=sys.stderr)
-    run_generate(
+    num_blank = run_generate(
         artifact.model,
         artifact.codec,
         artifact.generation,
@@ -64,6 +70,8 @@ def generate_command(
         batch_size=batch_size,
         as_json=as_json,
     )
+    if num_blank:
+        print(f"note: {plural(num_blank, 'text')} without a visible character", file=sys.stderr)
 
 
 def import_command(

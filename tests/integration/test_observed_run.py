@@ -17,6 +17,7 @@ from pretrain.tracking.audit import read_audit
 from pretrain.tracking.meter import PARTS
 from pretrain.utils.jsonl import read_rows
 from tests.helpers.cli import run_warm
+from tests.unit.data.prepared import options, prepare
 from tests.unit.tracking.wandb_file import read_history, read_records
 
 CONFIG = """
@@ -168,3 +169,15 @@ def test_a_run_that_is_done_ends_with_a_summary_and_the_next_commands(run):
         "next: pretrain generate runs/run --prompt 'Once upon a time'",
         "      pretrain report runs/run",
     ]
+
+
+def test_evaluations_that_cannot_be_made_are_told_with_the_remedy(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("alpha beta gamma " * 400)
+    prepare(options(tmp_path, split="hash:0"))
+    text = CONFIG.format(data=tmp_path / "out").replace("offline", "off")
+    (tmp_path / "config.yaml").write_text(text)
+    few = ["train.steps=2", "optim.schedule.warmup_steps=1", "profile.steps=[1, 1]"]
+    done = run_warm("train", "config.yaml", *few, cwd=tmp_path)
+    remedy = "prepare with --split hash:0.01 or tail:0.05, or set eval.every_steps=0"
+    assert done.code == 0 and f"nothing is evaluated: the data have no validation split; {remedy}" in done.stderr
