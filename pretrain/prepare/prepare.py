@@ -38,7 +38,7 @@ from pretrain.prepare.statistics import write_statistics
 from pretrain.prepare.steps import PrepareJob, find_duplicates, make_labels, make_tokenizer, plan_job
 from pretrain.shards.index import INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
 from pretrain.tokenizer import eos_id, load_tokenizer, token_dtype, vocabulary_size
-from pretrain.utils.status_line import show_phase
+from pretrain.utils.status_line import status_line
 from pretrain.utils.units import plural
 
 _log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def run_convert(options: ConvertOptions, processes: int | None) -> str:
 @contextlib.contextmanager
 def _shown() -> Iterator[Progress]:
     """Shows progress, and a message after Ctrl-C."""
-    show_phase("listing the inputs")
+    status_line().enter("listing the inputs")
     try:
         with progress_bar() as progress:
             yield progress
