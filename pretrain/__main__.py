@@ -23,6 +23,10 @@ def _leave(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     """Runs the command line and exits."""
     guard_streams(stdout_is_result=True)
+    if "GOMP_SPINCOUNT" not in os.environ:
+        # Before torch is loaded. Threads that spin while they wait take the cores of those that they
+        # wait for, where another program runs too.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "train" in sys.argv[1:3] or {"launch", "local"} <= set(sys.argv[1:4]):  # take over when they can do better
         # Held back until there is a handler for each: who sees one may send any.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)

@@ -39,6 +39,7 @@ from pretrain.cli.run import (
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, PretrainError
 from pretrain.utils.log import printable, redact
 from pretrain.utils.process import discard_refused_stdout
+from pretrain.utils.status_line import status_line
 
 app = CommandGroup(
     "Pretrain Transformers, from raw text to a released checkpoint.\n\n"
@@ -123,7 +124,10 @@ def run(arguments: list[str]) -> int:
     text = os.environ.get("RANK", "")
     rank = int(text) if text.isdecimal() else 0
     try:
-        result = app(arguments, prog_name="pretrain", standalone_mode=False)
+        try:
+            result = app(arguments, prog_name="pretrain", standalone_mode=False)
+        finally:
+            status_line().close()  # an error is printed below it
         sys.stdout.flush()  # a refused result is an error here, not when the interpreter exits
         return result if isinstance(result, int) else EXIT_OK
     except UsageError as error:

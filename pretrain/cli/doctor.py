@@ -173,7 +173,7 @@ def drill_command(
     from pretrain.drill.drill import Drill, plan_steps
     from pretrain.drill.watch import Target
     from pretrain.shards.dataset import check_local
-    from pretrain.utils.log import transient_bar
+    from pretrain.utils.status_line import transient_bar
 
     if target not in get_args(Target):
         raise typer.BadParameter(f"--target {target}: choose from {', '.join(get_args(Target))}")

@@ -49,6 +49,7 @@ def launch_local_command(
     from pretrain.run.lease import refuse_if_owned
     from pretrain.shards.dataset import check_local
     from pretrain.utils.process import discard_refused_stdout
+    from pretrain.utils.units import plural
     from pretrain_launch.local import launch_local
 
     discard_refused_stdout()
@@ -61,6 +62,7 @@ def launch_local_command(
     check_local(loaded.data)
     run = RunDir(loaded.folder)
     refuse_if_owned(run.lease)
+    typer.echo(f"launch: starting {plural(ranks, 'rank')} of {run.path}", err=True)
     raise typer.Exit(launch_local(config, overrides or [], ranks, port, run.logs))
 
 

@@ -43,6 +43,9 @@ def generate_command(
 
     Example: pretrain generate runs/quickstart --prompt "def main(" --temperature 0
     """
+    from pretrain.utils.status_line import status_line
+
+    status_line().enter("importing torch")
     from pretrain.artifact.model_path import open_source
     from pretrain.artifact.open import find_normalize, load_artifact
     from pretrain.generate.chat import ChatCodec, converse
@@ -50,12 +53,15 @@ def generate_command(
     from pretrain.generate.generation_options import Options
     from pretrain.generate.text import find_prompts
     from pretrain.prepare.normalize import build_normalizers
+    from pretrain.utils.units import plural
 
     search = (beams, length_penalty, early_stopping, n_best)
     options = Options(max_tokens, temperature, top_k, top_p, *search, repetition_penalty, no_repeat_ngram_size)
     prompts = find_prompts(prompt or [], file)
+    status_line().enter(f"reading {model}")
     source = open_source(model)
     artifact = load_artifact(source, device)
+    status_line().close()
     normalize = find_normalize(source)
     is_typed = chat and prompts is None
     if is_typed:
@@ -71,7 +77,7 @@ def generate_command(
         assert prompts is not None
         converse(artifact.model, codec, artifact.generation, options, prompts, sys.stdout, seed=seed)
         return
-    run_generate(
+    num_blank = run_generate(
         artifact.model,
         codec,
         artifact.generation,
@@ -82,6 +88,8 @@ def generate_command(
         batch_size=batch_size,
         as_json=as_json,
     )
+    if num_blank:
+        print(f"note: {plural(num_blank, 'text')} without a visible character", file=sys.stderr)
 
 
 def _typed_lines(as_json: bool) -> Iterator[str]:
@@ -219,6 +227,7 @@ def attention_command(
     from pretrain.artifact.open import find_normalize, load_artifact
     from pretrain.attention_maps.terminal import AttentionRequest, see_attention
     from pretrain.prepare.normalize import build_normalizers
+    from pretrain.utils.units import plural
 
     if out is None and not as_json:
         raise ConfigError("nothing to show", fix="give --output x.png, or --json")
@@ -233,5 +242,4 @@ def attention_command(
     if as_json:
         print_json(facts)
     else:
-        count = len(facts["heads"])
-        print(f"{out}: {count} map{'s' if count != 1 else ''}")
+        print(f"{out}: {plural(len(facts['heads']), 'map')}")

@@ -70,6 +70,8 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
     from pretrain.dist import read_world
     from pretrain.run.folder import RunDir
     from pretrain.run.lease import refuse_if_owned
+    from pretrain.utils.log import setup_logging
+    from pretrain.utils.status_line import show_phase
 
     world = read_world()
     loaded = load_config(config, overrides or [])
@@ -80,6 +82,8 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
         if world.is_main:
             typer.echo(complete)
         raise typer.Exit()
+    setup_logging(world.rank, world.size)
+    show_phase("importing torch")
     from pretrain.train.run import run_training
 
     raise typer.Exit(run_training(loaded, world, stop))
@@ -99,6 +103,7 @@ def rollback_command(
     Example: pretrain rollback runs/quickstart --to 2000 --skip-tokens 5000000
     """
     from pretrain.train.rollback import roll_back
+    from pretrain.utils.units import plural
 
     if skip_tokens is not None and skip_samples is not None:
         raise typer.BadParameter("give one of --skip-tokens and --skip-samples, or neither")
@@ -109,7 +114,7 @@ def rollback_command(
     for name in rollback.set_aside:
         print(f"{run / 'checkpoints' / name}: set aside, as .rolled-back")
     samples = f"samples {rollback.first} to {rollback.end - 1}"
-    left_out = f"without {samples}: {batches} whole global batches"
+    left_out = f"without {samples}: {plural(batches, 'whole global batch')}"
     print(f"{run} continues from step {to}, {left_out if batches else 'with all samples'}")
 
 

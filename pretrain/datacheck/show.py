@@ -39,6 +39,7 @@ from pretrain.shards.index import INDEX_NAME, LABELLED
 from pretrain.shards.store import ShardStore, is_remote
 from pretrain.tokenizer import load_tokenizer, special_tokens_of
 from pretrain.utils.log import printable
+from pretrain.utils.units import plural
 
 SPLITS = ("train", "validation")
 DEFAULT_SEQ_LEN = 512
@@ -274,10 +275,10 @@ def _lines(shown: RowsReport, console: Console) -> Iterator[Text]:
         if row.beyond is not None:
             yield _note(f"the last token predicts {_shown(row.beyond)!r}")
         if row.num_source_padding:
-            yield _note(f"{_count(row.num_source_padding, 'token')} of padding in the source row")
+            yield _note(f"{plural(row.num_source_padding, 'token')} of padding in the source row")
         if row.num_padding:
             side = "" if row.num_source_padding is None else " in the target row"
-            yield _note(f"{_count(row.num_padding, 'token')} of padding{side}")
+            yield _note(f"{plural(row.num_padding, 'token')} of padding{side}")
 
 
 def _note(words: str) -> Text:
@@ -293,8 +294,8 @@ def _headline(shown: RowsReport, place: int, row: ShownRow) -> str:
     padding = row.num_padding + (row.num_source_padding or 0)
     return (
         f"{what} {shown.choice.position + place:,}   sample {shown.numbers[place]:,}{source}   "
-        f"{row.objective}   {tokens}: {_count(len(row.documents), 'document')}, "
-        f"{padding:,} padding   {_count(row.num_targets, 'target')}"
+        f"{row.objective}   {tokens}: {plural(len(row.documents), 'document')}, "
+        f"{padding:,} padding   {plural(row.num_targets, 'target')}"
     )
 
 
@@ -359,10 +360,6 @@ def _append(flow: Text, stretch: Stretch, style: str) -> None:
 
 def _range(what: str, first: int, count: int) -> str:
     return f"{what} {first}" if count == 1 else f"{what}s {first}-{first + count - 1}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s'[: number != 1]}"
 
 
 def _shown(text: str) -> str:

@@ -27,7 +27,7 @@ from pretrain.errors import DataError
 from pretrain.shards.index import data_hash
 from pretrain.shards.reader import ShardSet
 from pretrain.tokenizer import display_tokens, load_tokenizer
-from pretrain.utils.log import transient_bar
+from pretrain.utils.status_line import transient_bar
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 ROW_LENGTHS = (512, 1024, 2048, 4096)

@@ -14,6 +14,7 @@ from rich.table import Table
 from pretrain.tracking.picture_files import check_format, encode_figure, plain_style
 from pretrain.utils.io import make_dir, write_file
 from pretrain.utils.log import printable
+from pretrain.utils.units import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,9 +43,9 @@ def print_stats(facts: dict[str, Any]) -> None:
     print(f"{facts['path']}: {facts['data_kind']}, {facts['dtype']}, vocabulary of {facts['vocab_size']:,}")
     for name, split in facts["splits"].items():
         learned = f", {split['learned'] / split['tokens']:.1%} learned" if "learned" in split else ""
-        totals = ", ".join(f"{split[what]:,} {what}" for what in ("shards", "members", "bytes"))
+        totals = ", ".join(plural(split[f"{what}s"], what) for what in ("shard", "member", "byte"))
         print(
-            f"\n{name}: {split['documents']:,} documents, {split['tokens']:,} tokens{learned}, "
+            f"\n{name}: {plural(split['documents'], 'document')}, {plural(split['tokens'], 'token')}{learned}, "
             f"{split['bytes_per_token']:.2f} bytes per token, {totals}"
         )
         for side, lengths in split["lengths"].items():

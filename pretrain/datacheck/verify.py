@@ -24,7 +24,8 @@ from pretrain.datacheck.shard_files import check_files, check_with_webdataset, s
 from pretrain.datacheck.stats_text import print_table
 from pretrain.errors import ConfigError
 from pretrain.shards.index import data_hash
-from pretrain.utils.log import transient_bar
+from pretrain.utils.status_line import transient_bar
+from pretrain.utils.units import plural
 
 WORLD_SIZES = (1, 2, 3, 4)
 RESTARTS = 3
@@ -147,7 +148,7 @@ def _describe_course(course: ReadingPlan, readings: Sequence[Reading]) -> dict[s
 
 def print_proof(proof: dict[str, Any]) -> None:
     """Prints the proof, a table for each course; the last line is the verdict."""
-    totals = ", ".join(f"{proof[what]:,} {what}" for what in ("shards", "members", "bytes"))
+    totals = ", ".join(plural(proof[f"{what}s"], what) for what in ("shard", "member", "byte"))
     print(f"{proof['path']}: {totals}: sizes, CRC32 and sha256 are those of the index")
     print(f"webdataset reads the {proof['webdataset_samples']:,} members of the first shard of each split alike")
     hashes = ("hash of samples", "hash of content")

@@ -30,6 +30,7 @@ from pretrain.plan.roofline import predict_rate
 from pretrain.plan.task import ParallelLayout, task_of
 from pretrain.run.folder import RunDir
 from pretrain.utils.jsonl import read_rows
+from pretrain.utils.units import plural
 
 _STEPS = 12
 _AS_MEASURED = ("device", "host", "versions", "overhead_bytes", "group_bytes", "memory_bytes")
@@ -148,7 +149,7 @@ def calibrate(
         gpu_name = gpu_name.lower()
     num_ranks = asked.cluster.size
     shape = asdict(shape_of(asked.loaded, asked.cluster.device))
-    tell(f"kernels, on {num_ranks} rank{'s' if num_ranks > 1 else ''}")
+    tell(f"kernels, on {plural(num_ranks, 'rank')}")
     if asked.place.is_started:
         found = measure(dist.read_world(), shape)
         if asked.place.rank:

@@ -27,6 +27,7 @@ from pretrain.doctor.machine import GpuFound, ask_driver
 from pretrain.doctor.spawn import run_ranks
 from pretrain.doctor.versions import compare_reports, own_versions
 from pretrain.errors import EXIT_DISK, LaunchError
+from pretrain.utils.units import plural
 
 MEET_WITHIN_S = 60.0
 SEEN_WITHIN_S = 30.0
@@ -53,14 +54,14 @@ def meet(
     all_facts = dist.gather_objects({"rank": asdict(mine), "took": took, "host": host})
     own = [report_of(one["rank"]) for one in all_facts]
     slowest = max(one["took"] for one in all_facts)
-    ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
+    ranks = plural(world.size, "rank")
     *checks, same = compare_reports(own)
     checks.append(Check("rendezvous", "pass", f"{ranks} met in {slowest:.1f} s"))
     checks += [same, _check_seen(world, folder)]
     if world.size > 1:
         num_hosts = len({one.host for one in own})
         speed = all_reduce_speed(torch, world, device, _BYTES[device]) / 1e9
-        where = f"{ranks} on {num_hosts} host{'s' if num_hosts > 1 else ''}"
+        where = f"{ranks} on {plural(num_hosts, 'host')}"
         text = f"{speed:.2f} GB/s a rank over {torch.distributed.get_backend()}, {where}"
         checks.append(Check("all-reduce", "pass", text))
     torch.distributed.destroy_process_group()

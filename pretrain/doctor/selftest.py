@@ -25,6 +25,7 @@ from pretrain.errors import EXIT_DIVERGED, EXIT_OK, ConfigError
 from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import AuditRow, compare, read_audit
 from pretrain.utils.io import remove_dir, write_file
+from pretrain.utils.units import plural
 
 STEPS = 4
 DRILL_STEPS, DRILL_EVERY = 8, 2
@@ -99,7 +100,7 @@ def _run_stage(asked: TrialOptions, stage: int, tell: Callable[[str], None]) -> 
         text = f"left out: {error.what.splitlines()[0]}"
         return Check(name, "warn", text, "nothing: this config cannot run at it"), []
     num_ranks = asked.cluster.size
-    tell(f"{name}: {STEPS} steps on {num_ranks} rank{'s' if num_ranks > 1 else ''}")
+    tell(f"{name}: {STEPS} steps on {plural(num_ranks, 'rank')}")
     if asked.place.is_started:
         log = asked.folder / f"stage-{stage}-rank-{asked.place.rank}.log"
         trial = end_of(_start_rank(asked, overrides, 1 + stage, log), log)

@@ -16,6 +16,7 @@ import pretrain
 from pretrain.doctor.check import Check, Report, list_hosts, merge_reports
 from pretrain.errors import LaunchError, install_fix
 from pretrain.run.folder import package_versions
+from pretrain.utils.units import plural
 
 _UNCOMPARED = {"wandb"}  # rank 0 alone uses it
 
@@ -71,8 +72,8 @@ def compare_reports(reports: Sequence[Report]) -> list[Check]:
         fix = "install the same packages on every node"
         return [*merge_reports(reports), Check(name, "fail", "; ".join(differences), fix)]
     num_hosts = len({report.host for report in reports})
-    ranks = f"{len(reports)} rank{'s' if len(reports) > 1 else ''}"
-    text = f"{ranks} on {num_hosts} host{'s' if num_hosts > 1 else ''} run the same"
+    ranks = plural(len(reports), "rank")
+    text = f"{ranks} on {plural(num_hosts, 'host')} run the same"
     return [*merge_reports(reports), Check(name, "pass", text)]
 
 

@@ -21,6 +21,8 @@ from pretrain.engine.engine import Engine
 from pretrain.engine.replicated import CompleteState, TorchEngine
 from pretrain.errors import ConfigError, LaunchError, install_fix
 from pretrain.utils.log import quiet_libraries
+from pretrain.utils.status_line import show_phase
+from pretrain.utils.units import plural
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -82,12 +84,15 @@ def start_accelerator(
         ConfigError: `single` with several ranks, or no such device.
         LaunchError: The ranks cannot reach each other, or a package is missing.
     """
+    show_phase(f"starting the engine: {config.kind}, {plural(world.size, 'rank')}")
     device = pick_device(config)
     if config.kind == "single" and world.size > 1:
         fix = "use engine.kind=ddp or deepspeed"
         raise ConfigError(f"engine.kind=single, but {world.size} ranks run", fix=fix)
     # accelerate and deepspeed call collectives by deprecated names: not something a user can fix.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    # accelerate says how many threads it takes where OMP_NUM_THREADS is unset.
+    warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
     if device == "cuda":
         torch.cuda.set_device(world.local_rank)
     if config.deterministic:

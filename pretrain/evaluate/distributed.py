@@ -16,7 +16,7 @@ from pretrain import dist
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.source import ModelSource
 from pretrain.dist import World, read_world
-from pretrain.utils.log import stderr_console
+from pretrain.utils.status_line import stderr_console
 
 Item = TypeVar("Item")
 

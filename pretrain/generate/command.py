@@ -107,11 +107,11 @@ def run_generate(
     seed: int = 0,
     batch_size: int = 16,
     as_json: bool = False,
-) -> None:
+) -> int:
     """Generates for each prompt, and writes the texts, flushed with each prompt or piece of text.
 
-    `prompts=None`: none were given, and a decoder begins a document. Raises: ConfigError, where the
-    model, a prompt or an option does not fit.
+    Returns the number of texts without a visible character. `prompts=None`: none were given, and a
+    decoder begins a document. Raises: ConfigError, where the model, a prompt or an option does not fit.
     """
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # the terminal may lack a character
@@ -121,7 +121,7 @@ def run_generate(
         for number, prompt in enumerate(texts, start=1):
             filled = fill_masks(model, codec, prompt, top_k, where=f"prompt {number}")
             _write(out, _filled_lines(filled, as_json))
-        return
+        return 0
     constraints = options.constraints(model, codec, defaults)
     method = options.method(model, defaults)
     if model.encoder is not None:
@@ -130,15 +130,16 @@ def run_generate(
     first = list(islice(remaining, 2))
     alone = len(first) == 1
     if alone and isinstance(method, Sampling) and not as_json:
-        _stream(model, codec, first[0], constraints, method, out, seed)
-        return
+        return int(not _stream(model, codec, first[0], constraints, method, out, seed))
     is_chat = isinstance(codec, ChatCodec)
     scored = isinstance(method, Beams) and method.num_return > 1
     asked = chain(first, remaining)
+    num_blank = 0
     for answers in generate_text(model, codec, asked, constraints, method, seed=seed, batch_size=batch_size):
         lines = []
         for answer in answers:
             text = answer.text.strip() if is_chat else answer.text
+            num_blank += not text.strip()
             if as_json:
                 facts = {"prompt": answer.prompt, "text": text, "tokens": answer.num_tokens}
                 lines.append(json.dumps(facts | {"score": answer.score}, ensure_ascii=False))
@@ -149,6 +150,7 @@ def run_generate(
                 text = text.replace("\r", "\\r").replace("\n", "\\n")
             lines.append(f"{answer.score:.4f}\t{text}" if scored else text)
         _write(out, lines)
+    return num_blank
 
 
 def _needed(prompts: Iterator[str] | None, fix: str) -> Iterator[str]:
@@ -165,20 +167,24 @@ def _stream(
     sampling: Sampling,
     out: TextIO,
     seed: int,
-) -> None:
+) -> bool:
+    """Writes a text as it comes; returns whether a character of it is visible."""
     pieces = stream_text(model, codec, prompt, constraints, sampling, seed=seed)
     if isinstance(codec, ChatCodec):
         pieces = trimmed(pieces)
     # A refused prompt leaves no output: the first piece is drawn before the prompt is repeated.
     first = next(pieces, "")
+    is_visible = bool(first.strip())
     out.write(first if model.encoder is not None or isinstance(codec, ChatCodec) else prompt + first)
     out.flush()
     try:
         for piece in pieces:
+            is_visible = is_visible or bool(piece.strip())
             out.write(piece)
             out.flush()
     finally:  # an interrupted text ends its line too
         _write(out, [""])
+    return is_visible
 
 
 def _filled_lines(filled: FilledText, as_json: bool) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-from pretrain.utils.units import count, flops, percent, size, span
+from pretrain.utils.units import count, flops, percent, plural, size, span
 
 _MEMORY = {
     "weights": "weights",
@@ -257,5 +257,5 @@ def _show_sweep(points: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
     for point in points:
         if point["why"]:
-            nodes = f"{point['nodes']} node{'s' if point['nodes'] > 1 else ''}"
+            nodes = plural(point["nodes"], "node")
             console.print(f"{nodes}: {point['why']}", style="yellow", soft_wrap=True)

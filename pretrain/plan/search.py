@@ -13,6 +13,7 @@ from pretrain.plan.cluster import Cluster
 from pretrain.plan.memory import host_bytes, largest_micro, memory_limit, rank_memory
 from pretrain.plan.roofline import Rate, predict_rate
 from pretrain.plan.task import ParallelLayout, TrainingTask, changes, task_of
+from pretrain.utils.units import plural
 
 GIB = 2**30
 
@@ -167,8 +168,8 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
     device = cluster.gpu.name if measured is None else f"{measured.device}, as measured"
     what = (
         f"a rank needs {needed / GIB:.1f} GiB, of the {limit / GIB:.1f} GiB of {device}, with "
-        f"batch.micro={plan.micro} at ZeRO stage {config.engine.zero_stage} on {cluster.size} "
-        f"rank{'s' if cluster.size > 1 else ''}"
+        f"batch.micro={plan.micro} at ZeRO stage {config.engine.zero_stage} on "
+        f"{plural(cluster.size, 'rank')}"
     )
     return [Problem("memory", what, _nearest(config, task, cluster), refuses=measured is not None)]
 

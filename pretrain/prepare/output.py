@@ -12,7 +12,7 @@
 A run continues a folder of the same identity and refuses any other.
 
 One `prepare` may write a folder, or one for each part of n; after a kill, none before the last worker has ended. The
-locks are flocks, which the operating system releases at the end of a process:
+locks are flocks, which the operating system releases at the end of a process; a complete folder has none of the files:
 
     .prepare.lock      exclusive: `prepare`; shared, with n in it: `--part i/n`
     .prepare-i.lock    exclusive: `--part i/n`
@@ -28,7 +28,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -216,15 +216,16 @@ def _discard_output(folder: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path, share: Share = WHOLE) -> Iterator[None]:
-    """Locks an existing folder for one `prepare`, or one share. Raises: LockedError, DiskError."""
+    """Locks an existing folder for one `prepare`, or one share; a complete one keeps no lock files.
+
+    Raises: LockedError, DiskError.
+    """
     with ExitStack() as stack:
-        descriptor = _open(folder, PREPARE_LOCK, stack)
         if share.is_whole:
-            _hold(descriptor, folder, "another `pretrain prepare`")
+            descriptor = _hold(folder, PREPARE_LOCK, "another `pretrain prepare`", stack)
         else:
-            _hold_with_others(descriptor, folder, share)
-            own = _open(folder, f".prepare-{share.number}.lock", stack)
-            _hold(own, folder, f"another `--part {share}`")
+            descriptor = _hold_with_others(folder, share, stack)
+            _hold(folder, f".prepare-{share.number}.lock", f"another `--part {share}`", stack)
         names = {WORKERS_LOCK, _workers_name(share)}
         if share.is_whole:
             names |= {path.name for path in folder.glob(".workers-*.lock")}
@@ -235,13 +236,18 @@ def lock_folder(folder: Path, share: Share = WHOLE) -> Iterator[None]:
                 raise LockedError(what, where=str(folder), fix="end them first")
             _flock(workers, fcntl.LOCK_UN, wait_s=0)
         yield
+        if (folder / INDEX_NAME).exists():
+            with claim_lock(folder):
+                if _flock(descriptor, fcntl.LOCK_EX, wait_s=0):  # no other share is at work
+                    for path in folder.glob(".*.lock"):
+                        path.unlink()
 
 
 @contextmanager
 def claim_lock(folder: Path) -> Iterator[None]:
     """Locks the common files of all shares. Raises: LockedError, DiskError."""
     with ExitStack() as stack:
-        if not _flock(_open(folder, CLAIM_LOCK, stack), fcntl.LOCK_EX, wait_s=CLAIM_WAIT_S):
+        if not _take(folder, CLAIM_LOCK, stack, wait_s=CLAIM_WAIT_S)[1]:
             what = f"timed out waiting for {CLAIM_LOCK}"
             raise LockedError(what, where=str(folder), fix="end the process that holds it")
         yield
@@ -267,17 +273,32 @@ def _open(folder: Path, name: str, stack: ExitStack) -> int:
     return descriptor
 
 
-def _hold(descriptor: int, folder: Path, who: str) -> None:
-    if not _flock(descriptor, fcntl.LOCK_EX, wait_s=0):
+def _take(folder: Path, name: str, stack: ExitStack, wait_s: float) -> tuple[int, bool]:
+    """Locks a file exclusively; returns its descriptor, and whether it has the lock."""
+    while True:
+        descriptor = _open(folder, name, stack)
+        if not _flock(descriptor, fcntl.LOCK_EX, wait_s):
+            return descriptor, False
+        # The owner before may have removed the file meanwhile: then this lock guards nothing.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), (folder / name).stat()):
+                return descriptor, True
+
+
+def _hold(folder: Path, name: str, who: str, stack: ExitStack) -> int:
+    descriptor, is_ours = _take(folder, name, stack, wait_s=0)
+    if not is_ours:
         raise _taken(descriptor, folder, who)
     _write_owner(descriptor, str(os.getpid()))
+    return descriptor
 
 
-def _hold_with_others(descriptor: int, folder: Path, share: Share) -> None:
+def _hold_with_others(folder: Path, share: Share, stack: ExitStack) -> int:
     """Takes the shared lock of parts of the same n; those of another n write the same files."""
     mine = f"of {share.of}"
     # The first one has it exclusively until its n is written; the others wait here.
     with claim_lock(folder):
+        descriptor = _open(folder, PREPARE_LOCK, stack)
         if _flock(descriptor, fcntl.LOCK_EX, wait_s=0):
             _write_owner(descriptor, mine)
         if not _flock(descriptor, fcntl.LOCK_SH, wait_s=0):
@@ -286,6 +307,7 @@ def _hold_with_others(descriptor: int, folder: Path, share: Share) -> None:
         what = f"`--part {share}` does not go with the parts {owner} that are being prepared here"
         fix = "use the same n for all, or wait for them to end"
         raise LockedError(what, where=str(folder), fix=fix)
+    return descriptor
 
 
 def _taken(descriptor: int, folder: Path, who: str) -> LockedError:

@@ -26,6 +26,7 @@ from pretrain.shards.index import ShardIndex, SplitIndex, build_split
 from pretrain.shards.ragged import TokenDocuments
 from pretrain.shards.writer import ShardWriter
 from pretrain.utils.io import make_dir, write_json
+from pretrain.utils.units import plural
 
 PARTS_DIR = "parts"
 BINS_PER_DOUBLING = 32
@@ -258,10 +259,10 @@ def count_left_out(records: Iterable[PartRecord]) -> dict[str, int]:
 
 def merge_splits(records: Sequence[PartRecord]) -> dict[str, SplitIndex]:
     """Merges records, in part order; logs the documents that were left out. Raises: DataError."""
-    named = {EMPTY: "empty documents", UNDECODABLE: "files that are not UTF-8"}
+    named = {EMPTY: "empty", UNDECODABLE: "not UTF-8"}
     for reason, count in count_left_out(records).items():
         if count:
-            _log.info("skipped %d %s", count, named.get(reason, f"documents: {reason.replace('_', ' ')}"))
+            _log.info("skipped %s: %s", plural(count, "document"), named.get(reason, reason.replace("_", " ")))
     splits: dict[str, SplitIndex] = {}
     for name in SPLITS:
         written = [record.splits[name] for record in records]

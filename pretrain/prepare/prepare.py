@@ -37,6 +37,8 @@ from pretrain.prepare.statistics import write_statistics
 from pretrain.prepare.steps import PrepareJob, find_duplicates, make_labels, make_tokenizer, plan_job
 from pretrain.shards.index import INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
 from pretrain.tokenizer import eos_id, load_tokenizer, token_dtype, vocabulary_size
+from pretrain.utils.status_line import status_line
+from pretrain.utils.units import plural
 
 _log = logging.getLogger(__name__)
 
@@ -84,10 +86,12 @@ def _build(job: PrepareJob) -> DataIndex | None:
 def _write_index(job: PrepareJob, sha256: str, labels: LabelSet | None, records: Sequence[PartRecord]) -> DataIndex:
     """Merges the records, in part order; writes statistics, and last the index."""
     splits = merge_splits(records)
-    if VALIDATION not in splits and job.rule.fraction:
-        _log.warning("split %s held out nothing: there is no validation split", job.config.split)
+    _warn_of_split(job, splits)
     tokenizer = load_tokenizer(job.tokenizer_path)
     size = vocabulary_size(tokenizer)
+    if job.given is None and size < (job.config.tokenizer.vocab_size or 0):
+        text = "the vocabulary has %d entries, not the %d asked for: the text has no more that are worth one"
+        _log.warning(text, size, job.config.tokenizer.vocab_size)
     index = DataIndex(
         tokenizer_sha256=sha256,
         vocab_size=size,
@@ -101,6 +105,16 @@ def _write_index(job: PrepareJob, sha256: str, labels: LabelSet | None, records:
     write_statistics(job.folder, formats, job.num_bytes, index, tokenizer, records)
     write_index(job.folder, index)
     return index
+
+
+def _warn_of_split(job: PrepareJob, splits: dict[str, SplitIndex]) -> None:
+    """Says that a validation split is missing or a single document, with its remedy."""
+    num_documents = splits[VALIDATION].num_documents if VALIDATION in splits else 0
+    if num_documents > 1 or not job.rule.fraction or job.rule.kind == "tail":
+        return
+    what = "held out one document, whose loss says little" if num_documents else "held out nothing"
+    fix = "--split tail:0.05, the end of each text" if job.config.kind == "text" else "--split hash:0.1"
+    _log.warning("split %s %s; to hold out more, prepare another --output with %s", job.config.split, what, fix)
 
 
 def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
@@ -125,6 +139,7 @@ def run_convert(options: ConvertOptions, processes: int | None) -> str:
 @contextlib.contextmanager
 def _shown() -> Iterator[Progress]:
     """Shows progress, and a message after Ctrl-C."""
+    status_line().enter("listing the inputs")
     try:
         with progress_bar() as progress:
             yield progress
@@ -139,6 +154,6 @@ def _summarize(folder: str, splits: dict[str, SplitIndex]) -> str:
     tokens = sum(split.num_tokens for split in splits.values())
     bytes_per_token = sum(split.num_bytes_text for split in splits.values()) / tokens
     return (
-        f"{folder}: {splits[TRAIN].num_tokens:,} training tokens,{held_out} {documents:,} documents, "
+        f"{folder}: {splits[TRAIN].num_tokens:,} training tokens,{held_out} {plural(documents, 'document')}, "
         f"{bytes_per_token:.2f} bytes per token"
     )

@@ -3,14 +3,16 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from pretrain.utils.log import stderr_console
+from pretrain.utils.status_line import status_line, stderr_console
+from pretrain.utils.units import clock_time, plural
 
 # Called as `progress(phase, done_bytes, total_bytes, num_documents)`, at most a few times a
 # second.
-# `phase` is a label of the step; bytes are input bytes on disk, those of an earlier run included.
+# `phase` is a label of the step; bytes are input bytes on disk, those of an earlier run included; a total of 0 is
+# unknown.
 Progress = Callable[[str, int, int, int], None]
 
 LOG_EVERY_S = 10.0
@@ -25,32 +27,37 @@ def no_progress(phase: str, done_bytes: int, total_bytes: int, num_documents: in
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Progress]:
     """Gives a callback that draws a bar on a terminal, or logs a line every LOG_EVERY_S seconds."""
-    console = stderr_console()
-    if not console.is_terminal:
-        yield _LogLines()
-        return
-    from rich import progress as rich_progress
+    try:
+        yield _Bars() if stderr_console().is_terminal else _LogLines()
+    finally:
+        status_line().close()
 
-    bar = rich_progress.Progress(
-        rich_progress.TextColumn("{task.description}"),
-        rich_progress.BarColumn(),
-        rich_progress.DownloadColumn(),
-        rich_progress.TransferSpeedColumn(),
-        rich_progress.TextColumn("{task.fields[documents]:,} documents"),
-        rich_progress.TimeRemainingColumn(),
-        console=console,
-    )
-    tasks: dict[str, rich_progress.TaskID] = {}
 
-    def show(phase: str, done_bytes: int, total_bytes: int, num_documents: int) -> None:
-        counts: dict[str, Any] = {"total": total_bytes, "completed": done_bytes}
-        if phase not in tasks:
+class _Bars:
+    """Progress as a bar a phase; of a finished one, the last state stays on the screen."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._begun = (0.0, 0)
+
+    def __call__(self, phase: str, done_bytes: int, total_bytes: int, num_documents: int) -> None:
+        now = time.monotonic()
+        if phase != self._phase:
+            status_line().close()
             # The rate counts from the bytes that an earlier run has done.
-            tasks[phase] = bar.add_task(phase, documents=num_documents, **counts)
-        bar.update(tasks[phase], documents=num_documents, **counts)
+            self._phase, self._begun = phase, (now, done_bytes)
+        if not total_bytes:
+            status_line().enter(phase)
+            return
+        speed = describe_speed(done_bytes - self._begun[1], now - self._begun[0], total_bytes - done_bytes)
+        texts = (f"{plural(num_documents, 'document')}{speed}", plural(num_documents, "document"), "")
+        megabytes = f"{phase} {done_bytes / 1e6:.1f}/{total_bytes / 1e6:.1f} MB"
+        status_line().advance(done_bytes, total_bytes, partial(_fitting, texts), megabytes)
 
-    with bar:
-        yield show
+
+def _fitting(texts: Sequence[str], width: int) -> str:
+    """Returns the first text that fits."""
+    return next((text for text in texts if len(text) <= width), "")
 
 
 class _LogLines:
@@ -62,13 +69,15 @@ class _LogLines:
 
     def __call__(self, phase: str, done_bytes: int, total_bytes: int, num_documents: int) -> None:
         now = time.monotonic()
+        if phase not in self._begun:
+            _log.info("%s", phase)
         begun_s, begun_bytes = self._begun.setdefault(phase, (now, done_bytes))
         if now < self._next_s:
             return
         self._next_s = now + LOG_EVERY_S
         done = f"{done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB"
         speed = describe_speed(done_bytes - begun_bytes, now - begun_s, total_bytes - done_bytes)
-        _log.info("%s: %s, %d documents%s", phase, done, num_documents, speed)
+        _log.info("%s: %s, %s%s", phase, done, plural(num_documents, "document"), speed)
 
 
 def describe_speed(num_bytes: int, seconds: float, left_bytes: int) -> str:
@@ -76,6 +85,4 @@ def describe_speed(num_bytes: int, seconds: float, left_bytes: int) -> str:
     if num_bytes <= 0 or seconds <= 0:
         return ""
     rate = num_bytes / seconds
-    left_s = round(left_bytes / rate)
-    left = f"{left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d}"
-    return f", {rate / 1e6:.1f} MB/s, {left} left"
+    return f", {rate / 1e6:.1f} MB/s, {clock_time(left_bytes / rate)} left"

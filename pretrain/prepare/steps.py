@@ -190,6 +190,7 @@ def _train_texts(job: PrepareJob) -> Iterator[str]:
         yield from (piece.text for piece in pieces if piece.text)
     if is_empty:
         raise nothing_to_train_on()
+    job.pool.progress(f"training the tokenizer, {config.kind}", 0, 0, 0)
 
 
 def _train_pieces(

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,10 @@ from pretrain.errors import DataError, DiskError
 from pretrain.tracking.picture_files import ATTENTION, Pictures
 from pretrain.tracking.wandb_tracker import FINISH_TIMEOUT_S, WandbMirror
 from pretrain.utils.jsonl import JsonLines
-from pretrain.utils.log import stderr_console
+from pretrain.utils.status_line import status_line, stderr_console
+from pretrain.utils.units import clock_time
 
 logger = logging.getLogger(__name__)
-
-
-def _duration(seconds: float) -> str:
-    """Returns `h:mm:ss`, or `d days h:mm:ss`."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    return (f"{days}d " if days else "") + f"{hour}:{minute:02}:{second:02}"
 
 
 def _bytes(value: float) -> str:
@@ -54,7 +48,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str], int]] = {
     "mfu": ("mfu", "{:.1%}".format, 5),
     "data_wait": ("wait", "{:.1%}".format, 6),
     "memory_bytes": ("mem", _bytes, 5),
-    "eta_s": ("eta", _duration, 8),
+    "eta_s": ("eta", clock_time, 7),
 }
 """Shown metrics, in order: label, format, width. Rows without a loss show all metrics they have."""
 _LEAST_WANTED = ("mfu", "lr", "memory_bytes", "data_wait", "grad_norm", "tokens_per_s")
@@ -87,44 +81,34 @@ def fit_metrics(metrics: Mapping[str, float], width: int) -> str:
 
 
 class Console:
-    """Shows rows: a progress line where stderr is a terminal, else one aligned line a row.
+    """Shows rows: behind the bar of the status line where stderr is a terminal, else a line each.
 
     Rows without a loss (validation) are lines in both cases. Lines go through `logging`, so they
-    reach the log file and stay above the progress line, which has no thread of its own and moves
-    when a row is logged. A closed terminal stops nothing (`pretrain.utils.process`).
+    reach the log file and stay above the bar. A closed terminal stops nothing (`utils/process.py`).
     """
 
     def __init__(self, total_steps: int) -> None:
         self._total_steps = total_steps
-        console = stderr_console()
-        self._progress = self._start_bar(console) if console.is_terminal else None
+        self._line = status_line()
+        self._has_bar = bool(stderr_console().is_terminal)
 
-    def _start_bar(self, console: Any) -> Any:
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        # The bar takes the width that the text leaves: none, on a narrow terminal.
-        columns = (TextColumn("{task.completed}/{task.total} {task.fields[metrics]}"), BarColumn(bar_width=None))
-        own_streams: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}
-        progress = Progress(*columns, console=console, expand=True, auto_refresh=False, **own_streams)
-        self._task = progress.add_task("", total=self._total_steps, metrics="")
-        progress.start()
-        return progress
+    def advance(self, step: int, phase: str = "") -> None:
+        """Moves the bar; `phase` is shown in place of the last row, until the next call."""
+        self._line.advance(step, self._total_steps)
+        if phase:
+            self._line.enter(phase)
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows a row."""
-        if self._progress is None or "loss" not in metrics:
-            width = len(str(self._total_steps))
-            logger.info("step %*d/%d  %s", width, step, self._total_steps, format_metrics(metrics, aligned=True))
+        if self._has_bar and "loss" in metrics:
+            self._line.advance(step, self._total_steps, partial(fit_metrics, metrics))
             return
-        width = self._progress.console.width - len(f"{step}/{self._total_steps} ") - 2
-        text = fit_metrics(metrics, width)
-        self._progress.update(self._task, completed=step, metrics=text, refresh=True)
+        width = len(str(self._total_steps))
+        logger.info("step %*d/%d  %s", width, step, self._total_steps, format_metrics(metrics, aligned=True))
 
     def close(self) -> None:
         """Leaves the last state of the bar on the screen. Idempotent."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        self._line.close()
 
 
 class Tracker:
@@ -168,6 +152,11 @@ class Tracker:
         if shown:
             self._console.show(step, metrics)
         self._wandb.log(step, metrics)
+
+    def advance(self, step: int, phase: str = "") -> None:
+        """Shows that a step is done, or a phase between two steps."""
+        if self._active:
+            self._console.advance(step, phase)
 
     def samples(self, step: int, rows: Sequence[tuple[str, str]]) -> None:
         """Takes the (prompt, text) pairs of a step, for samples.jsonl, the log and wandb."""

@@ -17,7 +17,6 @@ import contextlib
 import logging
 import os
 import queue
-import shlex
 import signal
 import threading
 import time
@@ -147,7 +146,7 @@ class WandbMirror:
         self._mode = choose_mode(config.wandb)
         self._find_facts = find_facts
         self._rows: queue.Queue[dict[str, float] | _Extra | None] = queue.Queue(_MAX_QUEUED_ROWS)
-        self._warned_full = self._is_offline = False
+        self._warned_full = False
         self._thread = threading.Thread(target=self._work, name="wandb-mirror", daemon=True)
         if self._mode != "off":
             self._thread.start()
@@ -229,8 +228,6 @@ class WandbMirror:
         if self._thread.is_alive():
             logger.warning("wandb: not finished after %.1f s; the run folder has what was not uploaded", timeout_s)
             _kill_service()
-        if self._is_offline:
-            logger.info("wandb: tracked offline; to upload it: wandb sync %s", self._offline_runs(self._run_dir))
 
     def _work(self) -> None:
         # By mask, not by SIG_IGN: a thread can set it, and no signal that is meant for the run
@@ -310,21 +307,16 @@ class WandbMirror:
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
         run.define_metric("val/loss", step_metric="step", summary="min")
-        self._is_offline = mode == "offline"
-        if self._is_offline:
+        if mode == "offline":
             note = (
                 "This run was tracked offline. To upload it, with a key (`wandb login`), from the run folder:\n\n"
-                f"    wandb sync {self._offline_runs(Path())}\n"
+                f"    wandb sync wandb/offline-run-*-{self._identity['id']}\n"
             )
             try:
                 write_file(self._run_dir / "wandb" / "SYNC.txt", note.encode())
             except DiskError as error:
                 logger.warning("wandb: %s", error)
         return run
-
-    def _offline_runs(self, run_dir: Path) -> str:
-        """Returns a shell pattern of the offline files; attempts of one run go to one run."""
-        return f"{shlex.quote(str(run_dir / 'wandb'))}/offline-run-*-{self._identity['id']}"
 
 
 def _alert(run: Any, *, title: str, text: str) -> None:

@@ -182,12 +182,13 @@ def report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, 
     ids = list(chain.from_iterable(dist.gather_objects(list(batch.sample_ids))))
     cause = "" if fault is None else f": {fault.what}"
     if run.world.is_main:
-        text = "step %d was not finite (loss %s) and was skipped, %d in a row%s"
+        text = "step %d was not finite (loss %.4g) and was skipped, %d in a row%s"
         log.warning(text, state.step, loss, in_a_row, cause)
         _write(run, state, loss, ids, fault)
     if is_last:
+        steps = f"for {in_a_row} steps in a row, up to step" if in_a_row > 1 else "at step"
         raise DivergedError(
-            f"the gradient was not finite for {in_a_row} steps in a row, up to step {state.step}{cause}",
+            f"the gradient was not finite {steps} {state.step}{cause}",
             where=str(run.folder.path / "bad_step.json"),
             fix=_advice(run, fault),
         )

@@ -45,6 +45,8 @@ from pretrain.train.layer_norms import LayerNorms
 from pretrain.train.rollback import agree_on_skips
 from pretrain.train.samples import AttentionPictures, Samples, build_pictures, build_samples
 from pretrain.train.step import TrainModule
+from pretrain.utils.status_line import show_phase
+from pretrain.utils.units import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     progress.enter("load")
     config = pin_start(config, world)
     claim = replace(claim, config=config)
+    show_phase(f"building a model of {count(count_parameters(config.model))} parameters")
     start = open_start(config, dataset.tokenizer_path)
     model = build_model(config.model, config.engine, accelerator.device, storage=not builds_sharded(config.engine))
     num_saved = start.arrange(model)
@@ -136,8 +139,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         audit.rewind(state.step)
     validation = _validation(claim, plan, world, on_cuda)
     recall_evaluations(checkpoints, best, [source.name for source in validation], folder)
-    peak = (peak_flops(torch.cuda.get_device_name()) or 0) * world.size if on_cuda else 0
-    meter = Meter(config.train.steps, flops_per_token=_flops_per_token(config), peak=peak or None)
+    meter = _meter(config, world, on_cuda)
     norms = LayerNorms(list(names.values()), optimizer, engine.state, is_cut=config.engine.zero_stage > 0)
     timeline = Timeline(on_cuda)
     module.register_forward_hook(timeline.after_forward)
@@ -208,6 +210,11 @@ def _loader(
     )
 
 
+def _meter(config: RunConfig, world: World, on_cuda: bool) -> Meter:
+    peak = (peak_flops(torch.cuda.get_device_name()) or 0) * world.size if on_cuda else 0
+    return Meter(config.train.steps, flops_per_token=_flops_per_token(config), peak=peak or None)
+
+
 def _flops_per_token(config: RunConfig) -> float:
     """Returns the training FLOPs of a token that is read: those of a whole row over its tokens."""
     task = task_of(config)
@@ -243,6 +250,8 @@ def _restore(
     start: InitialWeights, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager, size: int
 ) -> TrainState:
     config = start.config
+    if RunDir(config.folder).has_saved():
+        show_phase("loading the newest checkpoint")
     state = checkpoints.load_newest(engine.state)
     if state is None:
         check_new(RunDir(config.folder))

@@ -35,6 +35,7 @@ from pretrain.tracking.audit import read_audit
 from pretrain.tracking.picture_files import ATTENTION
 from pretrain.utils.io import write_file
 from pretrain.utils.jsonl import read_rows
+from pretrain.utils.status_line import show_phase
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
         DataError: Shards are missing or damaged.
     """
     plan_batch(config.batch, world.size)
+    show_phase(f"reading {', '.join(dict.fromkeys(config.data.paths))}")
     stores = open_stores(config.data, lambda: bool(stop))
     folders = {path: store.folder for path, store in zip(config.data.paths, stores, strict=True)}
     dataset = open_dataset(config.data, folders.__getitem__)

@@ -42,6 +42,7 @@ def train(run: Run, state: TrainState) -> TrainState:
     if run.world.is_main:
         _announce(run, state.step, run.config.train.last_step)
     while True:
+        run.tracker.advance(state.step, "first step")
         try:
             with _start_saving(run, state.step) as saving:
                 return _take_steps(run, state, saving)
@@ -67,7 +68,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         run.profiler.before_step(state.step + 1)
         sums = _accumulate(run, state.step, batch, num_targets, phase)
         phase = "forward-backward"
-        # Before the update: the exchange during it carries the counters of the next step.
+        # Fetched before the update: the exchange during it carries the counters of the next step.
         upcoming = _fetch(run, state.step + 1) if state.step + 1 < target else None
         with run.phase("update"):
             run.stop.arm()  # from here on a stop has something to save
@@ -100,6 +101,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
             )
         sources.add(agreed.by_source)
         run.meter.end_step(agreed.done.num_tokens)
+        run.tracker.advance(state.step)
         is_last = state.step >= target
         if state.step % config.tracking.log_every_steps == 0 or is_last:
             metrics = {"loss": loss, "accuracy": accuracy, "lr": learning_rate, "grad_norm": update.grad_norm}
@@ -156,6 +158,9 @@ def _announce(run: Run, step: int, target: int) -> None:
         log.info(text, run.folder.path, step, target, run.engine.description)
     else:
         log.info("starting %s, %d steps: %s", run.folder.path, target, run.engine.description)
+    if run.config.eval.every_steps and not run.validation:
+        fix = "prepare with --split hash:0.01 or tail:0.05, or set eval.every_steps=0"
+        log.warning("nothing is evaluated: the data have no validation split; %s", fix)
     if rows := describe_rows(run.config.objective, run.config.batch, len(run.config.stacks)):
         log.info("%s", rows)
 
@@ -215,7 +220,7 @@ def _metrics(run: Run, state: TrainState, skipped_rows: int) -> dict[str, float]
 def _alert(run: Run, state: TrainState, loss: float) -> None:
     """Sends an alert at the first of several steps that went wrong; the guard logs the response."""
     if state.bad_steps_in_a_row == 1:
-        run.tracker.alert("A step was not finite", f"step {state.step}, loss {loss}: it was skipped")
+        run.tracker.alert("A step was not finite", f"step {state.step}, loss {loss:.4g}: it was skipped")
     elif state.spikes_in_a_row == 1:
         run.tracker.alert("A loss spike", f"step {state.step}, loss {loss:.4g}")
 
@@ -231,6 +236,7 @@ def validate(run: Run, state: TrainState) -> None:
         run.progress.go_on()
         return total(float(bool(run.stop))) > 0
 
+    run.tracker.advance(state.step, "evaluating")
     reports = []
     for source in run.validation:
         report = evaluate_loss(run.engine, source.loader, should_stop)

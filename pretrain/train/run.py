@@ -2,16 +2,31 @@
 
 import contextlib
 import logging
+import shlex
 from collections.abc import Iterator
+from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as td
 
+from pretrain.checkpoint.state import TrainState
+from pretrain.config.objective import NEEDS
 from pretrain.config.run import RunConfig
 from pretrain.dist import World
-from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_RESUME_ME, DiskError, HangError, OutOfMemoryError, PretrainError
+from pretrain.errors import (
+    EXIT_BUG,
+    EXIT_OK,
+    EXIT_RESUME_ME,
+    ConfigError,
+    DataError,
+    DiskError,
+    HangError,
+    OutOfMemoryError,
+    PretrainError,
+)
 from pretrain.run.folder import end_attempt
 from pretrain.run.heartbeat import Progress
 from pretrain.run.stop import StopFlag
@@ -22,7 +37,9 @@ from pretrain.train.build import Run, build_run
 from pretrain.train.claim import Claim, claim_run
 from pretrain.train.loop import train
 from pretrain.utils.io import make_dir
+from pretrain.utils.jsonl import read_rows
 from pretrain.utils.log import setup_logging
+from pretrain.utils.units import clock_time, plural
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +151,40 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
     if stopped and world.is_main:
         log.info("%s at step %d of %d; the same command continues the run", reason, state.step, target)
     _close(run, claim, tracker_timeout_s=STOPPED_TRACKER_S if stopped else FINISH_TIMEOUT_S)
+    if world.is_main and not stopped:
+        print("\n".join(_summarize(run, state)), flush=True)
     return code
+
+
+def _summarize(run: Run, state: TrainState) -> Iterator[str]:
+    """Yields the lines at the end of a run: its result, and the commands that are next."""
+    rows: list[dict[str, Any]] = []
+    attempts: list[dict[str, Any]] = []
+    try:
+        rows, attempts = read_rows(run.folder.metrics), run.folder.read_record()["attempts"]
+    except (ConfigError, DataError) as error:  # a damaged record is no failure of the training
+        log.warning("%s", error)
+    spans = [_instant(one["ended"]) - _instant(one["started"]) for one in attempts if "ended" in one]
+    time = f"{clock_time(sum(spans))} in {plural(len(attempts), 'start')}"
+    yield f"done: {plural(state.step, 'step')}, {state.tokens:,} tokens, {time}"
+    for name in ("loss", "val_loss"):
+        if values := [(row["step"], row[name]) for row in rows if row.get(name) is not None]:
+            yield f"      {name} {values[0][1]:.4f} at step {values[0][0]}, {values[-1][1]:.4f} at step {values[-1][0]}"
+    yield f"next: {_using(run.config)}"
+    yield f"      pretrain report {shlex.quote(str(run.folder.path))}"
+
+
+def _instant(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _using(config: RunConfig) -> str:
+    """Returns the command that uses the model of a run."""
+    path = shlex.quote(str(config.folder))
+    if any(NEEDS[task.kind].head == "labels" for task in config.objective.tasks):
+        return f"pretrain evaluate {path}"
+    prompt = "Once upon a time" if "decoder" in config.stacks else "Once upon a [MASK]"
+    return f"pretrain generate {path} --prompt '{prompt}'"
 
 
 def _close(run: Run, claim: Claim, tracker_timeout_s: float) -> None:

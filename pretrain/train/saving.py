@@ -95,6 +95,7 @@ class Saving:
     def finish(self, state: TrainState) -> None:
         """Waits for the save in flight, then saves the last step. Raises: as `after_step`."""
         self.step = state.step
+        self.tracker.advance(state.step, "saving")
         try:
             self._wait()
         except DiskError as error:

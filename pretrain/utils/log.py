@@ -13,18 +13,16 @@ logged here, see `pretrain.tracking`.
 """
 
 import contextlib
-import functools
 import logging
 import netrc
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pretrain.utils.io import disk_errors
 from pretrain.utils.process import guard_stderr
+from pretrain.utils.status_line import status_line, stderr_console
 
 OWN_LOGGERS = ("pretrain", "pretrain_launch")
 NOISY_LIBRARIES = ("DeepSpeed", "accelerate", "torch", "transformers", "wandb", "webdataset")
@@ -91,33 +89,12 @@ class _StderrHandler(logging.StreamHandler):
         super().emit(record)
 
 
-@functools.cache
-def stderr_console() -> Any:
-    """Returns the one `rich.console.Console` on stderr: log lines stay above a progress bar."""
-    from rich.console import Console
-
-    return Console(stderr=True)
-
-
-@contextlib.contextmanager
-def transient_bar(amount: str = "{task.percentage:>3.0f}%") -> Iterator[Any]:
-    """Draws a progress bar on stderr that disappears at the end; none where that is no terminal.
-
-    Yields a `rich.progress.Progress`, whose tasks any thread may advance. `amount` is the text after
-    the bar, a format string over `task`: `{task.completed}/{task.total}`.
-    """
-    from rich import progress
-
-    console = stderr_console()
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.TextColumn(amount),
-        progress.TimeRemainingColumn(),
-    )
-    is_shown = bool(console.is_terminal)
-    with progress.Progress(*columns, console=console, transient=True, disable=not is_shown) as bar:
-        yield bar
+def _is_line(record: logging.LogRecord) -> bool:
+    """Returns whether a record is a line of the terminal; a phase goes to its status line instead."""
+    if getattr(record, "is_phase", False):
+        status_line().enter(redact(record.getMessage()))
+        return False
+    return True
 
 
 def _stderr_handler() -> logging.Handler:
@@ -131,6 +108,7 @@ def _stderr_handler() -> logging.Handler:
     # rich's own tracebacks would print source lines past the formatter, and so past redaction.
     handler = RichHandler(console=console, rich_tracebacks=False, show_path=False, log_time_format="%H:%M:%S")
     handler.setFormatter(_RedactingFormatter("%(message)s"))
+    handler.addFilter(_is_line)
     return handler
 
 

@@ -10,6 +10,12 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def plural(number: int, noun: str) -> str:
+    """Returns `1 rank`, `1,758 documents`, `2 batches`."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
+
+
 def size(num_bytes: float) -> str:
     """Returns `79.1 GiB`."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
@@ -32,6 +38,16 @@ def span(seconds: float) -> str:
         if seconds >= (2 * factor if factor > 1 else 1):
             return f"{seconds / factor:,.1f} {unit}"
     return f"{seconds * 1e3:.{0 if seconds >= 0.01 else 1}f} ms"
+
+
+def clock_time(seconds: float) -> str:
+    """Returns `1:02:03`, `2:03` below an hour, or `4d 1:02:03`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if not hours and not days:
+        return f"{minute}:{second:02}"
+    return (f"{days}d " if days else "") + f"{hour}:{minute:02}:{second:02}"
 
 
 def percent(share: float) -> str:

@@ -221,3 +221,14 @@ def test_the_traceback_of_an_error_is_shown_on_request_only(tmp_path):
     assert "Traceback" in shown.stderr
     (line,) = shown.errors
     assert line.startswith("nope.yaml: no such config file; check the path")
+
+
+@pytest.mark.parametrize(
+    ("environment", "policy"),
+    [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "9"}, "None")],
+)
+def test_threads_wait_without_spinning_unless_the_user_says_how(tmp_path, environment, policy):
+    (tmp_path / "told.py").write_text("import os\nprint('policy:', os.environ.get('OMP_WAIT_POLICY'))\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    result = run_cli("--extend", "told", "config", "quickstart", cwd=tmp_path, PYTHONPATH=path, **environment)
+    assert result.code == 0 and f"policy: {policy}\n" in result.stdout, result.stderr

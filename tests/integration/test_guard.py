@@ -316,7 +316,7 @@ def test_rollbacks_to_one_step_add_up_and_what_is_set_aside_stays(runs, finished
         done = runs("rollback", "runs/finished", "--to", "4", "--skip-samples", skipped)
         assert done.code == 0, done.stderr
         runs.train("finished", 6)
-    assert "runs/finished continues from step 4, without samples 24 to 27: 1 whole global batches" in done.stdout
+    assert "runs/finished continues from step 4, without samples 24 to 27: 1 whole global batch" in done.stdout
     assert finished.read_record()["skips"] == [[16, 28]]
     assert digests_of(finished) == runs.digests(6, SkipRanges.of([(16, 28)]))
     aside = {"step-00000006.rolled-back", "step-00000006.rolled-back-2"}

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import os
+import re
 import shutil
 
 import numpy as np
@@ -16,6 +17,7 @@ from pretrain.tracking.audit import read_audit
 from pretrain.tracking.meter import PARTS
 from pretrain.utils.jsonl import read_rows
 from tests.helpers.cli import run_warm
+from tests.unit.data.prepared import options, prepare
 from tests.unit.tracking.wandb_file import read_history, read_records
 
 CONFIG = """
@@ -167,7 +169,9 @@ def test_wandb_has_the_rows_the_facts_the_texts_and_where_the_checkpoints_are(ru
     artifacts += [record.request.log_artifact.artifact for record in read_records(folder.path, "request")
                   if record.request.HasField("log_artifact")]  # fmt: skip
     assert [json.loads(artifact.metadata)["step"] for artifact in artifacts if artifact.type == "checkpoint"] == [6, 12]
-    assert f"wandb sync runs/run/wandb/offline-run-*-{folder.read_record()['id']}" in done.stderr
+    sync = f"wandb sync wandb/offline-run-*-{folder.read_record()['id']}\n"
+    assert sync in (folder.path / "wandb" / "SYNC.txt").read_text()
+    assert "sync" not in done.stdout + done.stderr
 
 
 def test_the_log_has_a_line_a_row_and_no_progress_bar(run):
@@ -176,3 +180,40 @@ def test_the_log_has_a_line_a_row_and_no_progress_bar(run):
     line = next(line for line in done.stderr.splitlines() if "step 12/12  loss" in line)
     assert all(f"  {label} " in line for label in ("lr", "grad", "tok/s", "wait", "mem", "eta"))
     assert len(list_checkpoints(folder.checkpoints)) == 2
+
+
+def test_the_start_is_told_phase_by_phase_and_other_libraries_say_nothing(run):
+    _, done = run
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("USDT:")]  # torch's profiler
+    told = [line.split(" INFO    ") for line in lines]
+    assert all(len(parts) == 2 for parts in told), lines
+    phases = [what for _, what in told[:5]]
+    assert phases[0] == "importing torch" and phases[1].startswith("reading /")
+    assert phases[2:4] == ["starting the engine: single, 1 rank", "building a model of 23.7 k parameters"]
+    assert phases[4] == "starting runs/run, 12 steps: single, fp32, 1 x cpu"
+
+
+def test_a_run_that_is_done_ends_with_a_summary_and_the_next_commands(run):
+    folder, done = run
+    rows = read_rows(folder.metrics)
+    (first, *_, last), (val, end) = ([row for row in rows if key in row] for key in ("loss", "val_loss"))
+    head, *lines = done.stdout.splitlines()
+    assert re.fullmatch(rf"done: 12 steps, {last['tokens']:,.0f} tokens, \d:\d\d in 1 start", head)
+    assert lines == [
+        f"      loss {first['loss']:.4f} at step 2, {last['loss']:.4f} at step 12",
+        f"      val_loss {val['val_loss']:.4f} at step 6, {end['val_loss']:.4f} at step 12",
+        "next: pretrain generate runs/run --prompt 'Once upon a time'",
+        "      pretrain report runs/run",
+    ]
+
+
+def test_evaluations_that_cannot_be_made_are_told_with_the_remedy(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("alpha beta gamma " * 400)
+    prepare(options(tmp_path, split="hash:0"))
+    text = CONFIG.format(data=tmp_path / "out").replace("offline", "off")
+    (tmp_path / "config.yaml").write_text(text)
+    few = ["train.steps=2", "optim.schedule.warmup_steps=1", "profile.steps=[1, 1]"]
+    done = run_warm("train", "config.yaml", *few, cwd=tmp_path)
+    remedy = "prepare with --split hash:0.01 or tail:0.05, or set eval.every_steps=0"
+    assert done.code == 0 and f"nothing is evaluated: the data have no validation split; {remedy}" in done.stderr

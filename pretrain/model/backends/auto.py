@@ -101,4 +101,4 @@ def _describe(mask: AttentionMask, bias: DistanceBias | None) -> str:
 @cache
 def _log_choice(choice: str) -> None:
     """Logs a choice once: masks are prepared in every step."""
-    log.info(f"attention backend: {choice}")
+    log.debug(f"attention backend: {choice}")

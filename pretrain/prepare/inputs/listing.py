@@ -44,6 +44,9 @@ CUTTABLE = ("lines", "jsonl", "parquet")
 # Those of the other formats, which contain records: all.
 KINDS_OF_FORMAT: dict[str, tuple[DataKind, ...]] = {"text": ("text",), "lines": ("text",), "paired": ("pairs",)}
 
+# Generated files of the standard library: long tables of characters and numbers, and a manual in strings.
+_TABLES = ("encodings", "pydoc_data", "stringprep.py", "entities.py", "_sysconfigdata")
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -71,10 +74,9 @@ def list_inputs(inputs: Sequence[InputConfig], kind: DataKind = "text") -> list[
 
 
 def list_stdlib() -> list[InputFile]:
-    """Lists the *.py files of the running Python's standard library; about 30 MB."""
-    skip = ("site-packages", "dist-packages", "__pycache__")
-    paths = walk(Path(sysconfig.get_path("stdlib")), skip)
-    return [stat_local(path) for path in paths if path.suffix == ".py"]
+    """Lists the *.py files of the running Python's standard library, without generated tables; about 30 MB."""
+    paths = walk(Path(sysconfig.get_path("stdlib")), ("site-packages", "dist-packages", "__pycache__", *_TABLES))
+    return [stat_local(path) for path in paths if path.suffix == ".py" and not path.name.startswith(_TABLES)]
 
 
 def _list_input(number: int, config: InputConfig) -> Iterator[InputFile]:
@@ -86,7 +88,7 @@ def _list_input(number: int, config: InputConfig) -> Iterator[InputFile]:
         return
 
     def describe(file: InputFile) -> InputFile:
-        known = _format_of(file.path) if config.format == "auto" else config.format
+        known = (_format_of(file.path) or "text") if config.format == "auto" else config.format
         compression = "" if known == "parquet" else _compression_of(file.path)
         can_cut = known in CUTTABLE and not compression
         can_cut = can_cut and (not file.is_remote or serves_ranges(file))
@@ -124,14 +126,16 @@ def _find_all(paths: Sequence[str], wanted: str) -> list[InputFile]:
         path = unquote(urlsplit(given).path) if _scheme_of(given) == "file" else given
         remote = find_remote(path) if is_url else {}
         listed = list(remote) if is_url else find_local(path)
-        known = [file for file in listed if wanted != "auto" or _format_of(file)]
+        # A file that is named and has no ending, as README, is text; of a folder, it may be anything.
+        named = listed if listed == [path] and "." not in _without_compression(path) else []
+        known = [file for file in listed if wanted != "auto" or _format_of(file)] or named
         if known:
             return [remote[file] if is_url else stat_local(file) for file in known]
         what = "nothing to read"
         fix = f"give files of {KNOWN_SUFFIXES}"
         if path in remote or Path(path).is_file():
             what = "unsupported file type"
-            fix = f"give one of {KNOWN_SUFFIXES}, or say its format in a config"
+            fix = f"give one of {KNOWN_SUFFIXES}, or its format in a config: inputs: [{{path: ..., format: text}}]"
         raise DataError(what, where=without_secrets(given), fix=fix)
 
     files: dict[str, InputFile] = {}
@@ -174,6 +178,14 @@ def _name_of(path: str) -> str:
     return path.rpartition("/")[2]
 
 
+def _without_compression(path: str) -> str:
+    """Returns the name without the ending that tells its compression."""
+    name = _name_of(path)
+    for suffix in COMPRESSION_OF_SUFFIX:
+        name = name.removesuffix(suffix)
+    return name
+
+
 def _by_suffix(name: str, known: dict[str, str]) -> str:
     return next((value for suffix, value in known.items() if name.endswith(suffix)), "")
 
@@ -185,10 +197,7 @@ def _compression_of(path: str) -> str:
 
 def _format_of(path: str) -> str:
     """Returns the format that the name says, or the empty string."""
-    name = _name_of(path)
-    for suffix in COMPRESSION_OF_SUFFIX:
-        name = name.removesuffix(suffix)
-    known = _by_suffix(name, FORMAT_OF_SUFFIX)
+    known = _by_suffix(_without_compression(path), FORMAT_OF_SUFFIX)
     # Parquet compresses its pages; a compressed file could not be cut.
     return "" if known == "parquet" and _compression_of(path) else known
 

@@ -8,7 +8,7 @@ from pretrain.errors import DataError
 from pretrain.prepare.filters import Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
-from pretrain.prepare.readers.records import ReadRule, RecordError, too_long
+from pretrain.prepare.readers.records import ReadRule, RecordError, spelled, too_long
 
 BUFFER_BYTES = 2**20
 BATCH_BYTES = 4 * 2**20
@@ -45,7 +45,7 @@ def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
     for option, name in needed.items():
         if name not in known:
             what = f"there is no column {name!r}; columns: {', '.join(known[:20]) or 'none'}"
-            fix = f"choose another with {option}"
+            fix = f"choose another with {spelled(option)}"
             raise DataError(what, where=stream.file.shown, fix=fix)
     wanted = dict.fromkeys((*needed.values(), *others, *rule.fields))
     columns = [name for name in wanted if name in known]

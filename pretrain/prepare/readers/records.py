@@ -87,6 +87,11 @@ class ReadRule:
         return {name: record[name] for name in self.fields if name in record}
 
 
+def spelled(option: str) -> str:
+    """Returns the ways to give an option that names a field."""
+    return "--text-field, or text_field in a config" if option == "text_field" else f"{option} in a config"
+
+
 def too_long(what: str, limit: int, where: str) -> DataError:
     """Builds the error of a line or document that is longer than the limit."""
     option = "--max-document-bytes, or max_document_bytes of the input"
@@ -142,7 +147,7 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def _build_text(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
-    text, utf8 = _text(record, config.text_field, "--text-field, or text_field in a config")
+    text, utf8 = _text(record, config.text_field, spelled("text_field"))
     return Document(text, utf8, consumed_bytes)
 
 

@@ -77,7 +77,7 @@ def test_another_seed_reads_the_same_tokens_in_other_rows(folders):
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_the_phases_have_bars_on_a_terminal_only(folders, monkeypatch, is_terminal):
     console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
-    monkeypatch.setattr("pretrain.utils.log.stderr_console", lambda: console)
+    monkeypatch.setattr("pretrain.utils.status_line.stderr_console", lambda: console)
     verify(str(folders / "text"), ORDER, world_sizes=[1])
     drawn = console.file.getvalue()
     for phase in ("files", "train, concat", "validation, fixed", "100%"):

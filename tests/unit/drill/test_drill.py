@@ -5,7 +5,7 @@ import pytest
 from pretrain.config.load import load_config
 from pretrain.drill.drill import Drill, plan_steps, steps_for
 from pretrain.drill.drill_folder import Pace
-from pretrain.utils.log import transient_bar
+from pretrain.utils.status_line import transient_bar
 
 
 def config(steps: int):

@@ -12,7 +12,8 @@ from pretrain.generate import GREEDY, Beams, Constraints
 from pretrain.generate.command import fill_masks, run_generate
 from pretrain.generate.generation_options import Options
 from pretrain.generate.text import generate_text
-from tests.unit.generate.codecs import byte_codec
+from tests.helpers.tokenizers import train_char
+from tests.unit.generate.codecs import TinyCodec, byte_codec
 from tests.unit.generate.models import tiny_model
 from tests.unit.generate.test_options import Makers
 from tests.unit.model.tiny import build
@@ -154,6 +155,14 @@ def test_a_prompt_that_is_refused_leaves_no_output():
     with pytest.raises(ConfigError, match="the prompt has"):
         run(model_of("llama-tiny"), ["cat " * 200], out=out)
     assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(("prompts", "num_blank"), [([" "], 1), ([" ", "\n\t"], 2)])
+def test_texts_without_a_visible_character_are_counted(prompts, num_blank):
+    codec = TinyCodec(train_char([" \n\t"]))
+    model = tiny_model("llama-tiny", vocab_size=codec.vocab_size)
+    assert run_generate(model, codec, Makers(), GREEDILY, iter(prompts), io.StringIO()) == num_blank
+    assert run_generate(model_of("llama-tiny"), CODEC, Makers(), GREEDILY, iter(["the cat"]), io.StringIO()) == 0
 
 
 def test_characters_that_an_output_cannot_show_are_spelt_out():

@@ -18,7 +18,7 @@ CUDA = torch.device("cuda")
 def said(caplog):
     """The log, as if nothing had been said before."""
     auto._log_choice.cache_clear()
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     return caplog
 
 

@@ -112,17 +112,30 @@ def test_default_corpus_passes_over_files_that_are_not_utf8(tmp_path, monkeypatc
     monkeypatch.setattr("pretrain.prepare.inputs.listing.sysconfig.get_path", lambda name: str(library))
     with caplog.at_level(logging.INFO):
         prepare(options(tmp_path, inputs=(), split="tail:0.1"))
-    assert "skipped 1 files that are not UTF-8" in caplog.text
+    assert "skipped 1 document: not UTF-8" in caplog.text
     assert documents(tmp_path / "out", TRAIN) == ["import os\n" * 45]
 
 
 def test_empty_documents_are_counted(tmp_path, corpus, caplog):
     with caplog.at_level(logging.INFO):
         prepare(options(tmp_path))
-    assert "skipped 1 empty documents" in caplog.text
+    assert "skipped 1 document: empty" in caplog.text
 
 
 def test_empty_validation_split_is_warned_of(tmp_path, corpus, caplog):
     index = prepare(options(tmp_path, split="hash:0.000001"))
     assert list(index.splits) == [TRAIN]
-    assert "split hash:0.000001 held out nothing: there is no validation split" in caplog.text
+    remedy = "to hold out more, prepare another --output with --split tail:0.05, the end of each text"
+    assert f"split hash:0.000001 held out nothing; {remedy}" in caplog.text
+
+
+def test_a_validation_split_of_one_document_is_warned_of(tmp_path, corpus, caplog):
+    index = prepare(options(tmp_path, split="hash:0.02"))
+    assert index.split(VALIDATION).num_documents == 1
+    assert "split hash:0.02 held out one document, whose loss says little; to hold out more" in caplog.text
+
+
+def test_a_vocabulary_smaller_than_the_one_asked_for_is_told(tmp_path, corpus, caplog):
+    index = prepare(options(tmp_path, vocab_size=100_000))
+    text = f"the vocabulary has {index.vocab_size} entries, not the 100000 asked for"
+    assert 300 < index.vocab_size < 100_000 and text in caplog.text

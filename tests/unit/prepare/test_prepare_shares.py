@@ -1,5 +1,6 @@
 """`prepare --part i/n`: several processes fill one folder, and it is the folder of a single run."""
 
+import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -191,3 +192,29 @@ def test_a_damaged_folder_is_repaired_by_a_single_run_only(tmp_path):
 def test_what_is_not_a_part_is_refused(text):
     with pytest.raises(ConfigError, match=r"part='.*' is not a part; use i/n with 1 <= i <= n, such as 1/4"):
         parse_share(text)
+
+
+def test_a_complete_folder_keeps_no_lock_file_and_can_be_opened_again(tmp_path):
+    write_twice(tmp_path / "in")
+    config = config_of(tmp_path, "out", filter={})
+    for number in (1, 2):
+        prepare(config, share=Share(number, 2), processes=1)
+        assert any((tmp_path / "out").glob(".*.lock")) == (number == 1)
+    assert prepare(config, processes=2) is not None
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_lock_file_that_its_owner_removes_guards_nothing_to_the_next_one(tmp_path, monkeypatch):
+    flock, name = lock._flock, tmp_path / lock.PREPARE_LOCK
+    removed = []
+
+    def take_after_removal(descriptor, operation, wait_s):
+        if not removed and name.exists() and os.fstat(descriptor).st_ino == name.stat().st_ino:
+            removed.append(name.unlink())  # by the owner before, between the opening and the lock
+        return flock(descriptor, operation, wait_s)
+
+    monkeypatch.setattr(lock, "_flock", take_after_removal)
+    what = r"another `pretrain prepare` \(process \d+\)"
+    with lock_folder(tmp_path), pytest.raises(LockedError, match=what), lock_folder(tmp_path):
+        pass
+    assert removed

@@ -1,34 +1,49 @@
 import io
 import logging
+import re
 
 from rich.console import Console
 
 from pretrain.prepare import progress
+from tests.unit.utils.test_status_line import on_terminal
+
+BARS = """
+    from pretrain.prepare.progress import progress_bar
+
+    with progress_bar() as show:
+        show("reading for the tokenizer", 0, 31_525_224, 0)
+        show("reading for the tokenizer", 8_512_345, 31_525_224, 12_345)
+        show("training the tokenizer, bpe", 0, 0, 0)
+        show("tokenizing", 0, 31_525_224, 0)
+        show("tokenizing", 31_525_224, 31_525_224, 1)
+"""
 
 
-def test_bar_on_a_terminal_shows_phase_speed_and_documents(monkeypatch):
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=200)
-    monkeypatch.setattr(progress, "stderr_console", lambda: console)
-    with progress.progress_bar() as show:
-        show("tokenizing", 0, 2_000_000, 0)
-        show("tokenizing", 1_500_000, 2_000_000, 12_345)
-    assert "tokenizing" in screen.getvalue()
-    assert "1.5/2.0 MB" in screen.getvalue()
-    assert "12,345 documents" in screen.getvalue()
+def test_each_phase_has_a_bar_that_fits_the_terminal_and_the_last_state_stays():
+    shown = [text for text in on_terminal(BARS) if text]
+    assert max(map(len, shown)) <= 75
+    assert any(
+        text.startswith("reading for the tokenizer 8.5/31.5 MB ") and "12,345 documents" in text for text in shown
+    )
+    assert "training the tokenizer, bpe 0:00" in [text[2:] for text in shown]
+    assert shown[-1].startswith("tokenizing 31.5/31.5 MB ") and "1 document" in shown[-1]
+    wide = [text for text in on_terminal(BARS, columns=120) if text]
+    assert re.search(r"0:00 1 document, \S+ MB/s, 0:00 left$", wide[-1])
 
 
-def test_elsewhere_a_line_is_logged_now_and_then(monkeypatch, caplog):
+def test_elsewhere_each_phase_is_a_line_and_its_progress_one_now_and_then(monkeypatch, caplog):
     monkeypatch.setattr(progress, "stderr_console", lambda: Console(file=io.StringIO()))
     monkeypatch.setattr(progress, "LOG_EVERY_S", 0.0)
     with caplog.at_level(logging.INFO), progress.progress_bar() as show:
         show("tokenizing", 1_500_000, 2_000_000, 12)
-    assert caplog.messages == ["tokenizing: 2 of 2 MB, 12 documents"]
+    assert caplog.messages == ["tokenizing", "tokenizing: 2 of 2 MB, 12 documents"]
     monkeypatch.setattr(progress, "LOG_EVERY_S", 60.0)
     caplog.clear()
     with caplog.at_level(logging.INFO), progress.progress_bar() as show:
+        show("training the tokenizer, bpe", 0, 0, 0)
         show("tokenizing", 1_500_000, 2_000_000, 12)
-    assert not caplog.messages
+        show("tokenizing", 1_600_000, 2_000_000, 12)
+    assert caplog.messages == ["training the tokenizer, bpe", "tokenizing"]
 
 
 def test_a_line_tells_speed_and_what_is_left():

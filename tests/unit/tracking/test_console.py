@@ -54,7 +54,7 @@ def read_all(master: int) -> str:
 
 
 def test_a_row_shows_known_metrics_in_order_and_in_columns():
-    shown = "loss   3.2145  lr 3.00e-04  grad    1.00  tok/s  12.3k  wait   0.4%  eta  1:02:05"
+    shown = "loss   3.2145  lr 3.00e-04  grad    1.00  tok/s  12.3k  wait   0.4%  eta 1:02:05"
     assert format_metrics(dict(reversed(ROW.items())), aligned=True) == shown
     assert format_metrics(ROW, aligned=False) == re.sub(" +", " ", shown)
 
@@ -108,8 +108,8 @@ def test_on_a_terminal_there_is_a_bar_with_log_lines_above_it():
     output, _ = finish(child)
     assert (output, child.returncode) == ("finished\n", 0)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    assert "20/1000 loss 3.2145 lr 3.00e-04 tok/s 950" in plain
-    assert "30/1000 loss 2.5000" in plain.splitlines()[-1] or "30/1000 loss 2.5000" in plain.splitlines()[-2]
+    assert re.search(r"20/1000 \S+ 0:00 loss 3.2145 lr 3.00e-04 tok/s 950", plain)
+    assert re.search(r"30/1000 \S+ \d:\d\d loss 2.5000", "".join(plain.splitlines()[-2:]))
     lines = [line for line in plain.splitlines() if "INFO" in line]
     assert [line.split("INFO")[1].strip() for line in lines] == [
         "checkpoint committed",

@@ -92,10 +92,7 @@ def test_offline_rows_arrive_in_order_and_the_folder_says_how_to_sync(python, tm
         m.close()
         m.close()
     """)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.split("INFO    ")[1:] == [
-        "wandb: tracked offline; to upload it: wandb sync run/wandb/offline-run-*-abc123\n"
-    ]
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert read_history(tmp_path / "run") == [{"step": step, "train/loss": step / 8} for step in range(1, 6)]
     assert "wandb sync wandb/offline-run-*-abc123\n" in (tmp_path / "run" / "wandb" / "SYNC.txt").read_text()
 

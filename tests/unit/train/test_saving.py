@@ -38,7 +38,9 @@ class Steps:
             folder=place,
             audit=SimpleNamespace(sync=lambda: self.synced.append(self.step)),
             tracker=SimpleNamespace(
-                log=lambda step, figures, shown: self.noted.append((step, figures)), checkpoint=lambda step, path: None
+                advance=lambda step, phase: None,
+                log=lambda step, figures, shown: self.noted.append((step, figures)),
+                checkpoint=lambda step, path: None,
             ),
             progress=Progress(),
             world=World(0, 1, 0),

@@ -102,7 +102,7 @@ def test_empty_documents_are_left_out_and_counted(source, caplog):
     with caplog.at_level(logging.INFO):
         index = convert(options(source, kind="megatron", source=(str(source / "m"),), split="hash:0"))
     assert read_documents(source / "out", index) == [[1, EOS_ID], [2, EOS_ID]]
-    assert "skipped 2 empty documents" in caplog.text
+    assert "skipped 2 documents: empty" in caplog.text
 
 
 def test_progress_reaches_the_end(source):

@@ -84,7 +84,7 @@ def test_linked_folders_are_followed_once(tmp_path):
         ("none.txt", r"none\.txt: no such file or folder; correct the path"),
         ("*.txt", r"\*\.txt: nothing to read; give files of \.txt \.py \.md \.jsonl \.json \.parquet \.tar, or these"),
         ("", r": nothing to read; give files of"),
-        ("a.csv", r"a\.csv: unsupported file type; give one of \.txt .*, or say its format in a config"),
+        ("a.csv", r"a\.csv: unsupported file type; give one of \.txt .*, or its format in a config: inputs: "),
     ],
 )
 def test_input_that_names_nothing_readable_is_refused(tmp_path, name, message):
@@ -157,3 +157,13 @@ def test_default_corpus_is_the_standard_library_without_installed_packages():
     assert ("os.py",) in names and ("json", "decoder.py") in names
     assert names == sorted(names)
     assert not any("site-packages" in parts or "__pycache__" in parts for parts in names)
+    tables = ("encodings", "pydoc_data", "stringprep.py", "entities.py")
+    assert not any(set(tables) & set(parts) or parts[-1].startswith("_sysconfigdata") for parts in names)
+
+
+def test_a_named_file_without_an_ending_is_text_and_one_in_a_folder_is_not_read(tmp_path):
+    touch(tmp_path, "LICENSE", "README.gz", "a.txt")
+    for name, compression in (("LICENSE", ""), ("README.gz", "gzip")):
+        (file,) = listing(tmp_path / name)
+        assert (file.format, file.compression) == ("text", compression)
+    assert [Path(file.path).name for file in listing(tmp_path)] == ["a.txt"]

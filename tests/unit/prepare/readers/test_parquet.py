@@ -63,7 +63,11 @@ def test_records_and_fields_come_from_columns(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
-        ({"body": ["a"]}, {}, r"a\.parquet: there is no column 'text'; columns: body; choose another with text_field"),
+        (
+            {"body": ["a"]},
+            {},
+            r"a\.parquet: there is no column 'text'; columns: body; choose another with --text-field, or text_field",
+        ),
         ({"source": ["a"]}, {"kind": "pairs"}, "there is no column 'target'; .* choose another with target_field"),
         ({"text": ["a"] * 11 + [None]}, {}, r"a\.parquet, row 12: field 'text' is null, not a string"),
         ({"text": [1]}, {}, r"a\.parquet, row 1: field 'text' is a number, not a string"),
