@@ -114,7 +114,6 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
             if state.bad_steps_in_a_row:
                 report_bad_step(run, state, batch, loss, num_targets)
             guard.act(state)
-
         if run.validation and (is_last or state.step % config.eval.every_steps == 0):
             with run.phase("evaluate"):
                 validate(run, state)
