@@ -72,7 +72,8 @@ def loopback_store(world: World) -> Iterator[None]:
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    listener = listen_on_loopback(host, port) if world.is_main and not is_of_agent else None
+    is_wanted = world.is_main and not is_of_agent and not td.is_initialized()
+    listener = listen_on_loopback(host, port) if is_wanted else None
     if listener is None:
         yield
         return

@@ -104,7 +104,7 @@ def show_run(run: RunFacts, console: Console) -> None:
     for number, start in enumerate(run.starts, start=1):
         ended = start["reason"] or ("" if start is last else "without a word: killed, or its node was lost")
         if ended:
-            console.print(f"start {number}: {'refused: ' * start['is_refused']}{ended}", markup=False)
+            console.print(printable(f"start {number}: {'refused: ' * start['is_refused']}{ended}"), markup=False)
 
 
 def _starts(starts: list[dict[str, Any]]) -> Table:

@@ -162,7 +162,7 @@ def _show(error: PretrainError, rank: int) -> None:
     # Every rank reads the same config; one line about it is enough.
     if rank == 0 or not isinstance(error, ConfigError):
         place = f"rank {rank}: " if rank else ""
-        for line in str(error).split("\n"):
+        for line in filter(None, str(error).split("\n")):  # UnreadError has no message
             print(printable(redact(f"error: {place}{line}")), file=sys.stderr)
 
 

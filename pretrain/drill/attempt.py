@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from pretrain.drill.drill_folder import DrillFolder, Pace
-from pretrain.drill.watch import Kill, Watch, last_row, newest_step
+from pretrain.drill.watch import Kill, Watch
 from pretrain.errors import EXIT_OK, LaunchError
 from pretrain.utils.io import make_dir
 from pretrain.utils.process import die_with
@@ -124,7 +124,7 @@ class DrillAttempts:
         def wait(process: subprocess.Popen[bytes], watch: Watch) -> bool:
             while process.poll() is None:
                 watch.measure()
-                tell(last_row(self._folder.run(name))[0])
+                tell(watch.step())
                 time.sleep(POLL_S)
             return False
 
@@ -178,7 +178,7 @@ class DrillAttempts:
         return AttemptOutcome(
             exit_code=exit_code,
             is_killed=is_killed and exit_code != EXIT_OK,
-            saved=(watch.saved, newest_step(run)),
+            saved=(watch.saved, run.newest_step()),
             resumed_from=watch.resumed_from(),
             step=watch.step(),
             first_step_s=watch.first_step_s,

@@ -28,7 +28,7 @@ from pretrain.drill.drill_folder import (
     open_state,
 )
 from pretrain.drill.verdict import DrillVerdict, judge
-from pretrain.drill.watch import Kill, Target, newest_step, plan_kill
+from pretrain.drill.watch import Kill, Target, plan_kill
 from pretrain.errors import EXIT_HANG, EXIT_OK, EXIT_RESUME_ME, EXIT_UNAVAILABLE, LaunchError
 from pretrain.utils.io import remove_dir, write_file
 
@@ -181,7 +181,7 @@ class Drill:
 
     def _within_run(self, kill: Kill) -> Kill:
         """Returns the kill, or one in start-up if the run would end before it."""
-        latest = newest_step(self._folder.run(KILLED)) + STEPS_SPREAD * self._settings.every_steps
+        latest = self._folder.run(KILLED).newest_step() + STEPS_SPREAD * self._settings.every_steps
         return kill if latest < self._settings.steps else replace(kill, phase="start-up")
 
 

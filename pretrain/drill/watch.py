@@ -1,6 +1,5 @@
 """Kills of a drill, a pure function of (seed, number), and the state of its runs."""
 
-import json
 import random
 import time
 from contextlib import suppress
@@ -8,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pretrain.checkpoint.format import list_checkpoints, step_of
 from pretrain.errors import ConfigError
 from pretrain.run.folder import RunDir
+from pretrain.utils.jsonl import last_row
 
 Phase = Literal["start-up", "steps", "save"]
 Target = Literal["rank", "launcher", "all", "any"]
@@ -18,7 +17,6 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 _PHASE_WEIGHTS = (1, 2, 1)
 _TARGET_WEIGHTS = {"rank": 4, "launcher": 1, "all": 1}
-_TAIL_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +50,6 @@ def plan_kill(seed: int, number: int, target: Target = "rank") -> Kill:
     return Kill(number, phase, moment, jitter, drawn if target == "any" else target, victim)
 
 
-def newest_step(run: RunDir) -> int:
-    """Returns the step of the newest committed checkpoint; 0 without one."""
-    found = list_checkpoints(run.checkpoints)
-    return (step_of(found[-1]) or 0) if found else 0
-
-
-def last_row(run: RunDir) -> tuple[int, int]:
-    """Returns step and attempt of the last whole row of the ledger; zeros without one."""
-    with suppress(OSError), run.audit.open("rb") as file:
-        file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-        whole = file.read().rpartition(b"\n")[0]
-        if whole:
-            row = json.loads(whole.rpartition(b"\n")[2])
-            return int(row["step"]), int(row["attempt"])
-    return 0, 0
-
-
 def _attempts(run: RunDir) -> list[dict[str, Any]]:
     """Returns the attempts in run.json; none before it exists."""
     with suppress(ConfigError):
@@ -84,23 +65,23 @@ class Watch:
         self._num_earlier = len(_attempts(run))
         self._leftovers = set(self._temporary())
         self._saving_since: float | None = None
-        self.saved = newest_step(run)  # committed at the beginning
+        self.saved = run.newest_step()  # committed at the beginning
         self.begun = time.monotonic()
         self.first_step_s: float | None = None  # since the beginning
         self.longest_save_s = 0.0  # from the first file to the commit
 
     def step(self) -> int:
         """Returns the last step that this attempt has done; 0 before its first."""
-        step, attempt = last_row(self._run)
-        if attempt <= self._num_earlier:
+        row = last_row(self._run.audit) or {"step": 0, "attempt": 0}
+        if row["attempt"] <= self._num_earlier:
             return 0
         if self.first_step_s is None:
             self.first_step_s = time.monotonic() - self.begun
-        return step
+        return int(row["step"])
 
     def has_begun_to_save(self) -> bool:
         """Returns whether a save is in progress, or one is done."""
-        return self._is_saving() or newest_step(self._run) > self.saved
+        return self._is_saving() or self._run.newest_step() > self.saved
 
     def measure(self) -> None:
         """Updates the durations; called often, it measures saves."""

@@ -24,7 +24,7 @@ from pretrain.run.folder import RunDir
 from pretrain.run.owner import live_owner
 from pretrain.shards.index import INDEX_NAME, check_shards, load_index
 from pretrain.utils.io import find_damage
-from pretrain.utils.jsonl import last_step
+from pretrain.utils.jsonl import last_row
 from pretrain.utils.log import printable
 from pretrain.utils.safe_read import read_json
 
@@ -186,7 +186,7 @@ def _describe_attempt(run: RunDir, attempt: dict[str, Any]) -> dict[str, Any]:
     else:
         facts = {"last_attempt": "lost: killed, or its node was lost"}
     with suppress(OSError):
-        facts["step"] = last_step(run.audit)
+        facts["step"] = (last_row(run.audit) or {}).get("step")
     return facts
 
 

@@ -52,15 +52,19 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [row for row, _ in _parse(path)] if path.exists() else []
 
 
-def last_step(path: Path) -> int | None:
-    """Returns the step of the last intact row; None without one. Reads the end of the file only. Raises: OSError."""
+def last_row(path: Path) -> dict[str, Any] | None:
+    """Returns the last intact row; None without one. Reads the end of the file only."""
+    if not path.exists():
+        return None
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))
         lines = file.read().splitlines()
     for line in reversed(lines):
-        with suppress(ValueError, LookupError, TypeError, OverflowError):
-            return int(parse_json(line)["step"])
+        with suppress(ValueError, LookupError, TypeError):
+            row: dict[str, Any] = parse_json(line)
+            if type(row["step"]) is int:
+                return row
     return None
 
 
@@ -139,7 +143,8 @@ class JsonLines:
 
     def last_step(self) -> int | None:
         """Returns the step of the last intact row, or None."""
-        return last_step(self._path)
+        row = last_row(self._path)
+        return None if row is None else int(row["step"])
 
     def rewind(self, step: int) -> None:
         """Removes the rows after `step`, and lines behind it that a power failure has damaged.

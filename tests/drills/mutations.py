@@ -157,7 +157,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a fragment is read from its beginning", "pretrain/checkpoint/fragments.py",
-        "offset=piece.byte_offset + 4 * skip", "offset=piece.byte_offset",
+        "place = piece.byte_offset + 4 * skip", "place = piece.byte_offset",
         f"{MANAGER} -k as_it_was_saved",
     ),
     Mutation(

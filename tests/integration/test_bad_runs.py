@@ -68,7 +68,7 @@ def test_a_resumption_with_another_meaning_is_refused_naming_keys_and_values(run
 def test_a_changed_learning_rate_is_said_and_not_refused(run_folder, warm):
     result = warm("train", "a.yaml", "optim.lr=0.5", "train.stop_after=4", cwd=run_folder)
     assert result.code == 0, result.stderr
-    assert "    warn    optim.lr: 0.001 -> 0.5\n    free    train.stop_after: None -> 4" in result.stderr
+    assert "    warn    optim.lr: 0.001 -> 0.5\n    free    train.stop_after: null -> 4" in result.stderr
 
 
 def test_a_resumption_on_other_data_is_refused_unless_allowed(run_folder, warm):

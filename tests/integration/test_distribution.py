@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pretrain import __version__
-from pretrain.config.yaml_nodes import builtin_configs
+from pretrain.config.recipes import builtin_configs
 from tests.helpers.cli import run_cli
 from tests.helpers.fork_server import ROOT
 from tests.helpers.waiting import LIMIT_S

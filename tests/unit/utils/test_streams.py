@@ -48,7 +48,12 @@ def run_broken(command: list[str], stdout: str, stderr: str, **environment: str)
         (["plan", RECIPE], "unread", 141, ""),
         (["--help"], "unread", 141, ""),
         (["config", RECIPE], "closed", 0, ""),
-        (["config", "none.yaml"], "full", 64, "error: none.yaml: no such config file; check the path\n"),
+        (
+            ["config", "none.yaml"],
+            "full",
+            64,
+            "error: none.yaml: no such config file; check the path; `pretrain recipes` lists the built-in ones\n",
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else str(value)[:6],
 )
@@ -99,7 +104,7 @@ def test_what_a_closed_stream_leaves_free_is_given_to_no_file():
 
 
 def test_a_broken_pipe_that_is_not_ours_is_no_quiet_end(monkeypatch, capsys):
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise BrokenPipeError(errno.EPIPE, "the server has gone")
 
     monkeypatch.setattr("pretrain.config.load.load_config", refuse)
