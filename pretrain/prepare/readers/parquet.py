@@ -1,6 +1,6 @@
 """`parquet`: a row is a record; a slice has the row groups that begin in it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -12,15 +12,15 @@ from pretrain.prepare.readers.records import ReadRule, RecordError, spelled, too
 
 BUFFER_BYTES = 2**20
 BATCH_BYTES = 4 * 2**20
-MIN_BATCH_ROWS = 16
+REPEATED_BYTES = 64 * 2**20
 MAX_BATCH_ROWS = 1024
 
 
 def read_parquet(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
-    """Yields the documents of a slice. Memory: a page of each column and a few MiB of rows.
+    """Yields the documents of a slice. Memory: a page of each column, a few MiB of rows, and one row.
 
-    A row is decoded before its length is known, so that of the readers this one alone cannot bound
-    the cost of one malicious value.
+    A page is decompressed whole, so that of the readers this one alone cannot bound the cost of a
+    malicious file.
     """
     import pyarrow
 
@@ -37,9 +37,8 @@ def read_parquet(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
 def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
     import pyarrow.parquet
 
-    file = pyarrow.parquet.ParquetFile(
-        stream.stored, pre_buffer=False, buffer_size=BUFFER_BYTES, page_checksum_verification=True
-    )
+    options = {"pre_buffer": False, "buffer_size": BUFFER_BYTES, "page_checksum_verification": True}
+    file = pyarrow.parquet.ParquetFile(stream.stored, **options)
     known = file.schema_arrow.names
     needed, others = rule.text_fields(known)
     for option, name in needed.items():
@@ -49,30 +48,46 @@ def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
             raise DataError(what, where=stream.file.shown, fix=fix)
     wanted = dict.fromkeys((*needed.values(), *others, *rule.fields))
     columns = [name for name in wanted if name in known]
+    texts = [name for name in columns if _is_text(file.schema_arrow.field(name).type)]
+    dictionaries = pyarrow.parquet.ParquetFile(stream.stored, metadata=file.metadata, read_dictionary=texts, **options)
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     bounds = _bounds(groups, stream.file.size)
     first_row = 0
     for number, group in enumerate(groups):
         if group.num_rows and piece.start <= bounds[number] < piece.stop:
             num_bytes = bounds[number + 1] - bounds[number]
-            yield from _read_group(file, number, columns, first_row, num_bytes, stream, rule)
+            batch_rows = _batch_rows(dictionaries, number, texts)
+            batches = file.iter_batches(batch_rows, [number], columns, use_threads=False)
+            row = yield from _documents(batches, first_row, group.num_rows, num_bytes, stream, rule)
+            if row != group.num_rows:
+                raise _damaged(f"row group {number} has {row} rows, not {group.num_rows}", stream)
         first_row += group.num_rows
 
 
-def _read_group(
-    file: Any, number: int, columns: list[str], first_row: int, num_bytes: int, stream: InputStream, rule: ReadRule
-) -> Iterator[Document]:
-    """Yields the documents of a row group, each with its share of the group's `num_bytes`."""
-    group = file.metadata.row_group(number)
-    # About BATCH_BYTES, by the average row of the group.
-    batch_rows = BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)
-    batch_rows = max(MIN_BATCH_ROWS, min(MAX_BATCH_ROWS, batch_rows))
+def _batch_rows(dictionaries: Any, number: int, texts: list[str]) -> int:
+    """Returns the rows of a row group to decode at once, by its average row and its longest repeated value."""
+    import pyarrow.compute
+
+    group = dictionaries.metadata.row_group(number)
+    rows = BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)
+    first = next(dictionaries.iter_batches(1, [number], texts, use_threads=False), None) if texts else None
+    for column in first.columns if first else ():
+        # A value of the dictionary is stored once, and decoded as often as rows have it.
+        longest = pyarrow.compute.max(pyarrow.compute.binary_length(column.dictionary)).as_py() or 1
+        rows = min(rows, REPEATED_BYTES // longest)
+    return max(1, min(MAX_BATCH_ROWS, rows))
+
+
+def _documents(
+    batches: Iterator[Any], first_row: int, num_rows: int, num_bytes: int, stream: InputStream, rule: ReadRule
+) -> Generator[Document, None, int]:
+    """Yields the documents of a row group, each with its share of `num_bytes`; returns the number of rows."""
     row = 0
     consumed = 0
-    for batch in file.iter_batches(batch_rows, [number], columns, use_threads=False):
+    for batch in batches:
         for record in _rows(batch, first_row + row, stream):
             row += 1
-            share = num_bytes * row // group.num_rows - consumed
+            share = num_bytes * row // num_rows - consumed
             consumed += share
             where = f"{stream.file.shown}, row {first_row + row}"
             try:
@@ -82,23 +97,25 @@ def _read_group(
             if len(document.utf8) + len((document.source or "").encode()) > rule.limit:
                 raise too_long("a document", rule.limit, where)
             yield document
-    if row != group.num_rows:
-        raise _damaged(f"row group {number} has {row} rows, not {group.num_rows}", stream)
+    return row
 
 
-def _rows(batch: Any, first_row: int, stream: InputStream) -> list[dict[str, Any]]:
-    """Returns the rows of a batch. Raises: DataError, for the row whose text is not UTF-8."""
-    try:
-        return batch.to_pylist()
-    except UnicodeDecodeError:
-        for index in range(batch.num_rows):
-            try:
-                batch.slice(index, 1).to_pylist()
-            except UnicodeDecodeError as error:
-                where = f"{stream.file.shown}, row {first_row + index + 1}"
-                what = f"invalid UTF-8: {error.reason}"
-                raise DataError(what, where=where, fix="write the column anew") from None
-        raise
+def _rows(batch: Any, first_row: int, stream: InputStream) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a batch. Raises: DataError, for the row whose text is not UTF-8."""
+    names = batch.schema.names
+    for index, values in enumerate(zip(*batch.columns, strict=True)):
+        try:
+            yield {name: value.as_py() for name, value in zip(names, values, strict=True)}
+        except UnicodeDecodeError as error:
+            where = f"{stream.file.shown}, row {first_row + index + 1}"
+            raise DataError(f"invalid UTF-8: {error.reason}", where=where, fix="write the column anew") from None
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow.types
+
+    tests = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_binary)
+    return any(test(kind) for test in tests)
 
 
 def _bounds(groups: Sequence[Any], size: int) -> list[int]:

@@ -6,7 +6,8 @@ import pyarrow.parquet
 import pytest
 
 from pretrain.errors import DataError
-from tests.helpers.reading import documents, texts
+from pretrain.prepare.input_parts import plan_parts
+from tests.helpers.reading import documents, listing, read, texts
 
 
 def write(path, columns, rows_a_group=10, **options):
@@ -96,3 +97,15 @@ def test_damage_is_named(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"a\.parquet: damaged, or not Parquet: .*; copy or write the file again"):
             texts(path)
+
+
+def test_a_long_value_that_many_rows_share_is_decoded_once_at_a_time(tmp_path):
+    """A file of a few KB would else take the memory of all its rows."""
+    long = "a" * (8 << 20)
+    column = pyarrow.DictionaryArray.from_arrays([0] * 100, [long]).cast(pyarrow.dictionary("int32", "string"))
+    path = write(tmp_path / "a.parquet", {"text": column}, rows_a_group=100, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 10_000
+    before = pyarrow.default_memory_pool().max_memory()
+    (part,) = plan_parts(listing(path), 1 << 20)
+    assert sum(len(document.text) == len(long) for document in read(part.slices)) == 100
+    assert pyarrow.default_memory_pool().max_memory() <= before + (200 << 20)
