@@ -9,7 +9,9 @@ No code in the folder of a tokenizer is run, and nothing is unpickled.
 """
 
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -27,10 +29,27 @@ def dump_tokenizer(tokenizer: Tokenizer) -> bytes:
 def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
     """Returns the tokenizer of a `tokenizer.json` from `where`. Raises: DataError."""
     try:
-        return Tokenizer.from_buffer(content)
+        tokenizer = Tokenizer.from_buffer(content)
+        if tokenizer.post_processor is not None:
+            _check_template(json.loads(tokenizer.post_processor.__getstate__()))
+        return tokenizer
     except Exception as error:  # `tokenizers` raises plain Exception and ValueError
         fix = "give a tokenizer.json as `tokenizers` saves it"
         raise DataError(f"not a tokenizer: {error}", where=where, fix=fix) from error
+
+
+def _check_template(processor: dict[str, Any]) -> None:
+    """Raises ValueError for a template that names what it does not have: `tokenizers` panics when it encodes."""
+    for part in processor.get("processors", ()):  # of a Sequence
+        _check_template(part)
+    if processor["type"] != "TemplateProcessing":
+        return
+    for kind, sequences in (("single", "A"), ("pair", "AB")):
+        for piece in processor[kind]:
+            ((what, entry),) = piece.items()
+            known = sequences if what == "Sequence" else processor["special_tokens"]
+            if entry["id"] not in known:
+                raise ValueError(f"post_processor.{kind} names {entry['id']}, which it does not have")
 
 
 def read_tokenizer_file(path: Path) -> bytes:

@@ -212,6 +212,12 @@ def test_generate_and_inspect_refuse_what_is_damaged(run_folder, warm):
     check_refused(warm("inspect", checkpoint, cwd=run_folder), 66, "rank-00000.safetensors", "not of its size")
     check_refused(warm("generate", checkpoint, cwd=run_folder), 66, checkpoint, "damaged", "use another checkpoint")
     assert warm("generate", "runs/run", "--max-tokens", "3", cwd=run_folder).code == 0
+    tokenizer = json.loads((run_folder / "runs/run/tokenizer.json").read_text())
+    pieces = [{"SpecialToken": {"id": "[X]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    template = {"type": "TemplateProcessing", "single": pieces, "pair": [], "special_tokens": {}}
+    tokenizer["post_processor"] = {"type": "Sequence", "processors": [template]}
+    (run_folder / "runs/run/tokenizer.json").write_text(json.dumps(tokenizer))
+    check_refused(warm("generate", "runs/run", cwd=run_folder), 65, "tokenizer.json", "post_processor.single names [X]")
     (run_folder / "runs/run/tokenizer.json").write_text("{")
     check_refused(warm("generate", "runs/run", cwd=run_folder), 65, "tokenizer.json", "not a tokenizer")
     (run_folder / "runs/run/tokenizer.json").unlink()
