@@ -33,6 +33,7 @@ def generate_command(
     n_best: Annotated[int | None, Option(min=1, help="Texts per prompt, with scores.")] = None,
     batch_size: Annotated[int, Option(min=1, help="Prompts per batch.")] = 16,
     chat: Annotated[bool, Option("--chat", help="Prompts are a user's turns; typed, without one.")] = False,
+    tokenized: Annotated[bool, Option("--tokenized", help="Translations with the tokens of Moses.")] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -52,7 +53,7 @@ def generate_command(
     from pretrain.generate.command import run_generate
     from pretrain.generate.generation_options import Options
     from pretrain.generate.text import find_prompts
-    from pretrain.prepare.normalize import build_normalizers
+    from pretrain.prepare.normalize import build_detokenizer, build_normalizers
     from pretrain.utils.units import plural
 
     search = (beams, length_penalty, early_stopping, n_best)
@@ -77,6 +78,7 @@ def generate_command(
         assert prompts is not None
         converse(artifact.model, codec, artifact.generation, options, prompts, sys.stdout, seed=seed)
         return
+    is_joined = artifact.model.encoder is not None and not tokenized
     num_blank = run_generate(
         artifact.model,
         codec,
@@ -87,6 +89,7 @@ def generate_command(
         seed=seed,
         batch_size=batch_size,
         as_json=as_json,
+        finish=build_detokenizer(normalize) if is_joined else None,
     )
     if num_blank:
         print(f"note: {plural(num_blank, 'text')} without a visible character", file=sys.stderr)

@@ -265,8 +265,8 @@ def evaluate_translation(
     """Translates a test set and scores it, compared with `other`, a baseline, decoded alike.
 
     `model` and `other` are runs, checkpoints, model folders or Hugging Face folders; `device` is
-    that of `open_artifact`. Translations of `model` are written to `output`; with several beam
-    sizes `.beam5` and so on is appended to its name.
+    that of `open_artifact`. Translations of `model` are written to `output`, in the form of the
+    references; with several beam sizes `.beam5` and so on is appended to its name.
 
     Raises:
         ConfigError: A file cannot be read, a text does not fit, or the model does not translate.
@@ -283,7 +283,7 @@ def evaluate_translation(
     if output is not None and current()[0] == 0:
         for one in own:
             name = output.name if len(own) == 1 else f"{output.name}.beam{one.beams}"
-            write_texts(output.with_name(name), one.found.texts)
+            write_texts(output.with_name(name), measure.in_form(one.hypotheses, "text"))
     theirs = []
     if other is not None:
         theirs = _decode(other, described[1], task, sources, steps[1], device)

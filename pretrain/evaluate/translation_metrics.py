@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pretrain.config.prepare import NormalizeConfig
 from pretrain.errors import LaunchError, install_fix
-from pretrain.prepare.normalize import build_normalizers
+from pretrain.prepare.normalize import build_detokenizer, build_normalizers
 
 Form = Literal["tokenized", "text"]
 
@@ -105,7 +105,7 @@ class Measure:
         found = []
         for metric in self._metrics:
             scorer = metric.build()
-            texts = self._as(system, metric.form)
+            texts = self.in_form(system, metric.form)
             score = scorer.corpus_score(texts, [self._references[metric.form]])
             details = str(getattr(score, "_verbose", ""))
             signature = str(scorer.get_signature())
@@ -118,7 +118,7 @@ class Measure:
         found = []
         for metric in self._metrics:
             named = {"baseline": baseline, "system": system}
-            texts = [(name, self._as(one, metric.form)) for name, one in named.items()]
+            texts = [(name, self.in_form(one, metric.form)) for name, one in named.items()]
             references = [self._references[metric.form]]
             metrics = {metric.name: metric.build()}
             test = significance.PairedTest(texts, metrics, references, "bs", resamples)
@@ -141,26 +141,17 @@ class Measure:
             )
         return found
 
-    def _as(self, system: Hypotheses, form: Form) -> list[str]:
+    def in_form(self, system: Hypotheses, form: Form) -> list[str]:
         """Returns a system's texts in the form of a metric."""
         if self._preprocessed:
             return system.texts
         if form == "text":
-            return detokenize(system.texts, system.normalize)
+            detokenize = build_detokenizer(system.normalize)
+            return [detokenize(text) for text in system.texts] if detokenize else system.texts
         assert self._to_tokens is not None
         if system.normalize == self._normalize:  # the output is in this form already
             return system.texts
         return [self._to_tokens(text) for text in system.texts]
-
-
-def detokenize(texts: Sequence[str], normalize: NormalizeConfig | None) -> list[str]:
-    """Returns texts without the spaces of Moses' tokenizer, if the normalisation has it."""
-    if normalize is None or "moses" not in normalize.steps:
-        return list(texts)
-    from sacremoses import MosesDetokenizer  # type: ignore[import-untyped]
-
-    detokenizer = MosesDetokenizer(normalize.target_language or normalize.language)
-    return [str(detokenizer.detokenize(text.split())) for text in texts]
 
 
 def import_extra(module: str, purpose: str) -> Any:

@@ -11,7 +11,7 @@ an encoder                      the text with its masks filled, and a line of ca
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from typing import TextIO
@@ -107,11 +107,13 @@ def run_generate(
     seed: int = 0,
     batch_size: int = 16,
     as_json: bool = False,
+    finish: Callable[[str], str] | None = None,
 ) -> int:
     """Generates for each prompt, and writes the texts, flushed with each prompt or piece of text.
 
     Returns the number of texts without a visible character. `prompts=None`: none were given, and a
-    decoder begins a document. Raises: ConfigError, where the model, a prompt or an option does not fit.
+    decoder begins a document. `finish` changes a translation when it is whole. Raises: ConfigError, where
+    the model, a prompt or an option does not fit.
     """
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # the terminal may lack a character
@@ -129,7 +131,7 @@ def run_generate(
     remaining = iter([""]) if prompts is None else prompts
     first = list(islice(remaining, 2))
     alone = len(first) == 1
-    if alone and isinstance(method, Sampling) and not as_json:
+    if alone and isinstance(method, Sampling) and not as_json and finish is None:
         return int(not _stream(model, codec, first[0], constraints, method, out, seed))
     is_chat = isinstance(codec, ChatCodec)
     scored = isinstance(method, Beams) and method.num_return > 1
@@ -139,6 +141,7 @@ def run_generate(
         lines = []
         for answer in answers:
             text = answer.text.strip() if is_chat else answer.text
+            text = finish(text) if finish else text
             num_blank += not text.strip()
             if as_json:
                 facts = {"prompt": answer.prompt, "text": text, "tokens": answer.num_tokens}

@@ -37,6 +37,17 @@ def build_normalizers(config: NormalizeConfig) -> tuple[Normalize, Normalize]:
     return source, _build(config, config.target_language)
 
 
+def build_detokenizer(config: NormalizeConfig | None) -> Normalize | None:
+    """Returns what joins the tokens of a target as people write them; None where Moses did not part them."""
+    if config is None or "moses" not in config.steps:
+        return None
+    check_normalize(config)
+    import sacremoses  # type: ignore[import-untyped]
+
+    detokenizer = sacremoses.MosesDetokenizer(config.target_language or config.language)
+    return lambda text: str(detokenizer.detokenize(text.split()))
+
+
 def normalize_document(document: Document, source: Normalize, target: Normalize) -> Document:
     """Returns the document, normalized by `source`, and the target of a pair by `target`."""
     changes: dict[str, Any] = {}
@@ -68,7 +79,7 @@ def _apply(steps: list[Normalize], text: str) -> str:
 def _build_step(step: str, language: str | None) -> Normalize:
     if step == "lowercase":
         return str.lower
-    import sacremoses  # type: ignore[import-untyped]
+    import sacremoses
 
     if step == "punctuation":
         normalize: Normalize = sacremoses.MosesPunctNormalizer(language).normalize

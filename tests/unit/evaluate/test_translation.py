@@ -1,11 +1,14 @@
 """A translator on a test set, from raw text to scores."""
 
+import json
+
 import pytest
 import sacrebleu
 import sacremoses
 
 from pretrain.artifact import open_artifact
 from pretrain.artifact.average import average_checkpoints
+from pretrain.cli import run
 from pretrain.errors import ConfigError
 from pretrain.evaluate.translation import (
     TranslationTask,
@@ -38,6 +41,23 @@ def normalized(text, language):
     """As the configs of the run's data say, by sacremoses itself."""
     text = sacremoses.MosesPunctNormalizer(language).normalize(text.lower())
     return sacremoses.MosesTokenizer(language).tokenize(text, return_str=True, escape=False)
+
+
+def joined(text):
+    """As people write it, by sacremoses itself."""
+    return sacremoses.MosesDetokenizer("de").detokenize(text.split())
+
+
+@pytest.mark.parametrize("options", [["--temperature", "3"], ["--temperature", "3", "--json"]])
+def test_a_translation_is_written_as_people_write_it(folder, capsys, options):
+    command = ["generate", str(folder / "run"), "--prompt", TEXTS[0], "--max-tokens", "40", *options]
+    assert run([*command, "--tokenized"]) == 0
+    tokens = capsys.readouterr().out.rstrip("\n")
+    assert run(command) == 0
+    text = capsys.readouterr().out.rstrip("\n")
+    if "--json" in options:
+        tokens, text = (json.loads(line)["text"] for line in (tokens, text))
+    assert tokens.split() and text == joined(tokens) != tokens
 
 
 def test_raw_text_goes_through_what_the_training_text_went_through(folder):
@@ -94,7 +114,7 @@ def test_another_model_is_the_baseline_and_translates_alike(folder, tmp_path):
     assert {(paired.baseline, paired.system) for paired in report.compared} == {
         (f"{folder / 'run'}, beam 2", f"{tmp_path / 'mean'}, beam 2")
     }
-    assert read_texts(tmp_path / "out.de") == [" ".join(text.splitlines()) for text in mean.found.texts]
+    assert read_texts(tmp_path / "out.de") == [joined(text) for text in mean.found.texts]
     alone = evaluate_translation(folder / "run", task(folder, beams=(2,)))
     assert alone.systems[0][0].found.texts == run.found.texts
 
