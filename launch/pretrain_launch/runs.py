@@ -203,6 +203,8 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
         state = "running" if owner else "queued"
     else:
         state = _state_of_end(run, counted, jobs, is_known=queue is not None)
+        if state == "done" and (step := _rolled_back_to(record, ended)) is not None:
+            state, ended = "stopped", {"exit_code": None, "reason": f"rolled back to step {step}"}
     return RunFacts(
         path=run.path,
         name=str(name),
@@ -239,6 +241,15 @@ def _state_of_end(run: RunDir, starts: list[dict[str, Any]], jobs: list[str], *,
     if last["exit_code"] is None:
         return "lost"
     return "stopped" if last["exit_code"] == EXIT_RESUME_ME else "failed"
+
+
+def _rolled_back_to(record: dict[str, Any], ended: dict[str, Any]) -> int | None:
+    """Returns the step to which a run was rolled back after its last start; None if it was not."""
+    with contextlib.suppress(LookupError, TypeError, ValueError):
+        last = record["rollbacks"][-1]
+        if not last["automatic"] and _instant(last["at"]) >= _instant(ended["ended"]):
+            return int(last["to"])
+    return None
 
 
 def last_save_s(run: RunDir) -> float | None:

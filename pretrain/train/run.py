@@ -183,8 +183,10 @@ def _using(config: RunConfig) -> str:
     path = shlex.quote(str(config.folder))
     if any(NEEDS[task.kind].head == "labels" for task in config.objective.tasks):
         return f"pretrain evaluate {path}"
-    prompt = "Once upon a time" if "decoder" in config.stacks else "Once upon a [MASK]"
-    return f"pretrain generate {path} --prompt '{prompt}'"
+    # A decoder alone begins a document without a prompt, be it of prose or of code.
+    prompts = {"encoder": " --prompt 'Once upon a [MASK]'", "decoder": ""}
+    prompt = " --prompt 'Once upon a time'" if len(config.stacks) > 1 else prompts[config.stacks[0]]
+    return f"pretrain generate {path}{prompt}"
 
 
 def _close(run: Run, claim: Claim, tracker_timeout_s: float) -> None:

@@ -324,6 +324,8 @@ def test_rollbacks_to_one_step_add_up_and_what_is_set_aside_stays(runs, finished
     for options in (["--skip-tokens", "0"], []):
         done = runs("rollback", "runs/finished", "--to", "4", *options)
         assert "continues from step 4, with all samples" in done.stdout
+    (facts,) = json.loads(runs("runs", "runs/finished", "--json").stdout)
+    assert (facts["state"], facts["reason"]) == ("stopped", "rolled back to step 4")
 
 
 def test_ranges_in_run_json_that_are_none_are_refused(runs, finished):

@@ -202,7 +202,7 @@ def test_a_run_that_is_done_ends_with_a_summary_and_the_next_commands(run):
     assert lines == [
         f"      loss {first['loss']:.4f} at step 2, {last['loss']:.4f} at step 12",
         f"      val_loss {val['val_loss']:.4f} at step 6, {end['val_loss']:.4f} at step 12",
-        "next: pretrain generate runs/run --prompt 'Once upon a time'",
+        "next: pretrain generate runs/run",
         "      pretrain report runs/run",
     ]
 

@@ -36,13 +36,13 @@ ROOMS: dict[str, tuple[int, int]] = {
     "optim": (4, 772),
     "plan": (13, 2337),
     "prepare": (35, 5334),
-    "pretrain_launch": (18, 2743),
+    "pretrain_launch": (18, 2754),
     "report": (8, 1536),
     "run": (7, 1386),
     "shards": (11, 2204),
     "tokenizer": (7, 1145),
     "tracking": (7, 1165),
-    "train": (13, 2530),
+    "train": (13, 2532),
     "utils": (12, 1666),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
