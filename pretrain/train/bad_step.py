@@ -32,7 +32,7 @@ from pretrain.data.loader import StepBatch
 from pretrain.engine.engine import Engine
 from pretrain.errors import DiskError, DivergedError
 from pretrain.train.build import Run
-from pretrain.train.step import seed_dropout
+from pretrain.train.step import seed_noise
 from pretrain.types import Batch
 from pretrain.utils.io import write_file
 
@@ -174,7 +174,7 @@ def report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, 
 
     def seed(micro: int) -> None:
         run.progress.go_on()  # each pass may take as long as one of training
-        seed_dropout(run.config, run.world, state.step - 1, micro)
+        seed_noise(run.config, run.world, state.step - 1, micro)
 
     if is_last or is_spoiled(run, state, loss):
         scale = run.world.size / max(num_targets, 1)

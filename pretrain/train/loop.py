@@ -26,7 +26,7 @@ from pretrain.train.build import Run, ValidationSource
 from pretrain.train.claim import check_order
 from pretrain.train.guard import Guard, SpikeError, go_back
 from pretrain.train.saving import Saving
-from pretrain.train.step import StepTotals, seed_dropout, start_exchange
+from pretrain.train.step import StepTotals, seed_noise, start_exchange
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int, phase: 
     total = _zero(run)
     for number, micro in enumerate(batch.micro_batches):
         with run.phase(phase, step + 1):
-            seed_dropout(run.config, run.world, step, number)
+            seed_noise(run.config, run.world, step, number)
             is_last = number + 1 == len(batch.micro_batches)
             total += run.engine.forward_backward(micro.to(run.engine.device), scale, is_last)
     return total

@@ -1,6 +1,6 @@
 """One step on a rank, and the exchange of its sums.
 
-    seed_dropout  ->  TrainModule: model, loss of a micro-batch  ->  start_exchange  ->  StepTotals
+    seed_noise  ->  TrainModule: model, loss of a micro-batch  ->  start_exchange  ->  StepTotals
 
 The exchange is the one collective that the loop adds to a step: an all-reduce of a few float64
 values during the optimizer's work: losses and counters of the ending step, counters of the coming
@@ -27,16 +27,12 @@ from pretrain.objective import Loss
 from pretrain.types import IGNORE_INDEX, Batch
 
 
-def seed_dropout(config: RunConfig, world: World, step: int, micro: int) -> None:
-    """Seeds dropout by counters: a repeated step drops the same, and no generator is saved."""
-    stacks = (config.model.encoder, config.model.decoder)
-    rates = [stack.dropout for stack in stacks if stack is not None]
-    if any(rate > 0 for rate in (*rates, config.model.head.dropout, config.finetune.dropout)):
-        # Odd multipliers spread the counters over 64 bits; the sum is unique for any run that fits
-        # a cluster.
-        counters = (config.seed, step, micro, world.rank)
-        factors = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
-        torch.manual_seed(sum(c * f for c, f in zip(counters, factors, strict=True)) % 2**63)
+def seed_noise(config: RunConfig, world: World, step: int, micro: int) -> None:
+    """Seeds dropout, and any other noise, by counters: a repeated step draws the same, and no generator is saved."""
+    # Odd multipliers spread the counters over 64 bits; the sum is unique for any run that fits a cluster.
+    counters = (config.seed, step, micro, world.rank)
+    factors = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
+    torch.manual_seed(sum(c * f for c, f in zip(counters, factors, strict=True)) % 2**63)
 
 
 class TrainModule(nn.Module):

@@ -44,7 +44,7 @@ def enter(progress, phase, step=None):
     while waits and phase == "save" and progress.now.step == 11:
         poll_pause()
 
-rundir.begin_attempt, noise.seed_dropout, Progress.enter = begin, seed, enter
+rundir.begin_attempt, noise.seed_noise, Progress.enter = begin, seed, enter
 """
 
 

@@ -7,14 +7,14 @@ import torch
 
 from pretrain.config.load import load_config
 from pretrain.dist import World
-from pretrain.train.step import seed_dropout
+from pretrain.train.step import seed_noise
 
 
 def test_noise_is_that_of_its_seed_step_micro_batch_and_rank_alone():
-    config = load_config("configs/run/quickstart.yaml", ["model.decoder.dropout=0.1"])
+    config = load_config("configs/run/quickstart.yaml")
 
     def draw(seed: int, step: int, micro: int, rank: int) -> tuple[float, ...]:
-        seed_dropout(config.model_copy(update={"seed": seed}), World(rank, 4, rank), step, micro)
+        seed_noise(config.model_copy(update={"seed": seed}), World(rank, 4, rank), step, micro)
         return tuple(torch.rand(4).tolist())
 
     counters = list(itertools.product((1, 2), range(6), range(3), range(4)))
