@@ -87,6 +87,8 @@ def deepspeed_config(
         # torch's fused AdamW runs on the host, and needs no compiler there.
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**31,
+        # It would wait for the device before every micro-batch.
+        "timers": {"throughput": {"enabled": False}},
     }
 
 

@@ -1,6 +1,7 @@
 """What the ranks of the engine tests do: train under every engine and option, and bring back what they saw."""
 
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -27,6 +28,19 @@ def two_stacks_losses(world: World, cases: list[list[Any]], steps: int, micro: i
         train(build(world, *case, micro=micro, model=TWO_STACKS), world, range(steps), micro, source=True)
         for case in cases
     ]
+
+
+def device_waits(world: World, cases: list[list[Any]], micro: int) -> list[int]:
+    """Counts DeepSpeed's waits for the whole device in four steps of each case; on a CPU these do nothing."""
+    from deepspeed.accelerator import get_accelerator
+
+    counts = []
+    for case in cases:
+        engine = build(world, *case, micro=micro)
+        with mock.patch.object(type(get_accelerator()), "synchronize") as waits:
+            train(engine, world, range(4), micro)  # the first two warm up
+            counts.append(waits.call_count)
+    return counts
 
 
 def sharded_losses(world: World, precisions: list[str], steps: int, micro: int) -> list[list[list[list[float]]]]:

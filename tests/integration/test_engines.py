@@ -49,6 +49,11 @@ def test_every_zero_stage_and_ddp_on_two_ranks_trains_like_one_process(reference
     assert reference[-1][0] < reference[0][0] - 0.1
 
 
+def test_no_step_of_deepspeed_waits_for_the_device():
+    arguments = {"cases": STAGES_BF16, "micro": 4}
+    assert run_in_ranks("tests.integration.engine_workers:device_waits", 1, arguments) == [[0, 0, 0, 0]]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
 def test_optimizers_of_whole_matrices_train_as_torch_does_on_each_matrix_at_every_zero_stage(optimizer):

@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "datacheck": (10, 1926),
     "doctor": (13, 1880),
     "drill": (6, 861),
-    "engine": (5, 909),
+    "engine": (5, 911),
     "evaluate": (12, 2095),
     "generate": (10, 1456),
     "inspect": (3, 396),
@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "shards": (11, 2204),
     "tokenizer": (7, 1145),
     "tracking": (7, 1165),
-    "train": (13, 2532),
+    "train": (13, 2528),
     "utils": (12, 1666),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""

@@ -34,6 +34,7 @@ BASE: dict[str, Any] = {
     "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
     "steps_per_print": 2147483648,
+    "timers.throughput.enabled": False,
 }
 OPTIMIZER, PARAMS = "zero_optimization.offload_optimizer", "zero_optimization.offload_param"
 # (properties of a run, what they change). A row holds where the run has all of its properties.
