@@ -201,10 +201,12 @@ class TorchEngine(WrappedModule):
         grad_clip: float,
         world: World,
     ) -> None:
-        # evaluation_mode makes accelerate move and autocast a model without the wrapper of DDP.
-        wrapped = accelerator.prepare_model(module, evaluation_mode=config.kind == "single")
+        # evaluation_mode makes accelerate move and autocast a model without the wrapper of DDP, which one
+        # process does not need, and which accelerate gives it on a CPU alone.
+        exchanges = config.kind == "ddp" and world.size > 1
+        wrapped = accelerator.prepare_model(module, evaluation_mode=not exchanges)
         is_ddp = isinstance(wrapped, nn.parallel.DistributedDataParallel)
-        if is_ddp != (config.kind == "ddp"):
+        if is_ddp != exchanges:
             built = f"accelerate built {type(wrapped).__name__}"
             raise unexpected(f"engine.kind={config.kind} was asked for, {built}")
         super().__init__(wrapped, module, names)

@@ -86,7 +86,7 @@ def gradient(world: World, folder: str, micro: int, kind: str, objective: dict[s
     for batch in step.micro_batches:
         sums += engine.forward_backward(batch, world.size / targets, batch is step.micro_batches[-1])
     shown = start_exchange(sums, step.counts, None)().loss_sum / targets
-    model = engine._wrapped.module.model if kind == "ddp" else engine._wrapped.model
+    model = engine.module.model
     grads = {name: parameter.grad.flatten().tolist() for name, parameter in model.named_parameters()}
     return {"gradient": grads, "loss": shown, "targets": step.counts.num_targets}
 

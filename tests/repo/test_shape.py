@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "datacheck": (10, 1926),
     "doctor": (13, 1880),
     "drill": (6, 861),
-    "engine": (5, 911),
+    "engine": (5, 913),
     "evaluate": (12, 2095),
     "generate": (10, 1456),
     "inspect": (3, 396),

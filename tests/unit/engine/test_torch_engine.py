@@ -37,20 +37,20 @@ class Ddp(nn.parallel.DistributedDataParallel):
         self.exchanges = True
 
 
-def prepared(kind):
-    """An accelerate that wraps a module as it would for a kind of engine."""
+def prepared():
+    """An accelerate on a CPU, which wraps what is not evaluated; on a GPU it wraps from two ranks on."""
 
     def prepare_model(module, evaluation_mode):
-        assert evaluation_mode == (kind == "single"), "so that a single process gets no wrapper"
-        return module if kind == "single" else Ddp(module)
+        return module if evaluation_mode else Ddp(module)
 
     return SimpleNamespace(prepare_model=prepare_model, device=torch.device("cpu"))
 
 
-def build(kind, clip=0.0, ratios=(1.0, 1.0), size=1):
+def build(kind, clip=0.0, ratios=(1.0, 1.0), size=None):
     module = Toy()
     config = EngineConfig(kind=kind, precision="fp32")
-    return TorchEngine(module, names_of(module), adamw(module, ratios), prepared(kind), config, clip, World(0, size, 0))
+    world = World(0, size or (2 if kind == "ddp" else 1), 0)
+    return TorchEngine(module, names_of(module), adamw(module, ratios), prepared(), config, clip, world)
 
 
 def weights(engine):
@@ -109,6 +109,7 @@ def test_the_learning_rate_of_a_step_is_that_of_each_group_times_its_ratio(ratio
 
 
 def test_ddp_exchanges_gradients_after_the_last_micro_batch_alone():
+    assert not isinstance(build("ddp", size=1)._wrapped, Ddp), "one process has nothing to exchange"
     engine = build("ddp", size=2)
     for is_last in (False, False, True, True):
         engine.forward_backward(torch.tensor(X), 1.0, is_last)
@@ -131,7 +132,7 @@ def test_frozen_parameters_are_no_part_of_what_it_trains():
     module.wide.requires_grad = False
     kept = copy.deepcopy(module.wide)
     engine = TorchEngine(
-        module, names_of(module), adamw(module), prepared("single"), EngineConfig(kind="single"), 0.0, World(0, 1, 0)
+        module, names_of(module), adamw(module), prepared(), EngineConfig(kind="single"), 0.0, World(0, 1, 0)
     )
     assert set(weights(engine)) == SHAPES.keys() - {"wide"}
     engine.forward_backward(torch.tensor(X), 1.0, True)
@@ -151,7 +152,7 @@ def test_it_says_what_runs(kind, size):
 @pytest.mark.parametrize(("kind", "built", "name"), [("single", "ddp", "Ddp"), ("ddp", "single", "Toy")])
 def test_what_accelerate_builds_must_be_what_was_asked_for(kind, built, name):
     module = Toy()
-    accelerator = prepared(built)
+    accelerator = prepared()
     accelerator.prepare_model = lambda module, evaluation_mode: module if built == "single" else Ddp(module)
     with pytest.raises(LaunchError, match=f"engine.kind={kind} was asked for, accelerate built {name}; report this"):
-        TorchEngine(module, names_of(module), adamw(module), accelerator, EngineConfig(kind=kind), 0.0, World(0, 1, 0))
+        TorchEngine(module, names_of(module), adamw(module), accelerator, EngineConfig(kind=kind), 0.0, World(0, 2, 0))
