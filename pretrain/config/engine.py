@@ -30,7 +30,7 @@ class EngineConfig(Section):
     activation_checkpointing_every: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
     """Checkpoint only every n-th block."""
     compile: Annotated[bool, OnResume.WARN] = False
-    """Compile each block with torch.compile."""
+    """Compile each block with torch.compile. On a CPU, checkpointed blocks of packed rows run uncompiled."""
     deterministic: Annotated[bool, OnResume.WARN] = False
     """Use deterministic CUDA kernels (the CPU is always deterministic)."""
     offload_optimizer: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"

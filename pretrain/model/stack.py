@@ -77,13 +77,52 @@ class Memory(NamedTuple):
     prepared: Any
 
 
+# By name: some exist only where their module was imported.
+_SAVED_OPERATIONS = {
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "torch_attn::_varlen_attn",
+    "flash_attn::_flash_attn_varlen_forward",
+    "flex_attention",
+}
+
+
+def _policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+    if operation.name() in _SAVED_OPERATIONS:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _checkpointing(config: StackConfig, engine: EngineConfig, number: int) -> dict[str, Any] | None:
+    """Returns the options of `torch.utils.checkpoint` for a block; None: it is not checkpointed."""
+    if engine.activation_checkpointing == "none" or number % engine.activation_checkpointing_every:
+        return None
+    draws_noise = config.dropout > 0 or config.attention_weight_dropout > 0
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": draws_noise}
+    if engine.activation_checkpointing == "selective":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    return options
+
+
 class Block(nn.Module):
     """Pre-norm (`x + f(norm(x))`, GPT-2 2.3) or post-norm (Vaswani et al. 2017, 3.1)."""
 
     def __init__(
-        self, config: StackConfig, backend: AttentionBackend, cross_backend: AttentionBackend | None, *, first: bool
+        self,
+        config: StackConfig,
+        backend: AttentionBackend,
+        cross_backend: AttentionBackend | None,
+        checkpointing: dict[str, Any] | None,
+        *,
+        first: bool,
     ) -> None:
         super().__init__()
+        self._checkpointing = checkpointing
         self.pre_norm = config.norm_placement == "pre"
         # An `input_norm` has normalised the input of the first block already.
         skip_norm = first and self.pre_norm and config.input_norm
@@ -105,6 +144,16 @@ class Block(nn.Module):
     ) -> Tensor:
         """Maps [B, T, D] to [B, T, D]; arguments as in `SelfAttention` and `CrossAttention`."""
         # Arguments by position: the hooks of ZeRO stage 3 do not see others.
+        arguments = (x_BTD, prepared, rotation, memory, cache)
+        # Without gradients nothing is saved in any mode.
+        if self._checkpointing is None or not torch.is_grad_enabled():
+            return self._layers(*arguments)
+        # Within what is compiled: its policy is about operations, and a compiled block would be one.
+        return checkpoint(self._layers, *arguments, **self._checkpointing)
+
+    def _layers(
+        self, x_BTD: Tensor, prepared: Any, rotation: Rotation | None, memory: Memory | None, cache: LayerCache | None
+    ) -> Tensor:
         x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, prepared, rotation, cache))
         cross, cross_norm = self.cross, self.cross_norm
         if cross is not None and cross_norm is not None:
@@ -117,23 +166,6 @@ class Block(nn.Module):
         if self.pre_norm:
             return x_BTD + self.dropout(layer(norm(x_BTD)))
         return norm(x_BTD + self.dropout(layer(x_BTD)))
-
-
-_SAVED_OPERATIONS = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-}
-
-
-def _policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
-    if operation in _SAVED_OPERATIONS:
-        return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 _COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -186,9 +218,6 @@ class Stack(nn.Module):
         if self.causal and model.encoder is not None:
             # Cross attention has no positions.
             self.cross_backend = build_backend(engine.attention, replace(needs, bias=False))
-        self.checkpointing = engine.activation_checkpointing
-        self.checkpointing_every = engine.activation_checkpointing_every
-        self.draws_noise = config.dropout > 0 or config.attention_weight_dropout > 0
         self.position = build_position(config, model.max_seq_len, causal=self.causal)
         self.token_type = None
         if config.token_types:
@@ -197,8 +226,8 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList()
         for number in range(config.layers):
-            block = Block(config, self.backend, self.cross_backend, first=number == 0)
-            self.blocks.append(block)
+            checkpointing = _checkpointing(config, engine, number)
+            self.blocks.append(Block(config, self.backend, self.cross_backend, checkpointing, first=number == 0))
         self.norm = build_norm(config) if config.norm_placement == "pre" else nn.Identity()
 
     def forward(
@@ -221,19 +250,8 @@ class Stack(nn.Module):
         for number, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
             rotation = placed.rotation if window is None else placed.local_rotation
             layer_cache = None if cache is None else cache.layers[number]
-            x_BTD = self._run(number, block, x_BTD, masks[window], rotation, memory, layer_cache)
+            x_BTD = block(x_BTD, masks[window], rotation, memory, layer_cache)
         return self.norm(x_BTD)
-
-    def _run(self, number: int, block: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Runs a block, with activation checkpointing if the config says so."""
-        # Without gradients nothing is saved in any mode.
-        is_plain = self.checkpointing == "none" or number % self.checkpointing_every
-        if is_plain or not torch.is_grad_enabled():
-            return block(*arguments)
-        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": self.draws_noise}
-        if self.checkpointing == "selective":
-            options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-        return checkpoint(block, *arguments, **options)
 
     def _prepare_masks(
         self, x_BTD: Tensor, rows: StackRows, cache: KVCache | None, bias: DistanceBias | None

@@ -197,3 +197,5 @@ def quiet_libraries() -> None:
     for name in NOISY_LIBRARIES:
         logger = logging.getLogger(name)
         logger.setLevel(max(logger.level, logging.WARNING))
+    # Says of every compiled block with selective checkpointing that it has a policy.
+    logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)

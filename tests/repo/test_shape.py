@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "generate": (10, 1456),
     "inspect": (3, 396),
     "interop": (17, 2591),
-    "model": (16, 2892),
+    "model": (16, 2910),
     "objective": (9, 1239),
     "optim": (4, 772),
     "plan": (13, 2337),
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "tokenizer": (7, 1145),
     "tracking": (7, 1165),
     "train": (13, 2528),
-    "utils": (12, 1666),
+    "utils": (12, 1668),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
 LINES_SLACK = 60

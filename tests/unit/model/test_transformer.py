@@ -1,14 +1,21 @@
 """The whole model: names, tying, causality, packing, checkpointing, compile, precision."""
 
+import re
+from functools import partial
+
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils.checkpoint import CheckpointPolicy
 
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model
+from pretrain.model.stack import _SAVED_OPERATIONS, _policy
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch
 from tests.unit.model.tiny import (
@@ -204,6 +211,54 @@ def test_bf16_is_close_to_fp32(shape):
         torch.testing.assert_close(other_loss, loss, rtol=2e-3, atol=0)
         for name, grad in grads.items():
             assert (others[name].float() - grad).norm() < 0.03 * grad.norm(), name
+
+
+def counted_products(checkpointing, monkeypatch):
+    """Trains a compiled model of 12 blocks; returns loss, gradients, graphs, and the products and attentions run."""
+    products = {"aten::mm", "aten::addmm", "aten::bmm"}
+    graphs, run = [], []
+
+    def count(graph, _):
+        names = [node.target.name() for node in graph.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+        number = sum(name in products or "_scaled_dot_product" in name for name in names)
+        graphs.append(number)
+
+        def execute(*arguments):
+            run.append(number)
+            return graph.forward(*arguments)
+
+        return make_boxed_func(execute)
+
+    backend = aot_autograd(fw_compiler=count, bw_compiler=count, partition_fn=min_cut_rematerialization_partition)
+    torch._dynamo.reset()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "compile", partial(torch.compile, backend=backend))
+        engine = {"compile": True, "attention": "sdpa", "activation_checkpointing": checkpointing}
+        model = build_model(tiny_config(layers=12), PLAIN_ENGINE.model_copy(update=engine), CPU)
+    model.load_state_dict(build(tiny_config(layers=12)).state_dict())
+    return *gradients(model, random_batch(2, 16)), len(graphs), sum(run)
+
+
+def test_a_compiled_block_recomputes_what_its_mode_says_in_one_graph_for_all(monkeypatch):
+    found = {mode: counted_products(mode, monkeypatch) for mode in ("none", "selective", "full")}
+    loss, grads, *_ = found["none"]
+    for other_loss, others, graphs, _ in found.values():
+        assert graphs == 2, "forward and backward, for all blocks"
+        torch.testing.assert_close(other_loss, loss)
+        torch.testing.assert_close(others, grads)
+    products = {mode: run for mode, (*_, run) in found.items()}
+    assert products["none"] == products["selective"] < products["full"]
+
+
+def test_selective_checkpointing_keeps_the_result_of_every_kernel_of_attention():
+    import torch.nn.attention.varlen  # registers its operation
+
+    attention = re.compile(r"aten::_scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?")
+    kernels = set(filter(attention.fullmatch, torch._C._dispatch_get_all_op_names()))
+    assert len(kernels) == 4
+    kernels |= {torch.ops.torch_attn._varlen_attn.default.name(), torch.ops.higher_order.flex_attention.name()}
+    assert kernels < _SAVED_OPERATIONS
+    assert _policy(None, torch.ops.torch_attn._varlen_attn.default) == CheckpointPolicy.MUST_SAVE
 
 
 @pytest.mark.long
