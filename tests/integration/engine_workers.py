@@ -86,14 +86,16 @@ def offload_facts(world: World, cases: list[list[Any]]) -> list[list[Any]]:
     return facts
 
 
-def compiled_losses(world: World, stages: list[int], steps: int, micro: int) -> tuple[list[list[list[float]]], int]:
-    """Trains with compiled blocks at each ZeRO stage; returns the rows, and how often a graph was broken."""
+def compiled_losses(
+    world: World, cases: list[tuple[int, str]], steps: int, micro: int
+) -> tuple[list[list[list[float]]], int]:
+    """Trains with compiled blocks, by ZeRO stage and checkpointing; returns rows and the number of graph breaks."""
     from torch._dynamo.utils import counters
 
-    rows = [
-        train(build(world, "deepspeed", stage, "fp32", micro=micro, compile=True), world, range(steps), micro)
-        for stage in stages
-    ]
+    rows = []
+    for stage, checkpointing in cases:
+        options = {"compile": True, "checkpointing": checkpointing}
+        rows.append(train(build(world, "deepspeed", stage, "fp32", micro=micro, **options), world, range(steps), micro))
     return rows, sum(counters["graph_break"].values())
 
 

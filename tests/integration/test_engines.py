@@ -154,11 +154,11 @@ def test_compiled_blocks_train_alike_at_every_zero_stage_with_no_hook_inside_a_g
     results = run_in_ranks(
         "tests.integration.engine_workers:compiled_losses",
         2,
-        {"stages": [0, 2, 3], "steps": 3, "micro": 2},
+        {"cases": [(0, "none"), (2, "selective"), (3, "none"), (3, "full"), (3, "selective")], "steps": 3, "micro": 2},
     )
-    for stages, graph_breaks in results:
+    for cases, graph_breaks in results:
         assert graph_breaks == 0
-        for rows in stages:
+        for rows in cases:
             for row, expected in zip(rows, reference, strict=False):
                 assert row[:2] == pytest.approx(expected, rel=1e-3)
 

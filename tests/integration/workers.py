@@ -83,6 +83,7 @@ def build(
     grad_clip: float = 1.0,
     model: dict[str, Any] = MODEL,
     compile: bool = False,
+    checkpointing: str = "none",
     sharded: bool = False,
     objective: ObjectiveConfig | None = None,
     finetune: str = "full",
@@ -103,6 +104,7 @@ def build(
         offload_optimizer="cpu" if offload in ("optimizer", "both") else "none",
         offload_params="cpu" if offload in ("params", "both") else "none",
         compile=compile,
+        activation_checkpointing=checkpointing,
     )
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size)
     optim = OptimConfig(kind=optimizer, lr=1e-2, grad_clip=grad_clip)
