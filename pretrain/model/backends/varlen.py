@@ -29,7 +29,7 @@ from pretrain.model.backends.backend import (
 )
 from pretrain.types import AttentionMask
 
-NEEDED_OF_TORCH = {"scale", "window_size", "enable_gqa"}
+NEEDED_OF_TORCH = {"scale", "window_size"}
 MAX_HEAD_WIDTH = 256
 OLDEST_CAPABILITY = (8, 0)
 
@@ -193,9 +193,10 @@ def _load_kernel() -> Kernel:
     if importlib.util.find_spec("torch.nn.attention.varlen") is not None:
         from torch.nn.attention.varlen import varlen_attn
 
-        missing = NEEDED_OF_TORCH - inspect.signature(varlen_attn).parameters.keys()
-    if not missing:
-        return _call_torch
+        options = inspect.signature(varlen_attn).parameters.keys()
+        missing = NEEDED_OF_TORCH - options
+        if not missing:
+            return _call_torch if "enable_gqa" in options else _call_older_torch
     if _has_flash_attn():
         return _call_flash_attn
     lacking = f"varlen_attn with {', '.join(sorted(missing))}"
@@ -213,6 +214,14 @@ def _call_torch(q: Tensor, k: Tensor, v: Tensor, prepared: VarlenMask, scale: fl
     grouped = q.shape[1] != k.shape[1]
     options = {"window_size": prepared.window, "enable_gqa": grouped}
     return varlen_attn(q, k, v, *prepared.places, scale=scale, **options)
+
+
+def _call_older_torch(q: Tensor, k: Tensor, v: Tensor, prepared: VarlenMask, scale: float | None) -> Tensor:
+    """Repeats keys and values for each query of their group: until 2.12, torch takes as many of each."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    return varlen_attn(q, k, v, *prepared.places, scale=scale, window_size=prepared.window)
 
 
 def _call_flash_attn(q: Tensor, k: Tensor, v: Tensor, prepared: VarlenMask, scale: float | None) -> Tensor:

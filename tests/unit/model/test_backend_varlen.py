@@ -8,7 +8,7 @@ import torch
 from pretrain.errors import ConfigError
 from pretrain.model.backends import build_backend, varlen
 from pretrain.model.backends.backend import AttentionNeeds
-from pretrain.model.backends.varlen import VarlenAttention, plan_varlen
+from pretrain.model.backends.varlen import VarlenAttention, VarlenMask, plan_varlen
 from pretrain.types import AttentionMask
 from tests.unit.model.masks import CPU, INTERLEAVED, MASKS, NEEDS, ON_META, attend, formula, inputs, meaningful
 
@@ -118,8 +118,27 @@ def test_varlen_says_what_an_older_torch_lacks(monkeypatch):
 
     monkeypatch.setattr(module, "varlen_attn", older)
     monkeypatch.setattr(varlen, "_has_flash_attn", lambda: False)
-    with pytest.raises(ConfigError, match="has no varlen_attn with enable_gqa, scale, window_size; install a newer"):
+    with pytest.raises(ConfigError, match="has no varlen_attn with scale, window_size; install a newer"):
         VarlenAttention(ON_META)
+
+
+@pytest.mark.parametrize("name", ["dense causal", "packed causal"])
+def test_a_torch_without_grouped_heads_gets_keys_and_values_repeated(monkeypatch, name):
+    """As 2.11 has it."""
+    import torch.nn.attention.varlen as module
+
+    def older(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1)):
+        assert query.shape[1] == key.shape[1] == value.shape[1]
+        return written_out(query, key, value, VarlenMask(cu_seq_q, cu_seq_k, max_q, max_k, window_size), scale)
+
+    monkeypatch.setattr(module, "varlen_attn", older)
+    backend = VarlenAttention(ON_META)
+    backend.dtype = torch.float64
+    mask, queries, keys = MASKS[name]
+    q, k, v, *_ = inputs(queries, keys)
+    assert q.shape[2] > k.shape[2]
+    found, expected = attend(backend, mask, q, k, v), formula(mask, q, k, v)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_documents_are_checked_when_a_mask_is_prepared(backend):
