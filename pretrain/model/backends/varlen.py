@@ -217,7 +217,7 @@ def _call_torch(q: Tensor, k: Tensor, v: Tensor, prepared: VarlenMask, scale: fl
 
 
 def _call_older_torch(q: Tensor, k: Tensor, v: Tensor, prepared: VarlenMask, scale: float | None) -> Tensor:
-    """Repeats keys and values for each query of their group: until 2.12, torch takes as many of each."""
+    """Repeats keys and values for each query of their group: torch 2.11 takes as many of each."""
     from torch.nn.attention.varlen import varlen_attn
 
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
