@@ -111,6 +111,10 @@ def call_kernel(
     """
     if allowed is not None and allowed.dtype != torch.bool:
         allowed = allowed.to(q_BTNH.dtype)
+    group = q_BTNH.shape[2] // k_BSKH.shape[2]
+    if group > 1 and not _takes_groups(q_BTNH, allowed):
+        k_BSKH, v_BSKH = (x.repeat_interleave(group, dim=2) for x in (k_BSKH, v_BSKH))
+        group = 1
     mixed_BNTH = scaled_dot_product_attention(
         q_BTNH.transpose(1, 2),
         k_BSKH.transpose(1, 2),
@@ -119,11 +123,19 @@ def call_kernel(
         dropout_p=dropout,
         is_causal=is_causal,
         scale=scale,
-        enable_gqa=q_BTNH.shape[2] != k_BSKH.shape[2],
+        enable_gqa=group > 1,
     )
     if blind is not None:
         mixed_BNTH = mixed_BNTH.masked_fill(blind, 0.0)
     return mixed_BNTH.transpose(1, 2)
+
+
+def _takes_groups(q_BTNH: Tensor, allowed: Tensor | None) -> bool:
+    """Returns False where a GPU has the memory-efficient kernel alone: for groups it would be the math one, T x S."""
+    kind = q_BTNH.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q_BTNH.dtype
+    is_learned = allowed is not None and allowed.requires_grad
+    return kind == "cpu" or (dtype.itemsize == 2 and not is_learned)
 
 
 def cast_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:

@@ -138,17 +138,21 @@ CASES_OF_MEMORY = {
     "sdpa dropout": ("sdpa", False, False, 0.1),
     "sdpa bias": ("sdpa", False, True, 0.0),
     "sdpa bias and dropout": ("sdpa", False, True, 0.1),
+    "sdpa fp32": ("sdpa", False, False, 0.0, torch.float32),
+    "sdpa fp32 grouped": ("sdpa", False, False, 0.0, torch.float32, 2),
+    "sdpa bias grouped": ("sdpa", False, True, 0.0, torch.bfloat16, 2),
     "varlen documents": ("varlen", True, False, 0.0),
     "flex documents": ("flex", True, False, 0.0),
     "flex documents and bias": ("flex", True, True, 0.0),
 }
 
 
-def peak_bytes(name, documents, biased, dropout, length):
+def peak_bytes(name, documents, biased, dropout, dtype=torch.bfloat16, kv_heads=8, *, length):
     """Most bytes that one attention holds, forward and backward."""
-    needs = AttentionNeeds(CUDA, torch.bfloat16, head_width=64, bias=biased, dropout=dropout > 0)
+    needs = AttentionNeeds(CUDA, dtype, head_width=64, bias=biased, dropout=dropout > 0)
     backend = build_backend(name, needs)
-    q, k, v = (torch.randn(1, length, 8, 64, device=CUDA, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    heads = (8, kv_heads, kv_heads)
+    q, k, v = (torch.randn(1, length, n, 64, device=CUDA, dtype=dtype, requires_grad=True) for n in heads)
     values = torch.randn(8, 2 * length - 1, device=CUDA, requires_grad=True)
     numbers = (torch.arange(length, device=CUDA) // (length // 4))[None].int() if documents else None
 
@@ -166,7 +170,7 @@ def peak_bytes(name, documents, biased, dropout, length):
 @pytest.mark.parametrize("case", CASES_OF_MEMORY)
 def test_peak_memory_is_linear_in_length(case):
     torch._dynamo.reset()
-    small, large = (peak_bytes(*CASES_OF_MEMORY[case], length) for length in (4096, 16384))
+    small, large = (peak_bytes(*CASES_OF_MEMORY[case], length=length) for length in (4096, 16384))
     # Four times the length, at most four times the memory and a tenth.
     assert math.log(large / small, 4) <= 1.1
 

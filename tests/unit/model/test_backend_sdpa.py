@@ -1,10 +1,13 @@
 """`sdpa`: which way it chooses for a mask, and what dropout, autocast, recomputation and compilation do to it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from pretrain.model import backends
+from pretrain.model.backends import backend as backend_module
 from pretrain.model.backends.backend import Segment, document_runs, find_segments
 from pretrain.model.backends.sdpa import Calls, OneCall, SdpaAttention, _prepare_gpu
 from pretrain.types import AttentionMask
@@ -164,6 +167,21 @@ def test_autocast_gives_bf16_and_gradients_in_fp32(name, biased):
     for gradient, reference in zip(found, torch.autograd.grad(expected, leaves, upper), strict=True):
         assert gradient.dtype == torch.float32
         torch.testing.assert_close(gradient, reference, rtol=5e-2, atol=8e-2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_learned", "takes"),
+    [(torch.bfloat16, False, True), (torch.bfloat16, True, False), (torch.float32, False, False)],
+)
+def test_groups_are_written_out_where_only_the_math_kernel_of_a_gpu_takes_them(monkeypatch, dtype, is_learned, takes):
+    q, k, v = torch.randn(1, 8, 4, 16), torch.randn(1, 8, 2, 16), torch.randn(1, 8, 2, 16)
+    allowed = torch.zeros(8, 8, requires_grad=is_learned)
+    expected = backend_module.call_kernel(q, k, v, allowed=allowed)
+    gpu = SimpleNamespace(device=SimpleNamespace(type="cuda"), dtype=dtype)
+    assert backend_module._takes_groups(gpu, allowed) == takes
+    assert backend_module._takes_groups(q, allowed), "of a CPU"
+    monkeypatch.setattr(backend_module, "_takes_groups", lambda *_: False)
+    torch.testing.assert_close(backend_module.call_kernel(q, k, v, allowed=allowed), expected)
 
 
 def test_a_compiled_block_is_compiled_once_for_all_packings():
