@@ -35,6 +35,8 @@ EXIT_RESUME_ME = 75
 EXIT_HANG = 76
 EXIT_DIVERGED = 77
 EXIT_UNREAD = 128 + signal.SIGPIPE
+EXITS_INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Codes of a rank that a second stop signal has ended."""
 
 
 def install_fix(extra: str = "") -> str:

@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pretrain.errors import EXIT_HANG, EXIT_OK, EXIT_RESUME_ME, EXIT_UNAVAILABLE, DiskError, PretrainError
+from pretrain.errors import (
+    EXIT_HANG,
+    EXIT_OK,
+    EXIT_RESUME_ME,
+    EXIT_UNAVAILABLE,
+    EXITS_INTERRUPTED,
+    DiskError,
+    PretrainError,
+)
 from pretrain.run.folder import RunDir, end_attempt
 from pretrain.utils.io import make_dir, write_json
 
@@ -55,6 +63,8 @@ def job_code(cause: tuple[int, int] | None, ended: Mapping[int, int]) -> int:
 def describe_failure(rank: int, code: int, host: str | None = None) -> str:
     """Returns one line: rank, host (None: this one), exit code or signal, and its usual meaning."""
     place = f"rank {rank} on {host or socket.gethostname()}"
+    if code in EXITS_INTERRUPTED:
+        return f"interrupted by a second {signal.Signals(code - 128).name}, without a save"
     if code >= 0:
         return f"{place} failed with exit code {code}"
     number = signal.Signals(-code)

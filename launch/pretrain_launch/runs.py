@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.yaml_nodes import read_yaml
-from pretrain.errors import EXIT_DATA, EXIT_LOCKED, EXIT_OK, EXIT_RESUME_ME, EXIT_USAGE, ConfigError
+from pretrain.errors import EXIT_DATA, EXIT_LOCKED, EXIT_OK, EXIT_RESUME_ME, EXIT_USAGE, EXITS_INTERRUPTED, ConfigError
 from pretrain.run.folder import RunDir
 from pretrain.run.owner import live_owner
 from pretrain.utils.safe_read import MAX_INT, check_fields, parse_json, read_json
@@ -240,7 +240,7 @@ def _state_of_end(run: RunDir, starts: list[dict[str, Any]], jobs: list[str], *,
         return "queued" if jobs and not is_known else "lost" if jobs else "new"
     if last["exit_code"] is None:
         return "lost"
-    return "stopped" if last["exit_code"] == EXIT_RESUME_ME else "failed"
+    return "stopped" if last["exit_code"] in (EXIT_RESUME_ME, *EXITS_INTERRUPTED) else "failed"
 
 
 def _rolled_back_to(record: dict[str, Any], ended: dict[str, Any]) -> int | None:

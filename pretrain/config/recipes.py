@@ -20,6 +20,9 @@ PARTS = ("data", "engine", "guard", "optim")
 """Folders of configs: complete ones of a run, of `pretrain prepare`, and parts of one."""
 
 
+_RUN_NAME = re.compile(r"^(run: .*\bname: )[\w.-]+", re.MULTILINE)
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """A built-in config."""
@@ -109,6 +112,8 @@ def copy_recipe(name: str, target: Path | None) -> tuple[Recipe, Path]:
         return f"configs/{(recipe.path.parent / file.group()).resolve().relative_to(root).as_posix()}"
 
     text = recipe.path.read_text(encoding="utf-8").replace(f"configs/{recipe.name}.yaml", str(target))
+    # Else the copy would go on with the run of the recipe.
+    text = _RUN_NAME.sub(lambda match: f"{match[1]}{re.sub('[^A-Za-z0-9._-]', '-', target.stem)}", text)
     include = re.compile(r"^include: .*$", re.MULTILINE)
     text = include.sub(lambda line: re.sub(r"[\w./]+\.yaml", named, line.group()), text)
     write_file(target, text.encode())

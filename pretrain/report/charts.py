@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
+from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, EXITS_INTERRUPTED
 from pretrain.report.panels import DASHES, Line, Panel
 from pretrain.report.run_data import RunData
 from pretrain.report.series import ProgressCurve, make_curve
@@ -166,7 +166,8 @@ _LANES = {"tokens_per_s": ("tokens/s", 1.0), "data_wait": ("data wait, %", 100.0
 _MAX_GROUPS = 600
 # Least hours, factor, name.
 _UNITS = ((72.0, 1 / 24, "days"), (1.5, 1.0, "hours"), (0.0, 60.0, "minutes"))
-_CODES = {None: "open", EXIT_OK: "done", EXIT_RESUME_ME: "stopped"}
+_CODES: dict[int | None, str] = {None: "open", EXIT_OK: "done"}
+_CODES |= dict.fromkeys((EXIT_RESUME_ME, *EXITS_INTERRUPTED), "stopped")
 _OUTCOMES = {"done": "#009e73", "stopped": "#e69f00", "failed": "#c0392b", "open": "#8a94a0"}
 
 

@@ -87,7 +87,7 @@ def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]]) -> R
         config_text=text,
         metrics=split_columns(rows),
         last_step=rows[-1]["step"] if rows else 0,
-        course=make_course(rows),
+        course=make_course(rows, [one["from_step"] for one in record["attempts"] if one.get("from_step")]),
         samples=_read_samples(path / SAMPLES, notes),
         attention=_read_attention(path / ATTENTION, notes),
         evaluations=read_evaluations(run.evaluations, notes),

@@ -72,18 +72,26 @@ class ProgressCurve:
         return np.interp(steps, self.steps, self.tokens)
 
 
-def make_course(rows: Sequence[dict[str, Any]]) -> ProgressCurve:
-    """Returns the progress of a run from its rows; a single knot at 0 where no row has times."""
+def make_course(rows: Sequence[dict[str, Any]], resumed: Sequence[int] = ()) -> ProgressCurve:
+    """Returns the progress of a run from its rows; a single knot at 0 where no row has times.
+
+    A row has the pace since the last one, or since the step at which the run was `resumed`; the steps
+    between these two count at the pace of the row before.
+    """
     course = ProgressCurve([0.0], [0.0], [0.0])
+    pace = None
     for row in rows:
         seconds = seconds_of_step(row)
         tokens = row.get("tokens")
         passed = row["step"] - course.steps[-1]
         if seconds is None or not _is_finite(tokens) or passed <= 0:
             continue
+        start = max((step for step in resumed if course.steps[-1] < step < row["step"]), default=course.steps[-1])
+        earlier = (start - course.steps[-1]) * (seconds if pace is None else pace)
+        pace = seconds
         course.steps.append(row["step"])
         course.tokens.append(tokens)
-        course.hours.append(course.hours[-1] + passed * seconds / 3600)
+        course.hours.append(course.hours[-1] + (earlier + (row["step"] - start) * seconds) / 3600)
     return course
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from html import escape
 from typing import Any
 
-from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
+from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, EXITS_INTERRUPTED
 from pretrain.report.charts import instant
 from pretrain.report.evaluations import ORDER, Evaluation
 from pretrain.report.panels import color_of
@@ -23,7 +23,7 @@ _VALIDATION = {
     "val_accuracy": "accuracy",
     "val_tokens": "targets",
 }
-_STATES = {EXIT_OK: "done", EXIT_RESUME_ME: "stopped"}
+_STATES = {EXIT_OK: "done", **dict.fromkeys((EXIT_RESUME_ME, *EXITS_INTERRUPTED), "stopped")}
 MAX_ROWS = 200  # of a table, which says so where there are more
 MAX_OPEN_ROWS = 12
 LONG_CHARACTERS = 48  # cells of more break into lines

@@ -9,9 +9,10 @@
 
 A signal only sets the flag; a save inside a handler would see half a step. A thread receives the
 signals, because a Python handler waits until the main thread returns from C++: a collective, a
-compiler, a socket.
+compiler, a socket. It says at once what a signal leads to.
 """
 
+import logging
 import os
 import signal
 import threading
@@ -23,6 +24,10 @@ from pretrain.errors import EXIT_RESUME_ME
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SAME_REQUEST_S = 1.0
+SAY_S = 0.5
+"""Wait for a line to be written, at most: a terminal may take nothing (Ctrl-S)."""
+
+log = logging.getLogger(__name__)
 
 
 class StopFlag:
@@ -87,20 +92,30 @@ class StopFlag:
         now = time.monotonic()
         name = signal.Signals(number).name
         if self._ends_with is not None:
+            if not self._is_done:
+                _say("%s: ended before the first step of this start: nothing to save; the same command continues", name)
             self.farewell(self._ends_with, "" if self._is_done else f"stopped by {name}")
             os._exit(self._ends_with)
         elif self.signal_name is None:
             self.signal_name = name
             self._first_at = now
             self._is_announced = number == signal.SIGUSR1
+            _say("%s: saving and stopping after this step; a second one ends at once, without", name)
         elif self._is_announced and number == signal.SIGTERM:
             self._first_at = now
             self._is_announced = False
         elif number != signal.SIGUSR1 and now - self._first_at > SAME_REQUEST_S:
+            _say("%s again: ended without a save; the same command continues at the last checkpoint", name)
             os._exit(128 + number)
 
     def __bool__(self) -> bool:
         return self.signal_name is not None
+
+
+def _say(text: str, name: str) -> None:
+    teller = threading.Thread(target=log.info, args=(text, name), daemon=True)
+    teller.start()
+    teller.join(SAY_S)
 
 
 def _leave_to_thread(number: int, frame: FrameType | None) -> None:

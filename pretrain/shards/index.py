@@ -157,8 +157,10 @@ class DataIndex:
     def split(self, name: str) -> SplitIndex:
         """Returns a split by name. Raises: DataError, naming the splits that there are."""
         if name not in self.splits:
-            known = ", ".join(sorted(self.splits))
-            raise DataError(f"there is no split {name!r}", where=INDEX_NAME, fix=f"use one of: {known}")
+            fix = f"use one of: {', '.join(sorted(self.splits))}"
+            if name == "validation":
+                fix += "; or prepare another folder with --split tail:0.05"
+            raise DataError(f"there is no split {name!r}", where=INDEX_NAME, fix=fix)
         return self.splits[name]
 
 
@@ -177,7 +179,8 @@ def load_index(folder: Path) -> DataIndex:
     """
     path = folder / INDEX_NAME
     if not folder.is_dir():
-        fix = "run `pretrain prepare` or correct the path (data.path)"
+        command = f"run `pretrain prepare` with --output {folder} (a recipe's first lines have the whole command)"
+        fix = f"{command}, or correct the path (data.path)"
         raise DataError("no such shard folder", where=str(folder), fix=fix)
     try:
         raw = json.loads(path.read_bytes())

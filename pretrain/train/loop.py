@@ -158,7 +158,7 @@ def _announce(run: Run, step: int, target: int) -> None:
     else:
         log.info("starting %s, %d steps: %s", run.folder.path, target, run.engine.description)
     if run.config.eval.every_steps and not run.validation:
-        fix = "prepare with --split hash:0.01 or tail:0.05, or set eval.every_steps=0"
+        fix = "prepare another folder with --split tail:0.05, or set eval.every_steps=0"
         log.warning("nothing is evaluated: the data have no validation split; %s", fix)
     if rows := describe_rows(run.config.objective, run.config.batch, len(run.config.stacks)):
         log.info("%s", rows)

@@ -178,6 +178,11 @@ def setup_logging(rank: int, world_size: int, log_file: Path | None = None) -> N
     quiet_libraries()
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leaves out DeepSpeed's warning of optimizers other than its own: ours are tested at every stage."""
+    return "untested optimizer" not in record.getMessage()
+
+
 def quiet_libraries() -> None:
     """Sends warnings of noisy libraries through our handlers instead of theirs, and drops the rest.
 
@@ -197,5 +202,6 @@ def quiet_libraries() -> None:
     for name in NOISY_LIBRARIES:
         logger = logging.getLogger(name)
         logger.setLevel(max(logger.level, logging.WARNING))
+    logging.getLogger("DeepSpeed").addFilter(_is_news)
     # Says of every compiled block with selective checkpointing that it has a policy.
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)

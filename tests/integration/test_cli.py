@@ -162,7 +162,7 @@ def test_what_is_built_in_is_listed_and_a_recipe_copied(tmp_path):
     done = run_light("recipes", "cp", "quickstart", "mine.yaml", cwd=tmp_path)
     assert "\npretrain train mine.yaml; " in done.stdout
     config = run_light("config", "mine.yaml", cwd=tmp_path).stdout
-    assert config == run_light("config", "quickstart", cwd=tmp_path).stdout
+    assert config == run_light("config", "quickstart", "run.name=mine", cwd=tmp_path).stdout
 
 
 def test_a_resolved_config_loads_as_the_same(tmp_path):

@@ -52,11 +52,11 @@ def test_a_misspelt_name_is_answered_with_the_nearest(name, near):
 
 
 @pytest.mark.parametrize("recipe", list_recipes(RUNS), ids=lambda recipe: recipe.name)
-def test_a_copy_is_the_same_config(recipe, tmp_path):
+def test_a_copy_is_the_same_config_but_for_the_name_of_its_run(recipe, tmp_path):
     start = start_of(recipe.path, tmp_path / "start")
     found, target = copy_recipe(recipe.name, Path("deep/copy.yaml"))
     assert (found, target) == (recipe, Path("deep/copy.yaml"))
-    assert load_config(target, start) == load_config(recipe.path, start)
+    assert load_config(target, start) == load_config(recipe.path, [*start, "run.name=copy"])
     assert "../" not in target.read_text()
     if f"configs/{recipe.name}.yaml" in recipe.path.read_text():
         assert "pretrain" in target.read_text() and "deep/copy.yaml" in target.read_text()

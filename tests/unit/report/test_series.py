@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,3 +64,9 @@ def test_hours_add_up_the_time_of_steps_and_the_parts_go_first():
     assert (course.steps, course.tokens, course.hours) == ([0.0, 10, 20], [0.0, 100.0, 200.0], [0.0, 10.0, 15.0])
     assert (course.hours_at(15), course.tokens_at(5), course.hours_at(math.inf)) == (12.5, 50.0, 15.0)
     assert seconds_of_step({"loss": 1.0}) is None
+
+
+def test_hours_of_steps_before_a_resumption_are_those_of_their_own_pace():
+    rows = [{"step": step, "tokens": 1.0, "step_time_s": pace} for step, pace in ((10, 360.0), (20, 3600.0))]
+    assert make_course(rows, [18]).hours == pytest.approx([0.0, 1.0, 1.0 + 0.8 + 2.0])
+    assert make_course(rows, [10, 4, 30]).hours == [0.0, 1.0, 11.0]

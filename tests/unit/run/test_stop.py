@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.errors import EXIT_RESUME_ME
 from pretrain.run.stop import STOP_SIGNALS
 from tests.helpers.waiting import LIMIT_S, finish
 
@@ -86,6 +87,38 @@ def asked(start, number: signal.Signals) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_the_first_signal_sets_the_flag_and_a_second_ends_the_process_at_once(start, number):
     process = asked(start, number)
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == ""
+    assert process.returncode == 128 + signal.SIGINT
+
+
+LOGGED = "import logging\nlogging.basicConfig(level=logging.INFO, stream=sys.stdout, format='%(message)s')\n"
+
+
+def test_it_says_what_a_signal_leads_to(start):
+    process = start(LOGGED + "flag.install(); flag.arm()" + WAIT)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    lines = {process.stdout.readline() for _ in range(2)}
+    assert lines == {"SIGINT\n", "SIGINT: saving and stopping after this step; a second one ends at once, without\n"}
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0].startswith("SIGTERM again: ended without a save; the same command continues")
+
+
+def test_it_says_that_there_was_nothing_to_save(start):
+    process = start(LOGGED + "flag.install(); print('ready', flush=True); hang()")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0].startswith("SIGINT: ended before the first step of this start: nothing to save")
+    assert process.returncode == EXIT_RESUME_ME
+
+
+def test_a_terminal_that_takes_nothing_does_not_hold_up_a_second_signal(start):
+    stuck = "import logging\nlogging.root.setLevel(logging.INFO)\nlogging.root.addHandler(h := logging.Handler())\n"
+    process = start(stuck + "h.emit = lambda record: hang()\nflag.install(); flag.arm()" + WAIT)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "SIGINT\n"
     process.send_signal(signal.SIGINT)
     assert finish(process)[0] == ""
     assert process.returncode == 128 + signal.SIGINT
