@@ -43,7 +43,9 @@ def test_a_table_names_what_fails_with_its_fix_and_the_exit_code_is_its(tmp_path
     out = capsys.readouterr().out
     assert re.search(r"fail +batch +batch\.global_tokens=4096 must be a multiple", out)
     assert re.search(r"fail +data +data/stdlib: no such shard folder", out)
-    assert re.search(r"fix: run `pretrain prepare` or correct the path \(data\.path\)", out)
+    assert re.search(
+        r"fix: run `pretrain prepare` with --output data/stdlib .*or correct the path \(data\.path\)", out, re.DOTALL
+    )
     assert out.splitlines()[-1].endswith("2 fail")
 
 

@@ -215,5 +215,5 @@ def test_evaluations_that_cannot_be_made_are_told_with_the_remedy(tmp_path):
     (tmp_path / "config.yaml").write_text(text)
     few = ["train.steps=2", "optim.schedule.warmup_steps=1", "profile.steps=[1, 1]"]
     done = run_warm("train", "config.yaml", *few, cwd=tmp_path)
-    remedy = "prepare with --split hash:0.01 or tail:0.05, or set eval.every_steps=0"
+    remedy = "prepare another folder with --split tail:0.05, or set eval.every_steps=0"
     assert done.code == 0 and f"nothing is evaluated: the data have no validation split; {remedy}" in done.stderr
