@@ -2,7 +2,7 @@
 
 Ranks of a Slurm step leave small files, as torchrun and its like return 1 for any failure:
 
-exits/task-00001.json   of each task of the step, once a signal no longer ends it: {}
+exits/ready-00003.json  of each rank, once there is a process that keeps a signal for it: {}
 exits/rank-00003.json   of rank 0, and of failed ranks: {"rank", "host", "code", "said"}
 exits/node-00001.json   of a node whose launcher failed before its ranks started: {"host", "said"}
 """
@@ -112,16 +112,16 @@ class StepExit:
     ranks_began: bool  # any rank is known to have started
 
 
-def note_exit(folder: Path, kind: Literal["task", "rank", "node"], number: int, **facts: Any) -> None:
+def note_exit(folder: Path, kind: Literal["ready", "rank", "node"], number: int, **facts: Any) -> None:
     """Writes the file of a task, rank or node, if the disk lets it."""
     with contextlib.suppress(DiskError):
         make_dir(folder)
         write_json(folder / f"{kind}-{number:05d}.json", facts)
 
 
-def are_ready(folder: Path, num_tasks: int) -> bool:
-    """Returns whether a signal would end no task of a step, but reach its ranks."""
-    return all((folder / f"task-{task:05d}.json").exists() for task in range(num_tasks))
+def are_ready(folder: Path, num_ranks: int) -> bool:
+    """Returns whether a signal to the step would reach every rank, and end no other process."""
+    return all((folder / f"ready-{rank:05d}.json").exists() for rank in range(num_ranks))
 
 
 def _read(folder: Path, pattern: str) -> list[dict[str, Any]]:

@@ -69,7 +69,7 @@ from pretrain_launch.spec import LaunchSpec, load_spec
 FINAL = {EXIT_USAGE, EXIT_DATA, EXIT_CHECKPOINT, EXIT_UNAVAILABLE, EXIT_LOCKED, EXIT_DISK, EXIT_DIVERGED, 126, 127}
 POLL_S = 0.1
 READY_S = 120.0
-"""A task that has not announced by then that it accepts stops failed to: its disk refused."""
+"""A rank that has not announced by then that it can be stopped failed to, or is still to begin."""
 LAUNCHES = 3  # attempts at a rendezvous: another program may take the port
 QUICK_S = 120.0
 RETRY_S = 5.0
@@ -202,25 +202,31 @@ class Driver:
             *(str(spec.path), json.dumps(asdict(meeting)), str(exits)),
         ]
         try:
-            return read_ending(exits, self._wait(command, exits, len(nodes) * tasks))
+            return read_ending(exits, self._wait(command, exits, meeting.world_size))
         finally:
             with contextlib.suppress(DiskError):
                 remove_tree(exits)
 
-    def _wait(self, command: list[str], exits: Path, num_tasks: int) -> int:
-        """Runs the step; passes the first request to stop on, once no task would die of it."""
+    def _wait(self, command: list[str], exits: Path, num_ranks: int) -> int:
+        """Runs the step; passes the first request to stop on, once every rank is there to take it.
+
+        It reaches the processes of that moment alone: sent earlier, it ends a launcher, or is lost.
+        """
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         except FileNotFoundError:
             raise LaunchError("there is no srun on this node", where=self._start.nodes[0]) from None
-        begun = time.monotonic()
-        is_asked = False
+        late_at = time.monotonic() + READY_S
+        has_been_sent = has_reached_all = False
         while process.poll() is None:
-            is_old = time.monotonic() - begun > READY_S
-            if self._signals and not is_asked and (is_old or are_ready(exits, num_tasks)):
-                is_asked = True
-                say(f"asked to stop by {self._asked()}")
-                # srun passes it on to every task; a second signal is harmless.
+            is_late = time.monotonic() > late_at
+            if self._signals and not has_reached_all and (is_late or are_ready(exits, num_ranks)):
+                has_reached_all = are_ready(exits, num_ranks)
+                late_at = time.monotonic() + RETRY_S
+                if not has_been_sent:
+                    say(f"asked to stop by {self._asked()}")
+                has_been_sent = True
+                # srun passes it on to every process of the step; a rank ignores it from the second time on.
                 process.send_signal(signal.SIGUSR1)
             time.sleep(POLL_S)
         return process.returncode if process.returncode >= 0 else 128 - process.returncode

@@ -37,7 +37,6 @@ def node_environment(base: Mapping[str, str], spec: LaunchSpec, interface: str |
 def run_node(spec: LaunchSpec, meeting: Meeting, exits: Path) -> int:
     """Runs the ranks of this task; returns 0 if none of them failed."""
     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
-    note_exit(exits, "task", int(os.environ["SLURM_PROCID"]))
     number = meeting.nodes.index(os.environ["SLURMD_NODENAME"])
     own_address = route_to(meeting.address, meeting.port)
     interface = spec.site.interface or (interface_of(own_address) if own_address else None)

@@ -45,6 +45,7 @@ def run_rank(config: str, logs: Path, exits: Path) -> int:
         env={"PYTHONFAULTHANDLER": "1", **os.environ},
         preexec_fn=partial(_prepare_rank, os.getpid()),
     )
+    note_exit(exits, "ready", rank)
     while child.poll() is None:
         received = signal.sigwaitinfo({signal.SIGCHLD, *BLOCKED})
         if received.si_signo in (signal.SIGTERM, signal.SIGINT) and received.si_pid == parent:

@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "optim": (4, 772),
     "plan": (13, 2337),
     "prepare": (35, 5334),
-    "pretrain_launch": (18, 2764),
+    "pretrain_launch": (18, 2770),
     "report": (8, 1545),
     "run": (7, 1401),
     "shards": (11, 2207),

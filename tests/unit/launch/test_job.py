@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +12,10 @@ import pytest
 
 from pretrain.run.folder import begin_attempt
 from pretrain_launch import job as driver
-from pretrain_launch import node
+from pretrain_launch import rank
 from pretrain_launch.exits import StepExit, are_ready
 from pretrain_launch.job_start import JobStart
 from pretrain_launch.journal import append_row, mark_of_cancel, read_journal
-from pretrain_launch.modes import Meeting
 from tests.helpers.waiting import poll_pause
 from tests.unit.launch.test_submit import spec
 
@@ -194,15 +192,15 @@ def stop(number, frame):
     sys.exit(75)
 wait_until(Path(sys.argv[1], "looked").exists, "looks of the driver")  # a signal would have ended it so far
 signal.signal(signal.SIGUSR1, stop)
-for task in range(int(sys.argv[2])):
-    note_exit(Path(sys.argv[1]), "task", task)
+for rank in range(int(sys.argv[2])):
+    note_exit(Path(sys.argv[1]), "ready", rank)
 hang()
 """
 
 
 @pytest.mark.parametrize("num_noted", [2, 1])
-def test_a_request_to_stop_is_passed_on_when_every_task_can_take_it_or_long_after(desk, monkeypatch, num_noted):
-    first = desk.folder / "task-00000.json"
+def test_a_request_to_stop_is_passed_on_when_every_rank_is_there_or_long_after(desk, monkeypatch, num_noted):
+    first = desk.folder / "ready-00000.json"
     looks = itertools.count()
 
     def sleep(seconds):
@@ -218,23 +216,61 @@ def test_a_request_to_stop_is_passed_on_when_every_task_can_take_it_or_long_afte
     assert one._wait(step, desk.folder, 2) == 75
 
 
-def test_a_task_says_that_it_can_be_told_to_stop_when_a_signal_does_not_end_it(desk, monkeypatch):
-    found = []
+LATE_RANK = """
+import signal, sys
+from pathlib import Path
+from pretrain_launch.exits import note_exit
+from tests.helpers.waiting import hang, wait_until
+folder, asked = Path(sys.argv[1]), []
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+(folder / "begun").touch()
+wait_until(lambda: asked, "a signal that no rank was there to take")
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+note_exit(folder, "ready", 0)
+hang()
+"""
 
-    def look(*arguments, **options):
-        found.append((are_ready(desk.folder, 1), signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, [])))
-        return subprocess.CompletedProcess(arguments, 0)
 
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.setattr(node.subprocess, "run", look)
+class AskedOnceBegun(list):
+    """The signals to a driver: one, as soon as the step has begun."""
+
+    def __init__(self, begun: Path) -> None:
+        super().__init__([signal.SIGUSR1])
+        self.begun = begun
+
+    def __bool__(self) -> bool:
+        return self.begun.exists()
+
+
+def test_a_request_that_came_before_the_ranks_is_repeated(desk, monkeypatch):
+    """A launcher imports torch for seconds, or minutes, before it starts a rank."""
+    now = itertools.count()
+    monkeypatch.setattr(driver, "time", SimpleNamespace(sleep=lambda _: poll_pause(), monotonic=lambda: next(now)))
+    monkeypatch.setattr(driver, "READY_S", 3)
+    monkeypatch.setattr(driver, "RETRY_S", 3)
+    signals = AskedOnceBegun(desk.folder / "begun")
+    one = driver.Driver(desk.spec, JobStart("7", None, 0, ("n1",)), signals)
+    assert one._wait([sys.executable, "-c", LATE_RANK, str(desk.folder)], desk.folder, 1) == 75
+
+
+def test_a_rank_is_ready_when_its_process_keeps_signals(desk, monkeypatch):
+    """Not before: a signal of Slurm goes to the processes that there are."""
+    child = "import signal, sys; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+    started, popen = [], rank.subprocess.Popen
+
+    def start(command, **options):
+        started.append(are_ready(desk.folder, 1))
+        return popen([sys.executable, "-c", child], **options | {"stdout": (desk.folder / "mask").open("w")})
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(rank.subprocess, "Popen", start)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    assert not are_ready(desk.folder, 1)
     try:
-        assert node.run_node(desk.spec, Meeting("127.0.0.1", 20_000, ("n1",), 1, "7-0-0"), desk.folder) == 0
+        assert rank.run_rank("a.yaml", desk.folder, desk.folder) == 0
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert found == [(True, True)]
+    assert (started, are_ready(desk.folder, 1)) == ([False], True)
+    assert "SIGUSR1" in (desk.folder / "mask").read_text()
 
 
 def test_the_record_of_the_run_tells_the_end_that_rank_0_could_not(desk, monkeypatch):
