@@ -17,7 +17,7 @@ from typing import Any
 
 from pretrain.run.folder import RunDir
 from pretrain.utils.io import append_line, make_dir
-from pretrain.utils.safe_read import check_fields, parse_json
+from pretrain.utils.safe_read import MAX_RECORD_BYTES, check_fields, parse_json, read_bounded
 
 _FIELDS = {
     "event": str, "chain": str, "job": str, "array": str, "restart": int, "nodes": list, "world_size": int,
@@ -38,7 +38,7 @@ def mark_of_cancel(run: RunDir) -> Path:
 def read_journal(run: RunDir) -> list[dict[str, Any]]:
     """Returns the rows, oldest first, without lines that a crash has torn."""
     try:
-        text = journal_path(run).read_text(encoding="utf-8", errors="replace")
+        text = read_bounded(journal_path(run), MAX_RECORD_BYTES).decode(errors="replace")
     except OSError:
         return []
     rows = []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pretrain.errors import ConfigError
 from pretrain.run.folder import RunDir
+from pretrain.utils.safe_read import open_file
 
 POLL_S = 0.5
 ASK_S = 5.0
@@ -31,7 +32,7 @@ def find_log(run: RunDir, rank: int | None) -> Path:
 
 def last_lines(path: Path, count: int) -> tuple[str, int]:
     """Returns the last `count` lines of a file, and the offset in bytes up to which it was read."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         begin = file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
         content = _whole_characters(file.read())
     lines = content.decode(errors="replace").splitlines(keepends=True)
@@ -57,7 +58,7 @@ def follow(find: Callable[[], Path], start: Path, offset: int, is_over: Callable
         if newest != path or newest.stat().st_size < offset:  # another file, or a shorter one
             path = newest
             offset = 0
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(offset)
             content = _whole_characters(file.read())
         offset += len(content)

@@ -23,7 +23,7 @@ from pretrain.config.yaml_nodes import read_yaml
 from pretrain.errors import EXIT_DATA, EXIT_LOCKED, EXIT_OK, EXIT_RESUME_ME, EXIT_USAGE, EXITS_INTERRUPTED, ConfigError
 from pretrain.run.folder import RunDir
 from pretrain.run.owner import live_owner
-from pretrain.utils.safe_read import MAX_INT, check_fields, parse_json, read_json
+from pretrain.utils.safe_read import MAX_INT, check_fields, open_file, parse_json, read_json
 from pretrain_launch.journal import mark_of_cancel, read_journal
 from pretrain_launch.logs import newest_log
 from pretrain_launch.slurm_tools import SlurmJob, find_jobs
@@ -293,7 +293,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _last_values(path: Path, *names: str) -> dict[str, Any]:
     """Returns the last value of each name in a file of JSON lines, whose rows may lack some."""
     found: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+    with contextlib.suppress(OSError, ValueError), open_file(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         for line in reversed(file.read().split(b"\n")[:-1]):
             row = parse_json(line)

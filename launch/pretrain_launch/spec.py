@@ -15,6 +15,7 @@ from pretrain.config.base import Section
 from pretrain.errors import ConfigError
 from pretrain.run.folder import RunDir
 from pretrain.utils.io import make_dir, write_file
+from pretrain.utils.safe_read import MAX_RECORD_BYTES, read_bounded
 from pretrain_launch.site import SiteConfig
 
 Mode = Literal["torchrun", "srun", "accelerate", "deepspeed"]
@@ -79,7 +80,7 @@ def write_spec(spec: LaunchSpec, config: str | None) -> None:
 def load_spec(path: Path) -> LaunchSpec:
     """Reads a spec. Raises: ConfigError if it does not exist, is not JSON or not sound."""
     try:
-        return LaunchSpec.model_validate_json(path.read_bytes())
+        return LaunchSpec.model_validate_json(read_bounded(path, MAX_RECORD_BYTES))
     except FileNotFoundError:
         what = "there is no spec of a job"
     except OSError as error:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pretrain.errors import LaunchError
+from pretrain.errors import ConfigError, LaunchError
 from pretrain.run.folder import RunDir
 from pretrain.run.lease import Lease
 from pretrain.utils.io import make_dir, write_file, write_json
@@ -174,12 +174,16 @@ def resubmit(run: Path) -> str:
     Raises:
         LaunchError: It has no Slurm job, or one that waits or runs, or Slurm does not answer.
         LockedError: A process works on the run.
+        ConfigError: The folder is a copy of the run's.
     """
     spec_path = RunDir(run).launch / "spec.json"
     if not spec_path.is_file():
         raise _no_job(read_run(run))
     with claimed([RunDir(run)]):
         spec = load_spec(spec_path)
+        if Path(spec.run).resolve() != run.resolve():
+            fix = "give that folder, or submit this one with pretrain launch slurm"
+            raise ConfigError(f"a copy, or moved: its job is that of {spec.run}", where=str(run), fix=fix)
         signal_s = spec.signal_s
         save_s = last_save_s(RunDir(run))
         if spec.site.signal_s is None and save_s is not None:  # the duration of a save is known by now

@@ -105,12 +105,15 @@ def complete_line(config: "RunConfig") -> str:
 
     Raises:
         ConfigError: The run was started with a config that this one cannot continue, or its record is damaged.
+        CheckpointError: The checkpoints of the run are gone.
     """
     from pretrain.config.load import load_config
     from pretrain.config.resumption import check_config, fill_from
-    from pretrain.run.folder import RunDir
+    from pretrain.run.folder import RunDir, check_new
 
     run, train = RunDir(config.folder), config.train
+    if not run.has_saved():
+        check_new(run)  # in a moment; the ranks, or a job in the queue, would find out later
     if not run.is_complete(train.last_step):
         return ""
     stored = load_config(run.config, extensions="ignore")

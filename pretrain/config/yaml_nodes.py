@@ -13,6 +13,7 @@ import yaml
 
 from pretrain.config.recipes import is_file, match_recipes
 from pretrain.errors import ConfigError
+from pretrain.utils.safe_read import open_file
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_READS = 100
@@ -122,7 +123,7 @@ def read_yaml(path: Path) -> LocatedTree:
     """Reads one file, without its includes. Raises: ConfigError."""
     where = str(path)
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             what = f"larger than {MAX_FILE_BYTES} bytes"

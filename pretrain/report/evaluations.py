@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.utils.safe_read import parse_json
+from pretrain.utils.safe_read import MAX_RECORD_BYTES, parse_json, read_bounded
 
 LOSSES = "Losses"
 CLASSIFIERS = "Classifiers"
@@ -50,7 +50,7 @@ _Rows = Iterator[EvaluationRow]
 def read_evaluations(path: Path, notes: list[str]) -> list[Evaluation]:
     """Returns the evaluations of a run, oldest first; adds what cannot be read to `notes`."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bounded(path, MAX_RECORD_BYTES).split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:

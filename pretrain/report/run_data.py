@@ -27,7 +27,7 @@ from pretrain.report.evaluations import Evaluation, read_evaluations
 from pretrain.report.series import ProgressCurve, make_course
 from pretrain.run.folder import RunDir
 from pretrain.tracking.picture_files import ATTENTION, list_pictures
-from pretrain.utils.safe_read import check_fields, parse_json
+from pretrain.utils.safe_read import MAX_RECORD_BYTES, check_fields, open_file, parse_json, read_bounded
 
 SAMPLES = "samples.jsonl"
 MAX_PICTURE_BYTES = 4 * 2**20
@@ -124,7 +124,7 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _read_config(path: Path, notes: list[str]) -> tuple[str, dict[str, Any]]:
     try:
         values = read_yaml(path).values
-        return path.read_text(encoding="utf-8"), dict(flatten(values))
+        return read_bounded(path, MAX_RECORD_BYTES).decode(), dict(flatten(values))
     except (OSError, ConfigError) as error:
         notes.append(f"config.yaml cannot be read: {error}")
         return "", {}
@@ -138,7 +138,7 @@ def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     damaged = taken_back = 0
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
@@ -197,7 +197,7 @@ def _read_attention(folder: Path, notes: list[str]) -> tuple[int, bytes] | None:
         return None
     step, path = found[-1]
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             png = file.read(MAX_PICTURE_BYTES + 1)
     except OSError as error:
         notes.append(f"{path.name}: {error.strerror}")

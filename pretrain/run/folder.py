@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from pretrain import __version__
-from pretrain.errors import EXIT_OK, ConfigError
+from pretrain.errors import EXIT_OK, CheckpointError, ConfigError, DataError
 from pretrain.utils.io import write_json
+from pretrain.utils.jsonl import read_rows
 from pretrain.utils.safe_read import check_fields, read_json
 
 TRACKED_PACKAGES = ("torch", "deepspeed", "accelerate", "webdataset", "tokenizers", "numpy", "safetensors", "wandb")
@@ -31,6 +32,10 @@ _ATTEMPT = {
     "world_size": int, "from_step": int, "committed_step": int, "versions": dict, "slurm": dict,
 }  # fmt: skip
 _SLURM = {"job": str, "array": str, "restart": int, "nodes": str, "num_nodes": int}
+COMMITTED = "committed_step"
+"""Key of an attempt: its newest commit."""
+SAVED = "checkpoint_step"
+"""Key of the metrics row of a save."""
 _CHANGING = threading.Lock()
 """Locked while run.json is changed: at a commit, and at the end of the run, by two threads."""
 
@@ -62,6 +67,8 @@ class RunDir:
         """The tokenizer, copied from the data, so that the run can generate without them."""
         self.normalize = path / "normalize.json"
         """Normalisation of the data and the template of its turns, which are applied to later texts too."""
+        self.attempt: int | None = None
+        """Number of the attempt of this process; None: it has begun none."""
 
     def has_saved(self) -> bool:
         """Returns whether there is a checkpoint, a damaged one too."""
@@ -147,6 +154,7 @@ def begin_attempt(run: RunDir, name: str, facts: dict[str, Any]) -> dict[str, An
         attempt = {"number": number, "started": _now(), "versions": package_versions()} | where | facts
         record["attempts"].append(attempt)
         write_json(run.record, record)
+        run.attempt = number
     return record
 
 
@@ -161,3 +169,52 @@ def change_record(run: RunDir, change: Callable[[dict[str, Any]], None]) -> None
 def end_attempt(run: RunDir, outcome: dict[str, Any]) -> None:
     """Adds the end of the last attempt to run.json (exit code, reason, step)."""
     change_record(run, lambda record: record["attempts"][-1].update(ended=_now(), **outcome))
+
+
+def check_new(folder: RunDir) -> None:
+    """Refuses step 0 in a folder with evidence of a checkpoint, or of a run without its record.
+
+    Commits of an attempt are noted in run.json. Where that file is missing, rows in the
+    ledger or the metrics show that the run is not new; where it lacks the note, as on a full disk,
+    a row of a later attempt or of a save does.
+
+    Raises:
+        CheckpointError: There is evidence; names the file.
+        ConfigError: run.json is damaged.
+    """
+    sign = _find_sign(folder)
+    if sign is not None:
+        raise CheckpointError(
+            f"there is no checkpoint, but {sign}: a run never starts over by itself",
+            where=str(folder.checkpoints),
+            fix="restore the checkpoints, or start over under another run.name",
+        )
+
+
+def _find_sign(folder: RunDir) -> str | None:
+    """Returns the evidence of a commit, or of an old run whose record is missing; else None."""
+    if not folder.exists():
+        for file in (folder.audit, folder.metrics):
+            if file.is_file() and file.stat().st_size:
+                return f"{file.name} has rows, and run.json is missing"
+        return None
+    for attempt in folder.read_record()["attempts"]:
+        for key in (COMMITTED, "from_step"):
+            if attempt.get(key):
+                return f"run.json tells of one of step {attempt[key]}"
+    try:
+        before = 1
+        for row in read_rows(folder.audit):
+            attempt = int(row["attempt"])
+            # A later attempt that did not begin at step 1 began at a checkpoint.
+            if attempt > before and row["step"] > 1:
+                return f"audit.jsonl tells of an attempt that began at one of step {row['step'] - 1}"
+            before = max(before, attempt)
+        for metrics in read_rows(folder.metrics):
+            if metrics.get(SAVED):
+                return f"metrics.jsonl tells of one of step {metrics[SAVED]}"
+    except DataError as error:
+        return f"the records are damaged ({error.where}: {error.what})"
+    except (LookupError, TypeError, ValueError):
+        return f"the records are damaged ({folder.audit}: a row without an attempt)"
+    return None

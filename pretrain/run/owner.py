@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from pretrain.errors import LockedError
 from pretrain.run.folder import slurm_facts
-from pretrain.utils.safe_read import parse_json
+from pretrain.utils.safe_read import open_file, parse_json
 
 LEASE_S = 60.0
 """How long a process elsewhere may be silent before it counts as dead."""
@@ -94,7 +94,7 @@ def find_owner(path: Path) -> OwnerRecord | None:
     The file is opened before its time is read: a client of NFS then asks the server.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             heartbeat_ns = os.fstat(file.fileno()).st_mtime_ns
             content = file.read()
     except OSError as error:

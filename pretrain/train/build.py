@@ -31,7 +31,7 @@ from pretrain.optim.groups import group_parameters
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from pretrain.plan.params import count_parameters
 from pretrain.plan.task import task_of
-from pretrain.run.folder import RunDir
+from pretrain.run.folder import RunDir, check_new
 from pretrain.run.heartbeat import Progress
 from pretrain.run.stop import StopFlag
 from pretrain.shards.dataset import Dataset
@@ -39,7 +39,7 @@ from pretrain.tracking.audit import AuditLedger
 from pretrain.tracking.meter import Meter, PhaseClock, Profiler, Timeline, peak_flops
 from pretrain.tracking.run_facts import find_facts
 from pretrain.tracking.tracker import Tracker
-from pretrain.train.claim import Claim, agree_on_versions, begin, check_data, check_new, recall_evaluations
+from pretrain.train.claim import Claim, agree_on_versions, begin, check_data, recall_evaluations
 from pretrain.train.initial_weights import InitialWeights, open_start, pin_start
 from pretrain.train.layer_norms import LayerNorms
 from pretrain.train.rollback import agree_on_skips

@@ -23,15 +23,14 @@ from pretrain.config.train import OF_A_SOURCE
 from pretrain.data.stream import check_packing, open_stores
 from pretrain.dist import World
 from pretrain.doctor.versions import digest_of, own_versions, refuse_differences
-from pretrain.errors import CheckpointError, ConfigError, DataError, DiskError
+from pretrain.errors import ConfigError, DataError, DiskError
 from pretrain.objective import RowMaker, build_rows
 from pretrain.resolve import context_of_run, fit_config
-from pretrain.run.folder import RunDir, begin_attempt, change_record
+from pretrain.run.folder import COMMITTED, RunDir, begin_attempt, change_record
 from pretrain.run.lease import Lease
 from pretrain.run.stop import StopFlag
 from pretrain.shards.dataset import Dataset, check_tokenizers, open_dataset
 from pretrain.shards.store import ShardStore
-from pretrain.tracking.audit import read_audit
 from pretrain.tracking.picture_files import ATTENTION
 from pretrain.utils.io import write_file
 from pretrain.utils.jsonl import read_rows
@@ -41,9 +40,6 @@ log = logging.getLogger(__name__)
 
 _ORDER = ("data", "batch", "seed")
 """Sections whose keys, where they are allowed to change, change the order of samples."""
-COMMITTED = "committed_step"
-SAVED = "checkpoint_step"
-"""Key of the metrics row of a save."""
 
 
 def agree_on_versions(world: World) -> None:
@@ -192,52 +188,6 @@ def note_commit(folder: RunDir, step: int) -> None:
         change_record(folder, lambda record: record["attempts"][-1].update({COMMITTED: step}))
     except (ConfigError, DiskError) as error:
         log.warning("%s", error)
-
-
-def check_new(folder: RunDir) -> None:
-    """Refuses step 0 in a folder with evidence of a checkpoint, or of a run without its record.
-
-    Commits of an attempt are noted in run.json. Where that file is missing, rows in the
-    ledger or the metrics show that the run is not new; where it lacks the note, as on a full disk,
-    a row of a later attempt or of a save does.
-
-    Raises:
-        CheckpointError: There is evidence; names the file.
-        ConfigError: run.json is damaged.
-    """
-    sign = _find_sign(folder)
-    if sign is not None:
-        raise CheckpointError(
-            f"there is no checkpoint, but {sign}: a run never starts over by itself",
-            where=str(folder.checkpoints),
-            fix="restore the checkpoints, or start over under another run.name",
-        )
-
-
-def _find_sign(folder: RunDir) -> str | None:
-    """Returns the evidence of a commit, or of an old run whose record is missing; else None."""
-    if not folder.exists():
-        for file in (folder.audit, folder.metrics):
-            if file.is_file() and file.stat().st_size:
-                return f"{file.name} has rows, and run.json is missing"
-        return None
-    for attempt in folder.read_record()["attempts"]:
-        for key in (COMMITTED, "from_step"):
-            if attempt.get(key):
-                return f"run.json tells of one of step {attempt[key]}"
-    try:
-        before = 1
-        for row in read_audit(folder.audit):
-            # A later attempt that did not begin at step 1 began at a checkpoint.
-            if row.attempt > before and row.step > 1:
-                return f"audit.jsonl tells of an attempt that began at one of step {row.step - 1}"
-            before = max(before, row.attempt)
-        for metrics in read_rows(folder.metrics):
-            if metrics.get(SAVED):
-                return f"metrics.jsonl tells of one of step {metrics[SAVED]}"
-    except DataError as error:
-        return f"the records are damaged ({error.where}: {error.what})"
-    return None
 
 
 def recall_evaluations(checkpoints: CheckpointManager, metric: str | None, sources: Sequence[str], run: RunDir) -> None:

@@ -24,7 +24,7 @@ from pretrain.config.data import BatchConfig
 from pretrain.config.yaml_nodes import read_yaml
 from pretrain.data.order import SkipRanges
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.run.folder import RunDir, change_record
+from pretrain.run.folder import RunDir, change_record, check_new
 from pretrain.run.lease import Lease
 from pretrain.utils.io import check_file
 
@@ -92,6 +92,8 @@ def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | 
     try:
         batch = BatchConfig.model_validate(read_yaml(run.config).values["batch"])
         found = {step_of(path): path for path in list_checkpoints(run.checkpoints)}
+        if not found:
+            check_new(run)
         if to not in found:
             listed = ", ".join(str(step) for step in found) or "none"
             raise CheckpointError(

@@ -229,6 +229,6 @@ def _note_failure(claim: Claim, error: Exception) -> None:
 
 
 def _note_end(claim: Claim, exit_code: int, reason: str) -> None:
-    """Writes the outcome of this attempt, on rank 0, while it owns the run folder."""
-    if claim.lease is not None and claim.folder.exists() and claim.lease.is_held():
+    """Writes the outcome of this attempt, on rank 0, while it owns the run folder; a refused start has none."""
+    if claim.folder.attempt is not None and claim.lease is not None and claim.lease.is_held():
         end_attempt(claim.folder, {"exit_code": exit_code, "reason": reason})

@@ -21,11 +21,11 @@ from pretrain.checkpoint.save import Save
 from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
 from pretrain.errors import DiskError, DivergedError, PretrainError
-from pretrain.run.folder import RunDir
+from pretrain.run.folder import SAVED, RunDir
 from pretrain.run.heartbeat import Progress
 from pretrain.tracking.audit import AuditLedger
 from pretrain.tracking.tracker import Tracker
-from pretrain.train.claim import SAVED, note_commit
+from pretrain.train.claim import note_commit
 from pretrain.types import FragmentStore
 
 log = logging.getLogger(__name__)

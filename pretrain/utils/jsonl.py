@@ -21,7 +21,7 @@ from typing import Any
 
 from pretrain.errors import DataError
 from pretrain.utils.io import disk_error, disk_errors, write_file
-from pretrain.utils.safe_read import parse_json
+from pretrain.utils.safe_read import open_file, parse_json
 
 _TAIL_BYTES = 1 << 16
 
@@ -29,7 +29,7 @@ _TAIL_BYTES = 1 << 16
 def _parse(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """Yields each whole row and the offset of the byte after it. Stops at a last line that is torn."""
     end = 0
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
@@ -56,7 +56,7 @@ def last_row(path: Path) -> dict[str, Any] | None:
     """Returns the last intact row; None without one. Reads the end of the file only."""
     if not path.exists():
         return None
-    with path.open("rb") as file:
+    with open_file(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))
         lines = file.read().splitlines()
@@ -89,7 +89,7 @@ class JsonLines:
         """Returns the end of the last whole line if a torn one follows, else None."""
         if not self._path.exists():
             return None
-        with self._path.open("rb") as file:
+        with open_file(self._path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
             if file.read() in (b"", b"\n"):

@@ -1,6 +1,7 @@
 """Reading of files that may be damaged, or made by others to do harm: bounded, and with two kinds of errors.
 
     open_regular    ->  a descriptor; a FIFO, which blocks, and a device, which never ends, are an OSError
+    open_file       ->  the same as a file object
     read_bounded    ->  the content; a file above the limit is an OSError
     parse_json      ->  a value; anything wrong with the text is a ValueError, nesting without end too
     read_json       ->  both
@@ -15,7 +16,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MAX_RECORD_BYTES = 64 * 2**20
 """Limit of a record of a run: a month of restarts has some megabytes."""
@@ -33,9 +34,14 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Opens a regular file for reading. Raises: OSError."""
+    return open(open_regular(path), "rb")
+
+
 def read_bounded(path: Path, most_bytes: int) -> bytes:
     """Returns the content of a regular file. Raises: OSError."""
-    with open(open_regular(path), "rb") as file:
+    with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes", str(path))
         return file.read()

@@ -127,6 +127,24 @@ def test_a_folder_made_to_do_harm_is_described_or_refused_and_does_not_hide_othe
     assert {one["path"]: one["state"] for one in json.loads(result.stdout)}["runs/run"] == "done"
 
 
+PIPES = ("config.yaml", "metrics.jsonl", "audit.jsonl", "evaluations.jsonl", "samples.jsonl", "lease/00000009.json",
+         "launch/journal.jsonl", "launch/spec.json", "launch/config.yaml", "logs/rank-00000.log")  # fmt: skip
+
+
+def test_pipes_in_the_place_of_files_hold_up_no_command(run_folder, warm):
+    bad = shutil.copytree(run_folder / "runs/run", run_folder / "runs/bad")
+    for file in PIPES:
+        (bad / file).parent.mkdir(exist_ok=True)
+        (bad / file).unlink(missing_ok=True)
+        os.mkfifo(bad / file)
+    for command in ("inspect runs/bad", "report runs/bad", "launch status runs/bad", "runs runs --json"):
+        result = warm(*command.split(), cwd=run_folder)
+        assert result.code in (0, 64), result.stderr
+        assert "Traceback" not in result.stderr
+    assert result.code == 0
+    assert {one["path"]: one["state"] for one in json.loads(result.stdout)}["runs/run"] == "done"
+
+
 def test_nothing_in_a_run_reaches_the_terminal_as_a_control_character(run_folder, warm):
     title = "\x1b]0;owned\x07[/red]\x9b2J"
     run = run_folder / "runs" / f"run{title.replace('/', '')}"

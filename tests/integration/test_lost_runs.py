@@ -16,8 +16,11 @@ def test_a_run_without_its_checkpoints_is_refused_by_whatever_still_tells_of_the
     assert result.code == 0, result.stderr
     run: Path = folder / "runs/run"
     shutil.rmtree(run / "checkpoints")
+    record = (run / "run.json").read_bytes()
     words = ["run.json tells of one of step 4", "never starts over by itself", "restore the checkpoints, or start over"]
     check_refused(warm("train", "a.yaml", cwd=folder), 66, "runs/run/checkpoints", *words)
+    check_refused(warm("launch", "local", "a.yaml", cwd=folder), 66, "runs/run/checkpoints", *words)
+    assert (run / "run.json").read_bytes() == record, "a refused start is no attempt"
     (run / "run.json").unlink()
     audit = (run / "audit.jsonl").read_bytes()
     check_refused(warm("train", "a.yaml", cwd=folder), 66, "audit.jsonl has rows, and run.json is missing")

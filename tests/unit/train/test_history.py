@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pretrain.errors import CheckpointError, PretrainError
-from pretrain.run.folder import RunDir, begin_attempt
+from pretrain.run.folder import RunDir, begin_attempt, check_new
 from pretrain.tracking.audit import AuditLedger
-from pretrain.train.claim import check_new, note_commit
+from pretrain.train.claim import note_commit
 from pretrain.utils.io import make_dir
 from tests.unit.checkpoint.stand_in import StandIn, manager, save
 
