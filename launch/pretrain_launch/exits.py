@@ -139,8 +139,11 @@ def noted_ranks(folder: Path) -> dict[int, int]:
     return {int(row["rank"]): int(row["code"]) for row in _read(folder, "rank-*.json")}
 
 
-def read_ending(folder: Path, step_code: int) -> StepExit:
-    """Returns the outcome of a step from its files; without files from the exit code of srun."""
+def read_ending(folder: Path, step_code: int, output: Path | None = None) -> StepExit:
+    """Returns the outcome of a step from its files; without files from the exit code of srun.
+
+    `output` is the log of the job, where rank 0 prints its error.
+    """
     rows = {int(row["rank"]): row for row in _read(folder, "rank-*.json")}
     ended = {rank: int(row["code"]) for rank, row in rows.items()}
     cause = find_cause(ended)
@@ -148,6 +151,8 @@ def read_ending(folder: Path, step_code: int) -> StepExit:
     if cause is not None:
         row = rows[cause[0]]
         said = row["said"] if cause[1] >= 0 else ""
+        if output is not None and cause[0] == 0 and cause[1] > 0:
+            said = last_error(output)
         return StepExit(code, said or describe_failure(*cause, row["host"]), True)
     if ended and (step_code == 0 or code):
         return StepExit(code, "", True)

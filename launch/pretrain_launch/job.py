@@ -118,6 +118,12 @@ def _idle_reason(count: int, reason: str) -> str:
     return f"{count} restarts in a row without a new checkpoint: {reason}"
 
 
+def own_log() -> Path | None:
+    """Returns the file that this process and its step print to; None: a pipe or a terminal."""
+    path = Path("/proc/self/fd/1").readlink()
+    return path if path.is_file() else None
+
+
 def say(text: str) -> None:
     """Prints a line into the output of the job."""
     print(f"launch: {text}", flush=True)
@@ -202,7 +208,7 @@ class Driver:
             *(str(spec.path), json.dumps(asdict(meeting)), str(exits)),
         ]
         try:
-            return read_ending(exits, self._wait(command, exits, meeting.world_size))
+            return read_ending(exits, self._wait(command, exits, meeting.world_size), own_log())
         finally:
             with contextlib.suppress(DiskError):
                 remove_tree(exits)

@@ -15,6 +15,11 @@ from pretrain_launch.runs import RunFacts, effective
 
 WIDE = 110  # columns of a terminal from which on reasons stand in the table, not below it
 _COLUMNS = ("state", "step", "loss", "tokens/s", "checkpoint", "job", "restarts")
+_NEVER = {
+    "PartitionNodeLimit": " (it asks for more nodes than the partition has or allows, and will not start)",
+    "PartitionTimeLimit": " (it asks for more time than the partition allows, and will not start)",
+}
+"""What Slurm's reasons for waiting mean for those that do not know them."""
 _STYLES = {
     **dict.fromkeys(("running", "done"), "green"),
     **dict.fromkeys(("failed", "lost"), "bold red"),
@@ -100,9 +105,9 @@ def show_run(run: RunFacts, console: Console) -> None:
         return
     console.print()
     console.print(_starts(run.starts))
-    last = effective(run.starts)[-1]
     for number, start in enumerate(run.starts, start=1):
-        ended = start["reason"] or ("" if start is last else "without a word: killed, or its node was lost")
+        is_lost = start["exit_code"] is None and not start["is_at_work"]
+        ended = "without a word: killed, or its node was lost" if is_lost else start["reason"]
         if ended:
             console.print(printable(f"start {number}: {'refused: ' * start['is_refused']}{ended}"), markup=False)
 
@@ -142,7 +147,8 @@ def _why(run: RunFacts) -> str:
     refusal = ""
     if last.get("is_refused") and last is not effective(run.starts)[-1]:
         refusal = f"job {last['job']} was refused, {last['exit_code']}: {last['reason']}"
-    return "; ".join(filter(None, (_outcome(run), refusal)))
+    damage = f"damaged: {run.damage}" if run.damage else ""
+    return "; ".join(filter(None, (damage, _outcome(run), refusal)))
 
 
 def _outcome(run: RunFacts) -> str:
@@ -150,7 +156,8 @@ def _outcome(run: RunFacts) -> str:
     if run.state == "queued" and run.queue:
         starts = run.queue[0].starts
         expected = f", may start {starts}" if starts not in ("", "N/A") else ""
-        return f"waits: {run.queue[0].reason}{expected}"
+        reason = run.queue[0].reason
+        return f"waits: {reason}{_NEVER.get(reason, '')}{expected}"
     if run.state in ("failed", "stopped", "cancelled"):
         code = f"{run.exit_code}: " if run.exit_code else ""
         return f"{code}{run.reason or ''}"

@@ -34,6 +34,7 @@ _ENDING = ("ended", "exit_code", "reason")
 _START: dict[str, Any] = {
     **dict.fromkeys(("job", "restart", "nodes", "world_size", "from_step", "started", *_ENDING)),
     "is_refused": False,
+    "is_at_work": False,
 }
 
 
@@ -103,8 +104,9 @@ class RunFacts:
     queue: list[SlurmJob]  # jobs that wait or run in Slurm, running ones first
     slurm_answers: bool
     restarts: int  # starts beyond the first, without refused ones
-    exit_code: int | None  # of the last start that ended, and was not refused
+    exit_code: int | None  # of the last start that was not refused; None: it works, or was lost
     reason: str | None  # of that exit
+    damage: str | None  # of run.json: the facts are those of the other files
     owner: str | None  # current owner of the run
     starts: list[dict[str, Any]]  # every start, oldest first
     submitted: str | None  # time of the last submission to Slurm
@@ -190,12 +192,17 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
     is_ours = owner is not None and owner.job.partition("@")[0] in own_jobs
     if is_ours and queue is not None and all(other.is_waiting for other in queued):
         owner = None  # its job is over, and has not released the run: it was killed
-    ends = [start for start in counted if start["exit_code"] is not None]
-    ended = ends[-1] if ends else {}
+    ended = counted[-1] if counted else {}
     metrics = _last_values(run.metrics, "step", "loss", "tokens_per_s")
     audit = _last_values(run.audit, "step")
     checkpoint_step, checkpoint_age_s = _newest_checkpoint(run)
     steps = (metrics.get("step"), audit.get("step"), checkpoint_step)
+    at_work = [job.element] if job is not None and not job.is_waiting else []
+    at_work += [owner.job.partition("@")[0]] if owner is not None else []
+    for number in at_work:  # empty for a local process
+        open_starts = [start for start in starts if start["exit_code"] is None and (start["job"] or "") == number]
+        for start in open_starts[-1:]:
+            start["is_at_work"] = True
     name = record.get("name") or _read_json(run.launch / "spec.json").get("name") or run.path.name
     if job is not None and not job.is_waiting:
         state = "ending" if job.state == "COMPLETING" else "running"
@@ -221,7 +228,8 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
         slurm_answers=queue is not None,
         restarts=max(0, len(counted) - 1),
         exit_code=ended.get("exit_code"),
-        reason=damage or ended.get("reason"),
+        reason=ended.get("reason"),
+        damage=damage,
         owner=str(owner) if owner else None,
         starts=starts,
         submitted=submissions[-1] if submissions else None,
@@ -276,8 +284,15 @@ def _best_checkpoint(run: RunDir) -> dict[str, Any] | None:
     return None
 
 
+def _changed_at(path: Path) -> float:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
 def _total_steps(run: RunDir) -> int | None:
-    for path in (run.config, run.launch / "config.yaml"):
+    # A submitted config is newer than the run's, until its ranks begin.
+    for path in sorted((run.config, run.launch / "config.yaml"), key=_changed_at, reverse=True):
         with contextlib.suppress(ConfigError, ValueError, KeyError):
             return check_fields(read_yaml(path).values["train"], {"steps": int})["steps"]
     return None

@@ -104,6 +104,8 @@ def _refuse_if_queued(folders: Sequence[RunDir]) -> None:
         if facts.queue:
             what = f"job {facts.queue[0].element} of this run is {facts.queue[0].state}"
             fix = f"wait for it, or cancel it: pretrain launch cancel {facts.path}"
+            if facts.queue[0].state == "COMPLETING":
+                fix = "it is ending: try again in a moment"
             raise LaunchError(what, where=str(facts.path), fix=fix)
 
 

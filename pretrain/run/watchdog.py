@@ -282,5 +282,5 @@ class Watchdog:
                 os.write(file, words)
                 if self._rank in verdict.culprits:
                     faulthandler.dump_traceback(file, all_threads=True)
-        self.farewell(verdict.exit_code, text.splitlines()[0])
+        self.farewell(verdict.exit_code, text.splitlines()[0].removesuffix(", at:"))
         sys.stdout.flush()

@@ -169,7 +169,9 @@ def _summarize(run: Run, state: TrainState) -> Iterator[str]:
     yield f"done: {plural(state.step, 'step')}, {state.tokens:,} tokens, {time}"
     for name in ("loss", "val_loss"):
         if values := [(row["step"], row[name]) for row in rows if row.get(name) is not None]:
-            yield f"      {name} {values[0][1]:.4f} at step {values[0][0]}, {values[-1][1]:.4f} at step {values[-1][0]}"
+            first = [values[0]] if len(values) > 1 else []
+            points = [f"{value:.4f} at step {step}" for step, value in (*first, values[-1])]
+            yield f"      {name} {', '.join(points)}"
     yield f"next: {_using(run.config)}"
     yield f"      pretrain report {shlex.quote(str(run.folder.path))}"
 

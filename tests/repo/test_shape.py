@@ -36,13 +36,13 @@ ROOMS: dict[str, tuple[int, int]] = {
     "optim": (4, 772),
     "plan": (13, 2337),
     "prepare": (35, 5334),
-    "pretrain_launch": (18, 2776),
+    "pretrain_launch": (18, 2811),
     "report": (8, 1545),
     "run": (7, 1458),
     "shards": (11, 2207),
     "tokenizer": (7, 1145),
     "tracking": (7, 1165),
-    "train": (13, 2480),
+    "train": (13, 2482),
     "utils": (12, 1680),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""

@@ -72,10 +72,13 @@ def test_a_job_that_does_not_end_in_time_is_said_to_be_ended_by_slurm(run, monke
     assert (run.path.parent / "sent").read_text().splitlines() == ["--batch --signal=USR1 7", "7"]
 
 
-@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING"])
-def test_a_run_whose_job_is_in_the_queue_is_not_submitted_again(run, state):
+@pytest.mark.parametrize(
+    ("state", "fix"),
+    [("PENDING", "wait for it, or cancel it"), ("RUNNING", "wait for it"), ("COMPLETING", "it is ending: try again")],
+)
+def test_a_run_whose_job_is_in_the_queue_is_not_submitted_again(run, state, fix):
     squeue(run, f"7|7|{state}|None|n1|0:10|1:00|x")
     mark_of_cancel(run).touch()
-    with pytest.raises(LaunchError, match=rf"job 7 of this run is {state}; wait for it, or cancel it"):
+    with pytest.raises(LaunchError, match=rf"job 7 of this run is {state}; {fix}"):
         resubmit(run.path)
     assert mark_of_cancel(run).exists()

@@ -13,6 +13,7 @@ from pretrain.run.folder import RunDir, begin_attempt, end_attempt
 from pretrain.run.owner import LEASE_S
 from pretrain_launch import runs
 from pretrain_launch.job_table import show_run, show_runs
+from pretrain_launch.journal import mark_of_cancel
 from pretrain_launch.runs import find_runs, merge_starts, read_run, read_runs
 from pretrain_launch.slurm_tools import find_jobs, parse_jobs
 from tests.helpers.waiting import make_old
@@ -354,6 +355,54 @@ def test_one_run_is_shown_with_all_its_starts(run, squeue):
     assert "2 7+1 01-02 03:06 1 20 n3" in lines
     assert "3 7+2 01-02 04:30 2 40 n1,n2" in lines
     assert lines[-2:] == ["start 1: stopped by SIGUSR1", "start 2: without a word: killed, or its node was lost"]
+
+
+def shown(run: RunDir, width: int = 120) -> list[str]:
+    """The lines of `launch status`."""
+    console = Console(width=width, record=True, file=io.StringIO())
+    show_run(read_run(run.path), console)
+    return [" ".join(line.split()) for line in console.export_text().splitlines()]
+
+
+def test_a_lost_start_has_no_end_of_an_earlier_one_and_is_told_of_while_the_job_waits_again(run, squeue):
+    journal(run, start(0), end(5, 75, "stopped by SIGUSR1", step=20), start(6, restart=1, step=20))
+    squeue("7|7|PENDING|PartitionNodeLimit|n[1-2]|0:00|1-00:00:00|N/A")
+    lines = shown(run)
+    assert lines[-1] == "start 2: without a word: killed, or its node was lost"
+    assert any(line.startswith("waits: PartitionNodeLimit (it asks for more nodes than") for line in lines)
+    squeue()
+    facts = read_run(run.path)
+    assert (facts.state, facts.exit_code, facts.reason) == ("lost", None, None)
+    mark_of_cancel(run).touch()
+    facts = read_run(run.path)
+    assert (facts.state, facts.exit_code, facts.reason) == ("cancelled", None, None)
+
+
+def test_a_local_process_at_work_is_not_told_to_be_dead_beside_a_job_that_begins(run, squeue):
+    write_attempts(run, {"number": 1, "started": at(0), "host": socket.gethostname(), "pid": os.getpid()})
+    own(run, pid=os.getpid())
+    journal(run, start(5))
+    squeue(RUNNING)
+    assert not any("without a word" in line and line.startswith("start 1") for line in shown(run))
+
+
+def test_a_damaged_record_is_told_whatever_the_other_files_say(run, squeue):
+    journal(run, start(0), end(5, 0, "done", step=20, decision="end"))
+    run.record.write_text("{damaged")
+    squeue()
+    assert any(line.startswith("damaged: run.json cannot be read") for line in shown(run, 400))
+
+
+def test_the_steps_of_a_queued_run_are_those_of_the_config_that_was_submitted(run, squeue):
+    train_a_little(run)
+    submitted = run.launch / "config.yaml"
+    submitted.parent.mkdir(exist_ok=True)
+    submitted.write_text("train: {steps: 1000}")
+    os.utime(submitted, (2**31, 2**31))
+    squeue()
+    assert read_run(run.path).total_steps == 1000
+    os.utime(run.config, (2**31 + 9, 2**31 + 9))
+    assert read_run(run.path).total_steps == 160
 
 
 def test_a_reason_of_any_length_is_a_sentence_across_the_terminal(run, squeue):

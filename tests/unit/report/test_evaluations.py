@@ -198,7 +198,7 @@ def test_lines_that_are_no_rows_are_counted_and_the_others_shown(run):
 
 def test_a_file_that_cannot_be_read_is_a_note(tmp_path):
     notes = []
-    assert read_evaluations(tmp_path, notes) == [] and notes == [f"{tmp_path.name} cannot be read: Is a directory"]
+    assert read_evaluations(tmp_path, notes) == [] and notes == [f"{tmp_path.name} cannot be read: not a regular file"]
 
 
 @pytest.mark.parametrize("text", SCRIPTS)
