@@ -8,6 +8,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -45,19 +46,20 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def mark_in_use(checkpoint: Path, run: Path) -> None:
-    """Keeps a checkpoint from removal as long as the folder of another run exists. Raises: DiskError."""
+    """Keeps a checkpoint from removal for another run. Raises: DiskError."""
     content = os.fsencode(run.resolve())
     mark = checkpoint / IN_USE.format(hashlib.sha256(content).hexdigest()[:16])
     if not mark.is_file():
         write_file(mark, content)
 
 
-def is_in_use(checkpoint: Path) -> bool:
-    """Returns whether an existing run is marked as user of a checkpoint; True where that cannot be read."""
-    try:
-        return any(Path(os.fsdecode(mark.read_bytes())).is_dir() for mark in checkpoint.glob(IN_USE.format("*")))
-    except OSError:
-        return True
+def find_marks(checkpoint: Path) -> list[Path]:
+    """Returns the marks of the runs that need a checkpoint.
+
+    A run that is not where its mark says may have been moved: only the removal of the mark lets a
+    checkpoint go.
+    """
+    return list(checkpoint.glob(IN_USE.format("*")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ class Retention:
         self._every = keep_every_steps
         self._best = best
         self._valid: dict[str, bool] = {}
+        self._told: set[Path] = set()
 
     def note_valid(self, path: Path) -> None:
         """Notes a verified checkpoint, which is not read again."""
@@ -171,9 +174,26 @@ class Retention:
         found = list_checkpoints(self._folder)
         best = None if self._best is None else self._best.settle(found, self._is_valid)
         for path in find_obsolete(found, self._keep, self._every, self._is_valid):
-            if path == best or is_in_use(path):
+            marks = find_marks(path)
+            self._tell_of_missing(marks)
+            if path == best or marks:
                 continue
             try:
                 remove_dir(path)
             except DiskError as error:
                 log.warning("%s", error)
+
+    def _tell_of_missing(self, marks: list[Path]) -> None:
+        """Says once which runs keep a checkpoint and are not where they were."""
+        for mark in marks:
+            with suppress(OSError):
+                user = Path(os.fsdecode(mark.read_bytes()))
+                if mark not in self._told and not user.is_dir():
+                    name = mark.parent.name
+                    log.warning(
+                        "%s is kept for %s, which is not there: if it is not moved but gone, remove %s",
+                        name,
+                        user,
+                        mark,
+                    )
+                    self._told.add(mark)

@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "": (7, 825),
     "artifact": (7, 1338),
     "attention_maps": (5, 798),
-    "checkpoint": (10, 1474),
+    "checkpoint": (10, 1494),
     "cli": (12, 1856),
     "config": (19, 3338),
     "data": (10, 1873),

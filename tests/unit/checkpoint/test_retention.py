@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from pretrain.checkpoint.format import list_checkpoints, step_name, step_of
 from pretrain.checkpoint.manager import CheckpointManager
-from pretrain.checkpoint.retention import MIN_VALID, find_obsolete, is_in_use, mark_in_use
+from pretrain.checkpoint.retention import MIN_VALID, find_marks, find_obsolete, mark_in_use
 from pretrain.dist import World
-from tests.unit.checkpoint.stand_in import StandIn, save, state_of
+from tests.unit.checkpoint.stand_in import StandIn, manager, save, state_of
 
 
 @given(
@@ -54,13 +54,23 @@ def test_checkpoints_of_every_so_many_steps_are_kept_for_good(tmp_path, every, l
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == left
 
 
-def test_a_checkpoint_in_use_is_kept_while_the_folder_of_its_user_exists(tmp_path):
-    checkpoint, user = tmp_path / "step-00000010", tmp_path / "caf\udce9"
-    checkpoint.mkdir()
-    assert not is_in_use(checkpoint)
+def test_a_checkpoint_in_use_is_kept_until_its_mark_is_removed(tmp_path, caplog):
+    """A run that has gone may have been moved, or be mounted elsewhere."""
+    folder, user = tmp_path / "checkpoints", tmp_path / "caf\udce9"
     user.mkdir()
+    save(folder, 1)
+    checkpoint = folder / "step-00000001"
     for _ in range(2):
         mark_in_use(checkpoint, user)
-    assert is_in_use(checkpoint) and len(list(checkpoint.iterdir())) == 1
-    user.rmdir()
-    assert not is_in_use(checkpoint)
+    (mark,) = find_marks(checkpoint)
+    checkpoints = manager(folder)
+    checkpoints.save(StandIn(2), state_of(2))
+    user.rename(tmp_path / "moved")
+    for step in (3, 4, 5):
+        checkpoints.save(StandIn(step), state_of(step))
+    assert [step_of(path) for path in list_checkpoints(folder)] == [1, 4, 5]
+    (warning,) = [record.getMessage() for record in caplog.records if "is kept for" in record.getMessage()]
+    assert f"which is not there: if it is not moved but gone, remove {mark}" in warning
+    mark.unlink()
+    checkpoints.save(StandIn(6), state_of(6))
+    assert [step_of(path) for path in list_checkpoints(folder)] == [5, 6]
