@@ -167,7 +167,9 @@ def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
     """Lays the keys of a `model:` section over the model of `init.from`."""
     base = _read_start(Path(expand_home(start)))
     base.pop("preset", None)
-    # The end-of-text token is taken from the data.
+    # The end-of-text token is taken from the data, and so are labels.
+    if base.get("head"):
+        base["head"] = {**base["head"], "labels": []}
     base["special_tokens"] = {**(base.get("special_tokens") or {}), "eos": None}
     kind = (base.get("head") or {}).get("kind", "lm")
     given = model.get("head")
@@ -188,7 +190,10 @@ def _read_start(folder: Path) -> dict[str, Any]:
                     what = f"init.from: no model can be read: {error}"
                     raise ConfigError(what, where=str(place / name)) from None
     fix = "check the path, or name a model.preset"
-    if is_hub_name(str(folder)) and not folder.exists():
+    siblings = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
+    if near := difflib.get_close_matches(folder.name, siblings, n=1):
+        fix = f"did you mean {folder.with_name(near[0])}?"
+    elif is_hub_name(str(folder)) and not folder.parent.is_dir():
         out = f"models/{folder.name}"
         fix = f"check the path; a model of the hub comes first: pretrain import {folder} {out}, then init.from={out}"
     raise ConfigError(f"init.from={folder}: no run, checkpoint, model folder or Hugging Face folder is there", fix=fix)

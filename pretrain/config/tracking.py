@@ -71,6 +71,15 @@ class TrackingConfig(Section):
     samples: SamplesConfig = SamplesConfig()
     attention: AttentionConfig = AttentionConfig()
 
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        # wandb refuses these when the run starts, and all rows with them.
+        if len(self.project) > 128 or set(self.project) & set("/\\#?%:"):
+            raise ValueError(f"project={self.project[:200]!r}: use at most 128 characters, without / \\ # ? % :")
+        if any(not 1 <= len(tag) <= 64 for tag in self.tags):
+            raise ValueError("tags: use 1 to 64 characters each")
+        return self
+
     def measures_norms(self, step: int) -> bool:
         """Returns True if the row of a step has norms by layer: the first of each interval does."""
         every = self.norms_every_steps

@@ -274,6 +274,8 @@ def evaluate_translation(
         LaunchError: A package is missing.
     """
     task.options()  # values out of range are refused before anything is loaded
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"there is no folder {output.parent}", where="--output", fix="create it, or correct the path")
     sources, references = read_parallel(task.source, task.reference)
     described = [open_together(path) for path in (model, *([] if other is None else [other]))]
     subject = find_subject(described[0])

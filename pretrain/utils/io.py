@@ -63,6 +63,8 @@ def disk_errors(action: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise disk_error(action, path, error) from error
+    except ValueError as error:  # a path with a NUL
+        raise ConfigError(str(error), where=str(path), fix="correct the path") from None
 
 
 def make_dir(path: Path) -> Path:

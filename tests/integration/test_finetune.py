@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from pretrain.checkpoint.format import list_checkpoints
+from pretrain.checkpoint.retention import find_marks
 from tests.helpers.cli import Warm
 from tests.helpers.runs import RunMaker, assert_same_run, tensors_of
 
@@ -122,9 +123,11 @@ def test_adapters_keep_the_checkpoint_of_a_base_that_trains_on(tmp_path, warm, b
     assert told in call("export", str(tuned.path), str(tmp_path / "out"), code=66)
     call(*told.split()[1:])
     call("export", str(tuned.path), str(tmp_path / "out"))
-    shutil.rmtree(tuned.path)
-    shutil.rmtree(runs.folder("golden").path)
-    assert train_base_on(15) == {"step-00000014", "step-00000015"}
+    tuned.path.rename(tmp_path / "moved")
+    assert train_base_on(15) == {"step-00000010", "step-00000014", "step-00000015"}
+    for mark in find_marks(pinned):
+        mark.unlink()
+    assert train_base_on(16) == {"step-00000015", "step-00000016"}
 
 
 def test_frozen_weights_and_slower_layers_resume_bit_for_bit_and_the_frozen_ones_stay(tmp_path, warm, base):

@@ -21,13 +21,13 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (5, 798),
     "checkpoint": (10, 1494),
     "cli": (12, 1856),
-    "config": (19, 3338),
+    "config": (19, 3352),
     "data": (10, 1873),
     "datacheck": (10, 1926),
     "doctor": (13, 1880),
     "drill": (6, 861),
     "engine": (5, 913),
-    "evaluate": (12, 2095),
+    "evaluate": (12, 2097),
     "generate": (10, 1456),
     "inspect": (3, 396),
     "interop": (17, 2591),
@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "objective": (9, 1239),
     "optim": (4, 772),
     "plan": (13, 2337),
-    "prepare": (35, 5334),
+    "prepare": (35, 5337),
     "pretrain_launch": (18, 2811),
     "report": (8, 1545),
     "run": (7, 1458),
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "tokenizer": (7, 1145),
     "tracking": (7, 1165),
     "train": (13, 2482),
-    "utils": (12, 1680),
+    "utils": (12, 1682),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
 LINES_SLACK = 60

@@ -160,6 +160,8 @@ def _build_pair(record: Mapping[str, Any], config: InputConfig, consumed_bytes: 
 def _build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
     if config.messages_field is not None:
         turns = _turns(record, config.messages_field)
+        if all(role != TARGET_ROLE for role, _ in turns):
+            turns = []  # nothing to learn: counted with the empty ones
     else:
         names, response_field = _prompt_fields(config, record)
         prompt = _join_prompt(record, names)
@@ -178,7 +180,8 @@ def _build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes
 
 def _prompt_fields(config: InputConfig, known: Collection[str]) -> tuple[list[str], str]:
     """Returns the fields of prompt and response; those of Alpaca where records have these, and not ours."""
-    if config.prompt_field == "prompt" and "prompt" not in known and {_INSTRUCTION, _OUTPUT} <= {*known}:
+    is_default = (config.prompt_field, config.response_field) == ("prompt", "response")
+    if is_default and _INSTRUCTION in known and not {"prompt", "response"} & {*known}:
         return [_INSTRUCTION, _INPUT], _OUTPUT
     names = [config.prompt_field] if isinstance(config.prompt_field, str) else config.prompt_field
     return names, config.response_field

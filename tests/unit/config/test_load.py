@@ -114,7 +114,7 @@ def test_interpolations_stay_literal(write):
         ("extend=[json, csv]", "extend", ["json", "csv"]),
         ("extend=[]", "extend", []),
         ("optim.schedule={kind: linear, min_ratio: 0}", "optim.schedule.min_ratio", 0),
-        ("tracking.project='a: b'", "tracking.project", "a: b"),
+        ("tracking.name='a: b'", "tracking.name", "a: b"),
         ('tracking.project="x=y"', "tracking.project", "x=y"),
         ("tracking.project=x=y", "tracking.project", "x=y"),
         ("tracking.project=true story", "tracking.project", "true story"),

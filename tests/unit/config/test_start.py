@@ -28,6 +28,15 @@ def test_without_a_model_that_of_the_start_is_taken_under_the_keys_that_are_give
     assert (config.model.special_tokens.eos, config.model.special_tokens.mask) == (None, 3)
 
 
+def test_the_labels_of_a_start_give_way_to_those_of_the_data(start):
+    model = json.loads((start / "model.json").read_text())["model"]
+    model |= {"head": {"kind": "labels", "labels": ["a", "b"]}, "tied_embeddings": False}
+    (start / "model.json").write_text(json.dumps({"model": model}))
+    recipe, given = "configs/finetune/classify.yaml", ["model.head.labels=[c, d]"]
+    assert load_config(recipe, [f"init.from={start}"]).model.head.labels == []
+    assert load_config(recipe, [f"init.from={start}", *given]).model.head.labels == ["c", "d"]
+
+
 def test_a_preset_is_not_overruled_by_the_start(start):
     config = load_config(RECIPE, [f"init.from={start}", "model={preset: llama-tiny}", "batch.seq_len=128"])
     assert config.model.preset == "llama-tiny"
@@ -63,6 +72,9 @@ def test_a_start_that_is_not_there_or_damaged_is_said_with_its_place(tmp_path):
     told = "pretrain import openai/gpt2 models/gpt2, then init.from=models/gpt2"
     with pytest.raises(ConfigError, match=f"is there; check the path; a model of the hub comes first: {told}"):
         load_config(RECIPE, ["init.from=openai/gpt2"])
+    (tmp_path / "base").mkdir()
+    with pytest.raises(ConfigError, match=rf"did you mean {tmp_path}/base\?"):
+        load_config(RECIPE, [f"init.from={tmp_path / 'bas'}"])
     (tmp_path / "model.json").write_text("{")
     with pytest.raises(ConfigError, match=r"model\.json: init.from: no model can be read"):
         load_config(RECIPE, [f"init.from={tmp_path}"])

@@ -22,6 +22,13 @@ def check(model=DECODER, every=10, samples=NONE, **attention):
     check_tracking(tracking, EvalConfig(every_steps=every), model)
 
 
+@pytest.mark.parametrize("bad", [{"project": "a/b"}, {"project": "a" * 129}, {"tags": ["a" * 65]}, {"tags": [""]}])
+def test_names_that_wandb_refuses_are_refused_before_the_run(bad):
+    with pytest.raises(ValueError, match="characters"):
+        TrackingConfig(**bad)
+    TrackingConfig(project="a b.c", tags=["a" * 64])
+
+
 def test_what_can_be_shown_is_taken():
     check(every=0)
     check(RECURRENT, samples=PROMPTS)

@@ -58,6 +58,9 @@ def test_instructions_with_an_input_are_read_whole(tmp_path, name):
         ]
     alone = documents(path, kind="records", prompt_field=["instruction"], response_field="output")
     assert [one.segments[0][0] for one in alone] == ["Add.", "Say it.", "Say no."]
+    (tmp_path / "lacks.jsonl").write_text('{"instruction": "x", "input": ""}\n')
+    with pytest.raises(DataError, match=r"field 'output' is absent; fields: input, instruction; choose one with resp"):
+        documents(tmp_path / "lacks.jsonl", kind="records")
     with pytest.raises(DataError, match=r"'input' belongs to the instruction.*use prompt_field=\[instruction, input\]"):
         documents(path, kind="records", prompt_field="instruction", response_field="output")
 
