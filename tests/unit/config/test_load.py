@@ -345,6 +345,8 @@ def test_every_known_key_is_in_a_resolved_config(write):
 
 def test_a_module_under_extend_may_add_names_before_they_are_checked(write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for registry, name in ((PRESETS, "lab-tiny"), (NEEDS, "lab")):
+        monkeypatch.setitem(registry, name, None)  # what the module puts there is removed at the end
     (tmp_path / "lab_names.py").write_text(
         "from pretrain.config.presets import PRESETS\n"
         "from pretrain.config.objective import NEEDS\n"
@@ -355,5 +357,3 @@ def test_a_module_under_extend_may_add_names_before_they_are_checked(write, tmp_
     assert config.objective.kind == "lab"
     with pytest.raises(ConfigError, match=r"objective.kind: unknown name 'labb'; use lab, or add it by a module"):
         load_config(write(BASE), ["extend=[lab_names]", "objective.kind=labb"])
-    monkeypatch.delitem(PRESETS, "lab-tiny")
-    monkeypatch.delitem(NEEDS, "lab")
