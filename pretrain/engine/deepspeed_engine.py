@@ -34,7 +34,7 @@ from pretrain.engine.replicated import (
 )
 from pretrain.model.stack import Block
 from pretrain.optim.matrices import Span, WeightPiece
-from pretrain.plan.memory import plan_buckets
+from pretrain.plan.memory import plan_buckets, reduces_to_owners
 from pretrain.types import Batch, Fragment, FragmentStore
 
 
@@ -55,6 +55,9 @@ def deepspeed_config(
         "contiguous_gradients": True,
         "overlap_comm": False,
     }
+    if config.zero_stage in (1, 2):
+        world_size = plan.rows // plan.rows_per_rank
+        zero["use_multi_rank_bucket_allreduce"] = not reduces_to_owners(num_parameters, world_size)
     if config.zero_stage == 3:
         zero |= {
             "stage3_prefetch_bucket_size": buckets.stage3_prefetch_bucket_size,

@@ -50,6 +50,19 @@ def plan_buckets(num_parameters: int, zero_stage: int) -> BucketSizes:
     return BucketSizes(bucket, bucket, bucket, min(_MAX_PERSISTENT, num_parameters // 10_000))
 
 
+_MIN_SHARE = 2**18
+"""Values of a message to one rank from which on bytes count more than latency; not measured on GPUs."""
+
+
+def reduces_to_owners(num_parameters: int, world_size: int) -> bool:
+    """Returns whether ZeRO 1 and 2 reduce a rank's share of the gradients to that rank alone.
+
+    Otherwise all of them are all-reduced, which is DeepSpeed's default (`use_multi_rank_bucket_allreduce`):
+    twice the bytes, in fewer messages.
+    """
+    return num_parameters // world_size >= _MIN_SHARE
+
+
 STATE_BYTES = {"adamw": (8, 8), "muon": (4, 8), "adafactor": (0, 0)}
 """Bytes of fp32 optimizer state by `optim.kind`, for a value of a hidden matrix and for others."""
 
@@ -106,7 +119,7 @@ def bytes_per_parameter(
 CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
 """Scores of a chunk of the loss, as in `objective/loss.py`."""
 
-_MAX_LIVE = 1_000_000_000
+MAX_LIVE = 1_000_000_000
 """DeepSpeed's default of `stage3_max_live_parameters`: those that stage 3 may leave gathered."""
 
 _ALL_REDUCED = 500_000_000
@@ -154,7 +167,7 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         weights=round(each.weights * values.weights),
         gradients=round(each.gradients * values.trained),
         optimizer=round(each.optimizer * values.trained),
-        gathered=engine.compute_bytes * min(values.weights, _MAX_LIVE) if gathers else 0,
+        gathered=engine.compute_bytes * min(values.weights, MAX_LIVE) if gathers else 0,
         activations=activation_bytes(task, engine, layout.micro, cluster.device).peak,
         loss=_loss_bytes(task, layout, cluster.device),
         buckets=_bucket_bytes(task, layout, cluster.size),

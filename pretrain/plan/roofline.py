@@ -16,7 +16,7 @@ from pretrain.plan.activations import activation_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
 from pretrain.plan.gpus import Constants
-from pretrain.plan.memory import bytes_per_parameter, state_bytes
+from pretrain.plan.memory import MAX_LIVE, bytes_per_parameter, reduces_to_owners, state_bytes
 from pretrain.plan.task import ParallelLayout, TrainingTask
 
 OVERLAPS = {"deepspeed": False, "ddp": True, "single": True}
@@ -135,15 +135,20 @@ class StepTime:
 def wire_bytes(work: Work, world_size: int) -> tuple[float, float]:
     """Returns bytes over a rank's link in a step: with each micro-batch, and once.
 
-    An all-reduce of gradients costs twice their size, a reduce-scatter once (Rajbhandari et al. 2020,
-    7). DeepSpeed's stage 2 scatters after every micro-batch; stage 3 also gathers all weights twice.
+    An all-reduce of gradients costs twice their size, a reduction to their owners once (Rajbhandari et
+    al. 2020, 7), and so does the gathering of the new weights. DeepSpeed's stage 2 reduces after every
+    micro-batch. Stage 3 gathers all weights for each pass; a small model's stay from one to the other.
     """
     if world_size == 1:
         return 0.0, 0.0
     gradients = work.trained * work.weight_bytes
+    if work.zero_stage == 0:
+        return 0.0, 2 * gradients
     if work.zero_stage == 3:
-        return 2 * work.parameters * work.weight_bytes + gradients, 0.0
-    return (gradients, gradients) if work.zero_stage == 2 else (0.0, 2 * gradients)
+        gathers = 1 if work.parameters <= MAX_LIVE else 2
+        return gathers * work.parameters * work.weight_bytes + gradients, 0.0
+    reduced = gradients if reduces_to_owners(int(work.trained), world_size) else 2 * gradients
+    return (reduced, gradients) if work.zero_stage == 2 else (0.0, reduced + gradients)
 
 
 def link_seconds(num_bytes: float, cluster: Cluster, constants: Constants) -> float:

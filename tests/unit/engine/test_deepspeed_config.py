@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
 from pretrain.engine.deepspeed_engine import clips_itself, deepspeed_config
 from tests.unit.engine.toy import COMBINATIONS, PLAN, engine_config
@@ -31,6 +32,7 @@ BASE: dict[str, Any] = {
     "zero_optimization.allgather_bucket_size": 1_999_872,
     "zero_optimization.contiguous_gradients": True,
     "zero_optimization.overlap_comm": False,
+    "zero_optimization.use_multi_rank_bucket_allreduce": False,
     "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
     "steps_per_print": 2147483648,
@@ -72,6 +74,8 @@ def test_each_property_of_a_run_changes_what_the_table_says_and_nothing_else(dev
     for properties, change in CHANGES:
         if properties.items() <= run.items():
             expected |= change
+    if stage in (0, 3):
+        del expected["zero_optimization.use_multi_rank_bucket_allreduce"]
     config = deepspeed_config(engine_config(stage, precision, offload), device, CLIP, PLAN, PARAMETERS)
     assert leaves(config) == expected
     assert leaves(json.loads(json.dumps(config))) == expected  # accelerate writes it to a file and reads it again
@@ -93,6 +97,13 @@ def test_buckets_follow_the_model_between_a_least_and_a_largest_size(num_paramet
     sizes = {"reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size"}
     assert {section[key] for key in sizes} == {bucket}
     assert section["stage3_param_persistence_threshold"] == persistent
+
+
+@pytest.mark.parametrize(("ranks", "reduces"), [(1, True), (64, True), (1024, False)])
+def test_gradients_are_reduced_to_their_owners_where_shares_are_large_enough(ranks, reduces):
+    plan = BatchPlan(rows=8 * ranks, rows_per_rank=8, micro=2, accumulation=4)
+    section = deepspeed_config(engine_config(2, "bf16"), "cuda", CLIP, plan, PARAMETERS)["zero_optimization"]
+    assert section["use_multi_rank_bucket_allreduce"] != reduces
 
 
 def test_no_clipping_is_zero_for_deepspeed_too():

@@ -51,10 +51,18 @@ def test_the_document_prints_the_errors_as_they_are():
     assert error_table() in document.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("stage", "often", "once"), [(0, 0, 4e9), (1, 0, 4e9), (2, 2e9, 2e9), (3, 6e9, 0)])
+@pytest.mark.parametrize(("stage", "often", "once"), [(0, 0, 8), (1, 0, 8), (2, 4, 4), (3, 12, 0)])
 def test_what_passes_a_link_by_stage(stage, often, once):
     """Twice the gradients and weights of 2 bytes; stage 3 half as much again, with every micro-batch."""
-    assert wire_bytes(replace(WORK, zero_stage=stage), 16) == (often, once)
+    work = replace(WORK, parameters=2e9, trained=2e9, zero_stage=stage)
+    assert wire_bytes(work, 16) == (often * 1e9, once * 1e9)
+
+
+def test_a_small_model_is_gathered_once_and_small_shares_are_all_reduced():
+    work = replace(WORK, parameters=1e9, trained=1e9)
+    assert wire_bytes(replace(work, zero_stage=3), 16) == (4e9, 0)
+    assert wire_bytes(replace(work, zero_stage=2), 8192) == (4e9, 2e9)
+    assert wire_bytes(replace(work, zero_stage=1), 8192) == (0, 6e9)
 
 
 def test_one_rank_sends_nothing():
