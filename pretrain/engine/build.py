@@ -94,6 +94,12 @@ def start_accelerator(
     # accelerate says how many threads it takes where OMP_NUM_THREADS is unset.
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
     if device == "cuda":
+        if world.local_rank >= (visible := torch.cuda.device_count()):
+            what = f"LOCAL_RANK={world.local_rank}, but this rank sees {visible} GPU(s)"
+            fix = (
+                "start one rank for each GPU, and let each see all GPUs of its node (no --gpus-per-task, no --gpu-bind)"
+            )
+            raise LaunchError(what, where=f"rank {world.rank}", fix=fix)
         torch.cuda.set_device(world.local_rank)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -23,6 +23,7 @@ import torch
 
 from pretrain.config.tracking import ProfileConfig
 from pretrain.errors import DiskError
+from pretrain.plan.gpus import GPUS, name_of_device
 from pretrain.run.heartbeat import Progress
 from pretrain.utils.io import make_dir, write_file
 
@@ -74,13 +75,10 @@ class SourceLosses:
         return {f"loss_{name}": total / targets for name, total, targets in pairs if targets}
 
 
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
-"""Dense bf16 FLOP/s of a device, by a part of its name."""
-
-
 def peak_flops(device_name: str) -> float | None:
     """Returns the dense bf16 peak of a device (`torch.cuda.get_device_name()`); None: unknown."""
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in device_name), None)
+    name = name_of_device(device_name)
+    return None if name is None else GPUS[name].flops
 
 
 class Meter:

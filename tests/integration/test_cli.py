@@ -223,12 +223,22 @@ def test_the_traceback_of_an_error_is_shown_on_request_only(tmp_path):
     assert line.startswith("nope.yaml: no such config file; check the path")
 
 
+POLICY, MEMORY = "OMP_WAIT_POLICY", "PYTORCH_ALLOC_CONF"
+
+
 @pytest.mark.parametrize(
-    ("environment", "policy"),
-    [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "9"}, "None")],
+    ("environment", "name", "value"),
+    [
+        ({}, POLICY, "PASSIVE"),
+        ({POLICY: "ACTIVE"}, POLICY, "ACTIVE"),
+        ({"GOMP_SPINCOUNT": "9"}, POLICY, "None"),
+        ({}, MEMORY, "expandable_segments:True"),
+        ({MEMORY: "backend:native"}, MEMORY, "backend:native"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, MEMORY, "None"),
+    ],
 )
-def test_threads_wait_without_spinning_unless_the_user_says_how(tmp_path, environment, policy):
-    (tmp_path / "told.py").write_text("import os\nprint('policy:', os.environ.get('OMP_WAIT_POLICY'))\n")
+def test_threads_and_memory_have_defaults_unless_the_user_says_how(tmp_path, environment, name, value):
+    (tmp_path / "told.py").write_text(f"import os\nprint('told:', os.environ.get('{name}'))\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     result = run_cli("--extend", "told", "config", "quickstart", cwd=tmp_path, PYTHONPATH=path, **environment)
-    assert result.code == 0 and f"policy: {policy}\n" in result.stdout, result.stderr
+    assert result.code == 0 and f"told: {value}\n" in result.stdout, result.stderr

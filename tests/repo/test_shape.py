@@ -16,7 +16,7 @@ from functools import cache
 from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 ROOMS: dict[str, tuple[int, int]] = {
-    "": (7, 825),
+    "": (7, 828),
     "artifact": (7, 1338),
     "attention_maps": (5, 798),
     "checkpoint": (10, 1494),
@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "datacheck": (10, 1926),
     "doctor": (13, 1880),
     "drill": (6, 861),
-    "engine": (5, 916),
+    "engine": (5, 922),
     "evaluate": (12, 2097),
     "generate": (10, 1456),
     "inspect": (3, 396),
@@ -34,14 +34,14 @@ ROOMS: dict[str, tuple[int, int]] = {
     "model": (16, 2931),
     "objective": (9, 1239),
     "optim": (4, 772),
-    "plan": (13, 2355),
+    "plan": (13, 2357),
     "prepare": (35, 5337),
     "pretrain_launch": (18, 2811),
     "report": (8, 1545),
     "run": (7, 1458),
     "shards": (11, 2207),
     "tokenizer": (7, 1145),
-    "tracking": (7, 1165),
+    "tracking": (7, 1163),
     "train": (13, 2482),
     "utils": (12, 1682),
 }

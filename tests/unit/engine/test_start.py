@@ -26,6 +26,7 @@ def cuda(monkeypatch):
     def sees(count):
         chosen = []
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
         return chosen
 
@@ -101,6 +102,13 @@ def test_deepspeed_is_started_with_our_config(cuda, libraries, stage, precision,
     assert (group.backend, group.timeout) == ("nccl" if gpus else "gloo", timedelta(seconds=1860))
     assert os.environ.get("DS_ACCELERATOR") == (None if gpus else "cpu")
     assert vars(libraries.deepspeed.ops) == {"__compatible_ops__": {"deepspeed_shm_comm": False}}
+
+
+def test_a_rank_that_sees_fewer_gpus_than_its_number_is_refused(cuda, libraries):
+    """As under `srun --gpus-per-task=1`."""
+    cuda(1)
+    with pytest.raises(LaunchError, match=r"rank 1: LOCAL_RANK=1, but this rank sees 1 GPU\(s\); start one rank for"):
+        start(EngineConfig(), size=2, rank=1)
 
 
 def test_what_deepspeed_knows_of_its_ops_stays(cuda, libraries):

@@ -75,5 +75,8 @@ def test_no_mfu_unless_both_flops_and_peak_are_known(known):
 
 
 def test_peaks_by_device_name():
-    names = ["NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090", "cpu"]
-    assert [peak_flops(name) for name in names] == [989e12, 989e12, 312e12, None, None]
+    peaks = {
+        "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": None, "NVIDIA H200": 989e12,
+        "NVIDIA GH200 480GB": 989e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA GeForce RTX 4090": 165e12, "cpu": None,
+    }  # fmt: skip
+    assert {name: peak_flops(name) for name in peaks} == peaks
