@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "generate": (10, 1456),
     "inspect": (3, 396),
     "interop": (17, 2591),
-    "model": (16, 2931),
+    "model": (16, 2935),
     "objective": (9, 1239),
     "optim": (4, 772),
     "plan": (13, 2357),

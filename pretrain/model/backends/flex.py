@@ -48,6 +48,7 @@ class FlexAttention:
 
     def __init__(self, needs: AttentionNeeds) -> None:
         _check_needs(needs)
+        self._attend: Callable[..., Tensor] | None = None
 
     def prepare(
         self,
@@ -68,6 +69,8 @@ class FlexAttention:
         if learned and torch.are_deterministic_algorithms_enabled():
             fix = "set engine.deterministic=false, or use engine.attention=sdpa"
             raise refusal("flex", "sums the gradient of a bias in any order", fix)
+        # Not in `attend`: a cached function within a compiled block is a warning of dynamo in every run.
+        self._attend = _compiled("flex_attention")
         mask_mod = build_mask_mod(mask, device)
         block_mask = None
         if mask_mod is not None:
@@ -90,8 +93,9 @@ class FlexAttention:
     ) -> Tensor:
         """Attends in one kernel."""
         assert dropout == 0.0, "the constructor refuses dropout"
+        assert self._attend is not None, "a mask is prepared first"
         inputs = (x.transpose(1, 2) for x in cast_inputs(q_BTNH, k_BSKH, v_BSKH))
-        mixed_BNTH = _compiled("flex_attention")(
+        mixed_BNTH = self._attend(
             *inputs,
             score_mod=prepared.score_mod,
             block_mask=prepared.block_mask,
@@ -122,7 +126,7 @@ def build_mask_mod(mask: AttentionMask, device: torch.device) -> Mod | None:
 
     Numbers that change from call to call are tensors: each other number would be a compilation.
     """
-    offset = torch.tensor(mask.query_offset, device=device)
+    offset = torch.full((), mask.query_offset, device=device)  # `torch.tensor` would wait for the device
     causal, window, prefix_BS = mask.causal, mask.window, mask.prefix_BS
     documents_BT, lengths_B = mask.documents_BT, mask.key_lengths_B
     key_documents_BS = documents_BT if mask.key_documents_BS is None else mask.key_documents_BS
@@ -149,7 +153,7 @@ def build_mask_mod(mask: AttentionMask, device: torch.device) -> Mod | None:
 def build_score_mod(bias: DistanceBias, queries: int, device: torch.device) -> Mod:
     """Turns a bias into a function that adds it to the score of (row, head, t, s)."""
     values_NR = bias.values_NR
-    last = torch.tensor(queries - 1, device=device)
+    last = torch.full((), queries - 1, device=device)
 
     def add_bias(score: Tensor, row: Tensor, head: Tensor, t: Tensor, s: Tensor) -> Tensor:
         return score + values_NR[head, s - t + last]
