@@ -239,7 +239,7 @@ def test_a_secret_is_not_repeated(write):
         (
             ["batch.global_tokens=1000"],
             "override 'batch.global_tokens=1000': batch.global_tokens=1000 must be a multiple of batch.seq_len=64; "
-            "use 960 or 1024",
+            "use 896 or 1024",
         ),
         (
             ["model.max_seq_len=32"],
