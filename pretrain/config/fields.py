@@ -26,11 +26,20 @@ from pydantic.fields import FieldInfo
 from pretrain.config.base import Section, on_resume
 from pretrain.config.model import MODEL_SECTIONS
 from pretrain.config.prepare import PrepareConfig
+from pretrain.config.recipes import wrong_command
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 
 ROOTS: dict[str, type[Section]] = {"run": RunConfig, "prepare": PrepareConfig}
 """Configs by what they are of."""
+
+
+def check_root(section: type[Section], values: dict[str, Any], source: str) -> None:
+    """Refuses values most of whose keys are those of the other root. Raises: ConfigError."""
+    for name, other in ROOTS.items():
+        known = [sum(key in root.model_fields for key in values) for root in (other, section)]
+        if section in ROOTS.values() and known[0] > known[1]:
+            raise wrong_command(source, "train" if name == "run" else name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import pydantic
 import yaml
 
 from pretrain.config.base import Section, expand_home
-from pretrain.config.fields import known_keys
+from pretrain.config.fields import check_root, known_keys
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recipes import PREPARE, RUNS, find_config
@@ -78,6 +78,7 @@ def parse_section(section: type[SectionT], located: LocatedTree, source: str) ->
     try:
         return section.model_validate(located.values)
     except pydantic.ValidationError as error:
+        check_root(section, located.values, source)
         lines = [_describe(detail, located, source, section) for detail in error.errors(include_url=False)]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
