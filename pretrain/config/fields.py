@@ -193,7 +193,7 @@ def explain_key(key: str) -> str:
 
 def _explain_subkeys(field: ConfigField) -> Iterator[str]:
     """Yields the lines of the keys of a section: type, default and meaning of each."""
-    # Both kinds of models have some keys, which are told once.
+    # Both kinds of models have some keys, which are explained once.
     inner = {one.key: one for section in field.subsections for one in walk_fields(section) if "." not in one.key}
     width = max(map(len, inner), default=0) + 2
     for key, one in inner.items():
