@@ -14,6 +14,16 @@ show() { printf '\n$ %s\n' "$1"; }
 note() { printf '\n-- %s\n' "$1"; }
 fail() { printf '\nquickstart failed: %s\n' "$1" >&2; exit 1; }
 
+pid= # of the run that is stopped on purpose
+
+interrupted() { # Ctrl-C: without a trap the shell would leave at once, and a run that saves talk over the prompt
+    trap '' INT TERM
+    [ -z "$pid" ] || { kill "$pid" 2>/dev/null || :; wait "$pid" || :; }
+    note "interrupted; make quickstart continues"
+    exit 130
+}
+trap interrupted INT TERM
+
 committed_step() { # the step of the newest checkpoint, 0 without one
     name=$(ls "$run/checkpoints" 2>/dev/null | grep -E '^step-[0-9]+$' | tail -n 1)
     printf '%s\n' "$name" | sed 's/^step-0*//; s/^$/0/'
@@ -27,7 +37,6 @@ if [ "$(committed_step)" -lt "$stop_at" ]; then
     show "$train"
     $train &
     pid=$!
-    trap 'kill "$pid" 2>/dev/null; wait "$pid"; exit 130' INT TERM
     # What is committed never goes back, unlike the metrics of a run that was killed: no clock, no stale row.
     while [ "$(committed_step)" -lt "$stop_at" ]; do
         kill -0 "$pid" 2>/dev/null || { wait "$pid" || fail "the run ended with exit code $?"; break; }
@@ -37,7 +46,7 @@ if [ "$(committed_step)" -lt "$stop_at" ]; then
     code=0
     kill -TERM "$pid" 2>/dev/null || :
     wait "$pid" || code=$?
-    trap - INT TERM
+    pid=
     [ "$code" -eq 75 ] || fail "the stopped run ended with exit code $code, not 75"
     [ "$(committed_step)" -gt "$stop_at" ] || fail "the stop left no checkpoint of its own"
     note "exit code 75, \"resume me\": step $(committed_step) is committed, the same command continues"

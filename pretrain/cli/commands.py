@@ -149,11 +149,23 @@ def run(arguments: list[str]) -> int:
 
 def _show_usage(error: Any) -> int:
     """Prints an error of the command line; without arguments it is empty, and the help was printed."""
-    text = error.format_message()
+    text = _with_key(error) or error.format_message().removesuffix(" (Possible options: --help)")
     if text:
         command = error.ctx.command_path if error.ctx else "pretrain"
         print(f"error: {command}: {text.rstrip('.')}; see `{command} --help`", file=sys.stderr)
     return EXIT_USAGE
+
+
+def _with_key(error: Any) -> str:
+    """Returns the text of an unknown option that is the name of a key, where keys can be overridden."""
+    option = getattr(error, "option_name", "")
+    if error.ctx is None or all(param.name != "overrides" for param in error.ctx.command.params):
+        return ""
+    from pretrain.config.fields import known_keys
+
+    name = option.lstrip("-").replace("-", "_")
+    keys = [key for key in known_keys() if key.rpartition(".")[2] == name.rpartition(".")[2]]
+    return f"No such option: {option}: write {keys[0]}=VALUE" if option and keys else ""
 
 
 def _show(error: PretrainError, rank: int) -> None:

@@ -29,6 +29,14 @@ def complete_override(context: Context, incomplete: str) -> list[str]:
     return _overrides(RunConfig, context.params.get("overrides") or [], incomplete)
 
 
+def complete_key(incomplete: str) -> list[str]:
+    """Completes a key of a run's config or of `pretrain prepare`, of a section too."""
+    from pretrain.config.fields import ROOTS, known_keys
+
+    keys = dict.fromkeys(key for section in ROOTS.values() for key in known_keys(section))
+    return [key for key in keys if key.startswith(incomplete)]
+
+
 def complete_prepare(context: Context, incomplete: str) -> list[str]:
     """Completes a config of `pretrain prepare`, then `key=value` of it."""
     words = context.params.get("arguments") or []

@@ -68,8 +68,11 @@ def evaluate_command(
     Example: pretrain evaluate runs/multi30k --source test.en --reference test.de --beams 1,5
     """
 
-    if (source is None) != (reference is None) or sum(map(bool, (data, source, tasks))) > 1:
-        fix = "give --data, --tasks, or both --source and --reference"
+    fix = "give --data, --tasks, or both --source and --reference"
+    if (source is None) != (reference is None):
+        given, missing = ("--reference", "--source") if source is None else ("--source", "--reference")
+        raise ConfigError(f"{given} needs {missing}, which is missing", fix=fix)
+    if sum(map(bool, (data, source, tasks))) > 1:
         raise ConfigError("ambiguous evaluation target", fix=fix)
     # Each way of measuring has options and a report of its own.
     report: Any

@@ -73,6 +73,10 @@ def generate_command(
     # Not an error: a released model may name settings that only its own library has.
     for setting in artifact.generation.not_honoured():
         print(printable(f"note: the model's own {setting} is not honoured"), file=sys.stderr)
+    most = artifact.model.max_seq_len
+    if max_tokens is not None and max_tokens > most and artifact.model.is_causal:
+        text = f"note: texts are shorter than --max-tokens {max_tokens}: model.max_seq_len is {most}"
+        print(text, file=sys.stderr)
     codec = ChatCodec(artifact.codec) if chat else artifact.codec
     if isinstance(codec, ChatCodec) and is_typed:
         assert prompts is not None

@@ -56,15 +56,19 @@ def plan_command(
     cluster = _cluster(loaded, nodes, gpus_per_node, gpu, calibration)
     facts = plan_facts(loaded, cluster, asked, _stored(loaded))
     facts["cluster"]["assumed"] = gpu is None and calibration is None and cluster.device != "cpu"
-    refused = [problem for problem in facts["problems"] if problem["kind"] == "batch"]
-    if refused and not (search or sweep):
-        raise ConfigError(refused[0]["what"], fix=refused[0]["fix"])
-    if as_json:
-        print_json(facts)
-    else:
-        from pretrain.plan.plan_table import show_plan
+    refused = [problem for problem in facts["problems"] if problem["refuses"]]
+    if "layout" in facts or search or sweep:
+        if as_json:
+            print_json(facts)
+        else:
+            from pretrain.plan.plan_table import show_plan
 
-        show_plan(facts, console())
+            show_plan(facts, console())
+    if refused:
+        options = {"--mfu": mfu, "--measured": measured, "--time": time}
+        unanswered = [name for name, value in options.items() if value is not None and "layout" not in facts]
+        note = f"; no answer to {', '.join(unanswered)} before that" if unanswered else ""
+        raise ConfigError(refused[0]["what"], fix=refused[0]["fix"] + note)
 
 
 def _cluster(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from pretrain.cli.completion import complete_config, complete_run
+from pretrain.cli.completion import complete_config, complete_key, complete_run
 from pretrain.cli.options import (
     Config,
     Json,
@@ -32,7 +32,9 @@ def config_command(
         ),
     ] = None,
     overrides: Overrides = None,
-    explain: Annotated[str | None, Option(metavar="KEY", help="Print the meaning of a key.")] = None,
+    explain: Annotated[
+        str | None, Option(metavar="KEY", help="Print the meaning of a key.", autocompletion=complete_key)
+    ] = None,
     schema: Annotated[bool, Option("--schema", help="Print a JSON schema for editors.")] = False,
     reference: Annotated[bool, Option("--reference", help="Print docs/config.md.")] = False,
 ) -> None:
@@ -128,7 +130,7 @@ def runs_command(
     """
     from pretrain_launch.runs import find_runs, read_runs
 
-    if not folder.is_dir():
+    if not folder.is_dir() and folder != Path("runs"):  # that of the first run comes with it
         raise ConfigError("no such folder", where=str(folder), fix="give a folder with runs in it")
     runs = read_runs(find_runs(folder))
     if as_json:

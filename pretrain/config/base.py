@@ -9,6 +9,9 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Names of runs and of sources: parts of paths and of metrics."""
+
 
 def expand_home(path: str) -> str:
     """Returns a path with `~` expanded; that of an unknown user stays, for which Path.expanduser would raise."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pretrain.config.base import OnResume, Section, UserPath
+from pretrain.config.base import NAME_PATTERN, OnResume, Section, UserPath
 from pretrain.errors import ConfigError, DataError
 from pretrain.utils.remote import check_no_secrets
 
@@ -30,7 +30,7 @@ Address = Annotated[UserPath, AfterValidator(_without_secrets)]
 class SourceConfig(Section):
     """One source of a mixture."""
 
-    name: Annotated[str, OnResume.ALLOW] = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: Annotated[str, OnResume.ALLOW] = Field(pattern=NAME_PATTERN)
     """Name of the source in metrics and in `data.curriculum`."""
     path: Annotated[Address, OnResume.FREE]
     """Folder that `pretrain prepare` wrote, or its address (http, https, s3, gs)."""

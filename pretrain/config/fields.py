@@ -26,11 +26,20 @@ from pydantic.fields import FieldInfo
 from pretrain.config.base import Section, on_resume
 from pretrain.config.model import MODEL_SECTIONS
 from pretrain.config.prepare import PrepareConfig
+from pretrain.config.recipes import wrong_command
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 
 ROOTS: dict[str, type[Section]] = {"run": RunConfig, "prepare": PrepareConfig}
 """Configs by what they are of."""
+
+
+def check_root(section: type[Section], values: dict[str, Any], source: str) -> None:
+    """Refuses values most of whose keys are those of the other root. Raises: ConfigError."""
+    for name, other in ROOTS.items():
+        known = [sum(key in root.model_fields for key in values) for root in (other, section)]
+        if section in ROOTS.values() and known[0] > known[1]:
+            raise wrong_command(source, "train" if name == "run" else name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,22 +178,43 @@ def explain_key(key: str) -> str:
     for root, section in ROOTS.items():
         for field in walk_fields(section):
             if field.key == key:
-                keys = dict.fromkeys(
-                    name for inner in field.subsections for name in known_keys(inner) if "." not in name
-                )
                 facts = {"type": field.type, "default": field.default, "on resume": on_resume(field.info)}
                 lines = [f"{key} ({'a run' if root == 'run' else 'pretrain prepare'})"]
                 lines += [f"  {name:<10} {value}" for name, value in facts.items() if value]
                 lines += textwrap.wrap(field.description, 100, initial_indent="  ", subsequent_indent="  ")
-                lines += textwrap.wrap(", ".join(keys), 100, initial_indent="  keys       ", subsequent_indent=" " * 13)
+                lines += _explain_subkeys(field)
                 texts.append("\n".join(lines))
     if not texts:
-        known = [name for section in ROOTS.values() for name in known_keys(section)]
-        elsewhere = [name for name in known if name.endswith(f".{key}")]
-        near = difflib.get_close_matches(key, known, n=3) or elsewhere[:3]
+        near = _nearest_keys(key)
         fix = f"did you mean {' or '.join(near)}?" if near else "see docs/config.md"
         raise ConfigError(f"there is no key {key[:80]!r}", where="--explain", fix=fix)
     return "\n\n".join(dict.fromkeys(texts))
+
+
+def _explain_subkeys(field: ConfigField) -> Iterator[str]:
+    """Yields the lines of the keys of a section: type, default and meaning of each."""
+    # Both kinds of models have some keys, which are explained once.
+    inner = {one.key: one for section in field.subsections for one in walk_fields(section) if "." not in one.key}
+    width = max(map(len, inner), default=0) + 2
+    for key, one in inner.items():
+        default = "" if one.default in ("", "required") else f", default {one.default}"
+        text = f"{key:<{width}}{one.type}{default}: {one.description}"
+        yield from textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent=" " * (width + 2))
+
+
+def _nearest_keys(key: str) -> list[str]:
+    """Returns up to three keys that are meant: by spelling, by the last word, or by their meaning."""
+    meanings = {field.key: field.description for section in ROOTS.values() for field in walk_fields(section)}
+    last = {name.rpartition(".")[2]: name for name in reversed(meanings)}
+    word = key.rpartition(".")[2]
+    # The shortest meaning with these words is the most about them.
+    about = [name for name in meanings if word.replace("_", " ").lower() in meanings[name].lower()]
+    return (
+        difflib.get_close_matches(key, meanings, n=3)
+        or [name for name in meanings if name.endswith(f".{key}")][:3]
+        or sorted(about, key=lambda name: len(meanings[name]))[:3]
+        or [last[near] for near in difflib.get_close_matches(word, last, n=3)]
+    )
 
 
 def json_schema() -> dict[str, Any]:

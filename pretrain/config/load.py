@@ -19,8 +19,8 @@ from typing import Any, Literal, TypeVar
 import pydantic
 import yaml
 
-from pretrain.config.base import Section, expand_home
-from pretrain.config.fields import known_keys
+from pretrain.config.base import NAME_PATTERN, Section, expand_home
+from pretrain.config.fields import check_root, known_keys
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recipes import PREPARE, RUNS, find_config
@@ -78,6 +78,7 @@ def parse_section(section: type[SectionT], located: LocatedTree, source: str) ->
     try:
         return section.model_validate(located.values)
     except pydantic.ValidationError as error:
+        check_root(section, located.values, source)
         lines = [_describe(detail, located, source, section) for detail in error.errors(include_url=False)]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
@@ -240,7 +241,7 @@ def _describe(detail: Any, located: LocatedTree, source: str, section: type[Sect
     keys = [str(key) for key in detail["loc"]]
     path = ".".join(keys)
     places = [path, *_parents(path)]
-    fix = _FIXES.get(detail["type"], "")
+    fix = _FIXES.get(detail.get("ctx", {}).get("pattern", detail["type"]), "")
     if detail["type"] == "extra_forbidden":
         names = [key for key in detail["loc"] if not isinstance(key, int)]  # without places in lists
         model = located.values.get("model")
@@ -254,7 +255,9 @@ def _describe(detail: Any, located: LocatedTree, source: str, section: type[Sect
         what = f"{path + ': ' if path else ''}{detail['ctx']['error']}"
         places[:0] = [".".join([*keys, name]) for name in _NAMED_KEY.findall(what)]
     else:
-        what = f"{path}={short(detail['input'])}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+        what = detail["msg"][0].lower() + detail["msg"][1:]
+        if not located.places.get(path, "").startswith((f"override '{path}=", f'override "{path}=')):
+            what = f"{path}={short(detail['input'])}: {what}"
     where = next((located.places[name] for name in places if name in located.places), source)
     return ConfigError(what, where=where, fix=fix).line()
 
@@ -267,6 +270,7 @@ _FIXES = {
     "int_type": "write a whole number: 10000, 10_000 or 1e4",
     "int_from_float": "write a whole number: 10000, 10_000 or 1e4",
     "float_type": "write a number, without quotes",
+    NAME_PATTERN: "use letters, digits, `.`, `_` and `-`, a letter or digit first",
     "bool_type": "write true or false",
     "list_type": "write a list: [a, b]",
     "model_type": "write `key: value` pairs, indented",

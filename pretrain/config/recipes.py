@@ -36,6 +36,11 @@ class Recipe:
         return self.path.stem
 
     @property
+    def folder(self) -> str:
+        """The folder, which says what the config is of."""
+        return self.path.parent.name
+
+    @property
     def summary(self) -> str:
         """The first line: subject, size and time."""
         with self.path.open(encoding="utf-8") as file:
@@ -73,7 +78,7 @@ def match_recipes(source: str | Path, folders: Collection[str]) -> list[Recipe]:
     key = Path(source).as_posix().removeprefix("configs/").removesuffix(".yaml")
     every = list_recipes((*RUNS, *PREPARE, *PARTS))
     exact = [recipe for recipe in every if recipe.name == key]
-    return exact or [one for one in every if one.short == key and one.name.partition("/")[0] in folders]
+    return exact or [one for one in every if one.short == key and one.folder in folders]
 
 
 def find_config(source: str | Path, folders: Sequence[str] = RUNS) -> Path:
@@ -88,7 +93,7 @@ def find_config(source: str | Path, folders: Sequence[str] = RUNS) -> Path:
             return file
     if path.is_absolute() or ".." in path.parts:
         return path
-    found = match_recipes(source, folders)
+    found = [one for one in match_recipes(source, folders) if one.folder in folders]
     if not found:
         raise _unknown("no such config file", str(source), folders)
     return found[0].path
@@ -96,7 +101,7 @@ def find_config(source: str | Path, folders: Sequence[str] = RUNS) -> Path:
 
 def copy_recipe(name: str, target: Path | None) -> tuple[Recipe, Path]:
     """Writes a built-in config to a new file, by default one of its name. Raises: ConfigError."""
-    found = match_recipes(name, (*RUNS, *PREPARE))
+    found = [one for one in match_recipes(name, (*RUNS, *PREPARE)) if one.folder not in PARTS]
     if not found:
         raise _unknown("no such recipe", name, (*RUNS, *PREPARE))
     if len(found) > 1:
@@ -120,8 +125,19 @@ def copy_recipe(name: str, target: Path | None) -> tuple[Recipe, Path]:
     return recipe, target
 
 
+def wrong_command(source: str, command: str) -> ConfigError:
+    """Returns the error about a config that is one of another command."""
+    what = f"this is a config of `pretrain {command}`"
+    return ConfigError(what, where=source, fix="use it there, or name another config")
+
+
 def _unknown(what: str, name: str, folders: Sequence[str]) -> ConfigError:
-    """Returns the error about a name that is no built-in config, with the nearest one."""
+    """Returns the error about a name that none of these configs has: its command, or the nearest name."""
+    for one in match_recipes(name, (*RUNS, *PREPARE, *PARTS)):
+        if one.folder in PARTS:
+            fix = f"in a config of yours: `include: configs/{one.name}.yaml`"
+            return ConfigError("this is a part, and no whole config", where=name, fix=fix)
+        return wrong_command(name, "prepare" if one.folder in PREPARE else "train")
     known = {recipe.short: recipe for recipe in list_recipes(folders)}
     near = difflib.get_close_matches(Path(name).stem, known, n=1, cutoff=0.7)
     if not near:

@@ -132,7 +132,8 @@ class RunConfig(Section):
         length = self.batch.seq_len
         if tokens % length:
             rule = f"batch.global_tokens={tokens} must be a multiple of batch.seq_len={length}"
-            raise ValueError(f"{rule}; use {nearest_multiples(tokens, length)}")
+            # Sizes that one rank can run: a multiple of the rows alone would be refused at the start.
+            raise ValueError(f"{rule}; use {nearest_multiples(tokens, length * self.batch.micro)}")
         check_training(self.optim, self.engine, self.model, self.train.steps, tokens)
         check_best(self.checkpoint, self.eval, self.objective, self.data)
         check_tracking(self.tracking, self.eval, self.model)

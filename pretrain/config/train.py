@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pretrain.config.base import OnResume, Section, UserPath
+from pretrain.config.base import NAME_PATTERN, OnResume, Section, UserPath
 from pretrain.config.data import DataConfig
 from pretrain.config.objective import ObjectiveConfig
 
@@ -52,7 +52,7 @@ class RunSection(Section):
 
     dir: Annotated[UserPath, OnResume.FREE] = "runs"
     """Parent folder of runs; the run folder is `dir/name`. `~` is the home folder."""
-    name: Annotated[str, OnResume.FREE] = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: Annotated[str, OnResume.FREE] = Field(pattern=NAME_PATTERN)
     """Name of the run: letters, digits, `.`, `_` and `-`."""
 
 

@@ -98,7 +98,7 @@ def classify(
     while batch := list(islice(numbered, batch_size)):
         encoded = [codec.encode_placed(text) for _, text in batch]
         for (number, _), (ids, _) in zip(batch, encoded, strict=True):
-            check_prompt(model, ids, where=f"text {number}")
+            check_prompt(model, ids, where=f"text {number}", name="text")
         scores_BTV = _scores(model, [ids for ids, _ in encoded]).softmax(dim=-1).cpu()
         for (_, text), (_, spans), scores_TV in zip(batch, encoded, scores_BTV, strict=True):
             if of_words:

@@ -174,14 +174,14 @@ def check_prompts(model: LanguageModel, prompts: Prompts) -> None:
         check_prompt(model, prompt, where=f"prompt {number}" if len(prompts) > 1 else "")
 
 
-def check_prompt(model: LanguageModel, prompt: Sequence[int], *, where: str = "") -> None:
-    """Refuses a prompt that a model cannot read. Raises: ConfigError."""
+def check_prompt(model: LanguageModel, prompt: Sequence[int], *, where: str = "", name: str = "prompt") -> None:
+    """Refuses a prompt, or another text of that name, that a model cannot read. Raises: ConfigError."""
     if not prompt:
-        raise ConfigError("the prompt has no tokens", where=where, fix="give at least one")
+        raise ConfigError(f"the {name} has no tokens", where=where, fix="give at least one")
     if len(prompt) > model.max_seq_len:
-        what = f"the prompt has {len(prompt)} tokens, model.max_seq_len is {model.max_seq_len}"
-        raise ConfigError(what, where=where, fix="shorten the prompt")
+        what = f"the {name} has {len(prompt)} tokens, model.max_seq_len is {model.max_seq_len}"
+        raise ConfigError(what, where=where, fix=f"shorten the {name}")
     for token in (max(prompt), min(prompt)):
         if not 0 <= token < model.vocab_size:
-            what = f"the prompt has token id {token}, the model's vocabulary has {model.vocab_size}"
+            what = f"the {name} has token id {token}, the model's vocabulary has {model.vocab_size}"
             raise ConfigError(what, where=where, fix="encode it with the model's own tokenizer")

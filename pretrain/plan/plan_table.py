@@ -35,9 +35,9 @@ def show_plan(facts: dict[str, Any], console: Console) -> None:
     if "sweep" in facts:
         _show_sweep(facts["sweep"], console)
     for problem in facts["problems"]:
-        word = "error" if problem["refuses"] else "predicted"
-        text = f"{word}: {problem['what']}; {problem['fix']}"
-        console.print(text, style="bold red", soft_wrap=True)
+        if not problem["refuses"]:  # the others end the command
+            text = f"predicted: {problem['what']}; {problem['fix']}"
+            console.print(text, style="bold red", soft_wrap=True)
 
 
 def _section(title: str | None) -> Table:

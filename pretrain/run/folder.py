@@ -96,7 +96,9 @@ class RunDir:
             for attempt in record.get("attempts") or []:
                 check_fields(check_fields(attempt, _ATTEMPT).get("slurm") or {}, _SLURM)
         except FileNotFoundError:
-            raise ConfigError("no run here (no run.json)", where=str(self.path), fix="check the path") from None
+            inside = next(iter(sorted(self.path.glob("*/run.json"))), None)
+            fix = f"name a run in it, such as {inside.parent}" if inside else "check the path"
+            raise ConfigError("no run here (no run.json)", where=str(self.path), fix=fix) from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"run.json cannot be read: {error}", where=str(self.record), fix="restore it") from None
         if not all(map(record.get, _RECORD_KEYS)):

@@ -138,7 +138,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     if audit is not None:
         audit.rewind(state.step)
     validation = _validation(claim, plan, world, on_cuda)
-    recall_evaluations(checkpoints, best, [source.name for source in validation], folder)
+    recall_evaluations(checkpoints, best, folder)
     meter = _meter(config, world, on_cuda)
     norms = LayerNorms(list(names.values()), optimizer, engine.state, is_cut=config.engine.zero_stage > 0)
     timeline = Timeline(on_cuda)

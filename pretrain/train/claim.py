@@ -5,7 +5,6 @@ config, index  ->  vocabulary, special tokens left open  ->  row maker  ->  leas
 
 import logging
 import socket
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +97,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
     check_tokenizers(dataset)
     config = fit_config(config, dataset)
     check_packing(dataset.index, config.data)
+    _check_metric(config.checkpoint.best, dataset)
     try:
         make_rows = build_rows(config.objective, context_of_run(config, dataset))
     except ConfigError as error:
@@ -190,20 +190,26 @@ def note_commit(folder: RunDir, step: int) -> None:
         log.warning("%s", error)
 
 
-def recall_evaluations(checkpoints: CheckpointManager, metric: str | None, sources: Sequence[str], run: RunDir) -> None:
-    """Notes earlier evaluations: a killed attempt may not have marked its best checkpoint.
-
-    The run folder is rewound to the step that the attempt continues from. `sources`: those with a
-    validation split. Raises: ConfigError, where none of them has the metric.
-    """
+def _check_metric(metric: str | None, dataset: Dataset) -> None:
+    """Refuses a `checkpoint.best` that no validation split of the data tells. Raises: ConfigError."""
     if metric is None:
         return
+    sources = [source.name for source in dataset.sources if "validation" in source.index.splits]
     is_of_another = metric.startswith(OF_A_SOURCE) and metric.removeprefix(OF_A_SOURCE) not in sources
     if is_of_another or not sources:
         raise ConfigError(
             f"checkpoint.best={metric}: the data have no validation split that tells it",
             fix="prepare with a split, or leave it out",
         )
+
+
+def recall_evaluations(checkpoints: CheckpointManager, metric: str | None, run: RunDir) -> None:
+    """Notes earlier evaluations: a killed attempt may not have marked its best checkpoint.
+
+    The run folder is rewound to the step that the attempt continues from.
+    """
+    if metric is None:
+        return
     try:
         rows = read_rows(run.metrics)
     except DataError as error:

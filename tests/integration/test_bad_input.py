@@ -96,8 +96,11 @@ def test_a_folder_that_is_being_prepared_is_left_alone(tmp_path, warm):
     ("overrides", "words"),
     [
         (["optim.lrr=1"], ["override 'optim.lrr=1'", "unknown key 'optim.lrr'", "did you mean 'optim.lr'?"]),
-        (["train.steps=many"], ["override", "train.steps='many'", "valid integer", "write a whole number"]),
-        (["batch.global_tokens=100"], ["override", "must be a multiple of batch.seq_len=32", "use 96 or 128"]),
+        (
+            ["train.steps=many"],
+            ["override", "override 'train.steps=many': input should be a valid integer", "write a whole number"],
+        ),
+        (["batch.global_tokens=100"], ["override", "must be a multiple of batch.seq_len=32", "use 64 or 128"]),
         (["engine.zero_stage=2"], ["zero_stage=2 needs kind=deepspeed"]),
     ],
 )

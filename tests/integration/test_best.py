@@ -45,3 +45,13 @@ def test_a_metric_that_nothing_tells_is_refused(make_run, warm, tmp_path):
     done = warm("train", str(make_run.config()), *ALONE, "checkpoint.best=val_los", cwd=tmp_path)
     assert (done.code, len(done.errors)) == (64, 1)
     assert "checkpoint.best=val_los is no validation metric; use one of: val_loss," in done.errors[0]
+
+
+def test_a_metric_without_a_validation_split_is_refused_before_a_run_begins(make_run, warm, tmp_path):
+    (tmp_path / "a.txt").write_text("a text of some words, " * 2000)
+    prepared = warm("prepare", "--input", "a.txt", "--output", "unsplit", "--split", "hash:0", cwd=tmp_path)
+    assert prepared.code == 0, prepared.stderr
+    done = warm("train", str(make_run.config()), *ALONE, "data.path=unsplit", cwd=tmp_path)
+    assert (done.code, len(done.errors)) == (64, 1)
+    assert done.errors[0].startswith("checkpoint.best=val_loss: the data have no validation split that tells it")
+    assert not make_run.folder().path.exists()

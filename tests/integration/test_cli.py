@@ -126,6 +126,8 @@ KINDS = {"deepspeed", "ddp", "single"}
         ("pretrain train quickstart model.preset = llama3.1", {"llama3.1-8b", "llama3.1-70b"}),
         ("pretrain train quickstart train.steps=9 optim.lr", {"optim.lr="}),
         ("pretrain prepare text inputs.0.pa", {"inputs.0.path=", "inputs.0.paired_path="}),
+        ("pretrain config --explain optim.lr", {"optim.lr"}),
+        ("pretrain config --explain tokenizer.ki", {"tokenizer.kind"}),
         ("pretrain report ", {"runs/one"}),
         ("pretrain generate other/", {"other/two"}),
         ("pretrain inspect data", set()),
@@ -212,6 +214,13 @@ def test_inspect_prints_json_that_a_program_can_read(texts):
     table = run_warm("inspect", "out", cwd=texts)
     assert table.code == 0
     assert f"{facts['train']['tokens']:,}" in table.stdout
+
+
+def test_an_option_that_is_a_key_is_answered_with_the_override(tmp_path):
+    (line,) = run_light("train", "quickstart", "--steps", "3", cwd=tmp_path).errors
+    assert line == "pretrain train: No such option: --steps: write train.steps=VALUE; see `pretrain train --help`"
+    (line,) = run_light("train", "quickstart", "--hepl", cwd=tmp_path).errors
+    assert line == "pretrain train: No such option: --hepl; see `pretrain train --help`"
 
 
 def test_the_traceback_of_an_error_is_shown_on_request_only(tmp_path):

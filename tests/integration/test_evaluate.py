@@ -82,7 +82,11 @@ def test_two_models_are_compared_on_the_same_rows_and_a_run_that_cannot_keep_it_
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["mt", "--source", "test.en"], 64, "ambiguous evaluation target; give --data, --tasks, or both --source"),
+        (
+            ["mt", "--source", "test.en"],
+            64,
+            "--source needs --reference, which is missing; give --data, --tasks, or both",
+        ),
         (["mt", *TEST, "--data", "texts"], 64, "ambiguous evaluation target"),
         (["mt", "--source", "test.en", "--reference", "short.de"], 65, "short.de: has 1 lines, test.en has 4"),
         (["mt", "--source", "none.en", "--reference", "test.de"], 64, "none.en: cannot read it: No such file"),

@@ -93,6 +93,15 @@ def test_prompts_come_from_a_file_and_each_gets_its_text(models, warm, tmp_path)
     assert json.loads(alone)["text"] == lines[2]["text"]
 
 
+def test_more_tokens_than_the_model_has_positions_are_noted(models, warm):
+    options = ["--prompt", "the cat", "--temperature", "0"]
+    most = warm("generate", "gpt", *options, "--max-tokens", "64", cwd=models)
+    assert (most.code, most.stderr) == (0, "")
+    more = warm("generate", "gpt", *options, "--max-tokens", "65", cwd=models)
+    assert (more.code, more.stdout) == (0, most.stdout)
+    assert more.stderr == "note: texts are shorter than --max-tokens 65: model.max_seq_len is 64\n"
+
+
 def test_an_encoder_fills_masks(models, warm):
     result = warm("generate", "bert", "--prompt", "the [MASK] sat", "--top-k", "3", "--json", cwd=models)
     (found,) = [json.loads(line) for line in result.stdout.splitlines()]

@@ -198,7 +198,7 @@ def test_a_run_that_is_done_ends_with_a_summary_and_the_next_commands(run):
     rows = read_rows(folder.metrics)
     (first, *_, last), (val, end) = ([row for row in rows if key in row] for key in ("loss", "val_loss"))
     head, *lines = done.stdout.splitlines()
-    assert re.fullmatch(rf"done: 12 steps, {last['tokens']:,.0f} tokens, \d:\d\d in 1 start", head)
+    assert re.fullmatch(rf"done: 12 steps, {last['tokens']:,.0f} target tokens, \d:\d\d in 1 start", head)
     assert lines == [
         f"      loss {first['loss']:.4f} at step 2, {last['loss']:.4f} at step 12",
         f"      val_loss {val['val_loss']:.4f} at step 6, {end['val_loss']:.4f} at step 12",

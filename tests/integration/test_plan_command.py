@@ -82,6 +82,15 @@ def test_tables_of_search_and_sweep_fit_a_terminal_of_80_columns(tmp_path):
     assert tables.isascii(), "rich cuts what is too wide off with an ellipsis"
 
 
+def test_a_refused_batch_ends_the_search_for_layouts_with_an_error(tmp_path):
+    asked = ["--gpus-per-node", "8", "--nodes", "2", "--search", "--time", "2d"]
+    result = run_light("plan", QUICKSTART, "--gpu", "h100", *asked, cwd=tmp_path)
+    assert result.code == 64
+    assert "The first: engine.kind=deepspeed" in result.stdout and "must be a multiple" not in result.stdout
+    (error,) = result.errors
+    assert error.endswith("ranks 16 = 32768; use 32768, or batch.micro=1; no answer to --time before that")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

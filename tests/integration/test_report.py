@@ -2,7 +2,7 @@
 
 import json
 
-from tests.helpers.cli import run_cli, run_light
+from tests.helpers.cli import Result, run_cli, run_light
 from tests.unit.report.run_folders import metric_row, write_run
 
 
@@ -38,4 +38,11 @@ def test_what_is_no_run_is_an_error_and_leaves_no_page(tmp_path):
     write_run(tmp_path / "run", [metric_row(1)])
     result = run_light("report", "run", "nowhere", cwd=tmp_path)
     assert result.code == 64 and result.errors == ["nowhere: no run here (no run.json); check the path"]
+    folder = run_light("report", ".", cwd=tmp_path)
+    assert folder.errors == [".: no run here (no run.json); name a run in it, such as run"]
     assert not (tmp_path / "report.html").exists()
+
+
+def test_there_are_no_runs_before_the_first(tmp_path):
+    assert run_light("runs", cwd=tmp_path) == Result(0, "no runs in runs\n", "")
+    assert run_light("runs", "elsewhere", cwd=tmp_path).errors[0].startswith("elsewhere: no such folder")

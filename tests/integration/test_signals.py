@@ -12,6 +12,8 @@ import pytest
 
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
 from pretrain.run.stop import STOP_SIGNALS
+from tests.helpers.documents import ROOT
+from tests.helpers.fork_server import SOURCE_PATH
 from tests.helpers.holds import HELD, Hold
 from tests.helpers.runs import RunMaker, assert_same_run
 from tests.helpers.waiting import finish, pass_time, stopwatch, wait_until
@@ -199,3 +201,23 @@ def test_a_signal_that_comes_when_one_of_them_has_a_handler_ends_it_with_75(make
     process.send_signal(number)
     assert finish(process)[0] == ""
     assert process.returncode == EXIT_RESUME_ME
+
+
+def test_ctrl_c_ends_the_quickstart_with_its_command_and_says_what_continues(tmp_path):
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    script = subprocess.Popen(
+        ["sh", str(ROOT / "configs/run/quickstart.sh")],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "PYTHONPATH": SOURCE_PATH},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # a group, to which a terminal sends Ctrl-C
+    )
+    assert script.stdout is not None and script.stdout.readline() == "\n"
+    shown = script.stdout.readline()
+    os.killpg(script.pid, signal.SIGINT)
+    output, _ = finish(script)
+    assert shown == "$ pretrain prepare --output data/stdlib\n"
+    assert output.endswith("\n-- interrupted; make quickstart continues\n") and "failed" not in output
+    assert script.returncode == 128 + signal.SIGINT

@@ -11,8 +11,10 @@ paired       two files; a line is one side         parquet      a row is a recor
 Files are listed and asked for their sizes, not read.
 """
 
+import logging
 import re
 import sysconfig
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,6 +29,7 @@ from pretrain.prepare.input_parts import InputFile
 from pretrain.prepare.inputs.local_files import find_local, stat_local, walk
 from pretrain.prepare.inputs.remote_files import find_remote, serves_ranges
 from pretrain.utils.remote import SCHEMES, is_remote, without_secrets
+from pretrain.utils.units import plural
 
 ASKED_AT_ONCE = 16
 FORMAT_OF_SUFFIX = {
@@ -46,6 +49,8 @@ KINDS_OF_FORMAT: dict[str, tuple[DataKind, ...]] = {"text": ("text",), "lines": 
 
 # Generated files of the standard library: long tables of characters and numbers, and a manual in strings.
 _TABLES = ("encodings", "pydoc_data", "stringprep.py", "entities.py", "_sysconfigdata")
+
+_log = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)")
 _Item = TypeVar("_Item")
@@ -130,6 +135,7 @@ def _find_all(paths: Sequence[str], wanted: str) -> list[InputFile]:
         named = listed if listed == [path] and "." not in _without_compression(path) else []
         known = [file for file in listed if wanted != "auto" or _format_of(file)] or named
         if known:
+            _tell_left_out(given, set(listed).difference(known))
             return [remote[file] if is_url else stat_local(file) for file in known]
         what = "nothing to read"
         fix = f"give files of {KNOWN_SUFFIXES}"
@@ -143,6 +149,18 @@ def _find_all(paths: Sequence[str], wanted: str) -> list[InputFile]:
         for file in found:
             files.setdefault(file.path, file)
     return list(files.values())
+
+
+def _tell_left_out(given: str, files: set[str]) -> None:
+    """Says how many files of a folder are of types that are not read, by their endings."""
+    names = [_name_of(file) for file in files]
+    ends = (name[len(Path(_without_compression(name)).stem) :] or "without ending" for name in names)
+    endings = Counter(sorted(ends))
+    shown = [f"{count} {ending}" for ending, count in endings.most_common(8)]
+    if files:
+        rest = ", ..." if len(endings) > len(shown) else ""
+        text = "%s: %s of other types left out: %s%s"
+        _log.info(text, without_secrets(given), plural(len(files), "file"), ", ".join(shown), rest)
 
 
 def _map(function: Callable[[_Item], _Result], items: Sequence[_Item], at_once: bool) -> Iterator[_Result]:

@@ -45,8 +45,11 @@ def test_the_reference_is_as_the_fields_are():
         ("inputs.0.path", "inputs.path (pretrain prepare)\n"),
         (
             "optim.schedule",
-            "  Learning rate as a pure function of the step.\n  keys       kind, warmup_steps, warmup_tokens,",
+            "  min_ratio        number (>= 0, <= 1), default 0.1: Final learning rate divided by the peak; for\n"
+            "                   `inverse_sqrt` the lower bound.",
         ),
+        ("optim.schedule", "  kind             `cosine`, `linear`, `constant`, `inverse_sqrt`, `wsd`, default "),
+        ("optim", "  lr             number (> 0): Peak learning rate.\n"),
         ("engine.attention", "`auto`, `eager`, `sdpa`, `flex`, `varlen`"),
         ("model.preset", "Name of `pretrain presets`"),
         ("tracking.attention.heads", "  type       list of integer (>= 0) or null (at least 1 item(s))\n"),
@@ -66,6 +69,14 @@ def test_a_key_of_a_run_and_of_prepare_is_explained_for_both():
     assert explain_key("model.decoder.layers").count("model.decoder.layers (") == 2
     with pytest.raises(ConfigError, match="there is no key 'sead'; did you mean seed"):
         explain_key("sead")
+
+
+@pytest.mark.parametrize(
+    ("key", "near"), [("learning_rate", "optim.lr or"), ("gradient_clipping", "optim.grad_clip"), ("rate", "objective")]
+)
+def test_an_unknown_key_is_answered_by_meaning_and_by_its_last_word(key, near):
+    with pytest.raises(ConfigError, match=rf"there is no key '{key}'; did you mean {near}"):
+        explain_key(key)
 
 
 def resolve(part, schema):

@@ -80,10 +80,17 @@ def test_a_number_that_is_no_count_is_refused(write, text):
 
 
 def test_a_value_is_shown_as_it_was_written(write):
-    (line,) = problems(write(BASE), "eval.every_steps=null")
-    assert line.startswith("override 'eval.every_steps=null': eval.every_steps=null: input should be")
-    (line,) = problems(write(BASE), "train.steps=true")
+    (line,) = problems(write(BASE), "eval={every_steps: null}")
+    assert line.startswith("override 'eval={every_steps: null}': eval.every_steps=null: input should be")
+    (line,) = problems(write(BASE), "train={steps: true}")
     assert "train.steps=true: " in line
+
+
+def test_an_override_is_not_repeated_and_a_name_is_told_its_letters(write):
+    (line,) = problems(write(BASE), "checkpoint.keep=1")
+    assert line == "override 'checkpoint.keep=1': input should be greater than or equal to 2"
+    (line,) = problems(write(BASE), "run.name=a b")
+    assert line.endswith("'; use letters, digits, `.`, `_` and `-`, a letter or digit first")
 
 
 def test_text_of_any_language_is_dumped_as_it_is(write):
@@ -94,10 +101,7 @@ def test_text_of_any_language_is_dumped_as_it_is(write):
 def test_a_quoted_number_stays_text(write):
     assert load_config(write(BASE), ["run.name='2024'"]).run.name == "2024"
     (line,) = problems(write(BASE), "optim.lr='1'")
-    assert (
-        line
-        == """override "optim.lr='1'": optim.lr='1': input should be a valid number; write a number, without quotes"""
-    )
+    assert line == """override "optim.lr='1'": input should be a valid number; write a number, without quotes"""
 
 
 def test_interpolations_stay_literal(write):
@@ -239,7 +243,7 @@ def test_a_secret_is_not_repeated(write):
         (
             ["batch.global_tokens=1000"],
             "override 'batch.global_tokens=1000': batch.global_tokens=1000 must be a multiple of batch.seq_len=64; "
-            "use 960 or 1024",
+            "use 896 or 1024",
         ),
         (
             ["model.max_seq_len=32"],

@@ -85,7 +85,7 @@ def test_an_override_of_an_input_that_is_not_there_is_named(write, override):
 
 
 def test_a_bad_override_is_named(write):
-    with pytest.raises(ConfigError, match="override 'shard_tokens=0': shard_tokens=0: input should be greater than or"):
+    with pytest.raises(ConfigError, match="override 'shard_tokens=0': input should be greater than or"):
         load_section(PrepareConfig, write(FILE), ["shard_tokens=0"])
 
 

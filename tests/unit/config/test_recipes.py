@@ -27,8 +27,34 @@ def test_a_recipe_is_found_by_its_name(name):
 def test_a_name_is_that_of_a_recipe_of_the_command():
     assert find_config("chat").parent.name == "finetune"
     assert load_section(PrepareConfig, "chat").output == "data/chat"
-    with pytest.raises(ConfigError, match=r"^stdlib_t5: no such config file; check the path; `pretrain recipes` lists"):
-        load_config("stdlib_t5")
+    with pytest.raises(
+        ConfigError, match=r"^nowhere_near: no such config file; check the path; `pretrain recipes` lists"
+    ):
+        load_config("nowhere_near")
+
+
+@pytest.mark.parametrize("name", ["stdlib_t5", "prepare/stdlib_t5", "configs/prepare/stdlib_t5.yaml", "mine.yaml"])
+def test_a_config_of_prepare_is_refused_for_a_run_in_one_line(name):
+    Path("mine.yaml").write_text("output: data/mine\ninputs: [{path: a}]\nspilt: tail:0.1\nseed: 1\n")
+    with pytest.raises(ConfigError, match=rf"^{name}: this is a config of `pretrain prepare`; use it there[^\n]*$"):
+        load_config(name)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "configs/run/quickstart.yaml", "mine.yaml"])
+def test_a_config_of_a_run_is_refused_for_prepare_in_one_line(name):
+    Path("mine.yaml").write_text("include: configs/run/quickstart.yaml\n")
+    with pytest.raises(ConfigError, match=rf"^{name}: this is a config of `pretrain train`; use it there[^\n]*$"):
+        load_section(PrepareConfig, name, ["output=data/mine"])
+
+
+@pytest.mark.parametrize("name", ["zero2", "engine/zero2", "configs/engine/zero2.yaml"])
+def test_a_part_is_said_to_be_one(name):
+    is_part = (
+        rf"^{name}: this is a part, and no whole config; in a config of yours: `include: configs/engine/zero2.yaml`$"
+    )
+    for use in (load_config, lambda name: copy_recipe(name, None)):
+        with pytest.raises(ConfigError, match=is_part):
+            use(name)
 
 
 def test_a_file_of_the_user_comes_first(tmp_path):

@@ -85,5 +85,5 @@ def test_a_word_without_a_token_is_left_out(lent):
 
 def test_texts_that_do_not_fit_are_refused_by_number(lent):
     _, ours, _, _ = lent
-    with pytest.raises(ConfigError, match="text 2: the prompt has 22 tokens"):
+    with pytest.raises(ConfigError, match="text 2: the text has 22 tokens"):
         list(classify(ours.model, ours.codec, LABELS, ["it", "it " * 20]))

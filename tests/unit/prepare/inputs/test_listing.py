@@ -18,6 +18,15 @@ def test_folder_is_read_recursively_sorted_without_hidden_or_unsupported_files(t
     assert listed(tmp_path, str(tmp_path)) == ["a/y.py", "a/z.md", "a.jsonl", "b.txt", "c.jsonl.gz"]
 
 
+def test_files_of_a_folder_that_are_not_read_are_counted_by_their_ending(tmp_path, caplog):
+    touch(tmp_path, "a.txt", "b.csv", "c/d.csv.gz", "c/e.csv", "h.parquet.gz", "README", ".hidden.csv")
+    with caplog.at_level("INFO"):
+        assert listed(tmp_path, str(tmp_path)) == ["a.txt"]
+        listed(tmp_path, str(tmp_path / "a.txt"))
+    endings = "2 .csv, 1 .csv.gz, 1 .parquet.gz, 1 without ending"
+    assert caplog.messages == [f"{tmp_path}: 5 files of other types left out: {endings}"]
+
+
 def test_format_and_compression_go_by_the_name(tmp_path):
     names = ["a.json", "b.jsonl.zst", "c.md.gz", "d.parquet", "e.tar.gz", "f.tar", "g.txt.zst", "h.parquet.gz"]
     touch(tmp_path, *names)
