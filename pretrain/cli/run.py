@@ -1,5 +1,6 @@
 """`pretrain config`, `train`, `rollback`, `runs` and `report`."""
 
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -72,7 +73,9 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
     from pretrain.run.lease import refuse_if_owned
     from pretrain.utils.log import setup_logging
     from pretrain.utils.status_line import show_phase
+    from pretrain_launch.runs import queued_line
 
+    has_launcher = "RANK" in os.environ  # which has warned already, or is a job itself
     world = read_world()
     loaded = load_config(config, overrides or [])
     # Before torch is imported, which takes seconds.
@@ -82,6 +85,8 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
         if world.is_main:
             typer.echo(complete)
         raise typer.Exit()
+    if not has_launcher and (warning := queued_line(loaded.folder)):
+        typer.echo(warning, err=True)
     setup_logging(world.rank, world.size)
     show_phase("importing torch")
     from pretrain.train.run import run_training
