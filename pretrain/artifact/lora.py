@@ -42,7 +42,7 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
     The model may be on the meta device; values of adapters are not set. Returns the layers' names.
 
     Raises:
-        ConfigError: A pattern matches no linear layer of a block.
+        ConfigError: A pattern matches no linear layer of a block, or the rank is more than that of every layer.
         LaunchError: peft is missing.
     """
     modules = {name: part for name, part in model.named_modules() if ".blocks." in name}
@@ -55,6 +55,10 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
                 fix=f"use *.{' or *.'.join(kinds)}, or '*' for all",
             )
     layers = [name for name in linear if matches(name, config.targets)]
+    full_rank = max(min(modules[name].weight.shape) for name in layers)
+    if config.rank > full_rank:
+        what = f"finetune.rank={config.rank} is more than the rank of any layer, {full_rank} at most"
+        raise ConfigError(what, fix="lower it: 8 to 64 are usual")
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:

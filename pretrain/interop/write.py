@@ -109,7 +109,9 @@ def write_release(
         ConfigError: No family represents the model exactly, dtype is unknown, `out` is not empty.
         DiskError: The disk refused; nothing is left under `out`.
     """
-    config, read = _with_label_bias(config, read)
+    if (released := as_released(config)) != config:
+        own, zeros = read, torch.zeros(len(config.head.labels))
+        config, read = released, lambda name: zeros if name == "head.bias" else own(name)
     chosen = choose_family(config, family)
     architecture = chosen.architecture(config)
     if labels_words:
@@ -146,14 +148,11 @@ def write_release(
     return ExportReport(chosen.model_type, architecture, plan.num_parameters, plan.total_bytes, files)
 
 
-def _with_label_bias(config: ModelConfig, read: Reader) -> tuple[ModelConfig, Reader]:
-    """Adds a bias of zeros to a head over labels without one, which no class of theirs has."""
+def as_released(config: ModelConfig) -> ModelConfig:
+    """Returns the config with a bias in a head over labels, as every class of theirs has one; of zeros if it is new."""
     if config.head.kind != "labels" or config.head.bias:
-        return config, read
-    zeros = torch.zeros(len(config.head.labels))
-    head = config.head.model_copy(update={"bias": True})
-    config = config.model_copy(update={"head": head})
-    return config, lambda name: zeros if name == "head.bias" else read(name)
+        return config
+    return config.model_copy(update={"head": config.head.model_copy(update={"bias": True})})
 
 
 def model_card(
