@@ -48,6 +48,9 @@ _USAGES = {
 
 _GENERATES = """inputs = tokenizer("A text", return_tensors="pt", return_token_type_ids=False)
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0], skip_special_tokens=True))"""
+_CHATS = """turns = [{"role": "user", "content": "A question"}]
+inputs = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+print(tokenizer.decode(model.generate(inputs, max_new_tokens=64)[0], skip_special_tokens=True))"""
 _USES = {"text-generation": _GENERATES, "translation": _GENERATES}
 _SCORES = """inputs = tokenizer("A text", return_tensors="pt")
 outputs = model(**inputs)"""
@@ -63,6 +66,7 @@ class About:
     source: str = ""  # origin of the weights
     run_config: str = ""  # YAML
     metrics: dict[str, float] = field(default_factory=dict)
+    chats: bool = False  # its tokenizer has a template of conversations
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +196,7 @@ def model_card(
     calls = [f'name = "{about.folder}"  # this folder, or its name on the hub']
     calls += [f"{name} = {loader}.from_pretrained(name)" for name, loader in classes.items()]
     if has_tokenizer:
-        calls.append(_USES.get(task, _SCORES))
+        calls.append(_CHATS if about.chats else _USES.get(task, _SCORES))
     loads = "\n".join(calls)
     imports = f"from transformers import {', '.join(classes.values())}"
     parts.append(f"## Use\n\n```python\n{imports}\n\n{loads}\n```")

@@ -32,7 +32,7 @@ _ATTEMPT = {
     "world_size": int, "from_step": int, "committed_step": int, "versions": dict, "slurm": dict,
 }  # fmt: skip
 _SLURM = {"job": str, "array": str, "restart": int, "nodes": str, "num_nodes": int}
-_RESTORE = "restore it, or remove it: the run goes on from its last checkpoint, without a record of its starts"
+_RESTORE = "restore it, or remove it: the run continues at its last checkpoint, without a record of its starts"
 COMMITTED = "committed_step"
 """Key of an attempt: its newest commit."""
 SAVED = "checkpoint_step"

@@ -24,7 +24,7 @@ def test_a_damaged_record_leaves_its_run_out_unless_it_is_the_only_one(tmp_path)
     assert list(records) == [good]
     assert len(notes) == 1 and notes[0].startswith(f"{garbage} is left out: run.json cannot be read: ")
     for paths in ([garbage], [garbage, garbage]):
-        with pytest.raises(ConfigError, match="restore it, or remove it: the run goes on from its last checkpoint"):
+        with pytest.raises(ConfigError, match="restore it, or remove it: the run continues at its last checkpoint"):
             read_records(paths)
     with pytest.raises(ConfigError, match="no run here"):  # a mistyped path is no damage
         read_records([good, tmp_path / "absent"])
