@@ -12,7 +12,7 @@ of ours: traceback and exit code 70.
 | 66 | a checkpoint is missing, damaged, or not of this model | no |
 | 69 | ranks cannot be started or reach each other, a package is missing, or a GPU's memory is too small | no |
 | 70 | of a bug of ours | no |
-| 73 | another live process owns the folder | once that one has ended |
+| 73 | another live process owns the folder, or a job of the run is in the queue | once that one has ended |
 | 74 | the disk refused a write: full, over quota, read-only | once there is room |
 | 75 | it was asked to stop, and has saved all that there was | yes: the same command continues |
 | 76 | a rank hangs, is frozen or is gone | yes |

@@ -13,6 +13,7 @@ from pretrain.utils.log import printable
 from pretrain.utils.units import count, span
 from pretrain_launch.runs import RunFacts, effective
 
+MAX_STARTS = 200  # the newest ones are shown; a terminal takes seconds for thousands
 WIDE = 110  # columns of a terminal from which on reasons stand in the table, not below it
 _COLUMNS = ("state", "step", "loss", "tokens/s", "checkpoint", "job", "restarts")
 _NEVER = {
@@ -104,20 +105,23 @@ def show_run(run: RunFacts, console: Console) -> None:
     if not run.starts:
         return
     console.print()
-    console.print(_starts(run.starts))
-    for number, start in enumerate(run.starts, start=1):
+    shown = list(enumerate(run.starts, start=1))[-MAX_STARTS:]
+    if hidden := len(run.starts) - len(shown):
+        console.print(f"the {hidden} starts before these: --json")
+    console.print(_starts(shown))
+    for number, start in shown:
         is_lost = start["exit_code"] is None and not start["is_at_work"]
         ended = "without a word: killed, or its node was lost" if is_lost else start["reason"]
         if ended:
             console.print(printable(f"start {number}: {'refused: ' * start['is_refused']}{ended}"), markup=False)
 
 
-def _starts(starts: list[dict[str, Any]]) -> Table:
+def _starts(starts: list[tuple[int, dict[str, Any]]]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("start", "job", "began", "lasted", "ranks", "from", "code"):
         table.add_column(name, justify=_justify(name), no_wrap=True)
     table.add_column("nodes", overflow="fold")
-    for number, start in enumerate(starts, start=1):
+    for number, start in starts:
         restart = f"+{start['restart']}" if start["restart"] else ""
         began = lasted = ""
         with suppress(TypeError, ValueError):

@@ -76,3 +76,15 @@ def last_end(rows: list[dict[str, Any]], chain: str) -> dict[str, Any] | None:
     """Returns the newest row of an end in a chain."""
     ends = [row for row in rows if row["event"] == "end" and row.get("chain") == chain]
     return ends[-1] if ends else None
+
+
+def job_of(row: dict[str, Any]) -> str:
+    """Returns the id of a row's job, `job_task` for an element of an array."""
+    return str(row.get("array") or row.get("job") or "")
+
+
+def jobs_without_work(rows: list[dict[str, Any]]) -> set[str]:
+    """Returns the jobs of chains that ended before these jobs began: all that they do is say so."""
+    ended = {row.get("chain") for row in rows if row["event"] == "end" and row.get("decision") == "end"}
+    submitted = {job_of(row) for row in rows if row["event"] == "submit" and row.get("chain") in ended}
+    return submitted - {job_of(row) for row in rows if row["event"] == "start"}

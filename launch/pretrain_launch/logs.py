@@ -8,6 +8,7 @@ from pathlib import Path
 from pretrain.errors import ConfigError
 from pretrain.run.folder import RunDir
 from pretrain.utils.safe_read import open_file
+from pretrain_launch.journal import jobs_without_work, read_journal
 
 POLL_S = 0.5
 ASK_S = 5.0
@@ -15,8 +16,10 @@ _TAIL_BYTES = 1 << 20
 
 
 def newest_log(run: RunDir, rank: int | None = None) -> Path:
-    """Returns the log of a rank, which may be missing; for None of the newest Slurm job, else of rank 0."""
-    jobs = run.logs.glob("slurm-*.out") if rank is None else ()
+    """Returns the log of a rank, which may be missing; for None of the newest Slurm job with work, else of rank 0."""
+    jobs = set(run.logs.glob("slurm-*.out")) if rank is None else set()
+    if len(jobs) > 1:  # a job whose chain had ended before it prints that alone
+        jobs -= {run.logs / f"slurm-{job}.out" for job in jobs_without_work(read_journal(run))}
     return max(jobs, key=lambda path: path.stat().st_mtime, default=run.logs / f"rank-{rank or 0:05d}.log")
 
 

@@ -24,7 +24,7 @@ from pretrain.errors import EXIT_DATA, EXIT_LOCKED, EXIT_OK, EXIT_RESUME_ME, EXI
 from pretrain.run.folder import RunDir
 from pretrain.run.owner import live_owner
 from pretrain.utils.safe_read import MAX_INT, check_fields, open_file, parse_json, read_json
-from pretrain_launch.journal import mark_of_cancel, read_journal
+from pretrain_launch.journal import job_of, mark_of_cancel, read_journal
 from pretrain_launch.logs import newest_log
 from pretrain_launch.slurm_tools import SlurmJob, find_jobs
 
@@ -73,11 +73,6 @@ def merge_starts(attempts: list[dict[str, Any]], journal: list[dict[str, Any]]) 
 def effective(starts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the starts that tell how a run is: those that were not refused, where there are any."""
     return [start for start in starts if not start["is_refused"]] or starts
-
-
-def job_of(row: dict[str, Any]) -> str:
-    """Returns the id of a journal row's job, `job_task` for an element of an array."""
-    return str(row.get("array") or row.get("job") or "")
 
 
 def _instant(text: str | None) -> datetime:
@@ -158,6 +153,15 @@ def read_runs(folders: list[Path]) -> list[RunFacts]:
 def read_run(folder: Path) -> RunFacts:
     """Returns the facts of one run."""
     return read_runs([folder])[0]
+
+
+def queued_line(folder: Path) -> str:
+    """Returns a warning about the jobs of a run that Slurm still knows; empty where there are none."""
+    jobs = [job.element for job in read_run(folder).queue]
+    if not jobs:
+        return ""
+    fix = f"cancel it first: pretrain launch cancel {folder}"
+    return f"warning: job {', '.join(jobs)} of this run is in the queue, and will find it in use (73); {fix}"
 
 
 def _jobs_in(folders: list[Path]) -> set[str]:

@@ -81,6 +81,9 @@ def submit_job(arguments: Sequence[str], fix: str) -> str:
     job = answer.output.strip().partition(";")[0]
     if answer.code or not job.isdecimal():
         what = f"Slurm refuses the job: {answer.complaint}"
+        if "invalid partition" in answer.complaint:
+            partitions = ask(["sinfo", "--noheader", "--format=%R"]).output.split()
+            fix = f"the partitions are {', '.join(partitions)}"
         raise LaunchError(what, where="sbatch", fix=fix)
     return job
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pretrain.errors import ConfigError, LaunchError
+from pretrain.errors import ConfigError, LaunchError, LockedError
 from pretrain.run.folder import RunDir
 from pretrain.run.lease import Lease
 from pretrain.utils.io import make_dir, write_file, write_json
@@ -87,8 +87,8 @@ def claimed(folders: Sequence[RunDir]) -> Iterator[None]:
     """Owns run folders while they are submitted; a job that begins meanwhile waits for the release.
 
     Raises:
-        LaunchError: A job of one of the runs waits or runs already, or Slurm does not answer.
-        LockedError: A process works on one, or submits it.
+        LaunchError: Slurm does not answer.
+        LockedError: A process works on one of the runs, or submits it, or a job of one waits or runs already.
     """
     _refuse_if_queued(folders)
     with ExitStack() as leases:
@@ -106,7 +106,7 @@ def _refuse_if_queued(folders: Sequence[RunDir]) -> None:
             fix = f"wait for it, or cancel it: pretrain launch cancel {facts.path}"
             if facts.queue[0].state == "COMPLETING":
                 fix = "it is ending: try again in a moment"
-            raise LaunchError(what, where=str(facts.path), fix=fix)
+            raise LockedError(what, where=str(facts.path), fix=fix)
 
 
 def submit(spec: LaunchSpec) -> str:
@@ -174,8 +174,8 @@ def resubmit(run: Path) -> str:
     """Submits the job of a run again with its last settings; returns its id.
 
     Raises:
-        LaunchError: It has no Slurm job, or one that waits or runs, or Slurm does not answer.
-        LockedError: A process works on the run.
+        LaunchError: It has no Slurm job, or Slurm does not answer.
+        LockedError: A process works on the run, or a job of it waits or runs.
         ConfigError: The folder is a copy of the run's.
     """
     spec_path = RunDir(run).launch / "spec.json"

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pretrain.artifact.model_path import open_source
+from pretrain.artifact.model_path import is_release, open_source
 from pretrain.artifact.source import TOKENIZER_FOLDER, ModelSource, is_adapter, name_without_adapter
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.load import load_config
@@ -27,6 +27,8 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import ConfigError, DataError, LaunchError, install_fix
 from pretrain.interop.choose import choose_family
+from pretrain.interop.family import Family
+from pretrain.interop.fields import CARD
 from pretrain.model.build import seeded_by_name
 from pretrain.model.stack import Stack
 from pretrain.tokenizer import parse_tokenizer
@@ -42,7 +44,7 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
     The model may be on the meta device; values of adapters are not set. Returns the layers' names.
 
     Raises:
-        ConfigError: A pattern matches no linear layer of a block.
+        ConfigError: A pattern matches no linear layer of a block, or the rank is more than that of every layer.
         LaunchError: peft is missing.
     """
     modules = {name: part for name, part in model.named_modules() if ".blocks." in name}
@@ -55,6 +57,10 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
                 fix=f"use *.{' or *.'.join(kinds)}, or '*' for all",
             )
     layers = [name for name in linear if matches(name, config.targets)]
+    full_rank = max(min(modules[name].weight.shape) for name in layers)
+    if config.rank > full_rank:
+        what = f"finetune.rank={config.rank} is more than the rank of any layer, {full_rank} at most"
+        raise ConfigError(what, fix="lower it: 8 to 64 are usual")
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -127,10 +133,12 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
             tensors[f"base_model.model.{module}.lora_B.weight"] = part.contiguous()
         transposed = transposed or weight.transposed
     run = load_config(described.run.config, extensions="ignore")
+    start = Path(str(run.init.from_))
+    base = str(start) if is_release(start) else None  # peft can load no other
     facts = {
         "peft_type": "LORA",
         "task_type": _TASKS[config.shape],
-        "base_model_name_or_path": run.init.from_,
+        "base_model_name_or_path": base,
         "r": run.finetune.rank,
         "lora_alpha": run.finetune.alpha,
         "lora_dropout": run.finetune.dropout,
@@ -144,8 +152,38 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
     with new_folder(out) as folder:
         write_json(folder / "adapter_config.json", facts)
         write_file(folder / "adapter_model.safetensors", save(tensors, metadata={"format": "pt"}))
+        write_file(folder / CARD, _adapter_card(out.name, start, chosen, chosen.architecture(config)).encode())
+        for name, content in described.load_tokenizer_files():
+            write_file(folder / name, content)
     count = sum(tensor.numel() for tensor in tensors.values())
     return ExportedAdapter(chosen.model_type, run.finetune.rank, len(modules), count)
+
+
+def _adapter_card(name: str, start: Path, family: Family, architecture: str) -> str:
+    """Returns README.md of exported adapters: the base model that they fit, and how both are loaded."""
+    base = f"`{start.name}`"
+    if not is_release(start):
+        base = f"an export of `{start.name}`: `pretrain export {start.name} base --family {family.model_type}`"
+    return f"""---
+library_name: peft
+tags:
+- lora
+- {family.model_type}
+---
+
+# {name}
+
+Adapters of {base}.
+
+```python
+from peft import PeftModel
+from transformers import AutoTokenizer, {architecture}
+
+base = {architecture}.from_pretrained("base")  # the folder of that model
+model = PeftModel.from_pretrained(base, "{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+```
+"""
 
 
 def freeze(model: nn.Module, patterns: Collection[str]) -> int:

@@ -75,7 +75,7 @@ class AdaptedModel:
         self.num_added = max(0, self._new - self._old)  # tokens that `source` lacks
         same_kind = model.head.kind == theirs.head.kind
         is_lm = same_kind and model.head.kind == "lm"
-        self._tables = {"embedding.weight", *(SCORES if is_lm else ())}
+        self._tables = {"embedding.weight", *(SCORES if is_lm else ())} & shapes.keys()
         # Scores of other labels are learned anew, even where their number is the same.
         same_scores = is_lm or (same_kind and model.head.labels == theirs.head.labels)
         may_lack = not same_kind or model.head.kind == "labels"
@@ -97,6 +97,11 @@ class AdaptedModel:
         self.left = {name: shape for name, shape in source.shapes.items() if name not in used}
         self._crcs: dict[str, int] = {}
         self._last: tuple[str, Tensor] | None = None
+
+    @property
+    def tables(self) -> list[str]:
+        """Names of the parameters with a row for each token."""
+        return sorted(self._tables)
 
     def _fits(self, name: str, shape: Shape) -> bool:
         theirs = self.source.shapes.get(name)
@@ -152,7 +157,7 @@ class AdaptedModel:
             line += f": {len(self.shapes)} parameters, {num_values:,} values"
         lines = [line + (f"; left there: {_listed(self.left)}" if self.left else "")]
         if self.num_added:
-            tables = ", ".join(sorted(self._tables & self.shapes.keys()))
+            tables = ", ".join(self.tables)
             lines.append(
                 f"{self.num_added} tokens are new to the model of {self._old:,}: "
                 f"their rows of {tables} are the mean of the others"

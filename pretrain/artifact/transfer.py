@@ -23,6 +23,7 @@ from pretrain.artifact.source import ModelSource
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import RecurrentConfig, SpecialTokens
 from pretrain.errors import CheckpointError, ConfigError
+from pretrain.interop.fields import CHAT_TEMPLATE
 from pretrain.interop.generation import load_generation_defaults, write_generation_defaults
 from pretrain.interop.label_names import WORDS, labelled_by
 from pretrain.interop.release import fetch_release, open_release
@@ -214,7 +215,9 @@ def export_model(
             where=str(path),
             fix="use it with `pretrain generate` and `pretrain evaluate`",
         )
-    about = About(name=out.name, folder=out.name, source=described.path.name)
+    files = described.load_tokenizer_files()
+    chats = any(name == CHAT_TEMPLATE or b'"chat_template"' in content for name, content in files)
+    about = About(name=out.name, folder=out.name, source=described.path.name, chats=chats)
     if described.run is not None:
         run = load_config(described.run.config, extensions="ignore")
         origin = f"run {run.run.name}, {described.path.name}"
@@ -223,7 +226,7 @@ def export_model(
             # The last value of each metric remains.
             numbers = {key: row[key] for key in row if key in _CARD_METRICS or key.startswith("val_")}
             metrics |= {key: float(value) for key, value in numbers.items()}
-        about = About(run.run.name, out.name, origin, dump_config(run, is_published=True), metrics)
+        about = About(run.run.name, out.name, origin, dump_config(run, is_published=True), metrics, chats)
     written = write_release(
         config,
         described.read,
@@ -231,7 +234,7 @@ def export_model(
         dtype=dtype,
         family=family,
         generation=write_generation_defaults(described.generation, config.special_tokens),
-        tokenizer_files=described.load_tokenizer_files(),
+        tokenizer_files=files,
         about=about,
         labels_words=labels_words(described),
         check=partial(check_scores, described) if check else None,

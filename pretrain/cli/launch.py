@@ -1,5 +1,6 @@
 """Commands of `pretrain launch`: local, slurm, status, logs, cancel, resubmit."""
 
+import glob
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pretrain_launch.site import SiteConfig
     from pretrain_launch.spec import LaunchSpec, Mode
 
+MAX_SWEEP = 8  # runs of a sweep that an error names
 
 launch_app = CommandGroup(
     "Start the ranks of a run, here or by Slurm.\n\n"
@@ -51,6 +53,7 @@ def launch_local_command(
     from pretrain.utils.process import discard_refused_stdout
     from pretrain.utils.units import plural
     from pretrain_launch.local import launch_local
+    from pretrain_launch.runs import queued_line
 
     discard_refused_stdout()
     loaded = load_config(config, overrides or [])
@@ -62,6 +65,8 @@ def launch_local_command(
     check_local(loaded.data)
     run = RunDir(loaded.folder)
     refuse_if_owned(run.lease)
+    if warning := queued_line(run.path):
+        typer.echo(warning, err=True)
     typer.echo(f"launch: starting {plural(ranks, 'rank')} of {run.path}", err=True)
     raise typer.Exit(launch_local(config, overrides or [], ranks, port, run.logs))
 
@@ -208,7 +213,9 @@ def _checked(run: Path) -> Path:
 
     if not is_run(run):
         what = "no run here (no run.json, no launch/spec.json)"
-        raise ConfigError(what, where=str(run), fix="give a run folder")
+        of_sweep = sorted(filter(is_run, run.parent.glob(f"{glob.escape(run.name)}-[0-9]*")))[:MAX_SWEEP]
+        fix = f"give one of its sweep: {', '.join(map(str, of_sweep))}" if of_sweep else "give a run folder"
+        raise ConfigError(what, where=str(run), fix=fix)
     return run.absolute()
 
 
@@ -274,7 +281,8 @@ def _submit(configs: "list[RunConfig]", specs: "list[LaunchSpec]", jobs: int) ->
         for config, spec in zip(configs, specs, strict=True):
             write_spec(spec, dump_config(config))
         if len(specs) > 1:
-            typer.echo(f"submitted {len(specs)} runs as job array {submit_array(specs)}")
+            typer.echo(f"submitted {len(specs)} runs as job array {submit_array(specs)}:")
+            typer.echo("\n".join(spec.run for spec in specs))
             return
         for _ in range(jobs):
             typer.echo(f"submitted as job {submit(specs[0])}: {specs[0].run}")

@@ -1,5 +1,6 @@
 """`pretrain config`, `train`, `rollback`, `runs` and `report`."""
 
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -74,7 +75,9 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
     from pretrain.run.lease import refuse_if_owned
     from pretrain.utils.log import setup_logging
     from pretrain.utils.status_line import show_phase
+    from pretrain_launch.runs import queued_line
 
+    has_launcher = "RANK" in os.environ  # which has warned already, or is a job itself
     world = read_world()
     loaded = load_config(config, overrides or [])
     # Before torch is imported, which takes seconds.
@@ -84,6 +87,8 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
         if world.is_main:
             typer.echo(complete)
         raise typer.Exit()
+    if not has_launcher and (warning := queued_line(loaded.folder)):
+        typer.echo(warning, err=True)
     setup_logging(world.rank, world.size)
     show_phase("importing torch")
     from pretrain.train.run import run_training
@@ -155,28 +160,27 @@ def report_command(
     Example: pretrain report runs/first runs/second --output report.html
     """
     from pretrain.report.page import write_report
-    from pretrain.report.run_data import label_runs, read_run_data
+    from pretrain.report.run_data import label_runs, read_records, read_run_data
     from pretrain.run.folder import RunDir
     from pretrain.utils.log import printable
     from pretrain.utils.units import size
     from pretrain_launch.journal import read_journal
     from pretrain_launch.runs import merge_starts
 
-    records = [RunDir(folder).read_record() for folder in folders]
-    labels = label_runs([str(record["name"]) for record in records], folders)
+    records, left_out = read_records(folders)
+    labels = label_runs([str(record["name"]) for record in records.values()], list(records))
     runs = [
         read_run_data(folder, label, merge_starts(record["attempts"], read_journal(RunDir(folder))))
-        for folder, label, record in zip(folders, labels, records, strict=True)
+        for label, (folder, record) in zip(labels, records.items(), strict=True)
     ]
     try:
-        facts = write_report(runs, output)
+        facts = write_report(runs, output, left_out)
     except DiskError as error:
         fix = "free space, fix permissions, or give another --output"
         raise DiskError(error.what, where=str(output), fix=fix) from None
     if as_json:
         print_json(facts)
         return
-    for run in runs:
-        for note in run.notes:
-            typer.echo(printable(f"{run.label}: {note}"), err=True)
+    for note in [*left_out, *(f"{run.label}: {note}" for run in runs for note in run.notes)]:
+        typer.echo(printable(note), err=True)
     typer.echo(f"{output}: {size(facts['bytes'])}, open it in a browser")

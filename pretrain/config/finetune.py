@@ -24,10 +24,10 @@ def check_patterns(key: str, patterns: Collection[str], names: Collection[str], 
     for pattern in patterns:
         if not any(matches(name, [pattern]) for name in names):
             first, *_, last = (*names, *names)
-            raise ConfigError(
-                f"{key}: {pattern!r} matches no {what}",
-                fix=f"names are such as {first} and {last}; * stands for any characters",
-            )
+            fix = f"names are such as {first} and {last}; * stands for any characters"
+            if matches("head.weight", [pattern]) and "embedding.weight" in names:
+                fix = "the head is the embedding here (tied): use embedding.weight"
+            raise ConfigError(f"{key}: {pattern!r} matches no {what}", fix=fix)
 
 
 class FinetuneConfig(Section):

@@ -331,11 +331,14 @@ _PLACES = ("path", "from", "cache_dir")
 def dump_config(config: RunConfig, is_published: bool = False) -> str:
     """Returns the resolved config as YAML that `load_config` reads back to an equal config.
 
-    `is_published`: without the sections about the place of the run; of a path its last name remains.
+    `is_published`: without the sections that have their defaults or are about the place of the run; of a path its
+    last name remains.
     """
     values = config.model_dump(by_alias=True, mode="json")
     if is_published:
-        values = {name: _without_places(section) for name, section in values.items() if name not in _OF_THE_PLACE}
+        known = {field.alias or name: name for name, field in type(config).model_fields.items()}
+        kept = [name for name in values if name not in _OF_THE_PLACE and config.differs(known[name])]
+        values = {name: _without_places(values[name]) for name in kept}
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
 
 

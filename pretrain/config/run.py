@@ -143,7 +143,7 @@ class RunConfig(Section):
     def _check_objective(self) -> Self:
         kinds = [task.kind for task in self.objective.tasks]
         for kind in kinds:
-            _check_kind(kind, self.model, self.data)
+            _check_kind(kind, self.model, self.data, self.init.from_)
         if not set.intersection(*(set(NEEDS[kind].data) for kind in kinds)):
             common = f"{', '.join(kinds)} have no kind of data in common"
             raise ValueError(f"objective.mixture: {common}; mix objectives that do")
@@ -179,14 +179,15 @@ class RunConfig(Section):
         return self
 
 
-def _check_kind(kind: str, model: AnyModelConfig, data: DataConfig) -> None:
+def _check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str | None) -> None:
     """Checks that a model and the layout of its data fit an objective."""
     needs = NEEDS[kind]
     head = model.head
     if model.shape not in needs.shapes:
+        this = "this one" if start is None else f"that of init.from={start}"
         raise ValueError(
             f"objective.kind={kind} needs a model with {' or '.join(needs.shapes)}, "
-            f"this one has {model.shape}; choose another model.preset or objective.kind"
+            f"{this} has {model.shape}; choose another {'init.from' if start else 'model.preset'} or objective.kind"
         )
     if model.kind == "recurrent" and model.encoder is None and kind in ("prefix", "ul2"):
         raise ValueError(

@@ -16,6 +16,7 @@ from pretrain.errors import CheckpointError, ConfigError
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 CARD = "README.md"
+CHAT_TEMPLATE = "chat_template.jinja"
 WEIGHTS = "model.safetensors"
 PICKLED_WEIGHTS = "pytorch_model.bin"
 
@@ -23,7 +24,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model",
     "sentencepiece.bpe.model", "source.spm", "target.spm", "target_vocab.json",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
 )  # fmt: skip
 """Every file that a tokenizer of transformers may consist of."""
 

@@ -48,6 +48,9 @@ _USAGES = {
 
 _GENERATES = """inputs = tokenizer("A text", return_tensors="pt", return_token_type_ids=False)
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0], skip_special_tokens=True))"""
+_CHATS = """turns = [{"role": "user", "content": "A question"}]
+inputs = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+print(tokenizer.decode(model.generate(inputs, max_new_tokens=64)[0], skip_special_tokens=True))"""
 _USES = {"text-generation": _GENERATES, "translation": _GENERATES}
 _SCORES = """inputs = tokenizer("A text", return_tensors="pt")
 outputs = model(**inputs)"""
@@ -63,6 +66,7 @@ class About:
     source: str = ""  # origin of the weights
     run_config: str = ""  # YAML
     metrics: dict[str, float] = field(default_factory=dict)
+    chats: bool = False  # its tokenizer has a template of conversations
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,9 @@ def write_release(
         ConfigError: No family represents the model exactly, dtype is unknown, `out` is not empty.
         DiskError: The disk refused; nothing is left under `out`.
     """
-    config, read = _with_label_bias(config, read)
+    if (released := as_released(config)) != config:
+        own, zeros = read, torch.zeros(len(config.head.labels))
+        config, read = released, lambda name: zeros if name == "head.bias" else own(name)
     chosen = choose_family(config, family)
     architecture = chosen.architecture(config)
     if labels_words:
@@ -146,14 +152,11 @@ def write_release(
     return ExportReport(chosen.model_type, architecture, plan.num_parameters, plan.total_bytes, files)
 
 
-def _with_label_bias(config: ModelConfig, read: Reader) -> tuple[ModelConfig, Reader]:
-    """Adds a bias of zeros to a head over labels without one, which no class of theirs has."""
+def as_released(config: ModelConfig) -> ModelConfig:
+    """Returns the config with a bias in a head over labels, as every class of theirs has one; of zeros if it is new."""
     if config.head.kind != "labels" or config.head.bias:
-        return config, read
-    zeros = torch.zeros(len(config.head.labels))
-    head = config.head.model_copy(update={"bias": True})
-    config = config.model_copy(update={"head": head})
-    return config, lambda name: zeros if name == "head.bias" else read(name)
+        return config
+    return config.model_copy(update={"head": config.head.model_copy(update={"bias": True})})
 
 
 def model_card(
@@ -193,7 +196,7 @@ def model_card(
     calls = [f'name = "{about.folder}"  # this folder, or its name on the hub']
     calls += [f"{name} = {loader}.from_pretrained(name)" for name, loader in classes.items()]
     if has_tokenizer:
-        calls.append(_USES.get(task, _SCORES))
+        calls.append(_CHATS if about.chats else _USES.get(task, _SCORES))
     loads = "\n".join(calls)
     imports = f"from transformers import {', '.join(classes.values())}"
     parts.append(f"## Use\n\n```python\n{imports}\n\n{loads}\n```")

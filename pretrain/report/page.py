@@ -54,9 +54,9 @@ _CLOCK_NOTE = (
 )
 
 
-def write_report(runs: Sequence[RunData], output: Path) -> dict[str, Any]:
-    """Writes the page; returns its facts. Raises: DiskError."""
-    page = build_page(runs).encode("utf-8", errors="replace")
+def write_report(runs: Sequence[RunData], output: Path, left_out: Sequence[str] = ()) -> dict[str, Any]:
+    """Writes the page, with notes on runs that are left out; returns its facts. Raises: DiskError."""
+    page = build_page(runs, left_out).encode("utf-8", errors="replace")
     make_dir(output.parent)
     write_file(output, page)
     return {
@@ -64,19 +64,20 @@ def write_report(runs: Sequence[RunData], output: Path) -> dict[str, Any]:
         "path": str(output),
         "bytes": len(page),
         "runs": [summarize(run) for run in runs],
+        "left_out": list(left_out),
         "config_differs": differing_keys(runs),
     }
 
 
-def build_page(runs: Sequence[RunData]) -> str:
-    """Returns the page of one run or more."""
+def build_page(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
+    """Returns the page of one run or more, with notes on runs that are left out."""
     with chart_style():
         curves = [
             section(name, '<div class="grid">', *map(_figure, panels), "</div>")
             for name, panels in choose_panels(runs).items()
         ]
         clocks = [_clock(number, run) for number, run in enumerate(runs)]
-    notes = [f"<li>{escape(run.label)}: {escape(note)}</li>" for run in runs for note in run.notes]
+    notes = [*left_out, *(f"{run.label}: {note}" for run in runs for note in run.notes)]
     keys = [
         f'<span class="run" title="{escape(str(run.path))}">{named(number, run)}</span>'
         for number, run in enumerate(runs)
@@ -88,7 +89,11 @@ def build_page(runs: Sequence[RunData]) -> str:
     style = Path(__file__).with_suffix(".css").read_text(encoding="ascii")
     body = [
         f"<header><h1>{escape(heading)}</h1><p class=note>made {made}</p></header>",
-        section("Summary", summary_table(runs), f'<ul class="note">{"".join(notes)}</ul>' if notes else ""),
+        section(
+            "Summary",
+            summary_table(runs),
+            f'<ul class="note">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else "",
+        ),
         f"<nav>{''.join(keys)}</nav>{_CURVES_NOTE}" if curves else "",
         *curves[:2],
         section("By the clock", _CLOCK_NOTE, *clocks),

@@ -98,6 +98,23 @@ def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]]) -> R
     )
 
 
+def read_records(paths: Sequence[Path]) -> tuple[dict[Path, dict[str, Any]], list[str]]:
+    """Returns run.json by folder, and a note for each run that is left out, as its record is damaged.
+
+    Raises: ConfigError: There is no run at a path, or no record of any can be read.
+    """
+    records: dict[Path, dict[str, Any]] = {}
+    notes: list[str] = []
+    for path in paths:
+        try:
+            records[path] = RunDir(path).read_record()
+        except ConfigError as error:
+            if not RunDir(path).exists() or len(notes) + 1 == len(paths):
+                raise
+            notes.append(f"{path} is left out: {error.what}")
+    return records, notes
+
+
 def label_runs(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
     """Returns names of runs in the report: with the path where two are the same, and a number."""
     labels: list[str] = []

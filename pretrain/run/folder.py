@@ -32,6 +32,7 @@ _ATTEMPT = {
     "world_size": int, "from_step": int, "committed_step": int, "versions": dict, "slurm": dict,
 }  # fmt: skip
 _SLURM = {"job": str, "array": str, "restart": int, "nodes": str, "num_nodes": int}
+_RESTORE = "restore it, or remove it: the run continues at its last checkpoint, without a record of its starts"
 COMMITTED = "committed_step"
 """Key of an attempt: its newest commit."""
 SAVED = "checkpoint_step"
@@ -100,9 +101,9 @@ class RunDir:
             fix = f"name a run in it, such as {inside.parent}" if inside else "check the path"
             raise ConfigError("no run here (no run.json)", where=str(self.path), fix=fix) from None
         except (OSError, ValueError) as error:
-            raise ConfigError(f"run.json cannot be read: {error}", where=str(self.record), fix="restore it") from None
+            raise ConfigError(f"run.json cannot be read: {error}", where=str(self.record), fix=_RESTORE) from None
         if not all(map(record.get, _RECORD_KEYS)):
-            raise ConfigError("not the record of a run", where=str(self.record), fix="restore it")
+            raise ConfigError("not the record of a run", where=str(self.record), fix=_RESTORE)
         return record
 
 

@@ -18,10 +18,13 @@ from pretrain.artifact.source import AdaptedModel, check_base, is_adapter, name_
 from pretrain.checkpoint.agree import agree
 from pretrain.checkpoint.retention import mark_in_use
 from pretrain.checkpoint.state import TrainState
+from pretrain.config.model import ModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.dist import World
-from pretrain.errors import CheckpointError, DiskError, PretrainError
+from pretrain.errors import CheckpointError, ConfigError, DiskError, PretrainError
+from pretrain.interop.choose import choose_family
 from pretrain.interop.family import parameter_shapes
+from pretrain.interop.write import as_released
 from pretrain.model.build import initial_weight
 from pretrain.run.folder import RunDir
 from pretrain.types import FragmentStore
@@ -50,6 +53,11 @@ class InitialWeights:
             return sum(parameter.numel() for parameter in model.parameters())
         layers = add_adapters(model, finetune)
         beside = train_beside(model, self.base.anew, finetune.also)
+        frozen = [name for name in self.base.tables if name not in beside]
+        if self.base.num_added and frozen:
+            text = "rows of %d new tokens in %s are not trained; to train these tables: finetune.also=[%s]"
+            names = ", ".join(frozen)
+            log.warning(text, self.base.num_added, names, ", ".join([*finetune.also, *frozen]))
         in_full = f", {', '.join(beside)} in full among them" if beside else ""
         num = _num_trained(model)
         text = "adapters of rank %d in %d layers: %s values are trained%s"
@@ -78,6 +86,11 @@ class InitialWeights:
         take_weights(source, store)
         for line in source.describe():
             log.info("%s", line)
+        if source.source.run is None and isinstance(self.config.model, ModelConfig):
+            try:
+                choose_family(as_released(self.config.model), None)
+            except ConfigError as error:
+                log.warning("this model can be trained, but `pretrain export` refuses it: %s", error.what)
         return fresh if self.base is None else replace(fresh, base_hash=self.base.fingerprint())
 
     def check(self, saved: TrainState) -> None:

@@ -4,6 +4,7 @@ import json
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +122,64 @@ def test_elements_of_an_array_have_folders_of_their_own(launch, tmp_path):
         assert (config.optim.lr, config.tracking.group) == (lr, "run")
     listed = json.loads((tmp_path / "runs" / "run-0" / "launch" / "array.json").read_text())
     assert listed["specs"] == [str(tmp_path / "runs" / f"run-{number}" / "launch" / "spec.json") for number in range(2)]
+
+
+def command_of_slurm(folder: Path, name: str, script: str) -> None:
+    """Makes a command of Slurm, a script for sh."""
+    path = folder / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_a_sweep_names_its_folders_also_to_those_who_give_its_name(launch, tmp_path, capsys):
+    command_of_slurm(tmp_path, "sbatch", "echo 10")
+    code, output, _ = launch(*NEEDED, "--vary", "optim.lr=1e-3,3e-4")
+    folders = [str(tmp_path / "runs" / f"run-{number}") for number in range(2)]
+    assert (code, output.splitlines()) == (0, ["submitted 2 runs as job array 10:", *folders])
+    assert cli.run(["launch", "status", "runs/run"]) == 64
+    assert "no run here (no run.json, no launch/spec.json); give one of its sweep: runs/run-0, runs/run-1" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_partition_that_is_unknown_to_slurm_is_refused_with_those_that_it_has(launch, tmp_path):
+    command_of_slurm(tmp_path, "sbatch", "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1")
+    command_of_slurm(tmp_path, "sinfo", "echo debug; echo long")
+    code, _, errors = launch(*NEEDED, "--partition", "nope")
+    assert (code, errors) == (
+        69,
+        "error: sbatch: Slurm refuses the job: invalid partition specified: nope; the partitions are debug, long\n",
+    )
+
+
+def test_a_run_with_a_job_in_the_queue_warns_where_it_is_started_here_and_is_not_submitted(launch, tmp_path):
+    """Slurm is asked where the journal names jobs, and by no rank."""
+    command_of_slurm(tmp_path, "sbatch", "echo 10")
+    asked = tmp_path / "asked"
+    command_of_slurm(tmp_path, "squeue", f"echo asked >> {asked}; echo '10|10|PENDING|Resources||0:00|1:00|x'")
+    command = [sys.executable, "-m", "pretrain"]
+    config = ["a.yaml", "train.steps=1", "optim.schedule.warmup_steps=0", "engine.kind=single", "engine.zero_stage=0"]
+
+    def errors_of(*arguments: str) -> str:
+        done = subprocess.run([*command, *arguments], check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert "warning" not in errors_of("train", *config, "run.name=other")
+    assert not asked.exists()
+    assert launch(*NEEDED)[0] == 0
+    code, _, errors = launch(*NEEDED)
+    assert (code, "job 10 of this run is PENDING; wait for it, or cancel it" in errors) == (73, True)
+    asked.unlink()
+    warning = (
+        "warning: job 10 of this run is in the queue, and will find it in use (73); cancel it first: pretrain launch"
+    )
+    errors = errors_of("launch", "local", *config)
+    assert errors.count(f"{warning} cancel runs/run\n") == 1
+    assert asked.read_text() == "asked\n"
+    errors = errors_of("train", *config, "train.steps=2")
+    assert errors.count(f"{warning} cancel runs/run\n") == 1
 
 
 def test_the_group_of_a_sweep_may_be_chosen(launch, tmp_path):

@@ -46,3 +46,13 @@ def test_what_is_no_run_is_an_error_and_leaves_no_page(tmp_path):
 def test_there_are_no_runs_before_the_first(tmp_path):
     assert run_light("runs", cwd=tmp_path) == Result(0, "no runs in runs\n", "")
     assert run_light("runs", "elsewhere", cwd=tmp_path).errors[0].startswith("elsewhere: no such folder")
+
+
+def test_a_run_with_a_damaged_record_is_left_out_with_a_note_on_the_page(tmp_path):
+    for name in ("good", "garbage"):
+        write_run(tmp_path / name, [metric_row(1)], name=name)
+    (tmp_path / "garbage" / "run.json").write_text("{")
+    result = run_light("report", "good", "garbage", cwd=tmp_path)
+    assert result.code == 0 and "garbage is left out: run.json cannot be read: " in result.stderr
+    page = (tmp_path / "report.html").read_text()
+    assert "<li>garbage is left out: run.json cannot be read: " in page

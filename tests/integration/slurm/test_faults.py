@@ -71,7 +71,7 @@ def test_a_run_is_cancelled_and_submitted_again(lab, make_job, golden):
     again = job.pretrain("launch", "resubmit", str(job.folder.path))
     job.job = int(again.split()[-1])
     assert job.job != number
-    refused = job.pretrain("launch", "resubmit", str(job.folder.path), expect=69)
+    refused = job.pretrain("launch", "resubmit", str(job.folder.path), expect=73)
     assert f"job {job.job} of this run is" in refused
     job.release(45)
     assert "launch: the run is done" in job.pretrain("launch", "logs", "-f", str(job.folder.path))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pretrain.artifact.average import average_checkpoints
 from pretrain.artifact.lora import add_adapters, export_adapter, train_beside
@@ -94,6 +94,9 @@ def test_a_run_of_adapters_is_opened_and_exported_with_them_merged(base, tmp_pat
     torch.testing.assert_close(logits(merged), logits(trained), **TOLERANCE)
     assert (logits(merged) - logits(open_artifact(base).model)).abs().max() > 0.1
     export_model(run, tmp_path / "released")
+    card = (tmp_path / "released" / "README.md").read_text()
+    sections = card[card.index("```yaml\n") + 8 :]
+    assert "finetune:" in sections and "\nguard:" not in sections and "\nprofile:" not in sections
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "released").eval()
     with torch.no_grad():
         torch.testing.assert_close(theirs(TOKENS).logits, logits(merged), **TOLERANCE)
@@ -105,6 +108,11 @@ def test_peft_reads_exported_adapters_beside_the_exported_model(base, tmp_path):
     run, trained = write_adapters(base, tmp_path / "tuned")
     exported = export_adapter(run, tmp_path / "adapter")
     assert exported.rank == 3
+    described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] is None  # of a run peft could load nothing
+    card = (tmp_path / "adapter" / "README.md").read_text()
+    assert "Adapters of an export of `base`: `pretrain export base base --family " in card
+    assert AutoTokenizer.from_pretrained(tmp_path / "adapter")("To be").input_ids
     export_model(base, tmp_path / "released")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "released")
     tuned = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()

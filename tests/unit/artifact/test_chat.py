@@ -36,11 +36,15 @@ def chat(request, tmp_path):
     return write_text_run(tmp_path / "run", data, "llama-tiny", "supervised"), tokens.tolist()
 
 
-def test_a_chat_is_encoded_as_in_training_by_the_run_and_by_transformers(chat, tmp_path, request, caplog):
+def test_a_chat_is_encoded_as_in_training_by_the_run_and_by_transformers(chat, tmp_path, request, caplog, monkeypatch):
     run, tokens = chat
     ids = open_source(run).load_codec().encode_chat(TURNS)
     assert ids == tokens[: len(ids)]
     export_model(run, tmp_path / "released")
+    card = (tmp_path / "released" / "README.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec(card.split("```python\n")[1].split("```")[0], {})  # the call of the card, as it is
+    assert "apply_chat_template" in card
     if "gives other ids than the training" in caplog.text:
         assert request.node.callspec.id == "instruction", "a full stop and the line breaks after it are one token"
         return

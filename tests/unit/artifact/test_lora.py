@@ -93,6 +93,14 @@ def test_targets_name_layers_by_pattern_and_an_unknown_one_lists_what_there_is()
         with_adapters(FinetuneConfig(kind="lora", targets=["*.q_proj"]))
 
 
+def test_a_rank_that_no_layer_has_is_refused():
+    assert with_adapters(FinetuneConfig(kind="lora", rank=16))[1]
+    with pytest.raises(
+        ConfigError, match=r"finetune\.rank=17 is more than the rank of any layer, 16 at most; lower it"
+    ):
+        with_adapters(FinetuneConfig(kind="lora", rank=17))
+
+
 def test_what_begins_anew_and_what_is_named_is_trained_beside_adapters():
     model, _ = with_adapters()
     assert train_beside(model, {"head.weight"}, ["*.norm.weight"]) == ["decoder.norm.weight", "head.weight"]
@@ -100,6 +108,11 @@ def test_what_begins_anew_and_what_is_named_is_trained_beside_adapters():
     assert not model.get_parameter("embedding.weight").requires_grad
     with pytest.raises(ConfigError, match=r"finetune\.also: 'wte' matches no parameter"):
         train_beside(model, (), ["wte"])
+    model.head = None  # tied
+    with pytest.raises(
+        ConfigError, match=r"'head\.weight' matches no parameter; the head is the embedding here \(tied\)"
+    ):
+        train_beside(model, (), ["head.weight"])
 
 
 def test_frozen_parameters_are_named_by_pattern():

@@ -56,6 +56,11 @@ def test_the_class_that_loads_the_model_is_named(preset, model, auto_class):
     assert ("model.generate(**inputs" in text) == (auto_class in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM"))
 
 
+def test_a_model_that_chats_is_called_by_its_template():
+    assert "tokenizer.apply_chat_template(turns, add_generation_prompt=True" in card(about=About(chats=True))
+    assert "apply_chat_template" not in card()
+
+
 def test_secrets_are_blotted_out(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijkl")
     text = card(about=About(source="hf_abcdefghijkl", run_config="token: hf_abcdefghijkl"))

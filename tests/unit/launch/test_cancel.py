@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pretrain.errors import LaunchError
+from pretrain.errors import LaunchError, LockedError
 from pretrain.run.folder import RunDir, begin_attempt
 from pretrain_launch.journal import mark_of_cancel
 from pretrain_launch.submit import cancel, resubmit
@@ -79,6 +79,6 @@ def test_a_job_that_does_not_end_in_time_is_said_to_be_ended_by_slurm(run, monke
 def test_a_run_whose_job_is_in_the_queue_is_not_submitted_again(run, state, fix):
     squeue(run, f"7|7|{state}|None|n1|0:10|1:00|x")
     mark_of_cancel(run).touch()
-    with pytest.raises(LaunchError, match=rf"job 7 of this run is {state}; {fix}"):
+    with pytest.raises(LockedError, match=rf"job 7 of this run is {state}; {fix}"):
         resubmit(run.path)
     assert mark_of_cancel(run).exists()

@@ -1,12 +1,16 @@
 """What `pretrain launch logs` shows: the newest job's output, or a rank's log, as it grows."""
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 
 from pretrain.errors import ConfigError
 from pretrain.run.folder import RunDir
 from pretrain_launch import logs
+from pretrain_launch.journal import journal_path
+from pretrain_launch.runs import read_run
 
 
 @pytest.fixture
@@ -32,6 +36,21 @@ def test_the_newest_job_speaks_for_the_run_and_rank_0_where_there_is_none(run):
     add_job(run, 10, "new\n")
     assert logs.find_log(run, None).name == "slurm-10.out"
     assert logs.find_log(run, 1).name == "rank-00001.log"
+
+
+def test_a_job_that_found_its_chain_ended_does_not_speak_for_the_run(run):
+    """Of `--jobs 3` the first has trained all steps: the others print that alone, later."""
+    rows = [{"event": "submit", "chain": "a", "job": str(job), "array": None} for job in (12, 13, 14)]
+    rows += [{"event": "start", "chain": "a", "job": "12", "restart": 0, "step": 0}]
+    for job in (12, 13, 14):
+        add_job(run, job, "launch: of a job\n")
+    journal_path(run).parent.mkdir()
+    journal_path(run).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert logs.find_log(run, None).name == "slurm-14.out"  # it may have failed before it could write that it began
+    with journal_path(run).open("a") as file:
+        file.write(json.dumps({"event": "end", "chain": "a", "job": "12", "exit_code": 0, "decision": "end"}) + "\n")
+    assert logs.find_log(run, None).name == "slurm-12.out"
+    assert Path(read_run(run.path).log).name == "slurm-12.out"
 
 
 def test_a_log_that_is_not_there_is_named_with_those_that_are(run):

@@ -12,7 +12,7 @@ from rich.console import Console
 from pretrain.run.folder import RunDir, begin_attempt, end_attempt
 from pretrain.run.owner import LEASE_S
 from pretrain_launch import runs
-from pretrain_launch.job_table import show_run, show_runs
+from pretrain_launch.job_table import MAX_STARTS, show_run, show_runs
 from pretrain_launch.journal import mark_of_cancel
 from pretrain_launch.runs import find_runs, merge_starts, read_run, read_runs
 from pretrain_launch.slurm_tools import find_jobs, parse_jobs
@@ -442,3 +442,15 @@ def test_a_job_that_is_submitted_while_slurm_is_asked_is_asked_for_too(run, sque
     monkeypatch.setattr(runs, "find_jobs", submit_and_ask)
     assert read_run(run.path).state == "queued"
     assert asked == [["7"], ["7", "8"]]
+
+
+def test_of_thousands_of_starts_the_newest_are_shown(run, squeue):
+    journal(run, *(start(number, restart=number) for number in range(MAX_STARTS + 5)))
+    squeue()
+    console = Console(width=160, record=True, file=io.StringIO())
+    show_run(read_run(run.path), console)
+    shown = console.export_text()
+    assert "the 5 starts before these: --json\n" in shown
+    numbers = [int(words[0]) for line in shown.splitlines() if (words := line.split()) and words[0].isdecimal()]
+    assert numbers == list(range(6, MAX_STARTS + 6))
+    assert "start 6: without a word" in shown and "start 5: " not in shown

@@ -7,7 +7,7 @@ from datetime import UTC
 import pytest
 
 from pretrain.errors import ConfigError
-from pretrain.report.run_data import flatten, label_runs, read_lines, read_run_data
+from pretrain.report.run_data import flatten, label_runs, read_lines, read_records, read_run_data
 from tests.unit.checkpoint.stand_in import save
 from tests.unit.report.run_folders import metric_row, write_lines, write_run
 
@@ -15,6 +15,19 @@ from tests.unit.report.run_folders import metric_row, write_lines, write_run
 def test_a_folder_without_a_run_is_refused_with_its_name(tmp_path):
     with pytest.raises(ConfigError, match="no run here"):
         read_run_data(tmp_path, "x", [])
+
+
+def test_a_damaged_record_leaves_its_run_out_unless_it_is_the_only_one(tmp_path):
+    good, garbage = write_run(tmp_path / "good", [metric_row(1)]), write_run(tmp_path / "garbage", [])
+    (garbage / "run.json").write_text("{")
+    records, notes = read_records([good, garbage])
+    assert list(records) == [good]
+    assert len(notes) == 1 and notes[0].startswith(f"{garbage} is left out: run.json cannot be read: ")
+    for paths in ([garbage], [garbage, garbage]):
+        with pytest.raises(ConfigError, match="restore it, or remove it: the run continues at its last checkpoint"):
+            read_records(paths)
+    with pytest.raises(ConfigError, match="no run here"):  # a mistyped path is no damage
+        read_records([good, tmp_path / "absent"])
 
 
 def test_metrics_are_columns_over_steps_and_null_is_not_finite(tmp_path):

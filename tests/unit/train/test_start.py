@@ -5,19 +5,25 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.source import AdaptedModel
+from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.load import load_config
 from pretrain.config.model import HeadConfig
 from pretrain.config.prepare import TokenizerConfig
+from pretrain.config.run import RunConfig
 from pretrain.dist import World
-from pretrain.errors import CheckpointError
+from pretrain.errors import CheckpointError, ConfigError
+from pretrain.interop.family import parameter_shapes
+from pretrain.model import build_model
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer import dump_tokenizer, train_tokenizer
-from pretrain.train.initial_weights import pin_start, take_weights
+from pretrain.train.initial_weights import InitialWeights, pin_start, take_weights
 from pretrain.utils.io import set_fault_hook
 from tests.unit.checkpoint.stand_in import StandIn, manager, state_of
+from tests.unit.interop.releases import VOCAB, tiny, write_tiny
 
 SHAPES = {"encoder.weight": (3, 4), "pooler.weight": (4, 4), "head.weight": (2, 4), "head.bias": (2,)}
 CONFIG = """
@@ -97,3 +103,53 @@ def test_a_base_that_cannot_be_marked_is_pinned_with_a_warning(tmp_path, caplog)
         set_fault_hook(None)
     assert pinned.init.from_ == str(run.checkpoints / "step-00000006")
     assert f"{pinned.init.from_} cannot be marked as in use (cannot write: Permission denied)" in caplog.text
+
+
+RELEASED = """
+run: {{dir: runs, name: run}}
+init: {{from: {start}, check_tokenizer: false}}
+data: {{path: data, packing: {packing}}}
+batch: {{global_tokens: 128, seq_len: 64, micro: 2}}
+optim: {{lr: 1e-3, schedule: {{warmup_steps: 1}}}}
+train: {{steps: 100}}
+"""
+
+
+def released(folder: Path, preset: str, packing: str, *overrides: str) -> RunConfig:
+    """The config of a run that starts from a release of random weights."""
+    write_tiny(folder / "released", tiny(preset))
+    (folder / "run.yaml").write_text(RELEASED.format(start=folder / "released", packing=packing))
+    return load_config(folder / "run.yaml", list(overrides))
+
+
+@pytest.mark.parametrize("is_usual", [True, False])
+def test_a_start_that_gives_a_model_that_cannot_be_exported_says_so_before_it_is_trained(tmp_path, caplog, is_usual):
+    """The recipe `classify` as it is, which is BERT's, over a ModernBERT; and with the keys for that one."""
+    usual = ["model.pooler=false", "model.head.transform=true"] if is_usual else ["model.pooler=true"]
+    labels = ["model.head.kind=labels", "model.head.labels=[a, b]", "model.tied_embeddings=false"]
+    config = released(tmp_path, "modernbert-tiny", "padded", "objective.kind=classify", *labels, *usual)
+    start, store = InitialWeights(config, tmp_path, None), StandIn(0, parameter_shapes(config.model))
+    start.fill(store, state_of(0))
+    what = "this model can be trained, but `pretrain export` refuses it: no Hugging Face family represents this model"
+    assert (what in caplog.text) != is_usual
+    assert ("pooler=false, not true" in caplog.text) != is_usual
+
+
+def test_new_tokens_whose_rows_adapters_do_not_train_are_named_with_the_key_that_trains_them(tmp_path, caplog):
+    added = [f"model.vocab_size={VOCAB + 2}", "finetune.kind=lora"]
+    for also, is_warned in (("[]", True), ("[embedding.weight, head.weight]", False)):
+        config = released(tmp_path / str(is_warned), "llama-tiny", "bins", *added, f"finetune.also={also}")
+        model = build_model(config.model, PLAIN_ENGINE, torch.device("cpu"))
+        caplog.clear()
+        base = AdaptedModel(open_source(Path(config.init.from_)), config.model, parameter_shapes(config.model))
+        InitialWeights(config, tmp_path, base).arrange(model)
+        what = "rows of 2 new tokens in embedding.weight, head.weight are not trained; to train these tables: "
+        assert (f"{what}finetune.also=[embedding.weight, head.weight]" in caplog.text) == is_warned
+
+
+def test_an_encoder_under_an_objective_of_decoders_is_refused_by_the_name_of_the_start(tmp_path):
+    message = (
+        rf"needs a model with decoder.*, that of init\.from={tmp_path}/released has encoder; choose another init\.from"
+    )
+    with pytest.raises(ConfigError, match=message):
+        released(tmp_path, "bert-tiny", "bins", "objective.kind=supervised")
