@@ -8,7 +8,7 @@ Hugging Face folder  config.json, safetensors, tokenizer files      read in plac
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from pretrain.prepare.readers.records import RecordError, apply_template
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer import load_tokenizer, nameable_tokens, special_tokens_of
 from pretrain.tokenizer.encoder import build_encoder
+from pretrain.tokenizer.roles import special_ids
 from pretrain.types import GenerationDefaults
 from pretrain.utils.io import check_file, make_dir, new_folder, write_file, write_json
 from pretrain.utils.safe_read import read_json
@@ -47,14 +48,22 @@ class PlainCodec:
     """A `Codec` over a tokenizer of `pretrain prepare`, which adds no special tokens.
 
     With `ends_sources` it appends the end-of-document token, as in training of an encoder-decoder.
-    `template` is that of the conversations of the training.
+    `template` is that of the conversations of the training, `eos` ends a document (None: a known name).
     """
 
-    def __init__(self, tokenizer: Tokenizer, ends_sources: bool = False, template: Template | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        ends_sources: bool = False,
+        template: Template | None = None,
+        *,
+        eos: int | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         special = special_tokens_of(tokenizer)
-        self.eos_ids: tuple[int, ...] = () if special.eos is None else (special.eos,)
+        eos = special.eos if eos is None else eos
+        self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
         self.mask_id: int | None = special.mask
         self._end = list(self.eos_ids) if ends_sources else []
         self._begin = [] if special.bos is None else [special.bos]
@@ -99,7 +108,18 @@ class PlainCodec:
         if turns_of(self._template)["assistant"][1]:
             texts.pop()
         given = [number for number in markers if number < len(texts)]
-        return build_encoder(self._tokenizer).encode(texts, given).values.tolist()
+        return self._encode_turns(texts, given)
+
+    def _encode_turns(self, texts: list[str], markers: Sequence[int]) -> list[int]:
+        eos = self.eos_ids[0] if self.eos_ids else None
+        return build_encoder(self._tokenizer, eos).encode(texts, markers).values.tolist()
+
+    @property
+    def ends_of_turn(self) -> tuple[int, ...]:
+        """The special token that ends a turn of the assistant, where the template has one."""
+        after = "" if self._template is None else turns_of(self._template)["assistant"][1]
+        first = self._encode_turns([after], [0])[:1]
+        return tuple(token for token in first if token in special_ids(self._tokenizer).values())
 
     def encode_target(self, text: str) -> list[int]:
         """Returns the ids of a target: those of `encode`, as there is one language."""
@@ -200,13 +220,15 @@ def _open_run(reader: WeightReader) -> ModelSource:
     config = whole.model
     has_source = config.shape == "encoder+decoder"
     template = _read_template(run)
-    codec = PlainCodec(load_tokenizer(run.tokenizer), has_source, template)
     special = config.special_tokens
+    codec = PlainCodec(load_tokenizer(run.tokenizer), has_source, template, eos=special.eos)
     if special.eos is None and codec.eos_ids:
         special = special.model_copy(update={"eos": codec.eos_ids[0]})
     merged = None
     if whole.finetune.kind == "lora":
         merged = merge_adapters(reader, whole, open_source)
+    # As transformers and servers do, a chat stops at the end of a turn.
+    ends = (*codec.eos_ids, *codec.ends_of_turn) if codec.ends_of_turn else ()
     sees_whole = config.shape == "decoder" and whole.objective.sees_prompts_whole
     return ModelSource(
         path=checkpoint,
@@ -217,7 +239,7 @@ def _open_run(reader: WeightReader) -> ModelSource:
         load_tokenizer_files=lambda: wrap_tokenizer_json(
             run.tokenizer.read_bytes(), special, config.max_seq_len, None if template is None else to_jinja(template)
         ),
-        generation=GenerationDefaults(sees_prompt_whole=sees_whole),
+        generation=GenerationDefaults(sees_prompt_whole=sees_whole, eos=tuple(dict.fromkeys(ends))),
         run=run,
         checkpoint=reader,
         read_part=None if merged else reader.read_part,

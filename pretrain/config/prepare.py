@@ -149,6 +149,9 @@ class TokenizerConfig(Section):
     `path`."""
     path: str | None = None
     """For `given`: a tokenizer.json, a Hugging Face folder, or a name on its hub."""
+    eos: str | None = None
+    """End-of-document token of a given tokenizer. None: the `eos_token` of its folder, or the first of the usual
+    names."""
     vocab_size: int | None = Field(default=None, ge=2)
     """Vocabulary size of a trained tokenizer in tokens, special tokens included. None: 8192."""
     lowercase: bool = False
@@ -173,6 +176,8 @@ class TokenizerConfig(Section):
     def _check(self) -> Self:
         if (self.kind == "given") != (self.path is not None):
             raise ValueError("path belongs to kind=given, and is needed there")
+        if self.kind != "given" and self.eos is not None:
+            raise ValueError(f"eos goes with kind=given, not {self.kind}; leave it out")
         if self.kind in ("given", "char") and self.vocab_size is not None:
             what = f"vocab_size={self.vocab_size} does not go with kind={self.kind}"
             raise ValueError(f"{what}, which has its own")

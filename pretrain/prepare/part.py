@@ -29,6 +29,7 @@ from pretrain.tokenizer import (
     PIECE_CHARS,
     Encoder,
     build_encoder,
+    eos_id,
     is_cut_safe,
     load_tokenizer,
     tokenizer_hash,
@@ -50,7 +51,7 @@ def start_tokenizing(config: PrepareConfig, labels: LabelSet | None) -> Work:
     # Labels of tags have offsets in the whole text.
     can_cut = config.kind != "tags" and is_cut_safe(tokenizer)
     longest = PIECE_CHARS if can_cut else sys.maxsize
-    encoder = build_encoder(tokenizer)
+    encoder = build_encoder(tokenizer, eos_id(tokenizer, config.tokenizer.eos))
     return partial(write_part, config, labels, encoder, tokenizer_hash(path), longest)
 
 

@@ -96,7 +96,7 @@ def _write_index(job: PrepareJob, sha256: str, labels: LabelSet | None, records:
         tokenizer_sha256=sha256,
         vocab_size=size,
         dtype=token_dtype(size),
-        eos_id=eos_id(tokenizer),
+        eos_id=eos_id(tokenizer, job.config.tokenizer.eos),
         splits=splits,
         kind=job.config.kind,
         labels=() if labels is None else labels.names,

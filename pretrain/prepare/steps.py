@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.prepare import PrepareConfig
+from pretrain.config.prepare import PrepareConfig, TokenizerConfig
 from pretrain.errors import ConfigError, DataError, LockedError
 from pretrain.prepare.duplicates import (
     DUPLICATES_DIR,
@@ -44,8 +44,10 @@ from pretrain.tokenizer import (
     check_tokenizer,
     dump_tokenizer,
     eos_id,
+    named_eos,
     parse_tokenizer,
     read_given,
+    special_tokens_of,
     tokenizer_hash,
     train_tokenizer,
 )
@@ -96,7 +98,7 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     given = None
     if config.tokenizer.kind == "given":
         given = read_given(config.tokenizer)
-        eos_id(parse_tokenizer(given, str(config.tokenizer.path)))
+        config = config.model_copy(update={"tokenizer": _resolve(config.tokenizer, given)})
     files = list_inputs(config.inputs, config.kind)
     part_bytes = config.part_bytes or plan_part_bytes(files)
     parts = plan_parts(files, part_bytes)
@@ -106,6 +108,14 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
         what = f"the input is empty ({len(files)} files, 0 bytes)"
         raise DataError(what, fix="give files with text in them")
     return job
+
+
+def _resolve(config: TokenizerConfig, given: bytes) -> TokenizerConfig:
+    """Fills in what the folder of a given tokenizer says; None where that is what its tokenizer.json tells alone."""
+    tokenizer = parse_tokenizer(given, str(config.path))
+    name = named_eos(config)
+    is_usual = eos_id(tokenizer, name) == special_tokens_of(tokenizer).eos
+    return config.model_copy(update={"eos": None if is_usual else name})
 
 
 def _identity(config: PrepareConfig, given: bytes | None) -> dict[str, Any]:

@@ -12,7 +12,14 @@ padded. Not here: the sample of texts to train on, and the place of the end-of-d
 """
 
 from pretrain.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder, display_tokens
-from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer, parse_tokenizer, read_given, tokenizer_hash
+from pretrain.tokenizer.file import (
+    dump_tokenizer,
+    load_tokenizer,
+    named_eos,
+    parse_tokenizer,
+    read_given,
+    tokenizer_hash,
+)
 from pretrain.tokenizer.roles import (
     KNOWN_EOS,
     describe_vocabulary,
@@ -46,6 +53,7 @@ __all__ = [
     "is_cut_safe",
     "load_tokenizer",
     "nameable_tokens",
+    "named_eos",
     "parse_tokenizer",
     "read_given",
     "sentinel_ids",

@@ -67,12 +67,12 @@ class Encoder:
         return RaggedArrays(joined, np.array(lengths, np.int64))
 
 
-def build_encoder(tokenizer: Tokenizer) -> Encoder:
-    """Returns an encoder. Raises: DataError, where the tokenizer has no end-of-document token."""
+def build_encoder(tokenizer: Tokenizer, eos: int | None = None) -> Encoder:
+    """Returns an encoder; `eos` ends a document, None: `eos_id`. Raises: DataError, where there is none."""
     dtype = token_dtype(vocabulary_size(tokenizer))
     bos = special_tokens_of(tokenizer).bos
-    eos = np.array([eos_id(tokenizer)], dtype)
-    return Encoder(tokenizer, eos, np.array([] if bos is None else [bos], dtype))
+    end = np.array([eos_id(tokenizer) if eos is None else eos], dtype)
+    return Encoder(tokenizer, end, np.array([] if bos is None else [bos], dtype))
 
 
 _REPLACEMENT = "\ufffd"

@@ -72,6 +72,7 @@ def tokenizer_hash(path: Path) -> str:
 
 
 _FILE = "tokenizer.json"
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 _HUB_FILES = ("config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json")
 _VOCABULARY_FILES = ("vocab.*", "merges.txt", "*.model", "*.spm")
 
@@ -79,7 +80,8 @@ _VOCABULARY_FILES = ("vocab.*", "merges.txt", "*.model", "*.spm")
 def read_given(config: TokenizerConfig) -> bytes:
     """Returns the content of the tokenizer.json of a config with `kind: given`.
 
-    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` append tokens.
+    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` append tokens, or its end-of-document
+    token is not marked special.
 
     Raises:
         DataError: There is no tokenizer, or none that `tokenizers` can run.
@@ -87,25 +89,48 @@ def read_given(config: TokenizerConfig) -> bytes:
     """
     assert config.path is not None
     try:
-        content = _read(config.path)
+        place = _find(config.path)
+        content = _read_folder(place) if place.is_dir() else read_tokenizer_file(place)
     except (DataError, LaunchError) as error:
         fix = f"{error.fix} (--tokenizer, or tokenizer.path of a config)"
         raise type(error)(error.what, where=error.where, fix=fix) from error
     tokenizer = parse_tokenizer(content, config.path)
     before = dump_tokenizer(tokenizer)
     add_special(tokenizer, config.special_tokens)
+    if (eos := named_eos(config)) is not None and tokenizer.token_to_id(eos) is not None:
+        add_special(tokenizer, [eos])
     fill_up(tokenizer, config.vocab_multiple)
     after = dump_tokenizer(tokenizer)
     return content if after == before else after
 
 
-def _read(name: str) -> bytes:
+def named_eos(config: TokenizerConfig) -> str | None:
+    """Returns the end-of-document token that a config, or the folder of its given tokenizer, names; None: none.
+
+    Raises: DataError, ConfigError, LaunchError, DiskError: as `read_given`.
+    """
+    if config.eos is not None or config.path is None or not (folder := _find(config.path)).is_dir():
+        return config.eos
+    for name in _SETTINGS:
+        if not (folder / name).is_file():
+            continue
+        try:
+            token = json.loads(read_tokenizer_file(folder / name)).get("eos_token")
+            found = token["content"] if isinstance(token, dict) else token
+        except (ValueError, AttributeError, KeyError) as error:
+            what = f"cannot be read: {type(error).__name__}: {error}"
+            raise DataError(what, where=str(folder / name), fix="fetch the folder again") from None
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _find(name: str) -> Path:
+    """Returns the file or folder of a given tokenizer; a model of the hub is fetched."""
     path = Path(name).expanduser()
-    if path.is_dir():
-        return _read_folder(path)
     if path.exists() or path.suffix == ".json" or not is_hub_name(name):
-        return read_tokenizer_file(path)
-    return _read_folder(fetch_files(name, [*_HUB_FILES, *_VOCABULARY_FILES]))
+        return path
+    return fetch_files(name, [*_HUB_FILES, *_VOCABULARY_FILES])
 
 
 def _read_folder(folder: Path) -> bytes:

@@ -15,14 +15,17 @@ from pretrain.tokenizer import load_tokenizer
 CHAT = [{"role": "user", "content": "say <|im_end|> now"}, {"role": "assistant", "content": "It is done."}]
 
 
-def prepared(folder, record, **options):
+OURS = TokenizerConfig(vocab_size=300, special_tokens=["<|im_start|>", "<|im_end|>"])
+
+
+def prepared(folder, record, tokenizer=OURS, **options):
     """Tokens and what is learned of them, of one record."""
     (folder / "in.jsonl").write_text(json.dumps(record) + "\n")
     config = PrepareConfig(
         output=str(folder / "out"),
         kind="records",
         inputs=[InputConfig(path=str(folder / "in.jsonl"), **options)],
-        tokenizer=TokenizerConfig(vocab_size=300, special_tokens=["<|im_start|>", "<|im_end|>"]),
+        tokenizer=tokenizer,
         split="hash:0",
     )
     prepare(config)
