@@ -37,7 +37,7 @@ from pretrain.prepare.part_record import nothing_to_train_on
 from pretrain.prepare.pool import ShardJob, WorkerPool
 from pretrain.prepare.split import TRAIN, SplitRule, parse_split
 from pretrain.prepare.text_pieces import TextPiece, divide
-from pretrain.shards.index import LABELLED
+from pretrain.shards.index import BEGUN, LABELLED
 from pretrain.tokenizer import (
     DEFAULT_VOCAB_SIZE,
     TRAINED_KINDS,
@@ -48,6 +48,7 @@ from pretrain.tokenizer import (
     parse_tokenizer,
     read_given,
     special_tokens_of,
+    start_id,
     tokenizer_hash,
     train_tokenizer,
 )
@@ -98,7 +99,7 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     given = None
     if config.tokenizer.kind == "given":
         given = read_given(config.tokenizer)
-        config = config.model_copy(update={"tokenizer": _resolve(config.tokenizer, given)})
+        config = config.model_copy(update={"tokenizer": _resolve(config, given)})
     files = list_inputs(config.inputs, config.kind)
     part_bytes = config.part_bytes or plan_part_bytes(files)
     parts = plan_parts(files, part_bytes)
@@ -110,12 +111,13 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     return job
 
 
-def _resolve(config: TokenizerConfig, given: bytes) -> TokenizerConfig:
-    """Fills in what the folder of a given tokenizer says; None where that is what its tokenizer.json tells alone."""
-    tokenizer = parse_tokenizer(given, str(config.path))
-    name = named_eos(config)
+def _resolve(config: PrepareConfig, given: bytes) -> TokenizerConfig:
+    """Fills in how documents of a given tokenizer begin and end; None: with nothing, and with a usual token."""
+    tokenizer = parse_tokenizer(given, str(config.tokenizer.path))
+    name = named_eos(config.tokenizer)
     is_usual = eos_id(tokenizer, name) == special_tokens_of(tokenizer).eos
-    return config.model_copy(update={"eos": None if is_usual else name})
+    begins = config.kind in BEGUN and start_id(tokenizer) is not None
+    return config.tokenizer.model_copy(update={"eos": None if is_usual else name, "begin": begins or None})
 
 
 def _identity(config: PrepareConfig, given: bytes | None) -> dict[str, Any]:

@@ -13,10 +13,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from pretrain.config.prepare import TokenizerConfig
-from pretrain.errors import DataError, LaunchError
+from pretrain.errors import ConfigError, DataError, LaunchError
+from pretrain.tokenizer.roles import KNOWN_BOS, special_tokens_of, start_id
 from pretrain.tokenizer.special_tokens import add_special, encode_plain_text, fill_up
 from pretrain.utils.hub import fetch_files, is_hub_name
 
@@ -80,8 +81,8 @@ _VOCABULARY_FILES = ("vocab.*", "merges.txt", "*.model", "*.spm")
 def read_given(config: TokenizerConfig) -> bytes:
     """Returns the content of the tokenizer.json of a config with `kind: given`.
 
-    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` append tokens, or its end-of-document
-    token is not marked special.
+    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` append tokens, its end-of-document
+    token is not marked special, or `begin` is not what its post-processor does.
 
     Raises:
         DataError: There is no tokenizer, or none that `tokenizers` can run.
@@ -94,6 +95,8 @@ def read_given(config: TokenizerConfig) -> bytes:
     except (DataError, LaunchError) as error:
         fix = f"{error.fix} (--tokenizer, or tokenizer.path of a config)"
         raise type(error)(error.what, where=error.where, fix=fix) from error
+    if config.begin is not None:
+        content = fit_start(content, config.begin, config.path)
     tokenizer = parse_tokenizer(content, config.path)
     before = dump_tokenizer(tokenizer)
     add_special(tokenizer, config.special_tokens)
@@ -102,6 +105,28 @@ def read_given(config: TokenizerConfig) -> bytes:
     fill_up(tokenizer, config.vocab_multiple)
     after = dump_tokenizer(tokenizer)
     return content if after == before else after
+
+
+def fit_start(content: bytes, begins: bool, where: str) -> bytes:
+    """Returns a tokenizer.json whose post-processor begins a text with its start token, or with none.
+
+    It is `content` to the byte where that is so. Where nothing `begins` a text, other forms (BERT, T5) stay.
+
+    Raises: DataError: Not a tokenizer. ConfigError: It has no start token.
+    """
+    tokenizer = parse_tokenizer(content, where)
+    if begins == (start_id(tokenizer) is not None):
+        return content
+    tokenizer.post_processor = None
+    if begins:
+        bos = special_tokens_of(tokenizer).bos
+        if bos is None:
+            what = f"tokenizer.begin=true: the tokenizer has no start token, such as {', '.join(KNOWN_BOS[:3])}"
+            raise ConfigError(what, where=where, fix="name one in tokenizer.special_tokens, or leave begin out")
+        name = tokenizer.id_to_token(bos)
+        pair = [name, "$A", f"{name}:1", "$B:1"]
+        tokenizer.post_processor = processors.TemplateProcessing([name, "$A"], pair, [(name, bos)])
+    return dump_tokenizer(tokenizer)
 
 
 def named_eos(config: TokenizerConfig) -> str | None:

@@ -61,6 +61,12 @@ def eos_id(tokenizer: Tokenizer, name: str | None = None) -> int:
     return found
 
 
+def start_id(tokenizer: Tokenizer) -> int | None:
+    """Returns the token that its post-processor puts in front of a text; None: none, or others too (BERT, T5)."""
+    plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
+    return whole[0] if whole[1:] == plain else None
+
+
 def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
     """Returns the ids of special tokens that training or decoding uses.
 
