@@ -57,7 +57,10 @@ def _listed(labels: list[str], most: int = 10) -> str:
 
 def fill_special(given: SpecialTokens, dataset: Dataset) -> SpecialTokens:
     """Returns the special tokens of a config, completed from the tokenizer of the data."""
-    found = special_tokens_of(load_tokenizer(dataset.tokenizer_path)).model_copy(update={"eos": dataset.index.eos_id})
+    ends = {"eos": dataset.index.eos_id}
+    if dataset.index.begin_id is not None:
+        ends["bos"] = dataset.index.begin_id
+    found = special_tokens_of(load_tokenizer(dataset.tokenizer_path)).model_copy(update=ends)
     named = {name: number for name, number in given if number is not None}
     return SpecialTokens.model_validate(found.model_dump() | named)
 

@@ -8,7 +8,7 @@ Hugging Face folder  config.json, safetensors, tokenizer files      read in plac
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ from pretrain.interop.release import open_release
 from pretrain.interop.tokenizer import HubTokenizer, load_hub_tokenizer, tokenizer_files, wrap_tokenizer_json
 from pretrain.prepare.readers.records import RecordError, apply_template
 from pretrain.run.folder import RunDir
-from pretrain.tokenizer import load_tokenizer, nameable_tokens, special_tokens_of
+from pretrain.tokenizer import fit_start, load_tokenizer, nameable_tokens, special_tokens_of
 from pretrain.tokenizer.encoder import build_encoder
+from pretrain.tokenizer.roles import special_ids
 from pretrain.types import GenerationDefaults
 from pretrain.utils.io import check_file, make_dir, new_folder, write_file, write_json
 from pretrain.utils.safe_read import read_json
@@ -41,21 +42,34 @@ FORMAT = 1
 """Version of model.json."""
 TEMPLATE_KEY = "template"
 """Key of the template of conversations in a run's normalize.json."""
+BEGIN_KEY = "begin"
+"""Key of the token that begins documents in a run's normalize.json; missing: none does."""
 
 
 class PlainCodec:
-    """A `Codec` over a tokenizer of `pretrain prepare`, which adds no special tokens.
+    """A `Codec` over a tokenizer of `pretrain prepare`, whose special tokens are those of the documents in training.
 
     With `ends_sources` it appends the end-of-document token, as in training of an encoder-decoder.
-    `template` is that of the conversations of the training.
+    `template` is that of the conversations of the training; `eos` ends a document (None: a known name), `begin` begins
+    one (None: nothing).
     """
 
-    def __init__(self, tokenizer: Tokenizer, ends_sources: bool = False, template: Template | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        ends_sources: bool = False,
+        template: Template | None = None,
+        *,
+        eos: int | None = None,
+        begin: int | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         special = special_tokens_of(tokenizer)
-        self.eos_ids: tuple[int, ...] = () if special.eos is None else (special.eos,)
+        eos = special.eos if eos is None else eos
+        self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
         self.mask_id: int | None = special.mask
+        self._first = [] if begin is None else [begin]
         self._end = list(self.eos_ids) if ends_sources else []
         self._begin = [] if special.bos is None else [special.bos]
         self._named = nameable_tokens(tokenizer)
@@ -66,7 +80,7 @@ class PlainCodec:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text; spelled special tokens (masks, sentinels, modes) become their ids."""
-        ids: list[int] = []
+        ids = [*self._first]
         first = 0
         for match in self._names.finditer(text) if self._named else ():
             part = text[first : match.start()]
@@ -99,7 +113,18 @@ class PlainCodec:
         if turns_of(self._template)["assistant"][1]:
             texts.pop()
         given = [number for number in markers if number < len(texts)]
-        return build_encoder(self._tokenizer).encode(texts, given).values.tolist()
+        return [*self._first, *self._encode_turns(texts, given)]
+
+    def _encode_turns(self, texts: list[str], markers: Sequence[int]) -> list[int]:
+        eos = self.eos_ids[0] if self.eos_ids else None
+        return build_encoder(self._tokenizer, eos).encode(texts, markers).values.tolist()
+
+    @property
+    def ends_of_turn(self) -> tuple[int, ...]:
+        """The special token that ends a turn of the assistant, where the template has one."""
+        after = "" if self._template is None else turns_of(self._template)["assistant"][1]
+        first = self._encode_turns([after], [0])[:1]
+        return tuple(token for token in first if token in special_ids(self._tokenizer).values())
 
     def encode_target(self, text: str) -> list[int]:
         """Returns the ids of a target: those of `encode`, as there is one language."""
@@ -199,14 +224,26 @@ def _open_run(reader: WeightReader) -> ModelSource:
     whole = load_config(run.config, extensions="require")
     config = whole.model
     has_source = config.shape == "encoder+decoder"
-    template = _read_template(run)
-    codec = PlainCodec(load_tokenizer(run.tokenizer), has_source, template)
+    template, begin = _read_texts(run)
     special = config.special_tokens
+    tokenizer = load_tokenizer(run.tokenizer)
+    codec = PlainCodec(tokenizer, has_source, template, eos=special.eos, begin=begin)
     if special.eos is None and codec.eos_ids:
         special = special.model_copy(update={"eos": codec.eos_ids[0]})
+
+    def load_tokenizer_files() -> TokenizerFiles:
+        content = run.tokenizer.read_bytes()
+        if config.head.kind != "labels":  # whose documents begin in any case
+            content = fit_start(content, begin is not None, str(run.tokenizer))
+        name = "" if begin is None else str(tokenizer.id_to_token(begin))
+        chat = None if template is None else to_jinja(template, name)
+        return wrap_tokenizer_json(content, special, config.max_seq_len, chat)
+
     merged = None
     if whole.finetune.kind == "lora":
         merged = merge_adapters(reader, whole, open_source)
+    # As transformers and servers do, a chat stops at the end of a turn.
+    ends = (*codec.eos_ids, *codec.ends_of_turn) if codec.ends_of_turn else ()
     sees_whole = config.shape == "decoder" and whole.objective.sees_prompts_whole
     return ModelSource(
         path=checkpoint,
@@ -214,10 +251,8 @@ def _open_run(reader: WeightReader) -> ModelSource:
         read=(merged or reader).read,
         shapes=(merged or reader).shapes,
         load_codec=lambda: codec,
-        load_tokenizer_files=lambda: wrap_tokenizer_json(
-            run.tokenizer.read_bytes(), special, config.max_seq_len, None if template is None else to_jinja(template)
-        ),
-        generation=GenerationDefaults(sees_prompt_whole=sees_whole),
+        load_tokenizer_files=load_tokenizer_files,
+        generation=GenerationDefaults(sees_prompt_whole=sees_whole, eos=tuple(dict.fromkeys(ends))),
         run=run,
         checkpoint=reader,
         read_part=None if merged else reader.read_part,
@@ -225,15 +260,22 @@ def _open_run(reader: WeightReader) -> ModelSource:
     )
 
 
-def _read_template(run: RunDir) -> Template | None:
-    """Returns the template of a run's conversations; None: none with both sides. Raises: CheckpointError."""
+def _read_texts(run: RunDir) -> tuple[Template | None, int | None]:
+    """Returns the template of a run's conversations, and the token that begins its documents.
+
+    None: no template with both sides; no such token. Raises: CheckpointError.
+    """
     if not run.normalize.is_file():
-        return None
+        return None, None
     try:
-        found = check_template(read_json(run.normalize).get(TEMPLATE_KEY))
-        return found if found is not None and {"user", "assistant"} <= turns_of(found).keys() else None
+        facts = read_json(run.normalize)
+        template, begin = check_template(facts.get(TEMPLATE_KEY)), facts.get(BEGIN_KEY)
+        if begin is not None and type(begin) is not int:
+            raise ValueError(f"{BEGIN_KEY}={begin!r} is no token")
+        has_both = template is not None and {"user", "assistant"} <= turns_of(template).keys()
+        return (template if has_both else None), begin
     except (OSError, ValueError, AttributeError) as error:
-        what = f"{TEMPLATE_KEY} is damaged: {error}".splitlines()[0]
+        what = f"damaged: {error}".splitlines()[0]
         raise CheckpointError(what, where=str(run.normalize), fix="restore it") from None
 
 

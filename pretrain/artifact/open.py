@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pretrain.artifact.model_path import TEMPLATE_KEY, open_source
+from pretrain.artifact.model_path import BEGIN_KEY, TEMPLATE_KEY, open_source
 from pretrain.artifact.source import ModelSource
 from pretrain.checkpoint.format import MODEL_FILE
 from pretrain.config.engine import PLAIN_ENGINE
@@ -46,10 +46,13 @@ def find_normalize(source: ModelSource) -> NormalizeConfig | None:
         raise CheckpointError(what, where=str(file), fix="restore it") from None
 
 
-def dump_normalize(normalize: NormalizeConfig | None, template: Template | None = None) -> bytes:
-    """Returns the content of a run's normalize.json: what is done to texts, and written around turns."""
+def dump_normalize(
+    normalize: NormalizeConfig | None, template: Template | None = None, begin: int | None = None
+) -> bytes:
+    """Returns the content of a run's normalize.json: what is done to texts, written around turns, and begins both."""
     steps = None if normalize is None else normalize.model_dump(exclude_none=True)
-    return json.dumps({NORMALIZE_KEY: steps, TEMPLATE_KEY: template}).encode() + b"\n"
+    begun = {} if begin is None else {BEGIN_KEY: begin}
+    return json.dumps({NORMALIZE_KEY: steps, TEMPLATE_KEY: template, **begun}).encode() + b"\n"
 
 
 def normalize_of_data(folders: Sequence[Path]) -> NormalizeConfig | None:

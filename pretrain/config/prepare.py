@@ -49,11 +49,12 @@ def turns_of(template: Template) -> dict[str, tuple[str, str]]:
     return {role: (before, after) for role, (before, _, after) in parts.items()}
 
 
-def to_jinja(template: Template) -> str:
-    """Returns the chat template of transformers that writes the same text around turns."""
+def to_jinja(template: Template, begin: str = "") -> str:
+    """Returns the chat template of transformers that writes the same text around turns, after `begin`."""
     turns = json.dumps(turns_of(template), ensure_ascii=False)
+    first = f"{{{{- {json.dumps(begin, ensure_ascii=False)} -}}}}\n" if begin else ""
     return (
-        f"{{%- set turns = {turns} -%}}\n"
+        f"{{%- set turns = {turns} -%}}\n{first}"
         "{%- for message in messages -%}\n"
         "{%- if message['role'] not in turns -%}\n"
         "{{- raise_exception('the template has no role ' ~ message['role']) -}}\n"
@@ -149,6 +150,12 @@ class TokenizerConfig(Section):
     `path`."""
     path: str | None = None
     """For `given`: a tokenizer.json, a Hugging Face folder, or a name on its hub."""
+    eos: str | None = None
+    """End-of-document token of a given tokenizer. None: the `eos_token` of its folder, or the first of the usual
+    names."""
+    begin: bool | None = None
+    """Begin documents of text and records with the start token of a given tokenizer. None: if its post-processor does,
+    and ends them with nothing (LLaMA, Mistral, Gemma). The post-processor in the output is made to agree."""
     vocab_size: int | None = Field(default=None, ge=2)
     """Vocabulary size of a trained tokenizer in tokens, special tokens included. None: 8192."""
     lowercase: bool = False
@@ -173,6 +180,9 @@ class TokenizerConfig(Section):
     def _check(self) -> Self:
         if (self.kind == "given") != (self.path is not None):
             raise ValueError("path belongs to kind=given, and is needed there")
+        for name in ("eos", "begin"):
+            if self.kind != "given" and getattr(self, name) is not None:
+                raise ValueError(f"{name} goes with kind=given, not {self.kind}; leave it out")
         if self.kind in ("given", "char") and self.vocab_size is not None:
             what = f"vocab_size={self.vocab_size} does not go with kind={self.kind}"
             raise ValueError(f"{what}, which has its own")
@@ -223,6 +233,8 @@ class PrepareConfig(Section):
         # Documents of other kinds have no labels.
         if self.labels and self.kind not in ("classes", "tags"):
             raise ValueError(f"labels go with kind=classes or tags, not {self.kind}; leave them out")
+        if self.tokenizer.begin is not None and self.kind not in ("text", "records"):
+            raise ValueError(f"tokenizer.begin goes with kind=text or records, not {self.kind}; leave it out")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"labels names one twice: {', '.join(self.labels)}")
         for number, one in enumerate(self.inputs):

@@ -24,13 +24,17 @@ from pretrain.prepare.part_record import PartWriter
 from pretrain.prepare.readers.dispatch import read_slices
 from pretrain.prepare.split import SplitRule, parse_split
 from pretrain.prepare.text_pieces import Assembler, TextPiece, cut_piece, divide
+from pretrain.shards.index import LABELLED
 from pretrain.tokenizer import (
     BATCH_CHARS,
     PIECE_CHARS,
     Encoder,
     build_encoder,
+    eos_id,
     is_cut_safe,
     load_tokenizer,
+    special_tokens_of,
+    start_id,
     tokenizer_hash,
 )
 
@@ -50,7 +54,10 @@ def start_tokenizing(config: PrepareConfig, labels: LabelSet | None) -> Work:
     # Labels of tags have offsets in the whole text.
     can_cut = config.kind != "tags" and is_cut_safe(tokenizer)
     longest = PIECE_CHARS if can_cut else sys.maxsize
-    encoder = build_encoder(tokenizer)
+    bos = start_id(tokenizer) if config.tokenizer.begin else None
+    if config.kind in LABELLED:
+        bos = special_tokens_of(tokenizer).bos
+    encoder = build_encoder(tokenizer, eos_id(tokenizer, config.tokenizer.eos), bos)
     return partial(write_part, config, labels, encoder, tokenizer_hash(path), longest)
 
 

@@ -36,7 +36,7 @@ from pretrain.prepare.split import TRAIN, VALIDATION
 from pretrain.prepare.statistics import write_statistics
 from pretrain.prepare.steps import PrepareJob, find_duplicates, make_labels, make_tokenizer, plan_job
 from pretrain.shards.index import INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
-from pretrain.tokenizer import eos_id, load_tokenizer, token_dtype, vocabulary_size
+from pretrain.tokenizer import eos_id, load_tokenizer, start_id, token_dtype, vocabulary_size
 from pretrain.utils.status_line import status_line
 from pretrain.utils.units import plural
 
@@ -96,10 +96,11 @@ def _write_index(job: PrepareJob, sha256: str, labels: LabelSet | None, records:
         tokenizer_sha256=sha256,
         vocab_size=size,
         dtype=token_dtype(size),
-        eos_id=eos_id(tokenizer),
+        eos_id=eos_id(tokenizer, job.config.tokenizer.eos),
         splits=splits,
         kind=job.config.kind,
         labels=() if labels is None else labels.names,
+        begin_id=start_id(tokenizer) if job.config.tokenizer.begin else None,
     )
     formats = [file.format for file in job.files]
     write_statistics(job.folder, formats, job.num_bytes, index, tokenizer, records)

@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.prepare import PrepareConfig
+from pretrain.config.prepare import PrepareConfig, TokenizerConfig
 from pretrain.errors import ConfigError, DataError, LockedError
 from pretrain.prepare.duplicates import (
     DUPLICATES_DIR,
@@ -37,15 +37,18 @@ from pretrain.prepare.part_record import nothing_to_train_on
 from pretrain.prepare.pool import ShardJob, WorkerPool
 from pretrain.prepare.split import TRAIN, SplitRule, parse_split
 from pretrain.prepare.text_pieces import TextPiece, divide
-from pretrain.shards.index import LABELLED
+from pretrain.shards.index import BEGUN, LABELLED
 from pretrain.tokenizer import (
     DEFAULT_VOCAB_SIZE,
     TRAINED_KINDS,
     check_tokenizer,
     dump_tokenizer,
     eos_id,
+    named_eos,
     parse_tokenizer,
     read_given,
+    special_tokens_of,
+    start_id,
     tokenizer_hash,
     train_tokenizer,
 )
@@ -96,7 +99,7 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     given = None
     if config.tokenizer.kind == "given":
         given = read_given(config.tokenizer)
-        eos_id(parse_tokenizer(given, str(config.tokenizer.path)))
+        config = config.model_copy(update={"tokenizer": _resolve(config, given)})
     files = list_inputs(config.inputs, config.kind)
     part_bytes = config.part_bytes or plan_part_bytes(files)
     parts = plan_parts(files, part_bytes)
@@ -106,6 +109,15 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
         what = f"the input is empty ({len(files)} files, 0 bytes)"
         raise DataError(what, fix="give files with text in them")
     return job
+
+
+def _resolve(config: PrepareConfig, given: bytes) -> TokenizerConfig:
+    """Fills in how documents of a given tokenizer begin and end; None: with nothing, and with a usual token."""
+    tokenizer = parse_tokenizer(given, str(config.tokenizer.path))
+    name = named_eos(config.tokenizer)
+    is_usual = eos_id(tokenizer, name) == special_tokens_of(tokenizer).eos
+    begins = config.kind in BEGUN and start_id(tokenizer) is not None
+    return config.tokenizer.model_copy(update={"eos": None if is_usual else name, "begin": begins or None})
 
 
 def _identity(config: PrepareConfig, given: bytes | None) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class TextPiece(NamedTuple):
     is_learned: bool = True  # its tokens have a loss
     labels: tuple[Label, ...] = ()  # with the first piece of a document
     is_marker: bool = False  # a template wrote it: its special tokens are meant
+    begins: bool = False  # the document
 
     @property
     def is_last(self) -> bool:
@@ -65,7 +66,7 @@ def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
     consumed = document.consumed_bytes
     if rule.kind == "tail" and document.split is None:
         sides = rule.divide(document.text, document.utf8)
-        pieces = [TextPiece(split, side, True, 0) for split, side in sides]
+        pieces = [TextPiece(split, side, True, 0, begins=True) for split, side in sides]
         return [pieces[0]._replace(consumed_bytes=consumed), *pieces[1:]]
     split = document.split or rule.split_of(document_key(document))
     if document.source is not None:
@@ -74,7 +75,7 @@ def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
             TextPiece(split, document.text, True, 0),
         ]
     if not document.segments:
-        return [TextPiece(split, document.text, True, consumed, labels=document.labels)]
+        return [TextPiece(split, document.text, True, consumed, labels=document.labels, begins=True)]
     last = len(document.segments) - 1
     return [
         TextPiece(
@@ -84,6 +85,7 @@ def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
             0 if number else consumed,
             is_learned=is_learned,
             is_marker=number in document.markers,
+            begins=number == 0,
         )
         for number, (text, is_learned) in enumerate(document.segments)
     ]
@@ -95,7 +97,7 @@ def cut_piece(piece: TextPiece) -> Iterator[TextPiece]:
     yield piece._replace(text=first, ends=piece.ends and not others)
     for number, text in enumerate(others, 1):
         is_end = piece.ends and number == len(others)
-        yield piece._replace(text=text, ends=is_end, consumed_bytes=0, labels=())
+        yield piece._replace(text=text, ends=is_end, consumed_bytes=0, labels=(), begins=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class Assembler:
         self._encoder = encoder
         self._kind = kind
         self._labels = labels
-        self._begin = encoder.bos if kind in LABELLED else encoder.bos[:0]
+        self._begin = encoder.bos
         self._end = encoder.eos if end_of_document else encoder.eos[:0]
         self._unended: list[_Encoded] = []
 
@@ -164,7 +166,7 @@ class Assembler:
             markers = [number for number, piece in enumerate(pieces) if piece.is_marker]
             tokens = self._encoder.encode(texts, markers)
         if len(self._begin):
-            is_begun = np.array([bool(piece.labels) for piece in pieces])
+            is_begun = np.array([piece.begins for piece in pieces])
             tokens = _insert(tokens, is_begun, self._begin, at_end=False)
         if len(self._end):
             is_ended = np.array([piece.ends for piece in pieces])

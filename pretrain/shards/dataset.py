@@ -69,12 +69,12 @@ def open_dataset(config: DataConfig, folder_of: Callable[[str], Path] = Path) ->
     first, *others = sources
     for source in others:
         where = str(source.folder)
-        for what in ("tokenizer_sha256", "kind", "dtype"):
-            mine = getattr(first.index, what)
-            other = getattr(source.index, what)
+        for what in ("tokenizer_sha256", "kind", "dtype", "eos_id", "begin_id"):
+            mine = str(getattr(first.index, what))
+            other = str(getattr(source.index, what))
             if mine != other:
                 both = f"{what} of {source.name!r} is {other[:12]}, that of {first.name!r} is {mine[:12]}"
-                fix = "prepare all sources with one tokenizer"
+                fix = "prepare all sources with one tokenizer and its options"
                 raise DataError(f"data.mixture: {both}", where=where, fix=fix)
         if source.index.labels != first.index.labels:
             both = f"the labels of {source.name!r} are not those of {first.name!r}, in their order"

@@ -35,6 +35,9 @@ LENGTH_COLUMNS = {"text": 1, "pairs": 2, "records": 1, "classes": 1, "tags": 1}
 # Kinds whose documents have labels, which the index names: one a document, or one a word.
 LABELLED = ("classes", "tags")
 
+# Kinds whose documents begin with the start token of a given tokenizer, where texts do in its released model.
+BEGUN = ("text", "records")
+
 LENGTH_BYTES = 4
 # Longest part of a path on common file systems.
 _MAX_NAME_BYTES = 255
@@ -153,6 +156,7 @@ class DataIndex:
     splits: dict[str, SplitIndex]
     kind: str = "text"
     labels: tuple[str, ...] = ()  # names, by their number in the shards
+    begin_id: Count | None = None  # begins each document of a kind in BEGUN; None: nothing does
 
     def split(self, name: str) -> SplitIndex:
         """Returns a split by name. Raises: DataError, naming the splits that there are."""
@@ -166,7 +170,7 @@ class DataIndex:
 
 def write_index(folder: Path, index: DataIndex) -> None:
     """Writes DIR/index.json: the commit point of `pretrain prepare`. Raises: DiskError."""
-    fields = {name: value for name, value in asdict(index).items() if name != "labels" or value}
+    fields = {name: value for name, value in asdict(index).items() if value not in ((), None)}
     write_json(folder / INDEX_NAME, {"version": INDEX_VERSION, **fields})
 
 
@@ -244,6 +248,8 @@ def _checked(index: DataIndex) -> DataIndex:
     if not index.eos_id < index.vocab_size <= 2 ** (8 * TOKEN_BYTES[index.dtype]):
         ids = f"eos_id {index.eos_id}, vocab_size {index.vocab_size} and dtype {index.dtype}"
         raise ValueError(f"{ids} contradict each other")
+    if index.begin_id is not None and index.begin_id >= index.vocab_size:
+        raise ValueError(f"begin_id {index.begin_id} and vocab_size {index.vocab_size} contradict each other")
     if "train" not in index.splits:
         raise ValueError("there is no split 'train'")
     names: Counter[str] = Counter()

@@ -12,7 +12,15 @@ padded. Not here: the sample of texts to train on, and the place of the end-of-d
 """
 
 from pretrain.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder, display_tokens
-from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer, parse_tokenizer, read_given, tokenizer_hash
+from pretrain.tokenizer.file import (
+    dump_tokenizer,
+    fit_start,
+    load_tokenizer,
+    named_eos,
+    parse_tokenizer,
+    read_given,
+    tokenizer_hash,
+)
 from pretrain.tokenizer.roles import (
     KNOWN_EOS,
     describe_vocabulary,
@@ -20,6 +28,7 @@ from pretrain.tokenizer.roles import (
     nameable_tokens,
     sentinel_ids,
     special_tokens_of,
+    start_id,
     token_dtype,
     vocabulary_size,
 )
@@ -43,13 +52,16 @@ __all__ = [
     "display_tokens",
     "dump_tokenizer",
     "eos_id",
+    "fit_start",
     "is_cut_safe",
     "load_tokenizer",
     "nameable_tokens",
+    "named_eos",
     "parse_tokenizer",
     "read_given",
     "sentinel_ids",
     "special_tokens_of",
+    "start_id",
     "token_dtype",
     "tokenizer_hash",
     "train_tokenizer",

@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pretrain.shards.ragged import RaggedArrays
-from pretrain.tokenizer.roles import BYTE_OF, eos_id, special_ids, special_tokens_of, token_dtype, vocabulary_size
+from pretrain.tokenizer.roles import BYTE_OF, eos_id, special_ids, token_dtype, vocabulary_size
 
 BATCH_CHARS = 1 << 18
 """Characters encoded at once: an encoding takes a hundred bytes a token, so this bounds memory."""
@@ -18,7 +18,7 @@ BATCH_CHARS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """A tokenizer of plain text, with arrays of its end-of-document token and of its first one.
+    """A tokenizer of plain text, with arrays of the tokens that end and begin a document.
 
     The dtype of `eos` is that of all tokens; `bos` may be empty.
     """
@@ -67,12 +67,14 @@ class Encoder:
         return RaggedArrays(joined, np.array(lengths, np.int64))
 
 
-def build_encoder(tokenizer: Tokenizer) -> Encoder:
-    """Returns an encoder. Raises: DataError, where the tokenizer has no end-of-document token."""
+def build_encoder(tokenizer: Tokenizer, eos: int | None = None, bos: int | None = None) -> Encoder:
+    """Returns an encoder; `eos` ends a document (None: `eos_id`), `bos` begins one (None: nothing).
+
+    Raises: DataError, where nothing ends one.
+    """
     dtype = token_dtype(vocabulary_size(tokenizer))
-    bos = special_tokens_of(tokenizer).bos
-    eos = np.array([eos_id(tokenizer)], dtype)
-    return Encoder(tokenizer, eos, np.array([] if bos is None else [bos], dtype))
+    end = np.array([eos_id(tokenizer) if eos is None else eos], dtype)
+    return Encoder(tokenizer, end, np.array([] if bos is None else [bos], dtype))
 
 
 _REPLACEMENT = "\ufffd"

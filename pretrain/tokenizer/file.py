@@ -13,10 +13,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from pretrain.config.prepare import TokenizerConfig
-from pretrain.errors import DataError, LaunchError
+from pretrain.errors import ConfigError, DataError, LaunchError
+from pretrain.tokenizer.roles import KNOWN_BOS, special_tokens_of, start_id
 from pretrain.tokenizer.special_tokens import add_special, encode_plain_text, fill_up
 from pretrain.utils.hub import fetch_files, is_hub_name
 
@@ -72,6 +73,7 @@ def tokenizer_hash(path: Path) -> str:
 
 
 _FILE = "tokenizer.json"
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 _HUB_FILES = ("config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json")
 _VOCABULARY_FILES = ("vocab.*", "merges.txt", "*.model", "*.spm")
 
@@ -79,7 +81,8 @@ _VOCABULARY_FILES = ("vocab.*", "merges.txt", "*.model", "*.spm")
 def read_given(config: TokenizerConfig) -> bytes:
     """Returns the content of the tokenizer.json of a config with `kind: given`.
 
-    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` append tokens.
+    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` append tokens, its end-of-document
+    token is not marked special, or `begin` is not what its post-processor does.
 
     Raises:
         DataError: There is no tokenizer, or none that `tokenizers` can run.
@@ -87,25 +90,72 @@ def read_given(config: TokenizerConfig) -> bytes:
     """
     assert config.path is not None
     try:
-        content = _read(config.path)
+        place = _find(config.path)
+        content = _read_folder(place) if place.is_dir() else read_tokenizer_file(place)
     except (DataError, LaunchError) as error:
         fix = f"{error.fix} (--tokenizer, or tokenizer.path of a config)"
         raise type(error)(error.what, where=error.where, fix=fix) from error
+    if config.begin is not None:
+        content = fit_start(content, config.begin, config.path)
     tokenizer = parse_tokenizer(content, config.path)
     before = dump_tokenizer(tokenizer)
     add_special(tokenizer, config.special_tokens)
+    if (eos := named_eos(config)) is not None and tokenizer.token_to_id(eos) is not None:
+        add_special(tokenizer, [eos])
     fill_up(tokenizer, config.vocab_multiple)
     after = dump_tokenizer(tokenizer)
     return content if after == before else after
 
 
-def _read(name: str) -> bytes:
+def fit_start(content: bytes, begins: bool, where: str) -> bytes:
+    """Returns a tokenizer.json whose post-processor begins a text with its start token, or with none.
+
+    It is `content` to the byte where that is so. Where nothing `begins` a text, other forms (BERT, T5) stay.
+
+    Raises: DataError: Not a tokenizer. ConfigError: It has no start token.
+    """
+    tokenizer = parse_tokenizer(content, where)
+    if begins == (start_id(tokenizer) is not None):
+        return content
+    tokenizer.post_processor = None
+    if begins:
+        bos = special_tokens_of(tokenizer).bos
+        if bos is None:
+            what = f"tokenizer.begin=true: the tokenizer has no start token, such as {', '.join(KNOWN_BOS[:3])}"
+            raise ConfigError(what, where=where, fix="name one in tokenizer.special_tokens, or leave begin out")
+        name = tokenizer.id_to_token(bos)
+        pair = [name, "$A", f"{name}:1", "$B:1"]
+        tokenizer.post_processor = processors.TemplateProcessing([name, "$A"], pair, [(name, bos)])
+    return dump_tokenizer(tokenizer)
+
+
+def named_eos(config: TokenizerConfig) -> str | None:
+    """Returns the end-of-document token that a config, or the folder of its given tokenizer, names; None: none.
+
+    Raises: DataError, ConfigError, LaunchError, DiskError: as `read_given`.
+    """
+    if config.eos is not None or config.path is None or not (folder := _find(config.path)).is_dir():
+        return config.eos
+    for name in _SETTINGS:
+        if not (folder / name).is_file():
+            continue
+        try:
+            token = json.loads(read_tokenizer_file(folder / name)).get("eos_token")
+            found = token["content"] if isinstance(token, dict) else token
+        except (ValueError, AttributeError, KeyError) as error:
+            what = f"cannot be read: {type(error).__name__}: {error}"
+            raise DataError(what, where=str(folder / name), fix="fetch the folder again") from None
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _find(name: str) -> Path:
+    """Returns the file or folder of a given tokenizer; a model of the hub is fetched."""
     path = Path(name).expanduser()
-    if path.is_dir():
-        return _read_folder(path)
     if path.exists() or path.suffix == ".json" or not is_hub_name(name):
-        return read_tokenizer_file(path)
-    return _read_folder(fetch_files(name, [*_HUB_FILES, *_VOCABULARY_FILES]))
+        return path
+    return fetch_files(name, [*_HUB_FILES, *_VOCABULARY_FILES])
 
 
 def _read_folder(folder: Path) -> bytes:

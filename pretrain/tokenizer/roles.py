@@ -44,15 +44,27 @@ def _first_of(known: tuple[str, ...], special: dict[str, int]) -> int | None:
     return next((special[content] for content in known if content in special), None)
 
 
-def eos_id(tokenizer: Tokenizer) -> int:
-    """Returns the id of the special token that ends a document. Raises: DataError: There is none."""
+def eos_id(tokenizer: Tokenizer, name: str | None = None) -> int:
+    """Returns the id of the special token that ends a document: that of a name, or the first known one.
+
+    Raises: DataError: There is none.
+    """
     special = special_ids(tokenizer)
-    found = _first_of(KNOWN_EOS, special)
+    found = _first_of(KNOWN_EOS if name is None else (name,), special)
     if found is None:
         known = f"its special tokens are {sorted(special) or 'none'}"
         fix = f"add {EOS} to it, or name it in tokenizer.special_tokens"
-        raise DataError(f"the tokenizer has no end-of-document token; {known}", fix=fix)
+        what = "the tokenizer has no end-of-document token"
+        if name is not None:
+            what, fix = f"{what} {name}", "name one of these in tokenizer.eos"
+        raise DataError(f"{what}; {known}", fix=fix)
     return found
+
+
+def start_id(tokenizer: Tokenizer) -> int | None:
+    """Returns the token that its post-processor puts in front of a text; None: none, or others too (BERT, T5)."""
+    plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
+    return whole[0] if whole[1:] == plain else None
 
 
 def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:

@@ -137,7 +137,8 @@ def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
         tokenizer = claim.dataset.tokenizer_path.read_bytes()
         if not claim.folder.tokenizer.is_file() or claim.folder.tokenizer.read_bytes() != tokenizer:
             folders = [source.folder for source in claim.dataset.sources]
-            content = dump_normalize(normalize_of_data(folders), template_of_data(folders))
+            begin = claim.dataset.index.begin_id
+            content = dump_normalize(normalize_of_data(folders), template_of_data(folders), begin)
             write_file(claim.folder.normalize, content)
             write_file(claim.folder.tokenizer, tokenizer)
         record = begin_attempt(claim.folder, claim.config.run.name, facts)

@@ -53,7 +53,8 @@ class TextReader:
 def build_reader(dataset: Dataset, model: LanguageModel) -> TextReader:
     """Builds the text reader of a run. Raises: DataError, LaunchError (a package is missing)."""
     tokenizer = load_tokenizer(dataset.tokenizer_path)
-    codec = PlainCodec(tokenizer, ends_sources=model.encoder is not None and model.is_causal)
+    ends_sources = model.encoder is not None and model.is_causal
+    codec = PlainCodec(tokenizer, ends_sources, eos=dataset.index.eos_id, begin=dataset.index.begin_id)
     steps = normalize_of_data([source.folder for source in dataset.sources])
     source, target = (str, str) if steps is None else build_normalizers(steps)
     return TextReader(source, target, codec)

@@ -42,7 +42,15 @@ from pretrain.prepare.split import TRAIN, VALIDATION, SplitRule, parse_split
 from pretrain.prepare.statistics import write_statistics
 from pretrain.shards.index import DataIndex, ShardIndex, write_index
 from pretrain.shards.reader import ShardReader
-from pretrain.tokenizer import eos_id, load_tokenizer, parse_tokenizer, read_given, tokenizer_hash, vocabulary_size
+from pretrain.tokenizer import (
+    eos_id,
+    load_tokenizer,
+    named_eos,
+    parse_tokenizer,
+    read_given,
+    tokenizer_hash,
+    vocabulary_size,
+)
 from pretrain.utils.io import write_file, write_json
 
 FORMATS: dict[str, Callable[[Sequence[str], ReadOptions], Sequence[TokenFile]]] = {
@@ -91,9 +99,10 @@ def _plan(options: ConvertOptions) -> ConvertJob:
     if options.kind not in FORMATS:
         fix = f"use one of {', '.join(FORMATS)}"
         raise ConfigError(f"from={options.kind!r} is not a format of tokens", fix=fix)
-    content = read_given(TokenizerConfig(kind="given", path=options.tokenizer))
+    given = TokenizerConfig(kind="given", path=options.tokenizer)
+    content = read_given(given)
     tokenizer = parse_tokenizer(content, options.tokenizer)
-    read = ReadOptions(vocabulary_size(tokenizer), eos_id(tokenizer), options.dtype)
+    read = ReadOptions(vocabulary_size(tokenizer), eos_id(tokenizer, named_eos(given)), options.dtype)
     opened_files = FORMATS[options.kind](options.source, read)
     files = {opened.file.path: opened for opened in opened_files}
     stored = [opened.file for opened in opened_files]

@@ -141,7 +141,8 @@ def write_run_of(folder: Path, data: Path, content: str, steps: Sequence[int]) -
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_config(config))
     (folder / "tokenizer.json").write_bytes((data / "tokenizer.json").read_bytes())
-    (folder / "normalize.json").write_bytes(dump_normalize(normalize_of_data([data]), template_of_data([data])))
+    texts = dump_normalize(normalize_of_data([data]), template_of_data([data]), load_index(data).begin_id)
+    (folder / "normalize.json").write_bytes(texts)
     manager = CheckpointManager(folder / "checkpoints", 10, World(0, 1, 0), {"world_size": 1})
     for step in steps:
         model = build_model(config.model, PLAIN_ENGINE, torch.device("cpu"))

@@ -15,23 +15,32 @@ from pretrain.tokenizer import load_tokenizer
 CHAT = [{"role": "user", "content": "say <|im_end|> now"}, {"role": "assistant", "content": "It is done."}]
 
 
-def prepared(folder, record, **options):
+OURS = TokenizerConfig(vocab_size=300, special_tokens=["<|im_start|>", "<|im_end|>"])
+
+
+def prepared(folder, record, tokenizer=OURS, **options):
     """Tokens and what is learned of them, of one record."""
     (folder / "in.jsonl").write_text(json.dumps(record) + "\n")
     config = PrepareConfig(
         output=str(folder / "out"),
         kind="records",
         inputs=[InputConfig(path=str(folder / "in.jsonl"), **options)],
-        tokenizer=TokenizerConfig(vocab_size=300, special_tokens=["<|im_start|>", "<|im_end|>"]),
+        tokenizer=tokenizer,
         split="hash:0",
     )
     prepare(config)
+    members = members_of(folder / "out")
+    return load_tokenizer(folder / "out/tokenizer.json"), members["tokens.npy"], members["loss.npy"].astype(bool)
+
+
+def members_of(data):
+    """Arrays of a shard folder of one member, by their kind."""
     members = {}
-    for path in (folder / "out/train").glob("*.tar"):
+    for path in (data / "train").glob("*.tar"):
         with tarfile.open(path) as tar:
             for member in tar:
                 members[member.name.split(".", 1)[1]] = np.load(io.BytesIO(tar.extractfile(member).read()))
-    return load_tokenizer(folder / "out/tokenizer.json"), members["tokens.npy"], members["loss.npy"].astype(bool)
+    return members
 
 
 def test_markers_become_special_tokens_and_the_same_words_of_a_user_do_not(tmp_path):
