@@ -15,6 +15,7 @@ from pathlib import Path
 from pretrain.checkpoint.format import MANIFEST, list_checkpoints, load_manifest, step_name, step_of
 from pretrain.errors import CheckpointError, DiskError
 from pretrain.utils.io import check_file, remove_dir, remove_tree, write_file, write_json
+from pretrain.utils.log import printable
 from pretrain.utils.safe_read import check_fields, read_json
 
 log = logging.getLogger(__name__)
@@ -189,11 +190,6 @@ class Retention:
             with suppress(OSError):
                 user = Path(os.fsdecode(mark.read_bytes()))
                 if mark not in self._told and not user.is_dir():
-                    name = mark.parent.name
-                    log.warning(
-                        "%s is kept for %s, which is not there: if it is not moved but gone, remove %s",
-                        name,
-                        user,
-                        mark,
-                    )
+                    text = "%s is kept for %s, which is not there: if it is not moved but gone, remove %s"
+                    log.warning(text, mark.parent.name, printable(str(user)), mark)
                     self._told.add(mark)

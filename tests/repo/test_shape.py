@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "": (7, 831),
     "artifact": (7, 1429),
     "attention_maps": (5, 798),
-    "checkpoint": (10, 1494),
+    "checkpoint": (10, 1490),
     "cli": (12, 1901),
     "config": (19, 3422),
     "data": (10, 1873),
