@@ -21,7 +21,7 @@ import yaml
 
 from pretrain.config.base import NAME_PATTERN, Section, expand_home
 from pretrain.config.fields import check_root, known_keys
-from pretrain.config.prepare import PrepareConfig
+from pretrain.config.prepare import TRAINED, PrepareConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recipes import PREPARE, RUNS, find_config
 from pretrain.config.run import RunConfig
@@ -188,8 +188,7 @@ def _read_start(folder: Path) -> dict[str, Any]:
                 try:
                     return _read_start_file(place / name)
                 except (OSError, ValueError, KeyError, TypeError) as error:
-                    what = f"init.from: no model can be read: {error}"
-                    raise ConfigError(what, where=str(place / name)) from None
+                    raise ConfigError(f"init.from: no model can be read: {error}", where=str(place / name)) from None
     fix = "check the path, or name a model.preset"
     siblings = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
     if near := difflib.get_close_matches(folder.name, siblings, n=1):
@@ -353,9 +352,6 @@ def _without_places(value: Any) -> Any:
         for name, inner in value.items()
     }
 
-
-TRAINED = ("bpe", "wordpiece", "unigram", "char")
-"""Kinds of tokenizers that are trained."""
 
 PREPARE_OPTIONS = {
     "output": "--output",

@@ -142,6 +142,10 @@ class InputConfig(Section):
         return [self.path] if isinstance(self.path, str) else self.path
 
 
+TRAINED = ("bpe", "wordpiece", "unigram", "char")
+"""Kinds of tokenizers that are trained."""
+
+
 class TokenizerConfig(Section):
     """Tokenizer, trained or given."""
 

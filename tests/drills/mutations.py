@@ -136,7 +136,7 @@ MUTATIONS = [
         f"{MANAGER} -k never_starts_over",
     ),
     Mutation(
-        "a run whose checkpoints are gone starts over", "pretrain/train/claim.py",
+        "a run whose checkpoints are gone starts over", "pretrain/run/folder.py",
         "    if sign is not None:\n", "    if False:\n",
         "tests/unit/train/test_history.py -k no_damage",
     ),

@@ -167,7 +167,7 @@ def test_a_split_that_there_is_not_is_refused_before_anything_is_read():
 
 
 def test_a_packing_for_a_config_is_checked_too(root, config):
-    with pytest.raises(ConfigError, match=r"data.packing='tight': input should be 'concat', 'bins' or 'padded'"):
+    with pytest.raises(ConfigError, match=r"data.packing=tight': input should be 'concat', 'bins' or 'padded'"):
         show(config(path=str(root / "text")), [], ReadingOptions(packing="tight"))
 
 

@@ -129,9 +129,9 @@ def test_plan_uses_what_the_cache_holds_and_what_it_is_given(tmp_path, monkeypat
     save_calibration(MEASURED, tmp_path / "pretrain" / "calibration" / "h100.json")
     assert facts("--gpu", "h100")["calibration"]["host"] == "n1"
     assert facts("--gpu", "a100")["calibration"] is None
-    save_calibration(replace(MEASURED, gpu="a100", memory_bytes=2**30), tmp_path / "mine.json")
+    save_calibration(replace(MEASURED, gpu="a100", memory_bytes=2**35), tmp_path / "mine.json")
     found = facts("--calibration", str(tmp_path / "mine.json"))
     assert found["cluster"]["name"] == "A100 80GB"
-    assert found["memory"]["limit"] == 2**30
+    assert found["memory"]["limit"] == 2**35
     assert cli.run(["plan", QUICKSTART, "--gpu", "h100", "--calibration", str(tmp_path / "mine.json")]) == 64
     assert "mine.json: was measured on a100, not h100" in capsys.readouterr().err
