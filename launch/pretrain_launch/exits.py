@@ -113,7 +113,7 @@ class StepExit:
 
 
 def note_exit(folder: Path, kind: Literal["ready", "rank", "node"], number: int, **facts: Any) -> None:
-    """Writes the file of a task, rank or node, if the disk lets it."""
+    """Writes a file of a rank or node, if the disk lets it."""
     with contextlib.suppress(DiskError):
         make_dir(folder)
         write_json(folder / f"{kind}-{number:05d}.json", facts)

@@ -223,17 +223,17 @@ class Driver:
         except FileNotFoundError:
             raise LaunchError("there is no srun on this node", where=self._start.nodes[0]) from None
         late_at = time.monotonic() + READY_S
-        has_been_sent = has_reached_all = False
+        has_been_sent = are_all_there = False
         while process.poll() is None:
-            is_late = time.monotonic() > late_at
-            if self._signals and not has_reached_all and (is_late or are_ready(exits, num_ranks)):
-                has_reached_all = are_ready(exits, num_ranks)
-                late_at = time.monotonic() + RETRY_S
-                if not has_been_sent:
-                    say(f"asked to stop by {self._asked()}")
-                has_been_sent = True
-                # srun passes it on to every process of the step; a rank ignores it from the second time on.
-                process.send_signal(signal.SIGUSR1)
+            if self._signals and not are_all_there:
+                are_all_there = are_ready(exits, num_ranks)
+                if are_all_there or time.monotonic() > late_at:
+                    late_at = time.monotonic() + RETRY_S
+                    if not has_been_sent:
+                        say(f"asked to stop by {self._asked()}")
+                    has_been_sent = True
+                    # srun passes it on to every process of the step; a rank ignores it from the second time on.
+                    process.send_signal(signal.SIGUSR1)
             time.sleep(POLL_S)
         return process.returncode if process.returncode >= 0 else 128 - process.returncode
 

@@ -122,7 +122,9 @@ class PlainCodec:
     @property
     def ends_of_turn(self) -> tuple[int, ...]:
         """The special token that ends a turn of the assistant, where the template has one."""
-        after = "" if self._template is None else turns_of(self._template)["assistant"][1]
+        if self._template is None:
+            return ()
+        after = turns_of(self._template)["assistant"][1]
         first = self._encode_turns([after], [0])[:1]
         return tuple(token for token in first if token in special_ids(self._tokenizer).values())
 
@@ -243,7 +245,8 @@ def _open_run(reader: WeightReader) -> ModelSource:
     if whole.finetune.kind == "lora":
         merged = merge_adapters(reader, whole, open_source)
     # As transformers and servers do, a chat stops at the end of a turn.
-    ends = (*codec.eos_ids, *codec.ends_of_turn) if codec.ends_of_turn else ()
+    ends_of_turn = codec.ends_of_turn
+    ends = (*codec.eos_ids, *ends_of_turn) if ends_of_turn else ()
     sees_whole = config.shape == "decoder" and whole.objective.sees_prompts_whole
     return ModelSource(
         path=checkpoint,

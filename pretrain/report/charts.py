@@ -191,12 +191,17 @@ def place_starts(run: RunData) -> list[TimelineStart]:
         if begin is None:
             continue
         origin = origin or begin
-        outcome = _CODES.get(start.get("exit_code"), "failed")
+        outcome = outcome_of(start.get("exit_code"))
         hours = (begin - origin).total_seconds() / 3600
         until = None if end is None else max(hours, (end - origin).total_seconds() / 3600)
         from_step = int(start.get("from_step") or 0)
         placed.append(TimelineStart(number, hours, until, from_step, outcome))
     return placed
+
+
+def outcome_of(code: int | None) -> str:
+    """Returns the outcome of a start by its exit code, as in `_OUTCOMES`."""
+    return _CODES.get(code, "failed")
 
 
 def instant(text: Any) -> datetime | None:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from html import escape
 from typing import Any
 
-from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, EXITS_INTERRUPTED
-from pretrain.report.charts import instant
+from pretrain.report.charts import instant, outcome_of
 from pretrain.report.evaluations import ORDER, Evaluation
 from pretrain.report.panels import color_of
 from pretrain.report.run_data import RunData
@@ -23,7 +22,6 @@ _VALIDATION = {
     "val_accuracy": "accuracy",
     "val_tokens": "targets",
 }
-_STATES = {EXIT_OK: "done", **dict.fromkeys((EXIT_RESUME_ME, *EXITS_INTERRUPTED), "stopped")}
 MAX_ROWS = 200  # of a table, which says so where there are more
 MAX_OPEN_ROWS = 12
 LONG_CHARACTERS = 48  # cells of more break into lines
@@ -124,7 +122,7 @@ def summarize(run: RunData) -> dict[str, Any]:
         "name": run.label,
         "path": str(run.path),
         "id": run.record["id"],
-        "state": "running or lost" if code is None else _STATES.get(code, "failed"),
+        "state": "running or lost" if code is None else outcome_of(code),
         "reason": last.get("reason"),
         "steps": run.last_step,
         "total_steps": run.config.get("train.steps"),

@@ -217,7 +217,7 @@ def test_a_request_to_stop_is_passed_on_when_every_rank_is_there_or_long_after(d
 
 
 LATE_RANK = """
-import signal, sys
+import os, signal, sys
 from pathlib import Path
 from pretrain_launch.exits import note_exit
 from tests.helpers.waiting import hang, wait_until
@@ -225,7 +225,7 @@ folder, asked = Path(sys.argv[1]), []
 signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
 (folder / "begun").touch()
 wait_until(lambda: asked, "a signal that no rank was there to take")
-signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(75))
 note_exit(folder, "ready", 0)
 hang()
 """
