@@ -32,7 +32,11 @@ def seed_noise(config: RunConfig, world: World, step: int, micro: int) -> None:
     # Odd multipliers spread the counters over 64 bits; the sum is unique for any run that fits a cluster.
     counters = (config.seed, step, micro, world.rank)
     factors = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
-    torch.manual_seed(sum(c * f for c, f in zip(counters, factors, strict=True)) % 2**63)
+    seed = sum(c * f for c, f in zip(counters, factors, strict=True)) % 2**63
+    # `torch.manual_seed` asks for every kind of device, at a hundred times the cost, in each micro-batch.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
 
 
 class TrainModule(nn.Module):

@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "shards": (11, 2213),
     "tokenizer": (7, 1221),
     "tracking": (7, 1163),
-    "train": (13, 2503),
+    "train": (13, 2507),
     "utils": (12, 1682),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
