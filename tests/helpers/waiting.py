@@ -9,7 +9,6 @@ No test depends on how fast a machine is: a wait ends with its event. `LIMIT_S` 
 """
 
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -69,7 +68,7 @@ def finish(process: subprocess.Popen[Any], text: Any = None) -> tuple[Any, Any]:
 def hang() -> None:
     """Stands still until the process is killed; a signal whose handler returns does not end it."""
     while True:
-        signal.pause()
+        poll_pause()  # signal.pause() would sleep through a signal that comes just before it
 
 
 def poll_pause() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from pretrain import cli
 from pretrain.config.load import dump_config, load_config
+from tests.helpers.cli import run_warm
 from tests.helpers.runs import CONFIG
 
 NEEDED = ("--nodes", "2", "--time", "12h")
@@ -158,12 +159,11 @@ def test_a_run_with_a_job_in_the_queue_warns_where_it_is_started_here_and_is_not
     command_of_slurm(tmp_path, "sbatch", "echo 10")
     asked = tmp_path / "asked"
     command_of_slurm(tmp_path, "squeue", f"echo asked >> {asked}; echo '10|10|PENDING|Resources||0:00|1:00|x'")
-    command = [sys.executable, "-m", "pretrain"]
     config = ["a.yaml", "train.steps=1", "optim.schedule.warmup_steps=0", "engine.kind=single", "engine.zero_stage=0"]
 
     def errors_of(*arguments: str) -> str:
-        done = subprocess.run([*command, *arguments], check=False, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        done = run_warm(*arguments, cwd=tmp_path, PATH=str(tmp_path / "bin"))
+        assert done.code == 0, done.stderr
         return done.stderr
 
     assert "warning" not in errors_of("train", *config, "run.name=other")

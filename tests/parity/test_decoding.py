@@ -87,7 +87,7 @@ def check_beams(lent, prompts, count, ends, penalty, stop, n_best=4, num_beams=4
 
 @pytest.mark.parametrize("ends", [(), (20,), ENDS], ids=["never", "one", "many"])
 def test_greedy_decoding_of_padded_rows_agrees_token_for_token(lent, ends):
-    for seed in range(3):
+    for seed in range(2):
         prompts = prompts_of(seed)
         expected, _ = their_generate(lent, prompts, 25, ends)
         assert [row.tokens for row in generate(lent.ours, prompts, Constraints(25, eos_ids=ends))] == expected
@@ -117,12 +117,12 @@ REPEATS = [
 
 @pytest.mark.parametrize("settings", REPEATS, ids=str)
 def test_penalties_of_repetitions_agree(lent, settings):
-    prompts = [[5, 9, 5, 9, 30, 9, 5], [8], *prompts_of(11)[:3]]
-    expected = [their_generate(lent, [prompt], 25, (20,), **settings)[0][0] for prompt in prompts]
-    found = generate(lent.ours, prompts, Constraints(25, eos_ids=(20,), **settings))
+    prompts = [[5, 9, 5, 9, 30, 9, 5], [8], prompts_of(11)[0]]
+    expected = [their_generate(lent, [prompt], 15, (20,), **settings)[0][0] for prompt in prompts]
+    found = generate(lent.ours, prompts, Constraints(15, eos_ids=(20,), **settings))
     assert [row.tokens for row in found] == expected
     if settings.get("repetition_penalty", 1) >= 1:  # below, a row may repeat one token as it is
-        assert expected != [row.tokens for row in generate(lent.ours, prompts, Constraints(25, eos_ids=(20,)))]
+        assert expected != [row.tokens for row in generate(lent.ours, prompts, Constraints(15, eos_ids=(20,)))]
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_penalties_of_repetitions_agree(lent, settings):
     ids=str,
 )
 def test_beams_with_penalties_of_repetitions_agree(lent, settings, renormalize):
-    for prompt in ([5, 9, 5, 9, 30, 9, 5], *prompts_of(12)[:2]):
-        check_beams(lent, [prompt], 15, ENDS[:3], 1.0, False, renormalize=renormalize, **settings)
+    for prompt in ([5, 9, 5, 9, 30, 9, 5], prompts_of(12)[0]):
+        check_beams(lent, [prompt], 10, ENDS[:3], 1.0, False, renormalize=renormalize, **settings)
 
 
 @pytest.mark.long
@@ -144,7 +144,7 @@ def test_beams_agree_whatever_the_penalty_and_the_stop(lent, penalty, stop):
 
 @pytest.mark.parametrize("num_beams", [2, 5])
 def test_the_best_beam_agrees(lent, num_beams):
-    for seed in range(5, 8):
+    for seed in (5, 6):
         check_beams(lent, prompts_of(seed), 20, ENDS[:8], 1.0, False, n_best=1, num_beams=num_beams)
 
 

@@ -287,7 +287,8 @@ def test_folders_are_below_the_home_folder_where_the_config_says_so(write, monke
 
 
 def test_the_run_folder_is_computed_in_one_place():
-    joins = {path for path in SOURCE_FILES if re.search(r"\.run\.dir\b", ast.unparse(parse(path)))}
+    named = [path for path in SOURCE_FILES if ".run.dir" in path.read_text(encoding="utf-8")]
+    joins = {path for path in named if re.search(r"\.run\.dir\b", ast.unparse(parse(path)))}  # not in a comment
     assert [path.parts[-2:] for path in joins] == [("config", "run.py")]
 
 
@@ -312,7 +313,7 @@ MARKUP_LIKE = ["a: b", "[x", "{", "'", '"', "#", " x", "x ", "- a", "&a", "*a", 
 LOOKALIKES = st.sampled_from([*NUMBER_LIKE, *MARKUP_LIKE])
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(path=PLAIN | LOOKALIKES, lr=st.floats(1e-30, 1e30), steps=st.integers(21, 10**15))
 def test_a_dumped_config_loads_as_the_same_config(tmp_path_factory, path, lr, steps):
     folder = tmp_path_factory.mktemp("dump")

@@ -142,8 +142,10 @@ def test_shards_beyond_the_limit_are_counted_and_not_packed(root, monkeypatch, c
     assert "how full rows are, measured on the first 30 documents\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["text", "pairs"])
-@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("kind", "suffix", "magic"),
+    [("text", ".png", b"\x89PNG"), ("pairs", ".svg", b"<?xml"), ("pairs", ".pdf", b"%PDF")],
+)
 def test_the_picture_is_of_its_format(root, tmp_path, kind, suffix, magic):
     stats = count_data(str(root / kind))
     draw_stats(stats, tmp_path / f"new/a{suffix}")
