@@ -149,4 +149,6 @@ def build_model(
         for block in (block for stack in model.stacks for block in stack.blocks):
             # Only the forward: hooks of an engine stay outside of the graph, names do not change.
             block.forward = torch.compile(block.forward)
+        if model.head is not None:
+            model.head.compiles_loss = True
     return model

@@ -37,6 +37,7 @@ class Head(nn.Module):
         scores_labels: Scores are of labels.
         num_scores: Rows of `weight` without the padding of a vocabulary.
         soft_cap: Bound of the scores, which a loss must apply too. None: unbounded.
+        compiles_loss: The loss is compiled like the blocks (`engine.compile`).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -46,6 +47,7 @@ class Head(nn.Module):
         self.num_scores = config.num_scores
         self.scale = width**-0.5 if config.head.scaled else 1.0
         self.soft_cap = config.head.soft_cap
+        self.compiles_loss = False
         self.activation = ACTIVATIONS[config.last_stack.activation]
         self.transform = None
         self.norm = None

@@ -16,6 +16,10 @@ The head runs without materialising all logits:
                                ->  d loss / d h, d loss / d W summed
     backward:                  both, times the gradient of the sum
 
+On a GPU the gradient of W is summed in fp32 by the product itself, where torch has one that does.
+With `engine.compile` what is between the products is one compiled function: the scores of a chunk
+are read twice and their gradient written once, instead of some ten passes.
+
 Gradients are computed in the forward pass, while the logits of a chunk exist: the same three
 matrix products as with materialised logits, none recomputed. Saved for the backward pass are two
 tensors of the shapes of h and W. Computing them in the backward pass would take one more product
@@ -25,7 +29,7 @@ computed.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -33,14 +37,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pretrain.config.objective import ObjectiveConfig
+from pretrain.plan.memory import chunk_logits
 from pretrain.types import IGNORE_INDEX, Batch, ModelOutput
-
-CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
-"""Logits of one chunk, by device: 64 and 256 MiB in fp32. They determine the order of summation.
-
-Larger on a GPU: adding to the gradient of W is bound by memory, and small chunks by kernel
-launches.
-"""
 
 
 class Model(Protocol):
@@ -48,7 +46,8 @@ class Model(Protocol):
 
     `head(hidden_BTD, loss)` returns `loss(hidden_BTD, weight_VD, bias_V)`, evaluated inside of the
     head's forward: only there are the head's weights gathered under ZeRO stage 3.
-    `head.num_scores` is the number of rows of the weight, without padding.
+    `head.num_scores` is the number of rows of the weight, without padding; `head.compiles_loss`
+    asks for the compiled loss.
     """
 
     head: Any
@@ -103,6 +102,7 @@ def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_l
             label_smoothing=label_smoothing,
             z_loss=z_loss,
             soft_cap=model.head.soft_cap,
+            compiled=model.head.compiles_loss,
         )
 
     # The hooks of ZeRO stage 3 may return a plain tuple.
@@ -178,7 +178,13 @@ def grad_of_chunk(chunk: ChunkLoss, targets_P1: Tensor, form: CrossEntropy, dtyp
     grad_PV = chunk.exp_PV
     if form.z_loss:
         grad_PV.mul_(1 + 2 * form.z_loss * chunk.log_total_P1)
-    grad_PV.scatter_add_(1, targets_P1.clamp(min=0), (form.label_smoothing - 1) * chunk.total_P1)
+    at_target_P1 = (form.label_smoothing - 1) * chunk.total_P1
+    if torch.compiler.is_compiling():
+        # Fused with the passes around it; for a scatter the compiler would store the chunk in fp32.
+        columns_V = torch.arange(grad_PV.shape[1], device=grad_PV.device)
+        grad_PV.add_(torch.where(columns_V == targets_P1, at_target_P1, 0))
+    else:
+        grad_PV.scatter_add_(1, targets_P1.clamp(min=0), at_target_P1)
     if form.label_smoothing:
         grad_PV[:, : form.vocab_size].sub_(form.label_smoothing / form.vocab_size * chunk.total_P1)
     if chunk.cap_grad_PV is not None:
@@ -186,6 +192,45 @@ def grad_of_chunk(chunk: ChunkLoss, targets_P1: Tensor, form: CrossEntropy, dtyp
     scale_P1 = torch.where(targets_P1 == IGNORE_INDEX, 0, chunk.total_P1.reciprocal())
     out_PV = grad_PV if dtype == grad_PV.dtype else torch.empty_like(grad_PV, dtype=dtype)
     return torch.mul(grad_PV, scale_P1, out=out_PV)
+
+
+def sum_chunk(
+    logits_PV: Tensor, targets_P1: Tensor, form: CrossEntropy, needs_grad: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Returns the loss, nll_P1, the correct targets and d loss / d logits (in their dtype) of P tokens."""
+    exact = torch.promote_types(logits_PV.dtype, torch.float32)
+    chunk = score_chunk(logits_PV.to(exact), targets_P1, form, needs_grad)
+    grad_PV = grad_of_chunk(chunk, targets_P1, form, logits_PV.dtype) if needs_grad else None
+    return chunk.loss, chunk.nll_P1, chunk.num_correct, grad_PV
+
+
+@cache
+def _compiled_sum_chunk() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    """Returns `sum_chunk` compiled: one graph for full chunks, one for those of any other length."""
+    return torch.compile(sum_chunk)
+
+
+@cache
+def _chunk_logits(device: torch.device) -> int:
+    """Returns the number of logits of a chunk on a device, as `plan` counts them."""
+    is_gpu = device.type == "cuda"
+    return chunk_logits(torch.cuda.get_device_properties(device).total_memory if is_gpu else 0)
+
+
+@cache
+def _adds_in_fp32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns whether a product of 16-bit matrices on a device can add to an fp32 matrix.
+
+    Tried: it depends on the device and on the version of torch.
+    """
+    if device.type != "cuda":
+        return False
+    factor, total = torch.ones(8, 8, dtype=dtype, device=device), torch.ones(8, 8, device=device)
+    try:
+        torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def linear_cross_entropy(
@@ -198,6 +243,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     soft_cap: float | None = None,
+    compiled: bool = False,
 ) -> LossOutput:
     """Sums the cross-entropy of `softmax(hidden weight^T + bias)` over the targets.
 
@@ -212,10 +258,12 @@ def linear_cross_entropy(
         label_smoothing: Share of the target's probability, spread evenly over the real vocabulary.
         z_loss: Coefficient of the squared log of the softmax's denominator.
         soft_cap: Bound that logits approach, `cap tanh(logits / cap)`; None: unbounded.
+        compiled: Compile what is between the matrix products, at the first call.
     """
     hidden = hidden_BTD.flatten(0, -2)
     targets = targets_BT.flatten()
     form = CrossEntropy(vocab_size, label_smoothing, z_loss, soft_cap)
+    sum_logits = _compiled_sum_chunk() if compiled else sum_chunk
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -224,7 +272,7 @@ def linear_cross_entropy(
         bias_V = None if bias_V is None else bias_V.to(dtype)
     with torch.autocast(device, enabled=False):
         # Inside a Function gradients are always off: the current mode is passed in.
-        return LossOutput(*_Sums.apply(hidden, weight_VD, bias_V, targets, form, torch.is_grad_enabled()))
+        return LossOutput(*_Sums.apply(hidden, weight_VD, bias_V, targets, form, torch.is_grad_enabled(), sum_logits))
 
 
 class _Sums(torch.autograd.Function):
@@ -237,6 +285,7 @@ class _Sums(torch.autograd.Function):
         targets_P: Tensor,
         form: CrossEntropy,
         grad_enabled: bool,
+        sum_logits: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         exact = torch.promote_types(hidden_PD.dtype, torch.float32)
         loss_sum = hidden_PD.new_zeros((), dtype=exact)
@@ -250,24 +299,24 @@ class _Sums(torch.autograd.Function):
         grad_bias = None
         if bias_V is not None and for_bias:
             grad_bias = torch.zeros_like(bias_V, dtype=exact)
-        chunk_logits = CHUNK_LOGITS.get(weight_VD.device.type, CHUNK_LOGITS["cpu"])
-        size = max(1, chunk_logits // weight_VD.shape[0])
+        size = max(1, _chunk_logits(weight_VD.device) // weight_VD.shape[0])
         for start in range(0, hidden_PD.shape[0], size):
             hidden = hidden_PD[start : start + size]
             targets_P1 = targets_P[start : start + size, None]
-            logits_PV = torch.nn.functional.linear(hidden, weight_VD, bias_V).to(exact)
-            chunk = score_chunk(logits_PV, targets_P1, form, needs_grad)
-            loss_sum += chunk.loss
-            nll_sum += chunk.nll_P1.sum()
-            nll_P[start : start + size] = chunk.nll_P1[:, 0]
-            num_correct += chunk.num_correct
-            if not needs_grad:
+            logits_PV = torch.nn.functional.linear(hidden, weight_VD, bias_V)
+            loss, nll_P1, correct, grad_PV = sum_logits(logits_PV, targets_P1, form, needs_grad)
+            loss_sum += loss
+            nll_sum += nll_P1.sum()
+            nll_P[start : start + size] = nll_P1[:, 0]
+            num_correct += correct
+            if grad_PV is None:
                 continue
-            grad_PV = grad_of_chunk(chunk, targets_P1, form, hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(grad_PV, weight_VD, out=grad_hidden[start : start + size])
             if grad_weight is not None and grad_weight.dtype == hidden.dtype:
                 grad_weight.addmm_(grad_PV.t(), hidden)
+            elif grad_weight is not None and _adds_in_fp32(hidden.device, hidden.dtype):
+                torch.addmm(grad_weight, grad_PV.t(), hidden, out_dtype=torch.float32, out=grad_weight)
             elif grad_weight is not None:
                 grad_weight.add_(grad_PV.t() @ hidden)
             if grad_bias is not None:
@@ -284,7 +333,7 @@ class _Sums(torch.autograd.Function):
         # In place: a copy of the weight's gradient would cost a tenth of its product. Autograd
         # therefore refuses a second backward pass through the same graph.
         scaled = (None if saved is None else saved.mul_(grad) for saved in ctx.saved_tensors)
-        return *scaled, None, None, None
+        return *scaled, None, None, None, None
 
 
 def _round_like(grad: Tensor | None, parameter: Tensor | None) -> Tensor | None:

@@ -116,9 +116,6 @@ def bytes_per_parameter(
     )
 
 
-CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
-"""Scores of a chunk of the loss, as in `objective/loss.py`."""
-
 MAX_LIVE = 1_000_000_000
 """DeepSpeed's default of `stage3_max_live_parameters`: those that stage 3 may leave gathered."""
 
@@ -169,26 +166,41 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         optimizer=round(each.optimizer * values.trained),
         gathered=engine.compute_bytes * min(values.weights, MAX_LIVE) if gathers else 0,
         activations=activation_bytes(task, engine, layout.micro, cluster.device).peak,
-        loss=_loss_bytes(task, layout, cluster.device),
+        loss=_loss_bytes(task, layout, cluster),
         buckets=_bucket_bytes(task, layout, cluster.size),
     )
     overhead = _fixed_bytes(cluster) + round(_FRAGMENTED * found.total)
     return replace(found, overhead=overhead)
 
 
-def _loss_bytes(task: TrainingTask, layout: ParallelLayout, device: str) -> int:
+def chunk_logits(gpu_bytes: int) -> int:
+    """Returns the number of logits that the loss holds at once; they determine the order of summation.
+
+    More on a GPU: adding to the gradient of the head's weight is bound by memory, and small chunks
+    by kernel launches.
+
+    Args:
+        gpu_bytes: Memory of the GPU; 0: a CPU.
+    """
+    if not gpu_bytes:
+        return 2**24  # 64 MiB in fp32
+    return 2**28 if gpu_bytes >= 60 * 2**30 else 2**26
+
+
+def _loss_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> int:
     """Returns the working memory of the loss: a chunk of logits, its gradient, and sums in fp32."""
     if task.model.head.kind != "lm":
         return 0
     size = layout.engine.compute_bytes
     rows = task.model.padded_vocab_size
     positions = round(layout.micro * task.lengths.target * task.head_share)
-    logits = min(CHUNK_LOGITS[device], positions * rows)
+    gpu_bytes = memory_limit(cluster) if cluster.device == "cuda" else 0
+    logits = min(chunk_logits(gpu_bytes), positions * rows)
     if size == 4:
         return 4 * logits
-    # In 16 bits: scores before, and gradients after the fp32 pass.
+    # In 16 bits: scores before, and gradients after the fp32 pass, which a compiled loss does not store.
     sums = rows * task.model.last_stack.width * (4 + size if task.trains_head else 0)
-    return logits * (4 + 2 * size) + sums
+    return logits * ((0 if layout.engine.compile else 4) + 2 * size) + sums
 
 
 def _bucket_bytes(task: TrainingTask, layout: ParallelLayout, world_size: int) -> int:

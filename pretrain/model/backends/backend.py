@@ -6,16 +6,20 @@ dense_mask  a mask as a tensor over any rectangle of queries and keys; dense_bia
 find_segments  rectangles of documents and padding, outside of which nothing is visible
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from pretrain.errors import ConfigError
 from pretrain.types import AttentionMask
+
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 NO_DROPOUT = "set attention_dropout: 0.0 in the stack, or use engine.attention=sdpa"
 
@@ -102,8 +106,12 @@ def call_kernel(
     is_causal: bool = False,
     dropout: float = 0.0,
     scale: float | None = None,
+    cudnn: bool = False,
 ) -> Tensor:
-    """Calls torch's kernel: flash, cuDNN, memory-efficient or math, by torch's choice.
+    """Calls torch's kernel: flash, memory-efficient or math, by torch's choice.
+
+    `cudnn` adds cuDNN, which torch prefers on a GPU: the fastest, after a second or so for the plan
+    of each shape, forward and backward (pytorch/pytorch#155958). For a few shapes that repeat only.
 
     `allowed` is a bool mask or an addend of the scores, broadcastable to [B, N, T, S]. `blind`,
     bool [B, N, T, 1], are queries that see nothing, contrary to `allowed`: some GPU kernels return
@@ -115,16 +123,18 @@ def call_kernel(
     if group > 1 and not _takes_groups(q_BTNH, allowed):
         k_BSKH, v_BSKH = (x.repeat_interleave(group, dim=2) for x in (k_BSKH, v_BSKH))
         group = 1
-    mixed_BNTH = scaled_dot_product_attention(
-        q_BTNH.transpose(1, 2),
-        k_BSKH.transpose(1, 2),
-        v_BSKH.transpose(1, 2),
-        attn_mask=allowed,
-        dropout_p=dropout,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=group > 1,
-    )
+    all_kernels = cudnn or q_BTNH.device.type == "cpu"
+    with nullcontext() if all_kernels else sdpa_kernel(WITHOUT_CUDNN):
+        mixed_BNTH = scaled_dot_product_attention(
+            q_BTNH.transpose(1, 2),
+            k_BSKH.transpose(1, 2),
+            v_BSKH.transpose(1, 2),
+            attn_mask=allowed,
+            dropout_p=dropout,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=group > 1,
+        )
     if blind is not None:
         mixed_BNTH = mixed_BNTH.masked_fill(blind, 0.0)
     return mixed_BNTH.transpose(1, 2)

@@ -47,15 +47,23 @@ from pretrain.types import AttentionMask
 BLOCK = 128
 """Queries of a tile: enough to keep a core busy, and S x BLOCK scores stay small."""
 
+CUDNN_SHAPES = 4
+"""Shapes of calls of the cuDNN kernel, which are planned for a second each: those of full training
+and evaluation rows. Shapes beyond come from rows that are cropped to their tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class OneCall:
-    """A single call of the kernel; `keys`: first and end of those in reach of any query."""
+    """A single call of the kernel; `keys`: first and end of those in reach of any query.
+
+    `cudnn`: the kernel may be cuDNN's.
+    """
 
     keys: tuple[int, int] | None = None
     is_causal: bool = False
     allowed: Tensor | None = None
     blind: Tensor | None = None
+    cudnn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ class SdpaAttention:
     """Serves every mask and bias on every device."""
 
     def __init__(self, needs: AttentionNeeds) -> None:
-        pass
+        self._cudnn_shapes: set[tuple[int, int, int]] = set()
 
     def prepare(
         self,
@@ -122,7 +130,7 @@ class SdpaAttention:
             return _planned(_dense_call(mask, whole, device, bias))
         if device.type == "cpu":
             return _prepare_cpu(mask, whole, bias)
-        return _prepare_gpu(mask, whole, device, bias)
+        return self._prepare_gpu(mask, whole, device, bias)
 
     def attend(
         self,
@@ -154,7 +162,21 @@ class SdpaAttention:
             is_causal=direct.is_causal,
             dropout=dropout,
             scale=scale,
+            cudnn=direct.cudnn,
         )
+
+    def _prepare_gpu(
+        self, mask: AttentionMask, whole: Segment, device: torch.device, bias: DistanceBias | None
+    ) -> SdpaMask:
+        rows, queries, keys = (len(span) for span in whole)
+        if bias is not None:
+            return _planned(blocks=plan_blocks((whole,), mask, queries, bias))
+        if not needs_no_mask(mask, rows=rows, queries=queries, keys=keys):
+            return _planned(_dense_call(mask, whole, device, None))
+        shape = (rows, queries, keys)
+        if len(self._cudnn_shapes) < CUDNN_SHAPES:
+            self._cudnn_shapes.add(shape)
+        return _planned(OneCall(is_causal=hides_future(mask, whole), cudnn=shape in self._cudnn_shapes))
 
 
 def _planned(direct: OneCall | Calls | None = None, blocks: Blocks | None = None) -> SdpaMask:
@@ -181,15 +203,6 @@ def _prepare_cpu(mask: AttentionMask, whole: Segment, bias: DistanceBias | None)
     if segments == (whole,):
         return _planned(OneCall(is_causal=hides_future(inner, whole)), blocks)
     return _planned(plan_calls(segments, inner, rows=rows, keys=keys), blocks)
-
-
-def _prepare_gpu(mask: AttentionMask, whole: Segment, device: torch.device, bias: DistanceBias | None) -> SdpaMask:
-    rows, queries, keys = (len(span) for span in whole)
-    if bias is not None:
-        return _planned(blocks=plan_blocks((whole,), mask, queries, bias))
-    if needs_no_mask(mask, rows=rows, queries=queries, keys=keys):
-        return _planned(OneCall(is_causal=hides_future(mask, whole)))
-    return _planned(_dense_call(mask, whole, device, None))
 
 
 def _dense_call(mask: AttentionMask, whole: Segment, device: torch.device, bias: DistanceBias | None) -> OneCall:

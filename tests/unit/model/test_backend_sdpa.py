@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from pretrain.model import backends
 from pretrain.model.backends import backend as backend_module
 from pretrain.model.backends.backend import Segment, document_runs, find_segments
-from pretrain.model.backends.sdpa import Calls, OneCall, SdpaAttention, _prepare_gpu
+from pretrain.model.backends.sdpa import Calls, OneCall, SdpaAttention
 from pretrain.types import AttentionMask
 from tests.unit.model.masks import CPU, INTERLEAVED, LENGTHS, MASKS, NEEDS, RUNS, attend, inputs
 
@@ -92,7 +92,7 @@ def test_what_a_gpu_is_given_means_the_same(name):
     mask, queries, keys = MASKS[name]
     q, k, v, *_ = inputs(queries, keys)
     whole = Segment(range(3), range(queries), range(keys))
-    mixed = SdpaAttention(NEEDS).attend(q, k, v, _prepare_gpu(mask, whole, CPU, None))
+    mixed = SdpaAttention(NEEDS).attend(q, k, v, SdpaAttention(NEEDS)._prepare_gpu(mask, whole, CPU, None))
     expected = attend("eager", mask, q, k, v)
     if name == "padded causal":  # Without a mask tensor: padding sees padding.
         real = torch.arange(8) < LENGTHS[:, None]
@@ -103,8 +103,42 @@ def test_what_a_gpu_is_given_means_the_same(name):
 def test_a_gpu_gets_no_mask_tensor_where_its_kernels_need_none():
     for name in ("dense causal", "bidirectional", "padded causal", "window that hides nothing", "a shorter source"):
         mask, queries, keys = MASKS[name]
-        prepared = _prepare_gpu(mask, Segment(range(3), range(queries), range(keys)), CPU, None)
-        assert prepared.direct == OneCall(is_causal=mask.causal)
+        prepared = SdpaAttention(NEEDS)._prepare_gpu(mask, Segment(range(3), range(queries), range(keys)), CPU, None)
+        assert prepared.direct == OneCall(is_causal=mask.causal, cudnn=True)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_cudnn_serves_a_few_shapes_that_repeat_and_no_step_of_decoding(is_compiled, monkeypatch):
+    """It plans for a second at each new shape; forwards go to the other kernels where shapes change."""
+    meta, backend, calls = torch.device("meta"), SdpaAttention(NEEDS), []
+    kernel = torch.nn.functional.scaled_dot_product_attention
+
+    def noted(*inputs, **options):
+        calls.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return kernel(*inputs, **options)
+
+    def noted_graph(graph, _):
+        calls.append(not any("sdpa_kernel" in str(node.target) for node in graph.graph.nodes))
+        return graph.forward
+
+    if not is_compiled:
+        monkeypatch.setattr(backend_module, "scaled_dot_product_attention", noted)
+
+    def choose(plan, queries, keys):
+        calls.clear()
+        torch._dynamo.reset()
+        q, k = (torch.empty(2, length, 4, 8, dtype=torch.bfloat16, device=meta) for length in (queries, keys))
+        attend = torch.compile(backend.attend, backend=noted_graph, fullgraph=True) if is_compiled else backend.attend
+        attend(q, k, k, plan)
+        return calls
+
+    causal = AttentionMask(causal=True)
+    for length, has_cudnn in ((16, 1), (8, 1), (16, 1), (24, 1), (32, 1), (40, 0), (16, 1), (40, 0)):
+        whole = Segment(range(2), range(length), range(length))
+        assert choose(backend._prepare_gpu(causal, whole, meta, None), length, length) == [bool(has_cudnn)]
+    step = backend.prepare(AttentionMask(causal=True, query_offset=15), rows=2, queries=1, keys=16, device=meta)
+    assert choose(step, 1, 16) == [False]
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 # Dropout, autocast, checkpoints, compilation.

@@ -86,7 +86,7 @@ def values_of(sums: LossOutput, case: Case, factor: float = 0.3) -> list[Tensor]
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", {"cpu": 4 * 48})
+    monkeypatch.setattr(loss_module, "_chunk_logits", lambda device: 4 * 48)
 
 
 OPTIONS = st.fixed_dictionaries(
@@ -117,7 +117,7 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases(), OPTIONS, st.integers(1, 20))
 def test_losses_and_gradients_are_those_of_materialised_logits(case, options, tokens_a_chunk):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_module, "CHUNK_LOGITS", {"cpu": tokens_a_chunk * len(case.weight)})
+        patch.setattr(loss_module, "_chunk_logits", lambda device: tokens_a_chunk * len(case.weight))
         found = chunked(case, **options)
     expected = plain(case, **options)
     assert found.num_correct == expected.num_correct
@@ -249,6 +249,43 @@ def test_without_gradients_the_losses_are_the_same():
         found = chunked(inputs, **ALL_OPTIONS)
     assert not found.loss_sum.requires_grad
     assert all(map(torch.equal, found, chunked(inputs, **ALL_OPTIONS)))
+
+
+@pytest.mark.parametrize("options", [{}, ALL_OPTIONS])
+def test_the_compiled_loss_is_the_same_with_one_graph_for_each_length_of_chunks(options, monkeypatch):
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(
+        loss_module, "_compiled_sum_chunk", lambda: torch.compile(loss_module.sum_chunk, backend=backend)
+    )
+    torch._dynamo.reset()
+    for shape in ((3, 11), (2, 11), (13,), (3, 10)):  # the last chunk has 1, 2, 1 and 2 of 4 tokens
+        inputs = case(torch.float32, shape=shape, bias=True)
+        compiled, eager = chunked(inputs, compiled=True, **options), chunked(inputs, **options)
+        assert compiled.num_correct == eager.num_correct
+        torch.testing.assert_close(values_of(compiled, inputs), values_of(eager, inputs), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(compiled.nll_P, eager.nll_P, rtol=1e-6, atol=1e-6)
+    assert len(graphs) <= 3  # of full chunks, of one token, of any other number
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_finds_what_the_cpu_finds_in_float64(dtype, compiled):
+    inputs = case(dtype, shape=(3, 1000), vocab=1000, padded=1024, width=64)
+    exact = inputs.to(torch.float64)
+    there = Case(*(x if x is None else x.detach().cuda() for x in inputs[:4]), inputs.vocab)
+    for x in there.inputs:
+        x.requires_grad_()
+    assert loss_module._adds_in_fp32(torch.device("cuda"), torch.bfloat16)
+    close = 1e-5 if dtype == torch.float32 else 1e-2
+    found = values_of(chunked(there, compiled=compiled, **ALL_OPTIONS), there)
+    for value, expected in zip(found, values_of(plain(exact, **ALL_OPTIONS), exact), strict=True):
+        assert (value.cpu().double() - expected).norm() < close * expected.norm()
 
 
 def test_a_second_backward_pass_is_an_error_and_not_a_wrong_gradient():

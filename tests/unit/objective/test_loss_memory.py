@@ -37,7 +37,7 @@ class Counted(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", {"cpu": CHUNK})
+    monkeypatch.setattr(loss_module, "_chunk_logits", lambda device: CHUNK)
 
 
 @pytest.fixture

@@ -140,8 +140,16 @@ def test_what_is_said_to_overlap_is_what_deepspeed_is_told():
     assert built["zero_optimization"]["overlap_comm"] == OVERLAPS["deepspeed"]
 
 
-def test_the_chunk_of_logits_is_the_one_that_the_loss_holds():
-    from pretrain.objective import loss
-    from pretrain.plan import memory
+def test_chunks_of_the_loss_are_larger_on_large_gpus_and_in_fewer_copies_where_compiled():
+    options = [*LLAMA, "batch.global_tokens=262144", "batch.micro=4", "engine.zero_stage=3"]
+    config, compiled = config_of(*options), config_of(*options, "engine.compile=true")
+    sums = 128256 * 4096 * 6  # the gradient of the head in fp32, and rounded
 
-    assert memory.CHUNK_LOGITS == loss.CHUNK_LOGITS
+    def loss_bytes(config, name):
+        cluster = nodes_of(name)
+        layout = ParallelLayout(config.engine, config.batch.micro, 1)
+        return rank_memory(task_of(config), layout, cluster).loss - sums
+
+    assert loss_bytes(config, "a100-40") == 8 * 2**26
+    assert loss_bytes(config, "a100") == 8 * 2**28
+    assert loss_bytes(compiled, "a100") == 4 * 2**28
