@@ -22,14 +22,24 @@ from pretrain.rows import IGNORE_INDEX
 
 Moved = TypeVar("Moved", bound="SourceBatch | Batch")
 
+_READ_ON_HOST = ("documents_BT", "documents_BS", "lengths_B")
+"""Fields of which attention plans its calls."""
+
 
 def _moved(value: Moved, device: torch.device) -> Moved:
     tensors: dict[str, Any] = {}
     for one in fields(value):
         item = getattr(value, one.name)
         if isinstance(item, Tensor):
-            tensors[one.name] = item.to(device, non_blocking=True)
+            tensors[one.name] = copied = item.to(device, non_blocking=True)
+            if one.name in _READ_ON_HOST and copied is not item:
+                copied.host_values = item
     return replace(value, **tensors)
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """Returns the tensor that `Batch.to` has copied, to be read without a wait for the device; else itself."""
+    return getattr(tensor, "host_values", tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,7 @@ class Batch:
         target_positions_P: int64, ascending: indices into the flattened `targets_BT` that have a
             loss, where they are few. None: all.
         source: Input of the encoder of a model with two stacks.
+        sources_B: int64 number of the mixture's source of each row. None: not from shards.
         sample_ids: Identity of each row's sample, B integers, on the host. Empty without shards.
     """
 
@@ -106,6 +117,7 @@ class Batch:
     token_types_BT: Tensor | None = None
     target_positions_P: Tensor | None = None
     source: SourceBatch | None = None
+    sources_B: Tensor | None = None
     sample_ids: tuple[int, ...] = ()
 
     def num_targets(self) -> int:

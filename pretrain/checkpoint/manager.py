@@ -160,6 +160,12 @@ class CheckpointManager:
         if self._best is not None:
             self._best.note(step, metrics)
 
+    def reserve(self, store: FragmentStore) -> None:
+        """Allocates the host memory of saves from a GPU, in a thread: after the first step, when all state exists."""
+        tensors = [tensor for fragment in store.owned_fragments() for tensor in fragment.tensors.values()]
+        if any(tensor.is_cuda for tensor in tensors):
+            self._host.reserve(sum(tensor.numel() for tensor in tensors), pinned=True)
+
     def hold(self) -> None:
         """Makes device work queued from now on wait for the copy; see `HostCopy.hold`."""
         self._host.hold()

@@ -1,5 +1,6 @@
 """A copy of training state in host memory, in buffers that every save uses again.
 
+    reserve(n)     ->  allocates, in a thread
     take(tensors)  ->  on a CPU copied when it returns; on CUDA the copies are queued along
                        with the step, to pinned memory, without waiting
     hold()         ->  later work of the stream (the next update) runs after the copies
@@ -11,6 +12,7 @@ the state. A thread writes and checks the copy while training continues.
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -36,18 +38,28 @@ class HostCopy:
         self._sources: Sequence[Tensor] = ()
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
+        self._reservation: Future[None] | None = None
 
     @property
     def num_bytes(self) -> int:
         """Size of the last copy."""
         return sum(4 * length for _, length in self._places)
 
+    def reserve(self, num_elements: int, *, pinned: bool) -> None:
+        """Allocates buffers in a thread: page-locking 13 GB takes seconds, which the first `take` would wait."""
+        executor = ThreadPoolExecutor(1, thread_name_prefix="host-copy")
+        self._reservation = executor.submit(self._allocate, num_elements, pinned=pinned)
+        executor.shutdown(wait=False)
+
     @torch.no_grad()
     def take(self, tensors: Sequence[Tensor]) -> None:
         """Copies 1-D fp32 tensors, or begins to. They may be changed after `hold`."""
         assert all(tensor.dtype == torch.float32 and tensor.dim() == 1 for tensor in tensors)
         on_cuda = any(tensor.is_cuda for tensor in tensors)
-        self._reserve(sum(tensor.numel() for tensor in tensors), pinned=on_cuda)
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            reservation.result()
+        self._allocate(sum(tensor.numel() for tensor in tensors), pinned=on_cuda)
         if not on_cuda:
             self._copy(tensors)
             return
@@ -61,12 +73,14 @@ class HostCopy:
             self._copied.record(self._stream)
         self._sources = tensors  # their memory must not be given to others before it is read
 
-    def _reserve(self, num_elements: int, *, pinned: bool) -> None:
+    def _allocate(self, num_elements: int, *, pinned: bool) -> None:
         sizes = [min(self._block, num_elements - start) for start in range(0, num_elements, self._block)]
-        same = [buffer.numel() for buffer in self._buffers] == sizes
-        if not same or any(buffer.is_pinned() != pinned for buffer in self._buffers[:1]):
+        if any(buffer.is_pinned() != pinned for buffer in self._buffers[:1]):
             self._buffers = []
-            self._buffers = [torch.empty(size, dtype=torch.float32, pin_memory=pinned) for size in sizes]
+        pairs = zip(self._buffers, sizes, strict=False)
+        self._buffers = [buffer for buffer, size in pairs if buffer.numel() == size]
+        for size in sizes[len(self._buffers) :]:
+            self._buffers.append(torch.empty(size, dtype=torch.float32, pin_memory=pinned))
 
     def _copy(self, tensors: Sequence[Tensor]) -> None:
         self._places = []

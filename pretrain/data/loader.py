@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pretrain.config.data import BatchPlan
 from pretrain.data.bin_stream import BinStream
-from pretrain.data.mixture import RowSource, merge_rows
+from pretrain.data.mixture import RowSource, merge_rows, source_of
 from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.prefetch import Prefetcher
 from pretrain.data.stream import TokenStream
@@ -267,5 +267,6 @@ def _build_batch(made: ModelRows, pin_memory: bool) -> Batch:
         prefix_BT=optional(made.prefix),
         target_positions_P=optional(made.target_positions),
         source=source,
+        sources_B=tensor(source_of(made.sample_ids)),
         sample_ids=tuple(made.sample_ids.tolist()),
     )

@@ -57,6 +57,7 @@ class Saving:
     _begun_at: float = field(default=0.0, init=False)
     _stall_s: float = field(default=0.0, init=False)
     _has_waited: bool = field(default=False, init=False)
+    _has_reserved: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._saved_step = self.step
@@ -83,6 +84,9 @@ class Saving:
             LockedError: Another attempt has taken the run folder.
         """
         self.step = state.step
+        if not self._has_reserved:
+            self.checkpoints.reserve(self.store)
+            self._has_reserved = True
         if self._save is not None and num_written == self.world.size:
             with self._failures_counted():
                 self._advance()

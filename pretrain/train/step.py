@@ -13,14 +13,12 @@ backward pass. All ranks get the same sums, so all take the same decision at the
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pretrain import dist
 from pretrain.config.run import RunConfig
 from pretrain.data.loader import StepCounts
-from pretrain.data.mixture import source_of
 from pretrain.dist import World
 from pretrain.model import LanguageModel
 from pretrain.objective import Loss
@@ -77,6 +75,7 @@ def sum_by_source(batch: Batch, nll_P: Tensor | None, num_sources: int) -> Tenso
     sums = torch.zeros(2, num_sources, dtype=torch.float64, device=targets_BT.device)
     if nll_P is None:
         return sums
+    assert batch.sources_B is not None, "a batch of the loader"
     rows, width = targets_BT.shape
     nll_B = torch.zeros(rows, dtype=torch.float64, device=targets_BT.device)
     if batch.target_positions_P is None:
@@ -84,9 +83,7 @@ def sum_by_source(batch: Batch, nll_P: Tensor | None, num_sources: int) -> Tenso
     else:
         nll_B.index_add_(0, batch.target_positions_P // width, nll_P.double())
     counts_B = (targets_BT != IGNORE_INDEX).sum(dim=1).double()
-    ids = np.array(batch.sample_ids, dtype=np.int64)
-    sources_B = torch.from_numpy(source_of(ids)).to(sums.device)
-    return sums.index_add_(1, sources_B, torch.stack((nll_B, counts_B)))
+    return sums.index_add_(1, batch.sources_B, torch.stack((nll_B, counts_B)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from pretrain.errors import ConfigError
-from pretrain.types import AttentionMask
+from pretrain.types import AttentionMask, on_host
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -313,7 +313,7 @@ def find_segments(mask: AttentionMask, *, rows: int, queries: int, keys: int) ->
     """
     lengths = [keys] * rows
     if mask.key_lengths_B is not None:
-        lengths = [min(length, keys) for length in mask.key_lengths_B.tolist()]
+        lengths = [min(length, keys) for length in on_host(mask.key_lengths_B).tolist()]
     query_runs: list[dict[int, range]] | None = [{0: range(queries)}] * rows
     key_runs: list[dict[int, range]] | None = [{0: range(keys)}] * rows
     if mask.documents_BT is not None:
@@ -343,6 +343,7 @@ def find_segments(mask: AttentionMask, *, rows: int, queries: int, keys: int) ->
 
 def document_runs(documents_BT: Tensor) -> list[dict[int, range]] | None:
     """Returns the run of each document of each row, in order; None if a document has two runs."""
+    documents_BT = on_host(documents_BT)
     rows, length = documents_BT.shape
     changes = documents_BT.diff(dim=1, prepend=documents_BT[:, :1] - 1).nonzero()
     numbers = documents_BT[changes[:, 0], changes[:, 1]]

@@ -35,6 +35,31 @@ def test_buffers_are_made_once():
     assert [buffer.data_ptr() for buffer in copy._buffers] == first
 
 
+@pytest.mark.parametrize("num_elements", [10, 8, 3, 21])
+def test_what_was_reserved_is_used_and_what_is_missing_is_added(num_elements):
+    copy = HostCopy(4)
+    copy.reserve(10, pinned=False)
+    copy.take([torch.arange(num_elements, dtype=torch.float32)])
+    assert np.concatenate(list(copy.parts(0))).tolist() == list(range(num_elements))
+    kept = [buffer.data_ptr() for buffer in copy._buffers]
+    copy.reserve(10, pinned=False)
+    copy.take([torch.zeros(num_elements)])
+    shared = min(num_elements, 10) // 4
+    assert [buffer.data_ptr() for buffer in copy._buffers][:shared] == kept[:shared]
+    assert sum(buffer.numel() for buffer in copy._buffers) == num_elements
+
+
+def test_memory_that_cannot_be_reserved_is_an_error_of_the_copy(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("out of host memory")
+
+    copy = HostCopy()
+    monkeypatch.setattr(torch, "empty", fail)
+    copy.reserve(10, pinned=False)
+    with pytest.raises(RuntimeError, match="out of host memory"):
+        copy.take([torch.zeros(10)])
+
+
 def test_views_with_gradients_and_strides_are_copied():
     parameter = torch.nn.Parameter(torch.arange(8.0))
     copy = HostCopy()

@@ -8,7 +8,6 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import parse_model
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
-from pretrain.data.mixture import SOURCE_BITS
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
 from pretrain.train.step import TrainModule, sum_by_source
@@ -25,8 +24,7 @@ def batch() -> Batch:
     targets = tokens[:, 1:].clone()
     for row, kept in enumerate((8, 3, 5, 0)):
         targets[row, kept:] = IGNORE_INDEX
-    ids = tuple((source << (63 - SOURCE_BITS)) + number for number, source in enumerate((2, 0, 2, 1)))
-    return Batch(tokens[:, :-1].contiguous(), targets, sample_ids=ids)
+    return Batch(tokens[:, :-1].contiguous(), targets, sources_B=torch.tensor([2, 0, 2, 1]))
 
 
 def test_the_sums_of_each_source_are_those_of_its_rows(batch):
@@ -35,7 +33,7 @@ def test_the_sums_of_each_source_are_those_of_its_rows(batch):
     assert sum_by_source(batch, nll_BT.flatten(), 3).tolist() == expected
     (places,) = np.nonzero(batch.targets_BT.flatten().numpy() != IGNORE_INDEX)
     few = Batch(
-        batch.tokens_BT, batch.targets_BT, target_positions_P=torch.from_numpy(places), sample_ids=batch.sample_ids
+        batch.tokens_BT, batch.targets_BT, target_positions_P=torch.from_numpy(places), sources_B=batch.sources_B
     )
     assert sum_by_source(few, nll_BT.flatten()[places], 3).tolist() == expected
 
