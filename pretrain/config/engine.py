@@ -19,6 +19,10 @@ class EngineConfig(Section):
     """Compute dtype. `bf16`: fp32 master weights under DeepSpeed, autocast under `ddp` and
     `single`. `fp16`: fp32 master weights and dynamic loss scaling; only with ZeRO 1 to 3 on a
     GPU."""
+    gradients: Annotated[Literal["compute", "fp32"], OnResume.WARN] = "compute"
+    """Dtype in which DeepSpeed sums bf16 gradients over micro-batches and ranks. `compute`: bf16.
+    `fp32`: more exact for many micro-batches or hundreds of ranks, at twice the bytes; only with
+    ZeRO 2 and 3. `ddp` and `single` always sum in fp32."""
     device: Annotated[Literal["auto", "cpu", "cuda"], OnResume.FREE] = "auto"
     """Device of the ranks. `auto`: CUDA if available, otherwise the CPU."""
     attention: Annotated[str, OnResume.WARN] = "auto"
@@ -52,6 +56,11 @@ class EngineConfig(Section):
         """Bytes of a value in the compute dtype."""
         return 4 if self.precision == "fp32" else 2
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a gradient, as it is kept between micro-batches and sent."""
+        return self.compute_bytes if self.kind == "deepspeed" and self.gradients == "compute" else 4
+
     @model_validator(mode="before")
     @classmethod
     def _without_zero(cls, values: Any) -> Any:
@@ -78,6 +87,10 @@ class EngineConfig(Section):
                 "precision=fp16 is wrong at zero_stage=0: DeepSpeed unscales gradients of a loss "
                 "that it has not scaled; use zero_stage=1, 2 or 3"
             )
+        if self.gradients == "fp32" and self.kind == "deepspeed" and self.precision != "fp32":
+            if self.precision != "bf16" or self.zero_stage < 2:
+                what = f"gradients=fp32 needs precision=bf16 and zero_stage=2 or 3, not {self.precision}"
+                raise ValueError(f"{what} at zero_stage={self.zero_stage}; change them, or use gradients=compute")
         if self.offload_optimizer != "none" and not self.zero_stage:
             what = "offload_optimizer=cpu requires sharded optimizer state"
             raise ValueError(f"{what}; use kind=deepspeed and zero_stage=1, 2 or 3")

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,6 +102,7 @@ def start_accelerator(
             )
             raise LaunchError(what, where=f"rank {world.rank}", fix=fix)
         torch.cuda.set_device(world.local_rank)
+        bind_to_numa_node(torch.cuda.get_device_properties(world.local_rank))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -131,6 +133,24 @@ def start_accelerator(
             where=f"rank {world.rank} at {address}",
             fix="check that the port is free and that every rank can reach the address",
         ) from error
+
+
+def bind_to_numa_node(gpu: Any, sysfs: Path = Path("/sys")) -> None:
+    """Binds this thread, and those that it starts, to the processors of the NUMA node of a GPU.
+
+    Copies to and from a GPU through the far socket take 1.5 to 2 times as long. A binding of the
+    launcher is narrowed, never left; where nothing is known of the node, nothing is done.
+    """
+    try:
+        address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+        node = int((sysfs / "bus/pci/devices" / address / "numa_node").read_text())
+        cpulist = (sysfs / f"devices/system/node/node{node}/cpulist").read_text()
+    except (AttributeError, OSError):  # an older torch; a virtual machine, a container without sysfs
+        return
+    spans = [[int(end) for end in span.split("-")] for span in cpulist.strip().split(",")]
+    near = {cpu for span in spans for cpu in range(span[0], span[-1] + 1)} & os.sched_getaffinity(0)
+    if near:
+        os.sched_setaffinity(0, near)
 
 
 def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan: BatchPlan, num_parameters: int) -> Any:

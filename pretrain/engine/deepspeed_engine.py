@@ -69,6 +69,7 @@ def deepspeed_config(
         zero["offload_optimizer"] = host
     if config.offload_params == "cpu":
         zero["offload_param"] = host
+    in_fp32 = {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
     return {
         "train_micro_batch_size_per_gpu": plan.micro,
         "gradient_accumulation_steps": plan.accumulation,
@@ -85,6 +86,7 @@ def deepspeed_config(
             "hysteresis": 2,
             "min_loss_scale": 1,
         },
+        **(in_fp32 if config.precision == "bf16" and config.gradients == "fp32" else {}),
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         # torch's fused AdamW runs on the host, and needs no compiler there.

@@ -95,6 +95,7 @@ def bytes_per_parameter(
     *,
     offload_optimizer: bool = False,
     offload_params: bool = False,
+    gradient_bytes: int | None = None,
 ) -> BytesPerParameter:
     """Returns the state of a rank's device per parameter (Rajbhandari et al. 2020, 3 and figure 1).
 
@@ -104,14 +105,15 @@ def bytes_per_parameter(
     in fp32 4 bytes more than in the paper. Adafactor's rows and columns are too few to count.
 
     DDP and one process are stage 0; `state` is the optimizer state in bytes, 8 under AdamW. Master
-    weights and optimizer state, or working weights, may be in host memory.
+    weights and optimizer state, or working weights, may be in host memory. `gradient_bytes`: of one
+    that is kept between micro-batches; None: as of a working weight.
     """
     working = 4 if precision == "fp32" else 2
     master = 0 if precision == "fp32" and not zero_stage else 4
     kept = 0.0 if offload_optimizer else master + state
     return BytesPerParameter(
         weights=0.0 if offload_params else working / (world_size if zero_stage >= 3 else 1),
-        gradients=working / (world_size if zero_stage >= 2 else 1),
+        gradients=(gradient_bytes or working) / (world_size if zero_stage >= 2 else 1),
         optimizer=kept / (world_size if zero_stage >= 1 else 1),
     )
 
@@ -158,6 +160,7 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         state_bytes(task.optimizer, values) / values.trained,
         offload_optimizer=engine.offload_optimizer != "none",
         offload_params=engine.offload_params != "none",
+        gradient_bytes=engine.gradient_bytes,
     )
     gathers = (engine.zero_stage == 3 and cluster.size > 1) or engine.offload_params != "none"
     found = RankMemory(
@@ -216,7 +219,10 @@ def _bucket_bytes(task: TrainingTask, layout: ParallelLayout, world_size: int) -
     parameters = task.values.weights - (task.trained.adapter_values if task.trained else 0)
     buckets = plan_buckets(parameters, engine.zero_stage)
     gathered = max(buckets.allgather_bucket_size, buckets.stage3_prefetch_bucket_size)
-    return engine.compute_bytes * (buckets.reduce_bucket_size + gathered)
+    found = engine.compute_bytes * (buckets.reduce_bucket_size + gathered)
+    if engine.gradient_bytes > engine.compute_bytes:
+        found += engine.gradient_bytes * buckets.reduce_bucket_size  # the copy that is sent
+    return found
 
 
 def _fixed_bytes(cluster: Cluster) -> int:

@@ -36,7 +36,8 @@ class Work:
     logits: float  # scores that the loss reads in a micro-batch
     parameters: float  # weights of the whole model
     trained: float  # weights with a gradient
-    weight_bytes: int  # bytes of a working weight, and of its gradient on the wire
+    weight_bytes: int  # bytes of a working weight
+    gradient_bytes: int  # bytes of a gradient on the wire
     layers: int  # blocks, as many as there are gathers
     state_bytes: float  # gradients and optimizer state that the update reads, on this rank
     offload_bytes: float  # bytes between host and device in a step
@@ -69,7 +70,7 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int) -> Wo
     on_host = engine.offload_optimizer != "none"
     each = state_bytes(task.optimizer, values) / values.trained
     zero = (engine.zero_stage, engine.precision, world_size, each)
-    state = bytes_per_parameter(*zero, offload_optimizer=on_host)
+    state = bytes_per_parameter(*zero, offload_optimizer=on_host, gradient_bytes=engine.gradient_bytes)
     offload = 0.0
     if on_host:
         # Gradients down, weights up; and the update, at about that speed, in the host's memory.
@@ -89,6 +90,7 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int) -> Wo
         parameters=values.weights,
         trained=values.trained,
         weight_bytes=engine.compute_bytes,
+        gradient_bytes=engine.gradient_bytes,
         layers=sum(stack.layers for stack in (model.encoder, model.decoder) if stack is not None),
         state_bytes=(state.gradients + state.optimizer) * values.trained,
         offload_bytes=offload,
@@ -141,14 +143,15 @@ def wire_bytes(work: Work, world_size: int) -> tuple[float, float]:
     """
     if world_size == 1:
         return 0.0, 0.0
-    gradients = work.trained * work.weight_bytes
+    gradients = work.trained * work.gradient_bytes
     if work.zero_stage == 0:
         return 0.0, 2 * gradients
     if work.zero_stage == 3:
         gathers = 1 if work.parameters <= MAX_LIVE else 2
         return gathers * work.parameters * work.weight_bytes + gradients, 0.0
     reduced = gradients if reduces_to_owners(int(work.trained), world_size) else 2 * gradients
-    return (reduced, gradients) if work.zero_stage == 2 else (0.0, reduced + gradients)
+    gathered = work.trained * work.weight_bytes
+    return (reduced, gathered) if work.zero_stage == 2 else (0.0, reduced + gathered)
 
 
 def link_seconds(num_bytes: float, cluster: Cluster, constants: Constants) -> float:

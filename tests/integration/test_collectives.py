@@ -56,19 +56,19 @@ class Recorder(TorchDispatchMode):
         return found
 
 
-def traffic(world: World, ranks: int, stages: list[int]) -> list[dict[str, Any]]:
-    """Trains as rank 0 of `ranks`; returns collectives of the second step, and the elements that rank 0 saves."""
+def traffic(world: World, ranks: int, cases: list[tuple[int, str]]) -> list[dict[str, Any]]:
+    """Trains as rank 0 of `ranks` at stages, with gradients in dtypes; returns collectives of the second step, and the elements that rank 0 saves."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "8"}
     td.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    return [_step(World(0, ranks, 0), stage) for stage in stages]
+    return [_step(World(0, ranks, 0), stage, gradients) for stage, gradients in cases]
 
 
-def _step(world: World, stage: int) -> dict[str, Any]:
+def _step(world: World, stage: int, gradients: str) -> dict[str, Any]:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    config = EngineConfig(kind="deepspeed", zero_stage=stage, precision="bf16", device="cpu")
+    config = EngineConfig(kind="deepspeed", zero_stage=stage, precision="bf16", gradients=gradients, device="cpu")
     model_config = ModelConfig.model_validate(expand_preset(MODEL))
     built = build_model(model_config, config, torch.device("cpu"), storage=stage != 3)
     size = sum(parameter.numel() for parameter in built.parameters())
@@ -102,11 +102,12 @@ def _step(world: World, stage: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("ranks", [8, 1024])
 def test_a_step_sends_what_the_plan_says(ranks):
-    stages = [0, 1, 2, 3]
-    (found,) = run_in_ranks("tests.integration.test_collectives:traffic", 1, {"ranks": ranks, "stages": stages})
-    for stage, step in zip(stages, found, strict=True):
+    cases = [(0, "compute"), (1, "compute"), (2, "compute"), (2, "fp32"), (3, "compute"), (3, "fp32")]
+    (found,) = run_in_ranks("tests.integration.test_collectives:traffic", 1, {"ranks": ranks, "cases": cases})
+    for (stage, gradients), step in zip(cases, found, strict=True):
         size = step["parameters"]
         work = replace(WORK, parameters=size, trained=size, weight_bytes=2, zero_stage=stage)
+        work = replace(work, gradient_bytes=4 if gradients == "fp32" else 2)
         often, once = wire_bytes(work, ranks)
         sent = sum(RINGS[name] * count for name, count in step["bytes"].items())
         # Norms and flags are small; shares are filled up to a whole number of elements each.

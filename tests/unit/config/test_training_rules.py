@@ -46,6 +46,11 @@ def test_the_schedule_is_checked_against_the_length_of_the_run():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        (
+            {"gradients": "fp32", "zero_stage": 1},
+            "gradients=fp32 needs precision=bf16 and .*, not bf16 at",
+        ),
+        ({"gradients": "fp32", "zero_stage": 2, "precision": "fp16"}, "2 or 3, not fp16 at zero_stage=2;"),
         ({"precision": "fp16", "kind": "ddp"}, "precision=fp16 needs kind=deepspeed, which scales the loss, not ddp"),
         (
             {"precision": "fp16", "device": "cpu"},

@@ -126,3 +126,16 @@ def test_what_is_not_deepspeed_s_changes_nothing(other):
     configs = [EngineConfig(zero_stage=2, precision="bf16", **more) for more in ({}, other)]
     one, two = (deepspeed_config(config, "cuda", CLIP, PLAN, PARAMETERS) for config in configs)
     assert one == two
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_gradients_are_summed_and_sent_in_fp32_on_request(stage):
+    config = engine_config(stage, "bf16")
+    plain, exact = (
+        leaves(deepspeed_config(one, "cuda", CLIP, PLAN, PARAMETERS))
+        for one in (config, config.model_copy(update={"gradients": "fp32"}))
+    )
+    assert exact.items() - plain.items() == {
+        ("data_types.grad_accum_dtype", "fp32"),
+        ("communication_data_type", "fp32"),
+    }

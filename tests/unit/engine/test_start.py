@@ -11,7 +11,7 @@ import torch
 
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
-from pretrain.engine.build import pick_device, start_accelerator
+from pretrain.engine.build import bind_to_numa_node, pick_device, start_accelerator
 from pretrain.engine.deepspeed_engine import deepspeed_config
 from pretrain.errors import ConfigError, LaunchError
 from tests.unit.engine.toy import PLAN
@@ -28,6 +28,7 @@ def cuda(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace())
         return chosen
 
     return sees
@@ -188,3 +189,27 @@ def test_a_missing_deepspeed_is_named(cuda, libraries, monkeypatch):
         LaunchError, match=r"engine.kind=deepspeed needs the deepspeed package: .*; use engine.kind=ddp, or run"
     ):
         start(EngineConfig())
+
+
+@pytest.mark.parametrize(
+    ("node", "allowed", "expected"),
+    [
+        ("1", range(8), {2, 3, 6}),  # the node's processors
+        ("1", {0, 3}, {3}),  # a launcher's binding is narrowed
+        ("1", {0, 1}, None),  # and never left
+        ("-1", range(8), None),  # a virtual machine
+        (None, range(8), None),  # a container without sysfs
+    ],
+)
+def test_a_rank_is_bound_to_the_processors_beside_its_gpu(tmp_path, monkeypatch, node, allowed, expected):
+    (tmp_path / "devices/system/node/node1").mkdir(parents=True)
+    (tmp_path / "devices/system/node/node1/cpulist").write_text("2-3,6\n")
+    if node is not None:
+        (tmp_path / "bus/pci/devices/0000:1a:00.0").mkdir(parents=True)
+        (tmp_path / "bus/pci/devices/0000:1a:00.0/numa_node").write_text(f"{node}\n")
+    bound = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: bound.append(cpus))
+    bind_to_numa_node(SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1A, pci_device_id=0), tmp_path)
+    bind_to_numa_node(SimpleNamespace(), tmp_path)  # of a torch that does not say where its GPUs are
+    assert bound == ([] if expected is None else [expected])

@@ -22,6 +22,7 @@ WORK = Work(
     parameters=1e9,
     trained=1e9,
     weight_bytes=2,
+    gradient_bytes=2,
     layers=16,
     state_bytes=1e10,
     offload_bytes=0.0,
