@@ -87,10 +87,10 @@ class EngineConfig(Section):
                 "precision=fp16 is wrong at zero_stage=0: DeepSpeed unscales gradients of a loss "
                 "that it has not scaled; use zero_stage=1, 2 or 3"
             )
-        if self.gradients == "fp32" and self.kind == "deepspeed" and self.precision != "fp32":
-            if self.precision != "bf16" or self.zero_stage < 2:
-                what = f"gradients=fp32 needs precision=bf16 and zero_stage=2 or 3, not {self.precision}"
-                raise ValueError(f"{what} at zero_stage={self.zero_stage}; change them, or use gradients=compute")
+        sums_bf16 = self.precision == "bf16" and self.zero_stage >= 2
+        if self.gradient_bytes > self.compute_bytes and self.kind == "deepspeed" and not sums_bf16:
+            what = f"gradients=fp32 needs precision=bf16 and zero_stage=2 or 3, not {self.precision}"
+            raise ValueError(f"{what} at zero_stage={self.zero_stage}; change them, or use gradients=compute")
         if self.offload_optimizer != "none" and not self.zero_stage:
             what = "offload_optimizer=cpu requires sharded optimizer state"
             raise ValueError(f"{what}; use kind=deepspeed and zero_stage=1, 2 or 3")

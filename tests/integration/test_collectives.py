@@ -57,7 +57,10 @@ class Recorder(TorchDispatchMode):
 
 
 def traffic(world: World, ranks: int, cases: list[tuple[int, str]]) -> list[dict[str, Any]]:
-    """Trains as rank 0 of `ranks` at stages, with gradients in dtypes; returns collectives of the second step, and the elements that rank 0 saves."""
+    """Trains as rank 0 of `ranks`, for each stage and dtype of gradients.
+
+    Returns the collectives of the second step, and the elements that rank 0 saves.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "8"}
