@@ -35,6 +35,7 @@ from pretrain.engine.replicated import (
 from pretrain.model.stack import Block
 from pretrain.optim.matrices import Span, WeightPiece
 from pretrain.plan.memory import plan_buckets, reduces_to_owners
+from pretrain.plan.roofline import overlaps
 from pretrain.types import Batch, Fragment, FragmentStore
 
 
@@ -53,7 +54,7 @@ def deepspeed_config(
         "reduce_bucket_size": buckets.reduce_bucket_size,
         "allgather_bucket_size": buckets.allgather_bucket_size,
         "contiguous_gradients": True,
-        "overlap_comm": False,
+        "overlap_comm": overlaps(config, device),
     }
     if config.zero_stage in (1, 2):
         world_size = plan.rows // plan.rows_per_rank

@@ -168,7 +168,7 @@ def _rate_facts(rate: Rate, config: RunConfig, cluster: Cluster) -> dict[str, An
 
 def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> list[dict[str, Any]]:
     """Returns what a rank sends in a step at each ZeRO stage, without overlap."""
-    work = plan_work(task, layout, cluster.size)
+    work = plan_work(task, layout, cluster.size, cluster.device)
     found = []
     for stage in range(4):
         often, once = wire_bytes(replace(work, zero_stage=stage), cluster.size)

@@ -19,8 +19,12 @@ from pretrain.plan.gpus import Constants
 from pretrain.plan.memory import MAX_LIVE, bytes_per_parameter, reduces_to_owners, state_bytes
 from pretrain.plan.task import ParallelLayout, TrainingTask
 
-OVERLAPS = {"deepspeed": False, "ddp": True, "single": True}
-"""True: gradients are reduced during the backward pass, as `deepspeed_config` sets it."""
+
+def overlaps(engine: EngineConfig, device: str) -> bool:
+    """Returns whether communication overlaps computation, as `deepspeed_config` sets it."""
+    # At stages 1 and 2 DeepSpeed would reduce after every micro-batch, from streams that race with
+    # the gradients (deepspeedai/DeepSpeed#5545 and #8061).
+    return engine.kind != "deepspeed" or (engine.zero_stage == 3 and device == "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ def recompute_share(model: AnyModelConfig, engine: EngineConfig) -> float:
     return sum(again) / sum(layers)
 
 
-def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int) -> Work:
+def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, device: str = "cuda") -> Work:
     """Counts the work of a rank."""
     model = task.model
     values = task.values
@@ -97,7 +101,7 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int) -> Wo
         accumulation=layout.accumulation,
         fp32=engine.precision == "fp32",
         zero_stage=engine.zero_stage,
-        overlaps=OVERLAPS[engine.kind],
+        overlaps=overlaps(engine, device),
     )
 
 
@@ -218,7 +222,7 @@ def predict_rate(
     task: TrainingTask, layout: ParallelLayout, cluster: Cluster, *, mfu: float = 0.0, tokens_s: float = 0.0
 ) -> Rate:
     """Predicts the speed of a layout; or returns it at a given MFU, or number of tokens a second."""
-    work = plan_work(task, layout, cluster.size)
+    work = plan_work(task, layout, cluster.size, cluster.device)
     tokens = cluster.size * layout.micro * layout.accumulation * task.tokens
     # MFU is a share of the dense bf16 peak, also in fp32, as `tracking` counts it.
     flops = work.model_flops * cluster.size

@@ -44,6 +44,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"stage": 0}, {"zero_optimization.stage": 0}),
     ({"stage": 2}, {"zero_optimization.stage": 2}),
     ({"stage": 3}, {"zero_optimization.stage": 3}),
+    ({"stage": 3, "device": "cuda"}, {"zero_optimization.overlap_comm": True}),
     ({"stage": 3}, {"zero_optimization.stage3_prefetch_bucket_size": 1_999_872}),
     ({"stage": 3}, {"zero_optimization.stage3_param_persistence_threshold": 4_000}),
     ({"precision": "fp32"}, {"bf16.enabled": False}),

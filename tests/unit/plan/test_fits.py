@@ -8,7 +8,6 @@ from pretrain.config.load import load_config
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.gpus import find_gpu
 from pretrain.plan.memory import largest_micro, memory_limit, rank_memory
-from pretrain.plan.roofline import OVERLAPS
 from pretrain.plan.search import check_fits, divisors, parse_sweep, search, sweep
 from pretrain.plan.task import ParallelLayout, changes, task_of
 
@@ -129,15 +128,6 @@ def test_an_unknown_gpu_is_refused_with_the_nearest():
 def test_divisors():
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
     assert divisors(1) == [1]
-
-
-def test_what_is_said_to_overlap_is_what_deepspeed_is_told():
-    from pretrain.config.data import plan_batch
-    from pretrain.engine.deepspeed_engine import deepspeed_config
-
-    config = config_of()
-    built = deepspeed_config(config.engine, "cuda", 1.0, plan_batch(config.batch, 2), 5_000_000)
-    assert built["zero_optimization"]["overlap_comm"] == OVERLAPS["deepspeed"]
 
 
 def test_chunks_of_the_loss_are_larger_on_large_gpus_and_in_fewer_copies_where_compiled():
