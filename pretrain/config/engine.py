@@ -33,8 +33,9 @@ class EngineConfig(Section):
     results of matrix products and attention."""
     activation_checkpointing_every: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
     """Checkpoint only every n-th block."""
-    compile: Annotated[bool, OnResume.WARN] = False
-    """Compile each block with torch.compile. On a CPU, checkpointed blocks of packed rows run uncompiled."""
+    compile: Annotated[bool | Literal["auto"], OnResume.WARN] = "auto"
+    """Compile each block, and the loss, with torch.compile. `auto`: on CUDA, where there is a C compiler.
+    On a CPU, checkpointed blocks of packed rows run uncompiled."""
     deterministic: Annotated[bool, OnResume.WARN] = False
     """Use deterministic CUDA kernels (the CPU is always deterministic)."""
     offload_optimizer: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"
@@ -50,6 +51,10 @@ class EngineConfig(Section):
     def group_timeout_s(self) -> int:
         """Timeout of the process group, which names no rank: after any limit of the watchdog."""
         return 3 * self.timeout_s + 60
+
+    def compiles(self, device: str) -> bool:
+        """Returns whether blocks are to be compiled on `cuda` or `cpu`."""
+        return device == "cuda" if self.compile == "auto" else self.compile
 
     @property
     def compute_bytes(self) -> int:
@@ -100,5 +105,5 @@ class EngineConfig(Section):
         return self
 
 
-PLAIN_ENGINE = EngineConfig(kind="single", zero_stage=0, precision="fp32")
+PLAIN_ENGINE = EngineConfig(kind="single", zero_stage=0, precision="fp32", compile=False)
 """One process in fp32, for models that are not trained."""
