@@ -17,8 +17,8 @@ class EngineConfig(Section):
     also the weights. 0 with `ddp` and `single`."""
     precision: Annotated[Literal["fp32", "bf16", "fp16"], OnResume.WARN] = "bf16"
     """Compute dtype. `bf16`: fp32 master weights under DeepSpeed, autocast under `ddp` and
-    `single`. `fp16`: fp32 master weights and dynamic loss scaling; only with ZeRO 1 to 3 on a
-    GPU."""
+    `single`. `fp32`: on a GPU without TF32, at a tenth of the speed. `fp16`: fp32 master weights
+    and dynamic loss scaling; only with ZeRO 1 to 3 on a GPU."""
     gradients: Annotated[Literal["compute", "fp32"], OnResume.WARN] = "compute"
     """Dtype in which DeepSpeed sums bf16 gradients over micro-batches and ranks. `compute`: bf16.
     `fp32`: more exact for many micro-batches or hundreds of ranks, at twice the bytes; only with

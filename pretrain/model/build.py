@@ -132,7 +132,7 @@ def _compiles(engine: EngineConfig, device: torch.device) -> bool:
     headers = Path(sysconfig.get_path("include"), "Python.h")
     if engine.compile == "auto" and engine.compiles(device.type) and not (compiler and headers.is_file()):
         missing = f"{headers}" if compiler else "a C compiler (gcc, clang, CC)"
-        log.warning("blocks run uncompiled, slower: Triton needs %s; engine.compile=false says so", missing)
+        log.warning("blocks run uncompiled, slower: Triton needs %s; install it, or set engine.compile=false", missing)
         return False
     return engine.compiles(device.type)
 
