@@ -40,6 +40,11 @@ checkpoint: {every_steps: 4}
 eval: {every_steps: 100}
 tracking: {wandb: "off"}
 """
+TOKENIZERS = {
+    "data": "{kind: char}",
+    "bert": "{kind: wordpiece, vocab_size: 300, roles: bert}",
+    "t5": "{kind: bpe, vocab_size: 400, roles: t5, sentinels: 100}",
+}
 CASES = {
     "zero0": ["engine.zero_stage=0"],
     "zero1": [],
@@ -60,6 +65,12 @@ CASES = {
     "compiled, zero3": ["engine.compile=true", "engine.zero_stage=3"],
     "compiled, selective": ["engine.compile=true", "engine.activation_checkpointing=selective"],
     "full": ["engine.activation_checkpointing=full"],
+    "gpt2": ["model.preset=gpt2-tiny"],
+    "mistral": ["model.preset=mistral-tiny"],
+    "modernbert": ["data.path=bert", "model.preset=modernbert-tiny", "objective.kind=masked"],
+    "t5": ["data.path=t5", "model.preset=t5-v1.1-tiny", "objective.kind=span"],
+    "compiled, t5": ["data.path=t5", "model.preset=t5-v1.1-tiny", "objective.kind=span", "engine.compile=true"],
+    "lstm": ["model={kind: recurrent, decoder: {cell: lstm, layers: 2, width: 128}}"],
 }
 """Overrides by name. Documents of a row are masked by `varlen`, which `auto` chooses."""
 
@@ -88,14 +99,16 @@ def build(folder: Path) -> None:
 
 
 def prepare(folder: Path) -> None:
-    """Writes config and token shards: 1,500 documents of 30 to 700 characters."""
+    """Writes config and token shards of 1,500 documents, for decoders, encoders and encoder-decoders."""
     draw = random.Random(0)
     words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
     texts = ({"text": " ".join(draw.choices(words, k=draw.randint(5, 120)))} for _ in range(1500))
     (folder / "texts.jsonl").write_text("".join(f"{json.dumps(text)}\n" for text in texts))
     (folder / "dry.yaml").write_text(CONFIG)
-    command = ["prepare", "--input", "texts.jsonl", "--output", "data", "--tokenizer", "char", "--split", "tail:0.05"]
-    subprocess.run([sys.executable, "-m", "pretrain", *command], cwd=folder, check=True, capture_output=True)
+    for name, tokenizer in TOKENIZERS.items():
+        (folder / f"{name}.yaml").write_text(f"output: {name}\ninputs: [{{path: texts.jsonl}}]\ntokenizer: {tokenizer}\n")
+        command = [sys.executable, "-m", "pretrain", "prepare", f"{name}.yaml"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
 
 def run(folder: Path, overrides: list[str]) -> dict[str, list[float]]:
