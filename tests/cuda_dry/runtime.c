@@ -1,8 +1,9 @@
 /* The CUDA runtime, cuBLAS and NCCL without a device, to be preloaded (LD_PRELOAD) under the CUDA build of torch.
 
    Memory is address space that nobody touches, kernels and matrix products are counted and not run, copies of more than
-   COPIED bytes are not made, and every wait for the device calls back into Python, which notes the stack. So torch,
-   DeepSpeed, Triton and ptxas run as they do on a GPU, and what a step asks of the device can be read as a table.
+   COPIED bytes or from pinned memory are not made, and every wait for the device calls back into Python, which notes
+   the stack. So torch, DeepSpeed, Triton and ptxas run as they do on a GPU, and what a step asks of the device can be
+   read as a table.
 
    Values are those of fresh memory: zeros. Not here: device time, cuDNN, CUDA graphs. */
 
@@ -106,6 +107,7 @@ static cudaError_t copy(void *to, const void *from, size_t size) {
     else if (lies_in(DEVICE, to)) kind = lies_in(PINNED, from) ? "copy to the device" : "copy to the device, pageable";
     else if (lies_in(DEVICE, from)) kind = lies_in(PINNED, to) ? "copy to the host" : "copy to the host, pageable";
     dry_count(kind, size);
+    if (lies_in(DEVICE, to) && lies_in(PINNED, from)) return 0; /* batches: their bytes are no numbers of a kernel */
     if (size <= COPIED) memmove(to, from, size);
     else if (size <= CLEARED && lies_in(DEVICE, from) && !lies_in(DEVICE, to)) memset(to, 0, size); /* used before */
     return 0;
