@@ -1,0 +1,163 @@
+"""The GPU campaign: every figure that needs a GPU, in order of worth, within the minutes that one is lent.
+
+    python -m benchmarks.gpu --out DIR [--only ARM ...] [--minutes M] [--nanogpt PATH]
+    python -m benchmarks.gpu --list                 the arms, what each answers, and what must hold
+    python -m benchmarks.gpu --rehearse --out DIR   all of it on a CPU with tiny shapes; figures mean nothing
+    python -m benchmarks.gpu --carry DIR            wheels for a machine that can download nothing
+
+Each arm runs in its own process with its own time limit, its output in DIR/ARM.log, and appends its rows to
+DIR/rows.jsonl as it measures: an interrupted lease still yields rows. An arm that fails or runs past its limit is a row
+with its error, and the campaign continues; the exit code is then 1. Arms for which no time is left are named, and
+exit 0: call again with `--only`.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT, append_row, read_commit
+from benchmarks.gpu_carry import carry
+
+LEAST_SHARE = 0.5
+"""Share of an arm's limit that must be left to begin it."""
+LOG_TAIL = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A part of the campaign.
+
+    Attributes:
+        function: `module:function` of a `Bench`.
+        limit_s: Seconds after which it is killed.
+        question: Question that its rows answer.
+        target: What must hold, and the aim.
+    """
+
+    function: str
+    limit_s: float
+    question: str
+    target: str = ""
+
+
+ARMS = {
+    "probe": Arm(
+        "benchmarks.gpu_kernels:probe",
+        90,
+        "What do a copy and a matrix product reach, and which kernel does SDPA choose?",
+        "ceilings of all that follows",
+    ),
+    "loss": Arm(
+        "benchmarks.gpu_kernels:loss",
+        150,
+        "Which form of the loss is the fastest: chunks, compiled or not, materialised logits, Liger?",
+        "must: 0.95 of materialised logits; aim: 1.0, and Liger's",
+    ),
+    "attention": Arm(
+        "benchmarks.gpu_kernels:attention",
+        180,
+        "Which attention backend is the fastest, for dense and for packed rows?",
+        "decides what `auto` chooses",
+    ),
+}
+"""In order of worth."""
+
+
+def run_arm(name: str, arm: Arm, job: dict[str, Any], limit_s: float) -> str | None:
+    """Runs an arm in its own process group; returns why it failed, or None."""
+    out = Path(job["out"])
+    job = {**job, "arm": name, "question": arm.question, "function": arm.function}
+    environment = dict(os.environ)
+    if job["rehearse"]:
+        # Compilation takes minutes on a CPU. One thread: the figures mean nothing.
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    log = out / f"{name}.log"
+    with log.open("w") as file:
+        command = [sys.executable, "-m", "benchmarks.gpu_bench", json.dumps(job)]
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True)
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if code == 0:
+        return None
+    why = f"ran past its limit of {limit_s:.4g} s" if code is None else f"exit code {code}"
+    row = {"arm": name, "question": arm.question, "error": why, "log": log.read_text(errors="replace")[-LOG_TAIL:]}
+    append_row(out / "rows.jsonl", row)
+    return why
+
+
+def run_campaign(arms: dict[str, Arm], job: dict[str, Any], minutes: float) -> int:
+    """Runs arms in order until the minutes are over; returns the exit code."""
+    ends = time.monotonic() + 60 * minutes
+    failed: list[str] = []
+    left: list[str] = []
+    for name, arm in arms.items():
+        begun = time.monotonic()
+        if ends - begun < LEAST_SHARE * arm.limit_s:
+            left.append(name)
+            continue
+        why = run_arm(name, arm, job, min(arm.limit_s, ends - begun))
+        if why is not None:
+            failed.append(name)
+        print(f"{name}: {why or 'done'}, {time.monotonic() - begun:.0f} s", flush=True)
+    if left:
+        print(f"left for lack of time: --only {' '.join(left)}")
+    if failed:
+        print(f"failed, see the logs in {job['out']}: --only {' '.join(failed)}")
+    print(f"rows: {Path(job['out']) / 'rows.jsonl'}")
+    return 1 if failed else 0
+
+
+def list_arms(arms: dict[str, Arm]) -> Iterable[str]:
+    """Yields a paragraph an arm."""
+    for name, arm in arms.items():
+        yield f"{name:14s} {arm.question}\n{'':14s} {arm.target}; at most {arm.limit_s:.0f} s"
+
+
+def main() -> None:
+    """Runs, lists or carries."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="these arms")
+    parser.add_argument("--minutes", type=float, default=25.0, help="no arm begins without half of its limit left")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of rows and logs")
+    parser.add_argument("--nanogpt", type=Path, help="a clone of nanoGPT, or a folder with its model.py")
+    parser.add_argument("--commit", help="commit of the tree, where it is no clone")
+    parser.add_argument("--rehearse", action="store_true", help="tiny shapes on a CPU")
+    parser.add_argument("--list", action="store_true", help="list the arms")
+    parser.add_argument("--carry", type=Path, metavar="DIR", help="build and download wheels for a bare machine")
+    parser.add_argument("--python", default="3.12", help="--carry: Python of that machine")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(list_arms(ARMS)))
+        return
+    if options.carry is not None:
+        print(carry(options.carry, options.python))
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    job = {
+        "out": str(options.out.resolve()),
+        "rehearse": options.rehearse,
+        "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
+        "commit": options.commit or read_commit(),
+        "nanogpt": options.nanogpt and str(options.nanogpt.resolve()),
+    }
+    chosen = {name: arm for name, arm in ARMS.items() if name in options.only}
+    raise SystemExit(run_campaign(chosen, job, options.minutes))
+
+
+if __name__ == "__main__":
+    main()
