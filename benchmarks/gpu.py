@@ -56,6 +56,42 @@ ARMS = {
         "What do a copy and a matrix product reach, and which kernel does SDPA choose?",
         "ceilings of all that follows",
     ),
+    "tests": Arm(
+        "benchmarks.gpu_runs:gpu_tests",
+        420,
+        "Do kernels, engines and host copies do on a GPU what they do on a CPU?",
+        "must: all pass",
+    ),
+    "losses": Arm(
+        "benchmarks.gpu_steps:same_losses",
+        150,
+        "Do all engines, backends and compiled blocks train as one process and as Hugging Face do?",
+        "must: losses of ten steps within 1e-4 in fp32, 1e-2 in bf16",
+    ),
+    "llama": Arm(
+        "benchmarks.gpu_steps:llama",
+        330,
+        "How fast is a step of LLaMA 1.1B, T=2048, bf16?",
+        "must: 50% MFU, 1.0 of Hugging Face compiled; aim: 55%, 1.3",
+    ),
+    "train": Arm(
+        "benchmarks.gpu_runs:real_loader",
+        240,
+        "What do the real loader and tracking cost the whole trainer?",
+        "must: 0.98 of a fixed batch, 0.99 of no tracking; aim: 0.995",
+    ),
+    "zero": Arm(
+        "benchmarks.gpu_steps:zero",
+        240,
+        "What do ZeRO 0 to 3 cost at one rank, against our own loop without an engine?",
+        "must: 0.97; aim: 0.98",
+    ),
+    "gpt2": Arm(
+        "benchmarks.gpu_steps:gpt2",
+        180,
+        "How fast is a step of GPT-2 124M, T=1024, beside nanoGPT and Hugging Face?",
+        "must: 1.0 of nanoGPT compiled, 2.0 of Hugging Face; aim: 1.15, 2.5, 450k tokens/s",
+    ),
     "loss": Arm(
         "benchmarks.gpu_kernels:loss",
         150,
@@ -67,6 +103,60 @@ ARMS = {
         180,
         "Which attention backend is the fastest, for dense and for packed rows?",
         "decides what `auto` chooses",
+    ),
+    "checkpoint": Arm(
+        "benchmarks.gpu_runs:checkpoint",
+        180,
+        "How long does a save of LLaMA 1.1B with its moments stop training, and how long does a load take?",
+        "must: 0.5 s; aim: 0.1 s",
+    ),
+    "deterministic": Arm(
+        "benchmarks.gpu_runs:deterministic",
+        180,
+        "Are two deterministic runs, and one that is resumed, equal in every bit?",
+        "must: equal",
+    ),
+    "t5": Arm(
+        "benchmarks.gpu_steps:t5",
+        120,
+        "How fast is a step of T5-base v1.1, 512 tokens in, 114 out, batch 128?",
+        "must: 220 ms, 2.5 of Hugging Face; aim: 170 ms",
+    ),
+    "bert": Arm(
+        "benchmarks.gpu_steps:bert",
+        120,
+        "How fast is BERT-base on documents of real lengths, packed, beside Hugging Face, padded?",
+        "must: 2.0; aim: 650k tokens/s without padding",
+    ),
+    "decode": Arm(
+        "benchmarks.gpu_runs:decode",
+        120,
+        "How fast is decoding with LLaMA 1.1B, one row and 64, beside transformers?",
+        "must: 2.0",
+    ),
+    "memory": Arm(
+        "benchmarks.gpu_steps:memory",
+        150,
+        "Which micro-batch and which row of LLaMA 1.1B fit, and what did `pretrain plan` say?",
+        "must: peaks within 10% of the plan",
+    ),
+    "lora": Arm(
+        "benchmarks.gpu_steps:lora",
+        180,
+        "How fast are adapters on LLaMA-3 8B?",
+        "must: 12,000 tokens/s; aim: 14,000",
+    ),
+    "calibrate": Arm(
+        "benchmarks.gpu_runs:calibrate",
+        180,
+        "How far is the speed by `pretrain plan` off, before and after `pretrain doctor --calibrate`?",
+        "must: 25% before, 10% after",
+    ),
+    "profile": Arm(
+        "benchmarks.gpu_steps:profile",
+        90,
+        "Where does a step of LLaMA 1.1B spend its time?",
+        "a table of kernels and a trace",
     ),
 }
 """In order of worth."""
