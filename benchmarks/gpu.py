@@ -5,7 +5,7 @@
     python -m benchmarks.gpu --rehearse --out DIR   all of it on a CPU with tiny shapes; figures mean nothing
     python -m benchmarks.gpu --carry DIR            wheels for a machine that can download nothing
 
-Each arm runs in its own process with its own time limit, its output in DIR/ARM.log, and appends its rows to
+Each arm runs in its own process with its own time limit, its output in SCRATCH/ARM.log, and appends its rows to
 DIR/rows.jsonl as it measures: an interrupted lease still yields rows. An arm that fails or runs past its limit is a row
 with its error, and the campaign continues; the exit code is then 1. Arms for which no time is left are named, and
 exit 0: call again with `--only`.
@@ -164,13 +164,14 @@ ARMS = {
 
 def run_arm(name: str, arm: Arm, job: dict[str, Any], limit_s: float) -> str | None:
     """Runs an arm in its own process group; returns why it failed, or None."""
-    out = Path(job["out"])
     job = {**job, "arm": name, "question": arm.question, "function": arm.function}
-    environment = dict(os.environ)
+    paths = [str(ROOT), str(ROOT / "launch"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as `pretrain train` has it
     if job["rehearse"]:
         # Compilation takes minutes on a CPU. One thread: the figures mean nothing.
         environment |= {"CUDA_VISIBLE_DEVICES": "", "TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1"}
-    log = out / f"{name}.log"
+    log = Path(job["scratch"]) / f"{name}.log"
     with log.open("w") as file:
         command = [sys.executable, "-m", "benchmarks.gpu_bench", json.dumps(job)]
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True)
@@ -186,7 +187,7 @@ def run_arm(name: str, arm: Arm, job: dict[str, Any], limit_s: float) -> str | N
         return None
     why = f"ran past its limit of {limit_s:.4g} s" if code is None else f"exit code {code}"
     row = {"arm": name, "question": arm.question, "error": why, "log": log.read_text(errors="replace")[-LOG_TAIL:]}
-    append_row(out / "rows.jsonl", row)
+    append_row(Path(job["out"]) / "rows.jsonl", row)
     return why
 
 
@@ -207,7 +208,7 @@ def run_campaign(arms: dict[str, Arm], job: dict[str, Any], minutes: float) -> i
     if left:
         print(f"left for lack of time: --only {' '.join(left)}")
     if failed:
-        print(f"failed, see the logs in {job['out']}: --only {' '.join(failed)}")
+        print(f"failed, see the logs in {job['scratch']}: --only {' '.join(failed)}")
     print(f"rows: {Path(job['out']) / 'rows.jsonl'}")
     return 1 if failed else 0
 
@@ -224,6 +225,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="these arms")
     parser.add_argument("--minutes", type=float, default=25.0, help="no arm begins without half of its limit left")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of rows and logs")
+    parser.add_argument(
+        "--scratch", type=Path, help="folder of logs, runs and checkpoints, 45 GB; default: OUT/scratch"
+    )
     parser.add_argument("--nanogpt", type=Path, help="a clone of nanoGPT, or a folder with its model.py")
     parser.add_argument("--commit", help="commit of the tree, where it is no clone")
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes on a CPU")
@@ -237,9 +241,12 @@ def main() -> None:
     if options.carry is not None:
         print(carry(options.carry, options.python))
         return
+    scratch = options.scratch or options.out / "scratch"
+    scratch.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
     job = {
         "out": str(options.out.resolve()),
+        "scratch": str(scratch.resolve()),
         "rehearse": options.rehearse,
         "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
         "commit": options.commit or read_commit(),

@@ -44,7 +44,8 @@ class Bench:
     Attributes:
         arm: Name of the arm.
         question: Question that it answers.
-        out: Folder of the rows, and of all that an arm writes.
+        out: Folder of the rows, the table of kernels and the trace.
+        scratch: Folder of all else that an arm writes: text, runs, checkpoints.
         rehearse: Tiny shapes on a CPU.
         command: Command of the campaign.
         commit: Commit of the tree.
@@ -55,6 +56,7 @@ class Bench:
     arm: str
     question: str
     out: Path
+    scratch: Path
     rehearse: bool
     command: str
     commit: str
@@ -93,13 +95,14 @@ class Bench:
     def case(self, name: str, shape: dict[str, Any]) -> Iterator[None]:
         """Context of a case that may fail without the others: its error is a row.
 
-        A ConfigError is no failure: this machine has no such kernel or package, and the row has the reason.
+        Neither a ConfigError is a failure nor a full GPU: this machine has no such kernel, package or memory, and the
+        row has the reason.
         """
         self.free()
         try:
             yield
-        except ConfigError as error:
-            self.write(name, shape, refused=str(error))
+        except (ConfigError, torch.OutOfMemoryError) as error:
+            self.write(name, shape, refused=str(error)[:300])
         except Exception as error:
             traceback.print_exc()
             self.failed.append(name)
@@ -216,7 +219,7 @@ def main() -> None:
     """Runs the arm of a job; the exit code is 1 if a case failed."""
     job = json.loads(sys.argv[1])
     module, _, name = job.pop("function").partition(":")
-    job["out"] = Path(job["out"])
+    job["out"], job["scratch"] = Path(job["out"]), Path(job["scratch"])
     job["nanogpt"] = job["nanogpt"] and Path(job["nanogpt"])
     bench = Bench(**job)
     if not bench.rehearse and not torch.cuda.is_available():

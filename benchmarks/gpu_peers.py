@@ -1,7 +1,7 @@
 """Training steps of ours and of peers for the GPU campaign: the same weights, the same batches, one update a call.
 
     Work, draw_weights  ->  build_ours | build_bare | build_hugging_face | build_nanogpt  ->  Step
-    Step(micro-batches)  ->  mean loss before the update, on the device
+    Step(micro-batches)  ->  mean loss before the update, on the device; then Step.close()
 
 All clip to a global norm of 1 and update with fused AdamW at the same constant rate. bf16 is that of the engine for
 ours, autocast over fp32 weights for the others, which is what they document.
@@ -29,6 +29,7 @@ from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
 from pretrain.dist import read_world
 from pretrain.engine.build import build_engine, builds_sharded, fill_sharded, start_accelerator
+from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine
 from pretrain.engine.engine import Engine
 from pretrain.interop.choose import choose_family
 from pretrain.interop.tensors import to_theirs
@@ -59,7 +60,15 @@ class MicroBatches(NamedTuple):
     num_targets: list[int]
 
 
-Step = Callable[[MicroBatches], Tensor]
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step: returns the mean loss before it. `close` releases what would outlive it."""
+
+    take: Callable[[MicroBatches], Tensor]
+    close: Callable[[], None] = lambda: None
+
+    def __call__(self, micro: MicroBatches) -> Tensor:
+        return self.take(micro)
 
 
 @dataclass(frozen=True)
@@ -204,13 +213,11 @@ def build_ours(work: Work, weights: Weights, config: EngineConfig) -> tuple[Step
     module = TrainModule(model, build_loss(ObjectiveConfig()))
     saves_frozen = work.finetune is None
     engine = build_engine(module, names, optimizer, accelerator, config, clip, world, saves_frozen=saves_frozen)
-    return step_of(engine), engine
+    return _engine_step(engine), engine
 
 
-def step_of(engine: Engine) -> Step:
-    """Returns the step of an engine."""
-
-    def step(micro: MicroBatches) -> Tensor:
+def _engine_step(engine: Engine) -> Step:
+    def take(micro: MicroBatches) -> Tensor:
         total = sum(micro.num_targets)
         nll = torch.zeros((), dtype=torch.float64, device=engine.device)
         for number, batch in enumerate(micro.batches):
@@ -218,14 +225,19 @@ def step_of(engine: Engine) -> Step:
         engine.update(OPTIM.lr)
         return nll / total
 
-    return step
+    def close() -> None:
+        # DeepSpeed's hooks hold an engine for as long as the process lives.
+        if isinstance(engine, DeepSpeedZeroEngine):
+            engine._wrapped.destroy()
+
+    return Step(take, close)
 
 
 def _bare_step(model: nn.Module, optimizer: torch.optim.Optimizer, work: Work, loss_of: Callable[..., Tensor]) -> Step:
     """Returns the step of a plain loop; `loss_of(batch, targets of it)` is a sum."""
     parameters = list(model.parameters())
 
-    def step(micro: MicroBatches) -> Tensor:
+    def take(micro: MicroBatches) -> Tensor:
         total = sum(micro.num_targets)
         summed = torch.zeros((), device=parameters[0].device)
         for batch, num_targets in zip(micro.batches, micro.num_targets, strict=True):
@@ -238,7 +250,7 @@ def _bare_step(model: nn.Module, optimizer: torch.optim.Optimizer, work: Work, l
         optimizer.zero_grad(set_to_none=True)
         return summed
 
-    return step
+    return Step(take)
 
 
 def build_bare(work: Work, weights: Weights, device: torch.device, *, compiled: bool) -> tuple[Step, LanguageModel]:

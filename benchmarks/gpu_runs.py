@@ -50,7 +50,7 @@ def gpu_tests(bench: Bench) -> None:
     """Runs the tests that need a GPU; in the rehearsal those of one file, which skip themselves."""
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
     files = bench.pick(files, files[:1])
-    report = bench.out / "tests.xml"
+    report = bench.scratch / "tests.xml"
     workers = [] if bench.rehearse or installed_version("pytest-xdist", "xdist") is None else ["-n", "4"]
     words = ["-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", *workers, *map(str, files)]
     begun = time.perf_counter()
@@ -70,7 +70,7 @@ def gpu_tests(bench: Bench) -> None:
 
 def prepare_text(bench: Bench) -> Path:
     """Returns the folder of the prepared text; prepares it where no arm has yet."""
-    folder = bench.out / "text"
+    folder = bench.scratch / "text"
     if not (folder / "index.json").exists():
         part = Path(sysconfig.get_paths()["stdlib"]) / "json"
         size = bench.pick(["--vocab-size", "16384"], ["--vocab-size", "400", "--input", str(part)])
@@ -83,7 +83,7 @@ def write_config(bench: Bench, name: str, model: dict[str, Any] | None = None, *
     rows, length, micro = bench.pick((32, 2048, 16), (4, 32, 2))
     llama = llama_model(bench, length)
     config: dict[str, dict[str, Any]] = {
-        "run": {"dir": str(bench.out / "runs"), "name": name},
+        "run": {"dir": str(bench.scratch / "runs"), "name": name},
         "data": {"path": str(prepare_text(bench))},
         "model": model or llama.model_copy(update={"vocab_size": bench.pick(VOCAB_SIZE, 512)}).model_dump(),
         "objective": {"kind": "causal"},
@@ -97,7 +97,7 @@ def write_config(bench: Bench, name: str, model: dict[str, Any] | None = None, *
     }
     for section, values in sections.items():
         config[section] |= values
-    path = bench.out / f"{name}.yaml"
+    path = bench.scratch / f"{name}.yaml"
     path.write_text(json.dumps(config))
     return path
 
@@ -105,7 +105,7 @@ def write_config(bench: Bench, name: str, model: dict[str, Any] | None = None, *
 def real_loader(bench: Bench) -> None:
     """Times the trainer with its loader against a fixed batch, and with a row of metrics a step against none."""
     world = read_world()
-    setup_logging(world.rank, world.size, bench.out / "trainer.log")
+    setup_logging(world.rank, world.size, bench.scratch / "trainer.log")
     wandb = "off" if installed_version("wandb", "wandb") is None else "offline"
     metrics = {"log_every_steps": 1, "norms_every_steps": 10, "wandb": wandb}
     with bench.case("whole trainer", {}):
@@ -119,11 +119,14 @@ def real_loader(bench: Bench) -> None:
         def fixed() -> None:
             held = trainers["untracked"].steps
             loader, held.loader = held.loader, itertools.repeat(held.first[0])
-            trainers["untracked"].take(steps)
+            take("untracked")
             held.loader = loader
 
-        real = partial(trainers["untracked"].take, steps)
-        tracked = partial(trainers["tracked"].take, steps)
+        def take(name: str) -> None:
+            trainers[name].take(steps)
+            bench.synchronize()
+
+        real, tracked = partial(take, "untracked"), partial(take, "tracked")
         timings = measure(
             {"real": real, "fixed": fixed, "tracked": tracked, "again": real},
             bench.pick(8, 2),
@@ -149,7 +152,7 @@ def checkpoint(bench: Bench) -> None:
     with bench.case("saves", shape):
         steps, every = bench.pick((25, 10), (5, 2))
         path = write_config(bench, "saves", train={"steps": steps}, checkpoint={"every_steps": every})
-        folder = bench.out / "runs" / "saves"
+        folder = bench.scratch / "runs" / "saves"
         _call("pretrain", "train", str(path))
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         saved = [row for row in rows if "checkpoint_stall_s" in row]
@@ -168,7 +171,7 @@ def checkpoint(bench: Bench) -> None:
             bench.synchronize()
             seconds = round(time.perf_counter() - begun, 3)
             bench.write(f"load {number}, files in the page cache", shape, value=seconds, bytes=num_bytes)
-    shutil.rmtree(bench.out / "runs" / "saves", ignore_errors=True)
+    shutil.rmtree(bench.scratch / "runs" / "saves", ignore_errors=True)
 
 
 def deterministic(bench: Bench) -> None:
@@ -177,7 +180,7 @@ def deterministic(bench: Bench) -> None:
     model = bench.pick({"preset": "llama-5m", "vocab_size": VOCAB_SIZE}, None)
     batch = {"batch": bench.pick({"global_tokens": 65_536, "seq_len": 1024, "micro": 16}, {})}
     length = {"train": {"steps": steps}, "checkpoint": {"every_steps": steps // 2}}
-    runs = bench.out / "runs"
+    runs = bench.scratch / "runs"
 
     def train(name: str, exact: bool, *overrides: str) -> None:
         engine = engine_of(bench, 1, deterministic=exact).model_dump()
@@ -196,10 +199,14 @@ def deterministic(bench: Bench) -> None:
             bench.write(other, {"steps": count}, value=str(difference or "equal"), held=difference is None)
             bench.failed += [] if difference is None and count == steps else [other]
         train("fast", False)
-        last = {
-            name: json.loads((runs / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("exact", "fast")
-        }
-        bench.write("cost", {"steps": steps}, value={name: row.get("step_time_s") for name, row in last.items()})
+        seconds = {name: _step_seconds(runs / name) for name in ("exact", "fast")}
+        bench.write("cost", {"steps": steps}, value=seconds)
+
+
+def _step_seconds(run: Path) -> float:
+    """Returns the mean time of a step in the last row of metrics that has one."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [row["step_time_s"] for row in rows if row.get("step_time_s")][-1]
 
 
 def decode(bench: Bench) -> None:
@@ -238,7 +245,7 @@ def calibrate(bench: Bench) -> None:
     with bench.case("speed by plan", {}):
         path = str(write_config(bench, "planned"))
         gpu = "cpu" if bench.rehearse else name_of_device(torch.cuda.get_device_name())
-        file = bench.out / "calibration.json"
+        file = bench.scratch / "calibration.json"
         named = [] if gpu is None else ["--gpu", gpu]
         before = json.loads(_call("pretrain", "plan", path, "--gpus-per-node", "1", *named, "--json"))
         _call("pretrain", "doctor", path, "--calibrate", "--ranks", "1", "--output", str(file), *named, "--json")

@@ -5,6 +5,7 @@ Losses of the first ten steps are compared with those of the first case before a
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -53,8 +54,7 @@ class Comparison:
         """Builds a case, compares its losses, times it and writes its row."""
         bench, work = self.bench, other.pop("work", self.work)
         data = other.pop("data", self.data)
-        with bench.case(name, work.shape):
-            step = build()
+        with bench.case(name, work.shape), closing(build()) as step:
             count = bench.pick(COMPARED_STEPS, 3)
             losses = [float(step(data[number % len(data)])) for number in range(count)]
             self.reference = self.reference or losses
@@ -64,7 +64,7 @@ class Comparison:
                 bench.failed.append(f"{name}: losses differ by {apart:.2g}")
             figures: dict[str, Any] = {"losses": losses, "loss_difference": apart, "same_work": same}
             if self.timed_steps:
-                figures |= bench.measure(lambda: step(data[0]), self.timed_steps)
+                figures |= bench.measure(lambda: step(data[0]), self.timed_steps, warmup=1)
                 self.ms[name] = figures["ms"]["median"]
                 causal = work.model.decoder is not None
                 figures |= bench.rates(self.ms[name], work.tokens, work.flops, work.rows, causal)
@@ -151,21 +151,20 @@ def llama(bench: Bench) -> None:
     micros = bench.pick((8, 16, 32), (2, 4))
     works = {micro: Work(model, length, micro, rows // micro) for micro in micros}
     data = {micro: random_steps(work, bench.device, count=2) for micro, work in works.items()}
-    middle = micros[1]
-    work = works[middle]
-    found = Comparison(bench, work, data[middle])
+    work, first = works[micros[0]], data[micros[0]]
+    found = Comparison(bench, work, first, timed_steps=6)
     compiled, eager = engine_of(bench, 1), engine_of(bench, 1, compiled=False)
-    found.run("ours", _ours(work, weights, compiled), compiled)
-    for micro in micros:
-        if micro != middle:
-            ours = _ours(works[micro], weights, compiled)
-            found.run(f"ours, micro {micro}", ours, compiled, work=works[micro], data=data[micro])
-    found.run("ours, eager", _ours(work, weights, eager), eager)
-    found.run("no engine", lambda: build_bare(work, weights, bench.device, compiled=True)[0])
+    ours = _ours(work, weights, compiled)
+    found.run("ours", ours, compiled)
     found.run("Hugging Face, compiled", partial(build_hugging_face, work, weights, bench.device, compiled=True))
-    found.run("Hugging Face", partial(build_hugging_face, work, weights, bench.device, compiled=False))
-    found.run("ours again", _ours(work, weights, compiled), compiled)
+    found.run("no engine", lambda: build_bare(work, weights, bench.device, compiled=True)[0])
+    found.run("ours again", ours, compiled)
     found.judge("ours", "ours again", {"Hugging Face, compiled": 1.0})
+    for micro in micros[1:]:
+        larger = _ours(works[micro], weights, compiled)
+        found.run(f"ours, micro {micro}", larger, compiled, work=works[micro], data=data[micro])
+    found.run("ours, eager", _ours(work, weights, eager), eager)
+    found.run("Hugging Face", partial(build_hugging_face, work, weights, bench.device, compiled=False))
 
 
 def zero(bench: Bench) -> None:
@@ -303,8 +302,7 @@ def memory(bench: Bench) -> None:
         if bench.gpu is not None:
             fits = largest_micro(first.task, config, Cluster(1, 1, bench.gpu), 4 * most)
             bench.write(f"largest micro-batch by plan, {checkpointing}", first.shape, value=fits)
-        step = None
-        bench.free()
+        step.close()
     step = build_ours(Work(model, length, 1), weights, config)[0]
     sizes = [Work(model, 2 * length * 2**power, 1) for power in range((longest // length).bit_length() - 1)]
     _grow(bench, config, "row, full", step, sizes)
@@ -331,12 +329,10 @@ def lora(bench: Bench) -> None:
     stack = bench.pick({}, TINY_STACK)
     model = plan_model("llama3-8b", bench.pick(128_256, 128), stack=stack, max_seq_len=length)
     weights = draw_weights(model, bench.device)
-    for micro in (rows // 2, rows):
-        work = Work(model, length, micro, rows // micro, lora_rank=16)
-        data = random_steps(work, bench.device)
-        config = engine_of(bench, 1)
-        found = Comparison(bench, work, data, timed_steps=5)
-        found.run(f"ours, micro {micro}", _ours(work, weights, config), config)
+    work = Work(model, length, rows // 2, 2, lora_rank=16)
+    found = Comparison(bench, work, random_steps(work, bench.device, count=2), timed_steps=5)
+    config = engine_of(bench, 1)
+    found.run("ours", _ours(work, weights, config), config)
 
 
 def profile(bench: Bench) -> None:

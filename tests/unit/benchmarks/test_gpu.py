@@ -18,7 +18,16 @@ OF_THE_PLACE = {"gpu", "driver", "cuda", "cudnn", "packages", "commit", "command
 
 def campaign(folder, arms, minutes=60.0):
     """Runs arms in the rehearsal; returns the exit code and the rows."""
-    job = {"out": str(folder), "rehearse": True, "command": "a command", "commit": "0123abc", "nanogpt": None}
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    job = {
+        "out": str(folder),
+        "scratch": str(scratch),
+        "rehearse": True,
+        "command": "a command",
+        "commit": "0123abc",
+        "nanogpt": None,
+    }
     code = run_campaign(arms, job, minutes)
     file = folder / "rows.jsonl"
     return code, [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
