@@ -47,12 +47,21 @@ def _call(*command: str) -> str:
 
 
 def gpu_tests(bench: Bench) -> None:
-    """Runs the tests that need a GPU; in the rehearsal those of one file, which skip themselves."""
-    files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
-    files = bench.pick(files, files[:1])
+    """Runs the tests that need a GPU, a row a file; in the rehearsal those of one file, which skip themselves."""
+    found = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
+    # The kernels come last: they are nine of ten tests.
+    files = sorted(found, key=lambda path: path.name == "test_backend_gpu.py")
+    for path in bench.pick(files, files[:1]):
+        shape = {"file": str(path.relative_to(ROOT))}
+        with bench.case("pytest -m gpu", shape):
+            bench.write("pytest -m gpu", shape, **_run_tests(bench, path))
+
+
+def _run_tests(bench: Bench, path: Path) -> dict[str, Any]:
+    """Runs the GPU tests of a file; returns counts and the names of those that fail, which the arm then has too."""
     report = bench.scratch / "tests.xml"
-    workers = [] if bench.rehearse or installed_version("pytest-xdist", "xdist") is None else ["-n", "4"]
-    words = ["-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", *workers, *map(str, files)]
+    workers = ["-n", "4"] if not bench.rehearse and installed_version("pytest-xdist", "xdist") is not None else []
+    words = ["-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", *workers, str(path)]
     begun = time.perf_counter()
     done = subprocess.run([sys.executable, "-m", "pytest", *words], capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
@@ -63,9 +72,8 @@ def gpu_tests(bench: Bench) -> None:
         for case in suite
         if case.find("failure") is not None or case.find("error") is not None
     ]
-    seconds = round(time.perf_counter() - begun, 1)
-    bench.write("pytest -m gpu", {"files": len(files)}, value=counts, wrong=wrong, seconds=seconds)
     bench.failed += wrong
+    return {"value": counts, "wrong": wrong, "seconds": round(time.perf_counter() - begun, 1)}
 
 
 def prepare_text(bench: Bench) -> Path:

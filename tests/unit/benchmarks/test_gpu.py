@@ -3,10 +3,16 @@
 import importlib
 import json
 
+import numpy as np
 import pytest
+import torch
 
 from benchmarks.gpu import ARMS, Arm, list_arms, run_campaign
+from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_carry import BUILT, DOWNLOADED, _locked_versions
+from benchmarks.gpu_peers import MicroBatches, Step, Work, plan_model, random_steps
+from benchmarks.gpu_steps import Comparison, _packed, _padded, _with_documents
+from pretrain.types import IGNORE_INDEX
 from tests.repo.source import ROOT
 
 FAST = ("probe", "loss")
@@ -89,6 +95,62 @@ def test_every_arm_is_there_and_says_what_it_answers():
         assert callable(getattr(importlib.import_module(module), name))
         assert arm.question.endswith("?") and arm.target
     assert len(list(list_arms(ARMS))) == len(ARMS)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench("arm", "?", tmp_path, tmp_path, rehearse=True, command="", commit="", nanogpt=None)
+
+
+@pytest.fixture
+def work():
+    return Work(plan_model("llama-tiny", 61), seq_len=32, micro=4, accumulation=2)
+
+
+def test_a_case_with_other_losses_fails_and_keeps_its_figures(bench, work):
+    closed = []
+
+    def build(loss):
+        return lambda: Step(lambda micro: torch.tensor(loss), lambda: closed.append(loss))
+
+    found = Comparison(bench, work, [MicroBatches([], [])])
+    for name, loss in (("ours", 2.0), ("peer", 2.01), ("wrong", 2.1), ("ours again", 2.0)):
+        found.run(name, build(loss))
+    found.judge("ours", "ours again", {"peer": 0.0, "wrong": 1e9, "absent": 1.0})
+    rows = [json.loads(line) for line in (bench.out / "rows.jsonl").read_text().splitlines()]
+    assert [row.get("same_work") for row in rows] == [True, True, False, True, None]
+    assert bench.failed == ["wrong: losses differ by 0.05"]
+    assert closed == [2.0, 2.01, 2.1, 2.0]
+    assert all(row["tokens_per_s"] > 0 and row["losses"] for row in rows[:-1])
+    assert rows[-1]["held"] == {"peer": True, "wrong": False}
+    assert rows[-1]["aa"] == pytest.approx(found.ms["ours again"] / found.ms["ours"], abs=1e-4)
+
+
+def test_the_rows_of_a_step_are_the_same_in_any_micro_batch(work):
+    (once,) = random_steps(Work(work.model, 32, 8), torch.device("cpu"))
+    (twice,) = random_steps(work, torch.device("cpu"))
+    assert torch.equal(once.batches[0].tokens_BT, torch.cat([batch.tokens_BT for batch in twice.batches]))
+    assert sum(once.num_targets) == sum(twice.num_targets) == 8 * 32
+
+
+def test_documents_of_a_row_have_positions_of_their_own(work):
+    (step,) = random_steps(work, torch.device("cpu"))
+    batch = _with_documents(step).batches[0]
+    assert batch.documents_BT[0].unique(return_counts=True)[1].tolist() == [4, 12, 8, 8]
+    assert batch.positions_BT[0].tolist() == [*range(4), *range(12), *range(8), *range(8)]
+
+
+def test_packed_and_padded_texts_have_the_same_targets():
+    lengths = np.array([5, 8, 3, 4, 2])
+    texts = [torch.arange(size) + 10 * number for number, size in enumerate(lengths)]
+    chosen = [torch.arange(size) % 2 == 0 for size in lengths]
+    padded, packed = _padded(texts, chosen, 8), _packed(texts, chosen, lengths, 8)
+    targets = [batch.targets_BT[batch.targets_BT != IGNORE_INDEX].sort().values for batch in (padded, packed)]
+    assert torch.equal(*targets) and len(packed.tokens_BT) == 3
+    assert torch.equal(packed.targets_BT.flatten()[packed.target_positions_P].sort().values, targets[1])
+    real = packed.documents_BT >= 0
+    assert int(real.sum()) == lengths.sum()
+    assert torch.equal(packed.positions_BT[real], packed.tokens_BT[real] % 10)
 
 
 def test_what_is_carried_is_what_the_lock_has():
