@@ -58,21 +58,21 @@ ARMS = {
     ),
     "tests": Arm(
         "benchmarks.gpu_runs:gpu_tests",
-        420,
+        480,
         "Do kernels, engines and host copies do on a GPU what they do on a CPU?",
         "must: all pass",
     ),
     "losses": Arm(
         "benchmarks.gpu_steps:same_losses",
-        150,
+        180,
         "Do all engines, backends and compiled blocks train as one process and as Hugging Face do?",
         "must: losses of ten steps within 1e-4 in fp32, 1e-2 in bf16",
     ),
     "llama": Arm(
         "benchmarks.gpu_steps:llama",
-        330,
+        420,
         "How fast is a step of LLaMA 1.1B, T=2048, bf16?",
-        "must: 50% MFU, 1.0 of Hugging Face compiled; aim: 55%, 1.3",
+        "must: 50% MFU; aim: 55%, 1.3 of Hugging Face compiled",
     ),
     "train": Arm(
         "benchmarks.gpu_runs:real_loader",
@@ -82,13 +82,13 @@ ARMS = {
     ),
     "zero": Arm(
         "benchmarks.gpu_steps:zero",
-        240,
+        300,
         "What do ZeRO 0 to 3 cost at one rank, against our own loop without an engine?",
         "must: 0.97; aim: 0.98",
     ),
     "gpt2": Arm(
         "benchmarks.gpu_steps:gpt2",
-        180,
+        240,
         "How fast is a step of GPT-2 124M, T=1024, beside nanoGPT and Hugging Face?",
         "must: 1.0 of nanoGPT compiled, 2.0 of Hugging Face; aim: 1.15, 2.5, 450k tokens/s",
     ),
@@ -112,19 +112,19 @@ ARMS = {
     ),
     "deterministic": Arm(
         "benchmarks.gpu_runs:deterministic",
-        180,
+        240,
         "Are two deterministic runs, and one that is resumed, equal in every bit?",
         "must: equal",
     ),
     "t5": Arm(
         "benchmarks.gpu_steps:t5",
-        120,
+        150,
         "How fast is a step of T5-base v1.1, 512 tokens in, 114 out, batch 128?",
-        "must: 220 ms, 2.5 of Hugging Face; aim: 170 ms",
+        "must: 220 ms; aim: 170 ms, 2.5 of Hugging Face",
     ),
     "bert": Arm(
         "benchmarks.gpu_steps:bert",
-        120,
+        150,
         "How fast is BERT-base on documents of real lengths, packed, beside Hugging Face, padded?",
         "must: 2.0; aim: 650k tokens/s without padding",
     ),
@@ -136,7 +136,7 @@ ARMS = {
     ),
     "memory": Arm(
         "benchmarks.gpu_steps:memory",
-        150,
+        240,
         "Which micro-batch and which row of LLaMA 1.1B fit, and what did `pretrain plan` say?",
         "must: peaks within 10% of the plan",
     ),
@@ -224,7 +224,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="these arms")
     parser.add_argument("--minutes", type=float, default=25.0, help="no arm begins without half of its limit left")
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of rows and logs")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of the rows")
     parser.add_argument(
         "--scratch", type=Path, help="folder of logs, runs and checkpoints, 45 GB; default: OUT/scratch"
     )
@@ -235,6 +235,7 @@ def main() -> None:
     parser.add_argument("--carry", type=Path, metavar="DIR", help="build and download wheels for a bare machine")
     parser.add_argument("--python", default="3.12", help="--carry: Python of that machine")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the arm too
     if options.list:
         print("\n".join(list_arms(ARMS)))
         return

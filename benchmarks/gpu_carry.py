@@ -23,7 +23,6 @@ DOWNLOADED = (
     "liger-kernel",
     "pydantic",
     "pydantic-core",
-    "pytest-timeout",
     "sacremoses",
     "typing-inspection",
     "webdataset",

@@ -81,6 +81,7 @@ class Work:
         micro: Rows of a micro-batch.
         accumulation: Micro-batches of a step.
         source_len: Tokens of a source row. None: one stack.
+        head_share: Share of the positions that have a target.
         precision: `bf16` or `fp32`.
         lora_rank: Rank of the adapters, which alone are trained. None: all is trained.
     """
@@ -90,6 +91,7 @@ class Work:
     micro: int
     accumulation: int = 1
     source_len: int | None = None
+    head_share: float = 1.0
     precision: Literal["fp32", "bf16"] = "bf16"
     lora_rank: int | None = None
 
@@ -108,7 +110,8 @@ class Work:
     def task(self) -> TrainingTask:
         """The same for `pretrain plan`."""
         trained = None if self.finetune is None else plan_trained(self.model, [], self.finetune)
-        return TrainingTask(self.model, RowLengths(self.seq_len, self.seq_len, self.source_len), trained=trained)
+        lengths = RowLengths(self.seq_len, self.seq_len, self.source_len)
+        return TrainingTask(self.model, lengths, self.head_share, trained=trained)
 
     @property
     def finetune(self) -> FinetuneConfig | None:

@@ -33,7 +33,7 @@ from pretrain.plan.gpus import name_of_device
 from pretrain.tracking.audit import compare, read_audit
 from pretrain.utils.log import setup_logging
 
-BLOCK_STEPS = 10
+BLOCK_STEPS, BLOCKS = 5, 6
 VOCAB_SIZE = 32_000
 
 
@@ -88,7 +88,7 @@ def prepare_text(bench: Bench) -> Path:
 
 def write_config(bench: Bench, name: str, model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Path:
     """Writes the config of a run over the text, by default of LLaMA 1.1B; `sections` replace keys of its own."""
-    rows, length, micro = bench.pick((32, 2048, 16), (4, 32, 2))
+    rows, length, micro = bench.pick((16, 2048, 8), (4, 32, 2))
     llama = llama_model(bench, length)
     config: dict[str, dict[str, Any]] = {
         "run": {"dir": str(bench.scratch / "runs"), "name": name},
@@ -156,7 +156,7 @@ def real_loader(bench: Bench) -> None:
 
 def checkpoint(bench: Bench) -> None:
     """Saves LLaMA 1.1B with its moments from a run, and loads it: stalls, time until committed, time of a load."""
-    shape = Work(llama_model(bench), bench.pick(2048, 32), 16, 2).shape
+    shape = Work(llama_model(bench), bench.pick(2048, 32), bench.pick(8, 2), 2).shape
     with bench.case("saves", shape):
         steps, every = bench.pick((25, 10), (5, 2))
         path = write_config(bench, "saves", train={"steps": steps}, checkpoint={"every_steps": every})
