@@ -163,7 +163,7 @@ ARMS = {
 
 
 def run_arm(name: str, arm: Arm, job: dict[str, Any], limit_s: float) -> str | None:
-    """Runs an arm in its own process group; returns why it failed, or None."""
+    """Runs an arm in its own process group and prints its rows; returns why it failed, or None."""
     job = {**job, "arm": name, "question": arm.question, "function": arm.function}
     paths = [str(ROOT), str(ROOT / "launch"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -183,10 +183,12 @@ def run_arm(name: str, arm: Arm, job: dict[str, Any], limit_s: float) -> str | N
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+    text = log.read_text(errors="replace")
+    print("".join(line for line in text.splitlines(keepends=True) if line.startswith(f"{name}: ")), end="")
     if code == 0:
         return None
     why = f"ran past its limit of {limit_s:.4g} s" if code is None else f"exit code {code}"
-    row = {"arm": name, "question": arm.question, "error": why, "log": log.read_text(errors="replace")[-LOG_TAIL:]}
+    row = {"arm": name, "question": arm.question, "error": why, "log": text[-LOG_TAIL:]}
     append_row(Path(job["out"]) / "rows.jsonl", row)
     return why
 

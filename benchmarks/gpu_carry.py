@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.common import ROOT
 
 MAX_BYTES = 64 * 2**20
+"""What a lent machine accepts may be no more."""
 BUILT = ("deepspeed",)
 DOWNLOADED = (
     "annotated-types",
@@ -34,7 +35,7 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x
 def carry(folder: Path, python: str) -> str:
     """Fills a folder with wheels for CPython `python` on Linux; returns what is in it and how to install it.
 
-    Raises: SystemExit: A wheel could not be had, or the folder is larger than a device machine accepts.
+    Raises: SystemExit: A wheel could not be had, or they are more than `MAX_BYTES`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     locked = _locked_versions()

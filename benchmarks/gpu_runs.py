@@ -222,8 +222,10 @@ def decode(bench: Bench) -> None:
     prompt, new = bench.pick((64, 128), (4, 4))
     model = llama_model(bench)
     weights = draw_weights(model, bench.device)
-    ours = build_bare(Work(model, prompt, 1), weights, bench.device, compiled=False)[1].to(torch.bfloat16).eval()
-    theirs = hugging_face_model(model, weights, bench.device).to(torch.bfloat16).eval()
+    ours = build_bare(Work(model, prompt, 1), weights, bench.device, compiled=False)[1].eval()
+    theirs = hugging_face_model(model, weights, bench.device).eval()
+    for parameter in (*ours.parameters(), *theirs.parameters()):
+        parameter.data = parameter.data.to(torch.bfloat16)  # buffers, as of rotary periods, stay fp32
     theirs.generation_config.eos_token_id = None
     for rows in bench.pick((1, 64), (2,)):
         shape = {"rows": rows, "prompt": prompt, "new": new}
