@@ -6,6 +6,7 @@ Their text is the standard library of the running Python, prepared once a campai
 import itertools
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import sysconfig
@@ -17,7 +18,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from benchmarks.common import ROOT, measure, ratio
+from benchmarks.common import ROOT, Timing, measure, ratio
 from benchmarks.gpu_bench import Bench, installed_version
 from benchmarks.gpu_peers import Work, build_bare, build_ours, draw_weights, hugging_face_model
 from benchmarks.gpu_steps import engine_of, llama_model
@@ -26,6 +27,7 @@ from benchmarks.trainer_peers import forget_accelerate
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.checkpoint.load import load_checkpoint
 from pretrain.config.load import load_config
+from pretrain.config.run import RunConfig
 from pretrain.dist import read_world
 from pretrain.generate.constraints import Constraints
 from pretrain.generate.sampling import generate
@@ -87,7 +89,8 @@ def prepare_text(bench: Bench) -> Path:
 
 
 def write_config(bench: Bench, name: str, model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Path:
-    """Writes the config of a run over the text, by default of LLaMA 1.1B; `sections` replace keys of its own."""
+    """Writes the config of a new run over the text, by default of LLaMA 1.1B; `sections` replace keys of its own."""
+    shutil.rmtree(bench.scratch / "runs" / name, ignore_errors=True)
     rows, length, micro = bench.pick((16, 2048, 8), (4, 32, 2))
     llama = llama_model(bench, length)
     config: dict[str, dict[str, Any]] = {
@@ -112,46 +115,55 @@ def write_config(bench: Bench, name: str, model: dict[str, Any] | None = None, *
 
 def real_loader(bench: Bench) -> None:
     """Times the trainer with its loader against a fixed batch, and with a row of metrics a step against none."""
+    with bench.case("whole trainer", {}):
+        wandb = "off" if installed_version("wandb", "wandb") is None else "offline"
+        metrics = {"log_every_steps": 1, "norms_every_steps": 10, "wandb": wandb}
+        config = load_config(write_config(bench, "untracked"), [])
+        tracked = load_config(write_config(bench, "tracked", tracking=metrics), [])
+        steps = bench.pick(BLOCK_STEPS, 2)
+        timings = _time_trainers(bench, config, tracked, steps)
+        micro = config.batch.micro
+        work = Work(config.model, config.batch.seq_len, micro, config.batch.rows // micro)
+        ms = {arm: 1e3 * statistics.median(one.wall_s for one in runs) / steps for arm, runs in timings.items()}
+        rates = bench.rates(ms["real"], work.tokens, work.flops, work.rows)
+        shown = {arm: round(value, 3) for arm, value in ms.items()}
+        bench.write("whole trainer", work.shape, value=shown, wandb=wandb, **rates, **bench.memory())
+        compared = {
+            "real loader": ("fixed", "real", 0.98),
+            "tracking": ("real", "tracked", 0.99),
+            "A/A": ("again", "real", 0.97),
+        }
+        for name, (above, below, must) in compared.items():
+            found = ratio(timings[above], timings[below], clock="wall_s")
+            bench.write(f"{name}, share of the speed without", work.shape, value=str(found), held=found.median >= must)
+
+
+def _time_trainers(bench: Bench, config: RunConfig, tracked: RunConfig, steps: int) -> dict[str, list[Timing]]:
+    """Returns the times of blocks of steps, arms in random order: whole trainers, side by side."""
     world = read_world()
     setup_logging(world.rank, world.size, bench.scratch / "trainer.log")
-    wandb = "off" if installed_version("wandb", "wandb") is None else "offline"
-    metrics = {"log_every_steps": 1, "norms_every_steps": 10, "wandb": wandb}
-    with bench.case("whole trainer", {}):
-        trainers = {}
-        for name, tracking in (("untracked", {}), ("tracked", metrics)):
-            forget_accelerate()
-            trainers[name] = Trainer(load_config(write_config(bench, name, tracking=tracking), []), world)
-            trainers[name].take(bench.pick(8, 2))
-        run, steps = trainers["untracked"].run, bench.pick(BLOCK_STEPS, 2)
+    trainers = []
+    for one in (config, tracked):
+        forget_accelerate()
+        trainers.append(Trainer(one, world))
+        trainers[-1].take(bench.pick(8, 2))
+    plain, held = trainers[0], trainers[0].steps
 
-        def fixed() -> None:
-            held = trainers["untracked"].steps
-            loader, held.loader = held.loader, itertools.repeat(held.first[0])
-            take("untracked")
-            held.loader = loader
+    def take(trainer: Trainer) -> None:
+        trainer.take(steps)
+        bench.synchronize()
 
-        def take(name: str) -> None:
-            trainers[name].take(steps)
-            bench.synchronize()
+    def take_fixed() -> None:
+        loader, held.loader = held.loader, itertools.repeat(held.first[0])
+        take(plain)
+        held.loader = loader
 
-        real, tracked = partial(take, "untracked"), partial(take, "tracked")
-        timings = measure(
-            {"real": real, "fixed": fixed, "tracked": tracked, "again": real},
-            bench.pick(8, 2),
-            before=bench.synchronize,
-        )
-        for trainer in trainers.values():
-            trainer.close()
-    config = run.config
-    work = Work(config.model, config.batch.seq_len, run.plan.micro, run.plan.accumulation)
-    ms = {arm: 1e3 * sorted(one.wall_s for one in runs)[len(runs) // 2] / steps for arm, runs in timings.items()}
-    rates = bench.rates(ms["real"], work.tokens, work.flops, work.rows)
-    shown = {arm: round(value, 3) for arm, value in ms.items()}
-    bench.write("whole trainer", work.shape, value=shown, wandb=wandb, **rates, **bench.memory())
-    for name, arm, must in (("real loader", "fixed", 0.98), ("tracking", "tracked", 0.99), ("A/A", "again", 0.97)):
-        above, below = ("real", "tracked") if arm == "tracked" else (arm, "real")
-        found = ratio(timings[above], timings[below], clock="wall_s")
-        bench.write(f"{name}, share of the speed without", work.shape, value=str(found), held=found.median >= must)
+    arms = {name: partial(take, plain) for name in ("real", "again")}
+    arms |= {"fixed": take_fixed, "tracked": partial(take, trainers[1])}
+    timings = measure(arms, bench.pick(BLOCKS, 2), before=bench.synchronize)
+    for trainer in trainers:
+        trainer.close()
+    return timings
 
 
 def checkpoint(bench: Bench) -> None:
@@ -190,17 +202,18 @@ def deterministic(bench: Bench) -> None:
     length = {"train": {"steps": steps}, "checkpoint": {"every_steps": steps // 2}}
     runs = bench.scratch / "runs"
 
-    def train(name: str, exact: bool, *overrides: str) -> None:
+    def train(name: str, exact: bool, *overrides: str) -> Path:
         engine = engine_of(bench, 1, deterministic=exact).model_dump()
         logged = {"log_every_steps": steps}
         path = write_config(bench, name, engine=engine, tracking=logged, model=model, **batch, **length)
         _call("pretrain", "train", str(path), *overrides)
+        return path
 
     with bench.case("equal ledgers", {"steps": steps}):
         train("exact", True)
         train("exact-again", True)
-        train("exact-stopped", True, f"train.stop_after={steps // 2}")
-        train("exact-stopped", True)
+        stopped = train("exact-stopped", True, f"train.stop_after={steps // 2}")
+        _call("pretrain", "train", str(stopped))
         for other in ("exact-again", "exact-stopped"):
             difference = compare(runs / "exact" / "audit.jsonl", runs / other / "audit.jsonl")
             count = len(read_audit(runs / other / "audit.jsonl"))
@@ -261,10 +274,15 @@ def calibrate(bench: Bench) -> None:
         _call("pretrain", "doctor", path, "--calibrate", "--ranks", "1", "--output", str(file), *named, "--json")
         options = ["--gpus-per-node", "1", "--calibration", str(file), "--json"]
         after = json.loads(_call("pretrain", "plan", path, *options))
-        rows = map(json.loads, (bench.out / "rows.jsonl").read_text().splitlines()) if not bench.rehearse else ()
-        measured = [row.get("tokens_per_s") for row in rows if (row["arm"], row.get("case")) == ("llama", "ours")]
-        speeds: dict[str, Any] = {
-            name: facts["rates"]["predicted"]["tokens_per_s"] for name, facts in (("before", before), ("after", after))
-        }
-        speeds["measured"] = measured[-1] if measured else None
+        plans = {"before": before, "after": after}
+        speeds = {name: facts["rates"]["predicted"]["tokens_per_s"] for name, facts in plans.items()}
+        speeds["measured"] = _measured_tokens_s(bench)
         bench.write("speed by plan", {}, value=speeds, calibration=json.loads(file.read_text()))
+
+
+def _measured_tokens_s(bench: Bench) -> float | None:
+    """Returns the speed of the same config in the newest row of the arm `train`; None: it has not run."""
+    file = bench.out / "rows.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    speeds = [row["tokens_per_s"] for row in rows if row["arm"] == "train" and "tokens_per_s" in row]
+    return speeds[-1] if speeds else None
