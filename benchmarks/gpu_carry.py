@@ -59,7 +59,7 @@ def carry(folder: Path, python: str) -> str:
 def _locked_versions() -> dict[str, str]:
     """Returns the versions of the lock; of several for different Pythons the last."""
     lines = (ROOT / ".ci/constraints.txt").read_text().splitlines()
-    return dict(match.groups() for line in lines if (match := re.match(r"([\w.-]+)==([\w.]+)", line)))
+    return {match[1]: match[2] for line in lines if (match := re.match(r"([\w.-]+)==([\w.]+)", line))}
 
 
 def _pinned(name: str, locked: dict[str, str]) -> str:

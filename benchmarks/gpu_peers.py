@@ -308,7 +308,7 @@ def hugging_face_model(config: ModelConfig, weights: Weights, device: torch.devi
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if not config.tied_embeddings and head.weight is embedding.weight:
         head.weight = nn.Parameter(head.weight.detach().clone())  # transformers ties every T5 without a checkpoint
-    lent = {}
+    lent: Weights = {}
     for weight in family.weights(config):
         lent |= dict(to_theirs(weight, weights[weight.ours]))
     missing, unexpected = model.load_state_dict(lent, strict=False)

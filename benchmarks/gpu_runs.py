@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from benchmarks.trainer_peers import forget_accelerate
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.checkpoint.load import load_checkpoint
 from pretrain.config.load import load_config
+from pretrain.config.model import ModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.dist import read_world
 from pretrain.generate.constraints import Constraints
@@ -113,6 +115,13 @@ def write_config(bench: Bench, name: str, model: dict[str, Any] | None = None, *
     return path
 
 
+def _work_of(config: RunConfig) -> Work:
+    """Returns the work of a step of a run."""
+    assert isinstance(config.model, ModelConfig)
+    micro = config.batch.micro
+    return Work(config.model, config.batch.seq_len, micro, config.batch.rows // micro)
+
+
 def real_loader(bench: Bench) -> None:
     """Times the trainer with its loader against a fixed batch, and with a row of metrics a step against none."""
     with bench.case("whole trainer", {}):
@@ -122,8 +131,7 @@ def real_loader(bench: Bench) -> None:
         tracked = load_config(write_config(bench, "tracked", tracking=metrics), [])
         steps = bench.pick(BLOCK_STEPS, 2)
         timings = _time_trainers(bench, config, tracked, steps)
-        micro = config.batch.micro
-        work = Work(config.model, config.batch.seq_len, micro, config.batch.rows // micro)
+        work = _work_of(config)
         ms = {arm: 1e3 * statistics.median(one.wall_s for one in runs) / steps for arm, runs in timings.items()}
         rates = bench.rates(ms["real"], work.tokens, work.flops, work.rows)
         shown = {arm: round(value, 3) for arm, value in ms.items()}
@@ -158,8 +166,8 @@ def _time_trainers(bench: Bench, config: RunConfig, tracked: RunConfig, steps: i
         take(plain)
         held.loader = loader
 
-    arms = {name: partial(take, plain) for name in ("real", "again")}
-    arms |= {"fixed": take_fixed, "tracked": partial(take, trainers[1])}
+    real, tracked_steps = partial(take, plain), partial(take, trainers[1])
+    arms: dict[str, Callable[[], None]] = {"real": real, "again": real, "fixed": take_fixed, "tracked": tracked_steps}
     timings = measure(arms, bench.pick(BLOCKS, 2), before=bench.synchronize)
     for trainer in trainers:
         trainer.close()
@@ -168,10 +176,12 @@ def _time_trainers(bench: Bench, config: RunConfig, tracked: RunConfig, steps: i
 
 def checkpoint(bench: Bench) -> None:
     """Saves LLaMA 1.1B with its moments from a run, and loads it: stalls, time until committed, time of a load."""
-    shape = Work(llama_model(bench), bench.pick(2048, 32), bench.pick(8, 2), 2).shape
+    steps, every = bench.pick((25, 10), (5, 2))
+    path = write_config(bench, "saves", train={"steps": steps}, checkpoint={"every_steps": every})
+    config = load_config(path, [])
+    work = _work_of(config)
+    shape = work.shape
     with bench.case("saves", shape):
-        steps, every = bench.pick((25, 10), (5, 2))
-        path = write_config(bench, "saves", train={"steps": steps}, checkpoint={"every_steps": every})
         folder = bench.scratch / "runs" / "saves"
         _call("pretrain", "train", str(path))
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -181,8 +191,6 @@ def checkpoint(bench: Bench) -> None:
             bench.write(f"save {number}", shape, value=figures, held=figures["checkpoint_stall_s"] <= 0.5)
         newest = list_checkpoints(folder / "checkpoints")[-1]
         num_bytes = sum(file.stat().st_size for file in newest.iterdir())
-        config = load_config(path, [])
-        work = Work(config.model, config.batch.seq_len, config.batch.micro)
         weights = draw_weights(work.model, bench.device)
         _, engine = build_ours(work, weights, config.engine)
         for number in (1, 2):

@@ -253,10 +253,13 @@ def bert(bench: Bench) -> None:
     padded_work = replace(work, micro=count)
     found = Comparison(bench, work, [step], timed_steps=20)
     total = int(lengths.sum())
-    kept = {"tokens": total, "padding": {"ours": _padding(total, work), "Hugging Face": _padding(total, padded_work)}}
+    kept: dict[str, Any] = {
+        "tokens": total,
+        "padding": {"ours": _padding(total, work), "Hugging Face": _padding(total, padded_work)},
+    }
     ours = engine_of(bench, 1)
     found.run("ours", _ours(work, weights, ours), ours, **kept)
-    peer = {"work": padded_work, "data": [MicroBatches([padded.to(bench.device)], step.num_targets)]}
+    peer: dict[str, Any] = {"work": padded_work, "data": [MicroBatches([padded.to(bench.device)], step.num_targets)]}
     for compiled in (True, False):
         build = partial(build_hugging_face, padded_work, weights, bench.device, compiled=compiled)
         found.run("Hugging Face, compiled" if compiled else "Hugging Face", build, **peer, **kept)
