@@ -17,7 +17,7 @@ from benchmarks.gpu_bench import Bench, installed_version
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionNeeds
 from pretrain.objective import loss as loss_module
-from pretrain.types import AttentionMask, Batch
+from pretrain.types import AttentionMask
 
 BF16 = torch.bfloat16
 OPTIONAL = {
@@ -161,12 +161,10 @@ def _time_attention(bench: Bench, backend: str, shape: dict[str, int], packed: b
     q = draw(rows, length, shape["heads"], width).requires_grad_()
     k, v = (draw(rows, length, shape["kv_heads"], width).requires_grad_() for _ in range(2))
     grad = torch.randn_like(q)
-    documents_BT = None
-    if packed:
-        drawn = _documents(rows, length)
-        # As a batch of the loader has them: read on the host, without a wait for the device.
-        documents_BT = Batch(drawn, drawn, documents_BT=drawn).to(bench.device).documents_BT
-    mask = AttentionMask(causal=True, documents_BT=documents_BT)
+    on_host = AttentionMask(causal=True, documents_BT=_documents(rows, length) if packed else None)
+    documents_BT = None if on_host.documents_BT is None else on_host.documents_BT.to(bench.device)
+    # As a batch of the loader has them: read on the host, without a wait for the device.
+    mask = AttentionMask(causal=True, documents_BT=documents_BT, on_host=on_host)
     attends = build_backend(backend, AttentionNeeds(bench.device, BF16, width))
     size = {"rows": rows, "queries": length, "keys": length, "device": bench.device}
     # No decorator of torch restores this switch.

@@ -13,33 +13,18 @@ A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from pretrain.rows import IGNORE_INDEX
 
-Moved = TypeVar("Moved", bound="SourceBatch | Batch")
 
-_READ_ON_HOST = ("documents_BT", "documents_BS", "lengths_B")
-"""Fields of which attention plans its calls."""
-
-
-def _moved(value: Moved, device: torch.device) -> Moved:
-    tensors: dict[str, Any] = {}
-    for one in fields(value):
-        item = getattr(value, one.name)
-        if isinstance(item, Tensor):
-            tensors[one.name] = copied = item.to(device, non_blocking=True)
-            if one.name in _READ_ON_HOST and copied is not item:
-                copied.host_values = item
-    return replace(value, **tensors)
-
-
-def on_host(tensor: Tensor) -> Tensor:
-    """Returns the tensor that `Batch.to` has copied, to be read without a wait for the device; else itself."""
-    return getattr(tensor, "host_values", tensor)
+def _copies(value: "SourceBatch | Batch", device: torch.device) -> dict[str, Any]:
+    """Returns the tensors of a batch on `device` by field, copied asynchronously from pinned memory."""
+    tensors = {one.name: getattr(value, one.name) for one in fields(value)}
+    return {name: x.to(device, non_blocking=True) for name, x in tensors.items() if isinstance(x, Tensor)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +47,8 @@ class AttentionMask:
             Lifts `causal` only: window, documents and lengths still hold.
         query_offset: Position of the first query among the keys; non-zero when decoding with a
             cache.
+        on_host: Documents and lengths on the host, to be read without a wait for the device. None:
+            they are read where they are.
     """
 
     causal: bool
@@ -71,6 +58,7 @@ class AttentionMask:
     window: int | None = None
     prefix_BS: Tensor | None = None
     query_offset: int = 0
+    on_host: "AttentionMask | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +69,12 @@ class SourceBatch:
     positions_BS: Tensor | None = None  # int64, in the document. None: 0..S-1 in every row
     documents_BS: Tensor | None = None  # int32, as of their targets. None: each row is one
     lengths_B: Tensor | None = None  # int32, at least 1: tokens before padding. None: no padding
+    on_host: "SourceBatch | None" = None  # the source that was copied to a device
 
     def to(self, device: torch.device) -> "SourceBatch":
         """Returns the source on `device`, copied asynchronously from pinned memory."""
-        return _moved(self, device)
+        on_host = self.on_host if self.tokens_BS.device == device else self
+        return replace(self, **_copies(self, device), on_host=on_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +96,7 @@ class Batch:
         source: Input of the encoder of a model with two stacks.
         sources_B: int64 number of the mixture's source of each row. None: not from shards.
         sample_ids: Identity of each row's sample, B integers, on the host. Empty without shards.
+        on_host: The batch that was copied to a device. None: this one was not.
     """
 
     tokens_BT: Tensor
@@ -119,6 +110,7 @@ class Batch:
     source: SourceBatch | None = None
     sources_B: Tensor | None = None
     sample_ids: tuple[int, ...] = ()
+    on_host: "Batch | None" = None
 
     def num_targets(self) -> int:
         """Returns the number of positions that have a loss. Host only: reads the tensor."""
@@ -127,7 +119,8 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """Returns the batch on `device`, copied asynchronously from pinned memory."""
         source = None if self.source is None else self.source.to(device)
-        return replace(_moved(self, device), source=source)
+        on_host = self.on_host if self.tokens_BT.device == device else self
+        return replace(self, **_copies(self, device), source=source, on_host=on_host)
 
 
 class ModelOutput(NamedTuple):

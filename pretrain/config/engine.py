@@ -17,8 +17,8 @@ class EngineConfig(Section):
     also the weights. 0 with `ddp` and `single`."""
     precision: Annotated[Literal["fp32", "bf16", "fp16"], OnResume.WARN] = "bf16"
     """Compute dtype. `bf16`: fp32 master weights under DeepSpeed, autocast under `ddp` and
-    `single`. `fp16`: fp32 master weights and dynamic loss scaling; only with ZeRO 1 to 3 on a
-    GPU."""
+    `single`. `fp32`: on a GPU without TF32, at a tenth of the speed. `fp16`: fp32 master weights
+    and dynamic loss scaling; only with ZeRO 1 to 3 on a GPU."""
     gradients: Annotated[Literal["compute", "fp32"], OnResume.WARN] = "compute"
     """Dtype in which DeepSpeed sums bf16 gradients over micro-batches and ranks. `compute`: bf16.
     `fp32`: more exact for many micro-batches or hundreds of ranks, at twice the bytes; only with
@@ -33,8 +33,9 @@ class EngineConfig(Section):
     results of matrix products and attention."""
     activation_checkpointing_every: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
     """Checkpoint only every n-th block."""
-    compile: Annotated[bool, OnResume.WARN] = False
-    """Compile each block with torch.compile. On a CPU, checkpointed blocks of packed rows run uncompiled."""
+    compile: Annotated[bool | Literal["auto"], OnResume.WARN] = "auto"
+    """Compile each block, and the loss, with torch.compile. `auto`: on CUDA, where there is a C compiler.
+    On a CPU, checkpointed blocks of packed rows run uncompiled."""
     deterministic: Annotated[bool, OnResume.WARN] = False
     """Use deterministic CUDA kernels (the CPU is always deterministic)."""
     offload_optimizer: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"
@@ -50,6 +51,10 @@ class EngineConfig(Section):
     def group_timeout_s(self) -> int:
         """Timeout of the process group, which names no rank: after any limit of the watchdog."""
         return 3 * self.timeout_s + 60
+
+    def compiles(self, device: str) -> bool:
+        """Returns whether blocks are to be compiled on `cuda` or `cpu`."""
+        return device == "cuda" if self.compile == "auto" else self.compile
 
     @property
     def compute_bytes(self) -> int:
@@ -100,5 +105,5 @@ class EngineConfig(Section):
         return self
 
 
-PLAIN_ENGINE = EngineConfig(kind="single", zero_stage=0, precision="fp32")
+PLAIN_ENGINE = EngineConfig(kind="single", zero_stage=0, precision="fp32", compile=False)
 """One process in fp32, for models that are not trained."""

@@ -176,7 +176,7 @@ def check_compiler(engine: EngineConfig, environment: Mapping[str, str] = os.env
     if found:
         return Check("compiler", "pass", found)
     needs = ["engine.offload_optimizer=cpu"] if engine.offload_optimizer != "none" else []
-    needs += ["engine.compile=true"] if engine.compile else []
+    needs += ["engine.compile=true"] if engine.compile is True else []
     if needs:
         fix = "install g++, load the site's compiler module, or set CXX"
         text = f"no {name}, and {' and '.join(needs)} builds code at its start"

@@ -200,7 +200,7 @@ class DeepSpeedZeroEngine(WrappedModule):
     ) -> None:
         import deepspeed
 
-        if config.compile and config.zero_stage == 3:
+        if config.compiles(accelerator.device.type) and config.zero_stage == 3:
             # Gathers the weights of a block at once, by hooks outside of its compiled graph.
             deepspeed.utils.set_z3_leaf_modules(module, [Block])
         # Some of DeepSpeed's optimizers step with zero gradients when they are built, and weight

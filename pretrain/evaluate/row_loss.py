@@ -141,7 +141,7 @@ def _one_row(batch: Batch, row: int) -> Batch:
         width = batch.targets_BT.shape[1]
         positions_P = batch.target_positions_P - row * width
         one["target_positions_P"] = positions_P[(positions_P >= 0) & (positions_P < width)]
-    return replace(batch, **one, source=None, sample_ids=batch.sample_ids[row : row + 1])
+    return replace(batch, **one, source=None, on_host=None, sample_ids=batch.sample_ids[row : row + 1])
 
 
 @dataclass(frozen=True, slots=True)

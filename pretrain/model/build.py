@@ -10,9 +10,14 @@ part by part, because fan-in and fan-out are those of its parts. Recurrent model
 """
 
 import hashlib
+import logging
 import math
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +26,8 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, StackConfig
 from pretrain.model.recurrent.recurrent import Recurrent, check_engine, draw_recurrent
 from pretrain.model.transformer import Transformer
+
+log = logging.getLogger(__name__)
 
 LanguageModel = Transformer | Recurrent
 
@@ -120,6 +127,16 @@ def fill_weights(model: nn.Module, draw: Callable[[str, torch.Size], Tensor]) ->
         parameter.copy_(draw(name, parameter.shape))
 
 
+def _compiles(engine: EngineConfig, device: torch.device) -> bool:
+    compiler = shutil.which(os.environ.get("CC") or "gcc") or shutil.which("clang")
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    if engine.compile == "auto" and engine.compiles(device.type) and not (compiler and headers.is_file()):
+        missing = f"{headers}" if compiler else "a C compiler (gcc, clang, CC)"
+        log.warning("blocks run uncompiled, slower: Triton needs %s; install it, or set engine.compile=false", missing)
+        return False
+    return engine.compiles(device.type)
+
+
 def build_model(
     config: AnyModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool = True
 ) -> LanguageModel:
@@ -145,7 +162,7 @@ def build_model(
     if isinstance(model, Recurrent):
         if not storage:
             model.allow_swaps()
-    elif engine.compile:
+    elif _compiles(engine, device):
         for block in (block for stack in model.stacks for block in stack.blocks):
             # Only the forward: hooks of an engine stay outside of the graph, names do not change.
             block.forward = torch.compile(block.forward)

@@ -179,6 +179,8 @@ class StackRows(NamedTuple):
     lengths_B: Tensor | None = None
     prefix_BT: Tensor | None = None
     token_types_BT: Tensor | None = None
+    # The same rows on the host. Not attributes of the tensors: under ZeRO stage 3 a module gets others.
+    on_host: Any = None  # StackRows | None: a NamedTuple cannot name itself
 
 
 class EncoderOutput(NamedTuple):
@@ -262,6 +264,9 @@ class Stack(nn.Module):
         key_documents = None
         if cache is not None and rows.documents_BT is not None:
             key_documents = cache.append_documents(rows.documents_BT)
+        on_host = None
+        if cache is None and rows.on_host is not None:
+            on_host = AttentionMask(False, rows.on_host.documents_BT, key_lengths_B=rows.on_host.lengths_B)
         mask = AttentionMask(
             self.causal,
             documents_BT=rows.documents_BT,
@@ -269,6 +274,7 @@ class Stack(nn.Module):
             key_lengths_B=rows.lengths_B,
             prefix_BS=rows.prefix_BT,
             query_offset=offset,
+            on_host=on_host,
         )
         size = {"rows": num_rows, "queries": queries, "keys": offset + queries}
         masks = {}
@@ -281,20 +287,26 @@ class Stack(nn.Module):
         if encoded is None or self.cross_backend is None:
             return None
         num_rows, queries, _ = x_BTD.shape
-        documents_BT = rows.documents_BT
-        key_documents_BS = encoded.rows.documents_BT
-        # The side without document numbers is one document a row: number 0 of the other side.
-        whole = partial(torch.zeros, dtype=torch.int32, device=x_BTD.device)
-        if documents_BT is None and key_documents_BS is not None:
-            documents_BT = whole(num_rows, queries)
-        elif documents_BT is not None and key_documents_BS is None:
-            key_documents_BS = whole(num_rows, encoded.length)
-        mask = AttentionMask(
-            causal=False,
-            documents_BT=documents_BT,
-            key_documents_BS=key_documents_BS,
-            key_lengths_B=encoded.rows.lengths_B,
-        )
         size = {"rows": num_rows, "queries": queries, "keys": encoded.length}
+        mask = _cross_mask(rows, encoded.rows, size, x_BTD.device)
+        if rows.on_host is not None and encoded.rows.on_host is not None:
+            on_host = _cross_mask(rows.on_host, encoded.rows.on_host, size, torch.device("cpu"))
+            mask = replace(mask, on_host=on_host)
         prepared = self.cross_backend.prepare(mask, **size, device=x_BTD.device)
         return Memory(encoded.hidden_BSD, prepared)
+
+
+def _cross_mask(rows: StackRows, source: StackRows, size: dict[str, int], device: torch.device) -> AttentionMask:
+    documents_BT, key_documents_BS = rows.documents_BT, source.documents_BT
+    # The side without document numbers is one document a row: number 0 of the other side.
+    whole = partial(torch.zeros, dtype=torch.int32, device=device)
+    if documents_BT is None and key_documents_BS is not None:
+        documents_BT = whole(size["rows"], size["queries"])
+    elif documents_BT is not None and key_documents_BS is None:
+        key_documents_BS = whole(size["rows"], size["keys"])
+    return AttentionMask(
+        causal=False,
+        documents_BT=documents_BT,
+        key_documents_BS=key_documents_BS,
+        key_lengths_B=source.lengths_B,
+    )

@@ -149,7 +149,7 @@ class Transformer(nn.Module):
                 cache. The source is encoded at the first step only.
             logits: Run the head. Objectives run it chunk by chunk, without materialising all logits.
         """
-        rows = StackRows(batch.positions_BT, batch.documents_BT, batch.lengths_B, batch.prefix_BT, batch.token_types_BT)
+        rows = _target_rows(batch)
         encoded = None
         if self.encoder is not None and self.decoder is not None:
             assert batch.source is not None, "a model of two stacks needs a source"
@@ -166,7 +166,7 @@ class Transformer(nn.Module):
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
 
     def _encode(self, source: SourceBatch, *, skip: bool) -> EncoderOutput:
-        rows = StackRows(source.positions_BS, source.documents_BS, source.lengths_B)
+        rows = _source_rows(source)
         assert self.encoder is not None
         hidden_BSD = None if skip else self.encoder(self._embed(source.tokens_BS), rows)
         return EncoderOutput(hidden_BSD, source.tokens_BS.shape[1], rows)
@@ -182,6 +182,18 @@ class Transformer(nn.Module):
         if self.pooler is not None:
             hidden_BTD = self.pooler(hidden_BTD.flatten(0, 1)[:, None]).view_as(hidden_BTD)
         return hidden_BTD
+
+
+def _target_rows(batch: Batch) -> StackRows:
+    on_host = None if batch.on_host is None else _target_rows(batch.on_host)
+    return StackRows(
+        batch.positions_BT, batch.documents_BT, batch.lengths_B, batch.prefix_BT, batch.token_types_BT, on_host
+    )
+
+
+def _source_rows(source: SourceBatch) -> StackRows:
+    on_host = None if source.on_host is None else _source_rows(source.on_host)
+    return StackRows(source.positions_BS, source.documents_BS, source.lengths_B, on_host=on_host)
 
 
 def _average_documents(hidden_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:

@@ -203,7 +203,7 @@ def _loss_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         return 4 * logits
     # In 16 bits: scores before, and gradients after the fp32 pass, which a compiled loss does not store.
     sums = rows * task.model.last_stack.width * (4 + size if task.trains_head else 0)
-    return logits * ((0 if layout.engine.compile else 4) + 2 * size) + sums
+    return logits * ((0 if layout.engine.compiles(cluster.device) else 4) + 2 * size) + sums
 
 
 def _bucket_bytes(task: TrainingTask, layout: ParallelLayout, world_size: int) -> int:

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from pretrain.errors import ConfigError
-from pretrain.types import AttentionMask, on_host
+from pretrain.types import AttentionMask
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -312,14 +312,15 @@ def find_segments(mask: AttentionMask, *, rows: int, queries: int, keys: int) ->
         Queries that are padding see nothing.
     """
     lengths = [keys] * rows
-    if mask.key_lengths_B is not None:
-        lengths = [min(length, keys) for length in on_host(mask.key_lengths_B).tolist()]
+    there = mask.on_host or mask
+    if there.key_lengths_B is not None:
+        lengths = [min(length, keys) for length in there.key_lengths_B.tolist()]
     query_runs: list[dict[int, range]] | None = [{0: range(queries)}] * rows
     key_runs: list[dict[int, range]] | None = [{0: range(keys)}] * rows
-    if mask.documents_BT is not None:
-        query_runs = key_runs = document_runs(mask.documents_BT)
-        if mask.key_documents_BS is not None:
-            key_runs = document_runs(mask.key_documents_BS)
+    if there.documents_BT is not None:
+        query_runs = key_runs = document_runs(there.documents_BT)
+        if there.key_documents_BS is not None:
+            key_runs = document_runs(there.key_documents_BS)
     if query_runs is None or key_runs is None:
         return None
     pairs = list(zip(query_runs, key_runs, strict=True))
@@ -343,7 +344,6 @@ def find_segments(mask: AttentionMask, *, rows: int, queries: int, keys: int) ->
 
 def document_runs(documents_BT: Tensor) -> list[dict[int, range]] | None:
     """Returns the run of each document of each row, in order; None if a document has two runs."""
-    documents_BT = on_host(documents_BT)
     rows, length = documents_BT.shape
     changes = documents_BT.diff(dim=1, prepend=documents_BT[:, :1] - 1).nonzero()
     numbers = documents_BT[changes[:, 0], changes[:, 1]]

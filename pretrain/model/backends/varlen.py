@@ -82,7 +82,7 @@ class VarlenAttention:
         device: torch.device,
         bias: DistanceBias | None = None,
     ) -> VarlenMask:
-        """Concatenates the segments; reads documents and lengths on the host (`types.on_host`)."""
+        """Concatenates the segments; waits for the device where the mask has no `on_host`."""
         if bias is not None:
             raise refusal("varlen", "adds no bias")
         spans = plan_varlen(mask, rows=rows, queries=queries, keys=keys)

@@ -304,9 +304,9 @@ class Recurrent(nn.Module):
 
 def check_engine(engine: EngineConfig) -> None:
     """Raises: ConfigError: The engine requests recomputation or compilation, which need blocks."""
-    for key, plain in (("activation_checkpointing", "none"), ("compile", False)):
+    for key, plain in (("activation_checkpointing", ("none",)), ("compile", (False, "auto"))):
         value = getattr(engine, key)
-        if value != plain:
+        if value not in plain:
             raise ConfigError(
                 f"engine.{key}={str(value).lower()} is for blocks of a Transformer, a model of "
                 f"model.kind=recurrent has none",

@@ -208,7 +208,7 @@ def test_what_is_built_must_be_deepspeed_s_and_of_the_stage_that_was_asked_for(m
     module = Toy()
     arguments = module, names_of(module), adamw(module)
     monkeypatch.setitem(sys.modules, "deepspeed", fake_deepspeed(Ranks(1)))
-    bare = SimpleNamespace(prepare=lambda module, optimizer: (module, optimizer))
+    bare = SimpleNamespace(device=torch.device("cpu"), prepare=lambda module, optimizer: (module, optimizer))
     with pytest.raises(LaunchError, match="DeepSpeed was asked for, accelerate built Toy; report this as a bug"):
         DeepSpeedZeroEngine(*arguments, bare, engine_config(2, "bf16"), 1.0, World(0, 1, 0))
     other = FakeAccelerator(Ranks(1), stage=1, precision="bf16")

@@ -9,8 +9,8 @@ from pretrain.errors import ConfigError
 from pretrain.model.backends import build_backend, varlen
 from pretrain.model.backends.backend import AttentionNeeds
 from pretrain.model.backends.varlen import VarlenAttention, VarlenMask, plan_varlen
-from pretrain.types import AttentionMask, Batch, SourceBatch
-from tests.unit.model.masks import CPU, INTERLEAVED, MASKS, NEEDS, ON_META, RUNS, attend, formula, inputs, meaningful
+from pretrain.types import AttentionMask
+from tests.unit.model.masks import CPU, INTERLEAVED, MASKS, NEEDS, ON_META, attend, formula, inputs, meaningful
 
 CUDA = torch.device("cuda")
 NOT_SERVED = {
@@ -78,25 +78,6 @@ def test_rows_of_documents_are_segments_end_to_end():
     mask, queries, keys = MASKS["packed causal"]
     spans = plan_varlen(mask, rows=3, queries=queries, keys=keys)
     assert spans.queries == spans.keys == (3, 1, 4, 8, 1, 4, 1, 2)
-
-
-def test_documents_and_lengths_of_a_batch_are_never_read_from_the_device():
-    """A read would wait for all that the device has queued; from the meta device it is an error."""
-    meta = torch.device("meta")
-    there, here = torch.zeros(3, 8, dtype=torch.int64), torch.tensor([8, 3, 5], dtype=torch.int32)
-    batch = Batch(there, there, documents_BT=RUNS, source=SourceBatch(there, documents_BS=RUNS, lengths_B=here)).to(
-        meta
-    )
-    assert batch.documents_BT.is_meta and batch.source is not None and batch.source.lengths_B.is_meta
-    sizes = {"rows": 3, "queries": 8, "keys": 8}
-    for mask, expected in (
-        (AttentionMask(causal=True, documents_BT=batch.documents_BT), MASKS["packed causal"][0]),
-        (AttentionMask(causal=False, key_lengths_B=batch.source.lengths_B), MASKS["padded"][0]),
-        (AttentionMask(False, batch.documents_BT, batch.source.documents_BS), MASKS["packed bidirectional"][0]),
-    ):
-        assert plan_varlen(mask, **sizes) == plan_varlen(expected, **sizes)
-    assert Batch(there, there, documents_BT=RUNS).to(CPU).documents_BT is RUNS
-    assert not hasattr(RUNS, "host_values")
 
 
 def test_padding_faces_nothing_and_is_kept():

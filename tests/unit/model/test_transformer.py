@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import CheckpointPolicy
 
-from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.engine import PLAIN_ENGINE, EngineConfig
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
+from pretrain.model import build as model_build
 from pretrain.model import build_model
 from pretrain.model.stack import _SAVED_OPERATIONS, _policy
 from pretrain.objective.loss import sum_token_loss
@@ -274,6 +275,26 @@ def test_compiled_blocks_agree_and_keep_their_names():
         pytest.skip(f"no compiler for the CPU: {error}".splitlines()[0])
     torch.testing.assert_close(compiled_loss, loss)
     torch.testing.assert_close(compiled_grads, grads, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("device", "setting", "compiler", "is_compiled"),
+    [
+        ("cuda", "auto", "/usr/bin/cc", True),
+        ("cuda", "auto", None, False),
+        ("cpu", "auto", "/usr/bin/cc", False),
+        ("cpu", True, None, True),  # torch says what is missing
+        ("cuda", False, "/usr/bin/cc", False),
+    ],
+)
+def test_blocks_are_compiled_on_cuda_where_there_is_a_compiler_unless_told(
+    device, setting, compiler, is_compiled, monkeypatch, caplog
+):
+    monkeypatch.setattr(model_build.shutil, "which", lambda name: compiler)
+    engine = EngineConfig(compile=setting)
+    assert model_build._compiles(engine, torch.device(device)) == is_compiled
+    says = "blocks run uncompiled, slower: Triton needs a C compiler"
+    assert (says in caplog.text) == (device == "cuda" and setting == "auto" and compiler is None)
 
 
 def test_a_model_on_the_meta_device_has_no_storage():

@@ -1,12 +1,15 @@
 """Encoder-decoders, padded rows, prefixes, and what surrounds the stacks."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
+from pretrain.config.engine import EngineConfig
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.model import KVCache
+from pretrain.model import KVCache, build_model
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch
 from tests.unit.model.tiny import (
@@ -231,3 +234,53 @@ def test_a_model_without_a_head_ends_with_hidden_states():
     model = build(config)
     assert model(random_batch(1, 4)).logits_BTV is None
     assert not any(name.startswith("head") for name, _ in model.named_parameters())
+
+
+def one_stack_of_documents():
+    return tiny_config(), packed_batch([[3, 5], [8], [1, 7]])
+
+
+def pairs(is_packed):
+    padded, alone = random_pairs([4, 2, 5], [3, 6, 2])
+    return two_stacks_config(), packed_pairs(alone) if is_packed else padded
+
+
+def packed_targets_of_whole_sources():
+    config, batch = pairs(is_packed=True)
+    return config, replace(batch, source=replace(batch.source, documents_BS=None, positions_BS=None))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [one_stack_of_documents, partial(pairs, is_packed=True), partial(pairs, is_packed=False),
+     packed_targets_of_whole_sources],
+    ids=["documents", "packed pairs", "padded pairs", "one packed side"],
+)  # fmt: skip
+def test_documents_and_lengths_are_never_read_from_the_device(make):
+    """A read waits for all that the device has queued; from the meta device it is an error."""
+    config, batch = make()
+    meta = torch.device("meta")
+    engine = EngineConfig(kind="single", attention="varlen", compile=False)
+    model = build_model(config, engine, meta)
+    kernels = []
+
+    def kernel(q, k, v, prepared, scale):
+        kernels.append((prepared.max_queries, prepared.max_keys))
+        return torch.empty_like(q)
+
+    for stack in model.stacks:
+        for backend in filter(None, (stack.backend, getattr(stack, "cross_backend", None))):
+            backend.kernel = kernel
+        # As the hooks of ZeRO stage 3 do: other tensors, without what was attached to those of the batch.
+        stack.register_forward_pre_hook(lambda _, given: tree_map_only(torch.Tensor, torch.Tensor.detach, given))
+    model(batch.to(meta))
+    assert kernels
+    with pytest.raises(NotImplementedError, match="meta"):
+        model(replace(batch.to(meta), on_host=None, source=batch.source and replace(batch.source, on_host=None)))
+
+
+def test_a_batch_that_is_where_it_should_be_is_not_copied():
+    _, batch = pairs(is_packed=True)
+    there = batch.to(torch.device("cpu"))
+    assert there.tokens_BT is batch.tokens_BT and there.on_host is None
+    assert batch.to(torch.device("meta")).on_host is batch

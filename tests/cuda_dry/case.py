@@ -1,0 +1,121 @@
+"""One run of `pretrain` on the dry CUDA runtime, in a process of its own: what a steady step asks of the device.
+
+    LD_PRELOAD=libcuda.so.1 python -m tests.cuda_dry.case OUT STEP train CONFIG [OVERRIDES]
+
+Writes a table of the step, as JSON, to OUT; exits as the command does.
+"""
+
+import ctypes
+import dataclasses
+import json
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretrain.train import loop
+from pretrain.train.step import StepTotals
+
+OURS = ("pretrain/", "deepspeed/", "accelerate/", "torch/optim/")
+"""Where a wait is looked for, from the innermost frame on."""
+
+
+class Counters:
+    """The counters of the runtime, and the places in Python from which the device was waited for."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+        self.waits: Counter[str] = Counter()
+        note = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._note)
+        self._kept = note  # called from C
+        self._library.dry_on_wait(note)
+
+    def _note(self, call: bytes) -> None:
+        self.waits[f"{call.decode()} in {_place()}"] += 1
+
+    def reset(self) -> None:
+        """Begins to count."""
+        self._library.dry_reset()
+        self.waits.clear()
+
+    def table(self, path: Path) -> dict[str, list[float]]:
+        """Returns calls and amount (bytes or FLOPs) by name; kernels of a kind are one row."""
+        self._library.dry_write(str(path).encode())
+        table: dict[str, list[float]] = {}
+        for line in path.read_text().splitlines():
+            calls, amount, name = line.split("\t")
+            if name.startswith("cuda"):  # a wait, of which the place is known too
+                continue
+            kind = name.split(" ")
+            row = " ".join(kind[:-1]) if kind[0] in ("kernel", "compiled") else name
+            found = table.setdefault(row, [0, 0.0])
+            found[0] += int(calls)
+            found[1] += float(amount)
+        path.unlink()
+        compiled = torch._dynamo.utils.counters if "torch._dynamo" in sys.modules else {}
+        table["compiled graphs"] = [compiled["stats"]["unique_graphs"] if compiled else 0, 0.0]
+        table["graph breaks"] = [sum(compiled["graph_break"].values()) if compiled else 0, 0.0]
+        return table | {f"wait: {place}": [count, 0.0] for place, count in self.waits.items()}
+
+
+def _place() -> str:
+    """Returns file and function of the innermost frame of the project or its engine."""
+    for frame in reversed(traceback.extract_stack()):
+        for part in OURS:
+            if part in frame.filename and "cuda_dry" not in frame.filename:
+                return f"{part}{frame.filename.rpartition(part)[2]} {frame.name}"
+    return "another thread"
+
+
+def watch(counters: Counters, out: Path, step: int) -> None:
+    """Counts from the beginning of one step to that of the next, and lets the run go on.
+
+    Sums of an exchange are those of this rank, made on the host: the device holds no values.
+    """
+    accumulate, exchange = loop._accumulate, loop.start_exchange
+    begun = 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        if begun == step:
+            torch.cuda.reset_peak_memory_stats()
+            counters.reset()
+        elif begun == step + 1:
+            table = counters.table(out)
+            table["memory: peak allocated"] = [1, torch.cuda.max_memory_allocated()]
+            out.write_text(json.dumps(table))
+        return accumulate(*given)
+
+    def exchanged(sums: Any, done: Any, coming: Any, **flags: Any) -> Callable[[], StepTotals]:
+        finish = exchange(sums, done, coming, **flags)
+
+        def totals() -> StepTotals:
+            zeros = dict.fromkeys(("loss_sum", "num_correct", "num_written"), 0)
+            found = dataclasses.replace(finish(), **zeros, done=done, coming=coming, stop=flags.get("stop", False))
+            return dataclasses.replace(found, num_written=int(flags.get("is_written", False)), by_source=())
+
+        return totals
+
+    loop._accumulate = counted
+    loop.start_exchange = exchanged
+
+
+def main() -> None:
+    """Runs the command."""
+    out, step, *arguments = sys.argv[1:]
+    # cuDNN is not part of the runtime.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    watch(Counters(), Path(out), int(step))
+    from pretrain.__main__ import main as run
+
+    sys.argv = ["pretrain", *arguments]
+    run()
+
+
+if __name__ == "__main__":
+    main()
