@@ -13,6 +13,7 @@ import os
 import platform
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 
 AA_WIDTH = 0.03
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +98,24 @@ def is_conclusive(aa: Ratio) -> bool:
     return aa.low >= 1 - AA_WIDTH and aa.high <= 1 + AA_WIDTH
 
 
+def read_commit() -> str:
+    """Returns the commit of the tree; empty without git, or outside of a clone."""
+    if shutil.which("git") is None:
+        return ""
+    shown = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return shown.stdout.strip()
+
+
 def environment(packages: tuple[str, ...]) -> dict[str, Any]:
     """Returns where and with what a figure was measured."""
     cpuinfo = Path("/proc/cpuinfo")
     names = (
         [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")] if cpuinfo.exists() else []
     )
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
-        "commit": commit.stdout.strip(),
+        "commit": read_commit(),
         "cpu": names[0].split(": ", 1)[1] if names else platform.processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
@@ -117,3 +126,11 @@ def environment(packages: tuple[str, ...]) -> dict[str, Any]:
 def print_row(question: str, figures: dict[str, Any], packages: tuple[str, ...]) -> None:
     """Prints the JSON row of a benchmark."""
     print(json.dumps({"question": question, **figures, "environment": environment(packages)}))
+
+
+def append_row(path: Path, row: dict[str, Any]) -> None:
+    """Appends a row to a file of JSON lines; it is on disk when this returns."""
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+        os.fsync(file.fileno())

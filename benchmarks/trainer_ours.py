@@ -70,7 +70,7 @@ class SteppedLoader:
     """The run's loader, at which the loop waits whenever it has taken the steps that it was granted."""
 
     def __init__(self, loader: Iterator[StepBatch]) -> None:
-        self._loader, self._left = loader, 0
+        self.loader, self._left = loader, 0
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._around: Callable[[], Any] = contextlib.nullcontext
         self._stack = contextlib.ExitStack()
@@ -87,7 +87,7 @@ class SteppedLoader:
                 raise _EndOfBenchmark
             self._stack.enter_context(self._around())
         self._left -= 1
-        batch = next(self._loader)
+        batch = next(self.loader)
         if len(self.first) < COMPARED_STEPS:
             self.first.append(batch)
         return batch

@@ -1,0 +1,263 @@
+"""The GPU campaign: every figure that needs a GPU, in order of worth, within the minutes that one is lent.
+
+    python -m benchmarks.gpu --out DIR [--only ARM ...] [--minutes M] [--nanogpt PATH]
+    python -m benchmarks.gpu --list                 the arms, what each answers, and what must hold
+    python -m benchmarks.gpu --rehearse --out DIR   all of it on a CPU with tiny shapes; figures mean nothing
+    python -m benchmarks.gpu --carry DIR            wheels for a machine that can download nothing
+
+Each arm runs in its own process with its own time limit, its output in SCRATCH/ARM.log, and appends its rows to
+DIR/rows.jsonl as it measures: an interrupted lease still yields rows. An arm that fails or runs past its limit is a row
+with its error, and the campaign continues; the exit code is then 1. Arms for which no time is left are named, and
+exit 0: call again with `--only`.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT, append_row, read_commit
+from benchmarks.gpu_carry import carry
+
+LEAST_SHARE = 0.5
+"""Share of an arm's limit that must be left to begin it."""
+LOG_TAIL = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A part of the campaign.
+
+    Attributes:
+        function: `module:function` of a `Bench`.
+        limit_s: Seconds after which it is killed.
+        question: Question that its rows answer.
+        target: What must hold, and the aim.
+    """
+
+    function: str
+    limit_s: float
+    question: str
+    target: str = ""
+
+
+ARMS = {
+    "probe": Arm(
+        "benchmarks.gpu_kernels:probe",
+        90,
+        "What do a copy and a matrix product reach, and which kernel does SDPA choose?",
+        "ceilings of all that follows",
+    ),
+    "tests": Arm(
+        "benchmarks.gpu_runs:gpu_tests",
+        480,
+        "Do kernels, engines and host copies do on a GPU what they do on a CPU?",
+        "must: all pass",
+    ),
+    "losses": Arm(
+        "benchmarks.gpu_steps:same_losses",
+        180,
+        "Do all engines, backends and compiled blocks train as one process and as Hugging Face do?",
+        "must: losses of ten steps within 1e-4 in fp32, 1e-2 in bf16",
+    ),
+    "llama": Arm(
+        "benchmarks.gpu_steps:llama",
+        420,
+        "How fast is a step of LLaMA 1.1B, T=2048, bf16?",
+        "must: 50% MFU; aim: 55%, 1.3 of Hugging Face compiled",
+    ),
+    "train": Arm(
+        "benchmarks.gpu_runs:real_loader",
+        240,
+        "What do the real loader and tracking cost the whole trainer?",
+        "must: 0.98 of a fixed batch, 0.99 of no tracking; aim: 0.995",
+    ),
+    "zero": Arm(
+        "benchmarks.gpu_steps:zero",
+        300,
+        "What do ZeRO 0 to 3 cost at one rank, against our own loop without an engine?",
+        "must: 0.97; aim: 0.98",
+    ),
+    "gpt2": Arm(
+        "benchmarks.gpu_steps:gpt2",
+        240,
+        "How fast is a step of GPT-2 124M, T=1024, beside nanoGPT and Hugging Face?",
+        "must: 1.0 of nanoGPT compiled, 2.0 of Hugging Face; aim: 1.15, 2.5, 450k tokens/s",
+    ),
+    "loss": Arm(
+        "benchmarks.gpu_kernels:loss",
+        150,
+        "Which form of the loss is the fastest: chunks, compiled or not, materialised logits, Liger?",
+        "must: 0.95 of materialised logits; aim: 1.0, and Liger's",
+    ),
+    "attention": Arm(
+        "benchmarks.gpu_kernels:attention",
+        180,
+        "Which attention backend is the fastest, for dense and for packed rows?",
+        "decides what `auto` chooses",
+    ),
+    "checkpoint": Arm(
+        "benchmarks.gpu_runs:checkpoint",
+        180,
+        "How long does a save of LLaMA 1.1B with its moments stop training, and how long does a load take?",
+        "must: 0.5 s; aim: 0.1 s",
+    ),
+    "deterministic": Arm(
+        "benchmarks.gpu_runs:deterministic",
+        240,
+        "Are two deterministic runs, and one that is resumed, equal in every bit?",
+        "must: equal",
+    ),
+    "t5": Arm(
+        "benchmarks.gpu_steps:t5",
+        150,
+        "How fast is a step of T5-base v1.1, 512 tokens in, 114 out, batch 128?",
+        "must: 220 ms; aim: 170 ms, 2.5 of Hugging Face",
+    ),
+    "bert": Arm(
+        "benchmarks.gpu_steps:bert",
+        150,
+        "How fast is BERT-base on documents of real lengths, packed, beside Hugging Face, padded?",
+        "must: 2.0; aim: 650k tokens/s without padding",
+    ),
+    "decode": Arm(
+        "benchmarks.gpu_runs:decode",
+        120,
+        "How fast is decoding with LLaMA 1.1B, one row and 64, beside transformers?",
+        "must: 2.0",
+    ),
+    "memory": Arm(
+        "benchmarks.gpu_steps:memory",
+        240,
+        "Which micro-batch and which row of LLaMA 1.1B fit, and what did `pretrain plan` say?",
+        "must: peaks within 10% of the plan",
+    ),
+    "lora": Arm(
+        "benchmarks.gpu_steps:lora",
+        180,
+        "How fast are adapters on LLaMA-3 8B?",
+        "must: 12,000 tokens/s; aim: 14,000",
+    ),
+    "calibrate": Arm(
+        "benchmarks.gpu_runs:calibrate",
+        180,
+        "How far is the speed by `pretrain plan` off, before and after `pretrain doctor --calibrate`?",
+        "must: 25% before, 10% after",
+    ),
+    "profile": Arm(
+        "benchmarks.gpu_steps:profile",
+        90,
+        "Where does a step of LLaMA 1.1B spend its time?",
+        "a table of kernels and a trace",
+    ),
+}
+"""In order of worth."""
+
+
+def run_arm(name: str, arm: Arm, job: dict[str, Any], limit_s: float) -> str | None:
+    """Runs an arm in its own process group and prints its rows; returns why it failed, or None."""
+    job = {**job, "arm": name, "question": arm.question, "function": arm.function}
+    paths = [str(ROOT), str(ROOT / "launch"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as `pretrain train` has it
+    if job["rehearse"]:
+        # Compilation takes minutes on a CPU. One thread: the figures mean nothing.
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    log = Path(job["scratch"]) / f"{name}.log"
+    with log.open("w") as file:
+        command = [sys.executable, "-m", "benchmarks.gpu_bench", json.dumps(job)]
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True)
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    text = log.read_text(errors="replace")
+    print("".join(line for line in text.splitlines(keepends=True) if line.startswith(f"{name}: ")), end="")
+    if code == 0:
+        return None
+    why = f"ran past its limit of {limit_s:.4g} s" if code is None else f"exit code {code}"
+    row = {"arm": name, "question": arm.question, "error": why, "log": text[-LOG_TAIL:]}
+    append_row(Path(job["out"]) / "rows.jsonl", row)
+    return why
+
+
+def run_campaign(arms: dict[str, Arm], job: dict[str, Any], minutes: float) -> int:
+    """Runs arms in order until the minutes are over; returns the exit code."""
+    ends = time.monotonic() + 60 * minutes
+    failed: list[str] = []
+    left: list[str] = []
+    for name, arm in arms.items():
+        begun = time.monotonic()
+        if ends - begun < LEAST_SHARE * arm.limit_s:
+            left.append(name)
+            continue
+        why = run_arm(name, arm, job, min(arm.limit_s, ends - begun))
+        if why is not None:
+            failed.append(name)
+        print(f"{name}: {why or 'done'}, {time.monotonic() - begun:.0f} s", flush=True)
+    if left:
+        print(f"left for lack of time: --only {' '.join(left)}")
+    if failed:
+        print(f"failed, see the logs in {job['scratch']}: --only {' '.join(failed)}")
+    print(f"rows: {Path(job['out']) / 'rows.jsonl'}")
+    return 1 if failed else 0
+
+
+def list_arms(arms: dict[str, Arm]) -> Iterable[str]:
+    """Yields a paragraph an arm."""
+    for name, arm in arms.items():
+        yield f"{name:14s} {arm.question}\n{'':14s} {arm.target}; at most {arm.limit_s:.0f} s"
+
+
+def main() -> None:
+    """Runs, lists or carries."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="these arms")
+    parser.add_argument("--minutes", type=float, default=25.0, help="no arm begins without half of its limit left")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of the rows")
+    parser.add_argument(
+        "--scratch", type=Path, help="folder of logs, runs and checkpoints, 45 GB; default: OUT/scratch"
+    )
+    parser.add_argument("--nanogpt", type=Path, help="a clone of nanoGPT, or a folder with its model.py")
+    parser.add_argument("--commit", help="commit of the tree, where it is no clone")
+    parser.add_argument("--rehearse", action="store_true", help="tiny shapes on a CPU")
+    parser.add_argument("--list", action="store_true", help="list the arms")
+    parser.add_argument("--carry", type=Path, metavar="DIR", help="build and download wheels for a bare machine")
+    parser.add_argument("--python", default="3.12", help="--carry: Python of that machine")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the arm too
+    if options.list:
+        print("\n".join(list_arms(ARMS)))
+        return
+    if options.carry is not None:
+        print(carry(options.carry, options.python))
+        return
+    scratch = options.scratch or options.out / "scratch"
+    scratch.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    job = {
+        "out": str(options.out.resolve()),
+        "scratch": str(scratch.resolve()),
+        "rehearse": options.rehearse,
+        "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
+        "commit": options.commit or read_commit(),
+        "nanogpt": options.nanogpt and str(options.nanogpt.resolve()),
+    }
+    chosen = {name: arm for name, arm in ARMS.items() if name in options.only}
+    raise SystemExit(run_campaign(chosen, job, options.minutes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Arms of the GPU campaign about single kernels: the machine's ceilings, the loss, attention."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend
+
+from benchmarks.gpu_bench import Bench, installed_version
+from pretrain.model.backends import build_backend
+from pretrain.model.backends.backend import AttentionNeeds
+from pretrain.objective import loss as loss_module
+from pretrain.types import AttentionMask
+
+BF16 = torch.bfloat16
+OPTIONAL = {
+    "liger-kernel": "liger_kernel",
+    "flash-attn": "flash_attn",
+    "transformer-engine": "transformer_engine",
+    "torchao": "torchao",
+}
+"""Packages that change what can be measured, and their modules."""
+
+
+def probe(bench: Bench) -> None:
+    """Measures a copy and bf16 products, and asks for the choice of SDPA."""
+    num_bytes = bench.pick(2**30, 2**16)
+    with bench.case("copy", {"bytes": num_bytes}):
+        source = torch.zeros(num_bytes, dtype=torch.uint8, device=bench.device)
+        target = torch.ones_like(source)
+        figures = bench.measure(partial(target.copy_, source), 20)
+        speed = 2 * num_bytes / (figures["ms"]["median"] / 1e3)
+        bench.write("copy", {"bytes": num_bytes}, **figures, value=f"{speed / 1e9:.1f} GB/s, read and written")
+    for width in bench.pick((2048, 4096, 8192), (64,)):
+        shape = {"m": width, "n": width, "k": width}
+        with bench.case(f"product {width}", shape):
+            # Random values: a product of zeros draws less power, and is faster.
+            left, right = (torch.randn(width, width, device=bench.device, dtype=BF16) for _ in range(2))
+            figures = bench.measure(partial(torch.mm, left, right), 20)
+            speed = 2 * width**3 / (figures["ms"]["median"] / 1e3)
+            share = bench.gpu and round(speed / bench.gpu.flops, 3)
+            bench.write(f"product {width}", shape, **figures, value=f"{speed / 1e12:.1f} TFLOP/s", share_of_peak=share)
+    with bench.case("SDPA's choice", {}):
+        packages = {name: installed_version(name, module) for name, module in OPTIONAL.items()}
+        bench.write("SDPA's choice", {}, value=sdpa_choices(bench), packages=packages)
+
+
+def sdpa_choices(bench: Bench) -> dict[str, str]:
+    """Returns the kernel that torch chooses for each dtype, mask and grouping."""
+    found = {}
+    for dtype, kv_heads, masked in product((BF16, torch.float32), (8, 2), (False, True)):
+        q, k, v = (
+            torch.randn(2, heads, 128, 64, device=bench.device, dtype=dtype) for heads in (8, kv_heads, kv_heads)
+        )
+        mask = torch.ones(128, 128, dtype=torch.bool, device=bench.device).tril() if masked else None
+        chosen = torch._fused_sdp_choice(q, k, v, mask, 0.0, not masked, enable_gqa=kv_heads < 8)
+        name = f"{dtype}, {'grouped' if kv_heads < 8 else 'alike'}, {'mask' if masked else 'causal'}"
+        found[name.removeprefix("torch.")] = SDPBackend(chosen).name
+    return found
+
+
+class HeadInputs(NamedTuple):
+    """Inputs of the loss; the first two want gradients."""
+
+    hidden_PD: Tensor
+    weight_VD: Tensor
+    targets_P: Tensor
+
+
+def _plain(inputs: HeadInputs) -> Tensor:
+    logits_PV = functional.linear(inputs.hidden_PD, inputs.weight_VD)
+    return functional.cross_entropy(logits_PV.float(), inputs.targets_P)
+
+
+def _chunked(inputs: HeadInputs, compiled: bool) -> Tensor:
+    output = loss_module.linear_cross_entropy(*inputs, vocab_size=len(inputs.weight_VD), compiled=compiled)
+    return output.loss_sum / len(inputs.targets_P)
+
+
+def _liger(inputs: HeadInputs) -> Tensor:
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    return LigerFusedLinearCrossEntropyLoss()(inputs.weight_VD, inputs.hidden_PD, inputs.targets_P)
+
+
+class LossForm(NamedTuple):
+    """A way to compute the loss; `chunk_logits`: logits held at once, None where it has no chunks of ours."""
+
+    function: Callable[[HeadInputs], Tensor]
+    chunk_logits: int | None = None
+
+
+def _loss_forms() -> dict[str, LossForm]:
+    forms = {"materialised": LossForm(_plain)}
+    for power, compiled in product((26, 28), (False, True)):
+        name = f"ours, 2^{power}{', compiled' if compiled else ''}"
+        forms[name] = LossForm(partial(_chunked, compiled=compiled), 2**power)
+    if installed_version("liger-kernel", "liger_kernel") is not None:
+        forms["liger"] = LossForm(_liger)
+    return forms
+
+
+def loss(bench: Bench) -> None:
+    """Times forward and backward of the loss of a linear head in bf16, each compared with materialised logits."""
+    tokens, width = bench.pick((16_384, 2048), (64, 32))
+    for vocab_size in bench.pick((32_000, 50_304, 128_256), (96,)):
+        generator = torch.Generator(bench.device).manual_seed(0)
+        draw = partial(torch.randn, device=bench.device, dtype=BF16, generator=generator)
+        weight_VD = (draw(vocab_size, width) * width**-0.5).requires_grad_()
+        targets_P = torch.randint(vocab_size, (tokens,), device=bench.device, generator=generator)
+        inputs = HeadInputs(draw(tokens, width).requires_grad_(), weight_VD, targets_P)
+        expected = float(_plain(inputs).detach())
+        for name, form in _loss_forms().items():
+            shape = {"tokens": tokens, "width": width, "vocab_size": vocab_size}
+            case = f"{name}, V={vocab_size}"
+            with bench.case(case, shape), _chunks_of(form.chunk_logits):
+                apart = abs(float(form.function(inputs).detach()) - expected)
+                assert apart < 1e-2, f"the loss differs by {apart}"
+                figures = bench.measure(partial(_with_gradients, form.function, inputs), 10)
+                speed = 6 * tokens * vocab_size * width / (figures["ms"]["median"] / 1e3)
+                share = bench.gpu and round(speed / bench.gpu.flops, 3)
+                bench.write(case, shape, **figures, share_of_peak=share, loss_difference=apart)
+
+
+def _with_gradients(function: Callable[[HeadInputs], Tensor], inputs: HeadInputs) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(function(inputs), (inputs.hidden_PD, inputs.weight_VD))
+
+
+@contextmanager
+def _chunks_of(chunk_logits: int | None) -> Iterator[None]:
+    with ExitStack() as stack:
+        if chunk_logits is not None:
+            stack.enter_context(mock.patch.object(loss_module, "_chunk_logits", lambda device: chunk_logits))
+        yield
+
+
+def attention(bench: Bench) -> None:
+    """Times forward and backward of each backend in bf16, causal, with one document a row and with several."""
+    tokens = bench.pick(32_768, 128)
+    for length in bench.pick((2048, 8192), (64,)):
+        for heads, kv_heads, head_width in bench.pick(((32, 4, 64), (16, 16, 128)), ((2, 1, 16),)):
+            shape = {"rows": tokens // length, "T": length, "heads": heads, "kv_heads": kv_heads, "width": head_width}
+            for packed in (False, True):
+                for name in ("sdpa", "sdpa without cuDNN", "varlen", "flex"):
+                    case = f"{name}, {'packed' if packed else 'dense'}, T={length}, H={head_width}"
+                    with bench.case(case, shape):
+                        figures = _time_attention(bench, name.split()[0], shape, packed, cudnn="without" not in name)
+                        bench.write(case, shape, **figures)
+
+
+def _time_attention(bench: Bench, backend: str, shape: dict[str, int], packed: bool, cudnn: bool) -> dict[str, Any]:
+    rows, length, width = shape["rows"], shape["T"], shape["width"]
+    draw = partial(torch.randn, device=bench.device, dtype=BF16)
+    q = draw(rows, length, shape["heads"], width).requires_grad_()
+    k, v = (draw(rows, length, shape["kv_heads"], width).requires_grad_() for _ in range(2))
+    grad = torch.randn_like(q)
+    on_host = AttentionMask(causal=True, documents_BT=_documents(rows, length) if packed else None)
+    documents_BT = None if on_host.documents_BT is None else on_host.documents_BT.to(bench.device)
+    # As a batch of the loader has them: read on the host, without a wait for the device.
+    mask = AttentionMask(causal=True, documents_BT=documents_BT, on_host=on_host)
+    attends = build_backend(backend, AttentionNeeds(bench.device, BF16, width))
+    size = {"rows": rows, "queries": length, "keys": length, "device": bench.device}
+    # No decorator of torch restores this switch.
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    try:
+        preparing = bench.measure(partial(attends.prepare, mask, **size), 10)
+        prepared = attends.prepare(mask, **size)
+
+        def step() -> tuple[Tensor, ...]:
+            return torch.autograd.grad(attends.attend(q, k, v, prepared), (q, k, v), grad)
+
+        figures = bench.measure(step, 20)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+    pairs = rows * length**2
+    if documents_BT is not None:
+        pairs = int(sum((documents_BT == number).sum(1).square().sum() for number in documents_BT.unique()))
+    # Scores and mixing forward, twice that backward; all pairs of a document counted, masked or not.
+    speed = 3 * 4 * pairs * shape["heads"] * width / (figures["ms"]["median"] / 1e3)
+    return {**figures, "prepare_host_ms": preparing["host_ms"], "value": f"{speed / 1e12:.1f} TFLOP/s"}
+
+
+def _documents(rows: int, length: int) -> Tensor:
+    """Draws rows of documents whose lengths vary, a sixth of a row on average, int32 [B, T]."""
+    starts = np.random.default_rng(0).random((rows, length)) < 6 / length
+    return torch.from_numpy(np.cumsum(starts, axis=1).astype(np.int32))

@@ -1,0 +1,372 @@
+"""Arms of the GPU campaign about training steps: equal losses, speed beside peers and without an engine, memory.
+
+Losses of the first ten steps are compared with those of the first case before any timing counts. They may differ by
+1e-4 in fp32 and by 1e-2 in bf16, relative to the loss: a case that differs by more is a failure, its figures are kept.
+"""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu_bench import Bench
+from benchmarks.gpu_peers import (
+    MicroBatches,
+    Step,
+    Weights,
+    Work,
+    build_bare,
+    build_hugging_face,
+    build_nanogpt,
+    build_ours,
+    draw_weights,
+    plan_model,
+    random_steps,
+)
+from pretrain.config.engine import EngineConfig
+from pretrain.config.model import ModelConfig
+from pretrain.data.bins import pack_documents
+from pretrain.plan.cluster import Cluster
+from pretrain.plan.memory import largest_micro
+from pretrain.types import IGNORE_INDEX, Batch
+
+COMPARED_STEPS = 10
+TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
+"""Largest difference of a loss, relative to it. bf16 rounds each value by up to 2**-9."""
+MASKED_SHARE = 0.15
+TINY_STACK = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ff_width": 96}
+
+
+class Comparison:
+    """Cases that do the same work, timed one after another; the first one's losses are the reference."""
+
+    def __init__(self, bench: Bench, work: Work, data: list[MicroBatches], timed_steps: int = 10) -> None:
+        self.bench, self.work, self.data, self.timed_steps = bench, work, data, timed_steps
+        self.reference: list[float] = []
+        self.ms: dict[str, float] = {}
+
+    def run(self, name: str, build: Callable[[], Step], engine: EngineConfig | None = None, **other: Any) -> None:
+        """Builds a case, compares its losses, times it and writes its row.
+
+        `other`: `work` and `data` where they differ, `tokens` of a step without padding, figures of the row.
+        """
+        bench, work = self.bench, other.pop("work", self.work)
+        data, tokens = other.pop("data", self.data), other.pop("tokens", work.tokens)
+        with bench.case(name, work.shape), closing(build()) as step:
+            count = bench.pick(COMPARED_STEPS, 3)
+            losses = [float(step(data[number % len(data)])) for number in range(count)]
+            self.reference = self.reference or losses
+            apart = max(abs(a - b) / b for a, b in zip(losses, self.reference, strict=True))
+            same = apart <= TOLERANCE[work.precision]
+            if not same:
+                bench.failed.append(f"{name}: losses differ by {apart:.2g}")
+            figures: dict[str, Any] = {"losses": losses, "loss_difference": apart, "same_work": same}
+            if self.timed_steps:
+                figures |= bench.measure(lambda: step(data[0]), self.timed_steps, warmup=1)
+                self.ms[name] = figures["ms"]["median"]
+                causal = work.model.decoder is not None
+                figures |= bench.rates(self.ms[name], tokens, work.flops, work.rows, causal)
+            if engine is not None and bench.gpu is not None:
+                figures["planned_bytes"] = work.planned_bytes(engine, bench.gpu)
+            bench.write(name, work.shape, **figures, **other)
+
+    def judge(self, ours: str, again: str, musts: dict[str, float]) -> None:
+        """Writes the speed of a case of ours over others, that of a repeated case over itself, and which musts hold."""
+        first = again.removesuffix(" again")
+        if not {ours, first, again} <= self.ms.keys():
+            return
+        speeds = {name: round(ms / self.ms[ours], 4) for name, ms in self.ms.items() if name not in (ours, again)}
+        held = {name: speeds[name] >= must for name, must in musts.items() if name in speeds}
+        aa = round(self.ms[again] / self.ms[first], 4)
+        self.bench.write(f"speed of {ours}", self.work.shape, value=speeds, aa=aa, must=musts, held=held)
+
+
+def llama_model(bench: Bench, length: int = 2048) -> ModelConfig:
+    """Returns a LLaMA of 1.1B parameters (TinyLlama's shape)."""
+    full = {"layers": 22, "width": 2048, "heads": 32, "kv_heads": 4, "ff_width": 5632}
+    stack = bench.pick(full, TINY_STACK)
+    return plan_model("llama2-7b", bench.pick(32_000, 128), stack=stack, max_seq_len=length)
+
+
+def engine_of(bench: Bench, stage: int | None, *, compiled: bool = True, **options: Any) -> EngineConfig:
+    """Returns a ZeRO stage, or one process, on the device of the campaign."""
+    kind = {"kind": "single", "zero_stage": 0} if stage is None else {"kind": "deepspeed", "zero_stage": stage}
+    return EngineConfig.model_validate({**kind, "device": bench.device.type, "compile": compiled, **options})
+
+
+def _ours(work: Work, weights: Weights, config: EngineConfig) -> Callable[[], Step]:
+    return lambda: build_ours(work, weights, config)[0]
+
+
+def same_losses(bench: Bench) -> None:
+    """Compares losses of every engine and backend with one process, eager: dense and packed rows, fp32 and bf16."""
+    stack = bench.pick({"layers": 4, "width": 512, "heads": 8, "kv_heads": 2, "ff_width": 1408}, TINY_STACK)
+    length = bench.pick(512, 32)
+    model = plan_model("llama2-7b", bench.pick(8192, 128), stack=stack, max_seq_len=length)
+    weights = draw_weights(model, bench.device)
+    for precision in ("fp32", "bf16"):
+        work = Work(model, length, micro=8, precision=precision)
+        plain = partial(engine_of, bench, compiled=False, precision=precision)
+        for packed in (False, True):
+            data = random_steps(work, bench.device, count=2)
+            if packed:
+                data = [_with_documents(step) for step in data]
+            found = Comparison(bench, work, data, timed_steps=0)
+            if packed:
+                backends = ("sdpa", "eager", "auto", "varlen", "flex")
+                engines = {name: plain(None, attention=name) for name in backends}
+            else:
+                engines = {"one process": plain(None), "compiled": plain(None, compiled=True)}
+                engines |= {f"ZeRO {stage}": plain(stage) for stage in range(4)}
+            rows = f"{precision}, {'packed' if packed else 'dense'}"
+            for name, config in engines.items():
+                found.run(f"{name}, {rows}", _ours(work, weights, config))
+            if not packed:
+                peer = partial(build_hugging_face, work, weights, bench.device, compiled=False)
+                found.run(f"Hugging Face, {rows}", peer)
+
+
+def _with_documents(step: MicroBatches) -> MicroBatches:
+    """Cuts each row into four documents of different lengths."""
+    batches = []
+    for batch in step.batches:
+        length = batch.tokens_BT.shape[1]
+        starts = torch.zeros(length, dtype=torch.int32)
+        starts[[length // 8, length // 2, 3 * length // 4]] = 1
+        documents_BT = starts.cumsum(0).to(torch.int32).expand(batch.tokens_BT.shape).contiguous()
+        places = torch.arange(length)
+        first = torch.where(starts.bool(), places, 0).cummax(0).values
+        positions_BT = (places - first).expand(batch.tokens_BT.shape).contiguous()
+        packed = Batch(batch.tokens_BT.cpu(), batch.targets_BT.cpu(), positions_BT, documents_BT)
+        batches.append(packed.to(batch.tokens_BT.device))
+    return MicroBatches(batches, step.num_targets)
+
+
+def llama(bench: Bench) -> None:
+    """Times LLaMA 1.1B through the ordinary engine at several micro-batches, without one, and Hugging Face."""
+    rows, length = bench.pick((32, 2048), (4, 32))
+    model = llama_model(bench, length)
+    weights = draw_weights(model, bench.device)
+    micros = bench.pick((8, 16, 32), (2, 4))
+    works = {micro: Work(model, length, micro, rows // micro) for micro in micros}
+    data = {micro: random_steps(work, bench.device, count=2) for micro, work in works.items()}
+    work, first = works[micros[0]], data[micros[0]]
+    found = Comparison(bench, work, first, timed_steps=6)
+    compiled, eager = engine_of(bench, 1), engine_of(bench, 1, compiled=False)
+    ours = _ours(work, weights, compiled)
+    found.run("ours", ours, compiled)
+    found.run("Hugging Face, compiled", partial(build_hugging_face, work, weights, bench.device, compiled=True))
+    found.run("no engine", lambda: build_bare(work, weights, bench.device, compiled=True)[0])
+    found.run("ours again", ours, compiled)
+    found.judge("ours", "ours again", {})
+    for micro in micros[1:]:
+        larger = _ours(works[micro], weights, compiled)
+        found.run(f"ours, micro {micro}", larger, compiled, work=works[micro], data=data[micro])
+    found.run("ours, eager", _ours(work, weights, eager), eager)
+    found.run("Hugging Face", partial(build_hugging_face, work, weights, bench.device, compiled=False))
+
+
+def zero(bench: Bench) -> None:
+    """Times ZeRO 0 to 3 at one rank against our own loop without an engine."""
+    rows, length = bench.pick((16, 2048), (4, 32))
+    model = llama_model(bench, length)
+    work = Work(model, length, rows // 2, 2)
+    weights = draw_weights(model, bench.device)
+    data = random_steps(work, bench.device, count=2)
+    found = Comparison(bench, work, data, timed_steps=8)
+
+    def no_engine() -> Step:
+        return build_bare(work, weights, bench.device, compiled=True)[0]
+
+    found.run("no engine", no_engine)
+    for stage in range(4):
+        config = engine_of(bench, stage)
+        found.run(f"ZeRO {stage}", _ours(work, weights, config), config)
+    single = engine_of(bench, None)
+    found.run("one process", _ours(work, weights, single), single)
+    found.run("no engine again", no_engine)
+    for name in [name for name in found.ms if not name.startswith("no engine")]:
+        found.judge(name, "no engine again", {"no engine": 0.97})
+
+
+def gpt2(bench: Bench) -> None:
+    """Times GPT-2 124M against nanoGPT and Hugging Face."""
+    length, rows = bench.pick((1024, 32), (32, 2))
+    stack = {"activation": "gelu", **bench.pick({}, {"layers": 2, "width": 64, "heads": 4, "ff_width": 256})}
+    model = plan_model("gpt2-124m", bench.pick(50_304, 128), stack=stack, max_seq_len=length)
+    work = Work(model, length, rows)
+    weights = draw_weights(model, bench.device)
+    found = Comparison(bench, work, random_steps(work, bench.device, count=2), timed_steps=20)
+    ours, single = engine_of(bench, 1), engine_of(bench, None)
+    found.run("ours", _ours(work, weights, ours), ours)
+    found.run("ours, one process", _ours(work, weights, single), single)
+    if bench.nanogpt is not None:
+        for compiled in (True, False):
+            build = partial(build_nanogpt, work, weights, bench.device, bench.nanogpt, compiled=compiled)
+            found.run("nanoGPT, compiled" if compiled else "nanoGPT", build)
+    for compiled in (True, False):
+        build = partial(build_hugging_face, work, weights, bench.device, compiled=compiled)
+        found.run("Hugging Face, compiled" if compiled else "Hugging Face", build)
+    found.run("ours again", _ours(work, weights, ours), ours)
+    found.judge("ours", "ours again", {"nanoGPT, compiled": 1.0, "Hugging Face": 2.0})
+
+
+def t5(bench: Bench) -> None:
+    """Times T5-base v1.1, 512 tokens in and 114 out, against Hugging Face."""
+    source, target, rows = bench.pick((512, 114, 128), (24, 8, 2))
+    values: dict[str, Any] = {"max_seq_len": source}
+    if bench.rehearse:
+        values["stack"] = {"layers": 2, "width": 64, "heads": 4, "head_width": 16, "ff_width": 96}
+    model = plan_model("t5-v1.1-base", bench.pick(32_128, 128), **values)
+    work = Work(model, target, rows, source_len=source)
+    weights = draw_weights(model, bench.device)
+    found = Comparison(bench, work, random_steps(work, bench.device, count=2), timed_steps=20)
+    ours = engine_of(bench, 1)
+    found.run("ours", _ours(work, weights, ours), ours)
+    for compiled in (True, False):
+        build = partial(build_hugging_face, work, weights, bench.device, compiled=compiled)
+        found.run("Hugging Face, compiled" if compiled else "Hugging Face", build)
+    found.run("ours again", _ours(work, weights, ours), ours)
+    found.judge("ours", "ours again", {})
+
+
+def bert(bench: Bench) -> None:
+    """Times BERT-base on documents of real lengths: ours packs them, Hugging Face pads them."""
+    length, count = bench.pick((512, 128), (32, 8))
+    stack = {"dropout": 0.0, **bench.pick({}, {"layers": 2, "width": 64, "heads": 4, "ff_width": 96})}
+    model = plan_model("bert-base", bench.pick(30_522, 128), stack=stack, max_seq_len=length)
+    weights = draw_weights(model, bench.device)
+    rng = np.random.default_rng(0)
+    # Log-normal, as the lengths of articles are; a sixth is cut to the row.
+    lengths = np.clip(rng.lognormal(np.log(length / 2.5), 0.9, count), 8, length).astype(np.int64)
+    texts = [torch.from_numpy(rng.integers(1, model.vocab_size or 2, size)) for size in lengths]
+    chosen = [torch.from_numpy(rng.random(size) < MASKED_SHARE) for size in lengths]
+    padded, packed = _padded(texts, chosen, length), _packed(texts, chosen, lengths, length)
+    work = Work(model, length, len(packed.tokens_BT), head_share=MASKED_SHARE)
+    step = MicroBatches([packed.to(bench.device)], [packed.num_targets()])
+    padded_work = replace(work, micro=count)
+    found = Comparison(bench, work, [step], timed_steps=20)
+    total = int(lengths.sum())
+    kept: dict[str, Any] = {
+        "tokens": total,
+        "padding": {"ours": _padding(total, work), "Hugging Face": _padding(total, padded_work)},
+    }
+    ours = engine_of(bench, 1)
+    found.run("ours", _ours(work, weights, ours), ours, **kept)
+    peer: dict[str, Any] = {"work": padded_work, "data": [MicroBatches([padded.to(bench.device)], step.num_targets)]}
+    for compiled in (True, False):
+        build = partial(build_hugging_face, padded_work, weights, bench.device, compiled=compiled)
+        found.run("Hugging Face, compiled" if compiled else "Hugging Face", build, **peer, **kept)
+    found.run("ours again", _ours(work, weights, ours), ours, **kept)
+    found.judge("ours", "ours again", {"Hugging Face": 2.0})
+
+
+def _padding(tokens: int, work: Work) -> float:
+    return round(1 - tokens / (work.rows * work.seq_len), 3)
+
+
+def _padded(texts: list[torch.Tensor], chosen: list[torch.Tensor], length: int) -> Batch:
+    tokens_BT = torch.zeros(len(texts), length, dtype=torch.int64)
+    targets_BT = torch.full_like(tokens_BT, IGNORE_INDEX)
+    for row, (text, mask) in enumerate(zip(texts, chosen, strict=True)):
+        tokens_BT[row, : len(text)] = text
+        targets_BT[row, : len(text)][mask] = text[mask]
+    lengths_B = torch.tensor([len(text) for text in texts], dtype=torch.int32)
+    return Batch(tokens_BT, targets_BT, lengths_B=lengths_B)
+
+
+def _packed(texts: list[torch.Tensor], chosen: list[torch.Tensor], lengths: np.ndarray, length: int) -> Batch:
+    bins = pack_documents(lengths, length)
+    rows = len(bins)
+    tokens_BT = torch.zeros(rows, length, dtype=torch.int64)
+    targets_BT = torch.full_like(tokens_BT, IGNORE_INDEX)
+    positions_BT = torch.zeros_like(tokens_BT)
+    documents_BT = torch.full((rows, length), -1, dtype=torch.int32)
+    for row, (first, end) in enumerate(pairwise(bins.starts.tolist())):
+        place = 0
+        for number, document in enumerate(bins.document[first:end].tolist()):
+            text = texts[document]
+            span = slice(place, place + len(text))
+            tokens_BT[row, span] = text
+            targets_BT[row, span][chosen[document]] = text[chosen[document]]
+            positions_BT[row, span] = torch.arange(len(text))
+            documents_BT[row, span] = number
+            place += len(text)
+    targets_P = (targets_BT.flatten() != IGNORE_INDEX).nonzero()[:, 0]
+    return Batch(tokens_BT, targets_BT, positions_BT, documents_BT, target_positions_P=targets_P)
+
+
+def memory(bench: Bench) -> None:
+    """Doubles the micro-batch, then the row, until memory is full; each peak beside that of `pretrain plan`."""
+    length, most, longest = bench.pick((2048, 256, 2**17), (32, 4, 64))
+    model = llama_model(bench, longest)
+    weights = draw_weights(model, bench.device)
+    micros = [Work(model, length, 2**power) for power in range(1, most.bit_length())]
+    for checkpointing in ("none", "full"):
+        config = engine_of(bench, 1, activation_checkpointing=checkpointing)
+        _grow(bench, f"micro-batch, {checkpointing}", config, weights, micros)
+        if bench.gpu is not None:
+            fits = largest_micro(micros[0].task, config, Cluster(1, 1, bench.gpu), 4 * most)
+            bench.write(f"largest micro-batch by plan, {checkpointing}", micros[0].shape, value=fits)
+    rows = [Work(model, 2 * length * 2**power, 1) for power in range((longest // length).bit_length() - 1)]
+    _grow(bench, "row, full", config, weights, rows)
+
+
+def _grow(bench: Bench, name: str, config: EngineConfig, weights: Weights, sizes: list[Work]) -> None:
+    """Takes steps of growing size with one engine, until memory is full."""
+    bench.free()
+    with closing(build_ours(sizes[0], weights, config)[0]) as step:
+        for work in sizes:
+            (data,) = random_steps(work, bench.device)
+            case = f"{name}, {work.micro} x {work.seq_len}"
+            planned = None if bench.gpu is None else work.planned_bytes(config, bench.gpu)
+            try:
+                figures = bench.measure(partial(step, data), 1, warmup=1)
+            except torch.OutOfMemoryError as error:
+                bench.write(case, work.shape, value="out of memory", planned_bytes=planned, reason=str(error)[:300])
+                return
+            figures |= bench.rates(figures["ms"]["median"], work.tokens, work.flops, work.rows)
+            bench.write(case, work.shape, **figures, planned_bytes=planned)
+
+
+def lora(bench: Bench) -> None:
+    """Times adapters of rank 16 on LLaMA-3 8B, whose published speed is 12,473 tokens/s on one H100."""
+    length, rows = bench.pick((2048, 8), (32, 2))
+    stack = bench.pick({}, TINY_STACK)
+    model = plan_model("llama3-8b", bench.pick(128_256, 128), stack=stack, max_seq_len=length)
+    weights = draw_weights(model, bench.device)
+    work = Work(model, length, rows // 2, 2, lora_rank=16)
+    found = Comparison(bench, work, random_steps(work, bench.device, count=2), timed_steps=5)
+    config = engine_of(bench, 1)
+    found.run("ours", _ours(work, weights, config), config)
+
+
+def profile(bench: Bench) -> None:
+    """Traces two steps of LLaMA 1.1B; the table of kernels and the trace are beside the rows."""
+    rows, length = bench.pick((16, 2048), (2, 32))
+    work = Work(llama_model(bench, length), length, rows)
+    (data,) = random_steps(work, bench.device)
+    with bench.case("two steps", work.shape):
+        step = build_ours(work, draw_weights(work.model, bench.device), engine_of(bench, 1))[0]
+        for _ in range(bench.pick(4, 1)):
+            step(data)
+        bench.synchronize()
+        with torch.profiler.profile() as traced:
+            for _ in range(2):
+                step(data)
+            bench.synchronize()
+        key = "self_cpu_time_total" if bench.rehearse else "self_device_time_total"
+        averages = traced.key_averages()
+        (bench.out / "profile.txt").write_text(averages.table(sort_by=key, row_limit=60))
+        trace = bench.out / "profile.json.gz"
+        traced.export_chrome_trace(str(trace))
+        total = sum(getattr(entry, key) for entry in averages)
+        entries = sorted(averages, key=lambda entry: -getattr(entry, key))[:15]
+        shares = {entry.key[:100]: round(getattr(entry, key) / total, 4) for entry in entries}
+        bench.write("two steps", work.shape, value=shares, trace_bytes=Path(trace).stat().st_size)

@@ -1,0 +1,159 @@
+"""The GPU campaign: rehearsed on a CPU, its rows, and a runner that no arm can stop."""
+
+import importlib
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpu import ARMS, Arm, list_arms, run_campaign
+from benchmarks.gpu_bench import Bench
+from benchmarks.gpu_carry import BUILT, DOWNLOADED, _locked_versions
+from benchmarks.gpu_peers import MicroBatches, Step, Work, plan_model, random_steps
+from benchmarks.gpu_steps import Comparison, _packed, _padded, _with_documents
+from pretrain.types import IGNORE_INDEX
+from tests.repo.source import ROOT
+
+FAST = ("probe", "loss")
+HERE = "tests.unit.benchmarks.gpu_arms"
+OF_A_ROW = {"arm", "question", "case", "shape", "environment"}
+OF_A_TIME = {"ms", "host_ms", "peak_allocated_bytes", "peak_reserved_bytes", "clocks"}
+OF_THE_PLACE = {"gpu", "driver", "cuda", "cudnn", "packages", "commit", "command"}
+
+
+def campaign(folder, arms, minutes=60.0):
+    """Runs arms in the rehearsal; returns the exit code and the rows."""
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    job = {
+        "out": str(folder),
+        "scratch": str(scratch),
+        "rehearse": True,
+        "command": "a command",
+        "commit": "0123abc",
+        "nanogpt": None,
+    }
+    code = run_campaign(arms, job, minutes)
+    file = folder / "rows.jsonl"
+    return code, [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def check_rehearsal(folder, names):
+    """Rehearses arms; every row must be complete, and every arm must have a figure."""
+    code, rows = campaign(folder, {name: ARMS[name] for name in names})
+    wrong = [row for row in rows if "error" in row]
+    assert (code, wrong) == (0, [])
+    assert {row["arm"] for row in rows} == set(names)
+    for row in rows:
+        assert row.keys() >= OF_A_ROW, row
+        assert row["environment"].keys() >= OF_THE_PLACE, row
+        assert "ms" not in row or row.keys() >= OF_A_TIME, row
+    assert {row["arm"] for row in rows if "refused" not in row} == set(names)
+
+
+def test_the_first_arms_rehearse_on_a_cpu(tmp_path):
+    check_rehearsal(tmp_path, FAST)
+
+
+@pytest.mark.long
+def test_the_whole_campaign_rehearses_on_a_cpu(tmp_path):
+    check_rehearsal(tmp_path, ARMS)
+
+
+def test_a_case_that_fails_leaves_the_others_and_the_arm_fails(tmp_path, capsys):
+    arms = {"half": Arm(f"{HERE}:half_fails", 600, "?"), "dead": Arm(f"{HERE}:dies", 600, "?")}
+    code, rows = campaign(tmp_path, arms)
+    half, dead = ([row for row in rows if row["arm"] == name] for name in arms)
+    assert code == 1
+    assert [row.get("case") for row in half] == ["case 0", "case 1", "case 2", "case 3", None]
+    assert half[1]["error"] == "ValueError: no such number"
+    assert half[2]["refused"] == "this machine has no such kernel; use another"
+    assert half[3]["ms"].keys() == {"median", "low", "high"}
+    assert half[4]["error"] == "exit code 1"
+    assert "failed: case 1" in half[4]["log"]
+    assert [row.get("value") for row in dead] == [1, None]
+    assert dead[1]["error"] == "exit code 3"
+    assert "--only half dead" in capsys.readouterr().out
+
+
+def test_an_arm_that_hangs_is_ended_and_is_a_row(tmp_path):
+    code, rows = campaign(tmp_path, {"hung": Arm(f"{HERE}:hangs", 0.1, "?")})
+    assert code == 1
+    assert [row["error"] for row in rows] == ["ran past its limit of 0.1 s"]
+
+
+def test_arms_without_time_are_named_and_are_no_failure(tmp_path, capsys):
+    code, rows = campaign(tmp_path, {name: ARMS[name] for name in FAST}, minutes=0.0)
+    assert (code, rows) == (0, [])
+    assert "left for lack of time: --only probe loss" in capsys.readouterr().out
+
+
+def test_every_arm_is_there_and_says_what_it_answers():
+    for arm in ARMS.values():
+        module, _, name = arm.function.partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
+        assert arm.question.endswith("?") and arm.target
+    assert len(list(list_arms(ARMS))) == len(ARMS)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench("arm", "?", tmp_path, tmp_path, rehearse=True, command="", commit="", nanogpt=None)
+
+
+@pytest.fixture
+def work():
+    return Work(plan_model("llama-tiny", 61), seq_len=32, micro=4, accumulation=2)
+
+
+def test_a_case_with_other_losses_fails_and_keeps_its_figures(bench, work):
+    closed = []
+
+    def build(loss):
+        return lambda: Step(lambda micro: torch.tensor(loss), lambda: closed.append(loss))
+
+    found = Comparison(bench, work, [MicroBatches([], [])])
+    for name, loss in (("ours", 2.0), ("peer", 2.01), ("wrong", 2.1), ("ours again", 2.0)):
+        found.run(name, build(loss))
+    found.judge("ours", "ours again", {"peer": 0.0, "wrong": 1e9, "absent": 1.0})
+    rows = [json.loads(line) for line in (bench.out / "rows.jsonl").read_text().splitlines()]
+    assert [row.get("same_work") for row in rows] == [True, True, False, True, None]
+    assert bench.failed == ["wrong: losses differ by 0.05"]
+    assert closed == [2.0, 2.01, 2.1, 2.0]
+    assert all(row["tokens_per_s"] > 0 and row["losses"] for row in rows[:-1])
+    assert rows[-1]["held"] == {"peer": True, "wrong": False}
+    assert rows[-1]["aa"] == pytest.approx(found.ms["ours again"] / found.ms["ours"], abs=1e-4)
+
+
+def test_the_rows_of_a_step_are_the_same_in_any_micro_batch(work):
+    (once,) = random_steps(Work(work.model, 32, 8), torch.device("cpu"))
+    (twice,) = random_steps(work, torch.device("cpu"))
+    assert torch.equal(once.batches[0].tokens_BT, torch.cat([batch.tokens_BT for batch in twice.batches]))
+    assert sum(once.num_targets) == sum(twice.num_targets) == 8 * 32
+
+
+def test_documents_of_a_row_have_positions_of_their_own(work):
+    (step,) = random_steps(work, torch.device("cpu"))
+    batch = _with_documents(step).batches[0]
+    assert batch.documents_BT[0].unique(return_counts=True)[1].tolist() == [4, 12, 8, 8]
+    assert batch.positions_BT[0].tolist() == [*range(4), *range(12), *range(8), *range(8)]
+
+
+def test_packed_and_padded_texts_have_the_same_targets():
+    lengths = np.array([5, 8, 3, 4, 2])
+    texts = [torch.arange(size) + 10 * number for number, size in enumerate(lengths)]
+    chosen = [torch.arange(size) % 2 == 0 for size in lengths]
+    padded, packed = _padded(texts, chosen, 8), _packed(texts, chosen, lengths, 8)
+    targets = [batch.targets_BT[batch.targets_BT != IGNORE_INDEX].sort().values for batch in (padded, packed)]
+    assert torch.equal(*targets) and len(packed.tokens_BT) == 3
+    assert torch.equal(packed.targets_BT.flatten()[packed.target_positions_P].sort().values, targets[1])
+    real = packed.documents_BT >= 0
+    assert int(real.sum()) == lengths.sum()
+    assert torch.equal(packed.positions_BT[real], packed.tokens_BT[real] % 10)
+
+
+def test_what_is_carried_is_what_the_lock_has():
+    locked = _locked_versions()
+    assert {name for name in (*BUILT, *DOWNLOADED) if name not in locked} == {"liger-kernel"}
+    assert f"deepspeed=={locked['deepspeed']}" in (ROOT / ".ci/constraints.txt").read_text()
