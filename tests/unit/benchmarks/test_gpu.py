@@ -15,7 +15,6 @@ from benchmarks.gpu_steps import Comparison, _packed, _padded, _with_documents
 from pretrain.types import IGNORE_INDEX
 from tests.repo.source import ROOT
 
-FAST = ("probe", "loss")
 HERE = "tests.unit.benchmarks.gpu_arms"
 OF_A_ROW = {"arm", "question", "case", "shape", "environment"}
 OF_A_TIME = {"ms", "host_ms", "peak_allocated_bytes", "peak_reserved_bytes", "clocks"}
@@ -39,26 +38,17 @@ def campaign(folder, arms, minutes=60.0):
     return code, [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def check_rehearsal(folder, names):
-    """Rehearses arms; every row must be complete, and every arm must have a figure."""
-    code, rows = campaign(folder, {name: ARMS[name] for name in names})
+@pytest.mark.long
+def test_the_whole_campaign_rehearses_on_a_cpu(tmp_path):
+    """Every row must be complete, and every arm must have a figure."""
+    code, rows = campaign(tmp_path, ARMS)
     wrong = [row for row in rows if "error" in row]
     assert (code, wrong) == (0, [])
-    assert {row["arm"] for row in rows} == set(names)
     for row in rows:
         assert row.keys() >= OF_A_ROW, row
         assert row["environment"].keys() >= OF_THE_PLACE, row
         assert "ms" not in row or row.keys() >= OF_A_TIME, row
-    assert {row["arm"] for row in rows if "refused" not in row} == set(names)
-
-
-def test_the_first_arms_rehearse_on_a_cpu(tmp_path):
-    check_rehearsal(tmp_path, FAST)
-
-
-@pytest.mark.long
-def test_the_whole_campaign_rehearses_on_a_cpu(tmp_path):
-    check_rehearsal(tmp_path, ARMS)
+    assert {row["arm"] for row in rows if "refused" not in row} == set(ARMS)
 
 
 def test_a_case_that_fails_leaves_the_others_and_the_arm_fails(tmp_path, capsys):
@@ -84,7 +74,7 @@ def test_an_arm_that_hangs_is_ended_and_is_a_row(tmp_path):
 
 
 def test_arms_without_time_are_named_and_are_no_failure(tmp_path, capsys):
-    code, rows = campaign(tmp_path, {name: ARMS[name] for name in FAST}, minutes=0.0)
+    code, rows = campaign(tmp_path, {name: ARMS[name] for name in ("probe", "loss")}, minutes=0.0)
     assert (code, rows) == (0, [])
     assert "left for lack of time: --only probe loss" in capsys.readouterr().out
 
