@@ -33,10 +33,16 @@ def test_a_step_asks_of_the_device_what_the_table_says(name, folder):
     assert lines_of(name, run(folder, CASES[name])) == read_table()[name]
 
 
-GPT2 = ["model.preset=gpt2-124m", "batch.seq_len=1024", "batch.micro=8", "batch.global_tokens=16384"]
+GPT2 = [
+    "model.preset=gpt2-124m",
+    "model.max_seq_len=1024",
+    "batch.seq_len=1024",
+    "batch.micro=8",
+    "batch.global_tokens=16384",
+]
 LLAMA = [
     *("model.preset=llama3.2-1b", "model.decoder.layers=2"),
-    *("batch.seq_len=2048", "batch.micro=4", "batch.global_tokens=16384"),
+    *("model.max_seq_len=2048", "batch.seq_len=2048", "batch.micro=4", "batch.global_tokens=16384"),
 ]
 
 
