@@ -1,4 +1,4 @@
-"""What a machine that can download nothing needs to run the GPU campaign: wheels, in a folder to take along.
+"""Wheels of the GPU campaign, for a machine that can download nothing.
 
 The machine is expected to have CUDA's torch, transformers, accelerate, peft, tokenizers and pytest, and an x86-64
 processor. DeepSpeed is published as source alone, from which a wheel without compiled operations is built: torch's own
@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.common import ROOT
 
 MAX_BYTES = 64 * 2**20
-"""What a lent machine accepts may be no more."""
+"""Largest size of the wheels, which travel with the tree."""
 BUILT = ("deepspeed",)
 DOWNLOADED = (
     "annotated-types",
