@@ -5,6 +5,7 @@ fail: unknown facts are left out.
 """
 
 import contextlib
+import logging
 import os
 import platform
 import subprocess
@@ -23,6 +24,8 @@ SLURM_NAMES = (
 _MAX_CARD_CHARACTERS = 20_000
 _GIT_S = 10.0
 
+logger = logging.getLogger(__name__)
+
 
 def find_facts(dataset: Dataset, num_ranks: int) -> dict[str, Any]:
     """Returns `code`, `machine`, `slurm` (under it) and `data_card`, for the run's config."""
@@ -35,9 +38,11 @@ def find_facts(dataset: Dataset, num_ranks: int) -> dict[str, Any]:
 def code_facts(folder: Path) -> dict[str, Any]:
     """Returns the version; in a git checkout also the commit, and whether files were changed."""
     facts: dict[str, Any] = {"version": __version__}
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
+    try:
         facts["commit"] = _git(folder, "rev-parse", "HEAD")
         facts["dirty"] = bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.debug("no commit: %s: %s", error, getattr(error, "stderr", None) or "")
     return facts
 
 

@@ -29,6 +29,8 @@ from pretrain_launch.local import STOP_SIGNALS
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_PATH = os.pathsep.join([str(ROOT), str(ROOT / "launch")])
 """PYTHONPATH of a process that imports this tree: `pretrain` and `pretrain_launch`."""
+_ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+"""Environment of a server's imports: not that of the test that happens to ask first."""
 
 
 class ForkServer:
@@ -50,7 +52,7 @@ class ForkServer:
         *,
         holds_signals: bool = False,
     ) -> list[int]:
-        """Calls a function in a fork for each of `calls`.
+        """Calls a function in a fork for each of `calls`, with the environment that this process has now.
 
         Args:
             function: `module:function`, which returns the exit code of its fork.
@@ -62,8 +64,8 @@ class ForkServer:
             The process ids.
         """
         paths = [[str(path) for path in pair] for pair in outputs]
-        held = {"holds_signals": holds_signals}
-        return self._ask({"do": "start", "function": function, "calls": list(calls), "outputs": paths} | held)
+        started = {"environment": {**os.environ, "OMP_NUM_THREADS": "1"}, "holds_signals": holds_signals}
+        return self._ask({"do": "start", "function": function, "calls": list(calls), "outputs": paths} | started)
 
     def wait(self, pids: list[int]) -> list[int]:
         """Waits for forks; returns their exit codes, negative where a signal has ended one."""
@@ -83,7 +85,7 @@ class ForkServer:
         process = self._process = self._process or subprocess.Popen(
             [sys.executable, "-m", "tests.helpers.fork_server", *self._modules],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env=_ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -137,7 +139,11 @@ def serve(modules: list[str]) -> None:
 
 
 def _start(
-    function: str, calls: list[dict[str, Any]], outputs: list[tuple[str, str]], holds_signals: bool
+    function: str,
+    calls: list[dict[str, Any]],
+    outputs: list[tuple[str, str]],
+    environment: dict[str, str],
+    holds_signals: bool,
 ) -> list[int]:
     threads = list(Path("/proc/self/task").iterdir())
     assert len(threads) == 1 and threading.active_count() == 1, "a fork would leave locks of other threads behind"
@@ -146,12 +152,14 @@ def _start(
     for call, files in zip(calls, outputs, strict=True):
         pids.append(os.fork())
         if not pids[-1]:
-            _run_fork(server, function, call, files)
+            _run_fork(server, function, call, files, environment)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pids
 
 
-def _run_fork(server: int, function: str, call: dict[str, Any], files: tuple[str, str]) -> None:
+def _run_fork(
+    server: int, function: str, call: dict[str, Any], files: tuple[str, str], environment: dict[str, str]
+) -> None:
     """The life of a fork."""
     code = 70
     try:
@@ -159,6 +167,8 @@ def _run_fork(server: int, function: str, call: dict[str, Any], files: tuple[str
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # not the pipe of requests
         for number, path in enumerate(files, 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        os.environ.clear()
+        os.environ.update(environment)
         module, _, name = function.partition(":")
         code = getattr(importlib.import_module(module), name)(**call)
     except BaseException:

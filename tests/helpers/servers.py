@@ -232,14 +232,11 @@ def _start_s3() -> str:
 
 
 @contextmanager
-def serve_s3(buckets: dict[str, Path]) -> Iterator[dict[str, str]]:
+def serve_s3(buckets: dict[str, Path]) -> Iterator[None]:
     """Has folders served as S3 buckets; until it ends, the environment of this process and its children leads there.
 
     Args:
         buckets: Folder by name of its bucket, three letters or more.
-
-    Yields:
-        That environment, for processes that are forked from one that was started before.
     """
     import s3fs
 
@@ -261,7 +258,7 @@ def serve_s3(buckets: dict[str, Path]) -> Iterator[dict[str, str]]:
                 for path in sorted(folder.rglob("*")):
                     if path.is_file():
                         files.pipe_file(f"{bucket}/{path.relative_to(folder).as_posix()}", path.read_bytes())
-            yield environment
+            yield
         finally:
             s3fs.S3FileSystem.clear_instance_cache()
             urllib.request.urlopen(f"{environment['AWS_ENDPOINT_URL']}/moto-api/reset", b"").close()

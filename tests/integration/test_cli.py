@@ -11,7 +11,7 @@ import pytest
 
 import pretrain
 from pretrain.config.load import load_config
-from tests.helpers.cli import run_cli, run_light, run_warm
+from tests.helpers.cli import LIGHT, run_cli, run_light, run_warm
 from tests.helpers.waiting import LIMIT_S
 
 COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["launch", "slurm"],
@@ -251,3 +251,11 @@ def test_threads_and_memory_have_defaults_unless_the_user_says_how(tmp_path, env
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     result = run_cli("--extend", "told", "config", "quickstart", cwd=tmp_path, PYTHONPATH=path, **environment)
     assert result.code == 0 and f"told: {value}\n" in result.stdout, result.stderr
+
+
+def test_a_fork_has_the_environment_of_the_test_that_asks_for_it(tmp_path, monkeypatch):
+    for code in (3, 4):  # the process that forks is the same
+        monkeypatch.setenv("CODE", str(code))
+        shell = {"args": ["sh", "-c", "exit $CODE"]}
+        pids = LIGHT.start("subprocess:call", [shell], [(tmp_path / "out", tmp_path / "err")])
+        assert LIGHT.wait(pids) == [code]

@@ -162,7 +162,7 @@ def test_a_run_with_a_job_in_the_queue_warns_where_it_is_started_here_and_is_not
     config = ["a.yaml", "train.steps=1", "optim.schedule.warmup_steps=0", "engine.kind=single", "engine.zero_stage=0"]
 
     def errors_of(*arguments: str) -> str:
-        done = run_warm(*arguments, cwd=tmp_path, PATH=str(tmp_path / "bin"))
+        done = run_warm(*arguments, cwd=tmp_path)
         assert done.code == 0, done.stderr
         return done.stderr
 

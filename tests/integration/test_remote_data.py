@@ -33,9 +33,9 @@ def test_a_run_over_http_and_s3_is_the_run_over_a_folder(make_run, bucket, tmp_p
     with serve_folder(bucket) as server:
         make_run.train("http", *SHORT, *cache, f"data.path={server.url}/corpus")
     assert rows_of(make_run.folder("http")) == local
-    with serve_s3({"lab": bucket}) as environment:
+    with serve_s3({"lab": bucket}):
         s3_cache = [f"data.cache_dir={tmp_path / 'cache-s3'}"]
-        make_run.train("s3", *SHORT, *s3_cache, "data.path=s3://lab/corpus", **environment)
+        make_run.train("s3", *SHORT, *s3_cache, "data.path=s3://lab/corpus")
     assert rows_of(make_run.folder("s3")) == local
     assert len(local) == 8
 

@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "run": (7, 1461),
     "shards": (11, 2213),
     "tokenizer": (7, 1221),
-    "tracking": (7, 1163),
+    "tracking": (7, 1168),
     "train": (13, 2508),
     "utils": (12, 1682),
 }
