@@ -40,7 +40,6 @@ from pretrain.utils.safe_read import read_json
 
 SectionT = TypeVar("SectionT", bound=Section)
 
-
 Extensions = Literal["import", "require", "ignore"]
 """Treatment of the modules under `extend`: of a config that is trained; of one that is only opened,
 whose author may be a stranger (they must be imported before: `pretrain --extend`); of one that is
@@ -189,6 +188,8 @@ def _read_start(folder: Path) -> dict[str, Any]:
                     return _read_start_file(place / name)
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     raise ConfigError(f"init.from: no model can be read: {error}", where=str(place / name)) from None
+    if (folder / "adapter_config.json").is_file():
+        raise ConfigError(f"init.from={folder}: adapters, not a model", fix="merge them into their model by peft")
     fix = "check the path, or name a model.preset"
     siblings = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
     if near := difflib.get_close_matches(folder.name, siblings, n=1):
@@ -230,8 +231,7 @@ def _check_allowed(names: list[str], where: str) -> None:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)
-            fix = "name keys or sections, such as optim.lr or data"
-            fix = f"did you mean {near[0]!r}?" if near else fix
+            fix = f"did you mean {near[0]!r}?" if near else "name keys or sections, such as optim.lr or data"
             raise ConfigError(f"resume.allow: there is no key {short(name)}", where=where, fix=fix)
 
 

@@ -3,9 +3,9 @@
     PSM   <prefix> prefix <suffix> suffix <middle> middle        joint form of the paper's 3.1
     SPM   <prefix> <suffix> suffix <middle> prefix middle
 
-Documents, not rows, are rearranged, each with probability `rate`; the end-of-document token stays
-at the end. A raw row is shorter than a model row by the special tokens of `max_documents`
-documents (config/lengths.py): nothing is cropped, and unused room is padding.
+Documents, not rows, are rearranged, each with probability `rate`; their start token stays at the
+start, and the end-of-document token at the end. A raw row is shorter than a model row by the special
+tokens of `max_documents` documents (config/lengths.py): nothing is cropped, and unused room is padding.
 """
 
 from typing import NamedTuple
@@ -42,8 +42,8 @@ def build_fim(config: TaskConfig, context: RowContext) -> RowMaker:
 class _Pieces(NamedTuple):
     """Row, first column and size of each part of a document in a row, int64 [pieces], in order.
 
-    The last column, target of the row's last token, is a piece of its own. `begins`: the piece is
-    the beginning of a document.
+    The last column, target of the row's last token, is a piece of its own, and so is the start
+    token of a document. `begins`: the piece is the beginning of a document.
     """
 
     row: np.ndarray
@@ -76,7 +76,7 @@ def rearrange(rows: TokenRows, config: FimConfig, marks: np.ndarray, context: Ro
     """
     row_len = context.lengths.row
     num_rows, width = len(rows.tokens), row_len + 3 * config.max_documents + 1
-    pieces = _find_pieces(rows, row_len)
+    pieces = _find_pieces(rows, row_len, context.vocabulary.bos)
     moves = _draw_moves(pieces, rows, config, context)
     is_needed = ~((pieces.first == row_len) & np.append(False, moves.moved[:-1]))
     pieces = _Pieces(*(values[is_needed] for values in pieces))
@@ -98,7 +98,7 @@ def rearrange(rows: TokenRows, config: FimConfig, marks: np.ndarray, context: Ro
     return TokenRows(result.reshape(num_rows, width), np.sort(starts), filled, rows.sample_ids)
 
 
-def _find_pieces(rows: TokenRows, row_len: int) -> _Pieces:
+def _find_pieces(rows: TokenRows, row_len: int, bos: int | None) -> _Pieces:
     num_rows, width = rows.tokens.shape
     assert width == row_len + 1, "rows as they are read"
     real = np.full(num_rows, width) if rows.num_tokens is None else rows.num_tokens
@@ -106,7 +106,10 @@ def _find_pieces(rows: TokenRows, row_len: int) -> _Pieces:
     inner_row, inner_column = inner_starts(rows, row_len)
     row = np.concatenate((every, inner_row, every))
     column = np.concatenate((np.zeros_like(every), inner_column, np.full(num_rows, row_len)))
-    borders = np.sort((row * width + column)[column < real[row]])
+    after_bos = rows.starts[rows.tokens.ravel()[rows.starts] == bos] + 1
+    bos_row, bos_column = np.divmod(after_bos[after_bos % width > 0], width)
+    row, column = np.concatenate((row, bos_row)), np.concatenate((column, bos_column))
+    borders = np.unique((row * width + column)[column < real[row]])
     row, first = np.divmod(borders, width)
     is_last = np.diff(row, append=-1) != 0
     end = np.where(is_last, real[row], np.roll(first, -1))

@@ -205,6 +205,9 @@ def _turns(record: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
         place = f"{name}[{number}]"
         if not isinstance(message, dict):
             raise RecordError(f"{place} is {_kind_of(message)}, not an object", fix)
+        if {"from", "value"} <= message.keys() and "role" not in message:
+            fix = "rename from to role and value to content, human to user and gpt to assistant"
+            raise RecordError(f"{place} has the keys of ShareGPT, from and value", fix)
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise RecordError(f"{place}.{key} {_describe(message, key, 'a string')}", fix)

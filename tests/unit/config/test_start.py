@@ -67,6 +67,10 @@ def test_a_start_may_be_a_hugging_face_folder(tmp_path):
 
 
 def test_a_start_that_is_not_there_or_damaged_is_said_with_its_place(tmp_path):
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"peft: adapters, not a model; merge them into their model by peft"):
+        load_config(RECIPE, [f"init.from={tmp_path / 'peft'}"])
     with pytest.raises(ConfigError, match="no run, checkpoint, model folder or Hugging Face folder is there; check"):
         load_config(RECIPE, [f"init.from={tmp_path / 'nowhere'}"])
     told = "pretrain import openai/gpt2 models/gpt2, then init.from=models/gpt2"

@@ -13,7 +13,7 @@ from pretrain.errors import ConfigError
 from pretrain.objective import build_rows
 from pretrain.objective.fim import rearrange
 from pretrain.rows import IGNORE_INDEX, TokenRows, select_rows
-from tests.unit.objective.texts import EOS, NAMED, context_of, rows_of
+from tests.unit.objective.texts import EOS, NAMED, PAD, context_of, rows_of
 
 PREFIX, SUFFIX, MIDDLE = MARKS = tuple(NAMED[f"<|fim_{part}|>"] for part in ("prefix", "suffix", "middle"))
 
@@ -177,6 +177,25 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(seed):
         assert alone.num_tokens[0] == whole.num_tokens[row]
         inside = (whole.starts >= row * 61) & (whole.starts < (row + 1) * 61)
         assert alone.starts.tolist() == (whole.starts[inside] - row * 61).tolist()
+
+
+@pytest.mark.parametrize("longest", [6, 30])
+def test_the_start_token_of_a_document_stays_where_it_is(longest):
+    config, context = context_of(60 + 3 * 30, num_stacks=1, kind="fim", fim={"max_documents": 30, "rate": 1.0})
+    context = replace(context, vocabulary=replace(context.vocabulary, bos=PAD))
+    raw = rows_of(50, 60, longest=longest)
+    raw.tokens.reshape(-1)[raw.starts] = PAD
+    made = rearrange(raw, config.fim, np.array(MARKS), context)
+    moved_documents = 0
+    for row in range(50):
+        expected, found = pieces_of(raw, row, 60), pieces_of(made, row, made.tokens.shape[1])
+        for piece, new in zip(expected, found, strict=False):
+            start = 1 if piece[0] == PAD else 0
+            assert new[:start] == piece[:start]
+            if len(new) > start and new[start] == PREFIX:
+                moved_documents += 1
+                assert put_back(new[start:])[0] == piece[start:]
+    assert moved_documents > 50
 
 
 def test_another_seed_moves_other_documents():

@@ -87,6 +87,12 @@ def test_of_a_chat_what_the_assistant_says_is_learned(tmp_path):
         (
             "records",
             {"messages_field": "m"},
+            {"m": [{"from": "human", "value": "Hi"}]},
+            r"m\[0\] has the keys of ShareGPT, from and value; rename from to role and value to content, human to",
+        ),
+        (
+            "records",
+            {"messages_field": "m"},
             {"m": [{"role": "user", "content": None}]},
             r"m\[0\]\.content is null, not a string",
         ),
