@@ -277,7 +277,7 @@ class CompleteState:
         if not hasattr(parameter, "ds_tensor"):
             return parameter.data.view(-1), 0, tuple(parameter.shape)
         share = parameter.ds_tensor.ds_numel
-        offset = self._world.rank * share
+        offset = parameter.ds_zero_partition_rank * share
         length = max(0, min(share, parameter.ds_numel - offset))
         return parameter.ds_tensor.data[:length], offset, tuple(parameter.ds_shape)
 

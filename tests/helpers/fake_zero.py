@@ -297,6 +297,7 @@ def convert_to_zero(parameters: Sequence[Any], ranks: Ranks) -> None:
             parameter.ds_shape, parameter.ds_numel = parameter.shape, parameter.numel()
             parameter.ds_tensor = _share(parameter.data.reshape(-1), ranks)
             parameter.ds_tensor.ds_numel = parameter.ds_tensor.numel()
+            parameter.ds_zero_partition_rank = ranks.rank
             parameter.all_gather, parameter.partition = all_gather, partition
             parameter.convert_to_zero_parameters = lambda param_list: convert_to_zero(param_list, ranks)
             parameter.data = parameter.data.new_empty(0)
