@@ -33,6 +33,13 @@ def find_log(run: RunDir, rank: int | None) -> Path:
     raise ConfigError("no such log", where=str(path), fix=fix)
 
 
+def await_log(run: RunDir, rank: int | None, is_over: Callable[[], bool]) -> None:
+    """Waits until the log is there, or the run is over, as after a cancelled submission."""
+    is_over = seldom(is_over)
+    while not (newest_log(run, rank).is_file() or is_over()):
+        time.sleep(POLL_S)
+
+
 def last_lines(path: Path, count: int) -> tuple[str, int]:
     """Returns the last `count` lines of a file, and the offset in bytes up to which it was read."""
     with open_file(path) as file:

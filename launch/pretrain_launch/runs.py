@@ -25,7 +25,7 @@ from pretrain.run.folder import RunDir
 from pretrain.run.owner import live_owner
 from pretrain.utils.safe_read import MAX_INT, check_fields, open_file, parse_json, read_json
 from pretrain_launch.journal import job_of, mark_of_cancel, read_journal
-from pretrain_launch.logs import newest_log
+from pretrain_launch.logs import last_lines, newest_log
 from pretrain_launch.slurm_tools import SlurmJob, find_jobs
 
 MAX_DEPTH = 4  # of the search for runs below a folder
@@ -248,11 +248,21 @@ def _state_of_end(run: RunDir, starts: list[dict[str, Any]], jobs: list[str], *,
         return "done"
     if mark_of_cancel(run).exists() or str(last["reason"]).startswith("cancelled"):
         return "cancelled"
+    if last["exit_code"] is None and is_known and jobs and _was_cancelled(run, jobs[-1]):
+        return "cancelled"
     if not starts:
         return "queued" if jobs and not is_known else "lost" if jobs else "new"
     if last["exit_code"] is None:
         return "lost"
     return "stopped" if last["exit_code"] in (EXIT_RESUME_ME, *EXITS_INTERRUPTED) else "failed"
+
+
+def _was_cancelled(run: RunDir, job: str) -> bool:
+    """Returns whether the output of a job ends with Slurm's word that a user has cancelled it."""
+    path = run.logs / f"slurm-{job}.out"
+    text = last_lines(path, 20)[0] if path.is_file() else ""
+    # Others are "CANCELLED AT ... DUE TO TIME LIMIT", to preemption, to a node's failure.
+    return any(f"JOB {job} " in line and "CANCELLED" in line and "DUE TO" not in line for line in text.splitlines())
 
 
 def _rolled_back_to(record: dict[str, Any], ended: dict[str, Any]) -> int | None:

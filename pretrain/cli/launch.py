@@ -164,6 +164,8 @@ def logs_command(
     from pretrain_launch.runs import read_run
 
     folder = RunDir(_checked(run))
+    if follow:
+        logs.await_log(folder, rank, lambda: read_run(folder.path).is_over)
     path = logs.find_log(folder, rank)
     text, offset = logs.last_lines(path, lines)
     typer.echo(printable(text, keep="\n\t"), nl=False)
@@ -215,6 +217,8 @@ def _checked(run: Path) -> Path:
         what = "no run here (no run.json, no launch/spec.json)"
         of_sweep = sorted(filter(is_run, run.parent.glob(f"{glob.escape(run.name)}-[0-9]*")))[:MAX_SWEEP]
         fix = f"give one of its sweep: {', '.join(map(str, of_sweep))}" if of_sweep else "give a run folder"
+        if (run / "logs").is_dir():  # the first start ended before the run was recorded
+            what, fix = "no run has begun here: its start has failed", f"see {run / 'logs'}"
         raise ConfigError(what, where=str(run), fix=fix)
     return run.absolute()
 

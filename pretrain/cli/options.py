@@ -103,12 +103,15 @@ def console() -> "Console":
 def complete_line(config: "RunConfig") -> str:
     """Returns the sentence about a run that has all the steps of `config`; empty where steps are left.
 
+    Empty too where the config names other data or another start than the run had: a start compares
+    their content with the run's.
+
     Raises:
         ConfigError: The run was started with a config that this one cannot continue, or its record is damaged.
         CheckpointError: The checkpoints of the run are gone.
     """
     from pretrain.config.load import load_config
-    from pretrain.config.resumption import check_config, fill_from
+    from pretrain.config.resumption import changed_keys, check_config, fill_from
     from pretrain.run.folder import RunDir, check_new
 
     run, train = RunDir(config.folder), config.train
@@ -117,7 +120,10 @@ def complete_line(config: "RunConfig") -> str:
     if not run.is_complete(train.last_step):
         return ""
     stored = load_config(run.config, extensions="ignore")
-    check_config(stored, fill_from(stored, config))
+    filled = fill_from(stored, config)
+    if any(key.startswith(("data.", "init.")) for key in changed_keys(stored, filled)):
+        return ""
+    check_config(stored, filled)
     key = "train.steps" if train.last_step == train.steps else "train.stop_after"
     return f"{run.path} is complete: {run.newest_step()} steps; raise {key} to go on"
 

@@ -1,5 +1,6 @@
 """`pretrain plan`."""
 
+import os
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,7 +75,7 @@ def plan_command(
 def _cluster(
     config: "RunConfig", nodes: int | None, per_node: int | None, gpu: str | None, calibration: Path | None
 ) -> "Cluster":
-    """Returns the cluster; by default the most GPUs of a node that divide the batch."""
+    """Returns the cluster; by default the most GPUs of a node, or cores of this machine, that divide the batch."""
     from pretrain.plan.cluster import Cluster, find_calibration, load_calibration
     from pretrain.plan.gpus import find_gpu
 
@@ -86,7 +87,9 @@ def _cluster(
         per_node = 1
     if per_node is None:
         rows = config.batch.rows // config.batch.micro
-        per_node = next((size for size in (8, 4, 2, 1) if rows % (size * (nodes or 1)) == 0), 8)
+        most = len(os.sched_getaffinity(0)) if name == "cpu" else 8  # ranks of this machine
+        sizes = [size for size in (8, 4, 2, 1) if size <= most]
+        per_node = next((size for size in sizes if rows % (size * (nodes or 1)) == 0), sizes[0])
     return Cluster(nodes or 1, per_node, find_gpu(name), measured or find_calibration(name))
 
 

@@ -34,7 +34,7 @@ from pretrain.config.yaml_nodes import (
     read_yaml,
     short,
 )
-from pretrain.errors import ConfigError, PretrainError
+from pretrain.errors import CheckpointError, ConfigError, PretrainError
 from pretrain.utils.hub import is_hub_name
 from pretrain.utils.safe_read import read_json
 
@@ -180,17 +180,17 @@ def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
 
 
 def _read_start(folder: Path) -> dict[str, Any]:
+    fix = "check the path; a run that has begun continues without its start: pretrain train RUN/config.yaml"
     is_checkpoint = (folder / "manifest.json").is_file()
     for place in (folder, folder.resolve().parent.parent) if is_checkpoint else (folder,):  # the run of a checkpoint
         for name in ("model.json", "config.yaml", "config.json"):
             if (place / name).is_file():
                 try:
                     return _read_start_file(place / name)
-                except (OSError, ValueError, KeyError, TypeError) as error:
-                    raise ConfigError(f"init.from: no model can be read: {error}", where=str(place / name)) from None
+                except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
+                    raise ConfigError(f"init.from: {error}", where=str(place / name), fix=fix) from None
     if (folder / "adapter_config.json").is_file():
         raise ConfigError(f"init.from={folder}: adapters, not a model", fix="merge them into their model by peft")
-    fix = "check the path, or name a model.preset"
     siblings = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
     if near := difflib.get_close_matches(folder.name, siblings, n=1):
         fix = f"did you mean {folder.with_name(near[0])}?"

@@ -34,7 +34,8 @@ def choose_family(config: ModelConfig, name: str | None = None) -> Family:
     what = f"{name} does not represent this model exactly; it has"
     if name is None:
         what = f"no Hugging Face family represents this model exactly; the nearest, {nearest}, has"
-    raise ConfigError(f"{what} {keys}", where="model", fix="export it where these keys are the same")
+    fix = "train with the family's values of these keys; this model can be used by pretrain alone"
+    raise ConfigError(f"{what} {keys}", where="model", fix=fix)
 
 
 def differences(config: ModelConfig, family: Family) -> list[str]:

@@ -153,6 +153,10 @@ def named_eos(config: TokenizerConfig) -> str | None:
 def _find(name: str) -> Path:
     """Returns the file or folder of a given tokenizer; a model of the hub is fetched."""
     path = Path(name).expanduser()
+    # A model folder has it in `tokenizer`, and a checkpoint beside its run's.
+    inside = path.resolve().parent.parent if (path / "manifest.json").is_file() else path / "tokenizer"
+    if not (path / _FILE).is_file() and (inside / _FILE).is_file():
+        return inside
     if path.exists() or path.suffix == ".json" or not is_hub_name(name):
         return path
     return fetch_files(name, [*_HUB_FILES, *_VOCABULARY_FILES])

@@ -87,8 +87,10 @@ class Console:
     reach the log file and stay above the bar. A closed terminal stops nothing (`utils/process.py`).
     """
 
-    def __init__(self, total_steps: int) -> None:
+    def __init__(self, total_steps: int, row_every: int) -> None:
         self._total_steps = total_steps
+        self._row_every = row_every
+        self._has_stepped = False
         self._line = status_line()
         self._has_bar = bool(stderr_console().is_terminal)
 
@@ -97,6 +99,10 @@ class Console:
         self._line.advance(step, self._total_steps)
         if phase:
             self._line.enter(phase)
+        elif not self._has_bar and not self._has_stepped and step % self._row_every:
+            # Rows are minutes apart on a slow machine: whoever waits sees that it works, and how fast.
+            logger.info("step %d/%d is done; rows follow every %d steps", step, self._total_steps, self._row_every)
+            self._has_stepped = True
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows a row."""
@@ -134,7 +140,7 @@ class Tracker:
         # Before any rewind: wandb has the rows up to here, and those after a committed step come
         # again.
         sent = self._lines.last_step()
-        self._console = Console(total_steps)
+        self._console = Console(total_steps, config.log_every_steps)
         after_step = -1 if sent is None else sent
         self._wandb = WandbMirror(run_dir, config, identity, after_step, find_facts)
         self._samples = JsonLines(run_dir / "samples.jsonl") if config.samples.prompts else None

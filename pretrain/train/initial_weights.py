@@ -110,10 +110,11 @@ def pin_start(config: RunConfig, world: World) -> RunConfig:
         return config
 
     def pin() -> str | None:
-        if not world.is_main or (RunDir(config.folder).has_saved() and not has_adapters):
+        has_saved = RunDir(config.folder).has_saved()
+        if not world.is_main or (has_saved and not has_adapters):
             return init.from_  # of a run that has its weights: the start may be gone
         start, is_of_run = newest_checkpoint(Path(str(init.from_)))
-        if has_adapters and is_of_run:
+        if has_adapters and is_of_run and not has_saved:  # a resumption has marked it, or may be refused
             try:
                 mark_in_use(start, config.folder)
             except DiskError as error:

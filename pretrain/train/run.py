@@ -187,7 +187,8 @@ def _using(config: RunConfig) -> str:
         return f"pretrain evaluate {path}"
     # A decoder alone begins a document without a prompt, be it of prose or of code.
     prompts = {"encoder": " --prompt 'Once upon a [MASK]'", "decoder": ""}
-    prompt = " --prompt 'Once upon a time'" if len(config.stacks) > 1 else prompts[config.stacks[0]]
+    begun = "<extra_id_0>" if all(task.kind == "span" for task in config.objective.tasks) else "time"
+    prompt = f" --prompt 'Once upon a {begun}'" if len(config.stacks) > 1 else prompts[config.stacks[0]]
     return f"pretrain generate {path}{prompt}"
 
 

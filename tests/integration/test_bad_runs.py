@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli import run_light
+from tests.helpers.cli import run_light, run_warm
 from tests.helpers.refused import CONFIG, check_refused, fill_folder, truncate_shard, visible
 from tests.unit.checkpoint.test_manager import damages
 
@@ -45,6 +45,11 @@ def test_a_complete_run_says_so_at_once_without_torch_and_writes_nothing(run_fol
     assert (short.code, short.stdout) == (0, "runs/run is complete: 4 steps; raise train.stop_after to go on\n")
     assert before == {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in before}
     check_refused(changed, 64, "seed: 7 -> 8")
+
+
+def test_other_data_of_a_complete_run_are_refused_as_they_are_of_one_with_steps_left(run_folder):
+    done = run_warm("train", "a.yaml", "data.path=nowhere", cwd=run_folder)
+    check_refused(done, 65, "nowhere: no such shard folder")
 
 
 # --- resumption -----------------------------------------------------------------------------------------------------

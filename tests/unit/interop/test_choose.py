@@ -62,7 +62,7 @@ def test_a_model_that_no_family_represents_is_refused_with_the_nearest_and_its_k
         choose_family(tiny(decoder={"norm": "layer"}))
     assert str(error.value) == (
         "model: no Hugging Face family represents this model exactly; the nearest, llama, has decoder.norm=rms, "
-        "not layer; export it where these keys are the same"
+        "not layer; train with the family's values of these keys; this model can be used by pretrain alone"
     )
 
 

@@ -58,6 +58,17 @@ def test_a_log_that_is_not_there_is_named_with_those_that_are(run):
         logs.find_log(run, 7)
 
 
+def test_a_log_is_awaited_until_it_is_there_or_the_run_is_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(logs, "POLL_S", 0.0)
+    monkeypatch.setattr(logs, "ASK_S", -1.0)
+    run = RunDir(tmp_path)
+    run.logs.mkdir()
+    logs.await_log(run, None, lambda: True)  # cancelled in the queue
+    answers = [lambda: False, lambda: add_job(run, 9, "begun\n")]
+    logs.await_log(run, None, lambda: bool(answers.pop(0)()))
+    assert not answers
+
+
 def test_a_log_begins_with_its_last_lines(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"one\ntwo \xff\nthree")

@@ -238,6 +238,18 @@ def test_a_cancelled_run_is_told_from_one_that_stopped_by_itself(run, squeue):
     assert read_run(run.path).state == "cancelled"
 
 
+@pytest.mark.parametrize(("why", "state"), [("", "cancelled"), (" DUE TO TIME LIMIT", "lost")])
+@pytest.mark.parametrize("rows", [[], [start(0)]])
+def test_a_job_that_was_cancelled_before_it_could_note_it_is_told_by_its_output(run, squeue, rows, why, state):
+    journal(run, {"event": "submit", "chain": "a", "job": "7", "array": None, "at": at(0)}, *rows)
+    run.logs.mkdir()
+    (run.logs / "slurm-7.out").write_text(
+        f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-02T03:00:00{why} ***\n"
+    )
+    squeue()
+    assert read_run(run.path).state == state
+
+
 def test_a_job_of_which_slurm_has_forgotten_is_not_in_the_queue(run, squeue):
     journal(run, start(0), end(5, 0, "done", decision="end"))
     squeue(code=1, error="slurm_load_jobs error: Invalid job id specified")

@@ -47,6 +47,14 @@ def test_a_file_is_taken_as_it_is(folder):
     path.write_text(json.dumps(json.loads((folder / "tokenizer.json").read_bytes())))
     assert given(path) == path.read_bytes()
     assert given(folder) == (folder / "tokenizer.json").read_bytes()
+    step = folder / "run" / "checkpoints" / "step-00000010"
+    for place, inside in ((folder / "model", folder / "model" / "tokenizer"), (step, folder / "run")):
+        inside.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
+        (inside / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+        if place == step:
+            (step / "manifest.json").write_text("{}")
+        assert given(place) == given(folder)
 
 
 def test_special_tokens_are_added_at_the_end_and_the_vocabulary_is_filled_up(folder):

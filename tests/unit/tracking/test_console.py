@@ -20,7 +20,7 @@ CODE = """
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     setup_logging(0, 1)
-    console = Console(1000)
+    console = Console(1000, 1)
     for step in range(10, 30, 10):
         console.show(step, {"loss": 3.2145, "lr": 3e-4, "tokens_per_s": 950.0})
     logging.getLogger("pretrain").info("checkpoint committed")
