@@ -47,6 +47,8 @@ class AttentionMask:
             Lifts `causal` only: window, documents and lengths still hold.
         query_offset: Position of the first query among the keys; non-zero when decoding with a
             cache.
+        position_1: int64 [1]; position of the one query, in place of `query_offset`, where the host
+            does not know it: in a step of fixed shapes, by `eager` and `sdpa` alone. None: it does.
         on_host: Documents and lengths on the host, to be read without a wait for the device. None:
             they are read where they are.
     """
@@ -58,6 +60,7 @@ class AttentionMask:
     window: int | None = None
     prefix_BS: Tensor | None = None
     query_offset: int = 0
+    position_1: Tensor | None = None
     on_host: "AttentionMask | None" = None
 
 

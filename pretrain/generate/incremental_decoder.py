@@ -3,6 +3,13 @@
 Prompts of a decoder are padded on the left, sources of an encoder-decoder on the right. Padding is
 a document of its own, -1, which no token sees; positions count from a row's first real token. So a
 row gets the same scores as alone, up to rounding.
+
+    start             reads the prompts
+    step, on a CPU    reads the cached positions so far
+    step, on a GPU    reads them up to a power of two, those to come hidden; the first of these shapes
+                      runs as it is, the second is captured as a CUDA graph, which the others replay
+    select            on a GPU, keeps rows that have ended until half of them have: other shapes are
+                      another capture
 """
 
 from collections.abc import Sequence
@@ -12,7 +19,10 @@ import torch
 from torch import Tensor
 
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.model import LanguageModel
+from pretrain.model import KVCache, LanguageModel, Transformer
+from pretrain.model.attention import select_rows
+from pretrain.model.backends.auto import AutoAttention
+from pretrain.model.backends.sdpa import SdpaAttention
 from pretrain.types import Batch, SourceBatch
 
 Prompts = Sequence[Sequence[int]]
@@ -30,10 +40,17 @@ class IncrementalDecoder:
     that of `Constraints`. Raises CheckpointError where scores are NaN.
 
     `read_BT` has the tokens that the decoder has read in each row, PADDING before the first.
+    `fixes_steps`: steps have fixed shapes; None: where they can be captured.
     """
 
     def __init__(
-        self, model: LanguageModel, prompts: Prompts, max_new_tokens: int, *, sees_prompt_whole: bool = False
+        self,
+        model: LanguageModel,
+        prompts: Prompts,
+        max_new_tokens: int,
+        *,
+        sees_prompt_whole: bool = False,
+        fixes_steps: bool | None = None,
     ) -> None:
         self._model = model
         self._device = model.embedding.weight.device
@@ -57,57 +74,92 @@ class IncrementalDecoder:
         # The last new token is never read.
         capacity = self._first.tokens_BT.shape[1] + max(0, max_new_tokens - 1)
         self._cache = model.new_cache(capacity)
+        self._fixes_steps = _captures_steps(model) if fixes_steps is None else fixes_steps
+        # Inputs and scores of a step of fixed shapes, at addresses that a graph knows. Rows that have
+        # ended may remain, after the others.
+        self._tokens_B1 = self._first.tokens_BT[:, -1:].clone()
+        self._logits_BV: Tensor | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._shape = (0, 0)
 
     def start(self) -> Tensor:
         """Reads the prompts; returns the scores of the next token of each, fp32 [B, V]."""
-        return self._read(self._first)
+        return _check_numbers(self._read(self._first))
 
     def step(self, tokens_B: Tensor) -> Tensor:
-        """Reads one more token of each row; returns the scores of the next one, fp32 [B, V]."""
+        """Reads one more token of each row; returns the scores of the next one, fp32 [B, V], until the next step."""
+        if self._positions_B1 is None and self._fixes_steps:  # known to the device
+            self._positions_B1 = torch.full_like(self._tokens_B1, self._cache.length - 1)
         if self._positions_B1 is not None:
-            self._positions_B1 = self._positions_B1 + 1
-        tokens_B1 = tokens_B[:, None]
-        self.read_BT = torch.cat((self.read_BT, tokens_B1), dim=1)
+            self._positions_B1.add_(1)
+        self.read_BT = torch.cat((self.read_BT, tokens_B[:, None]), dim=1)
+        self._tokens_B1[: len(tokens_B), 0] = tokens_B
         batch = Batch(
-            tokens_B1,
-            tokens_B1,
+            self._tokens_B1,
+            self._tokens_B1,
             positions_BT=self._positions_B1,
             documents_BT=self._documents_B1,
         )
-        return self._read(batch)
+        logits_BV = self._read_fixed(batch) if self._fixes_steps else self._read(batch)
+        return _check_numbers(logits_BV[: len(tokens_B)])
 
     def select(self, rows: Sequence[int]) -> None:
         """Keeps the given rows, in their order; a row may come several times. Copies the cache."""
         rows_B = torch.tensor(rows, device=self._device)
-        self._cache.select(rows_B)
         self.read_BT = self.read_BT[rows_B]
-        if self._positions_B1 is not None and self._documents_B1 is not None:
-            self._positions_B1 = self._positions_B1[rows_B]
-            self._documents_B1 = self._documents_B1[rows_B]
+        held = len(self._tokens_B1)
+        if self._fixes_steps and held // 2 < len(rows) < held:
+            rows_B = torch.cat((rows_B, rows_B[:1].expand(held - len(rows))))
+        if len(rows_B) != held:  # the memory that a graph reads is replaced
+            self._shape = (0, 0)
+        self._cache.select(rows_B)
+        self._tokens_B1 = select_rows(self._tokens_B1, rows_B)
+        if self._positions_B1 is not None:
+            self._positions_B1 = select_rows(self._positions_B1, rows_B)
+        if self._documents_B1 is not None:
+            self._documents_B1 = select_rows(self._documents_B1, rows_B)
         if self._source is not None:
             lengths_B = self._source.lengths_B
             self._source = SourceBatch(
-                self._source.tokens_BS[rows_B],
-                lengths_B=None if lengths_B is None else lengths_B[rows_B],
+                select_rows(self._source.tokens_BS, rows_B),
+                lengths_B=None if lengths_B is None else select_rows(lengths_B, rows_B),
             )
 
-    # Not inference_mode: tensors that the model caches (rotary tables) are used in training too.
-    @torch.no_grad()
     def _read(self, batch: Batch) -> Tensor:
+        """Reads a batch, the model in eval mode."""
         model = self._model
         was_training = model.training
         model.eval()
         try:
-            batch = replace(batch, source=self._source)
-            last_B1D = model(batch, cache=self._cache, logits=False).hidden_BTD[:, -1:]
-            assert model.head is not None
-            logits_BV = model.head(last_B1D)[:, 0].float()
+            return self._scores(batch)
         finally:
             model.train(was_training)
-        if bool(logits_BV.isnan().any()):
-            fix = "use a checkpoint from before its loss diverged"
-            raise CheckpointError("the model's scores are not numbers", fix=fix)
-        return logits_BV
+
+    def _read_fixed(self, batch: Batch) -> Tensor:
+        """Reads a batch of one token a row in a step of fixed shapes."""
+        assert isinstance(self._cache, KVCache)
+        shape = (len(batch.tokens_BT), self._cache.fix(self._device))
+        if shape != self._shape or self._logits_BV is None or self._device.type != "cuda":
+            self._shape, self._graph = shape, None
+            self._logits_BV = self._read(batch)
+        else:
+            if self._graph is None:
+                self._graph = torch.cuda.CUDAGraph()
+                stream = torch.cuda.Stream(self._device)  # torch's own is on the first device that captured
+                # Other threads may use the device meanwhile.
+                with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                    self._logits_BV = self._scores(batch)
+            self._graph.replay()
+        self._cache.advance()
+        return self._logits_BV
+
+    # Not inference_mode: tensors that the model caches (rotary tables) are used in training too.
+    @torch.no_grad()
+    def _scores(self, batch: Batch) -> Tensor:
+        batch = replace(batch, source=self._source)
+        last_B1D = self._model(batch, cache=self._cache, logits=False).hidden_BTD[:, -1:]
+        assert self._model.head is not None
+        return self._model.head(last_B1D)[:, 0].float()
 
     def _pad_sources(self, prompts: Prompts) -> SourceBatch:
         lengths = [len(prompt) for prompt in prompts]
@@ -130,9 +182,24 @@ class IncrementalDecoder:
         places_T = torch.arange(longest, device=self._device)
         documents_BT = torch.where(places_T < offsets_B1, PADDING, 0).int()
         positions_BT = (places_T - offsets_B1).clamp(min=0)
-        self._documents_B1 = documents_BT[:, -1:]
-        self._positions_B1 = positions_BT[:, -1:]
+        self._documents_B1 = documents_BT[:, -1:].clone()
+        self._positions_B1 = positions_BT[:, -1:].clone()
         return Batch(tokens_BT, tokens_BT, positions_BT=positions_BT, documents_BT=documents_BT)
+
+
+def _check_numbers(logits_BV: Tensor) -> Tensor:
+    if bool(logits_BV.isnan().any()):
+        fix = "use a checkpoint from before its loss diverged"
+        raise CheckpointError("the model's scores are not numbers", fix=fix)
+    return logits_BV
+
+
+def _captures_steps(model: LanguageModel) -> bool:
+    """Returns whether steps can be captured: not of a model in training, whose engine may move its weights."""
+    if model.embedding.weight.device.type != "cuda" or model.training or torch.is_autocast_enabled("cuda"):
+        return False
+    stack = model.decoder if isinstance(model, Transformer) else None
+    return stack is not None and isinstance(stack.backend, AutoAttention | SdpaAttention)
 
 
 def new_token_limits(model: LanguageModel, prompts: Prompts, max_new_tokens: int) -> list[int]:

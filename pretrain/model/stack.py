@@ -24,10 +24,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig, StackConfig
-from pretrain.model.attention import CrossAttention, KVCache, LayerCache, SelfAttention
+from pretrain.model.attention import CachePlace, CrossAttention, KVCache, LayerCache, SelfAttention
 from pretrain.model.backends import build_backend
-from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds, DistanceBias
-from pretrain.model.position import Rotation, build_position
+from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds
+from pretrain.model.position import PositionedInput, Rotation, build_position
 from pretrain.types import AttentionMask
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -236,11 +236,13 @@ class Stack(nn.Module):
         self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None = None, cache: KVCache | None = None
     ) -> Tensor:
         """Maps embeddings to hidden states, [B, T, D] to [B, T, D]; extends the cache by T positions."""
-        offset = 0 if cache is None else cache.length
-        length = offset + x_BTD.shape[1]
-        assert length <= self.max_seq_len, f"{length} positions, at most {self.max_seq_len}"
-        placed = self.position(x_BTD, rows.positions_BT, offset)
-        masks = self._prepare_masks(placed.x_BTD, rows, cache, placed.bias)
+        queries = x_BTD.shape[1]
+        place = CachePlace(0, queries) if cache is None else cache.place(queries)
+        assert place.keys <= self.max_seq_len, f"{place.keys} positions, at most {self.max_seq_len}"
+        placed = self.position(x_BTD, rows.positions_BT, place.offset)
+        if placed.bias is not None and place.position_1 is not None:
+            placed = placed._replace(bias=placed.bias.at(place.position_1))
+        masks = self._prepare_masks(placed, rows, cache, place)
         memory = self._prepare_memory(x_BTD, rows, encoded)
         x_BTD = placed.x_BTD
         if self.token_type is not None:
@@ -256,11 +258,10 @@ class Stack(nn.Module):
         return self.norm(x_BTD)
 
     def _prepare_masks(
-        self, x_BTD: Tensor, rows: StackRows, cache: KVCache | None, bias: DistanceBias | None
+        self, placed: PositionedInput, rows: StackRows, cache: KVCache | None, place: CachePlace
     ) -> dict[int | None, Any]:
         """Prepares one mask for each distinct window of the layers."""
-        num_rows, queries, _ = x_BTD.shape
-        offset = 0 if cache is None else cache.length
+        num_rows, queries, _ = placed.x_BTD.shape
         key_documents = None
         if cache is not None and rows.documents_BT is not None:
             key_documents = cache.append_documents(rows.documents_BT)
@@ -273,14 +274,16 @@ class Stack(nn.Module):
             key_documents_BS=key_documents,
             key_lengths_B=rows.lengths_B,
             prefix_BS=rows.prefix_BT,
-            query_offset=offset,
+            query_offset=place.offset,
+            position_1=place.position_1,
             on_host=on_host,
         )
-        size = {"rows": num_rows, "queries": queries, "keys": offset + queries}
+        size: dict[str, Any] = {"rows": num_rows, "queries": queries, "keys": place.keys}
+        size |= {"device": placed.x_BTD.device, "bias": placed.bias}
         masks = {}
         for window in dict.fromkeys(self.windows):
             windowed = replace(mask, window=window)
-            masks[window] = self.backend.prepare(windowed, **size, device=x_BTD.device, bias=bias)
+            masks[window] = self.backend.prepare(windowed, **size)
         return masks
 
     def _prepare_memory(self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None) -> Memory | None:

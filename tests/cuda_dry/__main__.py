@@ -70,8 +70,9 @@ CASES = {
     "modernbert": ["data.path=bert", "model.preset=modernbert-tiny", "objective.kind=masked"],
     "t5": ["data.path=t5", "model.preset=t5-v1.1-tiny", "objective.kind=span"],
     "compiled, t5": ["data.path=t5", "model.preset=t5-v1.1-tiny", "objective.kind=span", "engine.compile=true"],
+    "decode": ["decode"],
 }
-"""Overrides by name. Documents of a row are masked by `varlen`, which `auto` chooses."""
+"""Overrides by name; `decode` is no training. Documents of a row are masked by `varlen`, which `auto` chooses."""
 
 
 GOLDEN = HERE / f"torch-{'.'.join(torch.__version__.split('.')[:2])}.txt"
@@ -112,7 +113,7 @@ def prepare(folder: Path) -> None:
 
 
 def run(folder: Path, overrides: list[str]) -> dict[str, list[float]]:
-    """Trains from a config to its last checkpoint; returns calls and amounts of a steady step.
+    """Trains from a config to its last checkpoint, or decodes; returns calls and amounts of a steady step.
 
     Raises: RuntimeError: The run failed; with all that it printed.
     """
@@ -128,14 +129,15 @@ def run(folder: Path, overrides: list[str]) -> dict[str, list[float]]:
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    command = ["-m", "tests.cuda_dry.case", str(out), str(STEADY), "train", "dry.yaml", "run.name=dry", *overrides]
-    steps = f"train.steps={STEPS}"
+    trains = overrides != CASES["decode"]
+    command = ["train", "dry.yaml", "run.name=dry", *overrides, f"train.steps={STEPS}"] if trains else overrides
+    case = ["-m", "tests.cuda_dry.case", str(out), str(STEADY)]
     done = subprocess.run(
-        [sys.executable, *command, steps], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *case, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {' '.join(overrides)}\n{done.stdout}{done.stderr}")
-    assert (folder / f"runs/dry/checkpoints/step-{STEPS:08d}").is_dir()
+    assert not trains or (folder / f"runs/dry/checkpoints/step-{STEPS:08d}").is_dir()
     return json.loads(out.read_text())
 
 

@@ -1,6 +1,7 @@
 """One run of `pretrain` on the dry CUDA runtime, in a process of its own: what a steady step asks of the device.
 
     LD_PRELOAD=libcuda.so.1 python -m tests.cuda_dry.case OUT STEP train CONFIG [OVERRIDES]
+    LD_PRELOAD=libcuda.so.1 python -m tests.cuda_dry.case OUT STEP decode
 
 Writes a table of the step, as JSON, to OUT; exits as the command does.
 """
@@ -17,6 +18,11 @@ from typing import Any
 
 import torch
 
+from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.model import ModelConfig
+from pretrain.config.presets import expand_preset
+from pretrain.generate.incremental_decoder import IncrementalDecoder
+from pretrain.model import build_model
 from pretrain.train import loop
 from pretrain.train.step import StepTotals
 
@@ -105,11 +111,28 @@ def watch(counters: Counters, out: Path, step: int) -> None:
     loop.start_exchange = exchanged
 
 
+def decode(counters: Counters, out: Path, step: int) -> None:
+    """Decodes two prompts greedily, and counts one step: the choice of a token, and the scores of the next."""
+    device = torch.device("cuda")
+    config = ModelConfig.model_validate(expand_preset({"preset": "llama-5m", "vocab_size": 512}))
+    model = build_model(config, PLAIN_ENGINE, device).to(device, torch.bfloat16).eval()
+    decoder = IncrementalDecoder(model, [[3] * 8, [4] * 8], step + 1)
+    logits_BV = decoder.start()
+    for number in range(1, step + 1):
+        if number == step:
+            counters.reset()
+        logits_BV = decoder.step(logits_BV.argmax(dim=-1))
+    out.write_text(json.dumps(counters.table(out)))
+
+
 def main() -> None:
     """Runs the command."""
     out, step, *arguments = sys.argv[1:]
     # cuDNN is not part of the runtime.
     torch.backends.cuda.enable_cudnn_sdp(False)
+    if arguments == ["decode"]:
+        decode(Counters(), Path(out), int(step))
+        return
     watch(Counters(), Path(out), int(step))
     from pretrain.__main__ import main as run
 

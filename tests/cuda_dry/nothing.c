@@ -8,7 +8,7 @@ NOTHING(cudaMemcpyToSymbol) NOTHING(cudaDeviceEnablePeerAccess) NOTHING(cudaMemP
 NOTHING(cudaGetLastError) NOTHING(cudaPeekAtLastError) NOTHING(cudaStreamDestroy) NOTHING(cudaStreamQuery)
 NOTHING(cudaStreamWaitEvent) NOTHING(cudaThreadExchangeStreamCaptureMode) NOTHING(cudaEventRecord)
 NOTHING(cudaEventRecordWithFlags) NOTHING(cudaEventQuery) NOTHING(cudaEventDestroy) NOTHING(cudaFuncSetAttribute)
-NOTHING(cudaKernelSetAttributeForDevice)
+NOTHING(cudaKernelSetAttributeForDevice) NOTHING(cudaGraphDestroy) NOTHING(cudaGraphExecDestroy)
 
 /* The driver */
 NOTHING(cuCtxFromGreenCtx) NOTHING(cuCtxGetLimit) NOTHING(cuCtxPopCurrent) NOTHING(cuCtxPushCurrent)

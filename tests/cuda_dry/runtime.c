@@ -5,7 +5,10 @@
    the stack. So torch, DeepSpeed, Triton and ptxas run as they do on a GPU, and what a step asks of the device can be
    read as a table.
 
-   Values are those of fresh memory: zeros. Not here: device time, cuDNN, CUDA graphs. */
+   While a stream is captured as a CUDA graph, a wait is an error, as it is on a device; what is counted then is what
+   the graph has.
+
+   Values are those of fresh memory: zeros. Not here: device time, cuDNN. */
 
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
@@ -52,7 +55,10 @@ void dry_write(const char *path) {
 
 void dry_on_wait(void (*call)(const char *)) { on_wait = call; }
 
+static cudaStream_t captured; /* by a graph; 0: none is */
+
 static cudaError_t waits(const char *name) {
+    if (captured) return cudaErrorStreamCaptureUnsupported;
     dry_count(name, 0);
     if (on_wait) on_wait(name);
     return cudaSuccess;
@@ -201,16 +207,30 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) { re
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) { return new_handle((void **)event); }
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return new_handle((void **)event); }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) { *ms = 1; return 0; }
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) { *status = 0; return 0; }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+    *status = captured && stream == captured;
+    return 0;
+}
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
                                      const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges, size_t *count) {
-    if (status) *status = 0;
-    if (id) *id = 0;
+    if (status) *status = captured && stream == captured;
+    if (id) *id = 1;
+    if (graph) *graph = (cudaGraph_t)1;
     if (count) *count = 0;
     return 0;
 }
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) { captured = stream; return 0; }
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) { captured = 0; return new_handle((void **)graph); }
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) { *count = 1; return 0; }
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *ready, cudaGraph_t graph, unsigned long long flags) {
+    return new_handle((void **)ready);
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t stream) { dry_count("graph", 0); return 0; }
 cudaError_t cudaDeviceSynchronize(void) { return waits("cudaDeviceSynchronize"); }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return waits("cudaStreamSynchronize"); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (captured && stream != captured) return 0; /* capture_begin of torch */
+    return waits("cudaStreamSynchronize");
+}
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { return waits("cudaEventSynchronize"); }
 
 /* --- kernels: counted by the names that they are registered with ----------------------------------------------------- */

@@ -40,6 +40,13 @@ class DistanceBias(NamedTuple):
 
     values_NR: Tensor
 
+    def at(self, position_1: Tensor) -> "DistanceBias":
+        """Returns the bias of one query at that position, from that of a query at the last key's."""
+        num_keys = self.values_NR.shape[1]
+        moved_S = torch.arange(num_keys - 1, 2 * num_keys - 1, device=position_1.device) - position_1
+        # Keys after the query have no bias: they are hidden.
+        return DistanceBias(self.values_NR.index_select(1, moved_S.clamp(max=num_keys - 1)))
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionNeeds:
@@ -119,7 +126,13 @@ def call_kernel(
     """
     if allowed is not None and allowed.dtype != torch.bool:
         allowed = allowed.to(q_BTNH.dtype)
-    group = q_BTNH.shape[2] // k_BSKH.shape[2]
+    shape, group = q_BTNH.shape, q_BTNH.shape[2] // k_BSKH.shape[2]
+    if group > 1 and allowed is not None and shape[1] == 1:
+        # The only query: its heads of a group as queries of one head, which every kernel takes with a mask.
+        q_BTNH = q_BTNH.unflatten(2, (-1, group))[:, 0].transpose(1, 2)
+        if allowed.ndim > 2 and allowed.shape[-3] > 1:
+            allowed = allowed.unflatten(-3, (-1, group)).squeeze(-2)
+        group = 1
     if group > 1 and not _takes_groups(q_BTNH, allowed):
         k_BSKH, v_BSKH = (x.repeat_interleave(group, dim=2) for x in (k_BSKH, v_BSKH))
         group = 1
@@ -137,6 +150,8 @@ def call_kernel(
         )
     if blind is not None:
         mixed_BNTH = mixed_BNTH.masked_fill(blind, 0.0)
+    if mixed_BNTH.shape[2] != shape[1]:
+        return mixed_BNTH.reshape(shape)
     return mixed_BNTH.transpose(1, 2)
 
 
@@ -169,11 +184,13 @@ def dense_mask(
     rectangle; None if all of it is visible.
     """
     terms = []
-    first = queries.start + mask.query_offset
-    last = queries.stop - 1 + mask.query_offset
+    first, last = query_bounds(mask, queries, keys)
     keys_S = torch.arange(keys.start, keys.stop, device=device)
     columns = slice(keys.start, keys.stop)
-    distances_TS = keys_S - torch.arange(first, last + 1, device=device)[:, None]
+    at_T = mask.position_1
+    if at_T is None:
+        at_T = torch.arange(first, last + 1, device=device)
+    distances_TS = keys_S - at_T[:, None]
     if mask.causal and keys.stop - 1 > first:
         seen = distances_TS <= 0
         if mask.prefix_BS is not None:
@@ -193,6 +210,13 @@ def dense_mask(
     for term in terms:
         allowed = term if allowed is None else allowed & term
     return allowed
+
+
+def query_bounds(mask: AttentionMask, queries: range, keys: range) -> tuple[int, int]:
+    """Returns the positions of the first and last query among the keys; bounds, where the host does not know them."""
+    if mask.position_1 is not None:
+        return 0, keys.stop - 1
+    return queries.start + mask.query_offset, queries.stop - 1 + mask.query_offset
 
 
 def blind_queries(allowed: Tensor | None) -> Tensor | None:
@@ -269,8 +293,7 @@ def reachable_keys(mask: AttentionMask, tile: Segment) -> range:
     Reads a prefix on the host.
     """
     rows, queries, keys = tile
-    first = queries.start + mask.query_offset
-    last = queries.stop - 1 + mask.query_offset
+    first, last = query_bounds(mask, queries, keys)
     start = keys.start
     stop = keys.stop
     if mask.causal:
