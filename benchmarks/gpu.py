@@ -158,6 +158,12 @@ ARMS = {
         "Where does a step of LLaMA 1.1B spend its time?",
         "a table of kernels and a trace",
     ),
+    "fp8": Arm(
+        "benchmarks.gpu_kernels:fp8",
+        300,
+        "What does FP8 gain over bf16 in single products, and in a step of LLaMA 1.1B?",
+        "must: a step 1.05 as fast by `tensorwise`; speedups of products beside those of `pretrain plan`",
+    ),
 }
 """In order of worth."""
 

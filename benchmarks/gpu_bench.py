@@ -33,7 +33,7 @@ from pretrain.plan.gpus import GPUS, Gpu, name_of_device
 
 Size = TypeVar("Size")
 
-PACKAGES = ("torch", "triton", "transformers", "accelerate", "deepspeed")
+PACKAGES = ("torch", "triton", "transformers", "accelerate", "deepspeed", "torchao")
 CLOCKS = ("driver_version", "clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 
 

@@ -25,10 +25,12 @@ DOWNLOADED = (
     "pydantic",
     "pydantic-core",
     "sacremoses",
+    "torchao",
     "typing-inspection",
     "webdataset",
 )
-"""Needs of pretrain and DeepSpeed that an image for machine learning lacks, and Liger's kernels, which are a peer."""
+"""Needs of pretrain and DeepSpeed that an image for machine learning lacks; Liger's kernels, which are a peer; torchao,
+which FP8 needs."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 

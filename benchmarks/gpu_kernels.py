@@ -1,4 +1,4 @@
-"""Arms of the GPU campaign about single kernels: the machine's ceilings, the loss, attention."""
+"""Arms of the GPU campaign about single kernels: the machine's ceilings, the loss, attention, FP8."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,14 +9,20 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from benchmarks.gpu_bench import Bench, installed_version
+from benchmarks.gpu_peers import Step, Work, build_ours, draw_weights, random_steps
+from benchmarks.gpu_steps import Comparison, engine_of, llama_model
+from pretrain.config.engine import EngineConfig
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionNeeds
+from pretrain.model.build import convert_to_fp8
 from pretrain.objective import loss as loss_module
+from pretrain.plan.cluster import Cluster
+from pretrain.plan.fp8 import time_product
 from pretrain.types import AttentionMask
 
 BF16 = torch.bfloat16
@@ -191,3 +197,65 @@ def _documents(rows: int, length: int) -> Tensor:
     """Draws rows of documents whose lengths vary, a sixth of a row on average, int32 [B, T]."""
     starts = np.random.default_rng(0).random((rows, length)) < 6 / length
     return torch.from_numpy(np.cumsum(starts, axis=1).astype(np.int32))
+
+
+RECIPES = ("tensorwise", "rowwise")
+FP8_SHAPES = (
+    (1024, 2048, 1024),
+    (16_384, 2048, 2048),
+    (16_384, 2048, 11_264),
+    (8192, 4096, 28_672),
+    (4096, 8192, 16_384),
+)
+"""M, K, N: torchao's two examples, two matrices of LLaMA 1.1B at 16,384 tokens, and one of LLaMA-3 8B."""
+
+
+def fp8(bench: Bench) -> None:
+    """Times products with both gradients in bf16 and FP8, compiled, then a step of LLaMA 1.1B."""
+    for m, k, n in bench.pick(FP8_SHAPES, ((32, 64, 96),)):
+        _fp8_product(bench, m, k, n)
+    length, rows = bench.pick((2048, 16), (32, 4))
+    work = Work(llama_model(bench, length), length, rows)
+    weights = draw_weights(work.model, bench.device)
+    found = Comparison(bench, work, random_steps(work, bench.device, count=2), timed_steps=6)
+
+    def build(config: EngineConfig) -> Step:
+        return build_ours(work, weights, config)[0]
+
+    for name, recipe in (("bf16", "off"), *zip(RECIPES, RECIPES, strict=True), ("bf16 again", "off")):
+        config = engine_of(bench, 1, fp8=recipe)
+        found.run(name, partial(build, config), config)
+    for recipe in RECIPES:
+        found.judge(recipe, "bf16 again", {"bf16": 1.05} if recipe == "tensorwise" else {})
+
+
+def _fp8_product(bench: Bench, m: int, k: int, n: int) -> None:
+    shape = {"m": m, "k": k, "n": n}
+    x_MK = torch.randn(m, k, device=bench.device, dtype=BF16, requires_grad=True)
+    grad_MN = torch.randn(m, n, device=bench.device, dtype=BF16)
+    weight_NK = nn.Parameter(torch.randn(n, k, device=bench.device, dtype=BF16) * k**-0.5)
+    expected_MN = functional.linear(x_MK, weight_NK).detach()
+    ms: dict[str, float] = {}
+    for name in ("bf16", *RECIPES):
+        with bench.case(f"{name}, {m} x {k} x {n}", shape):
+            layer = nn.Sequential(nn.Linear(k, n, bias=False, device="meta"))
+            layer[0].weight = weight_NK
+            if name != "bf16":
+                convert_to_fp8(layer, name, bench.device)
+            product = torch.compile(layer)
+            apart = float((product(x_MK).detach() - expected_MN).norm() / expected_MN.norm())
+            # Factors of 4 bits are off by up to a sixteenth each, and their sums by less.
+            assert apart < 0.1, f"the product differs by {apart}"
+
+            def step(product: Callable[[Tensor], Tensor] = product) -> tuple[Tensor, ...]:
+                return torch.autograd.grad(product(x_MK), (x_MK, weight_NK), grad_MN)
+
+            figures = bench.measure(step, 20)
+            ms[name] = figures["ms"]["median"]
+            figures["value"] = f"{6 * m * k * n / (ms[name] / 1e3) / 1e12:.1f} TFLOP/s"
+            if name != "bf16" and "bf16" in ms:
+                figures["speedup"] = round(ms["bf16"] / ms[name], 4)
+            if name != "bf16" and bench.gpu is not None:
+                bf16_s, fp8_s = time_product(m, k, n, name, Cluster(1, 1, bench.gpu), min(k, n))
+                figures["planned_speedup"] = round(bf16_s / fp8_s, 4)
+            bench.write(f"{name}, {m} x {k} x {n}", shape, **figures, output_difference=apart)

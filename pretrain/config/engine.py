@@ -19,6 +19,11 @@ class EngineConfig(Section):
     """Compute dtype. `bf16`: fp32 master weights under DeepSpeed, autocast under `ddp` and
     `single`. `fp32`: on a GPU without TF32, at a tenth of the speed. `fp16`: fp32 master weights
     and dynamic loss scaling; only with ZeRO 1 to 3 on a GPU."""
+    fp8: Annotated[Literal["off", "tensorwise", "rowwise"], OnResume.WARN] = "off"
+    """FP8 products of the blocks' matrices, by torchao (the extra `fp8`); with `precision: bf16` and
+    ZeRO 0 to 2, on a GPU of compute capability 8.9 or more. `tensorwise`: one scale a tensor, faster.
+    `rowwise`: one a row, more exact. Weights and checkpoints stay as they are. A CPU emulates it,
+    slowly, for tests."""
     gradients: Annotated[Literal["compute", "fp32"], OnResume.WARN] = "compute"
     """Dtype in which DeepSpeed sums bf16 gradients over micro-batches and ranks. `compute`: bf16.
     `fp32`: more exact for many micro-batches or hundreds of ranks, at twice the bytes; only with
@@ -57,6 +62,11 @@ class EngineConfig(Section):
         return device == "cuda" if self.compile == "auto" else self.compile
 
     @property
+    def arithmetic(self) -> str:
+        """Precision of the products in words, for logs."""
+        return self.precision if self.fp8 == "off" else f"{self.precision} and {self.fp8} FP8"
+
+    @property
     def compute_bytes(self) -> int:
         """Bytes of a value in the compute dtype."""
         return 4 if self.precision == "fp32" else 2
@@ -92,6 +102,13 @@ class EngineConfig(Section):
                 "precision=fp16 is wrong at zero_stage=0: DeepSpeed unscales gradients of a loss "
                 "that it has not scaled; use zero_stage=1, 2 or 3"
             )
+        if self.fp8 != "off" and self.precision != "bf16":
+            what = f"fp8={self.fp8} needs precision=bf16, which the other operations run in"
+            raise ValueError(f"{what}, not {self.precision}; change it, or use fp8=off")
+        if self.fp8 != "off" and self.zero_stage == 3:
+            # torchao saves a view of the weight for the backward pass, and DeepSpeed frees nothing then.
+            what = f"fp8={self.fp8} would keep every gathered weight until the backward pass at zero_stage=3"
+            raise ValueError(f"{what}; use zero_stage=0, 1 or 2, or fp8=off")
         sums_bf16 = self.precision == "bf16" and self.zero_stage >= 2
         if self.gradient_bytes > self.compute_bytes and self.kind == "deepspeed" and not sums_bf16:
             what = f"gradients=fp32 needs precision=bf16 and zero_stage=2 or 3, not {self.precision}"

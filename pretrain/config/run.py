@@ -10,7 +10,7 @@ from pretrain.config.data import BatchConfig, DataConfig, nearest_multiples
 from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths, row_lengths
-from pretrain.config.model import AnyModelConfig, ModelConfig, ModelSection
+from pretrain.config.model import AnyModelConfig, ModelConfig, ModelSection, StackConfig
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.config.tracking import ProfileConfig, TrackingConfig, check_tracking
@@ -85,6 +85,35 @@ def check_training(
             )
 
 
+FP8_MULTIPLE = 16
+"""Divisor of the rows and columns of every FP8 product."""
+
+
+def check_fp8(model: ModelConfig, batch: BatchConfig, lengths: RowLengths, *, crops: bool) -> None:
+    """Checks the sizes of FP8 products: of the weights, and of their gradients, which sum over the tokens.
+
+    `crops`: rows are cropped to a multiple of 8 tokens. Raises: ValueError, with the size.
+    """
+    rule = f"a multiple of {FP8_MULTIPLE} for engine.fp8"
+    for name in ("encoder", "decoder"):
+        stack: StackConfig | None = getattr(model, name)
+        if stack is None:
+            continue
+        sizes = {
+            "width": stack.width,
+            "heads x head_width": stack.heads * stack.per_head_width,
+            "2 x kv_heads x head_width": 2 * stack.num_kv_heads * stack.per_head_width,
+            "ff_width": stack.ff_width,
+        }
+        for key, size in sizes.items():
+            if size % FP8_MULTIPLE:
+                raise ValueError(f"model.{name}: {key}={size} must be {rule}; change it, or use engine.fp8=off")
+    for length in {lengths.target, lengths.source or lengths.target, 8 if crops else lengths.target}:
+        if batch.micro * length % FP8_MULTIPLE:
+            tokens = f"batch.micro={batch.micro} rows of {length} tokens"
+            raise ValueError(f"{tokens} are {batch.micro * length}, must be {rule}; use another batch.micro")
+
+
 class RunConfig(Section):
     """Config of a run; `pretrain config FILE` prints it with every default filled in."""
 
@@ -135,6 +164,8 @@ class RunConfig(Section):
             # Sizes that one rank can run: a multiple of the rows alone would be refused at the start.
             raise ValueError(f"{rule}; use {nearest_multiples(tokens, length * self.batch.micro)}")
         check_training(self.optim, self.engine, self.model, self.train.steps, tokens)
+        if self.engine.fp8 != "off" and isinstance(self.model, ModelConfig):
+            check_fp8(self.model, self.batch, self.lengths, crops=self.data.packing == "padded")
         check_best(self.checkpoint, self.eval, self.objective, self.data)
         check_tracking(self.tracking, self.eval, self.model)
         return self
@@ -163,6 +194,9 @@ class RunConfig(Section):
         if self.init.freeze:
             why = "which freezes the whole model"
             raise ValueError(f"init.freeze does not go with finetune.kind=lora, {why}; leave it out")
+        if self.engine.fp8 != "off":
+            what = "finetune.kind=lora adapts linear layers of torch, which FP8 replaces"
+            raise ValueError(f"{what}; use engine.fp8=off")
         if self.model.kind == "recurrent":
             what = "finetune.kind=lora adapts Transformer blocks"
             raise ValueError(f"{what}, which model.kind=recurrent lacks")

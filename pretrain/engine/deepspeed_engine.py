@@ -219,7 +219,7 @@ class DeepSpeedZeroEngine(WrappedModule):
         host = [name for name in ("optimizer", "params") if getattr(config, f"offload_{name}") != "none"]
         on_host = f", {' and '.join(host)} in host memory" if host else ""
         devices = f"{world.size} x {self.device.type}{on_host}"
-        self.description = f"DeepSpeed ZeRO-{stage}, {config.precision}, {devices}"
+        self.description = f"DeepSpeed ZeRO-{stage}, {config.arithmetic}, {devices}"
         self._clip = grad_clip if clips_itself(config) else None
         self._parameters = list(module.parameters())
         self.is_sharded = stage == 3

@@ -16,6 +16,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, StackConfig
+from pretrain.errors import ConfigError, install_fix
 from pretrain.model.recurrent.recurrent import Recurrent, check_engine, draw_recurrent
 from pretrain.model.transformer import Transformer
 
@@ -34,6 +36,9 @@ LanguageModel = Transformer | Recurrent
 _RESIDUAL_OUTPUTS = ("attention.output.weight", "cross.output.weight", "feedforward.down.weight")
 
 _TABLES = ("embedding.weight", "token_type.weight", "position.weight")
+
+FP8_CAPABILITY = (8, 9)
+"""Compute capability of the first GPUs with FP8 products: Ada, then Hopper (9.0) and Blackwell."""
 
 _QUERIES = ("attention.qkv.weight", "cross.query.weight")
 
@@ -137,6 +142,27 @@ def _compiles(engine: EngineConfig, device: torch.device) -> bool:
     return engine.compiles(device.type)
 
 
+def convert_to_fp8(module: nn.Module, recipe: str, device: torch.device) -> None:
+    """Gives every linear layer of a module FP8 products, in place; its parameters stay the same objects.
+
+    A weight is rounded at each product and saved as it is; a CPU emulates the products in bf16.
+
+    Raises:
+        ConfigError: torchao is missing, or the device has no FP8.
+    """
+    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
+        have, need = ("{}.{}".format(*version) for version in (found, FP8_CAPABILITY))
+        what = f"engine.fp8={recipe} needs a GPU of compute capability {need} or more, this one has {have}"
+        raise ConfigError(what, fix="use engine.fp8=off")
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        fix = f"use engine.fp8=off, or {install_fix('fp8')}"
+        raise ConfigError(f"engine.fp8={recipe} needs the torchao package: {error}", fix=fix) from None
+    options = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=device.type == "cpu")
+    convert_to_float8_training(module, config=options)
+
+
 def build_model(
     config: AnyModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool = True
 ) -> LanguageModel:
@@ -146,7 +172,8 @@ def build_model(
 
     Raises:
         ConfigError: The attention backend does not support the model or the device, or the engine
-            requests activation checkpointing or compilation of a recurrent model.
+            requests activation checkpointing, compilation or FP8 of a recurrent model, or FP8 that
+            the device or the environment lacks.
     """
     model: LanguageModel
     # On the meta device first: torch's own initialisation costs nothing there, and draws nothing.
@@ -156,6 +183,8 @@ def build_model(
             model = Recurrent(config)
         else:
             model = Transformer(config, engine, device)
+            for stack in model.stacks if engine.fp8 != "off" else ():
+                convert_to_fp8(stack.blocks, engine.fp8, device)
     if storage and device.type != "meta":
         model.to_empty(device=device)
         model.tie()

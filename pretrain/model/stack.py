@@ -82,6 +82,7 @@ _SAVED_OPERATIONS = {
     "aten::mm",
     "aten::addmm",
     "aten::bmm",
+    "aten::_scaled_mm",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_flash_attention",
     "aten::_scaled_dot_product_efficient_attention",

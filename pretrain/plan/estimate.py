@@ -11,6 +11,7 @@ from pretrain.config.run import RunConfig
 from pretrain.plan import course
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.course import StoredData
+from pretrain.plan.fp8 import fp8_products, refusal, time_ratio
 from pretrain.plan.memory import host_bytes, largest_micro, memory_limit, rank_memory, state_bytes
 from pretrain.plan.params import Values, count_parts
 from pretrain.plan.roofline import Rate, link_seconds, plan_work, predict_rate, recompute_share, wire_bytes
@@ -19,6 +20,8 @@ from pretrain.plan.task import ParallelLayout, TrainingTask, known_model, task_o
 
 DAY_S = 86_400
 
+FP8_PAYS = 1.05
+"""Predicted speed of a step over bf16 from which FP8 is worth its rounding."""
 _MOST_ROWS = 1024
 """Largest micro-batch that is looked for."""
 
@@ -76,6 +79,7 @@ def plan_facts(
             speed = options.measured_tokens_s
             rates["measured"] = predict_rate(task, layout, cluster, tokens_s=speed)
         facts["rates"] = {name: _rate_facts(rate, config, cluster) for name, rate in rates.items()}
+        facts["fp8"] = _fp8_facts(task, layout, cluster)
         facts["network"] = _network_facts(task, layout, cluster)
         # The surest rate, which is the last, is the base of all that follows.
         best = list(rates.values())[-1]
@@ -163,6 +167,27 @@ def _rate_facts(rate: Rate, config: RunConfig, cluster: Cluster) -> dict[str, An
         "parts_s": None if rate.parts is None else asdict(rate.parts),
         "days": total_s / DAY_S,
         "gpu_hours": total_s * cluster.size / 3600,
+    }
+
+
+def _fp8_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> dict[str, Any] | None:
+    """Returns the products of the blocks in bf16 and FP8; None where it is not asked for and cannot be used."""
+    engine, asked = layout.engine, layout.engine.fp8 != "off"
+    why = refusal(engine, cluster)
+    recipe = engine.fp8 if asked else "tensorwise"
+    products = fp8_products(task, layout.micro, recipe, cluster)
+    if not products or (why and not asked):
+        return None
+    plain, faster = (replace(layout, engine=engine.model_copy(update={"fp8": fp8})) for fp8 in ("off", recipe))
+    step = predict_rate(task, plain, cluster).step_s / predict_rate(task, faster, cluster).step_s
+    return {
+        "recipe": recipe,
+        "asked": asked,
+        "refused": why,
+        "products": [{**asdict(product), "speedup": product.speedup} for product in products],
+        "speedup": 1 / time_ratio(products),
+        "step_speedup": step,
+        "pays": not why and step >= FP8_PAYS,
     }
 
 

@@ -64,12 +64,21 @@ class Gpu:
     link_bytes_s: float  # NVLink to the others of its node, all links, one direction; else PCIe
     network_bytes_s: float  # share of the node's network, one direction, as in a DGX H100 or A100
     generation: str  # key of `Constants.shares`
+    has_fp8: bool = False  # true: products in FP8 at twice the peak, which is Ada, Hopper, Blackwell, CDNA 3
 
 
 def _gpu(
-    name: str, tflops: float, fp32: float, gib: float, tb_s: float, link_gb: float, network_gb: float, generation: str
+    name: str,
+    tflops: float,
+    fp32: float,
+    gib: float,
+    tb_s: float,
+    link_gb: float,
+    network_gb: float,
+    generation: str,
+    fp8: bool = False,
 ) -> Gpu:
-    return Gpu(name, tflops * 1e12, fp32 * 1e12, gib, tb_s * 1e12, link_gb * 1e9, network_gb * 1e9, generation)
+    return Gpu(name, tflops * 1e12, fp32 * 1e12, gib, tb_s * 1e12, link_gb * 1e9, network_gb * 1e9, generation, fp8)
 
 
 GPUS: dict[str, Gpu] = {
@@ -78,16 +87,16 @@ GPUS: dict[str, Gpu] = {
     "a40": _gpu("A40 48GB", 149.7, 37.4, 44.4, 0.696, 56, 12.5, "ampere"),
     "a100-40": _gpu("A100 40GB", 312, 19.5, 39.4, 1.555, 300, 25, "ampere"),
     "a100": _gpu("A100 80GB", 312, 19.5, 79.2, 2.039, 300, 25, "ampere"),
-    "l4": _gpu("L4 24GB", 121, 30.3, 22.2, 0.3, 32, 6.25, "ampere"),
-    "l40s": _gpu("L40S 48GB", 362, 91.6, 44.4, 0.864, 32, 25, "ampere"),
-    "rtx4090": _gpu("RTX 4090 24GB", 165, 82.6, 23.6, 1.008, 32, 3.1, "ampere"),
-    "h100": _gpu("H100 SXM 80GB", 989, 67, 79.1, 3.35, 450, 50, "hopper"),
-    "h100-pcie": _gpu("H100 PCIe 80GB", 756, 51, 79.1, 2.0, 64, 25, "hopper"),
-    "h200": _gpu("H200 SXM 141GB", 989, 67, 139.8, 4.8, 450, 50, "hopper"),
-    "gh200": _gpu("GH200 96GB", 989, 67, 94.5, 4.0, 450, 50, "hopper"),
-    "b200": _gpu("B200 180GB", 2250, 80, 178.3, 8.0, 900, 50, "hopper"),
+    "l4": _gpu("L4 24GB", 121, 30.3, 22.2, 0.3, 32, 6.25, "ampere", fp8=True),
+    "l40s": _gpu("L40S 48GB", 362, 91.6, 44.4, 0.864, 32, 25, "ampere", fp8=True),
+    "rtx4090": _gpu("RTX 4090 24GB", 165, 82.6, 23.6, 1.008, 32, 3.1, "ampere", fp8=True),
+    "h100": _gpu("H100 SXM 80GB", 989, 67, 79.1, 3.35, 450, 50, "hopper", fp8=True),
+    "h100-pcie": _gpu("H100 PCIe 80GB", 756, 51, 79.1, 2.0, 64, 25, "hopper", fp8=True),
+    "h200": _gpu("H200 SXM 141GB", 989, 67, 139.8, 4.8, 450, 50, "hopper", fp8=True),
+    "gh200": _gpu("GH200 96GB", 989, 67, 94.5, 4.0, 450, 50, "hopper", fp8=True),
+    "b200": _gpu("B200 180GB", 2250, 80, 178.3, 8.0, 900, 50, "hopper", fp8=True),
     "mi250x": _gpu("MI250X, one of two dies, 64GB", 191.5, 47.9, 64.0, 1.6, 150, 25, "ampere"),
-    "mi300x": _gpu("MI300X 192GB", 1307, 163.4, 191.7, 5.3, 448, 50, "hopper"),
+    "mi300x": _gpu("MI300X 192GB", 1307, 163.4, 191.7, 5.3, 448, 50, "hopper", fp8=True),
     # One core of a server with AVX-512 in fp32, and its share of the memory: a rough figure.
     "cpu": _gpu("CPU core", 0.1, 0.1, 8.0, 0.01, 1.0, 0.125, "cpu"),
 }

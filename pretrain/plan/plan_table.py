@@ -144,9 +144,35 @@ def _show_time(facts: dict[str, Any], console: Console) -> None:
             share = seconds / first["step_s"]
             parts.add_row(f"  {name}", span(seconds), f"{percent(share):>6}  {'#' * round(_BAR * share)}")
     console.print(parts)
+    if facts["fp8"] is not None:
+        _show_fp8(facts["fp8"], console)
     if facts["cluster"]["ranks"] > 1:
         _show_network(facts, console)
     console.print()
+
+
+def _show_fp8(fp8: dict[str, Any], console: Console) -> None:
+    """Says whether FP8 pays; if it is asked for, by product."""
+    key = f"engine.fp8={fp8['recipe']}"
+    if fp8["refused"]:
+        console.print(f"{key} will be refused: {fp8['refused']}; use engine.fp8=off", style="bold red", soft_wrap=True)
+        return
+    speeds = f"products of blocks {fp8['speedup']:.2f}x, the step {fp8['step_speedup']:.2f}x as fast as in bf16"
+    if not fp8["pays"]:
+        fix = "; use engine.fp8=off, a larger micro-batch or a wider model" if fp8["asked"] else ""
+        style = "yellow" if fp8["asked"] else "dim"
+        console.print(
+            f"FP8 does not pay ({key}, predicted): {speeds}{fix}", style=style, soft_wrap=True, highlight=False
+        )
+    else:
+        console.print(f"FP8 pays ({key}, predicted): {speeds}", soft_wrap=True, highlight=False)
+    if not fp8["asked"]:
+        return
+    table = _table(None, ("", "M", "K", "N", "bf16", "FP8", "speed"))
+    for one in fp8["products"]:
+        times = (span(one["bf16_s"]), span(one["fp8_s"]), f"{one['speedup']:.2f}x")
+        table.add_row(f"  {one['name']}", f"{one['m']:,}", f"{one['k']:,}", f"{one['n']:,}", *times)
+    console.print(table)
 
 
 def _show_network(facts: dict[str, Any], console: Console) -> None:

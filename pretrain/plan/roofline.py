@@ -1,6 +1,7 @@
 """The time of a step by a roofline: work over the reached share of each peak, by kind of kernel.
 
-    products        FLOPs over a share of the peak, which grows with their width; of attention, lower
+    products        FLOPs over a share of the peak, which grows with their width; of attention, lower;
+                    in FP8 as `fp8.py` has it
     elementwise     bytes over a share of the memory's bandwidth: norms, activations, softmax
     optimizer       the same, once a step
     network         bytes by ZeRO stage over the slower of links and network, less the hidden ones
@@ -8,13 +9,14 @@
 The shares are fitted on published runs (`gpus.py`). The bound is the part that takes longest.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import AnyModelConfig, RecurrentConfig
 from pretrain.plan.activations import activation_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
+from pretrain.plan.fp8 import fp8_products, time_ratio
 from pretrain.plan.gpus import Constants
 from pretrain.plan.memory import MAX_LIVE, bytes_per_parameter, reduces_to_owners, state_bytes
 from pretrain.plan.task import ParallelLayout, TrainingTask
@@ -47,6 +49,7 @@ class Work:
     offload_bytes: float  # bytes between host and device in a step
     accumulation: int  # micro-batches of a step
     fp32: bool = False  # true: products are in fp32
+    fp8_ratio: float = 1.0  # time of the blocks' products over that in bf16
     zero_stage: int = 0  # ZeRO stage; 0 also for DDP
     overlaps: bool = False  # true: communication overlaps computation
 
@@ -177,7 +180,7 @@ def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) 
     again = 1 + work.recompute / 3  # of what is moved, a third is the forward pass's
     products = shares.products * work.width / (work.width + shares.half_width)
     flops = work.micro * work.whole.projections + work.recompute * (work.micro * work.forward.projections)
-    projections = (flops + work.micro * work.whole.head) / (peak * products)
+    projections = (work.fp8_ratio * flops + work.micro * work.whole.head) / (peak * products)
     flops = work.micro * work.whole.attention + work.recompute * (work.micro * work.forward.attention)
     attention = flops / (peak * shares.attention)
     bandwidth = gpu.memory_bytes_s * constants.memory_share
@@ -223,6 +226,9 @@ def predict_rate(
 ) -> Rate:
     """Predicts the speed of a layout; or returns it at a given MFU, or number of tokens a second."""
     work = plan_work(task, layout, cluster.size, cluster.device)
+    if layout.engine.fp8 != "off":
+        products = fp8_products(task, layout.micro, layout.engine.fp8, cluster)
+        work = replace(work, fp8_ratio=time_ratio(products))
     tokens = cluster.size * layout.micro * layout.accumulation * task.tokens
     # MFU is a share of the dense bf16 peak, also in fp32, as `tracking` counts it.
     flops = work.model_flops * cluster.size

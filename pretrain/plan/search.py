@@ -38,7 +38,7 @@ def _engines(engine: EngineConfig, task: TrainingTask) -> Iterator[EngineConfig]
     stages = (0, 1, 2, 3) if engine.kind == "deepspeed" else (0,)
     modes = ("none",) if isinstance(task.model, RecurrentConfig) else ("none", "selective", "full")
     for stage in stages:
-        if engine.precision == "fp16" and not stage:
+        if (engine.precision == "fp16" and not stage) or (engine.fp8 != "off" and stage == 3):
             continue
         places = [("none", "none")]
         # Optimizers over whole matrices are refused on the host (`config/run.py`).

@@ -203,5 +203,8 @@ def quiet_libraries() -> None:
         logger = logging.getLogger(name)
         logger.setLevel(max(logger.level, logging.WARNING))
     logging.getLogger("DeepSpeed").addFilter(_is_news)
+    # torchao says that kernels for other GPUs do not load, and torch that torchao calls what is deprecated.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     # Says of every compiled block with selective checkpointing that it has a policy.
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)

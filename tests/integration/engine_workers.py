@@ -14,7 +14,7 @@ from pretrain.engine.build import fill_sharded, start_accelerator
 from pretrain.engine.engine import Engine
 from pretrain.model import build_model
 from pretrain.model.build import initial_weight
-from tests.integration.workers import ROWS, SEQ_LEN, TWO_STACKS, build, train
+from tests.integration.workers import MODEL, ROWS, SEQ_LEN, TWO_STACKS, build, train
 
 
 def losses_of(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[list[list[float]]]:
@@ -27,6 +27,20 @@ def two_stacks_losses(world: World, cases: list[list[Any]], steps: int, micro: i
     return [
         train(build(world, *case, micro=micro, model=TWO_STACKS), world, range(steps), micro, source=True)
         for case in cases
+    ]
+
+
+def fp8_losses(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[list[list[float]]]:
+    """Trains each (kind, stage, recipe, checkpointing) in bf16, its matrices of a size that FP8 takes."""
+    model = MODEL | {"decoder": {"width": 32, "heads": 4, "kv_heads": 2, "head_width": 8, "ff_width": 48}}
+    return [
+        train(
+            build(world, kind, stage, "bf16", micro=micro, model=model, fp8=fp8, checkpointing=checkpointing),
+            world,
+            range(steps),
+            micro,
+        )
+        for kind, stage, fp8, checkpointing in cases
     ]
 
 

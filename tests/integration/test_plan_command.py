@@ -119,3 +119,18 @@ def test_adapters_and_frozen_weights_are_counted_and_shown(tmp_path):
     assert 2 / 3 < ratio < 0.75  # two products of three, a little of attention's, and the adapters
     shown = run_light("plan", QUICKSTART, *start, "init.freeze=[embedding.*]", cwd=tmp_path, COLUMNS="80").stdout
     assert "trained" in shown and "of the weights" in shown and "adapters" not in shown
+
+
+def test_the_plan_says_whether_fp8_pays(here, capsys):
+    large = ["model.preset=llama3-8b", "engine={precision: bf16, zero_stage: 2}"]
+    batch = "batch={seq_len: 8192, global_tokens: 65536, micro: 1}"
+    for overrides, said in (
+        ([*large, batch], "FP8 pays (engine.fp8=tensorwise, predicted): products of blocks 1.4"),
+        (["engine.precision=bf16", "engine.fp8=rowwise"], "use engine.fp8=off, a larger micro-batch or a wider model"),
+        (
+            [*large, batch, "engine.fp8=rowwise", "--gpu", "a100"],
+            "will be refused: A100 80GB has no FP8; use engine.fp8=off",
+        ),
+    ):
+        assert cli.run(["plan", QUICKSTART, *overrides]) == 0
+        assert said in capsys.readouterr().out

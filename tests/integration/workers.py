@@ -85,6 +85,7 @@ def build(
     compile: bool = False,
     checkpointing: str = "none",
     sharded: bool = False,
+    fp8: str = "off",
     objective: ObjectiveConfig | None = None,
     finetune: str = "full",
 ) -> Engine:
@@ -105,6 +106,7 @@ def build(
         offload_params="cpu" if offload in ("params", "both") else "none",
         compile=compile,
         activation_checkpointing=checkpointing,
+        fp8=fp8,
     )
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size)
     optim = OptimConfig(kind=optimizer, lr=1e-2, grad_clip=grad_clip)

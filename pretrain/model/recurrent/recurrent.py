@@ -303,8 +303,8 @@ class Recurrent(nn.Module):
 
 
 def check_engine(engine: EngineConfig) -> None:
-    """Raises: ConfigError: The engine requests recomputation or compilation, which need blocks."""
-    for key, plain in (("activation_checkpointing", ("none",)), ("compile", (False, "auto"))):
+    """Raises: ConfigError: The engine requests recomputation, compilation or FP8, which need blocks."""
+    for key, plain in (("activation_checkpointing", ("none",)), ("compile", (False, "auto")), ("fp8", ("off",))):
         value = getattr(engine, key)
         if value not in plain:
             raise ConfigError(

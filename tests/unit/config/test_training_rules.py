@@ -64,6 +64,11 @@ def test_the_schedule_is_checked_against_the_length_of_the_run():
             "offload_params=cpu requires sharded weights; .*zero_stage=3",
         ),
         ({"offload_params": "cpu", "kind": "single"}, "offload_params=cpu requires sharded weights"),
+        ({"fp8": "rowwise", "precision": "fp32"}, "fp8=rowwise needs precision=bf16, .* not fp32; change it, or use"),
+        (
+            {"fp8": "rowwise", "zero_stage": 3},
+            "fp8=rowwise would keep every gathered weight .*; use zero_stage=0, 1 or 2",
+        ),
     ],
 )
 def test_engines_that_cannot_are_refused(values, message):
@@ -83,12 +88,35 @@ def test_every_optimizer_has_its_bytes_and_is_stepped_whole_or_not():
     assert set(OPTIMIZERS) >= WHOLE_MATRIX_KINDS
 
 
+FP8 = ["engine.precision=bf16", "engine.fp8=tensorwise"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["optim.kind=muon", "engine.offload_optimizer=cpu"], "optim.kind=muon steps whole matrices"),
         (["optim.schedule={kind: wsd, cooldown_tokens: 9999999}"], "the warm-up of 10 steps and the cooldown of 2442"),
         (["engine.precision=fp16", "model.init=t5"], "engine.precision=fp16 overflows in a T5-style model"),
+        (
+            [*FP8, "model.decoder.ff_width=700"],
+            "model.decoder: ff_width=700 must be a multiple of 16 for engine.fp8; chan",
+        ),
+        (
+            [*FP8, "model.decoder={heads: 3, kv_heads: 1, head_width: 12}"],
+            "decoder: heads x head_width=36 must be a multiple of 16 for engine.fp8; change it, or use engine.fp8=off",
+        ),
+        (
+            [*FP8, "batch.seq_len=24", "batch.global_tokens=24000", "batch.micro=1"],
+            "batch.micro=1 rows of 24 tokens are 24, must be a multiple of 16 for engine.fp8; use another batch.micro",
+        ),
+        (
+            [*FP8, "data.packing=padded", "batch.micro=1"],
+            "batch.micro=1 rows of 8 tokens are 8, must be a multiple of 16",
+        ),
+        (
+            [*FP8, "finetune.kind=lora", "init.from=start"],
+            "finetune.kind=lora adapts .*, which FP8 replaces; use engine.fp8=off",
+        ),
     ],
 )
 def test_a_recipe_meets_the_rules_when_it_is_loaded(overrides, message):
