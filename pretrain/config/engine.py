@@ -42,6 +42,9 @@ class EngineConfig(Section):
     """`cpu`: keep master weights and optimizer state in host memory and step them there."""
     offload_params: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"
     """`cpu`: keep unused working weights in host memory, too; ZeRO stage 3 only."""
+    offload_activations: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"
+    """`cpu`: keep what blocks save for the backward pass in host memory until it is needed, but for the
+    last block; with `activation_checkpointing: full` that is the input of each block."""
     timeout_s: Annotated[int, OnResume.FREE] = Field(default=600, ge=1)
     """Longest seconds in a phase of a step, waiting for other ranks included, before the job ends
     and names the rank that hangs. Three times as long for loading, compiling, evaluating,
@@ -55,6 +58,12 @@ class EngineConfig(Section):
     def compiles(self, device: str) -> bool:
         """Returns whether blocks are to be compiled on `cuda` or `cpu`."""
         return device == "cuda" if self.compile == "auto" else self.compile
+
+    @property
+    def on_host(self) -> str:
+        """What is offloaded, as an end of a description: `, optimizer and activations in host memory`."""
+        names = [name for name in ("optimizer", "params", "activations") if getattr(self, f"offload_{name}") != "none"]
+        return f", {' and '.join(names)} in host memory" if names else ""
 
     @property
     def compute_bytes(self) -> int:

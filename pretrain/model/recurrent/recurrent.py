@@ -303,8 +303,9 @@ class Recurrent(nn.Module):
 
 
 def check_engine(engine: EngineConfig) -> None:
-    """Raises: ConfigError: The engine requests recomputation or compilation, which need blocks."""
-    for key, plain in (("activation_checkpointing", ("none",)), ("compile", (False, "auto"))):
+    """Raises: ConfigError: The engine requests recomputation, offload or compilation of blocks."""
+    needs_blocks = {"activation_checkpointing": ("none",), "offload_activations": ("none",), "compile": (False, "auto")}
+    for key, plain in needs_blocks.items():
         value = getattr(engine, key)
         if value not in plain:
             raise ConfigError(

@@ -266,7 +266,9 @@ def test_initial_weights_are_a_function_of_seed_and_name_and_an_lstm_begins_by_k
     assert tied.std().item() == pytest.approx(12**-0.5, abs=0.04)
 
 
-@pytest.mark.parametrize(("key", "value"), [("compile", True), ("activation_checkpointing", "full")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("compile", True), ("activation_checkpointing", "full"), ("offload_activations", "cpu")]
+)
 def test_what_only_blocks_can_do_is_refused(key, value):
     engine = PLAIN_ENGINE.model_copy(update={key: value})
     with pytest.raises(ConfigError, match=f"engine.{key}={str(value).lower()} is for blocks of a Transformer"):
