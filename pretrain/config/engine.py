@@ -47,6 +47,9 @@ class EngineConfig(Section):
     """`cpu`: keep master weights and optimizer state in host memory and step them there."""
     offload_params: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"
     """`cpu`: keep unused working weights in host memory, too; ZeRO stage 3 only."""
+    offload_activations: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"
+    """`cpu`: keep what blocks save for the backward pass in host memory until it is needed, but for the
+    last block; with `activation_checkpointing: full` that is the input of each block."""
     timeout_s: Annotated[int, OnResume.FREE] = Field(default=600, ge=1)
     """Longest seconds in a phase of a step, waiting for other ranks included, before the job ends
     and names the rank that hangs. Three times as long for loading, compiling, evaluating,
@@ -65,6 +68,12 @@ class EngineConfig(Section):
     def arithmetic(self) -> str:
         """Precision of the products in words, for logs."""
         return self.precision if self.fp8 == "off" else f"{self.precision} and {self.fp8} FP8"
+
+    @property
+    def on_host(self) -> str:
+        """What is offloaded, as an end of a description: `, optimizer and activations in host memory`."""
+        names = [name for name in ("optimizer", "params", "activations") if getattr(self, f"offload_{name}") != "none"]
+        return f", {' and '.join(names)} in host memory" if names else ""
 
     @property
     def compute_bytes(self) -> int:

@@ -148,7 +148,7 @@ def check_memory(needed: int, memory: tuple[int, int]) -> Check:
     text = f"{available / 2**30:,.1f} GiB of {total / 2**30:,.1f} available"
     wanted = f"{needed / 2**30:,.1f} GiB"
     if needed > total:
-        fix = "use more nodes, fewer ranks a node, or engine.offload_optimizer=none"
+        fix = "use more nodes, fewer ranks a node, or offload less (engine.offload_*)"
         return Check("memory", "fail", f"{text}, and the ranks of this host need {wanted}", fix)
     if needed > available:
         fix = "end other processes here; Slurm: --mem=0 gives all of a node"

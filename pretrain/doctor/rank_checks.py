@@ -195,6 +195,14 @@ def check_torch(torch: Any, engine: EngineConfig, gpus: list[GpuFound]) -> list[
     if not torch.backends.cuda.flash_sdp_enabled() or not torch.backends.cuda.is_flash_attention_available():
         text = "torch was built without its flash kernel: attention takes more memory and time"
         checks.append(Check("attention", "warn", text, "install an official build of torch"))
+        return checks
+    from pretrain.model.build import why_no_fa3
+
+    reason = why_no_fa3(engine, torch.cuda.get_device_capability(0), dropout=False)
+    text = f"FlashAttention 2 of torch: {reason}"
+    if reason is None:
+        text = "FlashAttention 3 of flash_attn_interface, but for models with dropout of attention weights"
+    checks.append(Check("attention", "pass", text))
     return checks
 
 

@@ -216,9 +216,7 @@ class DeepSpeedZeroEngine(WrappedModule):
         _check_offload(wrapped.optimizer, config, accelerator.device)
         super().__init__(wrapped, module, names)
         self.device = accelerator.device
-        host = [name for name in ("optimizer", "params") if getattr(config, f"offload_{name}") != "none"]
-        on_host = f", {' and '.join(host)} in host memory" if host else ""
-        devices = f"{world.size} x {self.device.type}{on_host}"
+        devices = f"{world.size} x {self.device.type}{config.on_host}"
         self.description = f"DeepSpeed ZeRO-{stage}, {config.arithmetic}, {devices}"
         self._clip = grad_clip if clips_itself(config) else None
         self._parameters = list(module.parameters())

@@ -10,6 +10,7 @@ part by part, because fan-in and fan-out are those of its parts. Recurrent model
 """
 
 import hashlib
+import importlib.util
 import logging
 import math
 import os
@@ -163,6 +164,42 @@ def convert_to_fp8(module: nn.Module, recipe: str, device: torch.device) -> None
     convert_to_float8_training(module, config=options)
 
 
+def why_no_fa3(engine: EngineConfig, capability: tuple[int, int], *, dropout: bool) -> str | None:
+    """Returns the reason for torch's own flash kernels, FlashAttention 2; None: FlashAttention 3 runs in their place.
+
+    Args:
+        engine: Only `precision` and `deterministic` are read.
+        capability: Compute capability of the GPU.
+        dropout: Weights of attention have dropout.
+    """
+    if capability[0] != 9:
+        return "FlashAttention 3 is for compute capability 9.x (Hopper)"
+    if importlib.util.find_spec("flash_attn_interface") is None:
+        return "flash_attn_interface (FlashAttention 3) is not installed"
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        return "FlashAttention 3 needs torch 2.13: in older ones a backward pass of it was not found"
+    if engine.precision == "fp32":
+        return "FlashAttention 3 is for 16 bits, not engine.precision=fp32"
+    if engine.deterministic:
+        return "FlashAttention 3 was not shown to be deterministic, and engine.deterministic=true"
+    return "FlashAttention 3 has no dropout of attention weights" if dropout else None
+
+
+def activate_fa3() -> None:
+    """Puts FlashAttention 3 in the place of torch's flash kernels, for this process."""
+    from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
+
+    if current_flash_attention_impl() == "FA3":
+        return
+    try:
+        activate_flash_attention_impl("FA3")
+    except (ImportError, OSError, RuntimeError) as error:  # a build for another torch, or without its kernels
+        reason = str(error).splitlines()[0]
+        log.warning("flash kernels: torch's own (FlashAttention 2); flash_attn_interface does not load: %s", reason)
+    else:
+        log.info("flash kernels: FlashAttention 3 of flash_attn_interface")
+
+
 def build_model(
     config: AnyModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool = True
 ) -> LanguageModel:
@@ -185,6 +222,10 @@ def build_model(
             model = Transformer(config, engine, device)
             for stack in model.stacks if engine.fp8 != "off" else ():
                 convert_to_fp8(stack.blocks, engine.fp8, device)
+            if device.type == "cuda":
+                dropout = any(stack and stack.attention_weight_dropout for stack in (config.encoder, config.decoder))
+                if why_no_fa3(engine, torch.cuda.get_device_capability(device), dropout=dropout) is None:
+                    activate_fa3()
     if storage and device.type != "meta":
         model.to_empty(device=device)
         model.tie()

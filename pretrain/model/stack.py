@@ -9,10 +9,13 @@ Saved for the backward pass of a block, by `engine.activation_checkpointing`:
     full        the block's input; the rest is recomputed
     selective   the block's input, results of matrix products and attention; the rest is recomputed
 
-With `activation_checkpointing_every: n`, only every n-th block is checkpointed.
+With `activation_checkpointing_every: n`, only every n-th block is checkpointed. With
+`offload_activations: cpu`, host memory has what is saved until its backward pass is near
+(`activation_offload.py`).
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -24,6 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.model.activation_offload import ActivationOffload
 from pretrain.model.attention import CachePlace, CrossAttention, KVCache, LayerCache, SelfAttention
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds
@@ -232,6 +236,7 @@ class Stack(nn.Module):
             checkpointing = _checkpointing(config, engine, number)
             self.blocks.append(Block(config, self.backend, self.cross_backend, checkpointing, first=number == 0))
         self.norm = build_norm(config) if config.norm_placement == "pre" else nn.Identity()
+        self.offload = ActivationOffload(device, config.layers) if engine.offload_activations == "cpu" else None
 
     def forward(
         self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None = None, cache: KVCache | None = None
@@ -252,10 +257,13 @@ class Stack(nn.Module):
                 types_BT = torch.zeros(1, 1, dtype=torch.int64, device=x_BTD.device)
             x_BTD = x_BTD + self.token_type(types_BT)
         x_BTD = self.dropout(self.input_norm(x_BTD))
+        # Around a block's call, and so outside of what is compiled and of an engine's hooks.
+        offload = self.offload if torch.is_grad_enabled() else None
         for number, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
             rotation = placed.rotation if window is None else placed.local_rotation
             layer_cache = None if cache is None else cache.layers[number]
-            x_BTD = block(x_BTD, masks[window], rotation, memory, layer_cache)
+            with nullcontext() if offload is None else offload.block(number):
+                x_BTD = block(x_BTD, masks[window], rotation, memory, layer_cache)
         return self.norm(x_BTD)
 
     def _prepare_masks(

@@ -7,7 +7,8 @@
 
 Read it with `model/stack.py`. A block counts by its checkpointing mode: `none` keeps all of
 it, `full` its input, `selective` its input and the results of matrix products and attention. A
-storage counts once, and a view keeps all of it: values are a view of the projection's result.
+storage counts once, and a view keeps all of it: values are a view of the projection's result. Under
+`offload_activations` two blocks are on the device at a time: one that runs, and one that is copied.
 Attention counts as linear in length, which it is but for `eager`, and for dense masks of `sdpa` on
 CUDA. Not here: weights and optimizer (`memory.py`).
 """
@@ -35,6 +36,7 @@ class ActivationBytes:
     ends: int = 0  # norms and dropout outside blocks, position tables, the head's own layers
     loss: int = 0  # gradients of hidden states and of the head's weight, made in the forward pass
     recomputed: int = 0  # the one block that is computed again at a time; 0 without checkpointing
+    on_host: int = 0  # what `offload_activations` keeps in host memory, at the end of the forward pass
 
     @property
     def kept(self) -> int:
@@ -61,6 +63,7 @@ class _StackCounter:
         self.rows = rows
         # A CPU has no fused kernels for RMSNorm, and none for dropout of attention weights.
         self.on_cpu = device == "cpu"
+        self.compiles = engine.compiles(device)
         self.compute = engine.compute_bytes  # operands and results of matrix products and attention
         # The stream between blocks, and the inputs of norms: fp32 under autocast.
         self.residual = self.compute if engine.kind == "deepspeed" else 4
@@ -143,23 +146,29 @@ class _StackCounter:
             pairs += queries * (keys + (self.source_length if self.in_tiles else 0))
         return self.rows * self.stack.heads * pairs * self.compute
 
-    def blocks(self, engine: EngineConfig, frozen: int) -> tuple[int, int]:
-        """Returns bytes of all blocks but the frozen ones, and of the largest recomputed one."""
+    def blocks(self, engine: EngineConfig, frozen: int) -> tuple[int, int, int]:
+        """Returns bytes of all blocks but the frozen ones, of the largest recomputed one, and on the host."""
         stack = self.stack
-        kept = recomputed = 0
+        each = []
+        recomputed = 0
         mode = engine.activation_checkpointing
         for number in range(frozen, stack.layers):
             normed = not (number == 0 and stack.norm_placement == "pre" and stack.input_norm)
             whole, selective, full = self.block(normed=normed)
+            # What is kept, and what of it autograd holds: without a graph not the results of `selective`.
             if mode == "none" or number % engine.activation_checkpointing_every:
-                kept += whole
+                each.append((whole, whole))
             elif mode == "full":
-                kept += full
+                each.append((full, full))
                 recomputed = max(recomputed, whole)
             else:
-                kept += selective
+                each.append((selective, selective if self.compiles else full))
                 recomputed = max(recomputed, whole - selective)
-        return kept, recomputed
+        kept = sum(kept for kept, _ in each)
+        if engine.offload_activations == "none" or len(each) < 2:
+            return kept, recomputed, 0
+        held = [held for _, held in each]
+        return kept - sum(held) + 2 * max(held), recomputed, sum(held[:-1])
 
     def ends(self, max_seq_len: int) -> int:
         """Returns bytes of norms, dropout, and fp32 tables of positions outside the blocks."""
@@ -188,7 +197,7 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
     if isinstance(model, RecurrentConfig):
         return ActivationBytes(_recurrent_bytes(model, engine, lengths, micro))
     source = lengths.source or 0
-    blocks = recomputed = loss = 0
+    blocks = recomputed = on_host = loss = 0
     ends = micro * 8 * (2 * lengths.target + source)  # ids and targets
     stacks = {
         name: _StackCounter(model, name, engine, lengths, micro, device)
@@ -196,8 +205,9 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
         if getattr(model, name) is not None
     }
     for name, counter in stacks.items():
-        kept, again = counter.blocks(engine, task.flops.frozen_blocks.get(name, 0))
+        kept, again, away = counter.blocks(engine, task.flops.frozen_blocks.get(name, 0))
         blocks += kept
+        on_host += away
         recomputed = max(recomputed, again)
         ends += counter.ends(model.max_seq_len)
     last = list(stacks.values())[-1]
@@ -213,7 +223,7 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
         loss = (positions * width + sums) * last.compute
     if task.trained is not None:
         blocks += _adapter_bytes(model, task.trained, engine, lengths, micro)
-    return ActivationBytes(blocks, ends, loss, recomputed)
+    return ActivationBytes(blocks, ends, loss, recomputed, on_host)
 
 
 def _adapter_bytes(

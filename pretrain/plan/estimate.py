@@ -118,7 +118,7 @@ def _model_facts(config: RunConfig, task: TrainingTask, stored: StoredData | Non
 
 
 def _engine_facts(layout: ParallelLayout) -> dict[str, Any]:
-    names = ("zero_stage", "activation_checkpointing", "offload_optimizer", "offload_params")
+    names = ("zero_stage", "activation_checkpointing", "offload_optimizer", "offload_params", "offload_activations")
     return {name: getattr(layout.engine, name) for name in names}
 
 

@@ -3,7 +3,7 @@
     device    weights + gradients + optimizer, by ZeRO stage, + activations at the peak
               + the loss's chunk of logits + buckets by `plan_buckets` + weights gathered by stage 3
               + context and fragmentation
-    host      offloaded state, and the copy that a checkpoint is written from
+    host      offloaded state and activations, and the copy that a checkpoint is written from
 
 Tested against the live tensors of real ranks (`tests/integration/test_plan_memory.py`).
 """
@@ -236,7 +236,7 @@ def _fixed_bytes(cluster: Cluster) -> int:
 
 
 def host_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> int:
-    """Returns bytes of a rank on its host: offloaded state, and the copy that a save writes from."""
+    """Returns bytes of a rank on its host: what is offloaded, and the copy that a save writes from."""
     engine = layout.engine
     values = task.values
     state = state_bytes(task.optimizer, values)
@@ -245,7 +245,7 @@ def host_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> 
         found += (state + 8 * values.trained) // cluster.size
     if engine.offload_params != "none":
         found += values.weights * engine.compute_bytes // cluster.size
-    return found
+    return found + activation_bytes(task, engine, layout.micro, cluster.device).on_host
 
 
 def memory_limit(cluster: Cluster) -> int:

@@ -243,7 +243,7 @@ def _show_search(found: list[dict[str, Any]], console: Console) -> None:
     columns = ("ZeRO", "micro", "x", "recomputed", "on host", "MFU", "tokens/s", "memory", "bound")
     table = _table("Layouts that fit, fastest first", columns, gap=1)
     for one in found:
-        host = [name for name in ("optimizer", "params") if one[f"offload_{name}"] != "none"]
+        host = [name for name in ("optimizer", "params", "activations") if one[f"offload_{name}"] != "none"]
         table.add_row(
             str(one["zero_stage"]),
             str(one["micro"]),

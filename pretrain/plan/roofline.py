@@ -46,12 +46,13 @@ class Work:
     gradient_bytes: int  # bytes of a gradient on the wire
     layers: int  # blocks, as many as there are gathers
     state_bytes: float  # gradients and optimizer state that the update reads, on this rank
-    offload_bytes: float  # bytes between host and device in a step
+    offload_bytes: float  # bytes of state and weights between host and device in a step
     accumulation: int  # micro-batches of a step
     fp32: bool = False  # true: products are in fp32
     fp8_ratio: float = 1.0  # time of the blocks' products over that in bf16
     zero_stage: int = 0  # ZeRO stage; 0 also for DDP
     overlaps: bool = False  # true: communication overlaps computation
+    saved_bytes: int = 0  # activations of a micro-batch that go to the host and back
 
     @property
     def model_flops(self) -> float:
@@ -73,7 +74,7 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
     model = task.model
     values = task.values
     engine = layout.engine
-    plain = engine.model_copy(update={"activation_checkpointing": "none"})
+    plain = engine.model_copy(update={"activation_checkpointing": "none", "offload_activations": "none"})
     on_host = engine.offload_optimizer != "none"
     each = state_bytes(task.optimizer, values) / values.trained
     zero = (engine.zero_stage, engine.precision, world_size, each)
@@ -105,6 +106,7 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         fp32=engine.precision == "fp32",
         zero_stage=engine.zero_stage,
         overlaps=overlaps(engine, device),
+        saved_bytes=activation_bytes(task, engine, layout.micro, device).on_host,
     )
 
 
@@ -195,6 +197,9 @@ def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) 
     if work.overlaps:
         wire = max(constants.never_hidden * wire, wire - constants.hides * micro)
         last = max(constants.never_hidden * last, last - constants.hides * micro * 2 / 3)
+    # Activations are copied during the passes, a third and two thirds of a micro-batch.
+    saved = work.saved_bytes / constants.host_bytes_s
+    exposed = max(0.0, saved - micro / 3) + max(0.0, saved - micro * 2 / 3)
     count = work.accumulation
     return StepTime(
         projections=count * projections,
@@ -202,7 +207,7 @@ def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) 
         elementwise=count * elementwise,
         optimizer=2 * work.state_bytes / bandwidth,
         network=count * wire + last,
-        offload=work.offload_bytes / constants.host_bytes_s,
+        offload=work.offload_bytes / constants.host_bytes_s + count * exposed,
     )
 
 

@@ -65,6 +65,8 @@ CASES = {
     "compiled, zero3": ["engine.compile=true", "engine.zero_stage=3"],
     "compiled, selective": ["engine.compile=true", "engine.activation_checkpointing=selective"],
     "full": ["engine.activation_checkpointing=full"],
+    "full, offload": ["engine.activation_checkpointing=full", "engine.offload_activations=cpu"],
+    "compiled, offload": ["engine.compile=true", "engine.offload_activations=cpu"],
     "gpt2": ["model.preset=gpt2-tiny"],
     "mistral": ["model.preset=mistral-tiny"],
     "modernbert": ["data.path=bert", "model.preset=modernbert-tiny", "objective.kind=masked"],

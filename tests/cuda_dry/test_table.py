@@ -55,6 +55,8 @@ LLAMA = [
         (LLAMA, ["engine.compile=true", "engine.zero_stage=3"]),
         (LLAMA, ["engine.compile=true", "engine.activation_checkpointing=selective"]),
         (LLAMA, ["engine.activation_checkpointing=full"]),
+        (GPT2, ["engine.compile=true", "engine.offload_activations=cpu"]),
+        (GPT2, ["engine.activation_checkpointing=full", "engine.offload_activations=cpu"]),
     ],
 )
 def test_the_peak_is_within_a_tenth_of_the_plan(shape, engine, folder):

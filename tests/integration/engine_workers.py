@@ -14,6 +14,7 @@ from pretrain.engine.build import fill_sharded, start_accelerator
 from pretrain.engine.engine import Engine
 from pretrain.model import build_model
 from pretrain.model.build import initial_weight
+from pretrain.model.stack import Stack
 from tests.integration.workers import MODEL, ROWS, SEQ_LEN, TWO_STACKS, build, train
 
 
@@ -111,6 +112,21 @@ def compiled_losses(
         options = {"compile": True, "checkpointing": checkpointing}
         rows.append(train(build(world, "deepspeed", stage, "fp32", micro=micro, **options), world, range(steps), micro))
     return rows, sum(counters["graph_break"].values())
+
+
+def offloaded_losses(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[list[list[list[float]]]]:
+    """Trains each (kind, stage, precision, checkpointing, compile) with activations on the host, and without."""
+
+    def trained(case: list[Any], offload: str) -> list[list[float]]:
+        kind, stage, precision, checkpointing, compiled = case
+        options: dict[str, Any] = {"checkpointing": checkpointing, "compile": compiled}
+        engine: Any = build(world, kind, stage, precision, "adamw", offload, micro=micro, **options)
+        rows = train(engine, world, range(steps), micro)
+        stack = next(module for module in engine._wrapped.modules() if isinstance(module, Stack))
+        assert (stack.offload is not None and bool(stack.offload._buffers)) == (offload == "activations")
+        return rows
+
+    return [[trained(case, "activations"), trained(case, "none")] for case in cases]
 
 
 def first_moments(world: World, cases: list[list[Any]], clips: list[float]) -> list[list[float]]:

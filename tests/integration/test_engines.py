@@ -119,6 +119,28 @@ def test_what_is_kept_in_host_memory_is_what_was_asked_for_and_trains_alike(refe
 
 
 @pytest.mark.long
+def test_activations_on_the_host_change_no_bit_of_a_run_at_every_zero_stage():
+    engines = [(0, "bf16", "none"), (1, "fp32", "selective"), (2, "fp32", "full"), (3, "bf16", "none")]
+    cases = [["deepspeed", *engine, False] for engine in (*engines, (3, "fp32", "full"))]
+    cases.append(["ddp", 0, "bf16", "none", False])
+    (results, _) = run_in_ranks(
+        "tests.integration.engine_workers:offloaded_losses", 2, {"cases": cases, "steps": 3, "micro": 3}
+    )
+    for case, (offloaded, plain) in zip(cases, results, strict=True):
+        assert offloaded == plain, case
+
+
+@pytest.mark.long
+def test_compiled_blocks_with_activations_on_the_host_train_bit_for_bit_at_zero_3():
+    cases = [["deepspeed", 3, "fp32", mode, True] for mode in ("none", "full")]
+    (results, _) = run_in_ranks(
+        "tests.integration.engine_workers:offloaded_losses", 2, {"cases": cases, "steps": 2, "micro": 3}
+    )
+    for case, (offloaded, plain) in zip(cases, results, strict=True):
+        assert offloaded == plain, case
+
+
+@pytest.mark.long
 def test_an_encoder_decoder_trains_alike_at_every_zero_stage_and_on_one_process():
     stages = [*STAGES_FP32, ["ddp", 0, "fp32"]]
     alone = run_in_ranks(

@@ -91,9 +91,9 @@ def build(
 ) -> Engine:
     """Builds an engine; several may be built one after another in a process.
 
-    `offload`: `optimizer`, `params` or `both` stay in host memory. `sharded`: its parameters are made and cut up one by
-    one, as training does at stage 3. `finetune`: `freeze` freezes the embedding and the first block, `lora` all but
-    adapters of rank 4, which then are all of the state.
+    `offload`: `optimizer`, `params` or `both` stay in host memory; `activations` until the backward pass.
+    `sharded`: its parameters are made and cut up one by one, as training does at stage 3. `finetune`: `freeze` freezes
+    the embedding and the first block, `lora` all but adapters of rank 4, which then are all of the state.
     """
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -104,6 +104,7 @@ def build(
         device="auto" if precision == "fp16" else "cpu",
         offload_optimizer="cpu" if offload in ("optimizer", "both") else "none",
         offload_params="cpu" if offload in ("params", "both") else "none",
+        offload_activations="cpu" if offload == "activations" else "none",
         compile=compile,
         activation_checkpointing=checkpointing,
         fp8=fp8,

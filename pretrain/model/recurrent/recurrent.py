@@ -303,8 +303,14 @@ class Recurrent(nn.Module):
 
 
 def check_engine(engine: EngineConfig) -> None:
-    """Raises: ConfigError: The engine requests recomputation, compilation or FP8, which need blocks."""
-    for key, plain in (("activation_checkpointing", ("none",)), ("compile", (False, "auto")), ("fp8", ("off",))):
+    """Raises: ConfigError: The engine requests recomputation, offload or compilation of blocks, or FP8."""
+    needs_blocks = {
+        "activation_checkpointing": ("none",),
+        "offload_activations": ("none",),
+        "compile": (False, "auto"),
+        "fp8": ("off",),
+    }
+    for key, plain in needs_blocks.items():
         value = getattr(engine, key)
         if value not in plain:
             raise ConfigError(

@@ -141,6 +141,7 @@ def fake_torch(**changes):
         device_count=lambda: 1,
         get_device_name=lambda index: "Tesla V100",
         is_bf16_supported=lambda including_emulation: False,
+        get_device_capability=lambda index: (7, 0),
     )
     version = SimpleNamespace(cuda=changes["built"], hip=None)
     return SimpleNamespace(
@@ -168,6 +169,9 @@ def test_a_gpu_without_bf16_and_a_torch_without_flash_are_warned_of_and_a_kernel
         ("bf16", "warn"),
         ("attention", "warn"),
     ]
+
+    *_, attention = check_torch(fake_torch(seen=True, built="12.8", flash=True), CUDA, [V100])
+    assert attention.status == "pass" and attention.detail.startswith("FlashAttention 2 of torch: FlashAttention 3 is")
 
     def no_image():
         raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")

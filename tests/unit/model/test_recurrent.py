@@ -267,7 +267,8 @@ def test_initial_weights_are_a_function_of_seed_and_name_and_an_lstm_begins_by_k
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("compile", True), ("activation_checkpointing", "full"), ("fp8", "rowwise")]
+    ("key", "value"),
+    [("compile", True), ("activation_checkpointing", "full"), ("offload_activations", "cpu"), ("fp8", "rowwise")],
 )
 def test_what_only_blocks_can_do_is_refused(key, value):
     engine = PLAIN_ENGINE.model_copy(update={key: value})

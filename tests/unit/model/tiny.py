@@ -38,6 +38,7 @@ def build(
     attention: str = "sdpa",
     checkpointing: str = "none",
     every: int = 1,
+    offload: str = "none",
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     scale: float = 5.0,
@@ -47,6 +48,7 @@ def build(
         "attention": attention,
         "activation_checkpointing": checkpointing,
         "activation_checkpointing_every": every,
+        "offload_activations": offload,
     }
     model = build_model(config, PLAIN_ENGINE.model_copy(update=engine), CPU)
     init_weights(model, config, seed)

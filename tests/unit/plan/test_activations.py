@@ -1,15 +1,18 @@
 """Activation memory by formula, against what autograd keeps of the real model."""
 
 import pytest
+import torch
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig, RecurrentConfig
 from pretrain.config.presets import expand_preset
 from pretrain.interop import FAMILIES
+from pretrain.model import build_model, init_weights
 from pretrain.plan.activations import activation_bytes
 from pretrain.plan.task import TrainingTask
-from tests.unit.plan.kept import kept_bytes
+from pretrain.types import Batch
+from tests.unit.plan.kept import kept_bytes, live_tensors
 
 PRESETS = [f"{family}-tiny" for family in (*FAMILIES, "t5-v1.1", "transformer")]
 OTHERS = [name for name in PRESETS if name != "t5-tiny"]
@@ -58,6 +61,27 @@ def test_bf16_weights_and_autocast_keep_what_is_said_of_them(preset, kind, mode)
 def test_checkpointing_every_second_block_is_between_all_and_none():
     config = model_of("llama-tiny", decoder={"layers": 4})
     assert planned_over_kept(config, mode="full", every=2) == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_offload_keeps_two_blocks_on_the_device_and_all_but_the_last_on_the_host(mode):
+    config, layers = model_of("llama-tiny", decoder={"layers": 5}), 5
+    update = {"activation_checkpointing": mode, "offload_activations": "cpu", "precision": "fp32", "device": "cpu"}
+    engine = EngineConfig(kind="single", zero_stage=0).model_copy(update=update)
+    model = build_model(config, engine, torch.device("cpu"))
+    init_weights(model, config, seed=0)
+    before = live_tensors()
+    tokens = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
+    output = model(Batch(tokens, tokens), logits=False)
+    assert output.hidden_BTD.requires_grad
+    copies = [one for number, one in live_tensors().items() if number not in before and one.dtype == torch.uint8]
+    planned = activation_bytes(TrainingTask(config, RowLengths(LENGTH, LENGTH)), engine, ROWS, "cpu")
+    assert planned.on_host == pytest.approx(sum(one.nbytes for one in copies), rel=0.1)
+    plain = engine.model_copy(update={"offload_activations": "none"})
+    whole = activation_bytes(TrainingTask(config, RowLengths(LENGTH, LENGTH)), plain, ROWS, "cpu")
+    moved = planned.on_host // (layers - 1)
+    assert planned.blocks == whole.blocks - (layers - 2) * moved
+    assert planned.peak < whole.peak
 
 
 def test_what_is_computed_again_is_of_one_block():

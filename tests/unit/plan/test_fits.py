@@ -7,7 +7,8 @@ import pytest
 from pretrain.config.load import load_config
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.gpus import find_gpu
-from pretrain.plan.memory import largest_micro, memory_limit, rank_memory
+from pretrain.plan.memory import host_bytes, largest_micro, memory_limit, rank_memory
+from pretrain.plan.roofline import predict_rate
 from pretrain.plan.search import check_fits, divisors, parse_sweep, search, sweep
 from pretrain.plan.task import ParallelLayout, changes, task_of
 
@@ -99,6 +100,23 @@ def test_offloading_and_sharding_take_memory_off_the_device():
     assert stages == sorted(stages, reverse=True)
     assert state(zero_stage=2, offload_optimizer="cpu") < stages[2]
     assert state(zero_stage=3, offload_optimizer="cpu", offload_params="cpu") < stages[3]
+
+
+def test_offloaded_activations_are_on_the_host_and_cost_what_no_pass_hides():
+    config, cluster = config_of(*LLAMA, "batch.global_tokens=4194304", "batch.micro=1"), nodes_of("h100")
+    task, found = task_of(config), {}
+    for mode in ("none", "full"):
+        update = {"activation_checkpointing": mode}
+        for place in ("none", "cpu"):
+            engine = config.engine.model_copy(update=update | {"offload_activations": place})
+            layout = ParallelLayout(engine, 1, 1)
+            memory = rank_memory(task, layout, cluster).activations, host_bytes(task, layout, cluster)
+            found[mode, place] = (*memory, predict_rate(task, layout, cluster).step_s)
+    for mode in ("none", "full"):
+        (device, host, _), (less, more, _) = found[mode, "none"], found[mode, "cpu"]
+        assert less < device and more > host
+    assert found["full", "cpu"][2] == found["full", "none"][2], "the copies of inputs alone are hidden"
+    assert found["none", "cpu"][2] > found["none", "none"][2]
 
 
 def test_the_curve_keeps_the_batch_and_ends_where_rows_do():

@@ -33,7 +33,10 @@ def test_the_error_names_the_rank_what_was_wanted_and_a_smaller_micro_batch(tmp_
 
 def test_what_is_used_already_is_not_advised(tmp_path):
     engine = "engine={kind: deepspeed, zero_stage: 3, activation_checkpointing: full}"
-    assert raised(config_of("batch.micro=1", engine), tmp_path).fix == "ask `pretrain plan` what fits"
+    fix = raised(config_of("batch.micro=1", engine), tmp_path).fix
+    assert fix == "use engine.offload_activations=cpu; or ask `pretrain plan` what fits"
+    fix = raised(config_of("batch.micro=1", engine, "engine.offload_activations=cpu"), tmp_path).fix
+    assert fix == "ask `pretrain plan` what fits"
 
 
 def test_other_errors_pass(tmp_path):
