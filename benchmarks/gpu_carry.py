@@ -20,6 +20,7 @@ DOWNLOADED = (
     "annotated-types",
     "backports-zstd",
     "braceexpand",
+    "cut-cross-entropy",
     "hjson",
     "liger-kernel",
     "pydantic",
@@ -28,7 +29,8 @@ DOWNLOADED = (
     "typing-inspection",
     "webdataset",
 )
-"""Needs of pretrain and DeepSpeed that an image for machine learning lacks, and Liger's kernels, which are a peer."""
+"""Needs of pretrain and DeepSpeed that an image for machine learning lacks, and two peers of the loss: Liger and Cut
+Cross-Entropy."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
