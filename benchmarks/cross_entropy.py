@@ -8,6 +8,7 @@ Losses and gradients are compared first, or no timing counts.
 
     ours    linear_cross_entropy
     plain   F.linear and F.cross_entropy
+    liger-kernel, cut-cross-entropy   on a GPU in bf16, where installed; the casts of autocast included
 
 Bytes kept are those of what autograd keeps between forward and backward, parameters apart. The peak is the most memory
 held at once, less what there was before: the gradients of hidden states and weight are in both.
@@ -28,6 +29,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.common import is_conclusive, measure, print_row, ratio
+from benchmarks.gpu_kernels import LOSS_PEERS, HeadInputs, loss_of_peer
+from pretrain.errors import ConfigError
 from pretrain.objective.loss import linear_cross_entropy
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -85,6 +88,23 @@ def ours(inputs: Inputs) -> Tensor:
 def plain(inputs: Inputs) -> Tensor:
     """Materialised."""
     return functional.cross_entropy(functional.linear(inputs.hidden, inputs.weight), inputs.targets)
+
+
+def peers(inputs: Inputs, precision: str) -> dict[str, Callable[[Inputs], Tensor]]:
+    """Returns those that can run here, after a run of each; says of the others why not."""
+    found: dict[str, Callable[[Inputs], Tensor]] = {}
+    for package in LOSS_PEERS if precision == "bf16" else ():
+
+        def loss(inputs: Inputs, package: str = package) -> Tensor:
+            return loss_of_peer(package, HeadInputs(inputs.hidden.bfloat16(), inputs.weight.bfloat16(), inputs.targets))
+
+        try:
+            step(loss, inputs, precision)
+        except ConfigError as error:
+            print(error)
+        else:
+            found[package] = loss
+    return found
 
 
 def forward(function: Callable[[Inputs], Tensor], inputs: Inputs, precision: str) -> Tensor:
@@ -150,11 +170,12 @@ def run_case(case: Case) -> dict[str, Any]:
     """Measures one case, prints it and returns its figures."""
     inputs = make_inputs(case.width, case.tokens)
     difference = check_same_work(inputs, case.precision)
+    others = peers(inputs, case.precision)
     memory = {
-        name: [count(function, inputs, case.precision) for function in (ours, plain)]
+        name: [count(function, inputs, case.precision) for function in (ours, plain, *others.values())]
         for name, count in (("kept", kept_bytes), ("peak", peak_bytes))
     }
-    arms = {"ours": ours, "ours_again": ours, "plain": plain}
+    arms = {"ours": ours, "ours_again": ours, "plain": plain, **others}
     timings = measure({arm: partial(step, f, inputs, case.precision) for arm, f in arms.items()}, case.rounds)
     clock = "wall_s" if DEVICE.type == "cuda" else "cpu_s"
     speed, aa = (ratio(timings[arm], timings["ours"], clock=clock) for arm in ("plain", "ours_again"))
@@ -164,15 +185,16 @@ def run_case(case: Case) -> dict[str, Any]:
         f"{'holds' if speed.low >= MUST_SPEED else 'MISSED'}; A/A {aa}"
         f"{'' if is_conclusive(aa) else ' (inconclusive: wider than 3%)'}; ms {ms}"
     )
-    for name, (mine, theirs) in memory.items():
+    for name, (mine, theirs, *_) in memory.items():
         print(f"{'':24s} {name} {mine / 2**20:.0f} MiB of {theirs / 2**20:.0f}: {mine / theirs:.3f}")
-    mine, theirs = memory["kept"]
+    mine, theirs, *_ = memory["kept"]
     print(f"{'':24s} kept must be {MUST_BYTES}: {'holds' if mine <= MUST_BYTES * theirs else 'MISSED'}")
     return {
         "speed": str(speed),
         "aa": str(aa),
         "conclusive": is_conclusive(aa),
         "ms": ms,
+        "peers": list(others),
         "mib": {name: [round(value / 2**20, 1) for value in values] for name, values in memory.items()},
         "gradient_difference": difference,
     }
@@ -186,7 +208,7 @@ def main() -> None:
     torch.set_num_threads(1)
     figures = {case.name: run_case(case) for case in CASES[DEVICE.type, options.quick]}
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
-    unit = f"ms and MiB at V={VOCAB}; memory of ours, of plain"
+    unit = f"ms and MiB at V={VOCAB}; memory of ours, of plain, of peers"
     print_row("cross_entropy", {"unit": unit, "device": device, "cases": figures}, ("torch",))
 
 

@@ -95,8 +95,8 @@ ARMS = {
     "loss": Arm(
         "benchmarks.gpu_kernels:loss",
         150,
-        "Which form of the loss is the fastest: chunks, compiled or not, materialised logits, Liger?",
-        "must: 0.95 of materialised logits; aim: 1.0, and Liger's",
+        "Which form of the loss is the fastest: chunks, compiled or not, materialised logits, two peers?",
+        "must: 0.95 of materialised logits; aim: 1.0, and that of both peers",
     ),
     "attention": Arm(
         "benchmarks.gpu_kernels:attention",

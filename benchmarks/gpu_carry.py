@@ -20,6 +20,7 @@ DOWNLOADED = (
     "annotated-types",
     "backports-zstd",
     "braceexpand",
+    "cut-cross-entropy",
     "hjson",
     "liger-kernel",
     "pydantic",
@@ -29,8 +30,8 @@ DOWNLOADED = (
     "typing-inspection",
     "webdataset",
 )
-"""Needs of pretrain and DeepSpeed that an image for machine learning lacks; Liger's kernels, which are a peer; torchao,
-which FP8 needs."""
+"""Needs of pretrain and DeepSpeed that an image for machine learning lacks; two peers of the loss, Liger and Cut
+Cross-Entropy; torchao, which FP8 needs."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 

@@ -17,6 +17,7 @@ from benchmarks.gpu_bench import Bench, installed_version
 from benchmarks.gpu_peers import Step, Work, build_ours, draw_weights, random_steps
 from benchmarks.gpu_steps import Comparison, engine_of, llama_model
 from pretrain.config.engine import EngineConfig
+from pretrain.errors import ConfigError
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionNeeds
 from pretrain.model.build import convert_to_fp8
@@ -28,6 +29,7 @@ from pretrain.types import AttentionMask
 BF16 = torch.bfloat16
 OPTIONAL = {
     "liger-kernel": "liger_kernel",
+    "cut-cross-entropy": "cut_cross_entropy",
     "flash-attn": "flash_attn",
     "transformer-engine": "transformer_engine",
     "torchao": "torchao",
@@ -96,6 +98,26 @@ def _liger(inputs: HeadInputs) -> Tensor:
     return LigerFusedLinearCrossEntropyLoss()(inputs.weight_VD, inputs.hidden_PD, inputs.targets_P)
 
 
+def _cut(inputs: HeadInputs) -> Tensor:
+    from cut_cross_entropy import linear_cross_entropy
+
+    return linear_cross_entropy(inputs.hidden_PD, inputs.weight_VD, inputs.targets_P)
+
+
+LOSS_PEERS = {"liger-kernel": _liger, "cut-cross-entropy": _cut}
+"""Mean loss of a linear head by other packages, with their defaults: Liger sums the weight's gradient in its dtype, and
+Cut Cross-Entropy drops gradients of logits below a 32nd of the dtype's epsilon."""
+
+
+def loss_of_peer(package: str, inputs: HeadInputs) -> Tensor:
+    """Returns the mean loss of one of `LOSS_PEERS`. Raises: ConfigError: It cannot run here."""
+    if inputs.hidden_PD.device.type != "cuda":
+        raise ConfigError(f"{package} is skipped: its kernels need a GPU", fix="run the arm on one")
+    if installed_version(package, OPTIONAL[package]) is None:
+        raise ConfigError(f"{package} is skipped: it is not installed", fix="install the wheels of --carry")
+    return LOSS_PEERS[package](inputs)
+
+
 class LossForm(NamedTuple):
     """A way to compute the loss; `chunk_logits`: logits held at once, None where it has no chunks of ours."""
 
@@ -108,9 +130,7 @@ def _loss_forms() -> dict[str, LossForm]:
     for power, compiled in product((26, 28), (False, True)):
         name = f"ours, 2^{power}{', compiled' if compiled else ''}"
         forms[name] = LossForm(partial(_chunked, compiled=compiled), 2**power)
-    if installed_version("liger-kernel", "liger_kernel") is not None:
-        forms["liger"] = LossForm(_liger)
-    return forms
+    return forms | {package: LossForm(partial(loss_of_peer, package)) for package in LOSS_PEERS}
 
 
 def loss(bench: Bench) -> None:
@@ -122,21 +142,27 @@ def loss(bench: Bench) -> None:
         weight_VD = (draw(vocab_size, width) * width**-0.5).requires_grad_()
         targets_P = torch.randint(vocab_size, (tokens,), device=bench.device, generator=generator)
         inputs = HeadInputs(draw(tokens, width).requires_grad_(), weight_VD, targets_P)
-        expected = float(_plain(inputs).detach())
+        expected, *references = _with_gradients(_plain, inputs)
         for name, form in _loss_forms().items():
             shape = {"tokens": tokens, "width": width, "vocab_size": vocab_size}
             case = f"{name}, V={vocab_size}"
             with bench.case(case, shape), _chunks_of(form.chunk_logits):
-                apart = abs(float(form.function(inputs).detach()) - expected)
+                found, *gradients = _with_gradients(form.function, inputs)
+                apart = abs(float(found) - float(expected))
                 assert apart < 1e-2, f"the loss differs by {apart}"
-                figures = bench.measure(partial(_with_gradients, form.function, inputs), 10)
+                pairs = zip(gradients, references, strict=True)
+                figures: dict[str, Any] = {"gradient_differences": [float((x - y).norm() / y.norm()) for x, y in pairs]}
+                del gradients, pairs
+                figures |= bench.measure(partial(_with_gradients, form.function, inputs), 10)
                 speed = 6 * tokens * vocab_size * width / (figures["ms"]["median"] / 1e3)
                 share = bench.gpu and round(speed / bench.gpu.flops, 3)
                 bench.write(case, shape, **figures, share_of_peak=share, loss_difference=apart)
 
 
 def _with_gradients(function: Callable[[HeadInputs], Tensor], inputs: HeadInputs) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(function(inputs), (inputs.hidden_PD, inputs.weight_VD))
+    """Returns the loss, and the gradients of hidden states and weight."""
+    mean = function(inputs)
+    return mean.detach(), *torch.autograd.grad(mean, (inputs.hidden_PD, inputs.weight_VD))
 
 
 @contextmanager

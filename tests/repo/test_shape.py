@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "generate": (10, 1523),
     "inspect": (3, 396),
     "interop": (17, 2596),
-    "model": (17, 3329),
+    "model": (17, 3328),
     "objective": (9, 1291),
     "optim": (4, 772),
     "plan": (14, 2563),

@@ -159,8 +159,7 @@ def _takes_groups(q_BTNH: Tensor, allowed: Tensor | None) -> bool:
     """Returns False where a GPU has the memory-efficient kernel alone: for groups it would be the math one, T x S."""
     kind = q_BTNH.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q_BTNH.dtype
-    is_learned = allowed is not None and allowed.requires_grad
-    return kind == "cpu" or (dtype.itemsize == 2 and not is_learned)
+    return kind == "cpu" or (dtype.itemsize == 2 and allowed is None)  # flash takes no mask
 
 
 def cast_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:

@@ -204,12 +204,12 @@ def test_autocast_gives_bf16_and_gradients_in_fp32(name, biased):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "is_learned", "takes"),
+    ("dtype", "is_masked", "takes"),
     [(torch.bfloat16, False, True), (torch.bfloat16, True, False), (torch.float32, False, False)],
 )
-def test_groups_are_written_out_where_only_the_math_kernel_of_a_gpu_takes_them(monkeypatch, dtype, is_learned, takes):
+def test_groups_are_written_out_where_only_the_math_kernel_of_a_gpu_takes_them(monkeypatch, dtype, is_masked, takes):
     q, k, v = torch.randn(1, 8, 4, 16), torch.randn(1, 8, 2, 16), torch.randn(1, 8, 2, 16)
-    allowed = torch.zeros(8, 8, requires_grad=is_learned)
+    allowed = torch.zeros(8, 8) if is_masked else None
     expected = backend_module.call_kernel(q, k, v, allowed=allowed)
     gpu = SimpleNamespace(device=SimpleNamespace(type="cuda"), dtype=dtype)
     assert backend_module._takes_groups(gpu, allowed) == takes
