@@ -33,10 +33,10 @@ def find_log(run: RunDir, rank: int | None) -> Path:
     raise ConfigError("no such log", where=str(path), fix=fix)
 
 
-def await_log(run: RunDir, rank: int | None, is_over: Callable[[], bool]) -> None:
-    """Waits until the log is there, or the run is over, as after a cancelled submission."""
+def await_log(run: RunDir, is_over: Callable[[], bool]) -> None:
+    """Waits until a log of the run is there, or the run is over, as after a cancelled submission."""
     is_over = seldom(is_over)
-    while not (newest_log(run, rank).is_file() or is_over()):
+    while not (newest_log(run).is_file() or is_over()):
         time.sleep(POLL_S)
 
 

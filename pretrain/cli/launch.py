@@ -164,8 +164,8 @@ def logs_command(
     from pretrain_launch.runs import read_run
 
     folder = RunDir(_checked(run))
-    if follow:
-        logs.await_log(folder, rank, lambda: read_run(folder.path).is_over)
+    if follow and rank is None:  # a rank that is not there may never be
+        logs.await_log(folder, lambda: read_run(folder.path).is_over)
     path = logs.find_log(folder, rank)
     text, offset = logs.last_lines(path, lines)
     typer.echo(printable(text, keep="\n\t"), nl=False)

@@ -63,9 +63,9 @@ def test_a_log_is_awaited_until_it_is_there_or_the_run_is_over(tmp_path, monkeyp
     monkeypatch.setattr(logs, "ASK_S", -1.0)
     run = RunDir(tmp_path)
     run.logs.mkdir()
-    logs.await_log(run, None, lambda: True)  # cancelled in the queue
+    logs.await_log(run, lambda: True)  # cancelled in the queue
     answers = [lambda: False, lambda: add_job(run, 9, "begun\n")]
-    logs.await_log(run, None, lambda: bool(answers.pop(0)()))
+    logs.await_log(run, lambda: bool(answers.pop(0)()))
     assert not answers
 
 
