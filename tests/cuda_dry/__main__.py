@@ -4,6 +4,7 @@
     python -m tests.cuda_dry zero3 varlen         some of them
     python -m tests.cuda_dry --update             writes the table anew
     python -m tests.cuda_dry --show zero1 engine.compile=true model.preset=gpt2-124m        any run, to be read
+    python -m tests.cuda_dry --run -m benchmarks.gpu --out DIR     any Python program; its times mean nothing
 
 A preloaded library stands for the CUDA runtime, the driver, cuBLAS and NCCL (runtime.c, driver.c, nothing.c). Under it
 run the real torch, DeepSpeed, Triton and ptxas for an H200: each case goes from its config to a checkpoint. Kernels are
@@ -36,7 +37,7 @@ batch: {global_tokens: 8192, seq_len: 512, micro: 4}
 model: {preset: llama-5m, max_seq_len: 512}
 optim: {lr: 0.001, schedule: {warmup_steps: 2}}
 engine: {kind: deepspeed, zero_stage: 1, precision: bf16, compile: false}
-checkpoint: {every_steps: 4}
+checkpoint: {every_steps: 100}  # the last step alone: the thread of a save would wait at any later one
 eval: {every_steps: 100}
 tracking: {wandb: "off"}
 """
@@ -90,10 +91,14 @@ def read_table() -> dict[str, list[str]]:
 def build(folder: Path) -> None:
     """Compiles the library, which is found under the names of all that it stands for."""
     triton = find_spec("triton")
+    nvidia = find_spec("nvidia")
     assert triton is not None and triton.origin is not None, "the CUDA build of torch comes with Triton"
-    headers = Path(triton.origin).parent / "backends/nvidia/include"
+    assert nvidia is not None and nvidia.submodule_search_locations is not None, "and with the CUDA runtime"
+    # Headers of this runtime's version first: Triton's may be of an older one, but are all of them.
+    found = Path(nvidia.submodule_search_locations[0]).glob("*/include/cuda_runtime_api.h")
+    headers = [*(path.parent for path in found), Path(triton.origin).parent / "backends/nvidia/include"]
     library = folder / "libcuda.so.1"
-    options = ["-O1", "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", f"-I{headers}"]
+    options = ["-O1", "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", *(f"-I{path}" for path in headers)]
     subprocess.run(
         ["gcc", *options, "-o", library, *(HERE / name for name in SOURCES), "-ldl", "-lpthread"], check=True
     )
@@ -114,14 +119,9 @@ def prepare(folder: Path) -> None:
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
 
-def run(folder: Path, overrides: list[str]) -> dict[str, list[float]]:
-    """Trains from a config to its last checkpoint, or decodes; returns calls and amounts of a steady step.
-
-    Raises: RuntimeError: The run failed; with all that it printed.
-    """
-    shutil.rmtree(folder / "runs", ignore_errors=True)
-    out = folder / "table.json"
-    environment = {
+def environment(folder: Path) -> dict[str, str]:
+    """Returns the environment of a process on the runtime that `build` left in a folder."""
+    return {
         **os.environ,
         "LD_PRELOAD": str(folder / "libcuda.so.1"),
         "LD_LIBRARY_PATH": str(folder),
@@ -131,11 +131,25 @@ def run(folder: Path, overrides: list[str]) -> dict[str, list[float]]:
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
+
+
+def run(folder: Path, overrides: list[str]) -> dict[str, list[float]]:
+    """Trains from a config to its last checkpoint, or decodes; returns calls and amounts of a steady step.
+
+    Raises: RuntimeError: The run failed; with all that it printed.
+    """
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    out = folder / "table.json"
     trains = overrides != CASES["decode"]
     command = ["train", "dry.yaml", "run.name=dry", *overrides, f"train.steps={STEPS}"] if trains else overrides
     case = ["-m", "tests.cuda_dry.case", str(out), str(STEADY)]
     done = subprocess.run(
-        [sys.executable, *case, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *case, *command],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {' '.join(overrides)}\n{done.stdout}{done.stderr}")
@@ -155,6 +169,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help="names of cases, or with --show a case and overrides; none: all")
     parser.add_argument("--update", action="store_true", help="write the table of this torch anew")
     parser.add_argument("--show", action="store_true", help="print the step of one run with more overrides")
+    parser.add_argument("--run", nargs=argparse.REMAINDER, help="run Python with these arguments on the runtime")
     given = parser.parse_args()
     if torch.version.cuda is None:
         parser.error(f"torch {torch.__version__} is not a CUDA build: install the one for CUDA in this environment")
@@ -163,6 +178,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         build(folder)
+        if given.run:
+            raise SystemExit(
+                subprocess.run([sys.executable, *given.run], env=environment(folder), check=False).returncode
+            )
         prepare(folder)
         if given.show:
             name, *overrides = given.cases

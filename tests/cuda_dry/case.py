@@ -128,8 +128,6 @@ def decode(counters: Counters, out: Path, step: int) -> None:
 def main() -> None:
     """Runs the command."""
     out, step, *arguments = sys.argv[1:]
-    # cuDNN is not part of the runtime.
-    torch.backends.cuda.enable_cudnn_sdp(False)
     if arguments == ["decode"]:
         decode(Counters(), Path(out), int(step))
         return

@@ -39,3 +39,6 @@ NOTHING(ncclCommDeregister) NOTHING(ncclRedOpDestroy)
 NOTHING(nvmlInit_v2) NOTHING(nvmlDeviceGetHandleByPciBusId_v2) NOTHING(nvmlDeviceGetGpuFabricInfoV)
 NOTHING(nvmlDeviceGetNvLinkRemoteDeviceType) NOTHING(nvmlDeviceGetNvLinkRemotePciInfo_v2) NOTHING(nvmlDeviceGetComputeRunningProcesses)
 NOTHING(nvmlSystemGetCudaDriverVersion_v2) NOTHING(nvmlDeviceGetCount_v2) NOTHING(nvmlDeviceGetPciInfo_v3)
+
+/* cuDNN is not part of the runtime: at::Context::userEnabledCuDNNSDP(), so that SDPA takes the kernel after it. */
+NOTHING(_ZNK2at7Context19userEnabledCuDNNSDPEv)
