@@ -34,11 +34,18 @@ from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds
 from pretrain.model.position import PositionedInput, Rotation, build_position
 from pretrain.types import AttentionMask
 
+
+def relu_squared(x: Tensor) -> Tensor:
+    """Returns `max(x, 0)^2` (So et al. 2021, 3)."""
+    return functional.relu(x).square()
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "silu": functional.silu,
     "relu": functional.relu,
+    "relu2": relu_squared,
 }
 
 

@@ -112,8 +112,10 @@ class _StackCounter:
         stack = self.stack
         hidden = stack.ff_width * self.compute
         up = (2 if stack.gated else 1) * hidden
-        # The backward pass of ReLU needs its result only, which the next product holds too.
+        # The backward pass of ReLU needs its result only, which the next product holds too; a square needs its input.
         inside = 4 * hidden if stack.gated else hidden if stack.activation == "relu" else 2 * hidden
+        if stack.gated and stack.activation == "relu2":
+            inside += hidden
         return self.around() + inside, up + stack.width * self.compute
 
     def block(self, *, normed: bool) -> tuple[int, int, int]:

@@ -53,8 +53,8 @@ class StackConfig(Section):
     """Width H of one head. None: `width / heads`."""
     ff_width: Annotated[int, OnResume.NEVER] = Field(ge=1)
     """Hidden width F of the feed-forward layer."""
-    activation: Annotated[Literal["gelu", "gelu_tanh", "silu", "relu"], OnResume.ALLOW] = "silu"
-    """Non-linearity of the feed-forward layer."""
+    activation: Annotated[Literal["gelu", "gelu_tanh", "silu", "relu", "relu2"], OnResume.ALLOW] = "silu"
+    """Non-linearity of the feed-forward layer; `relu2` is the square of ReLU (So et al. 2021, Primer)."""
     gated: Annotated[bool, OnResume.NEVER] = True
     """Gated feed-forward layer with two input projections (SwiGLU, GeGLU)."""
     norm: Annotated[Literal["rms", "layer"], OnResume.NEVER] = "rms"
