@@ -4,9 +4,9 @@
     xavier   uniform by the mean of fan-in and fan-out; tables N(0, 1/D)      the 2017 Transformer
     t5       normal by fan-in, scaled for attention without a scale           T5
 
-Biases are 0 and norm weights 1. A fused matrix (queries, keys and values; gate and up) is drawn
-part by part, because fan-in and fan-out are those of its parts. Recurrent models:
-`draw_recurrent`.
+Norm weights are 1, biases 0, and with `init_output: zero` the ends of residual branches and an untied
+head too. A fused matrix (queries, keys and values; gate and up) is drawn part by part, because fan-in
+and fan-out are those of its parts. Recurrent models: `draw_recurrent`.
 """
 
 import hashlib
@@ -114,6 +114,8 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
         draw_recurrent(name, weight, config, generator)
     elif len(shape) == 1:
         weight.fill_(0.0 if name.endswith(".bias") else 1.0)
+    elif config.init_output == "zero" and (name == "head.weight" or name.endswith(_RESIDUAL_OUTPUTS)):
+        weight.zero_()
     else:
         # Parameters outside of both stacks count as the last one's.
         stack = config.encoder if name.startswith("encoder.") else None

@@ -107,6 +107,9 @@ class ModelConfig(AnyKindConfig):
     init_scaled: Annotated[bool, OnResume.WARN] = True
     """With `normal`: initialize the output projections of residual branches with `init_std / sqrt(2
     layers)` (GPT-2, 2.3); `sqrt(3 layers)` with cross-attention."""
+    init_output: Annotated[Literal["drawn", "zero"], OnResume.WARN] = "drawn"
+    """`zero`: the output projections of residual branches, and the weight of an untied head, start at
+    0 (modded-nanoGPT). `drawn`: they start as `init` says."""
 
     @property
     def num_scores(self) -> int:
