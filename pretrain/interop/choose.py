@@ -96,6 +96,7 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
         found |= {"window": stack.window, "windows": stack.windows}
     if stack.position != "rotary":
         return found
+    found["rope_fraction"] = stack.rope_fraction
     # A period counts only where a layer uses it.
     if not all(has_window):
         found["rope_theta"] = stack.rope_theta

@@ -184,7 +184,7 @@ class _StackCounter:
         if stack.position == "rotary":
             rows = min(max_seq_len, 1 << (self.length - 1).bit_length())
             tables = 2 if stack.rope_local_theta is not None and stack.window is not None else 1
-            found += 2 * _STATISTIC * rows * stack.per_head_width * tables
+            found += 2 * _STATISTIC * rows * stack.rotary_width * tables
         return found
 
 

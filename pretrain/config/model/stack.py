@@ -82,6 +82,8 @@ class StackConfig(Section):
     """Base period of the rotary embeddings."""
     rope_local_theta: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
     """Base period in layers that have a window. None: `rope_theta`."""
+    rope_fraction: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0, le=1)
+    """Share of a head's width that is rotated, its first dimensions (GPT-NeoX); the rest has no position."""
     rope_scaling: RotaryScaling | None = None
     """Scaling of the rotary frequencies for longer sequences. None: no scaling."""
     relative_buckets: Annotated[int, OnResume.NEVER] = Field(default=32, ge=4)
@@ -110,6 +112,11 @@ class StackConfig(Section):
         return self.head_width or self.width // self.heads
 
     @property
+    def rotary_width(self) -> int:
+        """Dimensions of a head that rotary positions rotate."""
+        return round(self.rope_fraction * self.per_head_width)
+
+    @property
     def has_qkv_bias(self) -> bool:
         """True if query, key and value projections have a bias, with the default."""
         return self.bias if self.qkv_bias is None else self.qkv_bias
@@ -135,9 +142,14 @@ class StackConfig(Section):
             raise ValueError(f"{sizes}, or set head_width")
         if self.heads % self.num_kv_heads:
             raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.num_kv_heads}")
-        if self.position == "rotary" and self.per_head_width % 2:
+        if self.position != "rotary" and self.rope_fraction != 1.0:
+            raise ValueError(f"rope_fraction={self.rope_fraction} needs position=rotary, not {self.position}")
+        if self.position == "rotary" and (self.rotary_width % 2 or not self.rotary_width):
             width = self.per_head_width
-            raise ValueError(f"rotary positions need an even head width, not {width}")
+            if self.rope_fraction == 1.0:
+                raise ValueError(f"rotary positions need an even head width, not {width}")
+            part = f"rope_fraction={self.rope_fraction} rotates {self.rotary_width} of {width} dimensions of a head"
+            raise ValueError(f"{part}; choose one that gives an even number, 2 or more")
         if self.position == "sinusoidal" and self.width % 2:
             raise ValueError(f"sinusoidal positions need an even width, not {self.width}")
         if self.global_every is not None and self.window is None:

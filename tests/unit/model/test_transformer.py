@@ -35,6 +35,7 @@ SHAPES = {
     "gpt2": {"preset": "gpt2-tiny"},
     "gpt2 without bias": {"preset": "gpt2-tiny", "bias": False, "activation": "gelu"},
     "post-norm": {"preset": "gpt2-tiny", "norm_placement": "post", "activation": "relu"},
+    "half of each head rotated": {"rope_fraction": 0.5, "activation": "relu2"},
     "gated gelu, wide heads, no positions": {"head_width": 24, "activation": "gelu", "position": "none", "bias": True},
 }
 
