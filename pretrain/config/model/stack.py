@@ -71,6 +71,12 @@ class StackConfig(Section):
     """Bias terms in the query, key and value projections. None: same as `bias`."""
     qk_norm: Annotated[bool, OnResume.NEVER] = False
     """RMSNorm over the queries and keys of each head, before rotation."""
+    value_residual: Annotated[bool, OnResume.NEVER] = False
+    """Mix the values of each layer with those of the first, by two learned factors that start at 1/2
+    (Zhou et al. 2024, ResFormer)."""
+    value_embeddings: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    """Number n of further token embeddings, as wide as the values, that are mixed with those of the first n
+    layers and, in the same order, of the last n, by learned factors (modded-nanoGPT). 0: none."""
     scaled_attention: Annotated[bool, OnResume.ALLOW] = True
     """Divide attention scores by sqrt(H); false in T5."""
     position: Annotated[Literal["learned", "sinusoidal", "rotary", "relative", "none"], OnResume.NEVER] = "rotary"
@@ -135,6 +141,16 @@ class StackConfig(Section):
             windows[:: self.global_every] = [None] * len(windows[:: self.global_every])
         return tuple(windows)
 
+    def value_table(self, number: int) -> int | None:
+        """Returns the number of the value embedding of a layer, which two layers share; None: it has none."""
+        from_last = number - (self.layers - self.value_embeddings)
+        place = number if number < self.value_embeddings else from_last
+        return place if place >= 0 else None
+
+    def value_parts(self, number: int) -> int:
+        """Returns how many values a layer mixes: its own, those of the first layer, an embedding."""
+        return 1 + (self.value_residual and number > 0) + (self.value_table(number) is not None)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.head_width is None and self.width % self.heads:
@@ -152,6 +168,11 @@ class StackConfig(Section):
             raise ValueError(f"{part}; choose one that gives an even number, 2 or more")
         if self.position == "sinusoidal" and self.width % 2:
             raise ValueError(f"sinusoidal positions need an even width, not {self.width}")
+        if self.value_residual and self.layers == 1:
+            raise ValueError("value_residual=true needs 2 layers or more")
+        if 2 * self.value_embeddings > self.layers:
+            tables = f"value_embeddings={self.value_embeddings} are for as many first and as many last layers"
+            raise ValueError(f"{tables}: use {self.layers // 2} or fewer with layers={self.layers}")
         if self.global_every is not None and self.window is None:
             raise ValueError(f"global_every={self.global_every} needs a window")
         # Half of the buckets have one distance each; the others share those up to the largest.

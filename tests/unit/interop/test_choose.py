@@ -101,6 +101,8 @@ def test_what_transformers_would_refuse_is_a_difference():
         ({"position": "sinusoidal"}, "sinusoid"),
         ({"scaled_attention": False}, "scaled_attention"),
         ({"token_types": 2}, "token_types"),
+        ({"value_residual": True}, "value_residual"),
+        ({"value_embeddings": 1}, "value_embeddings"),
     ],
 )
 def test_a_key_that_changes_the_model_is_a_fact(stack, key):
