@@ -83,7 +83,7 @@ def facts(config: ModelConfig) -> dict[str, Any]:
 def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     keys = ["layers", "width", "heads", "ff_width", "activation", "gated", "norm", "norm_eps"]
     keys += ["norm_placement", "input_norm", "bias", "qk_norm", "scaled_attention", "position"]
-    keys += ["token_types", "value_residual", "value_embeddings"]
+    keys += ["token_types", "residual_scalars", "value_residual", "value_embeddings"]
     if stack.position == "sinusoidal":
         keys.append("sinusoid")
     if stack.position == "relative":

@@ -123,6 +123,8 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
     elif len(shape) == 1:
         share = 1.0 / shape[0] if name.endswith(".value_mix") else 1.0
         weight.fill_(0.0 if name.endswith(".bias") else share)
+        if name.endswith(".residual_mix"):
+            weight[1] = 0.0
     elif config.init_output == "zero" and (name == "head.weight" or name.endswith(_RESIDUAL_OUTPUTS)):
         weight.zero_()
     else:

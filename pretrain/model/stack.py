@@ -139,6 +139,7 @@ class Block(nn.Module):
         skip_norm = number == 0 and self.pre_norm and config.input_norm
         self.attention_norm = nn.Identity() if skip_norm else build_norm(config)
         self.attention = SelfAttention(config, backend, number)
+        self.residual_mix = nn.Parameter(torch.empty(2)) if config.residual_scalars and number > 0 else None
         self.cross_norm = None if cross_backend is None else build_norm(config)
         self.cross = None if cross_backend is None else CrossAttention(config, cross_backend)
         self.feedforward_norm = build_norm(config)
@@ -153,13 +154,15 @@ class Block(nn.Module):
         memory: Memory | None = None,
         cache: LayerCache | None = None,
         others: tuple[Tensor, ...] = (),
+        input_BTD: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Maps [B, T, D] to [B, T, D]; arguments as in `SelfAttention` and `CrossAttention`.
 
-        The first block of a stack with `value_residual` returns its values too.
+        `input_BTD` is the input of the first block, for `residual_scalars`. The first block of a stack with
+        `value_residual` returns its values too.
         """
         # Arguments by position: the hooks of ZeRO stage 3 do not see others.
-        arguments = (x_BTD, prepared, rotation, memory, cache, others)
+        arguments = (x_BTD, prepared, rotation, memory, cache, others, input_BTD)
         # Without gradients nothing is saved in any mode.
         if self._checkpointing is None or not torch.is_grad_enabled():
             return self._layers(*arguments)
@@ -174,7 +177,11 @@ class Block(nn.Module):
         memory: Memory | None,
         cache: LayerCache | None,
         others: tuple[Tensor, ...],
+        input_BTD: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
+        if self.residual_mix is not None:
+            assert input_BTD is not None, "residual scalars need the input of the first block"
+            x_BTD = self.residual_mix[0] * x_BTD + self.residual_mix[1] * input_BTD
         own_BTKH = None
         result_BTD = self.attention(self._read(x_BTD, self.attention_norm), prepared, rotation, cache, others)
         if self.attention.returns_values:
@@ -259,6 +266,7 @@ class Stack(nn.Module):
         self.token_type = None
         if config.token_types:
             self.token_type = nn.Embedding(config.token_types, config.width)
+        self.residual_scalars = config.residual_scalars
         self.value_residual = config.value_residual
         self.value_tables = [config.value_table(number) for number in range(config.layers)]
         value_width = config.num_kv_heads * config.per_head_width
@@ -295,6 +303,7 @@ class Stack(nn.Module):
         x_BTD = self.dropout(self.input_norm(x_BTD))
         embedded = [embedding(rows.tokens_BT) for embedding in self.value_embedding]
         first: tuple[Tensor, ...] = ()
+        input_BTD = x_BTD if self.residual_scalars else None
         # Around a block's call, and so outside of what is compiled and of an engine's hooks.
         offload = self.offload if torch.is_grad_enabled() else None
         for number, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
@@ -303,7 +312,7 @@ class Stack(nn.Module):
             table = self.value_tables[number]
             others = first if table is None else (*first, embedded[table])
             with nullcontext() if offload is None else offload.block(number):
-                x_BTD = block(x_BTD, masks[window], rotation, memory, layer_cache, others)
+                x_BTD = block(x_BTD, masks[window], rotation, memory, layer_cache, others, input_BTD)
             if self.value_residual and number == 0:
                 x_BTD, own_BTKH = x_BTD
                 first = (own_BTKH,)

@@ -138,6 +138,8 @@ class _StackCounter:
         if self.source_length:
             parts.append(self.cross())
             weights += attention
+        if stack.residual_scalars and number > 0:
+            parts.append((stack.width * self.residual, 0))  # the stream before the scalars
         tokens = self.rows * self.length
         entry = stack.width * self.residual * tokens
         # The other blocks read the first one's values, a view of its product.

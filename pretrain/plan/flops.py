@@ -131,6 +131,7 @@ class _Walk:
             # Pairs of query and key of a row: its edges count as the rest.
             reach = tokens if window is None else window if name == "decoder" else 2 * window - 1
             pairs = tokens * min(tokens, reach)
+            stream = stream or self.has(f"{block}.residual_mix")
             norm = f"{block}.attention_norm"
             others = first_values or self.has(f"{name}.value_embedding.{stack.value_table(number)}.weight")
             reads = normed(norm, stream)

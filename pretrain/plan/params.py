@@ -53,6 +53,8 @@ def _attention(name: str, stack: StackConfig, parts: int = 1) -> Named:
 
 
 def _block(name: str, stack: StackConfig, number: int, *, reads_encoder: bool) -> Named:
+    if stack.residual_scalars and number > 0:
+        yield f"{name}.residual_mix", (2,)
     if not (number == 0 and stack.norm_placement == "pre" and stack.input_norm):
         yield from _norm(f"{name}.attention_norm", stack)
     yield from _attention(f"{name}.attention", stack, stack.value_parts(number))
@@ -147,7 +149,7 @@ def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
 PARTS = (
     "embedding",  # token tables, padded rows included, those of values too, and tables of token types
     "position",  # tables of learned positions, or of biases by distance
-    "attention",  # projections of all attention layers, with biases
+    "attention",  # projections of all attention layers, with biases, and factors of values and residuals
     "feedforward",  # projections of all feed-forward layers, with biases
     "norm",  # all norms of the stacks
     "head",  # output projection unless tied, its bias, and the layers before it

@@ -9,6 +9,7 @@ KEYS = {
     "layers": 3,
     "activation": "relu2",
     "rope_fraction": 1 / 3,
+    "residual_scalars": True,
     "value_residual": True,
     "value_embeddings": 1,
 }

@@ -71,6 +71,9 @@ class StackConfig(Section):
     """Bias terms in the query, key and value projections. None: same as `bias`."""
     qk_norm: Annotated[bool, OnResume.NEVER] = False
     """RMSNorm over the queries and keys of each head, before rotation."""
+    residual_scalars: Annotated[bool, OnResume.NEVER] = False
+    """Enter each layer but the first with `a x + b x0`: x is the stream, x0 the input of the first layer, a
+    and b are learned scalars of each layer that start at 1 and 0 (modded-nanoGPT)."""
     value_residual: Annotated[bool, OnResume.NEVER] = False
     """Mix the values of each layer with those of the first, by two learned factors that start at 1/2
     (Zhou et al. 2024, ResFormer)."""
@@ -168,8 +171,9 @@ class StackConfig(Section):
             raise ValueError(f"{part}; choose one that gives an even number, 2 or more")
         if self.position == "sinusoidal" and self.width % 2:
             raise ValueError(f"sinusoidal positions need an even width, not {self.width}")
-        if self.value_residual and self.layers == 1:
-            raise ValueError("value_residual=true needs 2 layers or more")
+        for name in ("residual_scalars", "value_residual"):
+            if getattr(self, name) and self.layers == 1:
+                raise ValueError(f"{name}=true needs 2 layers or more")
         if 2 * self.value_embeddings > self.layers:
             tables = f"value_embeddings={self.value_embeddings} are for as many first and as many last layers"
             raise ValueError(f"{tables}: use {self.layers // 2} or fewer with layers={self.layers}")

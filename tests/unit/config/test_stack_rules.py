@@ -19,6 +19,7 @@ SIZES = {"layers": 4, "width": 32, "heads": 2, "ff_width": 8}
         ({"rope_fraction": 0.01}, "rope_fraction=0.01 rotates 0 of 16 dimensions"),
         ({"rope_fraction": 0.0}, "greater than 0"),
         ({"rope_fraction": 1.5}, "less than or equal to 1"),
+        ({"layers": 1, "residual_scalars": True}, "residual_scalars=true needs 2 layers or more"),
         ({"layers": 1, "value_residual": True}, "value_residual=true needs 2 layers or more"),
         (
             {"layers": 5, "value_embeddings": 3},

@@ -101,6 +101,7 @@ def test_what_transformers_would_refuse_is_a_difference():
         ({"position": "sinusoidal"}, "sinusoid"),
         ({"scaled_attention": False}, "scaled_attention"),
         ({"token_types": 2}, "token_types"),
+        ({"residual_scalars": True}, "residual_scalars"),
         ({"value_residual": True}, "value_residual"),
         ({"value_embeddings": 1}, "value_embeddings"),
     ],

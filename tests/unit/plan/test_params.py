@@ -16,7 +16,7 @@ PARTS = {
     r"embedding\.weight|\w+\.(token_type|value_embedding\.\d+)\.weight": "embedding",
     r"\w+\.position\.weight": "position",
     r"\w+\.blocks\.\d+\.(attention\.(qkv|output)|cross\.(query|key_value|output))\.\w+": "attention",
-    r"\w+\.blocks\.\d+\.attention\.value_mix": "attention",
+    r"\w+\.blocks\.\d+\.(attention\.value|residual)_mix": "attention",
     r"\w+\.blocks\.\d+\.feedforward\.\w+\.\w+": "feedforward",
     r"(en|de)coder\.(\w+\.)*\w*norm\.\w+": "norm",
     r"head\..+": "head",
@@ -53,6 +53,7 @@ def stacks(draw, width):
         relative_buckets=draw(st.sampled_from([4, 32])),
         window=draw(st.sampled_from([None, 5])),
         token_types=draw(st.integers(0, 3)),
+        residual_scalars=layers > 1 and draw(st.booleans()),
         value_residual=layers > 1 and draw(st.booleans()),
         value_embeddings=draw(st.integers(0, layers // 2)),
     )

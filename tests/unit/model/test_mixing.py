@@ -1,4 +1,4 @@
-"""Values mixed with those of the first layer and with embeddings: a plain model, caches, checkpointing, compile."""
+"""Mixed values and residual scalars: against a plain model, with caches, checkpointing, offload, compiled."""
 
 import math
 
@@ -21,7 +21,8 @@ from tests.unit.model.tiny import CPU, build, packed_batch, random_batch, tiny_c
 KEYS = {
     "first layer": {"value_residual": True},
     "embeddings": {"value_embeddings": 2},
-    "both": {"layers": 5, "value_residual": True, "value_embeddings": 2},
+    "residual scalars": {"residual_scalars": True},
+    "all": {"layers": 5, "value_residual": True, "value_embeddings": 2, "residual_scalars": True},
 }
 
 
@@ -35,10 +36,12 @@ def plain_logits(model, config, tokens_BT):
     heads, groups, width = stack.heads, stack.num_kv_heads, stack.per_head_width
     rows, length = tokens_BT.shape
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-    x = weights["embedding.weight"][tokens_BT]
+    x = embedded = weights["embedding.weight"][tokens_BT]
     first = None
     for number in range(stack.layers):
         own = {name.split(f"blocks.{number}.")[1]: w for name, w in weights.items() if f".blocks.{number}." in name}
+        if stack.residual_scalars and number:
+            x = own["residual_mix"][0] * x + own["residual_mix"][1] * embedded
         normed = functional.rms_norm(x, x.shape[-1:], own["attention_norm.weight"], stack.norm_eps)
         q, k, v = (normed @ own["attention.qkv.weight"].T).split([heads * width, groups * width, groups * width], -1)
         parts = [v]
@@ -90,17 +93,19 @@ def test_scores_and_gradients_are_those_of_the_plain_model(keys, backend):
 
 
 @pytest.mark.parametrize("keys", KEYS)
-def test_factors_start_equal_and_tables_as_large_as_values(keys):
+def test_factors_of_values_start_equal_and_tables_as_large_as_values(keys):
     config = config_of(keys, width=256)
     model = build(config, scale=1.0)
     for name, parameter in model.named_parameters():
         if name.endswith("value_mix"):
             assert torch.equal(parameter, torch.full_like(parameter, 1 / len(parameter)))
+        if name.endswith("residual_mix"):
+            assert parameter.tolist() == [1, 0]
     if config.decoder.value_embeddings:
         table = initial_weight("decoder.value_embedding.0.weight", torch.Size((400, 400)), config, 0)
         assert table.std().item() == pytest.approx(0.02 * 16, rel=0.01)
     decaying = group_parameters(model)[0].names
-    assert not [name for name in decaying if "value_mix" in name or "value_embedding" in name]
+    assert not [name for name in decaying if "_mix" in name or "value_embedding" in name]
 
 
 @pytest.mark.parametrize("sizes", [[12], [5, 1, 1, 5], [1] * 12])
@@ -117,7 +122,7 @@ def test_a_cache_keeps_values_as_they_were_mixed(keys, sizes):
 
 def test_steps_of_fixed_shapes_keep_them_too(monkeypatch):
     monkeypatch.setattr(attention, "FEWEST_KEYS", 4)
-    model = unequal(build(config_of("both"), dtype=torch.float64)).eval()
+    model = unequal(build(config_of("all"), dtype=torch.float64)).eval()
     plain, fixed = (
         scores_of(model, random_prompts(), 12, fixes_steps=fixed, keep=[3, 0, 2]) for fixed in (False, True)
     )
@@ -126,7 +131,7 @@ def test_steps_of_fixed_shapes_keep_them_too(monkeypatch):
 
 
 def test_padded_prompts_are_continued_as_alone():
-    model, prompts = unequal(build(config_of("both"))).eval(), random_prompts()
+    model, prompts = unequal(build(config_of("all"))).eval(), random_prompts()
     expected = [read_greedily(model, prompt, 12) for prompt in prompts]
     assert [found.tokens for found in generate(model, prompts, Constraints(max_new_tokens=12))] == expected
 
@@ -134,7 +139,7 @@ def test_padded_prompts_are_continued_as_alone():
 @pytest.mark.parametrize("options", [{"checkpointing": "full"}, {"checkpointing": "selective"}, {"offload": "cpu"},
                                      {"checkpointing": "full", "every": 2, "offload": "cpu"}], ids=str)  # fmt: skip
 def test_what_is_recomputed_or_offloaded_changes_no_bit(options):
-    config, batch = config_of("both", dropout=0.1), packed_batch([[9, 6], [15]])
+    config, batch = config_of("all", dropout=0.1), packed_batch([[9, 6], [15]])
     torch.manual_seed(5)
     loss, grads = gradients(unequal(build(config)), batch)
     torch.manual_seed(5)
@@ -143,7 +148,9 @@ def test_what_is_recomputed_or_offloaded_changes_no_bit(options):
     assert all(torch.equal(grad, others[name]) for name, grad in grads.items())
 
 
-@pytest.mark.parametrize(("keys", "graphs"), [("first layer", 2), ("embeddings", 2), ("both", 3)])
+@pytest.mark.parametrize(
+    ("keys", "graphs"), [("first layer", 2), ("embeddings", 2), ("residual scalars", 2), ("all", 3)]
+)
 def test_compiled_blocks_have_a_graph_for_each_kind_of_block_at_any_depth(keys, graphs, monkeypatch):
     counter = CompileCounter()
     compiled = torch.compile
@@ -160,9 +167,10 @@ def test_compiled_blocks_have_a_graph_for_each_kind_of_block_at_any_depth(keys, 
     torch.testing.assert_close(grads, others)
 
 
-def test_stacks_of_an_encoder_decoder_mix_their_own_values():
-    config = two_stacks_config(**KEYS["both"] | {"layers": 4})
-    names = [name for name, _ in build(config).named_parameters() if "value" in name]
+def test_both_stacks_of_an_encoder_decoder_have_them():
+    config = two_stacks_config(**KEYS["all"] | {"layers": 4})
+    names = [name for name, _ in build(config).named_parameters()]
     for stack in ("encoder", "decoder"):
         assert f"{stack}.value_embedding.1.weight" in names
         assert f"{stack}.blocks.3.attention.value_mix" in names
+        assert f"{stack}.blocks.3.residual_mix" in names
