@@ -36,7 +36,7 @@ SHAPES = {
     "gpt2 without bias": {"preset": "gpt2-tiny", "bias": False, "activation": "gelu"},
     "post-norm": {"preset": "gpt2-tiny", "norm_placement": "post", "activation": "relu"},
     "half of each head rotated": {"rope_fraction": 0.5, "activation": "relu2"},
-    "values mixed": {"layers": 4, "value_residual": True, "value_embeddings": 2, "residual_scalars": True},
+    "values and streams mixed": {"value_residual": True, "value_embeddings": 1, "residual_scalars": True},
     "gated gelu, wide heads, no positions": {"head_width": 24, "activation": "gelu", "position": "none", "bias": True},
 }
 
