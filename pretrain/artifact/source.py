@@ -75,7 +75,8 @@ class AdaptedModel:
         self.num_added = max(0, self._new - self._old)  # tokens that `source` lacks
         same_kind = model.head.kind == theirs.head.kind
         is_lm = same_kind and model.head.kind == "lm"
-        self._tables = {"embedding.weight", *(SCORES if is_lm else ())} & shapes.keys()
+        of_values = {name for name in shapes if ".value_embedding." in name}
+        self._tables = of_values | ({"embedding.weight", *(SCORES if is_lm else ())} & shapes.keys())
         # Scores of other labels are learned anew, even where their number is the same.
         same_scores = is_lm or (same_kind and model.head.labels == theirs.head.labels)
         may_lack = not same_kind or model.head.kind == "labels"

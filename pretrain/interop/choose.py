@@ -83,7 +83,7 @@ def facts(config: ModelConfig) -> dict[str, Any]:
 def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     keys = ["layers", "width", "heads", "ff_width", "activation", "gated", "norm", "norm_eps"]
     keys += ["norm_placement", "input_norm", "bias", "qk_norm", "scaled_attention", "position"]
-    keys.append("token_types")
+    keys += ["token_types", "residual_scalars", "value_residual", "value_embeddings"]
     if stack.position == "sinusoidal":
         keys.append("sinusoid")
     if stack.position == "relative":
@@ -96,6 +96,7 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
         found |= {"window": stack.window, "windows": stack.windows}
     if stack.position != "rotary":
         return found
+    found["rope_fraction"] = stack.rope_fraction
     # A period counts only where a layer uses it.
     if not all(has_window):
         found["rope_theta"] = stack.rope_theta

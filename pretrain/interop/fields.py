@@ -41,10 +41,11 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
+    "relu2": "relu2",
 }
 """Their name of an activation -> ours; approximations such as quick_gelu have none."""
 
-THEIR_ACTIVATIONS = {name: name for name in ("gelu", "silu", "relu")} | {"gelu_tanh": "gelu_pytorch_tanh"}
+THEIR_ACTIVATIONS = {name: name for name in ("gelu", "silu", "relu", "relu2")} | {"gelu_tanh": "gelu_pytorch_tanh"}
 
 TOKEN_KEYS = {
     "pad": "pad_token_id",

@@ -128,10 +128,11 @@ class SelfAttention(nn.Module):
     """Multi-head attention; grouped-query (Ainslie et al. 2023): head n reads n // (N / K).
 
     Queries, keys and values are one matrix product: the rows of `qkv.weight` are N query heads, K
-    key heads, K value heads, each of H rows.
+    key heads, K value heads, each of H rows. With `value_residual` and `value_embeddings` a layer mixes
+    its values with others, by the factors `value_mix`.
     """
 
-    def __init__(self, config: StackConfig, backend: AttentionBackend) -> None:
+    def __init__(self, config: StackConfig, backend: AttentionBackend, number: int) -> None:
         super().__init__()
         self.heads = config.heads
         self.kv_heads = config.num_kv_heads
@@ -145,17 +146,29 @@ class SelfAttention(nn.Module):
         if config.qk_norm:
             self.query_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
             self.key_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
+        self.returns_values = config.value_residual and number == 0
+        parts = config.value_parts(number)
+        self.value_mix = nn.Parameter(torch.empty(parts)) if parts > 1 else None
         self.output = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
         self.backend = backend
 
-    def forward(self, x_BTD: Tensor, prepared: Any, rotation: Rotation | None, cache: LayerCache | None) -> Tensor:
-        """Attends within a sequence, under a prepared mask.
+    def forward(
+        self,
+        x_BTD: Tensor,
+        prepared: Any,
+        rotation: Rotation | None,
+        cache: LayerCache | None,
+        others: tuple[Tensor, ...] = (),
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attends within a sequence, under a prepared mask; with `returns_values` returns its own values too.
 
         `rotation` are the rotary angles of these T positions. The cache of earlier keys and values
-        is extended by these T; None outside decoding.
+        is extended by these T, values as they are mixed; None outside decoding. `others` are values of
+        these T positions to mix with, [B, T, K, H] or [B, T, K H] each.
         """
         heads = self.qkv(x_BTD).unflatten(-1, (-1, self.head_width))  # [B, T, N + 2 K, H]
-        qk, v_BSKH = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
+        qk, own_BTKH = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
+        v_BSKH = own_BTKH if self.value_mix is None else mix_values(self.value_mix, own_BTKH, others)
         if self.query_norm is not None and self.key_norm is not None:
             q_BTNH, k_BSKH = qk.split((self.heads, self.kv_heads), dim=2)
             q_BTNH = self.query_norm(q_BTNH)
@@ -171,7 +184,17 @@ class SelfAttention(nn.Module):
             k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
         dropout = self.dropout if self.training else 0.0
         mixed_BTNH = self.backend.attend(q_BTNH, k_BSKH, v_BSKH, prepared, dropout=dropout, scale=self.scale)
-        return self.output(mixed_BTNH.flatten(2))
+        result_BTD = self.output(mixed_BTNH.flatten(2))
+        return (result_BTD, own_BTKH) if self.returns_values else result_BTD
+
+
+def mix_values(factors: Tensor, own_BTKH: Tensor, others: tuple[Tensor, ...]) -> Tensor:
+    """Returns the sum of a layer's values and of others by a factor each, in the dtype of its own."""
+    mixed_BTKH = factors[0] * own_BTKH
+    for factor, other in zip(factors[1:], others, strict=True):
+        # Under autocast an embedding is fp32.
+        mixed_BTKH = mixed_BTKH + factor * other.view_as(own_BTKH).to(own_BTKH.dtype)
+    return mixed_BTKH
 
 
 class CrossAttention(nn.Module):

@@ -4,9 +4,9 @@
     xavier   uniform by the mean of fan-in and fan-out; tables N(0, 1/D)      the 2017 Transformer
     t5       normal by fan-in, scaled for attention without a scale           T5
 
-Biases are 0 and norm weights 1. A fused matrix (queries, keys and values; gate and up) is drawn
-part by part, because fan-in and fan-out are those of its parts. Recurrent models:
-`draw_recurrent`.
+Norm weights are 1, biases 0, and with `init_output: zero` the ends of residual branches and an untied
+head too. A fused matrix (queries, keys and values; gate and up) is drawn part by part, because fan-in
+and fan-out are those of its parts. Recurrent models: `draw_recurrent`.
 """
 
 import hashlib
@@ -97,6 +97,14 @@ def _draw_t5(name: str, weight: Tensor, config: ModelConfig, stack: StackConfig,
         part.normal_(0.0, std, generator=generator)
 
 
+def _draw_values(
+    name: str, weight: Tensor, config: ModelConfig, stack: StackConfig, generator: torch.Generator
+) -> None:
+    """An embedding as large as the values of the first step: products of a normed vector and drawn weights."""
+    std = config.init_std * stack.width**0.5 if config.init == "normal" else 1.0
+    weight.normal_(0.0, std, generator=generator)
+
+
 _DRAWS = {"normal": _draw_normal, "xavier": _draw_xavier, "t5": _draw_t5}
 
 
@@ -113,11 +121,17 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
     if isinstance(config, RecurrentConfig):
         draw_recurrent(name, weight, config, generator)
     elif len(shape) == 1:
-        weight.fill_(0.0 if name.endswith(".bias") else 1.0)
+        share = 1.0 / shape[0] if name.endswith(".value_mix") else 1.0
+        weight.fill_(0.0 if name.endswith(".bias") else share)
+        if name.endswith(".residual_mix"):
+            weight[1] = 0.0
+    elif config.init_output == "zero" and (name == "head.weight" or name.endswith(_RESIDUAL_OUTPUTS)):
+        weight.zero_()
     else:
         # Parameters outside of both stacks count as the last one's.
-        stack = config.encoder if name.startswith("encoder.") else None
-        _DRAWS[config.init](name, weight, config, stack or config.last_stack, generator)
+        stack = (config.encoder if name.startswith("encoder.") else None) or config.last_stack
+        draw = _draw_values if ".value_embedding." in name else _DRAWS[config.init]
+        draw(name, weight, config, stack, generator)
     return weight
 
 

@@ -19,26 +19,27 @@ from pretrain.model.backends.backend import DistanceBias
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of the rotary angles, fp32, [T or B T, 1, H]: H repeats its first half.
+    """Cosines and sines of the rotary angles, fp32, [T or B T, 1, R]: R repeats its first half.
 
-    The sines of the first half are negated: a rotation is `x * cos + swap_halves(x) * sin`. Both
-    have the magnitude of the scaling.
+    R is the rotated width of a head, its first dimensions: H without `rope_fraction`. The sines of the
+    first half are negated: a rotation is `x * cos + swap_halves(x) * sin`. Both have the magnitude of
+    the scaling.
     """
 
     cos: Tensor
     sin: Tensor
 
 
-def rotary_frequencies(head_width: int, theta: float, scaling: RotaryScaling | None) -> Tensor:
-    """Returns the angle of a step of each pair of dimensions, [H / 2], fp64 for large angles."""
-    exponents = torch.arange(0, head_width, 2, dtype=torch.float64, device="cpu") / head_width
+def rotary_frequencies(rotary_width: int, theta: float, scaling: RotaryScaling | None) -> Tensor:
+    """Returns the angle of a step of each pair of rotated dimensions, [R / 2], fp64 for large angles."""
+    exponents = torch.arange(0, rotary_width, 2, dtype=torch.float64, device="cpu") / rotary_width
     frequencies = theta**-exponents
     if scaling is None:
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     if scaling.kind == "yarn":
-        kept = _kept_by_yarn(head_width, theta, scaling)
+        kept = _kept_by_yarn(rotary_width, theta, scaling)
         return frequencies * (kept + (1 - kept) / scaling.factor)
     # LLaMA 3: full turns of a dimension within the original length. Its frequency is kept (1) at
     # high_freq_factor turns or more, divided by `factor` (0) at low_freq_factor or fewer, and
@@ -49,17 +50,17 @@ def rotary_frequencies(head_width: int, theta: float, scaling: RotaryScaling | N
     return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
-def _kept_by_yarn(head_width: int, theta: float, scaling: RotaryScaling) -> Tensor:
-    """Returns the share of each frequency that is kept, [H / 2] (Peng et al. 2023, 3.2)."""
+def _kept_by_yarn(rotary_width: int, theta: float, scaling: RotaryScaling) -> Tensor:
+    """Returns the share of each frequency that is kept, [R / 2] (Peng et al. 2023, 3.2)."""
     # The pair of dimensions, a real number, that turns so often in the original length.
     turns = (scaling.beta_fast, scaling.beta_slow)
     ratios = (scaling.original_max_seq_len / (2 * math.pi * number) for number in turns)
-    fast, slow = (head_width * math.log(ratio) / (2 * math.log(theta)) for ratio in ratios)
+    fast, slow = (rotary_width * math.log(ratio) / (2 * math.log(theta)) for ratio in ratios)
     first = max(math.floor(fast), 0)
-    # As in transformers: the bound is H - 1, though there are H / 2 pairs, and no range is empty.
-    last = min(math.ceil(slow), head_width - 1)
+    # As in transformers: the bound is R - 1, though there are R / 2 pairs, and no range is empty.
+    last = min(math.ceil(slow), rotary_width - 1)
     width = last - first or 0.001
-    pairs = torch.arange(head_width // 2, dtype=torch.float64, device="cpu")
+    pairs = torch.arange(rotary_width // 2, dtype=torch.float64, device="cpu")
     return 1 - ((pairs - first) / width).clamp(0, 1)
 
 
@@ -71,16 +72,16 @@ def rotary_magnitude(scaling: RotaryScaling | None) -> float:
 
 
 class RotaryTable:
-    """Cosines and sines by position; dimension i is paired with i + H/2, as in Hugging Face."""
+    """Cosines and sines by position; dimension i is paired with i + R/2, as in Hugging Face."""
 
     # Built at the first use, and again for a longer row: a model on the meta device costs nothing.
     # Plain attributes, not buffers: an engine that casts a module to bf16 would round them.
 
-    def __init__(self, max_seq_len: int, head_width: int, theta: float, scaling: RotaryScaling | None) -> None:
+    def __init__(self, max_seq_len: int, rotary_width: int, theta: float, scaling: RotaryScaling | None) -> None:
         self._max_seq_len = max_seq_len
-        self._frequencies = rotary_frequencies(head_width, theta, scaling)
+        self._frequencies = rotary_frequencies(rotary_width, theta, scaling)
         self._magnitude = rotary_magnitude(scaling)
-        self._cos = self._sin = torch.empty(0, head_width)
+        self._cos = self._sin = torch.empty(0, rotary_width)
 
     def __call__(self, positions_BT: Tensor | None, offset: int, length: int, device: torch.device) -> Rotation:
         """Returns the rotation of the given positions, or of `length` from `offset` on."""
@@ -104,9 +105,14 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        half = x.shape[-1] // 2
-        swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
-        return swapped.mul_(sin).addcmul_(x, cos)
+        width = cos.shape[-1]
+        half = width // 2
+        if width == x.shape[-1]:
+            swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
+            return swapped.mul_(sin).addcmul_(x, cos)
+        turned = torch.cat((x[..., half:width], x[..., :half], x[..., width:]), dim=-1)
+        turned[..., :width].mul_(sin).addcmul_(x[..., :width], cos)
+        return turned
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -121,7 +127,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def rotate(x_BTNH: Tensor, rotation: Rotation) -> Tensor:
-    """Rotates each head vector by the angles of its position; keeps dtype and shape.
+    """Rotates the first R dimensions of each head vector by the angles of its position; keeps dtype and shape.
 
     The score of a rotated query and key depends on the difference of their positions only.
     """
@@ -196,7 +202,7 @@ class RotaryPosition(nn.Module):
 
     def __init__(self, config: StackConfig, max_seq_len: int) -> None:
         super().__init__()
-        width, scaling, local = config.per_head_width, config.rope_scaling, config.rope_local_theta
+        width, scaling, local = config.rotary_width, config.rope_scaling, config.rope_local_theta
         self._table = RotaryTable(max_seq_len, width, config.rope_theta, scaling)
         self._local_table = self._table
         if local is not None:

@@ -34,11 +34,18 @@ from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds
 from pretrain.model.position import PositionedInput, Rotation, build_position
 from pretrain.types import AttentionMask
 
+
+def relu_squared(x: Tensor) -> Tensor:
+    """Returns `max(x, 0)^2` (So et al. 2021, 3)."""
+    return functional.relu(x).square()
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "silu": functional.silu,
     "relu": functional.relu,
+    "relu2": relu_squared,
 }
 
 
@@ -123,16 +130,16 @@ class Block(nn.Module):
         backend: AttentionBackend,
         cross_backend: AttentionBackend | None,
         checkpointing: dict[str, Any] | None,
-        *,
-        first: bool,
+        number: int,
     ) -> None:
         super().__init__()
         self._checkpointing = checkpointing
         self.pre_norm = config.norm_placement == "pre"
         # An `input_norm` has normalised the input of the first block already.
-        skip_norm = first and self.pre_norm and config.input_norm
+        skip_norm = number == 0 and self.pre_norm and config.input_norm
         self.attention_norm = nn.Identity() if skip_norm else build_norm(config)
-        self.attention = SelfAttention(config, backend)
+        self.attention = SelfAttention(config, backend, number)
+        self.residual_mix = nn.Parameter(torch.empty(2)) if config.residual_scalars and number > 0 else None
         self.cross_norm = None if cross_backend is None else build_norm(config)
         self.cross = None if cross_backend is None else CrossAttention(config, cross_backend)
         self.feedforward_norm = build_norm(config)
@@ -146,10 +153,16 @@ class Block(nn.Module):
         rotation: Rotation | None = None,
         memory: Memory | None = None,
         cache: LayerCache | None = None,
-    ) -> Tensor:
-        """Maps [B, T, D] to [B, T, D]; arguments as in `SelfAttention` and `CrossAttention`."""
+        others: tuple[Tensor, ...] = (),
+        input_BTD: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Maps [B, T, D] to [B, T, D]; arguments as in `SelfAttention` and `CrossAttention`.
+
+        `input_BTD` is the input of the first block, for `residual_scalars`. The first block of a stack with
+        `value_residual` returns its values too.
+        """
         # Arguments by position: the hooks of ZeRO stage 3 do not see others.
-        arguments = (x_BTD, prepared, rotation, memory, cache)
+        arguments = (x_BTD, prepared, rotation, memory, cache, others, input_BTD)
         # Without gradients nothing is saved in any mode.
         if self._checkpointing is None or not torch.is_grad_enabled():
             return self._layers(*arguments)
@@ -157,33 +170,57 @@ class Block(nn.Module):
         return checkpoint(self._layers, *arguments, **self._checkpointing)
 
     def _layers(
-        self, x_BTD: Tensor, prepared: Any, rotation: Rotation | None, memory: Memory | None, cache: LayerCache | None
-    ) -> Tensor:
-        x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, prepared, rotation, cache))
-        cross, cross_norm = self.cross, self.cross_norm
-        if cross is not None and cross_norm is not None:
+        self,
+        x_BTD: Tensor,
+        prepared: Any,
+        rotation: Rotation | None,
+        memory: Memory | None,
+        cache: LayerCache | None,
+        others: tuple[Tensor, ...],
+        input_BTD: Tensor | None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if self.residual_mix is not None:
+            assert input_BTD is not None, "residual scalars need the input of the first block"
+            x_BTD = self.residual_mix[0] * x_BTD + self.residual_mix[1] * input_BTD
+        own_BTKH = None
+        result_BTD = self.attention(self._read(x_BTD, self.attention_norm), prepared, rotation, cache, others)
+        if self.attention.returns_values:
+            result_BTD, own_BTKH = result_BTD
+        x_BTD = self._add(x_BTD, self.attention_norm, result_BTD)
+        if self.cross is not None and self.cross_norm is not None:
             assert memory is not None, "a decoder with cross attention needs a source"
             hidden_BSD, cross_prepared = memory
-            x_BTD = self._add(x_BTD, cross_norm, lambda x: cross(x, hidden_BSD, cross_prepared, cache))
-        return self._add(x_BTD, self.feedforward_norm, self.feedforward)
+            result_BTD = self.cross(self._read(x_BTD, self.cross_norm), hidden_BSD, cross_prepared, cache)
+            x_BTD = self._add(x_BTD, self.cross_norm, result_BTD)
+        result_BTD = self.feedforward(self._read(x_BTD, self.feedforward_norm))
+        x_BTD = self._add(x_BTD, self.feedforward_norm, result_BTD)
+        return x_BTD if own_BTKH is None else (x_BTD, own_BTKH)
 
-    def _add(self, x_BTD: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.pre_norm:
-            return x_BTD + self.dropout(layer(norm(x_BTD)))
-        return norm(x_BTD + self.dropout(layer(x_BTD)))
+    def _read(self, x_BTD: Tensor, norm: nn.Module) -> Tensor:
+        """Returns the input of a sub-layer."""
+        return norm(x_BTD) if self.pre_norm else x_BTD
+
+    def _add(self, x_BTD: Tensor, norm: nn.Module, result_BTD: Tensor) -> Tensor:
+        """Adds the result of a sub-layer to the stream."""
+        sum_BTD = x_BTD + self.dropout(result_BTD)
+        return sum_BTD if self.pre_norm else norm(sum_BTD)
 
 
 _COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class StackRows(NamedTuple):
-    """Positions, documents and padding of the rows of a stack; fields as in `Batch`."""
+    """Positions, documents and padding of the rows of a stack; fields as in `Batch`.
+
+    `tokens_BT` are read by value embeddings alone.
+    """
 
     positions_BT: Tensor | None = None
     documents_BT: Tensor | None = None
     lengths_B: Tensor | None = None
     prefix_BT: Tensor | None = None
     token_types_BT: Tensor | None = None
+    tokens_BT: Tensor | None = None
     # The same rows on the host. Not attributes of the tensors: under ZeRO stage 3 a module gets others.
     on_host: Any = None  # StackRows | None: a NamedTuple cannot name itself
 
@@ -229,12 +266,19 @@ class Stack(nn.Module):
         self.token_type = None
         if config.token_types:
             self.token_type = nn.Embedding(config.token_types, config.width)
+        self.residual_scalars = config.residual_scalars
+        self.value_residual = config.value_residual
+        self.value_tables = [config.value_table(number) for number in range(config.layers)]
+        value_width = config.num_kv_heads * config.per_head_width
+        self.value_embedding = nn.ModuleList(
+            nn.Embedding(model.padded_vocab_size, value_width) for _ in range(config.value_embeddings)
+        )
         self.input_norm = build_norm(config) if config.input_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList()
         for number in range(config.layers):
             checkpointing = _checkpointing(config, engine, number)
-            self.blocks.append(Block(config, self.backend, self.cross_backend, checkpointing, first=number == 0))
+            self.blocks.append(Block(config, self.backend, self.cross_backend, checkpointing, number))
         self.norm = build_norm(config) if config.norm_placement == "pre" else nn.Identity()
         self.offload = ActivationOffload(device, config.layers) if engine.offload_activations == "cpu" else None
 
@@ -257,13 +301,21 @@ class Stack(nn.Module):
                 types_BT = torch.zeros(1, 1, dtype=torch.int64, device=x_BTD.device)
             x_BTD = x_BTD + self.token_type(types_BT)
         x_BTD = self.dropout(self.input_norm(x_BTD))
+        embedded = [embedding(rows.tokens_BT) for embedding in self.value_embedding]
+        first: tuple[Tensor, ...] = ()
+        input_BTD = x_BTD if self.residual_scalars else None
         # Around a block's call, and so outside of what is compiled and of an engine's hooks.
         offload = self.offload if torch.is_grad_enabled() else None
         for number, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
             rotation = placed.rotation if window is None else placed.local_rotation
             layer_cache = None if cache is None else cache.layers[number]
+            table = self.value_tables[number]
+            others = first if table is None else (*first, embedded[table])
             with nullcontext() if offload is None else offload.block(number):
-                x_BTD = block(x_BTD, masks[window], rotation, memory, layer_cache)
+                x_BTD = block(x_BTD, masks[window], rotation, memory, layer_cache, others, input_BTD)
+            if self.value_residual and number == 0:
+                x_BTD, own_BTKH = x_BTD
+                first = (own_BTKH,)
         return self.norm(x_BTD)
 
     def _prepare_masks(

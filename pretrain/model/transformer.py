@@ -187,13 +187,21 @@ class Transformer(nn.Module):
 def _target_rows(batch: Batch) -> StackRows:
     on_host = None if batch.on_host is None else _target_rows(batch.on_host)
     return StackRows(
-        batch.positions_BT, batch.documents_BT, batch.lengths_B, batch.prefix_BT, batch.token_types_BT, on_host
+        batch.positions_BT,
+        batch.documents_BT,
+        batch.lengths_B,
+        batch.prefix_BT,
+        batch.token_types_BT,
+        batch.tokens_BT,
+        on_host,
     )
 
 
 def _source_rows(source: SourceBatch) -> StackRows:
     on_host = None if source.on_host is None else _source_rows(source.on_host)
-    return StackRows(source.positions_BS, source.documents_BS, source.lengths_B, on_host=on_host)
+    return StackRows(
+        source.positions_BS, source.documents_BS, source.lengths_B, tokens_BT=source.tokens_BS, on_host=on_host
+    )
 
 
 def _average_documents(hidden_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:

@@ -84,8 +84,10 @@ class _StackCounter:
         """Returns bytes a token of a sub-layer's input, its norm and its dropout."""
         return self.stack.width * (self.compute + self.mask) + (self.norm() if normed else 0)
 
-    def attention(self, *, normed: bool) -> tuple[int, int]:
+    def attention(self, number: int) -> tuple[int, int]:
         stack = self.stack
+        # An `input_norm` takes the place of the first one.
+        normed = not (number == 0 and stack.norm_placement == "pre" and stack.input_norm)
         turned_heads = stack.heads + stack.num_kv_heads
         products = (turned_heads + stack.num_kv_heads) * stack.per_head_width * self.compute
         blockwise = self.in_tiles or stack.position == "relative"
@@ -99,6 +101,10 @@ class _StackCounter:
             # The projection keeps the input of these norms already.
             each = stack.per_head_width * (4 if self.compute == 4 else 8) if self.on_cpu else 0
             turned += turned_heads * (each + _STATISTIC)
+        if stack.value_parts(number) > 1:
+            # The sum, and autocast's copy of an embedding.
+            copied = stack.value_table(number) is not None and self.copied > 0
+            turned += (1 + copied) * stack.num_kv_heads * stack.per_head_width * self.compute
         results = products + mixed
         return self.around(normed=normed) + results + turned, results + stack.width * self.compute
 
@@ -112,14 +118,16 @@ class _StackCounter:
         stack = self.stack
         hidden = stack.ff_width * self.compute
         up = (2 if stack.gated else 1) * hidden
-        # The backward pass of ReLU needs its result only, which the next product holds too.
+        # The backward pass of ReLU needs its result only, which the next product holds too; a square needs its input.
         inside = 4 * hidden if stack.gated else hidden if stack.activation == "relu" else 2 * hidden
+        if stack.gated and stack.activation == "relu2":
+            inside += hidden
         return self.around() + inside, up + stack.width * self.compute
 
-    def block(self, *, normed: bool) -> tuple[int, int, int]:
-        """Returns bytes by checkpointing mode: none, selective, full; `normed`: with its first norm."""
+    def block(self, number: int) -> tuple[int, int, int]:
+        """Returns bytes of a block by checkpointing mode: none, selective, full."""
         stack = self.stack
-        parts = [self.attention(normed=normed), self.feedforward()]
+        parts = [self.attention(number), self.feedforward()]
         source = self.rows * self.source_length
         # The decoder's keys and values of the source, and autocast's copy of the encoder's output.
         shared = 2 * stack.num_kv_heads * stack.per_head_width * self.compute * source
@@ -130,12 +138,18 @@ class _StackCounter:
         if self.source_length:
             parts.append(self.cross())
             weights += attention
+        if stack.residual_scalars and number > 0:
+            parts.append((stack.width * self.residual, 0))  # the stream before the scalars
         tokens = self.rows * self.length
         entry = stack.width * self.residual * tokens
+        # The other blocks read the first one's values, a view of its product.
+        shown = 0
+        if stack.value_residual and number == 0:
+            shown = (stack.heads + 2 * stack.num_kv_heads) * stack.per_head_width * self.compute * tokens
         whole, products = (sum(part) * tokens + shared for part in zip(*parts, strict=True))
         if self.on_cpu and (self.in_tiles or stack.position == "relative"):
             products += self.scores()
-        return whole + self.copied * weights, entry + products, entry
+        return whole + self.copied * weights, entry + products, entry + shown
 
     def scores(self) -> int:
         """Returns what `selective` keeps of tiled attention on a CPU: its scores are products there."""
@@ -153,8 +167,7 @@ class _StackCounter:
         recomputed = 0
         mode = engine.activation_checkpointing
         for number in range(frozen, stack.layers):
-            normed = not (number == 0 and stack.norm_placement == "pre" and stack.input_norm)
-            whole, selective, full = self.block(normed=normed)
+            whole, selective, full = self.block(number)
             # What is kept, and what of it autograd holds: without a graph not the results of `selective`.
             if mode == "none" or number % engine.activation_checkpointing_every:
                 each.append((whole, whole))
@@ -177,12 +190,13 @@ class _StackCounter:
         found = tokens * self.norm() * (stack.input_norm + (stack.norm_placement == "pre"))
         if stack.dropout:
             found += tokens * stack.width * (self.residual if self.on_cpu else self.mask)
+        found += tokens * stack.value_embeddings * stack.num_kv_heads * stack.per_head_width * self.residual
         if stack.position == "sinusoidal":
             found += 4 * max_seq_len * stack.width
         if stack.position == "rotary":
             rows = min(max_seq_len, 1 << (self.length - 1).bit_length())
             tables = 2 if stack.rope_local_theta is not None and stack.window is not None else 1
-            found += 2 * _STATISTIC * rows * stack.per_head_width * tables
+            found += 2 * _STATISTIC * rows * stack.rotary_width * tables
         return found
 
 

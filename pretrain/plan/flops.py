@@ -87,12 +87,16 @@ class _Walk:
         self.add("attention", products, scores + value)
         return scores or value
 
-    def attention(self, name: str, stack: StackConfig, tokens: int, pairs: int, reads: bool, bias: bool) -> bool:
+    def attention(
+        self, name: str, stack: StackConfig, tokens: int, pairs: int, reads: bool, bias: bool, others: bool
+    ) -> tuple[bool, bool]:
+        """Adds self-attention; returns also if its own values have a gradient. `others`: those mixed with them."""
         made = self.linear(f"{name}.qkv", tokens, reads)
         query = made or self.has(f"{name}.query_norm.weight")
         key = made or self.has(f"{name}.key_norm.weight")
-        mixed = self.mix(stack.heads * stack.per_head_width * pairs, query, key, made, bias)
-        return self.linear(f"{name}.output", tokens, mixed)
+        value = made or others or self.has(f"{name}.value_mix")
+        mixed = self.mix(stack.heads * stack.per_head_width * pairs, query, key, value, bias)
+        return self.linear(f"{name}.output", tokens, mixed), made
 
     def cross(self, name: str, stack: StackConfig, tokens: int, source: int, reads: bool, encoded: bool) -> bool:
         query = self.linear(f"{name}.query", tokens, reads)
@@ -110,6 +114,7 @@ class _Walk:
         """Adds all blocks; returns also how many of the first no gradient reaches."""
         pre = stack.norm_placement == "pre"
         frozen = 0
+        first_values = False
         bias = stack.position == "relative" and self.has(f"{name}.position.weight")
         stream = self.has("embedding.weight", f"{name}.token_type.weight")
         stream = stream or (stack.position == "learned" and self.has(f"{name}.position.weight"))
@@ -126,8 +131,13 @@ class _Walk:
             # Pairs of query and key of a row: its edges count as the rest.
             reach = tokens if window is None else window if name == "decoder" else 2 * window - 1
             pairs = tokens * min(tokens, reach)
+            stream = stream or self.has(f"{block}.residual_mix")
             norm = f"{block}.attention_norm"
-            mixed = self.attention(f"{block}.attention", stack, tokens, pairs, normed(norm, stream), bias)
+            others = first_values or self.has(f"{name}.value_embedding.{stack.value_table(number)}.weight")
+            reads = normed(norm, stream)
+            mixed, own = self.attention(f"{block}.attention", stack, tokens, pairs, reads, bias, others)
+            if stack.value_residual and number == 0:
+                first_values = own
             stream = added(norm, stream, mixed)
             if source is not None:
                 norm = f"{block}.cross_norm"

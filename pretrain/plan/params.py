@@ -36,7 +36,7 @@ def _norm(name: str, stack: StackConfig) -> Named:
         yield f"{name}.bias", (stack.width,)
 
 
-def _attention(name: str, stack: StackConfig) -> Named:
+def _attention(name: str, stack: StackConfig, parts: int = 1) -> Named:
     heads = stack.heads * stack.per_head_width
     kv = stack.num_kv_heads * stack.per_head_width
     if name.endswith("cross"):
@@ -47,13 +47,17 @@ def _attention(name: str, stack: StackConfig) -> Named:
         if stack.qk_norm:
             yield f"{name}.query_norm.weight", (stack.per_head_width,)
             yield f"{name}.key_norm.weight", (stack.per_head_width,)
+        if parts > 1:
+            yield f"{name}.value_mix", (parts,)
     yield from _linear(f"{name}.output", heads, stack.width, stack.bias)
 
 
-def _block(name: str, stack: StackConfig, *, reads_encoder: bool, first: bool) -> Named:
-    if not (first and stack.norm_placement == "pre" and stack.input_norm):
+def _block(name: str, stack: StackConfig, number: int, *, reads_encoder: bool) -> Named:
+    if stack.residual_scalars and number > 0:
+        yield f"{name}.residual_mix", (2,)
+    if not (number == 0 and stack.norm_placement == "pre" and stack.input_norm):
         yield from _norm(f"{name}.attention_norm", stack)
-    yield from _attention(f"{name}.attention", stack)
+    yield from _attention(f"{name}.attention", stack, stack.value_parts(number))
     if reads_encoder:
         yield from _norm(f"{name}.cross_norm", stack)
         yield from _attention(f"{name}.cross", stack)
@@ -63,18 +67,21 @@ def _block(name: str, stack: StackConfig, *, reads_encoder: bool, first: bool) -
     yield from _linear(f"{name}.feedforward.down", stack.ff_width, stack.width, stack.bias)
 
 
-def _stack(name: str, stack: StackConfig, max_seq_len: int, *, reads_encoder: bool) -> Named:
+def _stack(name: str, model: ModelConfig, *, reads_encoder: bool) -> Named:
+    stack: StackConfig = getattr(model, name)
     if stack.position == "learned":
-        yield f"{name}.position.weight", (max_seq_len, stack.width)
+        yield f"{name}.position.weight", (model.max_seq_len, stack.width)
     elif stack.position == "relative":
         yield f"{name}.position.weight", (stack.relative_buckets, stack.heads)
     if stack.token_types:
         yield f"{name}.token_type.weight", (stack.token_types, stack.width)
+    for number in range(stack.value_embeddings):
+        width = stack.num_kv_heads * stack.per_head_width
+        yield f"{name}.value_embedding.{number}.weight", (model.padded_vocab_size, width)
     if stack.input_norm:
         yield from _norm(f"{name}.input_norm", stack)
     for number in range(stack.layers):
-        block = f"{name}.blocks.{number}"
-        yield from _block(block, stack, reads_encoder=reads_encoder, first=number == 0)
+        yield from _block(f"{name}.blocks.{number}", stack, number, reads_encoder=reads_encoder)
     if stack.norm_placement == "pre":
         yield from _norm(f"{name}.norm", stack)
 
@@ -129,10 +136,10 @@ def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
         return dict(_recurrent(model))
     found: dict[str, Shape] = {"embedding.weight": (model.padded_vocab_size, model.last_stack.width)}
     if model.encoder is not None:
-        found |= _stack("encoder", model.encoder, model.max_seq_len, reads_encoder=False)
+        found |= _stack("encoder", model, reads_encoder=False)
     if model.decoder is not None:
         reads_encoder = model.encoder is not None
-        found |= _stack("decoder", model.decoder, model.max_seq_len, reads_encoder=reads_encoder)
+        found |= _stack("decoder", model, reads_encoder=reads_encoder)
     found |= _head(model)
     if model.pooler:
         found |= _linear("pooler", model.last_stack.width, model.last_stack.width, True)
@@ -140,9 +147,9 @@ def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
 
 
 PARTS = (
-    "embedding",  # token table, padded rows included, and tables of token types
+    "embedding",  # token tables, padded rows included, those of values too, and tables of token types
     "position",  # tables of learned positions, or of biases by distance
-    "attention",  # projections of all attention layers, with biases
+    "attention",  # projections of all attention layers, with biases, and factors of values and residuals
     "feedforward",  # projections of all feed-forward layers, with biases
     "norm",  # all norms of the stacks
     "head",  # output projection unless tied, its bias, and the layers before it
@@ -158,7 +165,7 @@ def _part_of(name: str) -> str:
         return words[0]
     if words[-2].endswith("norm"):
         return "norm"
-    if words[-2] == "token_type":
+    if words[-2] == "token_type" or "value_embedding" in words:
         return "embedding"
     if "rnn" in words:
         return "recurrent"
@@ -204,7 +211,7 @@ class Values:
     saved: int  # weights in a checkpoint
 
 
-_OUTSIDE = frozenset({"embedding", "position", "token_type", "head"})
+_OUTSIDE = frozenset({"embedding", "value_embedding", "position", "token_type", "head"})
 """Name parts of matrices that Muon does not step (`optim/build.py`)."""
 
 

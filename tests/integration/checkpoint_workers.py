@@ -40,6 +40,23 @@ def load_pairs(world: World, pairs: list[list[list[Any]]], folder: str, steps: i
     return followed
 
 
+def resumed_losses(
+    world: World, model: dict[str, Any], cases: list[list[Any]], folder: str, steps: int, micro: int
+) -> list[dict[str, list[list[float]]]]:
+    """Trains a model in each (kind, stage, precision, optimizer, checkpointing), saves, goes on; and from the save."""
+    results = []
+    for case in cases:
+        options: dict[str, Any] = {"micro": micro, "model": model, "checkpointing": case[4]}
+        engine, again = (build(world, *case[:4], **options) for _ in range(2))
+        rows = train(engine, world, range(steps), micro)
+        manager(world, folder, case).save(engine.state, TrainState(step=steps, optimizer_step=steps))
+        followed = train(engine, world, range(steps, steps + 2), micro)
+        load_checkpoint(Path(folder) / "-".join(map(str, case)) / f"step-{steps:08d}", again.state)
+        resumed = train(again, world, range(steps, steps + 2), micro)
+        results.append({"rows": rows, "followed": followed, "resumed": resumed})
+    return results
+
+
 def refused_load(world: World, saved: list[Any], case: list[Any], folder: str, steps: int) -> str:
     """What loading a saved case into another says."""
     engine = build(world, *case, micro=2)

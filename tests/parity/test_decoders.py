@@ -67,6 +67,7 @@ MAKERS = {
     ),
     "llama": lambda: llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0}, rms_norm_eps=1e-5),
     "llama-3": lambda: llama(rope_parameters=LLAMA3_SCALING, tie_word_embeddings=True),
+    "llama-relu2": lambda: llama(hidden_act="relu2"),
     "llama-yarn": lambda: llama(rope_parameters=YARN_SCALING),
     "llama-unusual": lambda: llama(
         rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},

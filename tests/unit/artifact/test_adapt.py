@@ -54,6 +54,14 @@ def test_rows_of_added_tokens_are_the_mean_of_the_known_ones(multiple):
     )
 
 
+def test_value_embeddings_grow_with_the_vocabulary():
+    stack = STACK.model_copy(update={"layers": 2, "value_embeddings": 1})
+    small, large = (ModelConfig(decoder=stack, vocab_size=size, vocab_multiple=1, max_seq_len=16) for size in (5, 7))
+    source = adapted(small, large)
+    before, after = (one.read("decoder.value_embedding.0.weight") for one in (source.source, source))
+    assert torch.equal(after, torch.cat((before, before.double().mean(0).float().expand(2, 8))))
+
+
 def test_a_part_of_a_parameter_is_that_range_of_the_whole():
     source = adapted(model(), model(vocab_size=7))
     for name in ("embedding.weight", "decoder.blocks.0.attention.qkv.weight"):

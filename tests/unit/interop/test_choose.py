@@ -95,11 +95,15 @@ def test_what_transformers_would_refuse_is_a_difference():
         ({"window": 3, "global_every": 2}, "windows"),
         ({"window": 3, "rope_local_theta": 7.0}, "rope_local_theta"),
         ({"rope_scaling": {"kind": "linear", "factor": 2.0}}, "rope_scaling.factor"),
+        ({"rope_fraction": 0.5}, "rope_fraction"),
         ({"qkv_bias": True}, "qkv_bias"),
         ({"position": "relative"}, "relative_buckets"),
         ({"position": "sinusoidal"}, "sinusoid"),
         ({"scaled_attention": False}, "scaled_attention"),
         ({"token_types": 2}, "token_types"),
+        ({"residual_scalars": True}, "residual_scalars"),
+        ({"value_residual": True}, "value_residual"),
+        ({"value_embeddings": 1}, "value_embeddings"),
     ],
 )
 def test_a_key_that_changes_the_model_is_a_fact(stack, key):
@@ -116,7 +120,7 @@ def test_a_key_that_changes_the_model_is_a_fact(stack, key):
         {"decoder": {"relative_buckets": 64}},
         {"decoder": {"rope_local_theta": 3.0}},
         {"vocab_multiple": 1},
-        {"init": "xavier", "init_std": 1.0, "init_scaled": False},
+        {"init": "xavier", "init_std": 1.0, "init_scaled": False, "init_output": "zero"},
         {"special_tokens": {"eos": 3}},
     ],
 )

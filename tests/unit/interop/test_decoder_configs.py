@@ -161,7 +161,7 @@ def test_windows_of_mistral(window):
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
         ("llama", {"hidden_size": 100, "num_attention_heads": 3}, "hidden_size=100"),
         ("llama", {"num_key_value_heads": 5}, "must be a multiple of kv_heads=5"),
-        ("llama", {"hidden_act": "relu2"}, "hidden_act='relu2'"),
+        ("llama", {"hidden_act": "relu6"}, "hidden_act='relu6'"),
         ("llama", {"hidden_size": "4096"}, "hidden_size='4096': must be an integer"),
         ("qwen3", {"attention_bias": True}, "attention_bias=True"),
         ("starcoder2", {"use_bias": False}, "use_bias=False: only True can be represented: the norms alone"),

@@ -7,9 +7,13 @@ import torch
 import transformers as hf
 
 from pretrain.config.model import ModelConfig
+from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model.build import init_weights, initial_weight
-from tests.unit.model.tiny import build, tiny_config
+from pretrain.objective.loss import sum_token_loss
+from pretrain.optim.build import build_optimizer
+from pretrain.optim.groups import group_parameters
+from tests.unit.model.tiny import CPU, build, random_batch, tiny_config
 
 # The standard error of a deviation from n draws is 1 / sqrt(2 n): 0.2% for 400 x 400, and 1% at most below.
 CLOSE = 0.05
@@ -91,6 +95,41 @@ def test_unscaled_initialisation_is_one_deviation_for_all():
     config = tiny_config(model={"init_scaled": False, "init_std": 0.1})
     weight = drawn(config, "decoder.blocks.0.attention.output.weight", 400, 400)
     assert weight.std().item() == pytest.approx(0.1, rel=0.01)
+
+
+@pytest.mark.parametrize("init", ["normal", "xavier", "t5"])
+def test_zero_outputs_are_those_of_residual_branches_and_of_an_untied_head(init):
+    values = {"init": init, "tied_embeddings": False, "encoder": {"layers": 2}}
+    config, plain = (preset("t5-tiny", init_output=output, **values) for output in ("zero", "drawn"))
+    zeros = set()
+    for name, parameter in build(config).named_parameters():
+        weight = initial_weight(name, parameter.shape, config, 0)
+        if weight.any():
+            assert torch.equal(weight, initial_weight(name, parameter.shape, plain, 0)), name
+        else:
+            zeros.add(name)
+    outputs = {f"{stack}.blocks.{i}.{part}.weight" for stack in ("encoder", "decoder") for i in (0, 1)
+               for part in ("attention.output", "feedforward.down")}  # fmt: skip
+    assert zeros == outputs | {f"decoder.blocks.{i}.cross.output.weight" for i in (0, 1)} | {"head.weight"}
+
+
+def test_every_weight_of_a_model_that_starts_with_zero_outputs_is_trained():
+    config = tiny_config(model={"init_output": "zero"})
+    model, batch = build(config, scale=1.0), random_batch(4, 16)
+    optimizer = build_optimizer(group_parameters(model), OptimConfig(lr=1e-3), CPU)
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    losses = []
+    # A gradient reaches the head first, then the ends of the branches, then all.
+    for _ in range(4):
+        loss = sum_token_loss(model, batch).loss_sum / batch.num_targets()
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[0] == pytest.approx(math.log(61), rel=1e-6), "all scores are 0 at first"
+    assert losses == sorted(losses, reverse=True)
+    for name, parameter in model.named_parameters():
+        assert not torch.equal(parameter, start[name]), name
 
 
 def test_xavier_of_fused_matrices_is_that_of_their_parts():

@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import GPTNeoXConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from pretrain.config.model import RotaryScaling, StackConfig
@@ -57,6 +58,25 @@ def test_rotation_turns_pairs_half_a_head_apart_by_position_times_frequency():
 def test_the_gradient_of_a_rotation_is_exact():
     x = torch.randn(1, 3, 2, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda y: rotate(y, rotation(torch.tensor([1, 2, 9]), head_width=8)), (x,))
+
+
+def test_a_fraction_of_a_head_rotates_as_gpt_neox_rotates_it():
+    config = GPTNeoXConfig(hidden_size=128, num_attention_heads=4, rotary_pct=0.25, rotary_emb_base=500)
+    positions = torch.tensor([[0, 3, 250]])
+    q, k = torch.randn(2, 1, 4, 3, 32, generator=torch.Generator().manual_seed(0))
+    theirs = apply_rotary_pos_emb(q, k, *GPTNeoXRotaryEmbedding(config)(q, positions))
+    module = RotaryPosition(stack(32, rope_theta=500.0, rope_fraction=0.25), 512)
+    rotation = module(torch.zeros(1, 3, 1), positions, 0).rotation
+    for x, expected in zip((q, k), theirs, strict=True):
+        turned = rotate(x.transpose(1, 2), rotation).transpose(1, 2)
+        torch.testing.assert_close(turned, expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(turned[..., 8:], x[..., 8:])
+
+
+def test_the_gradient_of_a_rotated_fraction_is_exact():
+    x = torch.randn(1, 3, 2, 8, dtype=torch.float64, requires_grad=True)
+    turned = RotaryPosition(stack(8, rope_fraction=0.5), 16)(torch.zeros(1, 3, 1), None, 5).rotation
+    assert torch.autograd.gradcheck(lambda y: rotate(y, turned), (x,))
 
 
 def test_tables_stay_fp32_when_the_module_is_cast_to_bf16():

@@ -16,7 +16,7 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build as model_build
 from pretrain.model import build_model
-from pretrain.model.stack import _SAVED_OPERATIONS, _policy
+from pretrain.model.stack import _SAVED_OPERATIONS, FeedForward, _policy
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch
 from tests.unit.model.tiny import (
@@ -35,6 +35,8 @@ SHAPES = {
     "gpt2": {"preset": "gpt2-tiny"},
     "gpt2 without bias": {"preset": "gpt2-tiny", "bias": False, "activation": "gelu"},
     "post-norm": {"preset": "gpt2-tiny", "norm_placement": "post", "activation": "relu"},
+    "half of each head rotated": {"rope_fraction": 0.5, "activation": "relu2"},
+    "values and streams mixed": {"value_residual": True, "value_embeddings": 1, "residual_scalars": True},
     "gated gelu, wide heads, no positions": {"head_width": 24, "activation": "gelu", "position": "none", "bias": True},
 }
 
@@ -64,6 +66,18 @@ def test_parameter_names_are_those_of_checkpoints():
     assert "decoder.position.weight" in gpt2
     assert "decoder.blocks.1.feedforward.up.bias" in gpt2
     assert "head.weight" not in gpt2
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_relu2_is_the_square_of_what_is_positive(gated):
+    layer = FeedForward(tiny_config(activation="relu2", gated=gated).last_stack).double()
+    x = torch.randn(3, 5, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    if gated:
+        gate, up = layer.gate_up.weight.chunk(2)
+        hidden = (x @ gate.T).clamp(min=0) ** 2 * (x @ up.T)
+    else:
+        hidden = (x @ layer.up.weight.T).clamp(min=0) ** 2
+    torch.testing.assert_close(layer(x), hidden @ layer.down.weight.T)
 
 
 def test_tied_head_is_the_embedding_itself():

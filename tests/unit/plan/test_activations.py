@@ -44,6 +44,22 @@ def test_what_a_family_keeps_is_known_within_a_tenth(preset):
     assert planned_over_kept(model_of(preset)) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_what_a_squared_activation_keeps_is_known_within_a_tenth(gated):
+    config = model_of("llama-tiny", decoder={"activation": "relu2", "gated": gated, "ff_width": 512})
+    assert planned_over_kept(config) == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"value_residual": True}, {"value_embeddings": 2}, {"residual_scalars": True}], ids=str
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_what_mixed_values_and_streams_keep_is_known_within_a_tenth(keys, mode):
+    config = model_of("llama-tiny", decoder={"layers": 4, "kv_heads": 4, "ff_width": 64, **keys})
+    assert planned_over_kept(config, mode=mode) == pytest.approx(1, abs=0.1)
+    assert planned_over_kept(config, kind="single", precision="bf16", mode=mode) == pytest.approx(1, abs=0.1)
+
+
 @pytest.mark.parametrize("mode", MODES[1:])
 @pytest.mark.parametrize("preset", ["t5-tiny", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def test_what_a_family_keeps_is_known_where_blocks_are_computed_again(preset, mode):

@@ -13,9 +13,10 @@ from pretrain.model import build_model
 from pretrain.plan.params import count_parameters, count_parts
 
 PARTS = {
-    r"embedding\.weight|\w+\.token_type\.weight": "embedding",
+    r"embedding\.weight|\w+\.(token_type|value_embedding\.\d+)\.weight": "embedding",
     r"\w+\.position\.weight": "position",
     r"\w+\.blocks\.\d+\.(attention\.(qkv|output)|cross\.(query|key_value|output))\.\w+": "attention",
+    r"\w+\.blocks\.\d+\.(attention\.value|residual)_mix": "attention",
     r"\w+\.blocks\.\d+\.feedforward\.\w+\.\w+": "feedforward",
     r"(en|de)coder\.(\w+\.)*\w*norm\.\w+": "norm",
     r"head\..+": "head",
@@ -33,8 +34,9 @@ def part_of(name):
 @st.composite
 def stacks(draw, width):
     heads = draw(st.sampled_from([2, 4]))
+    layers = draw(st.integers(1, 3))
     return StackConfig(
-        layers=draw(st.integers(1, 3)),
+        layers=layers,
         width=width,
         heads=heads,
         kv_heads=draw(st.sampled_from([None, 1, heads])),
@@ -51,6 +53,9 @@ def stacks(draw, width):
         relative_buckets=draw(st.sampled_from([4, 32])),
         window=draw(st.sampled_from([None, 5])),
         token_types=draw(st.integers(0, 3)),
+        residual_scalars=layers > 1 and draw(st.booleans()),
+        value_residual=layers > 1 and draw(st.booleans()),
+        value_embeddings=draw(st.integers(0, layers // 2)),
     )
 
 

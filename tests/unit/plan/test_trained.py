@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pretrain.artifact.lora import add_adapters, freeze, train_beside
 from pretrain.artifact.source import is_adapter
 from pretrain.config.engine import PLAIN_ENGINE, EngineConfig
-from pretrain.config.finetune import FinetuneConfig
+from pretrain.config.finetune import FinetuneConfig, matches
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig, StackConfig, parse_model
 from pretrain.config.presets import expand_preset
@@ -185,6 +185,25 @@ def test_frozen_weights_have_as_many_flops_as_torch_counts(preset, patterns):
     trained = try_freeze(config, patterns)
     if trained is not None:
         check_flops(config, trained, arranged(config, patterns, device="cpu"))
+
+
+VALUES = {"layers": 4, "value_residual": True, "value_embeddings": 1, "residual_scalars": True}
+
+
+@pytest.mark.parametrize(
+    "left", ["*residual_mix", "*value_mix", "*.value_embedding.*", "*.blocks.0.attention.qkv.weight", "head.*"]
+)
+def test_mixed_values_pass_on_gradients_as_torch_counts_them(left):
+    config = model_of("llama-tiny", decoder=VALUES)
+    patterns = [name for name in parameter_shapes(config) if not matches(name, [left])]
+    check_flops(config, plan_trained(config, patterns, FULL), arranged(config, patterns, device="cpu"))
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_value_embeddings_are_no_hidden_matrices(kind):
+    config = model_of("llama-tiny", decoder=VALUES)
+    size = state_size(group_parameters(arranged(config)), kind)
+    assert state_bytes(kind, count_values(config, None)) == 4 * size.elements
 
 
 @pytest.mark.parametrize("changes", LORA, ids=str)

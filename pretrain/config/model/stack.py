@@ -1,0 +1,186 @@
+"""`model.encoder` and `model.decoder` -- one stack of Transformer blocks, and the scaling of its rotary positions."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pretrain.config.base import OnResume, Section
+
+
+class RotaryScaling(Section):
+    """Scaling of rotary frequencies, for sequences longer than those of the original training."""
+
+    kind: Annotated[Literal["linear", "llama3", "yarn"], OnResume.ALLOW]
+    """`linear`: divide every frequency (Chen et al. 2023). `llama3` (Llama 3.1): divide low ones, keep
+    high ones, interpolate between. `yarn` (Peng et al. 2023): likewise, and scale the scores."""
+    factor: Annotated[float, OnResume.ALLOW] = Field(gt=0)
+    """Divisor of the frequencies."""
+    original_max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=8192, ge=1)
+    """Sequence length of the original training in tokens; `llama3` and `yarn` only."""
+    low_freq_factor: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
+    """Wavelengths above `original_max_seq_len / low_freq_factor` are divided; `llama3` only."""
+    high_freq_factor: Annotated[float, OnResume.ALLOW] = Field(default=4.0, gt=0)
+    """Wavelengths below `original_max_seq_len / high_freq_factor` are kept; `llama3` only."""
+    beta_slow: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
+    """Dimensions of fewer turns in `original_max_seq_len` are divided; `yarn` only."""
+    beta_fast: Annotated[float, OnResume.ALLOW] = Field(default=32.0, gt=0)
+    """Dimensions of more turns in `original_max_seq_len` are kept; `yarn` only."""
+    attention_factor: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
+    """Factor of rotated queries and of keys; `yarn` only. None: `0.1 ln(factor) + 1`, at least 1."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for below, above in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            low = getattr(self, below)
+            high = getattr(self, above)
+            if low >= high:
+                raise ValueError(f"{below}={low} must be less than {above}={high}")
+        return self
+
+
+class StackConfig(Section):
+    """One stack of Transformer blocks."""
+
+    layers: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    """Number of blocks."""
+    width: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    """Model width D."""
+    heads: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    """Number N of query heads."""
+    kv_heads: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    """Number K of key-value heads; fewer than `heads` is grouped-query attention. None: `heads`."""
+    head_width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    """Width H of one head. None: `width / heads`."""
+    ff_width: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    """Hidden width F of the feed-forward layer."""
+    activation: Annotated[Literal["gelu", "gelu_tanh", "silu", "relu", "relu2"], OnResume.ALLOW] = "silu"
+    """Non-linearity of the feed-forward layer; `relu2` is the square of ReLU (So et al. 2021, Primer)."""
+    gated: Annotated[bool, OnResume.NEVER] = True
+    """Gated feed-forward layer with two input projections (SwiGLU, GeGLU)."""
+    norm: Annotated[Literal["rms", "layer"], OnResume.NEVER] = "rms"
+    """Normalization: RMSNorm (`rms`) or LayerNorm (`layer`)."""
+    norm_eps: Annotated[float, OnResume.ALLOW] = Field(default=1e-5, gt=0)
+    """Epsilon that is added to the variance."""
+    norm_placement: Annotated[Literal["pre", "post"], OnResume.NEVER] = "pre"
+    """Norm before each sub-layer (`pre`) or after its residual sum (`post`)."""
+    input_norm: Annotated[bool, OnResume.NEVER] = False
+    """Normalize the summed embeddings; pre-norm then has no norm before its first attention."""
+    bias: Annotated[bool, OnResume.NEVER] = False
+    """Bias terms in every linear layer and LayerNorm."""
+    qkv_bias: Annotated[bool | None, OnResume.NEVER] = None
+    """Bias terms in the query, key and value projections. None: same as `bias`."""
+    qk_norm: Annotated[bool, OnResume.NEVER] = False
+    """RMSNorm over the queries and keys of each head, before rotation."""
+    residual_scalars: Annotated[bool, OnResume.NEVER] = False
+    """Enter each layer but the first with `a x + b x0`: x is the stream, x0 the input of the first layer, a
+    and b are learned scalars of each layer that start at 1 and 0 (modded-nanoGPT)."""
+    value_residual: Annotated[bool, OnResume.NEVER] = False
+    """Mix the values of each layer with those of the first, by two learned factors that start at 1/2
+    (Zhou et al. 2024, ResFormer)."""
+    value_embeddings: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    """Number n of further token embeddings, as wide as the values, that are mixed with those of the first n
+    layers and, in the same order, of the last n, by learned factors (modded-nanoGPT). 0: none."""
+    scaled_attention: Annotated[bool, OnResume.ALLOW] = True
+    """Divide attention scores by sqrt(H); false in T5."""
+    position: Annotated[Literal["learned", "sinusoidal", "rotary", "relative", "none"], OnResume.NEVER] = "rotary"
+    """`learned` or `sinusoidal` vectors added to the input, `rotary` embeddings, `relative` (a
+    learned bias of the attention scores by distance, T5), or `none`."""
+    sinusoid: Annotated[Literal["interleaved", "halves"], OnResume.ALLOW] = "interleaved"
+    """Sine and cosine `interleaved` (Vaswani et al. 2017) or in two `halves` (Marian)."""
+    rope_theta: Annotated[float, OnResume.ALLOW] = Field(default=10000.0, gt=0)
+    """Base period of the rotary embeddings."""
+    rope_local_theta: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
+    """Base period in layers that have a window. None: `rope_theta`."""
+    rope_fraction: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0, le=1)
+    """Share of a head's width that is rotated, its first dimensions (GPT-NeoX); the rest has no position."""
+    rope_scaling: RotaryScaling | None = None
+    """Scaling of the rotary frequencies for longer sequences. None: no scaling."""
+    relative_buckets: Annotated[int, OnResume.NEVER] = Field(default=32, ge=4)
+    """Number of distance buckets of the relative bias."""
+    relative_max_distance: Annotated[int, OnResume.ALLOW] = Field(default=128, ge=2)
+    """Distance in tokens from which on all distances share a bucket."""
+    window: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
+    """Keys that a query attends to on each visible side, its own included. None: all keys."""
+    global_every: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
+    """Every n-th layer, starting with the first, has no window. None: all layers have it."""
+    token_types: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    """Number of segment embeddings (BERT). 0: none."""
+    dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
+    """Dropout probability after the embeddings and each sub-layer."""
+    attention_dropout: Annotated[float | None, OnResume.ALLOW] = Field(default=None, ge=0, lt=1)
+    """Dropout probability of attention weights. None: `dropout`."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key-value heads K, with the default."""
+        return self.kv_heads or self.heads
+
+    @property
+    def per_head_width(self) -> int:
+        """Head width H, with the default."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def rotary_width(self) -> int:
+        """Dimensions of a head that rotary positions rotate."""
+        return round(self.rope_fraction * self.per_head_width)
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """True if query, key and value projections have a bias, with the default."""
+        return self.bias if self.qkv_bias is None else self.qkv_bias
+
+    @property
+    def attention_weight_dropout(self) -> float:
+        """Dropout on attention weights, with the default."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Window of each layer; None: all keys."""
+        windows = [self.window] * self.layers
+        if self.global_every is not None:
+            # The first of each group of layers is global.
+            windows[:: self.global_every] = [None] * len(windows[:: self.global_every])
+        return tuple(windows)
+
+    def value_table(self, number: int) -> int | None:
+        """Returns the number of the value embedding of a layer, which two layers share; None: it has none."""
+        from_last = number - (self.layers - self.value_embeddings)
+        place = number if number < self.value_embeddings else from_last
+        return place if place >= 0 else None
+
+    def value_parts(self, number: int) -> int:
+        """Returns how many values a layer mixes: its own, those of the first layer, an embedding."""
+        return 1 + (self.value_residual and number > 0) + (self.value_table(number) is not None)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.head_width is None and self.width % self.heads:
+            sizes = f"width={self.width} must be a multiple of heads={self.heads}"
+            raise ValueError(f"{sizes}, or set head_width")
+        if self.heads % self.num_kv_heads:
+            raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.num_kv_heads}")
+        if self.position != "rotary" and self.rope_fraction != 1.0:
+            raise ValueError(f"rope_fraction={self.rope_fraction} needs position=rotary, not {self.position}")
+        if self.position == "rotary" and (self.rotary_width % 2 or not self.rotary_width):
+            width = self.per_head_width
+            if self.rope_fraction == 1.0:
+                raise ValueError(f"rotary positions need an even head width, not {width}")
+            part = f"rope_fraction={self.rope_fraction} rotates {self.rotary_width} of {width} dimensions of a head"
+            raise ValueError(f"{part}; choose one that gives an even number, 2 or more")
+        if self.position == "sinusoidal" and self.width % 2:
+            raise ValueError(f"sinusoidal positions need an even width, not {self.width}")
+        for name in ("residual_scalars", "value_residual"):
+            if getattr(self, name) and self.layers == 1:
+                raise ValueError(f"{name}=true needs 2 layers or more")
+        if 2 * self.value_embeddings > self.layers:
+            tables = f"value_embeddings={self.value_embeddings} are for as many first and as many last layers"
+            raise ValueError(f"{tables}: use {self.layers // 2} or fewer with layers={self.layers}")
+        if self.global_every is not None and self.window is None:
+            raise ValueError(f"global_every={self.global_every} needs a window")
+        # Half of the buckets have one distance each; the others share those up to the largest.
+        if self.position == "relative" and self.relative_max_distance <= self.relative_buckets // 2:
+            rule = f"must exceed half of relative_buckets={self.relative_buckets}"
+            raise ValueError(f"relative_max_distance={self.relative_max_distance} {rule}")
+        return self

@@ -1,0 +1,149 @@
+"""`model:` of `kind: transformer` -- one or two stacks, embeddings and a head.
+
+One stack is a GPT (decoder) or a BERT (encoder), two are a T5. Families differ only in these
+values: a preset is plain data over them, and no code in `model/` depends on a family.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pretrain.config.base import OnResume, Section
+from pretrain.config.model.stack import StackConfig
+
+
+class HeadConfig(Section):
+    """Output layer on the last hidden states."""
+
+    kind: Annotated[Literal["lm", "labels", "none"], OnResume.NEVER] = "lm"
+    """`lm` scores the vocabulary, `labels` scores labels, `none` returns the hidden states."""
+    transform: Annotated[bool, OnResume.NEVER] = False
+    """Linear layer, activation and norm of the stack before the scores (BERT, ModernBERT)."""
+    bias: Annotated[bool, OnResume.NEVER] = False
+    """Bias term of the scores."""
+    scaled: Annotated[bool, OnResume.ALLOW] = False
+    """Divide the hidden states by sqrt(D) first (T5 v1.0, whose tied embeddings are large)."""
+    soft_cap: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
+    """Soft cap of the scores: `cap tanh(score / cap)` (Gemma 2, 3.2). None: no cap."""
+    labels: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
+    """Label names, for `kind: labels`. Empty: taken from the data."""
+    mean: Annotated[bool, OnResume.ALLOW] = False
+    """For `kind: labels`: classify the mean over the tokens of a document, not its first token."""
+    dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
+    """For `kind: labels`: dropout probability on the input of the scores."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kind != "labels" and (self.labels or self.mean or self.dropout):
+            what = "labels, mean and dropout go with kind=labels"
+            raise ValueError(f"{what}, not {self.kind}; leave them out")
+        if self.kind == "labels" and (self.scaled or self.soft_cap):
+            raise ValueError("scaled and soft_cap go with kind=lm, not labels; leave them out")
+        return self
+
+
+class SpecialTokens(Section):
+    """Ids of special tokens. None: that of the data's tokenizer, which may have none."""
+
+    pad: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the padding token."""
+    bos: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the token that begins a text."""
+    eos: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the token that ends a text."""
+    start: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the first input of the decoder in an encoder-decoder."""
+    mask: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the mask token that stands for a token to be predicted."""
+
+
+class AnyKindConfig(Section):
+    """Keys of every kind of model."""
+
+    preset: Annotated[str | None, OnResume.FREE] = None
+    """Name of `pretrain presets`, with the defaults of all other keys. None: no preset."""
+    head: HeadConfig = HeadConfig()
+    vocab_size: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    """Vocabulary size of both stacks, before padding. None: that of the tokenizer."""
+    vocab_multiple: Annotated[int, OnResume.NEVER] = Field(default=128, ge=1)
+    """Pad the embedding table to a multiple of this many rows (128 keeps tensor cores busy)."""
+    max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=2048, ge=1)
+    """Longest sequence in tokens; the size of a learned position table."""
+    tied_embeddings: Annotated[bool, OnResume.NEVER] = False
+    """Share the weight of the head with the input embeddings."""
+    special_tokens: SpecialTokens = SpecialTokens()
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows V of the embedding table. `vocab_size` must be known."""
+        assert self.vocab_size is not None, "fit_config fills in vocab_size"
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def shape(self) -> str:
+        """Stacks of the model: `encoder`, `decoder`, or `encoder+decoder`."""
+        return "+".join(name for name in ("encoder", "decoder") if getattr(self, name) is not None)
+
+
+class ModelConfig(AnyKindConfig):
+    """Stacks, embeddings and head of the model."""
+
+    kind: Annotated[Literal["transformer"], OnResume.NEVER] = "transformer"
+    """`transformer`, or `recurrent`, which has the other keys of this section."""
+    encoder: StackConfig | None = None
+    """Bidirectional stack. None: no encoder."""
+    decoder: StackConfig | None = None
+    """Causal stack; its blocks attend to the output of the encoder, if any. None: no decoder."""
+    scaled_embeddings: Annotated[bool, OnResume.ALLOW] = False
+    """Multiply the embeddings by sqrt(D) (Vaswani et al. 2017, 3.4)."""
+    pooler: Annotated[bool, OnResume.NEVER] = False
+    """Linear layer and tanh over the first position of a document, or over its mean (BERT)."""
+    init: Annotated[Literal["normal", "xavier", "t5"], OnResume.WARN] = "normal"
+    """Weight initialization. `normal`: normal distribution with `init_std`. `xavier`: uniform, with
+    embeddings of standard deviation 1/sqrt(D) (Vaswani et al. 2017, as in tensor2tensor). `t5`: by
+    fan-in, which compensates for unscaled attention (Raffel et al. 2020)."""
+    init_std: Annotated[float, OnResume.WARN] = Field(default=0.02, gt=0)
+    """Standard deviation of `normal`."""
+    init_scaled: Annotated[bool, OnResume.WARN] = True
+    """With `normal`: initialize the output projections of residual branches with `init_std / sqrt(2
+    layers)` (GPT-2, 2.3); `sqrt(3 layers)` with cross-attention."""
+    init_output: Annotated[Literal["drawn", "zero"], OnResume.WARN] = "drawn"
+    """`zero`: the output projections of residual branches, and the weight of an untied head, start at
+    0 (modded-nanoGPT). `drawn`: they start as `init` says."""
+
+    @property
+    def num_scores(self) -> int:
+        """Number of classes of the head, ids or labels, which must be known."""
+        scores = len(self.head.labels) if self.head.kind == "labels" else self.vocab_size
+        assert scores, "fit_config fills in vocab_size and labels"
+        return scores
+
+    @property
+    def num_head_rows(self) -> int:
+        """Rows of the weight of the head: `num_scores`, with a padded vocabulary."""
+        return self.num_scores if self.head.kind == "labels" else self.padded_vocab_size
+
+    @property
+    def last_stack(self) -> StackConfig:
+        """Stack before the head: the decoder, if there is one."""
+        stack = self.decoder or self.encoder
+        assert stack is not None
+        return stack
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.encoder is None and self.decoder is None:
+            raise ValueError("needs an encoder, a decoder, or a preset that has one")
+        if self.encoder is not None and self.decoder is not None:
+            widths = (self.encoder.width, self.decoder.width)
+            if len(set(widths)) == 2:
+                sizes = "encoder.width={} must equal decoder.width={}".format(*widths)
+                raise ValueError(f"{sizes}: they share embeddings")
+        head = self.head.kind
+        if head != "lm" and self.tied_embeddings:
+            raise ValueError(f"tied_embeddings=true needs head.kind=lm, not {head}; set it to false")
+        if self.head.kind == "labels" and self.decoder is not None:
+            raise ValueError("head.kind=labels needs a model of an encoder alone")
+        if self.pooler and self.decoder is not None:
+            raise ValueError("pooler=true needs a model of an encoder alone")
+        return self

@@ -1,0 +1,38 @@
+"""Keys of a stack that do not fit together are refused, with the reason and a way out."""
+
+import pytest
+from pydantic import ValidationError
+
+from pretrain.config.model import StackConfig
+
+SIZES = {"layers": 4, "width": 32, "heads": 2, "ff_width": 8}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rope_fraction": 0.5, "position": "learned"}, "rope_fraction=0.5 needs position=rotary, not learned"),
+        (
+            {"rope_fraction": 0.3},
+            "rope_fraction=0.3 rotates 5 of 16 dimensions of a head; choose one that gives an even number, 2 or more",
+        ),
+        ({"rope_fraction": 0.01}, "rope_fraction=0.01 rotates 0 of 16 dimensions"),
+        ({"rope_fraction": 0.0}, "greater than 0"),
+        ({"rope_fraction": 1.5}, "less than or equal to 1"),
+        ({"layers": 1, "residual_scalars": True}, "residual_scalars=true needs 2 layers or more"),
+        ({"layers": 1, "value_residual": True}, "value_residual=true needs 2 layers or more"),
+        (
+            {"layers": 5, "value_embeddings": 3},
+            "value_embeddings=3 are for as many first and as many last layers: use 2 or fewer with layers=5",
+        ),
+        ({"head_width": 15}, "rotary positions need an even head width, not 15"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(values, message):
+    with pytest.raises(ValidationError, match=message):
+        StackConfig(**SIZES | values)
+
+
+def test_a_fraction_of_a_head_is_a_whole_number_in_spite_of_rounding():
+    # 0.58 * 100 is 57.99999999999999.
+    assert StackConfig(**SIZES, head_width=100, rope_fraction=0.58).rotary_width == 58
