@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from pretrain.config.base import OnResume, Section, check_name
+from pretrain.config.model import ModelConfig
 
 _POSITIONS = ("warmup", "decay", "cooldown", "hold")
 """Positions of a schedule, each of which is given in steps or in tokens."""
@@ -137,6 +138,35 @@ class AdafactorConfig(Section):
     """Lower bound of the root mean square of a matrix, which its step is relative to."""
 
 
+class TransferConfig(Section):
+    """Transfer of rates, tuned on a small base model, to a wider or deeper one of its proportions.
+
+    Widths of heads and feed-forward layers grow with the width. At the base's size nothing changes.
+    """
+
+    kind: Annotated[Literal["mup", "completep"], OnResume.ALLOW]
+    """`mup`: by width (Yang et al. 2022). `completep`: by width and depth (Dey et al. 2025, alpha = 1)."""
+    base_width: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Width D of the base model."""
+    base_layers: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
+    """Blocks of the base model, for `completep`."""
+    base_head_width: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
+    """Head width H of the base model: scores scale as 1/H from there. None: that of this model,
+    which has more heads."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kind == "completep" and self.base_layers is None:
+            raise ValueError("kind=completep needs base_layers, the blocks of the base model")
+        if self.kind == "mup" and self.base_layers is not None:
+            raise ValueError("base_layers is for kind=completep, mup has no rule for depth; leave it out")
+        return self
+
+
+TRANSFER_KINDS = {"adamw", "muon"}
+"""Optimizers (`optim.kind`) that have rules of transfer."""
+
+
 class OptimConfig(Section):
     """AdamW (Loshchilov and Hutter 2019) or another optimizer, and its schedule."""
 
@@ -157,6 +187,8 @@ class OptimConfig(Section):
     layer_decay: Annotated[float | None, OnResume.WARN] = Field(default=None, gt=0, le=1)
     """Learning rate of a block divided by that of the block above it (Clark et al. 2020);
     embeddings are below the first block, the head above the last. None: one rate."""
+    transfer: TransferConfig | None = None
+    """Transfer from a smaller model (docs/optimizers.md). None: the rates are those of this model."""
     muon: MuonConfig = MuonConfig()
     adafactor: AdafactorConfig = AdafactorConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -170,3 +202,27 @@ class OptimConfig(Section):
                 what = f"the keys under {kind} are read under kind={kind} only"
                 raise ValueError(f"{what}, not {self.kind}; remove them")
         return self
+
+    def check_transfer(self, model: Section) -> None:
+        """Checks that `transfer` has rules for a model. Raises: ValueError, with keys from the root."""
+        if self.transfer is None:
+            return
+        kind = self.transfer.kind
+        if self.kind not in TRANSFER_KINDS:
+            known = " or ".join(sorted(TRANSFER_KINDS))
+            raise ValueError(f"optim.transfer has no rule for optim.kind={self.kind}; use {known}, or leave it out")
+        if not isinstance(model, ModelConfig) or (model.encoder is not None and model.decoder is not None):
+            what = "recurrent models" if not isinstance(model, ModelConfig) else "models of two stacks"
+            raise ValueError(f"optim.transfer has no rule for {what}; leave it out")
+        stack = model.last_stack
+        unruled = {
+            f"model.init={model.init}": model.init != "normal",
+            "model.scaled_embeddings=true": model.scaled_embeddings,
+            "model.head.scaled=true": model.head.scaled,
+            "scaled_attention=false": not stack.scaled_attention,
+            "position=relative": stack.position == "relative",
+            "norm_placement=post": kind == "completep" and stack.norm_placement == "post",
+        }
+        found = next((key for key, is_set in unruled.items() if is_set), None)
+        if found is not None:
+            raise ValueError(f"optim.transfer.kind={kind} has no rule for {found}; change that, or leave transfer out")

@@ -101,7 +101,6 @@ def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.
     make = partial(
         torch.optim.Muon,
         lr=muon.lr,
-        weight_decay=decay,
         momentum=muon.momentum,
         nesterov=muon.nesterov,
         ns_steps=muon.ns_steps,
@@ -109,7 +108,10 @@ def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.
     )
     ratio = muon.lr / config.lr
     matrices = [hidden for hidden, _ in split if hidden.names]
-    whole = [WholeGroup(group, make, muon.lr, ratio * group.lr_ratio) for group in matrices]
+    whole = [
+        WholeGroup(group, partial(make, weight_decay=decay / group.scale.lr), muon.lr, ratio * group.lr_ratio)
+        for group in matrices
+    ]
     return WholeOptimizer(whole, build_adamw(rest, config, device) if rest else None)
 
 
@@ -125,7 +127,8 @@ def build_adamw(groups: list[ParameterGroup], config: OptimConfig, device: torch
     torch_groups = [
         {
             "params": list(group.parameters),
-            "weight_decay": config.weight_decay if group.decays else 0.0,
+            "weight_decay": config.weight_decay / group.scale.lr if group.decays else 0.0,
+            "eps": config.eps * group.scale.eps,
             "name": group.name,
             "lr_ratio": group.lr_ratio,
         }

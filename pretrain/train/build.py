@@ -104,7 +104,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     start = open_start(config, dataset.tokenizer_path)
     model = build_model(config.model, config.engine, accelerator.device, storage=not builds_sharded(config.engine))
     num_saved = start.arrange(model)
-    groups = group_parameters(model, config.optim.layer_decay)
+    groups = group_parameters(model, config.optim.layer_decay, start.scale_of)
     if builds_sharded(config.engine):
         fill_sharded(model, start.draw, config.engine, accelerator)
     else:
