@@ -105,7 +105,7 @@ class ScheduleConfig(Section):
             )
 
 
-OPTIMIZER_KINDS = {"adamw", "adafactor", "muon"}
+OPTIMIZER_KINDS = {"adamw", "adafactor", "lion", "muon", "soap"}
 """Keys of `OPTIMIZERS` in `optim/`. Modules under `extend` may add entries."""
 
 
@@ -125,6 +125,25 @@ class MuonConfig(Section):
     adjust_lr_fn: Annotated[Literal["original", "match_rms_adamw"], OnResume.WARN] = "original"
     """Learning rate of a matrix by its shape. `original`: sqrt(height / width) times for a tall
     one. `match_rms_adamw`: scaled for a rate and a decay tuned for AdamW (Liu et al. 2025)."""
+
+    row_beta2: Annotated[float | None, OnResume.NEVER] = Field(default=None, ge=0, lt=1)
+    """NorMuon (Li et al. 2025): decay rate of the mean squares by which rows of the update are normalized, 0.95 in
+    the paper. None: plain Muon."""
+    split_heads: Annotated[bool, OnResume.NEVER] = False
+    """Orthogonalize the queries, keys and values of each head on their own."""
+
+
+SOAP_MAX_SIDE = 10_000
+"""Longest side of a matrix that SOAP rotates."""
+
+
+class SoapConfig(Section):
+    """SOAP (Vyas et al. 2024) on hidden matrices, AdamW on the rest; for `kind: soap`."""
+
+    every: Annotated[int, OnResume.WARN] = Field(default=10, ge=1)
+    """Steps between updates of the bases, each a QR decomposition of both sides of every matrix."""
+    shampoo_beta: Annotated[float, OnResume.WARN] = Field(default=0.95, ge=0, lt=1)
+    """Decay rate of the factors whose eigenvectors the bases are."""
 
 
 class AdafactorConfig(Section):
@@ -163,15 +182,19 @@ class TransferConfig(Section):
         return self
 
 
-TRANSFER_KINDS = {"adamw", "muon"}
+TRANSFER_KINDS = {"adamw", "lion", "muon"}
 """Optimizers (`optim.kind`) that have rules of transfer."""
+
+
+CAUTIOUS_KINDS = {"adamw", "lion", "muon", "soap"}
+"""Optimizers (`optim.kind`) that know `cautious_decay`."""
 
 
 class OptimConfig(Section):
     """AdamW (Loshchilov and Hutter 2019) or another optimizer, and its schedule."""
 
     kind: Annotated[str, AfterValidator(partial(check_name, known=OPTIMIZER_KINDS)), OnResume.NEVER] = "adamw"
-    """`adamw`, `adafactor`, `muon`, or one that a module of `extend` adds (docs/optimizers.md)."""
+    """`adamw`, `adafactor`, `lion`, `muon`, `soap`, or one that a module of `extend` adds (docs/optimizers.md)."""
     lr: Annotated[float, OnResume.WARN] = Field(gt=0)
     """Peak learning rate."""
     beta1: Annotated[float, OnResume.WARN] = Field(default=0.9, ge=0, lt=1)
@@ -182,6 +205,8 @@ class OptimConfig(Section):
     """Epsilon that is added to the root of the second moment."""
     weight_decay: Annotated[float, OnResume.WARN] = Field(default=0.1, ge=0)
     """Decoupled weight decay of matrices; none on norms, biases and embeddings."""
+    cautious_decay: Annotated[bool, OnResume.WARN] = False
+    """Decay a weight only where its update has its sign (Chen et al. 2025); not for `adafactor`."""
     grad_clip: Annotated[float, OnResume.WARN] = Field(default=1.0, ge=0)
     """Largest global gradient norm. 0: no clipping."""
     layer_decay: Annotated[float | None, OnResume.WARN] = Field(default=None, gt=0, le=1)
@@ -190,6 +215,7 @@ class OptimConfig(Section):
     transfer: TransferConfig | None = None
     """Transfer from a smaller model (docs/optimizers.md). None: the rates are those of this model."""
     muon: MuonConfig = MuonConfig()
+    soap: SoapConfig = SoapConfig()
     adafactor: AdafactorConfig = AdafactorConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     max_bad_steps: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
@@ -197,7 +223,10 @@ class OptimConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for kind in ("muon", "adafactor"):
+        if self.cautious_decay and self.kind not in CAUTIOUS_KINDS:
+            known = " or ".join(sorted(CAUTIOUS_KINDS))
+            raise ValueError(f"cautious_decay needs kind={known}, not {self.kind}; leave it out")
+        for kind in ("muon", "soap", "adafactor"):
             if self.differs(kind) and self.kind != kind:
                 what = f"the keys under {kind} are read under kind={kind} only"
                 raise ValueError(f"{what}, not {self.kind}; remove them")
@@ -221,6 +250,7 @@ class OptimConfig(Section):
             "model.head.scaled=true": model.head.scaled,
             "scaled_attention=false": not stack.scaled_attention,
             "position=relative": stack.position == "relative",
+            "optim.muon.split_heads=true": self.muon.split_heads,
             "norm_placement=post": kind == "completep" and stack.norm_placement == "post",
         }
         found = next((key for key, is_set in unruled.items() if is_set), None)

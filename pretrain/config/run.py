@@ -59,7 +59,7 @@ class LaunchConfig(Section):
     """Consecutive restarts without a new checkpoint after which the job is given up."""
 
 
-WHOLE_MATRIX_KINDS = {"adafactor", "muon"}
+WHOLE_MATRIX_KINDS = {"adafactor", "muon", "soap"}
 """Optimizers (`optim.kind`) whose step needs a whole matrix."""
 
 

@@ -24,8 +24,14 @@ _GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}
 """Matrices in each weight of torch's recurrent modules."""
 
 
-def block_rows(model: nn.Module, name: str) -> tuple[int, ...]:
-    """Returns the number of rows of each matrix of a parameter; one number if it is not fused.
+_HEADS = frozenset({"qkv", "query", "key_value"})
+"""Layers whose rows are those of heads, one after another."""
+
+
+def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tuple[int, ...]:
+    """Returns the number of rows of each matrix of a parameter, or with `split_heads` of each head.
+
+    One number if it is not fused.
 
     To be called before an engine partitions the parameters.
     """
@@ -37,7 +43,9 @@ def block_rows(model: nn.Module, name: str) -> tuple[int, ...]:
     parent_name, _, layer = owner_name.rpartition(".")
     owner = model.get_submodule(owner_name)
     parent = model.get_submodule(parent_name)
-    if layer == "qkv" and hasattr(parent, "kv_heads"):
+    if split_heads and layer in _HEADS and hasattr(parent, "head_width"):
+        blocks = (int(parent.head_width),) * (rows // int(parent.head_width))
+    elif layer == "qkv" and hasattr(parent, "kv_heads"):
         heads = (parent.heads, parent.kv_heads, parent.kv_heads)
         blocks = tuple(int(number) * int(parent.head_width) for number in heads)
     else:
@@ -110,7 +118,11 @@ def depths(names: Iterable[str]) -> tuple[dict[str, int], int]:
 
 
 def group_parameters(
-    model: nn.Module, layer_decay: float | None = None, scale_of: Callable[[str], Scale] = lambda name: PLAIN_SCALE
+    model: nn.Module,
+    layer_decay: float | None = None,
+    scale_of: Callable[[str], Scale] = lambda name: PLAIN_SCALE,
+    *,
+    split_heads: bool = False,
 ) -> list[ParameterGroup]:
     """Splits the trainable parameters of a model into groups, each parameter in exactly one.
 
@@ -123,6 +135,7 @@ def group_parameters(
         model: Any module; shared parameters count once, under their first name.
         layer_decay: Learning rate of a block relative to the block above it. None: one rate.
         scale_of: Scale of a parameter by its name, of `optim.transfer`.
+        split_heads: The matrices of projections to heads are those of each head.
 
     Returns:
         At most two groups, the decaying one first; for each depth with `layer_decay`, and for each scale.
@@ -147,7 +160,8 @@ def group_parameters(
         names, parameters = zip(*members[depth, decays, scale], strict=True)
         blocks = []
         for name, parameter in members[depth, decays, scale]:
-            blocks.append(tuple((rows, *parameter.shape[1:]) for rows in block_rows(model, name)))
+            rows_of = block_rows(model, name, split_heads=split_heads)
+            blocks.append(tuple((rows, *parameter.shape[1:]) for rows in rows_of))
         suffix = "" if layer_decay is None else f".{depth}"
         suffix += f".s{scales.index(scale)}" if len(scales) > 1 else ""
         ratio = scale.lr * (layer_decay or 1.0) ** (head_depth - depth)

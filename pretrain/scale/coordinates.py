@@ -125,7 +125,8 @@ def _train(config: RunConfig, model_config: ModelConfig, steps: int, device: tor
     model = build_model(model_config, PLAIN_ENGINE, device)
     assert isinstance(model, Transformer)
     fill_weights(model, draw)
-    optimizer = build_optimizer(group_parameters(model, optim.layer_decay, scale), optim, device)
+    groups = group_parameters(model, optim.layer_decay, scale, split_heads=optim.muon.split_heads)
+    optimizer = build_optimizer(groups, optim, device)
     ReplicatedState(list(model.named_parameters()), optimizer, World(0, 1, 0))  # gives Muon its matrices
     for group in optimizer.param_groups:
         group["lr"] = optim.lr * group.get("lr_ratio", 1.0)

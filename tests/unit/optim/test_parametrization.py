@@ -176,7 +176,7 @@ def test_muon_keeps_the_rate_of_a_matrix_or_scales_it_by_the_root_of_the_width()
     [
         (["optim.transfer={kind: completep, base_width: 64}"], "kind=completep needs base_layers"),
         (["optim.transfer={kind: mup, base_width: 64, base_layers: 2}"], "base_layers is for kind=completep"),
-        (["optim.kind=adafactor"], "has no rule for optim.kind=adafactor; use adamw or muon"),
+        (["optim.kind=adafactor"], "has no rule for optim.kind=adafactor; use adamw or lion or muon"),
         (["model={kind: recurrent, preset: null, decoder: {layers: 1, width: 8}}"], "no rule for recurrent models"),
         (["model.preset=t5-tiny", "objective.kind=span"], "no rule for models of two stacks"),
         (["model.init=xavier"], "optim.transfer.kind=mup has no rule for model.init=xavier; change that, or"),
