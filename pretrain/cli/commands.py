@@ -36,6 +36,7 @@ from pretrain.cli.run import (
     runs_command,
     train_command,
 )
+from pretrain.cli.scale import scale_app
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, PretrainError
 from pretrain.utils.log import printable, redact
 from pretrain.utils.process import discard_refused_stdout
@@ -56,6 +57,7 @@ _PANELS: dict[str, dict[str, Any]] = {
         "plan": plan_command,
         "train": train_command,
         "recipes": recipes_app,
+        "scale": scale_app,
         "launch": launch_app,
     },
     "Follow runs": {"runs": runs_command, "report": report_command, "rollback": rollback_command},

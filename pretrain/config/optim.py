@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from pretrain.config.base import OnResume, Section, check_name
+from pretrain.config.model import ModelConfig
 
 _POSITIONS = ("warmup", "decay", "cooldown", "hold")
 """Positions of a schedule, each of which is given in steps or in tokens."""
@@ -104,7 +105,7 @@ class ScheduleConfig(Section):
             )
 
 
-OPTIMIZER_KINDS = {"adamw", "adafactor", "muon"}
+OPTIMIZER_KINDS = {"adamw", "adafactor", "lion", "muon", "soap"}
 """Keys of `OPTIMIZERS` in `optim/`. Modules under `extend` may add entries."""
 
 
@@ -125,6 +126,25 @@ class MuonConfig(Section):
     """Learning rate of a matrix by its shape. `original`: sqrt(height / width) times for a tall
     one. `match_rms_adamw`: scaled for a rate and a decay tuned for AdamW (Liu et al. 2025)."""
 
+    row_beta2: Annotated[float | None, OnResume.NEVER] = Field(default=None, ge=0, lt=1)
+    """NorMuon (Li et al. 2025): decay rate of the mean squares by which rows of the update are normalized, 0.95 in
+    the paper. None: plain Muon."""
+    split_heads: Annotated[bool, OnResume.NEVER] = False
+    """Orthogonalize the queries, keys and values of each head on their own."""
+
+
+SOAP_MAX_SIDE = 10_000
+"""Longest side of a matrix that SOAP rotates."""
+
+
+class SoapConfig(Section):
+    """SOAP (Vyas et al. 2024) on hidden matrices, AdamW on the rest; for `kind: soap`."""
+
+    every: Annotated[int, OnResume.WARN] = Field(default=10, ge=1)
+    """Steps between updates of the bases, each a QR decomposition of both sides of every matrix."""
+    shampoo_beta: Annotated[float, OnResume.WARN] = Field(default=0.95, ge=0, lt=1)
+    """Decay rate of the factors whose eigenvectors the bases are."""
+
 
 class AdafactorConfig(Section):
     """Adafactor (Shazeer and Stern 2018), which ignores beta1, beta2 and eps; for `kind: adafactor`."""
@@ -137,11 +157,44 @@ class AdafactorConfig(Section):
     """Lower bound of the root mean square of a matrix, which its step is relative to."""
 
 
+class TransferConfig(Section):
+    """Transfer of rates, tuned on a small base model, to a wider or deeper one of its proportions.
+
+    Widths of heads and feed-forward layers grow with the width. At the base's size nothing changes.
+    """
+
+    kind: Annotated[Literal["mup", "completep"], OnResume.ALLOW]
+    """`mup`: by width (Yang et al. 2022). `completep`: by width and depth (Dey et al. 2025, alpha = 1)."""
+    base_width: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Width D of the base model."""
+    base_layers: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
+    """Blocks of the base model, for `completep`."""
+    base_head_width: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
+    """Head width H of the base model: scores scale as 1/H from there. None: that of this model,
+    which has more heads."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kind == "completep" and self.base_layers is None:
+            raise ValueError("kind=completep needs base_layers, the blocks of the base model")
+        if self.kind == "mup" and self.base_layers is not None:
+            raise ValueError("base_layers is for kind=completep, mup has no rule for depth; leave it out")
+        return self
+
+
+TRANSFER_KINDS = {"adamw", "lion", "muon"}
+"""Optimizers (`optim.kind`) that have rules of transfer."""
+
+
+CAUTIOUS_KINDS = {"adamw", "lion", "muon", "soap"}
+"""Optimizers (`optim.kind`) that know `cautious_decay`."""
+
+
 class OptimConfig(Section):
     """AdamW (Loshchilov and Hutter 2019) or another optimizer, and its schedule."""
 
     kind: Annotated[str, AfterValidator(partial(check_name, known=OPTIMIZER_KINDS)), OnResume.NEVER] = "adamw"
-    """`adamw`, `adafactor`, `muon`, or one that a module of `extend` adds (docs/optimizers.md)."""
+    """`adamw`, `adafactor`, `lion`, `muon`, `soap`, or one that a module of `extend` adds (docs/optimizers.md)."""
     lr: Annotated[float, OnResume.WARN] = Field(gt=0)
     """Peak learning rate."""
     beta1: Annotated[float, OnResume.WARN] = Field(default=0.9, ge=0, lt=1)
@@ -152,12 +205,17 @@ class OptimConfig(Section):
     """Epsilon that is added to the root of the second moment."""
     weight_decay: Annotated[float, OnResume.WARN] = Field(default=0.1, ge=0)
     """Decoupled weight decay of matrices; none on norms, biases and embeddings."""
+    cautious_decay: Annotated[bool, OnResume.WARN] = False
+    """Decay a weight only where its update has its sign (Chen et al. 2025); not for `adafactor`."""
     grad_clip: Annotated[float, OnResume.WARN] = Field(default=1.0, ge=0)
     """Largest global gradient norm. 0: no clipping."""
     layer_decay: Annotated[float | None, OnResume.WARN] = Field(default=None, gt=0, le=1)
     """Learning rate of a block divided by that of the block above it (Clark et al. 2020);
     embeddings are below the first block, the head above the last. None: one rate."""
+    transfer: TransferConfig | None = None
+    """Transfer from a smaller model (docs/optimizers.md). None: the rates are those of this model."""
     muon: MuonConfig = MuonConfig()
+    soap: SoapConfig = SoapConfig()
     adafactor: AdafactorConfig = AdafactorConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     max_bad_steps: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
@@ -165,8 +223,36 @@ class OptimConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for kind in ("muon", "adafactor"):
+        if self.cautious_decay and self.kind not in CAUTIOUS_KINDS:
+            known = " or ".join(sorted(CAUTIOUS_KINDS))
+            raise ValueError(f"cautious_decay needs kind={known}, not {self.kind}; leave it out")
+        for kind in ("muon", "soap", "adafactor"):
             if self.differs(kind) and self.kind != kind:
                 what = f"the keys under {kind} are read under kind={kind} only"
                 raise ValueError(f"{what}, not {self.kind}; remove them")
         return self
+
+    def check_transfer(self, model: Section) -> None:
+        """Checks that `transfer` has rules for a model. Raises: ValueError, with keys from the root."""
+        if self.transfer is None:
+            return
+        kind = self.transfer.kind
+        if self.kind not in TRANSFER_KINDS:
+            known = " or ".join(sorted(TRANSFER_KINDS))
+            raise ValueError(f"optim.transfer has no rule for optim.kind={self.kind}; use {known}, or leave it out")
+        if not isinstance(model, ModelConfig) or (model.encoder is not None and model.decoder is not None):
+            what = "recurrent models" if not isinstance(model, ModelConfig) else "models of two stacks"
+            raise ValueError(f"optim.transfer has no rule for {what}; leave it out")
+        stack = model.last_stack
+        unruled = {
+            f"model.init={model.init}": model.init != "normal",
+            "model.scaled_embeddings=true": model.scaled_embeddings,
+            "model.head.scaled=true": model.head.scaled,
+            "scaled_attention=false": not stack.scaled_attention,
+            "position=relative": stack.position == "relative",
+            "optim.muon.split_heads=true": self.muon.split_heads,
+            "norm_placement=post": kind == "completep" and stack.norm_placement == "post",
+        }
+        found = next((key for key, is_set in unruled.items() if is_set), None)
+        if found is not None:
+            raise ValueError(f"optim.transfer.kind={kind} has no rule for {found}; change that, or leave transfer out")

@@ -59,7 +59,7 @@ class LaunchConfig(Section):
     """Consecutive restarts without a new checkpoint after which the job is given up."""
 
 
-WHOLE_MATRIX_KINDS = {"adafactor", "muon"}
+WHOLE_MATRIX_KINDS = {"adafactor", "muon", "soap"}
 """Optimizers (`optim.kind`) whose step needs a whole matrix."""
 
 
@@ -68,6 +68,7 @@ def check_training(
 ) -> None:
     """Checks rules between sections. Raises: ValueError, with keys from the root of the config."""
     optim.schedule.check_run(total_steps, tokens_per_step)
+    optim.check_transfer(model)
     if optim.kind in WHOLE_MATRIX_KINDS and engine.offload_optimizer != "none":
         raise ValueError(
             f"optim.kind={optim.kind} steps whole matrices, which "
@@ -194,6 +195,8 @@ class RunConfig(Section):
         if self.init.freeze:
             why = "which freezes the whole model"
             raise ValueError(f"init.freeze does not go with finetune.kind=lora, {why}; leave it out")
+        if self.optim.transfer is not None:
+            raise ValueError("optim.transfer has no rule for the adapters of finetune.kind=lora; leave it out")
         if self.engine.fp8 != "off":
             what = "finetune.kind=lora adapts linear layers of torch, which FP8 replaces"
             raise ValueError(f"{what}; use engine.fp8=off")

@@ -27,10 +27,12 @@ from pretrain.dist import World
 from pretrain.engine.engine import Update
 from pretrain.errors import LaunchError
 from pretrain.optim.matrices import Span, WeightPiece, WholeOptimizer
+from pretrain.optim.rules import Lion
 from pretrain.types import Batch, Fragment, FragmentStore
 
 MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
+    Lion: ("exp_avg",),
     WholeOptimizer: ("exp_avg", "exp_avg_sq"),  # of its AdamW groups
 }
 """State tensors of each optimizer, of the shape of the parameter."""

@@ -1,4 +1,4 @@
-"""Builds the optimizer of `optim.kind` (AdamW, Adafactor, Muon); the size of its state.
+"""Builds the optimizer of `optim.kind` (AdamW, Adafactor, Lion, Muon, SOAP); the size of its state.
 
 Gradient clipping, skipped steps and loss scaling belong to the engine.
 """
@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from pretrain.config.optim import OptimConfig
+from pretrain.config.optim import SOAP_MAX_SIDE, OptimConfig
 from pretrain.errors import LaunchError
 from pretrain.optim.groups import ParameterGroup
 from pretrain.optim.matrices import WholeGroup, WholeOptimizer
+from pretrain.optim.rules import Lion, NormalizedMuon, Soap, decay_cautiously
 
 # Adafactor (Shazeer and Stern 2018), the optimizer of T5.
 #
@@ -84,7 +85,8 @@ def split_hidden(group: ParameterGroup) -> tuple[ParameterGroup, ParameterGroup]
 def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> WholeOptimizer:
     """Builds torch's Muon over the decaying matrices of the stacks, and AdamW over everything else.
 
-    State after the first step: one momentum for each matrix, two moments for each other parameter.
+    State after the first step: one momentum for each matrix, two moments for each other parameter; with `row_beta2`
+    also one number for each row of a matrix.
 
     Raises:
         LaunchError: This torch has no Muon.
@@ -98,10 +100,12 @@ def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.
     split = [split_hidden(group) for group in groups]
     rest = [others for _, others in split if others.names]
     decay = config.weight_decay if muon.weight_decay is None else muon.weight_decay
+    rule: Callable[..., torch.optim.Optimizer] = torch.optim.Muon
+    if muon.row_beta2 is not None or config.cautious_decay:
+        rule = partial(NormalizedMuon, beta2=muon.row_beta2, cautious=config.cautious_decay)
     make = partial(
-        torch.optim.Muon,
+        rule,
         lr=muon.lr,
-        weight_decay=decay,
         momentum=muon.momentum,
         nesterov=muon.nesterov,
         ns_steps=muon.ns_steps,
@@ -109,35 +113,85 @@ def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.
     )
     ratio = muon.lr / config.lr
     matrices = [hidden for hidden, _ in split if hidden.names]
-    whole = [WholeGroup(group, make, muon.lr, ratio * group.lr_ratio) for group in matrices]
+    whole = [
+        WholeGroup(group, partial(make, weight_decay=decay / group.scale.lr), muon.lr, ratio * group.lr_ratio)
+        for group in matrices
+    ]
     return WholeOptimizer(whole, build_adamw(rest, config, device) if rest else None)
 
 
-def build_adamw(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
-    """Builds AdamW (Loshchilov and Hutter 2019) in one fused kernel, on CUDA and on CPU.
+def build_soap(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> WholeOptimizer:
+    """Builds SOAP over the decaying matrices of the stacks, and AdamW over everything else.
 
-    State after the first step: two moments for each parameter, in its shape and dtype. Each group
-    becomes one torch group, with its name under the key `name`. `device` is that of the parameters
-    when the optimizer runs.
+    State after the first step: two moments for each parameter, and for each matrix two square ones of each side.
     """
-    # On one CPU core the fused kernel is 3 times as fast as torch's loop for many small tensors, 8
-    # times for one of 20M.
-    torch_groups = [
+    split = [split_hidden(group) for group in groups]
+    whole = [
+        WholeGroup(
+            hidden,
+            partial(
+                Soap,
+                lr=config.lr,
+                betas=(config.beta1, config.beta2),
+                eps=config.eps,
+                weight_decay=config.weight_decay,
+                shampoo_beta=config.soap.shampoo_beta,
+                every=config.soap.every,
+                max_side=SOAP_MAX_SIDE,
+                cautious=config.cautious_decay,
+            ),
+            config.lr,
+            hidden.lr_ratio,
+        )
+        for hidden, _ in split
+        if hidden.names
+    ]
+    rest = [others for _, others in split if others.names]
+    return WholeOptimizer(whole, build_adamw(rest, config, device) if rest else None)
+
+
+def build_lion(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> Lion:
+    """Builds Lion (Chen et al. 2023); state after the first step: one momentum for each parameter."""
+    betas = (config.beta1, config.beta2)
+    return Lion(_torch_groups(groups, config), config.lr, betas, config.weight_decay, config.cautious_decay)
+
+
+def _torch_groups(groups: list[ParameterGroup], config: OptimConfig) -> list[dict[str, Any]]:
+    """Returns a torch group for each group, with its name under the key `name`."""
+    return [
         {
             "params": list(group.parameters),
-            "weight_decay": config.weight_decay if group.decays else 0.0,
+            "weight_decay": config.weight_decay / group.scale.lr if group.decays else 0.0,
+            "eps": config.eps * group.scale.eps,
             "name": group.name,
             "lr_ratio": group.lr_ratio,
         }
         for group in groups
     ]
-    return torch.optim.AdamW(
+
+
+def build_adamw(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
+    """Builds AdamW (Loshchilov and Hutter 2019) in one fused kernel, on CUDA and on CPU.
+
+    State after the first step: two moments for each parameter, in its shape and dtype. `device` is
+    that of the parameters when the optimizer runs.
+    """
+    # On one CPU core the fused kernel is 3 times as fast as torch's loop for many small tensors, 8
+    # times for one of 20M.
+    torch_groups = _torch_groups(groups, config)
+    if config.cautious_decay:
+        for group in torch_groups:
+            group |= {"weight_decay": 0.0, "cautious_decay": group["weight_decay"]}
+    optimizer = torch.optim.AdamW(
         torch_groups,
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         fused=device.type in ("cuda", "cpu"),
     )
+    if config.cautious_decay:
+        optimizer.register_step_pre_hook(decay_cautiously)
+    return optimizer
 
 
 # Size of the optimizer state, computed before it exists: for the disk space of checkpoints.
@@ -150,9 +204,11 @@ class StateSize(NamedTuple):
     tensors: int
 
 
-def state_size(groups: Sequence[ParameterGroup], kind: str) -> StateSize:
-    """Returns the size of the state of an `optim.kind`; unknown kinds count as AdamW."""
-    sizes = list(_SIZES.get(kind, _adamw)(groups))
+def state_size(groups: Sequence[ParameterGroup], config: OptimConfig) -> StateSize:
+    """Returns the size of the state of an optimizer; unknown kinds count as AdamW."""
+    sizes = list(_SIZES.get(config.kind, _adamw)(groups))
+    if config.muon.row_beta2 is not None:
+        sizes += [shape[0] for group in groups for shape in _shapes(split_hidden(group)[0])]
     return StateSize(sum(sizes), len(sizes))
 
 
@@ -173,6 +229,20 @@ def _muon(groups: Iterable[ParameterGroup]) -> list[int]:
     return [*momenta, *_adamw(rest for _, rest in split)]
 
 
+def _lion(groups: Iterable[ParameterGroup]) -> list[int]:
+    """Returns the sizes of one momentum a parameter."""
+    return [sum(map(math.prod, blocks)) for group in groups for blocks in group.blocks]
+
+
+def _soap(groups: Iterable[ParameterGroup]) -> list[int]:
+    """Returns the sizes of two moments, and of two squares of each side of a hidden matrix."""
+    split = [split_hidden(group) for group in groups]
+    shapes = [shape for hidden, _ in split for shape in _shapes(hidden)]
+    moments = [math.prod(shape) for shape in shapes]
+    sides = [side * side for shape in shapes for side in shape if side <= SOAP_MAX_SIDE]
+    return [*moments, *moments, *sides, *sides, *_adamw(rest for _, rest in split)]
+
+
 def _adafactor(groups: Iterable[ParameterGroup]) -> list[int]:
     """Returns the sizes of a row and a column a matrix, one variance an element of a vector."""
     sizes: list[int] = []
@@ -183,9 +253,15 @@ def _adafactor(groups: Iterable[ParameterGroup]) -> list[int]:
 
 
 _SIZES: dict[str, Callable[[Iterable[ParameterGroup]], list[int]]]
-_SIZES = {"adamw": _adamw, "adafactor": _adafactor, "muon": _muon}
+_SIZES = {"adamw": _adamw, "adafactor": _adafactor, "lion": _lion, "muon": _muon, "soap": _soap}
 
-OPTIMIZERS = {"adamw": build_adamw, "adafactor": build_adafactor, "muon": build_muon}
+OPTIMIZERS: dict[str, Callable[[list[ParameterGroup], OptimConfig, torch.device], torch.optim.Optimizer]] = {
+    "adamw": build_adamw,
+    "adafactor": build_adafactor,
+    "lion": build_lion,
+    "muon": build_muon,
+    "soap": build_soap,
+}
 """Builder of each `optim.kind`: (groups, OptimConfig, device) -> torch.optim.Optimizer."""
 
 

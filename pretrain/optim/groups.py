@@ -11,8 +11,9 @@ found it better (Jordan et al. 2024), and T5's Adafactor factors (Shazeer and St
 of separate matrices.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import nn
 
@@ -23,8 +24,14 @@ _GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}
 """Matrices in each weight of torch's recurrent modules."""
 
 
-def block_rows(model: nn.Module, name: str) -> tuple[int, ...]:
-    """Returns the number of rows of each matrix of a parameter; one number if it is not fused.
+_HEADS = frozenset({"qkv", "query", "key_value"})
+"""Layers whose rows are those of heads, one after another."""
+
+
+def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tuple[int, ...]:
+    """Returns the number of rows of each matrix of a parameter, or with `split_heads` of each head.
+
+    One number if it is not fused.
 
     To be called before an engine partitions the parameters.
     """
@@ -36,7 +43,9 @@ def block_rows(model: nn.Module, name: str) -> tuple[int, ...]:
     parent_name, _, layer = owner_name.rpartition(".")
     owner = model.get_submodule(owner_name)
     parent = model.get_submodule(parent_name)
-    if layer == "qkv" and hasattr(parent, "kv_heads"):
+    if split_heads and layer in _HEADS and hasattr(parent, "head_width"):
+        blocks = (int(parent.head_width),) * (rows // int(parent.head_width))
+    elif layer == "qkv" and hasattr(parent, "kv_heads"):
         heads = (parent.heads, parent.kv_heads, parent.kv_heads)
         blocks = tuple(int(number) * int(parent.head_width) for number in heads)
     else:
@@ -53,17 +62,30 @@ _ABOVE = frozenset({"head", "pooler"})
 """First part of the parameter names of modules above the last block."""
 
 
+class Scale(NamedTuple):
+    """Factors of a parameter's initial values, learning rate and epsilon; its decay is divided by that of the rate."""
+
+    init: float = 1.0
+    lr: float = 1.0
+    eps: float = 1.0
+
+
+PLAIN_SCALE = Scale()
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
     """Parameters that share a weight decay and a learning rate.
 
     Attributes:
-        name: `decay` or `no_decay`; under `layer_decay`, with the depth: `decay.3`.
+        name: `decay` or `no_decay`; under `layer_decay`, with the depth: `decay.3`; of several scales, with
+            the number of its own: `decay.s1`.
         decays: `optim.weight_decay` applies.
         names: Parameter names, in the order of registration in the model.
         parameters: The parameters, in the same order.
         blocks: Shapes of the matrices of each parameter, along its rows.
-        lr_ratio: Factor of the learning rate, from `layer_decay`.
+        lr_ratio: Factor of the learning rate, from `layer_decay` and `scale`.
+        scale: Factors of `optim.transfer`.
     """
 
     name: str
@@ -72,6 +94,7 @@ class ParameterGroup:
     parameters: tuple[nn.Parameter, ...]
     blocks: tuple[tuple[tuple[int, ...], ...], ...]
     lr_ratio: float = 1.0
+    scale: Scale = PLAIN_SCALE
 
 
 def depths(names: Iterable[str]) -> tuple[dict[str, int], int]:
@@ -94,7 +117,13 @@ def depths(names: Iterable[str]) -> tuple[dict[str, int], int]:
     return found, top + 1
 
 
-def group_parameters(model: nn.Module, layer_decay: float | None = None) -> list[ParameterGroup]:
+def group_parameters(
+    model: nn.Module,
+    layer_decay: float | None = None,
+    scale_of: Callable[[str], Scale] = lambda name: PLAIN_SCALE,
+    *,
+    split_heads: bool = False,
+) -> list[ParameterGroup]:
     """Splits the trainable parameters of a model into groups, each parameter in exactly one.
 
     A parameter decays if it has two or more dimensions and is no embedding: no nn.Embedding owns
@@ -105,9 +134,11 @@ def group_parameters(model: nn.Module, layer_decay: float | None = None) -> list
     Args:
         model: Any module; shared parameters count once, under their first name.
         layer_decay: Learning rate of a block relative to the block above it. None: one rate.
+        scale_of: Scale of a parameter by its name, of `optim.transfer`.
+        split_heads: The matrices of projections to heads are those of each head.
 
     Returns:
-        At most two groups, the decaying one first; with `layer_decay` two for each depth.
+        At most two groups, the decaying one first; for each depth with `layer_decay`, and for each scale.
     """
     embeddings = {
         id(parameter)
@@ -116,21 +147,24 @@ def group_parameters(model: nn.Module, layer_decay: float | None = None) -> list
         for parameter in module.parameters(recurse=False)
     }
     depth_of, head_depth = depths(name for name, _ in model.named_parameters())
-    members: dict[tuple[int, bool], list[tuple[str, nn.Parameter]]] = {}
+    members: dict[tuple[int, bool, Scale], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_table = not EMBEDDING_PARTS.isdisjoint(name.split("."))
             decays = parameter.ndim >= 2 and not is_table and id(parameter) not in embeddings
             depth = head_depth if layer_decay is None else depth_of[name]
-            members.setdefault((depth, decays), []).append((name, parameter))
+            members.setdefault((depth, decays, scale_of(name)), []).append((name, parameter))
+    scales = list(dict.fromkeys(scale for *_, scale in members))
     groups = []
-    for depth, decays in sorted(members, key=lambda key: (key[0], not key[1])):
-        names, parameters = zip(*members[depth, decays], strict=True)
+    for depth, decays, scale in sorted(members, key=lambda key: (key[0], not key[1], scales.index(key[2]))):
+        names, parameters = zip(*members[depth, decays, scale], strict=True)
         blocks = []
-        for name, parameter in members[depth, decays]:
-            blocks.append(tuple((rows, *parameter.shape[1:]) for rows in block_rows(model, name)))
+        for name, parameter in members[depth, decays, scale]:
+            rows_of = block_rows(model, name, split_heads=split_heads)
+            blocks.append(tuple((rows, *parameter.shape[1:]) for rows in rows_of))
         suffix = "" if layer_decay is None else f".{depth}"
-        ratio = (layer_decay or 1.0) ** (head_depth - depth)
+        suffix += f".s{scales.index(scale)}" if len(scales) > 1 else ""
+        ratio = scale.lr * (layer_decay or 1.0) ** (head_depth - depth)
         name = ("decay" if decays else "no_decay") + suffix
-        groups.append(ParameterGroup(name, decays, names, parameters, tuple(blocks), ratio))
+        groups.append(ParameterGroup(name, decays, names, parameters, tuple(blocks), ratio, scale))
     return groups

@@ -63,14 +63,15 @@ def reduces_to_owners(num_parameters: int, world_size: int) -> bool:
     return num_parameters // world_size >= _MIN_SHARE
 
 
-STATE_BYTES = {"adamw": (8, 8), "muon": (4, 8), "adafactor": (0, 0)}
+STATE_BYTES = {"adamw": (8, 8), "adafactor": (0, 0), "lion": (4, 4), "muon": (4, 8), "soap": (8, 8)}
 """Bytes of fp32 optimizer state by `optim.kind`, for a value of a hidden matrix and for others."""
 
 
 def state_bytes(optimizer: str, values: Values) -> int:
     """Returns the bytes of all optimizer state; an unknown `optim.kind` counts as AdamW."""
     of_hidden, of_others = STATE_BYTES.get(optimizer, STATE_BYTES["adamw"])
-    return of_hidden * values.hidden + of_others * (values.trained - values.hidden)
+    factors = 8 * values.sides if optimizer == "soap" else 0  # and their bases
+    return of_hidden * values.hidden + of_others * (values.trained - values.hidden) + factors
 
 
 @dataclass(frozen=True, slots=True)

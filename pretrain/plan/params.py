@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, RecurrentStackConfig, StackConfig
+from pretrain.config.optim import SOAP_MAX_SIDE
 from pretrain.errors import ConfigError
 
 Shape = tuple[int, ...]
@@ -209,6 +210,7 @@ class Values:
     trained: int  # those with a gradient and optimizer state
     hidden: int  # trained values of matrices between embedding and head, which Muon steps
     saved: int  # weights in a checkpoint
+    sides: int = 0  # squares of the sides of trained hidden matrices, the sizes of SOAP's factors
 
 
 _OUTSIDE = frozenset({"embedding", "value_embedding", "position", "token_type", "head"})
@@ -221,16 +223,40 @@ def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Valu
     total = _count(shapes, shapes)
     names = shapes.keys() if trained is None else trained.names
     matrices = [name for name in names if len(shapes[name]) == 2]
-    hidden = _count(shapes, [name for name in matrices if _OUTSIDE.isdisjoint(name.split("."))])
+    inside = [name for name in matrices if _OUTSIDE.isdisjoint(name.split("."))]
+    hidden = _count(shapes, inside)
+    sides = sum(_squares(block) for name in inside for block in _blocks(name, shapes[name], model))
     if trained is None:
-        return Values(total, total, hidden, total)
+        return Values(total, total, hidden, total, sides)
+    rank = trained.finetune.rank
+    for outputs, inputs in (shapes[f"{layer}.weight"] for layer in trained.layers):
+        sides += _squares((rank, inputs)) + _squares((outputs, rank))
     values = _count(shapes, trained.names) + trained.adapter_values
     return Values(
         weights=total + trained.adapter_values,
         trained=values,
         hidden=hidden + trained.adapter_values,
         saved=total if trained.saves_all else values,
+        sides=sides,
     )
+
+
+def _squares(shape: Shape) -> int:
+    return sum(side * side for side in shape if side <= SOAP_MAX_SIDE)
+
+
+def _blocks(name: str, shape: Shape, model: AnyModelConfig) -> list[Shape]:
+    """Returns the shapes of the matrices of a fused weight, as `optim/groups.py` steps them."""
+    first, *_, layer, _ = name.split(".")
+    stack = getattr(model, first, None)
+    if layer == "qkv" and isinstance(stack, StackConfig):
+        rows = [number * stack.per_head_width for number in (stack.heads, stack.num_kv_heads, stack.num_kv_heads)]
+    else:
+        parts = 2 if layer in ("gate_up", "key_value") else 1
+        if layer == "rnn" and isinstance(stack, RecurrentStackConfig):
+            parts = _GATES[stack.cell]
+        rows = [shape[0] // parts] * parts
+    return [(number, shape[1]) for number in rows]
 
 
 def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: FinetuneConfig) -> TrainableSubset | None:

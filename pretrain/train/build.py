@@ -92,7 +92,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     """Builds every part and restores the newest checkpoint, if there is one. Collective."""
     config, folder, dataset = claim.config, claim.folder, claim.dataset
     plan = plan_batch(config.batch, world.size)
-    clip = config.optim.grad_clip
+    optim, clip = config.optim, config.optim.grad_clip
     progress.enter("meet")
     accelerator = start_accelerator(config.engine, clip, plan, count_parameters(config.model), world)
     agree_on_versions(world)
@@ -104,14 +104,14 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     start = open_start(config, dataset.tokenizer_path)
     model = build_model(config.model, config.engine, accelerator.device, storage=not builds_sharded(config.engine))
     num_saved = start.arrange(model)
-    groups = group_parameters(model, config.optim.layer_decay)
+    groups = group_parameters(model, optim.layer_decay, start.scale_of, split_heads=optim.muon.split_heads)
     if builds_sharded(config.engine):
         fill_sharded(model, start.draw, config.engine, accelerator)
     else:
         fill_weights(model, start.draw)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = TrainModule(model, build_loss(config.objective), len(dataset.sources))
-    optimizer = build_optimizer(groups, config.optim, accelerator.device)
+    optimizer = build_optimizer(groups, optim, accelerator.device)
     engine = build_engine(
         module, names, optimizer, accelerator, config.engine, clip, world, saves_frozen=start.base is None
     )
@@ -122,7 +122,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     checkpoints = CheckpointManager(
         folder.checkpoints, saved.keep, world, topology, claim.check_lease, saved.keep_every_steps, best
     )
-    optimized = state_size(groups, config.optim.kind)
+    optimized = state_size(groups, optim)
     size = checkpoint_bytes(num_saved + optimized.elements, len(names) + optimized.tensors, world.size)
     state = _restore(start, dataset, engine, checkpoints, size)
 

@@ -26,6 +26,8 @@ from pretrain.interop.choose import choose_family
 from pretrain.interop.family import parameter_shapes
 from pretrain.interop.write import as_released
 from pretrain.model.build import initial_weight
+from pretrain.optim.groups import Scale
+from pretrain.optim.parametrization import scale_of
 from pretrain.run.folder import RunDir
 from pretrain.types import FragmentStore
 
@@ -71,7 +73,12 @@ class InitialWeights:
         name = name_without_adapter(name)
         if self.base is not None and name in self.base:
             return self.base.read(name)
-        return initial_weight(name, shape, self.config.model, self.config.seed)
+        weight = initial_weight(name, shape, self.config.model, self.config.seed)
+        return weight.mul_(self.scale_of(name).init)
+
+    def scale_of(self, name: str) -> Scale:
+        """Returns the factors of a parameter under `optim.transfer`. Raises: ConfigError: It has no rule."""
+        return scale_of(name, self.config.optim, self.config.model)
 
     def fill(self, store: FragmentStore, fresh: TrainState) -> TrainState:
         """Takes the weights of `init.from`, if any, for a run that has saved nothing. Collective.

@@ -73,6 +73,25 @@ def test_optimizers_of_whole_matrices_train_as_torch_does_on_each_matrix_at_ever
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("recipe", ["normuon", "cautious", "completep", "lion", "soap"])
+def test_recipes_of_an_optimizer_train_alike_in_one_process_and_at_every_zero_stage(recipe):
+    # Each rule is compared with its paper in tests/unit/optim; here, with itself in one process.
+    arguments = {"cases": [["single", 0, "fp32", recipe]], "steps": 5, "micro": 4}
+    ((alone,),) = run_in_ranks("tests.integration.engine_workers:losses_of", 1, arguments)
+    cases = [[*case, recipe] for case in (*STAGES_FP32, ["ddp", 0, "fp32"])]
+    ranks = run_in_ranks("tests.integration.engine_workers:losses_of", 2, {"cases": cases, "steps": 5, "micro": 2})
+    assert ranks[0] == ranks[1]
+    for case, rows in zip(cases, ranks[0], strict=True):
+        for step, (row, wanted) in enumerate(zip(rows, alone, strict=True)):
+            # As above for Muon; the sign of a gradient near 0 turns whole updates of Lion. SOAP's first factors lack
+            # full rank, and rounding picks the basis of their null space: other directions for AdamW.
+            tolerance = (1e-2, 1e-1) if recipe == "soap" else (1e-3, 1e-2)
+            assert row[0] == pytest.approx(wanted[0], rel=tolerance[0]), (case, step)
+            assert row[1] == pytest.approx(wanted[1], rel=tolerance[1]), (case, step)
+    assert alone[-1][0] < alone[0][0]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
 def test_optimizers_of_whole_matrices_follow_fp32_in_bf16(optimizer):
     expected = references.bare_blocks(optimizer, 5)

@@ -15,7 +15,9 @@ WHOLE = [
     for optimizer in ("muon", "adafactor")
     for case in (*(["deepspeed", stage, "fp32"] for stage in range(4)), ["ddp", 0, "fp32"], ["deepspeed", 3, "bf16"])
 ]
-"""Cases of optimizers that step whole matrices, with state of their own shapes."""
+WHOLE += [["deepspeed", stage, "fp32", recipe] for recipe in ("normuon", "soap") for stage in range(4)]
+WHOLE += [["deepspeed", stage, "fp32", recipe] for recipe in ("lion", "cautious", "completep") for stage in (2, 3)]
+"""Cases of optimizers that step whole matrices, with state of their own shapes, and other recipes."""
 STEPS = 3
 
 

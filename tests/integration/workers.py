@@ -1,6 +1,7 @@
 """What the ranks of the engine tests work with: synthetic batches, an engine over a tiny model, its steps."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from pretrain.model.build import fill_weights, initial_weight
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
+from pretrain.optim.parametrization import scale_of
 from pretrain.train.step import TrainModule, start_exchange
 from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
 
@@ -71,6 +73,15 @@ def rows_of(batch: Batch, rows: slice) -> Batch:
     return Batch(batch.tokens_BT[rows], batch.targets_BT[rows], source=source)
 
 
+RECIPES: dict[str, dict[str, Any]] = {
+    "normuon": {"kind": "muon", "muon": {"row_beta2": 0.9, "split_heads": True}, "cautious_decay": True},
+    "cautious": {"kind": "adamw", "cautious_decay": True},
+    "completep": {"transfer": {"kind": "completep", "base_width": 18, "base_layers": 1}},
+    "soap": {"kind": "soap", "soap": {"every": 2}},
+}
+"""Sections `optim:` by a name; any other name is that of a kind."""
+
+
 def build(
     world: World,
     kind: str,
@@ -110,7 +121,9 @@ def build(
         fp8=fp8,
     )
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size)
-    optim = OptimConfig(kind=optimizer, lr=1e-2, grad_clip=grad_clip)
+    optim = OptimConfig.model_validate(
+        {"lr": 1e-2, "grad_clip": grad_clip} | RECIPES.get(optimizer, {"kind": optimizer})
+    )
     accelerator = start_accelerator(config, grad_clip, plan, 30000, world)
     model_config = parse_model(expand_preset(model))
     built = build_model(model_config, config, torch.device("cpu"), storage=not sharded)
@@ -122,9 +135,11 @@ def build(
     def draw(name: str, shape: torch.Size) -> torch.Tensor:
         if is_adapter(name):
             return initial_adapter(name, shape, seed=5)
-        return initial_weight(name_without_adapter(name), shape, model_config, seed=5)
+        weight = initial_weight(name_without_adapter(name), shape, model_config, seed=5)
+        return weight.mul_(scale(name_without_adapter(name)).init)
 
-    groups = group_parameters(built)
+    scale = partial(scale_of, config=optim, model=model_config)
+    groups = group_parameters(built, scale_of=scale, split_heads=optim.muon.split_heads)
     if sharded:
         fill_sharded(built, draw, config, accelerator)
     else:

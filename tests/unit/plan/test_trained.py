@@ -14,6 +14,7 @@ from pretrain.config.engine import PLAIN_ENGINE, EngineConfig
 from pretrain.config.finetune import FinetuneConfig, matches
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig, StackConfig, parse_model
+from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
 from pretrain.errors import ConfigError
 from pretrain.model import build_model, init_weights
@@ -135,12 +136,13 @@ def test_all_of_a_model_is_trained_where_nothing_is_frozen():
 
 
 @pytest.mark.parametrize("finetune", [FULL, FinetuneConfig(kind="lora")], ids=["full", "lora"])
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", "lion", "muon", "soap"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_optimizer_state_is_that_of_the_optimizer_of_the_built_model(preset, kind, finetune):
     config = model_of(preset)
     values = count_values(config, plan_trained(config, [], finetune))
-    size = state_size(group_parameters(arranged(config, finetune=finetune)), kind)
+    groups = group_parameters(arranged(config, finetune=finetune))
+    size = state_size(groups, OptimConfig(kind=kind, lr=1e-3))
     assert state_bytes(kind, values) == 4 * size.elements
 
 

@@ -1,0 +1,95 @@
+"""Transfer of hyperparameters by width and depth (`optim.transfer`), without a multiplier in the model.
+
+    m_N = width / base_width    m_L = layers / base_layers (`completep`; 1 under `mup`)
+
+    parameter               initial std       rate, AdamW   epsilon           multiplier c
+    embedding, positions    1                 1             1 / m_N
+    hidden matrix           m_N^-1/2          1 / m_N       1 / (m_N m_L)     1 / m_L at the end of a branch
+    norm, bias of a block                     1             1 / (m_N m_L)     1 / m_L of that end's bias
+    final norm                                1             1 / m_N
+    head                    1                 1             1 / m_N           1 / m_N
+
+These are factors (Yang et al. 2022, Table 8; Dey et al. 2025, Table 1 with alpha = 1). The product of
+rate and decay stays that of the base. Muon: its update has a spectral norm that does not depend on the
+width under `adjust_lr_fn: original`, so that a hidden matrix keeps its rate (Yang et al. 2023, condition 1); under
+`match_rms_adamw` that norm grows as the root of the width, and the rate falls so.
+
+A multiplier is folded into its parameter from the start: W' = c W with c times the initial values and
+the rate and 1 / c times the epsilon trains as c W does (Yang et al. 2022, Lemma J.1), as the updates of
+AdamW and Muon do not depend on the size of a gradient. So a model is an ordinary one to checkpoints,
+exports and generation. `optim.grad_clip` sees the gradient of W'.
+
+    tied head             c is in the gain of the norm before the head
+    1/H of the scores     sqrt(base_head_width / H) over the usual 1/sqrt(H): in the gain of the query norm, else its
+                          root in queries, keys and values, taken back from values by the output matrix
+"""
+
+import math
+
+from pretrain.config.model import AnyModelConfig, ModelConfig
+from pretrain.config.optim import OptimConfig, TransferConfig
+from pretrain.errors import ConfigError
+from pretrain.optim.groups import Scale
+
+_INPUTS = frozenset({"embedding", "position", "token_type"})
+_HIDDEN = frozenset({"qkv", "output", "gate_up", "up", "down", "transform", "pooler"})
+_ENDS = frozenset({"output", "down"})
+"""Last layers of residual branches."""
+
+
+def scale_of(name: str, config: OptimConfig, model: AnyModelConfig) -> Scale:
+    """Returns the factors of a parameter by its name in the model; ones without `transfer`.
+
+    Raises:
+        ConfigError: There is no rule for this parameter.
+    """
+    transfer = config.transfer
+    if transfer is None:
+        return Scale()
+    assert isinstance(model, ModelConfig), "OptimConfig.check_transfer refuses others"
+    *parents, layer, kind = name.split(".")
+    is_matrix = layer in _HIDDEN and kind == "weight"
+    if not (is_matrix or layer in _INPUTS | _HIDDEN | {"head"} or layer.endswith("norm")):
+        raise ConfigError(f"optim.transfer has no rule for {name}", fix="leave optim.transfer out")
+    stack = model.last_stack
+    width = stack.width / transfer.base_width
+    depth = stack.layers / (transfer.base_layers or stack.layers) if "blocks" in parents else 1.0
+    found = Scale(eps=1 / (width * depth))
+    if is_matrix:
+        rate = 1 / width
+        if config.kind == "muon" and parents[:1] != ["head"]:
+            rate = 1.0 if config.muon.adjust_lr_fn == "original" else width**-0.5
+        found = Scale(width**-0.5, rate, found.eps)
+        if layer in _ENDS and model.init_scaled:
+            # `init_std / sqrt(2 layers)` is to be that of the base.
+            found = found._replace(init=found.init * math.sqrt(depth))
+    factor = _multiplier(name, transfer, model)
+    if layer in _ENDS:
+        factor /= depth
+    return Scale(found.init * factor, found.lr * factor, found.eps / factor)
+
+
+def _multiplier(name: str, transfer: TransferConfig, model: ModelConfig) -> float:
+    """Returns the multiplier of the logits or of the scores that a parameter contains."""
+    stack = model.last_stack
+    owner, _, kind = name.rpartition(".")
+    if owner == _before_logits(model) and (owner.endswith("norm") or kind == "weight"):
+        return transfer.base_width / stack.width
+    heads = math.sqrt((transfer.base_head_width or stack.per_head_width) / stack.per_head_width)
+    layer = owner.rpartition(".")[2]
+    if stack.qk_norm:
+        return heads if layer == "query_norm" else 1.0
+    if layer == "qkv":
+        return math.sqrt(heads)
+    return 1 / math.sqrt(heads) if layer == "output" and kind == "weight" else 1.0
+
+
+def _before_logits(model: ModelConfig) -> str:
+    """Returns the layer whose parameters contain the multiplier of the logits."""
+    if not model.tied_embeddings:
+        return "head"
+    if model.head.transform:
+        return "head.norm"
+    name = "encoder" if model.decoder is None else "decoder"
+    stack = model.last_stack
+    return f"{name}.norm" if stack.norm_placement == "pre" else f"{name}.blocks.{stack.layers - 1}.feedforward_norm"
