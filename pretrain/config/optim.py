@@ -104,6 +104,28 @@ class ScheduleConfig(Section):
             )
 
 
+class EmaConfig(Section):
+    """Exponential moving average of the weights: another model in each checkpoint, `RUN/ema`."""
+
+    horizon_steps: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
+    """Steps after which weights count 1/e of the newest ones: 1000 is a decay of 0.999. None: no
+    average, unless `horizon_tokens` is given."""
+    horizon_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
+    """The same in tokens: one horizon for any batch size (Busbridge et al. 2023)."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is an average."""
+        return self.horizon_steps is not None or self.horizon_tokens is not None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.horizon_steps is not None and self.horizon_tokens is not None:
+            both = f"horizon_steps={self.horizon_steps} and horizon_tokens={self.horizon_tokens}"
+            raise ValueError(f"{both} say the same thing; keep one of them")
+        return self
+
+
 OPTIMIZER_KINDS = {"adamw", "adafactor", "muon"}
 """Keys of `OPTIMIZERS` in `optim/`. Modules under `extend` may add entries."""
 
@@ -160,6 +182,7 @@ class OptimConfig(Section):
     muon: MuonConfig = MuonConfig()
     adafactor: AdafactorConfig = AdafactorConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    ema: EmaConfig = EmaConfig()
     max_bad_steps: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
     """Limit of non-finite steps in a row, which are skipped; then the run ends with code 77."""
 

@@ -166,7 +166,7 @@ class RunConfig(Section):
         check_training(self.optim, self.engine, self.model, self.train.steps, tokens)
         if self.engine.fp8 != "off" and isinstance(self.model, ModelConfig):
             check_fp8(self.model, self.batch, self.lengths, crops=self.data.packing == "padded")
-        check_best(self.checkpoint, self.eval, self.objective, self.data)
+        check_best(self.checkpoint, self.eval, self.objective, self.data, self.optim.ema)
         check_tracking(self.tracking, self.eval, self.model)
         return self
 

@@ -150,9 +150,11 @@ class StateSize(NamedTuple):
     tensors: int
 
 
-def state_size(groups: Sequence[ParameterGroup], kind: str) -> StateSize:
-    """Returns the size of the state of an `optim.kind`; unknown kinds count as AdamW."""
+def state_size(groups: Sequence[ParameterGroup], kind: str, *, averages: bool = False) -> StateSize:
+    """Returns the size of the state of an `optim.kind`, and of `optim.ema`; unknown kinds count as AdamW."""
     sizes = list(_SIZES.get(kind, _adamw)(groups))
+    if averages:
+        sizes += _parameters(groups)
     return StateSize(sum(sizes), len(sizes))
 
 
@@ -160,10 +162,13 @@ def _shapes(group: ParameterGroup) -> Iterable[tuple[int, ...]]:
     return chain.from_iterable(group.blocks)
 
 
+def _parameters(groups: Iterable[ParameterGroup]) -> list[int]:
+    return [sum(map(math.prod, blocks)) for group in groups for blocks in group.blocks]
+
+
 def _adamw(groups: Iterable[ParameterGroup]) -> list[int]:
     """Returns the sizes of two moments a parameter."""
-    parameters = [sum(map(math.prod, blocks)) for group in groups for blocks in group.blocks]
-    return [*parameters, *parameters]
+    return 2 * _parameters(groups)
 
 
 def _muon(groups: Iterable[ParameterGroup]) -> list[int]:

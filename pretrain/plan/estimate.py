@@ -12,8 +12,8 @@ from pretrain.plan import course
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.course import StoredData
 from pretrain.plan.fp8 import fp8_products, refusal, time_ratio
-from pretrain.plan.memory import host_bytes, largest_micro, memory_limit, rank_memory, state_bytes
-from pretrain.plan.params import Values, count_parts
+from pretrain.plan.memory import host_bytes, kept_bytes, largest_micro, memory_limit, rank_memory
+from pretrain.plan.params import count_parts
 from pretrain.plan.roofline import Rate, link_seconds, plan_work, predict_rate, recompute_share, wire_bytes
 from pretrain.plan.search import LayoutCandidate, ScalingPoint, check_fits, search, sweep
 from pretrain.plan.task import ParallelLayout, TrainingTask, known_model, task_of
@@ -83,7 +83,7 @@ def plan_facts(
         facts["network"] = _network_facts(task, layout, cluster)
         # The surest rate, which is the last, is the base of all that follows.
         best = list(rates.values())[-1]
-        facts["course"] = _course_facts(config, task.values, best, cluster, options)
+        facts["course"] = _course_facts(config, task, best, cluster, options)
         total = facts["model"]["parameters"]["total"]
         facts["data"] = _data_facts(config, total, best.step_s, stored)
     if options.search:
@@ -205,11 +205,11 @@ def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster)
 
 
 def _course_facts(
-    config: RunConfig, values: Values, rate: Rate, cluster: Cluster, options: PlanOptions
+    config: RunConfig, task: TrainingTask, rate: Rate, cluster: Cluster, options: PlanOptions
 ) -> dict[str, Any]:
     last = config.train.last_step
     step_s = rate.step_s
-    size = 4 * values.saved + state_bytes(config.optim.kind, values)
+    size = 4 * task.values.saved + kept_bytes(task)
     kept = course.checkpoints_at_once(config.checkpoint, last)
     save_s = size / options.disk_bytes_s
     total_s = step_s * last

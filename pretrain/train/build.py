@@ -112,9 +112,8 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = TrainModule(model, build_loss(config.objective), len(dataset.sources))
     optimizer = build_optimizer(groups, config.optim, accelerator.device)
-    engine = build_engine(
-        module, names, optimizer, accelerator, config.engine, clip, world, saves_frozen=start.base is None
-    )
+    kept = {"saves_frozen": start.base is None, "averages": config.optim.ema.is_on}
+    engine = build_engine(module, names, optimizer, accelerator, config.engine, clip, world, **kept)
 
     identity = hashlib.sha256(dump_config(config).encode()).hexdigest()  # of config.yaml
     topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number, "config": identity}
@@ -122,7 +121,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     checkpoints = CheckpointManager(
         folder.checkpoints, saved.keep, world, topology, claim.check_lease, saved.keep_every_steps, best
     )
-    optimized = state_size(groups, config.optim.kind)
+    optimized = state_size(groups, config.optim.kind, averages=config.optim.ema.is_on)
     size = checkpoint_bytes(num_saved + optimized.elements, len(names) + optimized.tensors, world.size)
     state = _restore(start, dataset, engine, checkpoints, size)
 

@@ -142,6 +142,8 @@ def test_optimizer_state_is_that_of_the_optimizer_of_the_built_model(preset, kin
     values = count_values(config, plan_trained(config, [], finetune))
     size = state_size(group_parameters(arranged(config, finetune=finetune)), kind)
     assert state_bytes(kind, values) == 4 * size.elements
+    with_average = state_size(group_parameters(arranged(config, finetune=finetune)), kind, averages=True)
+    assert with_average.elements - size.elements == values.trained
 
 
 @pytest.mark.parametrize(
