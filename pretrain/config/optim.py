@@ -1,11 +1,12 @@
 """`optim:` -- optimizer, weight decay, clipping and the learning rate schedule."""
 
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from pretrain.config.base import OnResume, Section, check_name
+from pretrain.config.data import BatchConfig
 
 _POSITIONS = ("warmup", "decay", "cooldown", "hold")
 """Positions of a schedule, each of which is given in steps or in tokens."""
@@ -17,7 +18,7 @@ class ScheduleConfig(Section):
     """Learning rate as a pure function of the step.
 
     Each position is a number of steps (`_steps`) or of tokens (`_tokens`), not both. A number of
-    tokens is rounded up to whole steps of `batch.global_tokens`.
+    tokens is rounded up to whole steps, as `batch` has them.
     """
 
     kind: Annotated[Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"], OnResume.WARN] = "cosine"
@@ -76,18 +77,27 @@ class ScheduleConfig(Section):
     def _is_given(self, name: str) -> bool:
         return bool(getattr(self, f"{name}_steps") or getattr(self, f"{name}_tokens"))
 
-    def in_steps(self, tokens_per_step: int) -> "ScheduleConfig":
+    def in_steps(self, batch: BatchConfig, total_steps: int) -> "ScheduleConfig":
         """Returns the same schedule with every position as a number of steps, rounded up."""
-        changes: dict[str, Any] = {}
-        for name in _POSITIONS:
-            tokens = getattr(self, f"{name}_tokens")
-            if tokens is not None:
-                changes |= {f"{name}_steps": -(-tokens // tokens_per_step), f"{name}_tokens": None}
+        given = {name: getattr(self, f"{name}_tokens") for name in _POSITIONS}
+        steps = {name: batch.steps_for(tokens) for name, tokens in given.items() if tokens is not None}
+        if self.cooldown_tokens is not None:  # the last steps, back from the end
+            end = steps.get("decay") or self.decay_steps or total_steps
+            rows = -(-self.cooldown_tokens // batch.seq_len)
+            steps["cooldown"] = end - batch.steps.step_of(batch.steps.before(end) - rows)
+        changes = {f"{name}_steps": number for name, number in steps.items()} | {
+            f"{name}_tokens": None for name in steps
+        }
         return self.model_copy(update=changes) if changes else self
 
-    def check_run(self, total_steps: int, tokens_per_step: int) -> None:
+    @property
+    def is_in_steps(self) -> bool:
+        """Whether no position is given in tokens."""
+        return all(getattr(self, f"{name}_tokens") is None for name in _POSITIONS)
+
+    def check_run(self, total_steps: int, batch: BatchConfig) -> None:
         """Checks that the schedule fits a run. Raises: ValueError, with keys from the root."""
-        steps = self.in_steps(tokens_per_step)
+        steps = self.in_steps(batch, total_steps)
         end = steps.decay_steps or total_steps  # the schedule may end before the run
         if end <= steps.warmup_steps:
             unit = "steps" if self.warmup_tokens is None else "tokens"

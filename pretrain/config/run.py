@@ -64,10 +64,10 @@ WHOLE_MATRIX_KINDS = {"adafactor", "muon"}
 
 
 def check_training(
-    optim: OptimConfig, engine: EngineConfig, model: Section, total_steps: int, tokens_per_step: int
+    optim: OptimConfig, engine: EngineConfig, model: Section, total_steps: int, batch: BatchConfig
 ) -> None:
     """Checks rules between sections. Raises: ValueError, with keys from the root of the config."""
-    optim.schedule.check_run(total_steps, tokens_per_step)
+    optim.schedule.check_run(total_steps, batch)
     if optim.kind in WHOLE_MATRIX_KINDS and engine.offload_optimizer != "none":
         raise ValueError(
             f"optim.kind={optim.kind} steps whole matrices, which "
@@ -157,13 +157,13 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
-        tokens = self.batch.global_tokens
         length = self.batch.seq_len
-        if tokens % length:
-            rule = f"batch.global_tokens={tokens} must be a multiple of batch.seq_len={length}"
-            # Sizes that one rank can run: a multiple of the rows alone would be refused at the start.
-            raise ValueError(f"{rule}; use {nearest_multiples(tokens, length * self.batch.micro)}")
-        check_training(self.optim, self.engine, self.model, self.train.steps, tokens)
+        for key, tokens in self.batch.sizes:
+            if tokens % length:
+                rule = f"{key}={tokens} must be a multiple of batch.seq_len={length}"
+                # Sizes that one rank can run: a multiple of the rows alone would be refused at the start.
+                raise ValueError(f"{rule}; use {nearest_multiples(tokens, length * self.batch.micro)}")
+        check_training(self.optim, self.engine, self.model, self.train.steps, self.batch)
         if self.engine.fp8 != "off" and isinstance(self.model, ModelConfig):
             check_fp8(self.model, self.batch, self.lengths, crops=self.data.packing == "padded")
         check_best(self.checkpoint, self.eval, self.objective, self.data, self.optim.ema)

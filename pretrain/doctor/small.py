@@ -82,6 +82,7 @@ def small_overrides(
         f"run.dir={folder}",
         f"run.name={name}",
         f"batch.global_tokens={tokens}",
+        "batch.schedule=[]",
         f"train.stop_after={min(steps, config.train.steps)}",
         "eval.every_steps=0",
         "checkpoint.every_steps=0",

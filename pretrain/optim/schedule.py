@@ -23,7 +23,7 @@ def learning_rate_factor(step: int, schedule: ScheduleConfig, total_steps: int) 
     `step` may be beyond the end. Positions of the schedule are in steps
     (`ScheduleConfig.in_steps`).
     """
-    assert schedule is schedule.in_steps(1), "convert positions by token to steps first"
+    assert schedule.is_in_steps, "convert positions by token to steps first"
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
     if schedule.kind == "constant":

@@ -87,7 +87,7 @@ def plan_facts(
         total = facts["model"]["parameters"]["total"]
         facts["data"] = _data_facts(config, total, best.step_s, stored)
     if options.search:
-        found = search(task, config.engine, cluster, config.batch.rows)
+        found = search(task, config.engine, cluster, config.batch.common_rows)
         facts["search"] = [_candidate_facts(one) for one in found]
     if options.sweep:
         points = sweep(config, task, cluster, options.sweep)
@@ -139,7 +139,12 @@ def _point_facts(point: ScalingPoint, config: RunConfig) -> dict[str, Any]:
     rate = point.rate
     if rate is None:
         return facts | dict.fromkeys(("mfu", "tokens_per_s", "bound", "days"))
-    return facts | _speed_facts(rate) | {"days": rate.step_s * config.train.last_step / DAY_S}
+    return facts | _speed_facts(rate) | {"days": _course_s(config, rate, config.batch.common_rows) / DAY_S}
+
+
+def _course_s(config: RunConfig, rate: Rate, rows: int) -> float:
+    """Returns the seconds of a run at the rate of steps of `rows` rows; larger ones take as much longer."""
+    return rate.step_s * config.batch.steps.before(config.train.last_step) / rows
 
 
 def _speed_facts(rate: Rate) -> dict[str, Any]:
@@ -160,7 +165,7 @@ def _memory_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, 
 
 
 def _rate_facts(rate: Rate, config: RunConfig, cluster: Cluster) -> dict[str, Any]:
-    total_s = rate.step_s * config.train.last_step
+    total_s = _course_s(config, rate, config.batch.rows)
     return {
         **_speed_facts(rate),
         "step_s": rate.step_s,
@@ -212,7 +217,7 @@ def _course_facts(
     size = 4 * task.values.saved + kept_bytes(task)
     kept = course.checkpoints_at_once(config.checkpoint, last)
     save_s = size / options.disk_bytes_s
-    total_s = step_s * last
+    total_s = _course_s(config, rate, config.batch.rows)
     interval_s = config.checkpoint.every_steps * step_s
     mtbf_days = options.mtbf_node_days
     failures = course.plan_failures(cluster.nodes, mtbf_days, save_s, interval_s, total_s)
@@ -234,7 +239,6 @@ def _course_facts(
 
 def _data_facts(config: RunConfig, parameters: int, step_s: float, stored: StoredData | None) -> dict[str, Any]:
     lanes = config.data.lanes
-    steps = config.train.last_step
-    rows = config.batch.rows
-    supply = course.plan_supply(rows, config.lengths.row, steps, step_s, parameters, lanes, stored)
+    total = config.batch.steps.before(config.train.last_step)
+    supply = course.plan_supply(config.batch.rows, config.lengths.row, total, step_s, parameters, lanes, stored)
     return {**asdict(supply), "stored": None if stored is None else asdict(stored), "lanes": lanes}

@@ -130,7 +130,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     samples = SourceStreams(dataset, claim.stores, config.data, config.lengths, plan.rows, config.seed)
     skips = agree_on_skips(folder, record, state, world.is_main)
     state = state.leaving_out(skips.ranges)
-    samples.check_supply(skips.position_of(config.train.last_step * plan.rows))
+    samples.check_supply(skips.position_of(config.batch.steps.before(config.train.last_step)))
     loader = _loader(claim, samples, plan, world, state, stop, on_cuda)
     tracker = _tracker(claim, world, record["id"], state.step)
     audit = None if claim.lease is None else AuditLedger(folder.audit, claim.lease.check_after_stall)
@@ -199,6 +199,7 @@ def _loader(
         plan,
         rank=world.rank,
         world_size=world.size,
+        start_step=state.step,
         start_position=state.position,
         skips=SkipRanges(state.skips),
         workers=data.workers,
@@ -211,7 +212,10 @@ def _loader(
 
 def _meter(config: RunConfig, world: World, on_cuda: bool) -> Meter:
     peak = (peak_flops(torch.cuda.get_device_name()) or 0) * world.size if on_cuda else 0
-    return Meter(config.train.steps, flops_per_token=_flops_per_token(config), peak=peak or None)
+    rows_before = config.batch.steps.before
+    return Meter(
+        config.train.steps, rows_before=rows_before, flops_per_token=_flops_per_token(config), peak=peak or None
+    )
 
 
 def _flops_per_token(config: RunConfig) -> float:

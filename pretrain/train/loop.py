@@ -150,7 +150,7 @@ def _start_saving(run: Run, step: int) -> Saving:
 def _announce(run: Run, step: int, target: int) -> None:
     for sentence in run.samples.too_long():
         log.warning("%s", sentence)
-    for name, end in run.samples.ends(target * run.plan.rows).items():
+    for name, end in run.samples.ends(run.config.batch.steps.before(target)).items():
         log.warning("%s ends after %d samples of the run, and the other sources continue alone", name, end)
     if step >= target:
         log.info("%s is complete: %d steps", run.folder.path, step)
@@ -206,14 +206,15 @@ def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int, phase: 
 
 
 def _learning_rate(config: RunConfig, step: int) -> float:
-    schedule = config.optim.schedule.in_steps(config.batch.global_tokens)
+    schedule = config.optim.schedule.in_steps(config.batch, config.train.steps)
     return config.optim.lr * learning_rate_factor(step, schedule, config.train.steps)
 
 
 def _follow(run: Run, step: int, update: Update) -> None:
     """Moves the average of the weights, if there is one, towards those of a step that was not skipped."""
     if run.engine.average is not None and not update.skipped:
-        run.engine.average.follow(ema_decay(step, run.config.optim.ema, run.config.batch.global_tokens))
+        batch = run.config.batch
+        run.engine.average.follow(ema_decay(step, run.config.optim.ema, batch.steps.at(step) * batch.seq_len))
 
 
 def _metrics(run: Run, state: TrainState, skipped_rows: int) -> dict[str, float]:

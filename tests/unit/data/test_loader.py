@@ -3,13 +3,14 @@
 import threading
 from itertools import chain, islice
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain.config.data import BatchConfig, plan_batch
-from pretrain.data.loader import StepBatch, TrainLoader, ValidationLoader
+from pretrain.data.loader import StepBatch, TrainLoader, ValidationLoader, digest_rows
 from pretrain.data.stream import TokenStream
 from pretrain.errors import DataError
 from pretrain.types import IGNORE_INDEX
@@ -46,6 +47,20 @@ def load_steps(
     steps = list(islice(loader, num_steps))
     loader.close()
     return steps
+
+
+GROWING = BatchConfig.model_validate(
+    {
+        "global_tokens": 6 * SEQ_LEN,
+        "seq_len": SEQ_LEN,
+        "micro": 1,
+        "schedule": [
+            {"tokens": 11 * SEQ_LEN, "global_tokens": 24 * SEQ_LEN},
+            {"tokens": 50 * SEQ_LEN, "global_tokens": 12 * SEQ_LEN},
+        ],
+    }
+)
+"""Steps of 6, 6, 24, 24 and then 12 rows."""
 
 
 def row_contents(step: StepBatch) -> list[tuple]:
@@ -175,3 +190,36 @@ def test_leaving_validation_early_leaves_no_thread(data):
     for _ in ValidationLoader(build_stream(data, "validation"), CAUSAL, micro=1, rank=0, world_size=1):
         break
     assert before.issuperset(threading.enumerate())
+
+
+@settings(max_examples=25)
+@given(
+    world_and_micro=st.sampled_from([(1, 1), (1, 6), (2, 3), (3, 2), (6, 1)]),
+    start=st.integers(0, 6),
+    workers=st.integers(0, 2),
+)
+def test_a_batch_that_grows_reads_the_same_samples_in_the_same_order_from_any_step(
+    data, world_and_micro, start, workers
+):
+    world_size, micro = world_and_micro
+    plan = plan_batch(GROWING.model_copy(update={"micro": micro}), world_size)
+    position = GROWING.steps.before(start)
+    options = {"world_size": world_size, "start_step": start, "start_position": position, "workers": workers}
+    loaders = [TrainLoader(build_stream(data), CAUSAL, plan, rank=rank, **options) for rank in range(world_size)]
+    found, sizes = [], []
+    for _ in range(4):
+        steps = [next(loader) for loader in loaders]
+        rows = list(chain(*map(row_contents, steps)))
+        assert {(step.position, step.next_position) for step in steps} == {(position, position + len(rows))}
+        digests = [sum(step.counts.digest for step in steps) % 2**64]
+        ids = np.array([row[0] for row in rows])
+        assert digests == [digest_rows(ids, np.arange(len(ids)))]
+        position += len(rows)
+        found += rows
+        sizes.append(len(rows))
+    for loader in loaders:
+        loader.close()
+    assert sizes == [6, 6, 24, 24, 12, 12, 12, 12, 12, 12][start : start + 4]
+    first = GROWING.steps.before(start)
+    constant = chain(*map(row_contents, load_steps(data, len(found) // ROWS + 1, start=first)))
+    assert found == list(islice(constant, len(found)))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pretrain.config.data import BatchConfig
 from pretrain.config.optim import EmaConfig, ScheduleConfig
 from pretrain.optim.schedule import ema_decay, learning_rate_factor
 
@@ -158,7 +159,8 @@ def test_positions_by_token_are_those_by_step_rounded_up(warmup, decay, tokens_p
         decay_tokens=decay * tokens_per_step - data.draw(part),
         cooldown_tokens=7 * tokens_per_step - data.draw(part),
     )
-    assert by_token.in_steps(tokens_per_step) == by_step
+    batch = BatchConfig(global_tokens=tokens_per_step, seq_len=1, micro=1)
+    assert by_token.in_steps(batch, 1000) == by_step
 
 
 def test_a_schedule_by_token_asks_for_tokens_per_step():

@@ -89,6 +89,22 @@ def test_the_largest_micro_batch_fits_and_one_more_row_does_not():
     assert needed[0] <= memory_limit(cluster) < needed[1]
 
 
+def test_a_batch_that_grows_is_planned_by_its_tokens():
+    """A hundred steps of 2^19 tokens, and four hundred of 2^20, take as long as nine hundred of the former."""
+    first, later = 2**19, 2**20
+    growth = f"batch.schedule=[{{tokens: {100 * first}, global_tokens: {later}}}]"
+    given = [*GPT2, f"batch.global_tokens={first}", "batch.micro=16"]
+    configs = [config_of(*given, growth, "train.steps=500"), config_of(*given, "train.steps=900")]
+    growing, constant = (plan_facts(config, nodes_of("h100"), PlanOptions()) for config in configs)
+    assert growing["course"]["total_s"] == pytest.approx(constant["course"]["total_s"])
+    assert growing["data"]["needed_tokens"] == constant["data"]["needed_tokens"] == 900 * first
+    odd = config_of(*given, growth.replace(str(later), str(3 * first // 2 + 1024)), "train.steps=500")
+    (problem,) = check_fits(odd, nodes_of("h100"))
+    assert problem.what.startswith(
+        "batch.schedule.0.global_tokens=787456 must be a multiple of seq_len 1024 x micro 16"
+    )
+
+
 def test_the_average_of_the_weights_is_counted_where_the_masters_lie():
     """4 bytes a parameter: cut from stage 1 on, with the optimizer's state on the device or the host, and saved."""
     given = [*LLAMA, "batch.global_tokens=4194304", "batch.micro=1"]
