@@ -165,6 +165,15 @@ class BatchMilestoneConfig(Section):
     """Tokens of one optimizer step over all ranks."""
 
 
+class ShortRowsConfig(Section):
+    """Shorter rows at the beginning of a run."""
+
+    until_tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Tokens of the run up to which steps begin with this length."""
+    seq_len: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Length in tokens that rows are cut to; a divisor of `batch.seq_len`."""
+
+
 class BatchConfig(Section):
     """Batch of one optimizer step."""
 
@@ -172,6 +181,8 @@ class BatchConfig(Section):
     """Tokens of one optimizer step over all ranks: rows times `seq_len`."""
     schedule: list[BatchMilestoneConfig] = Field(default_factory=list)
     """Later sizes of `global_tokens`, by ascending tokens: a batch that grows."""
+    short_rows: list[ShortRowsConfig] = Field(default_factory=list)
+    """Lengths of rows at the beginning, by ascending tokens: the same tokens a step in more rows."""
     seq_len: Annotated[int, OnResume.ALLOW] = Field(ge=1)
     """Row length T in tokens: the longest sequence that the model reads."""
     source_len: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
@@ -208,11 +219,23 @@ class BatchConfig(Section):
         """Returns the least number of steps that read so many tokens."""
         return self.steps.steps_for(-(-tokens // self.seq_len))
 
+    def length_at(self, step: int) -> int:
+        """Returns the length of the rows that the model reads in a step of the run, by `short_rows`."""
+        tokens = self.steps.before(step) * self.seq_len if self.short_rows else 0
+        return next((one.seq_len for one in self.short_rows if tokens < one.until_tokens), self.seq_len)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        starts = [one.tokens for one in self.schedule]
-        if any(later <= earlier for earlier, later in pairwise(starts)):
-            raise ValueError(f"schedule: tokens must ascend, not {starts}")
+        for key, starts in (
+            ("schedule: tokens", [one.tokens for one in self.schedule]),
+            ("short_rows: until_tokens", [one.until_tokens for one in self.short_rows]),
+        ):
+            if any(later <= earlier for earlier, later in pairwise(starts)):
+                raise ValueError(f"{key} must ascend, not {starts}")
+        for one in self.short_rows:
+            if self.seq_len % one.seq_len:
+                what = f"short_rows: seq_len={one.seq_len} must divide batch.seq_len={self.seq_len}"
+                raise ValueError(f"{what}, whose rows are cut into whole ones")
         return self
 
 

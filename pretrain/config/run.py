@@ -181,6 +181,10 @@ class RunConfig(Section):
         if "seq2seq" in kinds and len(kinds) > 1:
             fix = "use objective.kind=seq2seq alone"
             raise ValueError(f"objective.mixture: seq2seq cannot be mixed; {fix}")
+        if self.batch.short_rows and (set(kinds) != {"causal"} or self.data.packing != "concat"):
+            both = f"objective.kind={'+'.join(kinds)} and data.packing={self.data.packing}"
+            need = "batch.short_rows cuts rows of running text, for objective.kind=causal and data.packing=concat"
+            raise ValueError(f"{need}, not {both}; leave it out")
         if self.batch.source_len is not None and "seq2seq" not in kinds:
             raise ValueError("batch.source_len needs objective.kind=seq2seq; leave it out")
         return self

@@ -23,7 +23,7 @@ from pretrain.data.mixture import RowSource, merge_rows, source_of
 from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.prefetch import Prefetcher
 from pretrain.data.stream import TokenStream
-from pretrain.rows import ModelRows, RowMaker, TokenRows
+from pretrain.rows import ModelRows, RowMaker, TokenRows, cut_rows
 from pretrain.types import Batch, SourceBatch
 from pretrain.utils.rng import mix64
 
@@ -133,7 +133,8 @@ class TrainLoader:
     the last one. `workers` threads keep `prefetch` micro-batches ready, at least those of the first
     step. `crop` leaves out the columns
     that are padding in all rows of a micro-batch, `pin_memory` pins the tensors for asynchronous
-    copies to a GPU, and `stop` ends a wait for data when it returns True.
+    copies to a GPU, and `stop` ends a wait for data when it returns True. `length_at` returns the
+    length that the rows of a step are cut to; None: they are not cut.
     """
 
     stream: RowSource
@@ -150,6 +151,7 @@ class TrainLoader:
     crop: bool = False
     pin_memory: bool = False
     stop: Callable[[], bool] = lambda: False
+    length_at: Callable[[int], int] | None = None
 
     def __post_init__(self) -> None:
         assert self.plan.rows == self.plan.rows_per_rank * self.world_size
@@ -202,8 +204,10 @@ class TrainLoader:
         first = self._origin + steps.before(step) + first_row
         parts = [self.stream.read(span) for span in self.skips.spans(range(first, first + plan.micro))]
         rows = parts[0] if len(parts) == 1 else merge_rows(parts, np.arange(plan.micro))
-        made = self.make_rows(crop(rows) if self.crop else rows)
-        digest = digest_rows(made.sample_ids, np.arange(first_row, first_row + plan.micro))
+        read = crop(rows) if self.crop else rows
+        made = self.make_rows(read if self.length_at is None else cut_rows(read, self.length_at(step)))
+        of_rows = made.sample_ids[:: len(made.sample_ids) // plan.micro]  # a cut row has its id several times
+        digest = digest_rows(of_rows, np.arange(first_row, first_row + plan.micro))
         counts = StepCounts(made.num_targets, made.num_tokens, count_skipped(rows), digest)
         return _build_batch(made, self.pin_memory), counts
 

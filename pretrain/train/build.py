@@ -207,6 +207,7 @@ def _loader(
         crop=data.packing == "padded",
         pin_memory=pin_memory,
         stop=lambda: bool(stop),
+        length_at=claim.config.batch.length_at if claim.config.batch.short_rows else None,
     )
 
 

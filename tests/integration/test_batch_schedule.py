@@ -1,4 +1,4 @@
-"""A batch that grows by tokens: the samples of each step, resumed within a size, and on other ranks."""
+"""A batch that grows by tokens, in rows that do: the samples of each step, resumed within a size, on other ranks."""
 
 from pretrain.tracking.audit import read_audit
 from tests.helpers.runs import assert_same_run
@@ -6,6 +6,7 @@ from tests.helpers.runs import assert_same_run
 GROWTH = (
     "batch.global_tokens=128",
     "batch.schedule=[{tokens: 200, global_tokens: 384}, {tokens: 1400, global_tokens: 768}]",
+    "batch.short_rows=[{until_tokens: 200, seq_len: 8}, {until_tokens: 1400, seq_len: 16}]",
     "optim.schedule.warmup_steps=0",
     "optim.schedule.warmup_tokens=300",
     "train.steps=8",

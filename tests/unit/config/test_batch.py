@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.config.data import BatchConfig, BatchPlan, StepRows, plan_batch
+from pretrain.config.load import load_config
 from pretrain.config.optim import ScheduleConfig
 from pretrain.errors import ConfigError
 
@@ -86,3 +87,25 @@ def test_every_size_of_a_growing_batch_divides_over_the_ranks():
 def test_milestones_of_a_batch_ascend():
     with pytest.raises(ValueError, match=r"schedule: tokens must ascend, not \[500, 500\]"):
         growing((500, 200), (500, 300))
+
+
+def test_short_rows_are_parts_of_whole_ones_of_text():
+    short = [{"until_tokens": 150, "seq_len": 2}, {"until_tokens": 400, "seq_len": 5}]
+    values = {"global_tokens": 100, "seq_len": 10, "micro": 1, "schedule": [{"tokens": 200, "global_tokens": 200}]}
+    batch = BatchConfig.model_validate({**values, "short_rows": short})
+    assert [batch.length_at(step) for step in range(5)] == [2, 2, 5, 10, 10], "from 0, 100, 200, 400 and 600 tokens on"
+    with pytest.raises(ValueError, match=r"short_rows: seq_len=4 must divide batch\.seq_len=10, whose rows are"):
+        BatchConfig.model_validate({**values, "short_rows": [{"until_tokens": 100, "seq_len": 4}]})
+    with pytest.raises(ValueError, match=r"short_rows: until_tokens must ascend, not \[150, 150\]"):
+        BatchConfig.model_validate({**values, "short_rows": [short[0], {"until_tokens": 150, "seq_len": 5}]})
+
+
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [("data.packing=bins", "objective.kind=causal and data.packing=bins"), ("objective.kind=prefix", "=prefix and")],
+)
+def test_short_rows_of_anything_but_text_are_refused(override, found):
+    short = "batch.short_rows=[{until_tokens: 100, seq_len: 64}]"
+    load_config("configs/run/quickstart.yaml", [short])
+    with pytest.raises(ConfigError, match=f"batch.short_rows cuts rows of running text, .*{found}"):
+        load_config("configs/run/quickstart.yaml", [short, override])

@@ -13,6 +13,7 @@ from pretrain.config.data import BatchConfig, plan_batch
 from pretrain.data.loader import StepBatch, TrainLoader, ValidationLoader, digest_rows
 from pretrain.data.stream import TokenStream
 from pretrain.errors import DataError
+from pretrain.rows import TokenRows, cut_rows
 from pretrain.types import IGNORE_INDEX
 from tests.helpers.rows import CAUSAL, DENSE
 from tests.helpers.shards import make_shards, read_split
@@ -223,3 +224,40 @@ def test_a_batch_that_grows_reads_the_same_samples_in_the_same_order_from_any_st
     first = GROWING.steps.before(start)
     constant = chain(*map(row_contents, load_steps(data, len(found) // ROWS + 1, start=first)))
     assert found == list(islice(constant, len(found)))
+
+
+@given(
+    num_rows=st.integers(1, 4),
+    parts=st.sampled_from([1, 2, 4, 8]),
+    starts=st.sets(st.integers(0, 4 * (SEQ_LEN + 1) - 1)),
+    cleared=st.booleans(),
+)
+def test_rows_that_are_cut_are_the_pieces_of_rows_with_the_starts_in_them(num_rows, parts, starts, cleared):
+    width, length = SEQ_LEN + 1, SEQ_LEN // parts
+    whole = np.arange(num_rows * width).reshape(num_rows, width)
+    begun = np.array(sorted(start for start in starts if start < whole.size), dtype=np.int64)
+    num_tokens = np.full(num_rows, width) if cleared else None
+    if num_tokens is not None:
+        num_tokens[0] = 0
+    found = cut_rows(TokenRows(whole, begun, num_tokens, np.arange(num_rows) + 7), length)
+    pieces = [row[first : first + length + 1] for row in whole for first in range(0, SEQ_LEN, length)]
+    assert found.tokens.tolist() == [piece.tolist() for piece in pieces]
+    assert found.starts.tolist() == [place for place, token in enumerate(found.tokens.ravel()) if token in begun]
+    assert found.sample_ids.tolist() == [7 + row for row in range(num_rows) for _ in range(parts)]
+    if num_tokens is not None:
+        expected = [length + 1 if row else 0 for row in range(num_rows) for _ in range(parts)]
+        assert found.num_tokens.tolist() == expected
+
+
+def test_steps_of_short_rows_have_the_tokens_targets_and_digest_of_whole_ones(data):
+    short = [{"until_tokens": ROWS * SEQ_LEN + 1, "seq_len": 4}, {"until_tokens": 3 * ROWS * SEQ_LEN, "seq_len": 8}]
+    values = {"global_tokens": ROWS * SEQ_LEN, "seq_len": SEQ_LEN, "micro": 3, "short_rows": short}
+    batch = BatchConfig.model_validate(values)
+    cut = load_steps(data, 4, micro=3, length_at=batch.length_at)
+    for step, expected, length in zip(cut, load_steps(data, 4, micro=3), (4, 4, 8, 16), strict=True):
+        assert step.counts == expected.counts
+        for ours, whole in zip(step.micro_batches, expected.micro_batches, strict=True):
+            assert ours.tokens_BT.shape == (3 * SEQ_LEN // length, length)
+            assert torch.equal(ours.tokens_BT.view_as(whole.tokens_BT), whole.tokens_BT)
+            assert torch.equal(ours.targets_BT.view_as(whole.targets_BT), whole.targets_BT)
+            assert ours.positions_BT is None or int(ours.positions_BT.max()) < length
