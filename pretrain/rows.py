@@ -90,6 +90,29 @@ class Vocabulary:
     find_words: WordFinder | None = None  # None: not asked for
 
 
+def cut_rows(rows: TokenRows, length: int) -> TokenRows:
+    """Returns rows of running text cut into rows of `length` tokens, a divisor of theirs, one after another.
+
+    The last column of a part is the first one of the next, as with rows of that length from the beginning.
+    """
+    assert rows.loss_mask is None and rows.labels is None and rows.source is None, "running text"
+    num_rows, width = rows.tokens.shape
+    parts, rest = divmod(width - 1, length)
+    assert not rest, "rows are cut into whole ones"
+    windows = np.lib.stride_tricks.sliding_window_view(rows.tokens, length + 1, axis=1)[:, ::length]
+    row, column = np.divmod(rows.starts, width)
+    part, place = np.divmod(column, length)
+    first = (row * parts + part) * (length + 1) + place  # where the start is among the inputs
+    last = (row * parts + part) * (length + 1) - 1  # and, of the first token of a part, in the part before it
+    starts = np.concatenate([first[part < parts], last[(place == 0) & (part > 0)]])
+    num_tokens = None
+    if rows.num_tokens is not None:
+        left = rows.num_tokens[:, None] - length * np.arange(parts)
+        num_tokens = np.clip(left, 0, length + 1).reshape(-1)
+    tokens = windows.reshape(num_rows * parts, length + 1)
+    return TokenRows(tokens, np.sort(starts), num_tokens, np.repeat(rows.sample_ids, parts))
+
+
 def select_rows(rows: TokenRows, chosen: np.ndarray) -> TokenRows:
     """Returns some rows, in ascending order. `chosen`: bool [B]."""
     width = rows.tokens.shape[1]

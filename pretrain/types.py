@@ -139,6 +139,10 @@ class ModelOutput(NamedTuple):
     logits_BTV: Tensor | None = None
 
 
+EMA = "ema"
+"""Kind of a fragment's tensor that is the moving average of the weight; and what a path to that average ends with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fragment:
     """A contiguous piece of one parameter's training state, as it lies on this rank.
@@ -150,8 +154,8 @@ class Fragment:
     name: str  # parameter name, as in the unwrapped model
     offset: int  # first element of the piece in the flattened parameter
     shape: tuple[int, ...]  # shape of the whole parameter
-    # fp32 1-D live views of equal length, at least one: `weight` (the master weight), or the
-    # optimizer's moments, or both.
+    # fp32 1-D live views of equal length, at least one: `weight` (the master weight) with or without
+    # its average, or the optimizer's moments, or both.
     tensors: dict[str, Tensor]
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 from pretrain.artifact.model_path import open_source, refuse_release, write_model_folder
 from pretrain.artifact.open import NORMALIZE_KEY, find_normalize
-from pretrain.artifact.source import ModelSource
+from pretrain.artifact.source import ModelSource, split_average
 from pretrain.checkpoint.format import MANIFEST, list_checkpoints, step_of
 from pretrain.checkpoint.load import MeanReader
 from pretrain.errors import CheckpointError, ConfigError, DataError
@@ -41,7 +41,7 @@ def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> A
         DataError: Their tokenizers differ.
     """
     chosen = _open_chosen(paths, last)
-    chosen.sort(key=lambda source: step_of(source.path) or 0)
+    chosen.sort(key=lambda source: _step(source) or 0)
     if adapters := next((source for source in chosen if source.merged is not None), None):
         export = f"pretrain export {adapters.path} OUT, then pretrain import OUT MODEL"
         what = "cannot average LoRA adapters"
@@ -52,7 +52,7 @@ def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> A
         raise ConfigError(what, where=str(twice), fix="name it once")
     files = _check_alike(chosen)
     reader = MeanReader([source.checkpoint for source in chosen if source.checkpoint is not None])
-    steps = [step_of(path) for path in paths]
+    steps = [_step(source) for source in chosen]
     report = AverageReport([str(source.path) for source in chosen], steps, len(reader.shapes))
     normalize = find_normalize(chosen[0])
     facts = {
@@ -63,6 +63,10 @@ def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> A
     }
     write_model_folder(out, facts, files, ((name, reader.read(name)) for name in reader.shapes))
     return report
+
+
+def _step(source: ModelSource) -> int | None:
+    return step_of(split_average(source.path)[0])
 
 
 def _open_chosen(paths: Sequence[Path], last: int | None) -> list[ModelSource]:

@@ -16,7 +16,7 @@ import pydantic
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
-from pretrain.artifact.source import TOKENIZER_FOLDER, ModelSource, TokenizerFiles, merge_adapters
+from pretrain.artifact.source import TOKENIZER_FOLDER, ModelSource, TokenizerFiles, merge_adapters, split_average
 from pretrain.checkpoint.format import MANIFEST, MODEL_FILE, list_checkpoints, load_manifest, step_name
 from pretrain.checkpoint.load import WeightReader, write_weights
 from pretrain.checkpoint.retention import read_best
@@ -32,7 +32,7 @@ from pretrain.run.folder import RunDir
 from pretrain.tokenizer import fit_start, load_tokenizer, nameable_tokens, special_tokens_of
 from pretrain.tokenizer.encoder import build_encoder
 from pretrain.tokenizer.roles import special_ids
-from pretrain.types import GenerationDefaults
+from pretrain.types import EMA, GenerationDefaults
 from pretrain.utils.io import check_file, make_dir, new_folder, write_file, write_json
 from pretrain.utils.safe_read import read_json
 
@@ -249,7 +249,7 @@ def _open_run(reader: WeightReader) -> ModelSource:
     ends = (*codec.eos_ids, *ends_of_turn) if ends_of_turn else ()
     sees_whole = config.shape == "decoder" and whole.objective.sees_prompts_whole
     return ModelSource(
-        path=checkpoint,
+        path=reader.place,
         config=config.model_copy(update={"special_tokens": special}),
         read=(merged or reader).read,
         shapes=(merged or reader).shapes,
@@ -330,11 +330,15 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def open_newest(path: Path) -> WeightReader:
-    """Opens what `find_checkpoint` finds; where a run removes it before, the next it finds. Raises: as it does."""
+    """Opens what `find_checkpoint` finds; where a run removes it before, the next it finds. Raises: as it does.
+
+    With `ema` at its end, as in RUN/ema, the path is that of the average of the weights.
+    """
+    place, averaged = split_average(path)
     while True:
-        checkpoint = find_checkpoint(path)
+        checkpoint = find_checkpoint(place)
         try:
-            return WeightReader(checkpoint)
+            return WeightReader(checkpoint, averaged=averaged)
         except CheckpointError:
             if checkpoint.exists():
                 raise
@@ -343,11 +347,13 @@ def open_newest(path: Path) -> WeightReader:
 def newest_checkpoint(path: Path) -> tuple[Path, bool]:
     """Returns the checkpoint of a model path, and whether it is of a run; an imported model as it is.
 
-    Raises: CheckpointError: A run without an intact checkpoint.
+    RUN/ema becomes `ema` under that checkpoint. Raises: CheckpointError: A run without an intact checkpoint.
     """
     if is_release(path) or (path / MODEL_FILE).is_file():
         return path, False
-    return (path if (path / MANIFEST).is_file() else find_checkpoint(path)), True
+    place, averaged = split_average(path)
+    found = place if (place / MANIFEST).is_file() else find_checkpoint(place)
+    return (found / EMA if averaged else found), True
 
 
 def _problem(path: Path) -> str | None:

@@ -18,18 +18,24 @@ from pretrain.errors import CheckpointError
 from pretrain.generate.constraints import Codec
 from pretrain.interop.family import parameter_shapes
 from pretrain.run.folder import RunDir
-from pretrain.types import GenerationDefaults
+from pretrain.types import EMA, GenerationDefaults
 
 TOKENIZER_FOLDER = "tokenizer"
 
 TokenizerFiles = list[tuple[str, bytes]]
 
 
+def split_average(path: Path) -> tuple[Path, bool]:
+    """Returns a model path without `ema` at its end, and whether it had one: it names the average of the weights."""
+    averaged = path.name == EMA and not path.exists()
+    return (path.parent if averaged else path), averaged
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """A model on disk."""
 
-    path: Path  # checkpoint or folder of its weights
+    path: Path  # checkpoint or folder of its weights; `ema` under a checkpoint for their average
     config: AnyModelConfig  # `vocab_size` and the known special tokens are filled in
     read: Callable[[str], Tensor]  # returns one parameter by name, fp32, whole
     shapes: Mapping[str, tuple[int, ...]]
@@ -43,6 +49,12 @@ class ModelSource:
     # None: parameters are read whole only.
     read_part: Callable[[str, int, Tensor], None] | None = None
     merged: "MergedModel | None" = None  # the adapters that `read` merges, and the base model
+
+    @property
+    def name(self) -> str:
+        """Name of its folder; `step-N/ema` of an average."""
+        is_average = self.checkpoint is not None and self.checkpoint.averaged
+        return f"{self.path.parent.name}/{EMA}" if is_average else self.path.name
 
 
 HEAD_PARTS = ("head.", "pooler.")
@@ -230,7 +242,7 @@ def merge_adapters(trained: WeightReader, config: RunConfig, open_other: Callabl
     """
     assert config.init.from_ is not None
     start = Path(config.init.from_)
-    if not start.exists():
+    if not split_average(start)[0].exists():
         raise CheckpointError(
             f"holds adapters of {start}, and there is nothing there",
             where=str(trained.path),

@@ -217,10 +217,10 @@ def export_model(
         )
     files = described.load_tokenizer_files()
     chats = any(name == CHAT_TEMPLATE or b'"chat_template"' in content for name, content in files)
-    about = About(name=out.name, folder=out.name, source=described.path.name, chats=chats)
+    about = About(name=out.name, folder=out.name, source=described.name, chats=chats)
     if described.run is not None:
         run = load_config(described.run.config, extensions="ignore")
-        origin = f"run {run.run.name}, {described.path.name}"
+        origin = f"run {run.run.name}, {described.name}"
         metrics: dict[str, float] = {}
         for row in read_rows(described.run.metrics):
             # The last value of each metric remains.

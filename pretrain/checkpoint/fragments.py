@@ -95,6 +95,10 @@ class FragmentReader:
         for pieces in self._pieces.values():
             pieces.sort(key=lambda piece: piece.offset)
 
+    def has(self, name: str, kind: str) -> bool:
+        """Returns whether there is a piece of this kind of a parameter."""
+        return (name, kind) in self._pieces
+
     def read_into(self, name: str, kind: str, offset: int, out: torch.Tensor) -> None:
         """Fills `out` (1-D fp32) with values of a kind from `offset`. Raises: CheckpointError."""
         pieces = self._pieces.get((name, kind), [])

@@ -1,5 +1,6 @@
 """Loading of checkpoints of any topology: into a model, by tensor, and as a mean."""
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,18 +14,26 @@ from pretrain.checkpoint.format import MANIFEST, SCHEMA, Manifest, load_manifest
 from pretrain.checkpoint.fragments import FragmentReader, write_fragments
 from pretrain.checkpoint.state import TrainState
 from pretrain.errors import CheckpointError
-from pretrain.types import Fragment, FragmentStore
+from pretrain.types import EMA, Fragment, FragmentStore
 from pretrain.utils.io import FileRecord, write_json
+
+log = logging.getLogger(__name__)
 
 
 def load_checkpoint(path: Path, store: FragmentStore) -> TrainState:
     """Fills the ranges that this rank keeps from a verified checkpoint of any topology. Collective.
+
+    An average of the weights that the checkpoint lacks begins at its weights.
 
     Raises:
         CheckpointError: It is not of this model; a parameter that differs is named.
     """
     manifest = load_manifest(path)
     reader = FragmentReader(path / record.name for record in manifest.files)
+    averages = any(EMA in fragment.tensors for fragment in store.held_fragments())
+    begins_average = averages and EMA not in manifest.moments
+    if begins_average:
+        log.info("optim.ema: the average of the weights begins at those of %s", path)
 
     def read() -> None:
         for fragment in store.held_fragments():
@@ -37,6 +46,7 @@ def load_checkpoint(path: Path, store: FragmentStore) -> TrainState:
                     fix="use the config that the checkpoint was trained with",
                 )
             for kind, tensor in fragment.tensors.items():
+                kind = "weight" if kind == EMA and begins_average else kind
                 if kind != "weight" and kind not in manifest.moments:
                     moments = ", ".join(manifest.moments) or "weights alone"
                     what = f"it was saved under another optimizer: it has {moments}, and no {kind}"
@@ -56,25 +66,36 @@ MAX_FILE_BYTES = 5 * 10**9
 class WeightReader:
     """The weights of a committed checkpoint of any topology, tensor by tensor. Not collective.
 
-    Its files are open from the beginning: they may be removed before they are read. Raises:
-    CheckpointError, where the manifest or a file cannot be parsed.
+    With `averaged` they are the moving average of `optim.ema`; a frozen parameter is its own. Its
+    files are open from the beginning: they may be removed before they are read. Raises:
+    CheckpointError, where the manifest or a file cannot be parsed, or there is no average.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, *, averaged: bool = False) -> None:
         self.path = checkpoint
         self.manifest = load_manifest(checkpoint)
+        self.averaged = averaged
+        if averaged and EMA not in self.manifest.moments:
+            fix = f"train with optim.ema, or leave /{EMA} out for the weights themselves"
+            raise CheckpointError("it has no average of the weights", where=str(checkpoint), fix=fix)
         self.shapes = {name: tuple(shape) for name, shape in self.manifest.shapes.items()}
         self._reader = FragmentReader(checkpoint / record.name for record in self.manifest.files)
+
+    @property
+    def place(self) -> Path:
+        """Model path of these weights: the checkpoint, or `ema` under it."""
+        return self.path / EMA if self.averaged else self.path
 
     def read(self, name: str) -> Tensor:
         """Returns a whole parameter, fp32, on the CPU. Raises: CheckpointError."""
         weight = torch.empty(math.prod(self.shapes[name]))
-        self._reader.read_into(name, "weight", 0, weight)
+        self.read_part(name, 0, weight)
         return weight.view(self.shapes[name])
 
     def read_part(self, name: str, offset: int, out: Tensor) -> None:
         """Fills `out` (1-D fp32) with elements from `offset` on. Raises: as `read`."""
-        self._reader.read_into(name, "weight", offset, out)
+        kind = EMA if self.averaged and self._reader.has(name, EMA) else "weight"
+        self._reader.read_into(name, kind, offset, out)
 
 
 def write_weights(

@@ -86,7 +86,7 @@ def _cluster(
     if per_node is None and config.engine.kind == "single":
         per_node = 1
     if per_node is None:
-        rows = config.batch.rows // config.batch.micro
+        rows = config.batch.common_rows // config.batch.micro
         most = len(os.sched_getaffinity(0)) if name == "cpu" else 8  # ranks of this machine
         sizes = [size for size in (8, 4, 2, 1) if size <= most]
         per_node = next((size for size in sizes if rows % (size * (nodes or 1)) == 0), sizes[0])

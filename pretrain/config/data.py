@@ -1,7 +1,10 @@
-"""`data:` and `batch:` -- token shards, their order, and the tokens of a step."""
+"""`data:` and `batch:` -- token shards, their order, and the tokens of each step."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import gcd
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -115,11 +118,71 @@ class DataConfig(Section):
         return self
 
 
+class StepRows:
+    """The rows of each step over all ranks, which follow each other in the order of samples; step 0 is the first.
+
+    `sizes` are (rows of a step, rows of the run after which they apply), ascending from 0. A size
+    applies from the first step on that begins after them.
+    """
+
+    def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
+        self._stages: list[tuple[int, int, int]] = []  # first step, rows before it, rows of a step
+        for rows, after in sizes:
+            step = self.steps_for(after) if self._stages else 0
+            before = self.before(step) if self._stages else 0
+            if self._stages and self._stages[-1][0] == step:  # no step is left for the size before
+                self._stages.pop()
+            self._stages.append((step, before, rows))
+
+    def at(self, step: int) -> int:
+        """Returns the rows of a step."""
+        return self._stages[self._stage(step, 0)][2]
+
+    def before(self, step: int) -> int:
+        """Returns the rows of all steps before a step."""
+        first, before, rows = self._stages[self._stage(step, 0)]
+        return before + (step - first) * rows
+
+    def step_of(self, row: int) -> int:
+        """Returns the step of a row, counted from 0 over the run."""
+        first, before, rows = self._stages[self._stage(row, 1)]
+        return first + (row - before) // rows
+
+    def steps_for(self, rows: int) -> int:
+        """Returns the least number of steps with so many rows."""
+        return self.step_of(rows - 1) + 1 if rows > 0 else 0
+
+    def _stage(self, value: int, column: int) -> int:
+        return max(0, bisect_right(self._stages, value, key=lambda stage: stage[column]) - 1)
+
+
+class BatchMilestoneConfig(Section):
+    """A change of the size of the batch."""
+
+    tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Tokens of the run after which the size applies, from the next step on."""
+    global_tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Tokens of one optimizer step over all ranks."""
+
+
+class ShortRowsConfig(Section):
+    """Shorter rows at the beginning of a run."""
+
+    until_tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Tokens of the run up to which steps begin with this length."""
+    seq_len: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Length in tokens that rows are cut to; a divisor of `batch.seq_len`."""
+
+
 class BatchConfig(Section):
     """Batch of one optimizer step."""
 
     global_tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
     """Tokens of one optimizer step over all ranks: rows times `seq_len`."""
+    schedule: list[BatchMilestoneConfig] = Field(default_factory=list)
+    """Later sizes of `global_tokens`, by ascending tokens: a batch that grows."""
+    short_rows: list[ShortRowsConfig] = Field(default_factory=list)
+    """Lengths of rows at the beginning, by ascending tokens: the same tokens a step in more rows."""
     seq_len: Annotated[int, OnResume.ALLOW] = Field(ge=1)
     """Row length T in tokens: the longest sequence that the model reads."""
     source_len: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
@@ -129,18 +192,65 @@ class BatchConfig(Section):
 
     @property
     def rows(self) -> int:
-        """Rows of one step over all ranks."""
+        """Rows of the first step over all ranks; of each step, without `schedule`."""
         return self.global_tokens // self.seq_len
+
+    @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """Each size of the batch in tokens, with its key."""
+        later = [
+            (f"batch.schedule.{place}.global_tokens", one.global_tokens) for place, one in enumerate(self.schedule)
+        ]
+        return [("batch.global_tokens", self.global_tokens), *later]
+
+    @property
+    def common_rows(self) -> int:
+        """Largest number of rows that divides every size: what divides over some ranks does in all steps."""
+        return gcd(*(tokens // self.seq_len for _, tokens in self.sizes))
+
+    @property
+    def steps(self) -> StepRows:
+        """Rows of each step."""
+        starts = [0, *(one.tokens for one in self.schedule)]
+        sizes = [tokens // self.seq_len for _, tokens in self.sizes]
+        return StepRows([(rows, -(-start // self.seq_len)) for rows, start in zip(sizes, starts, strict=True)])
+
+    def steps_for(self, tokens: int) -> int:
+        """Returns the least number of steps that read so many tokens."""
+        return self.steps.steps_for(-(-tokens // self.seq_len))
+
+    def length_at(self, step: int) -> int:
+        """Returns the length of the rows that the model reads in a step of the run, by `short_rows`."""
+        tokens = self.steps.before(step) * self.seq_len if self.short_rows else 0
+        return next((one.seq_len for one in self.short_rows if tokens < one.until_tokens), self.seq_len)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key, starts in (
+            ("schedule: tokens", [one.tokens for one in self.schedule]),
+            ("short_rows: until_tokens", [one.until_tokens for one in self.short_rows]),
+        ):
+            if any(later <= earlier for earlier, later in pairwise(starts)):
+                raise ValueError(f"{key} must ascend, not {starts}")
+        for one in self.short_rows:
+            if self.seq_len % one.seq_len:
+                what = f"short_rows: seq_len={one.seq_len} must divide batch.seq_len={self.seq_len}"
+                raise ValueError(f"{what}, whose rows are cut into whole ones")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Division of a global batch: `rows = world_size x accumulation x micro`."""
+    """Division of a global batch: `rows = world_size x accumulation x micro`.
+
+    It is that of the first step; `steps` has the rows of all of them, which divide alike. None: all have as many.
+    """
 
     rows: int
     rows_per_rank: int
     micro: int
     accumulation: int
+    steps: StepRows | None = None
 
 
 def nearest_multiples(number: int, quantum: int) -> str:
@@ -156,11 +266,13 @@ def plan_batch(batch: BatchConfig, world_size: int) -> BatchPlan:
         ConfigError: It is not divisible; names the two nearest sizes that are.
     """
     quantum = batch.seq_len * batch.micro * world_size
-    if batch.global_tokens % quantum:
-        raise ConfigError(
-            f"batch.global_tokens={batch.global_tokens} must be a multiple of "
-            f"seq_len {batch.seq_len} x micro {batch.micro} x ranks {world_size} = {quantum}",
-            fix=f"use {nearest_multiples(batch.global_tokens, quantum)}",
-        )
+    for key, tokens in batch.sizes:
+        if tokens % quantum:
+            raise ConfigError(
+                f"{key}={tokens} must be a multiple of "
+                f"seq_len {batch.seq_len} x micro {batch.micro} x ranks {world_size} = {quantum}",
+                fix=f"use {nearest_multiples(tokens, quantum)}",
+            )
     rows_per_rank = batch.rows // world_size
-    return BatchPlan(batch.rows, rows_per_rank, batch.micro, rows_per_rank // batch.micro)
+    steps = batch.steps if batch.schedule else None
+    return BatchPlan(batch.rows, rows_per_rank, batch.micro, rows_per_rank // batch.micro, steps)

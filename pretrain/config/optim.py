@@ -1,11 +1,12 @@
 """`optim:` -- optimizer, weight decay, clipping and the learning rate schedule."""
 
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from pretrain.config.base import OnResume, Section, check_name
+from pretrain.config.data import BatchConfig
 from pretrain.config.model import ModelConfig
 
 _POSITIONS = ("warmup", "decay", "cooldown", "hold")
@@ -18,7 +19,7 @@ class ScheduleConfig(Section):
     """Learning rate as a pure function of the step.
 
     Each position is a number of steps (`_steps`) or of tokens (`_tokens`), not both. A number of
-    tokens is rounded up to whole steps of `batch.global_tokens`.
+    tokens is rounded up to whole steps, as `batch` has them.
     """
 
     kind: Annotated[Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"], OnResume.WARN] = "cosine"
@@ -77,18 +78,27 @@ class ScheduleConfig(Section):
     def _is_given(self, name: str) -> bool:
         return bool(getattr(self, f"{name}_steps") or getattr(self, f"{name}_tokens"))
 
-    def in_steps(self, tokens_per_step: int) -> "ScheduleConfig":
+    def in_steps(self, batch: BatchConfig, total_steps: int) -> "ScheduleConfig":
         """Returns the same schedule with every position as a number of steps, rounded up."""
-        changes: dict[str, Any] = {}
-        for name in _POSITIONS:
-            tokens = getattr(self, f"{name}_tokens")
-            if tokens is not None:
-                changes |= {f"{name}_steps": -(-tokens // tokens_per_step), f"{name}_tokens": None}
+        given = {name: getattr(self, f"{name}_tokens") for name in _POSITIONS}
+        steps = {name: batch.steps_for(tokens) for name, tokens in given.items() if tokens is not None}
+        if self.cooldown_tokens is not None:  # the last steps, back from the end
+            end = steps.get("decay") or self.decay_steps or total_steps
+            rows = -(-self.cooldown_tokens // batch.seq_len)
+            steps["cooldown"] = end - batch.steps.step_of(batch.steps.before(end) - rows)
+        changes = {f"{name}_steps": number for name, number in steps.items()} | {
+            f"{name}_tokens": None for name in steps
+        }
         return self.model_copy(update=changes) if changes else self
 
-    def check_run(self, total_steps: int, tokens_per_step: int) -> None:
+    @property
+    def is_in_steps(self) -> bool:
+        """Whether no position is given in tokens."""
+        return all(getattr(self, f"{name}_tokens") is None for name in _POSITIONS)
+
+    def check_run(self, total_steps: int, batch: BatchConfig) -> None:
         """Checks that the schedule fits a run. Raises: ValueError, with keys from the root."""
-        steps = self.in_steps(tokens_per_step)
+        steps = self.in_steps(batch, total_steps)
         end = steps.decay_steps or total_steps  # the schedule may end before the run
         if end <= steps.warmup_steps:
             unit = "steps" if self.warmup_tokens is None else "tokens"
@@ -103,6 +113,28 @@ class ScheduleConfig(Section):
                 f"longer than the {end} steps of the schedule; lower "
                 f"optim.schedule.cooldown_{unit} or raise train.steps"
             )
+
+
+class EmaConfig(Section):
+    """Exponential moving average of the weights: another model in each checkpoint, `RUN/ema`."""
+
+    horizon_steps: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
+    """Steps after which weights count 1/e of the newest ones: 1000 is a decay of 0.999. None: no
+    average, unless `horizon_tokens` is given."""
+    horizon_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
+    """The same in tokens: one horizon for any batch size (Busbridge et al. 2023)."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is an average."""
+        return self.horizon_steps is not None or self.horizon_tokens is not None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.horizon_steps is not None and self.horizon_tokens is not None:
+            both = f"horizon_steps={self.horizon_steps} and horizon_tokens={self.horizon_tokens}"
+            raise ValueError(f"{both} say the same thing; keep one of them")
+        return self
 
 
 OPTIMIZER_KINDS = {"adamw", "adafactor", "lion", "muon", "soap"}
@@ -218,6 +250,7 @@ class OptimConfig(Section):
     soap: SoapConfig = SoapConfig()
     adafactor: AdafactorConfig = AdafactorConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    ema: EmaConfig = EmaConfig()
     max_bad_steps: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
     """Limit of non-finite steps in a row, which are skipped; then the run ends with code 77."""
 

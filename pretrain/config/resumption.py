@@ -112,8 +112,11 @@ def keep_start(stored: RunConfig, config: RunConfig) -> RunConfig:
     given, taken = config.init.from_, stored.init.from_
     if given is None or taken is None:
         return config
-    run = Path(taken).resolve().parent.parent
-    if Path(given).resolve() not in (run, run / "best"):
+    start, named = Path(taken).resolve(), Path(given).resolve()
+    if start.name == named.name == "ema":  # both are the average of the weights
+        start, named = start.parent, named.parent
+    run = start.parent.parent
+    if named not in (run, run / "best"):
         return config
     return config.model_copy(update={"init": config.init.model_copy(update={"from_": taken})})
 

@@ -64,10 +64,10 @@ WHOLE_MATRIX_KINDS = {"adafactor", "muon", "soap"}
 
 
 def check_training(
-    optim: OptimConfig, engine: EngineConfig, model: Section, total_steps: int, tokens_per_step: int
+    optim: OptimConfig, engine: EngineConfig, model: Section, total_steps: int, batch: BatchConfig
 ) -> None:
     """Checks rules between sections. Raises: ValueError, with keys from the root of the config."""
-    optim.schedule.check_run(total_steps, tokens_per_step)
+    optim.schedule.check_run(total_steps, batch)
     optim.check_transfer(model)
     if optim.kind in WHOLE_MATRIX_KINDS and engine.offload_optimizer != "none":
         raise ValueError(
@@ -158,16 +158,16 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
-        tokens = self.batch.global_tokens
         length = self.batch.seq_len
-        if tokens % length:
-            rule = f"batch.global_tokens={tokens} must be a multiple of batch.seq_len={length}"
-            # Sizes that one rank can run: a multiple of the rows alone would be refused at the start.
-            raise ValueError(f"{rule}; use {nearest_multiples(tokens, length * self.batch.micro)}")
-        check_training(self.optim, self.engine, self.model, self.train.steps, tokens)
+        for key, tokens in self.batch.sizes:
+            if tokens % length:
+                rule = f"{key}={tokens} must be a multiple of batch.seq_len={length}"
+                # Sizes that one rank can run: a multiple of the rows alone would be refused at the start.
+                raise ValueError(f"{rule}; use {nearest_multiples(tokens, length * self.batch.micro)}")
+        check_training(self.optim, self.engine, self.model, self.train.steps, self.batch)
         if self.engine.fp8 != "off" and isinstance(self.model, ModelConfig):
             check_fp8(self.model, self.batch, self.lengths, crops=self.data.packing == "padded")
-        check_best(self.checkpoint, self.eval, self.objective, self.data)
+        check_best(self.checkpoint, self.eval, self.objective, self.data, self.optim.ema)
         check_tracking(self.tracking, self.eval, self.model)
         return self
 
@@ -182,6 +182,10 @@ class RunConfig(Section):
         if "seq2seq" in kinds and len(kinds) > 1:
             fix = "use objective.kind=seq2seq alone"
             raise ValueError(f"objective.mixture: seq2seq cannot be mixed; {fix}")
+        if self.batch.short_rows and (set(kinds) != {"causal"} or self.data.packing != "concat"):
+            both = f"objective.kind={'+'.join(kinds)} and data.packing={self.data.packing}"
+            need = "batch.short_rows cuts rows of running text, for objective.kind=causal and data.packing=concat"
+            raise ValueError(f"{need}, not {both}; leave it out")
         if self.batch.source_len is not None and "seq2seq" not in kinds:
             raise ValueError("batch.source_len needs objective.kind=seq2seq; leave it out")
         return self

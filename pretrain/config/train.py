@@ -7,6 +7,7 @@ from pydantic import Field
 from pretrain.config.base import NAME_PATTERN, OnResume, Section, UserPath
 from pretrain.config.data import DataConfig
 from pretrain.config.objective import ObjectiveConfig
+from pretrain.config.optim import EmaConfig
 
 
 class TrainConfig(Section):
@@ -30,6 +31,8 @@ class EvalConfig(Section):
     """Steps between evaluations. 0: never."""
     max_tokens: Annotated[int | None, OnResume.FREE] = Field(default=None, ge=1)
     """Tokens of the validation split to use, from its beginning. None: all."""
+    ema: Annotated[bool, OnResume.FREE] = True
+    """Under `optim.ema`: also measure the average of the weights, `val_ema_loss`, which takes as long again."""
 
 
 class CheckpointConfig(Section):
@@ -43,8 +46,8 @@ class CheckpointConfig(Section):
     """Also keep checkpoints whose step is a multiple of this. 0: none."""
     best: Annotated[str | None, OnResume.FREE] = None
     """Validation metric of the best checkpoint (`checkpoints/best.json`), which is kept:
-    `val_loss`, `val_perplexity`, `val_accuracy`, `val_bits_per_byte`, or `val_loss_NAME` of a
-    source."""
+    `val_loss`, `val_perplexity`, `val_accuracy`, `val_bits_per_byte`, `val_ema_loss` (`optim.ema`),
+    or `val_loss_NAME` of a source."""
 
 
 class RunSection(Section):
@@ -76,7 +79,7 @@ class ResumeConfig(Section):
     """Keys or sections, such as `optim.lr` or `data`, that may differ from the resumed run."""
 
 
-METRICS = ("val_loss", "val_perplexity", "val_accuracy", "val_bits_per_byte")
+METRICS = ("val_loss", "val_perplexity", "val_accuracy", "val_bits_per_byte", "val_ema_loss")
 """Values of `checkpoint.best`."""
 
 OF_A_SOURCE = "val_loss_"
@@ -84,7 +87,7 @@ OF_A_SOURCE = "val_loss_"
 
 
 def check_best(
-    checkpoint: CheckpointConfig, evaluation: EvalConfig, objective: ObjectiveConfig, data: DataConfig
+    checkpoint: CheckpointConfig, evaluation: EvalConfig, objective: ObjectiveConfig, data: DataConfig, ema: EmaConfig
 ) -> None:
     """Checks that `checkpoint.best` is measured at each checkpoint. Raises: ValueError."""
     best = checkpoint.best
@@ -100,6 +103,8 @@ def check_best(
     if best == "val_bits_per_byte" and set(kinds) != {"causal"}:
         what = f"checkpoint.best={best} needs objective.kind=causal"
         raise ValueError(f"{what}, not {'+'.join(kinds)}; use val_loss")
+    if best == "val_ema_loss" and not (ema.is_on and evaluation.ema):
+        raise ValueError(f"checkpoint.best={best} needs optim.ema and eval.ema=true; use val_loss")
     # A checkpoint without an evaluation could not be compared with the best.
     if not checkpoint.every_steps or not every or checkpoint.every_steps % every:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Batches for the model: the rows of this rank, assembled ahead of time.
 
-    step at position p  -->  global batch = positions [p, p + rows), without skipped ones (order.py)
+    step at position p  -->  global batch = positions [p, p + rows of the step), without skipped ones (order.py)
     rank r              -->  its contiguous share; micro-batch m is the m-th slice of that
     stream.read         -->  the objective's rows  -->  Batch of tensors, on `workers` threads,
                              `prefetch` ahead
@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretrain.config.data import BatchPlan
+from pretrain.config.data import BatchPlan, StepRows
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.mixture import RowSource, merge_rows, source_of
 from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.prefetch import Prefetcher
 from pretrain.data.stream import TokenStream
-from pretrain.rows import ModelRows, RowMaker, TokenRows
+from pretrain.rows import ModelRows, RowMaker, TokenRows, cut_rows
 from pretrain.types import Batch, SourceBatch
 from pretrain.utils.rng import mix64
 
@@ -129,10 +129,12 @@ class StepBatch:
 class TrainLoader:
     """Iterates for ever over the steps of one rank, from any position.
 
-    `start_position` is the cursor, the `next_position` of the last step trained. `workers` threads
-    keep `prefetch` micro-batches ready, at least those of one step. `crop` leaves out the columns
+    `start_step` steps of the run are done. `start_position` is the cursor, the `next_position` of
+    the last one. `workers` threads keep `prefetch` micro-batches ready, at least those of the first
+    step. `crop` leaves out the columns
     that are padding in all rows of a micro-batch, `pin_memory` pins the tensors for asynchronous
-    copies to a GPU, and `stop` ends a wait for data when it returns True.
+    copies to a GPU, and `stop` ends a wait for data when it returns True. `length_at` returns the
+    length that the rows of a step are cut to; None: they are not cut.
     """
 
     stream: RowSource
@@ -141,6 +143,7 @@ class TrainLoader:
     _: KW_ONLY
     rank: int
     world_size: int
+    start_step: int = 0
     start_position: int = 0
     skips: SkipRanges = NO_SKIPS
     workers: int = 1
@@ -148,12 +151,16 @@ class TrainLoader:
     crop: bool = False
     pin_memory: bool = False
     stop: Callable[[], bool] = lambda: False
+    length_at: Callable[[int], int] | None = None
 
     def __post_init__(self) -> None:
         assert self.plan.rows == self.plan.rows_per_rank * self.world_size
         assert 0 <= self.rank < self.world_size
-        self._start = self.skips.place_of(self.start_position)
-        self._steps_taken = 0
+        self._steps = self.plan.steps or StepRows([(self.plan.rows, 0)])
+        # Place of the first row of the run, where no steps were left out.
+        self._origin = self.skips.place_of(self.start_position) - self._steps.before(self.start_step)
+        self._step = self.start_step
+        self._at_once = self.plan.micro * self.world_size  # rows of a micro-batch of every rank
         depth = max(self.prefetch, self.plan.accumulation)
         self._prefetcher = Prefetcher(self._assemble, depth=depth, workers=self.workers, stop=self.stop)
 
@@ -167,21 +174,21 @@ class TrainLoader:
 
     def __next__(self) -> StepBatch:
         """Returns the next step. Raises: DataError; StopIteration, once closed; WaitStoppedError."""
-        plan = self.plan
-        place = self._start + self._steps_taken * plan.rows
-        parts = [self._prefetcher.take() for _ in range(plan.accumulation)]
-        self._steps_taken += 1
+        rows = self._steps.at(self._step)
+        place = self._origin + self._steps.before(self._step)
+        parts = [self._prefetcher.take() for _ in range(rows // self._at_once)]
+        self._step += 1
         return StepBatch(
             position=self.skips.position_of(place),
-            next_position=self.skips.position_of(place + plan.rows),
+            next_position=self.skips.position_of(place + rows),
             micro_batches=[batch for batch, _ in parts],
             counts=sum((counts for _, counts in parts), StepCounts()),
         )
 
-    def restarted(self, position: int, skips: SkipRanges) -> "TrainLoader":
-        """Stops this loader; returns one that starts from another position, with other skips."""
+    def restarted(self, step: int, position: int, skips: SkipRanges) -> "TrainLoader":
+        """Stops this loader; returns one that starts from another step and position, with other skips."""
         self.close()
-        return replace(self, start_position=position, skips=skips)
+        return replace(self, start_step=step, start_position=position, skips=skips)
 
     def close(self) -> None:
         """Stops the threads and joins them."""
@@ -189,14 +196,18 @@ class TrainLoader:
 
     def _assemble(self, number: int) -> tuple[Batch, StepCounts]:
         """Reads the micro-batch `number` of this rank, counted from where the loader started."""
-        plan = self.plan
-        step, micro = divmod(number, plan.accumulation)
-        first_row = self.rank * plan.rows_per_rank + micro * plan.micro
-        first = self._start + step * plan.rows + first_row
+        plan, steps = self.plan, self._steps
+        row = steps.before(self.start_step) + number * self._at_once
+        step = steps.step_of(row)
+        micro = (row - steps.before(step)) // self._at_once
+        first_row = self.rank * (steps.at(step) // self.world_size) + micro * plan.micro
+        first = self._origin + steps.before(step) + first_row
         parts = [self.stream.read(span) for span in self.skips.spans(range(first, first + plan.micro))]
         rows = parts[0] if len(parts) == 1 else merge_rows(parts, np.arange(plan.micro))
-        made = self.make_rows(crop(rows) if self.crop else rows)
-        digest = digest_rows(made.sample_ids, np.arange(first_row, first_row + plan.micro))
+        read = crop(rows) if self.crop else rows
+        made = self.make_rows(read if self.length_at is None else cut_rows(read, self.length_at(step)))
+        of_rows = made.sample_ids[:: len(made.sample_ids) // plan.micro]  # a cut row has its id several times
+        digest = digest_rows(of_rows, np.arange(first_row, first_row + plan.micro))
         counts = StepCounts(made.num_targets, made.num_tokens, count_skipped(rows), digest)
         return _build_batch(made, self.pin_memory), counts
 

@@ -33,7 +33,7 @@ from pretrain.errors import EXIT_USAGE, ConfigError
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.course import checkpoints_at_once
 from pretrain.plan.gpus import find_gpu
-from pretrain.plan.memory import host_bytes, state_bytes
+from pretrain.plan.memory import host_bytes, kept_bytes
 from pretrain.plan.task import ParallelLayout, task_of
 
 
@@ -68,8 +68,8 @@ def _checkpoint_room(config: RunConfig | None) -> int:
     """Returns bytes that checkpoints will take in addition to those of today."""
     if config is None:
         return 0
-    values = task_of(config).values
-    size = 4 * values.saved + state_bytes(config.optim.kind, values)
+    task = task_of(config)
+    size = 4 * task.values.saved + kept_bytes(task)
     num_today = len(list((config.folder / "checkpoints").glob("step-*")))
     return size * max(0, checkpoints_at_once(config.checkpoint, config.train.last_step) - num_today)
 

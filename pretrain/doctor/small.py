@@ -82,6 +82,8 @@ def small_overrides(
         f"run.dir={folder}",
         f"run.name={name}",
         f"batch.global_tokens={tokens}",
+        "batch.schedule=[]",
+        "batch.short_rows=[]",
         f"train.stop_after={min(steps, config.train.steps)}",
         "eval.every_steps=0",
         "checkpoint.every_steps=0",

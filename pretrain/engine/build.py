@@ -20,6 +20,7 @@ from pretrain.dist import World, loopback_store
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, deepspeed_config
 from pretrain.engine.engine import Engine
 from pretrain.engine.replicated import CompleteState, TorchEngine
+from pretrain.engine.weight_average import AveragedState
 from pretrain.errors import ConfigError, LaunchError, install_fix
 from pretrain.utils.log import quiet_libraries
 from pretrain.utils.status_line import show_phase
@@ -182,6 +183,7 @@ def build_engine(
     world: World,
     *,
     saves_frozen: bool = True,
+    averages: bool = False,
 ) -> Engine:
     """Wraps a module and its optimizer.
 
@@ -195,6 +197,7 @@ def build_engine(
         grad_clip: Largest global gradient norm; 0: no clipping.
         world: Rank and world size.
         saves_frozen: Frozen parameters are part of the state, as weights without moments.
+        averages: A moving average of the trained weights is part of the state.
 
     Raises:
         LaunchError: accelerate built another engine than `config` requests.
@@ -205,6 +208,8 @@ def build_engine(
         raise LaunchError(f"accelerate sees {counts}", fix=fix)
     build = DeepSpeedZeroEngine if config.kind == "deepspeed" else TorchEngine
     engine = build(module, names, optimizer, accelerator, config, grad_clip, world)
+    if averages:
+        engine.state = engine.average = AveragedState(engine.state)
     frozen = [(names[id(p)], p) for p in module.parameters() if not p.requires_grad]
     if frozen and saves_frozen:
         engine.state = CompleteState(engine.state, frozen, world)

@@ -353,9 +353,9 @@ class _PartitionedParameters(_Partitioned):
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
         """Copies masters to the working shares, and gathers the small parameters again."""
         self._restore(optimizer_step, scalars)
+        self._zero.empty_partition_cache()  # an evaluation may have left any weight gathered
         for share, master in self._working:
             share.data.copy_(master)
         persistent = self._zero.persistent_parameters
         if persistent:
-            persistent[0].partition(persistent, has_been_updated=False)
             persistent[0].all_gather(persistent)

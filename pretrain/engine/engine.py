@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from pretrain.engine.weight_average import AveragedState
 from pretrain.types import Batch, FragmentStore
 
 
@@ -42,12 +43,14 @@ class Engine(Protocol):
         description: Engine, precision, ranks and offload in one line, for logs.
         module: The trained module, without wrappers.
         is_sharded: Each rank has a share of the weights only (ZeRO 3).
+        average: The moving average of the weights, part of `state`; None: there is none.
     """
 
     device: torch.device
     description: str
     module: nn.Module
     is_sharded: bool
+    average: AveragedState | None
 
     @property
     def state(self) -> FragmentStore:

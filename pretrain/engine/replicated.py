@@ -25,6 +25,7 @@ from pretrain import dist
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Update
+from pretrain.engine.weight_average import AveragedState
 from pretrain.errors import LaunchError
 from pretrain.optim.matrices import Span, WeightPiece, WholeOptimizer
 from pretrain.optim.rules import Lion
@@ -111,6 +112,7 @@ class WrappedModule:
 
     def __init__(self, wrapped: Any, module: nn.Module, names: dict[int, str]) -> None:
         self.module = module
+        self.average: AveragedState | None = None
         self._wrapped = wrapped
         self._names = names
 

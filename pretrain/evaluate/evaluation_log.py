@@ -39,7 +39,7 @@ def find_subject(source: ModelSource) -> Subject | None:
         return None
     manifest = source.checkpoint.manifest
     digest = hashlib.sha256(json_bytes(manifest.to_json())).hexdigest()
-    return Subject(source.run, source.path.name, int(manifest.state["step"]), digest)
+    return Subject(source.run, source.name, int(manifest.state["step"]), digest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,10 +205,12 @@ class StateSize(NamedTuple):
 
 
 def state_size(groups: Sequence[ParameterGroup], config: OptimConfig) -> StateSize:
-    """Returns the size of the state of an optimizer; unknown kinds count as AdamW."""
+    """Returns the size of the state of an optimizer, with `optim.ema`; unknown kinds count as AdamW."""
     sizes = list(_SIZES.get(config.kind, _adamw)(groups))
     if config.muon.row_beta2 is not None:
         sizes += [shape[0] for group in groups for shape in _shapes(split_hidden(group)[0])]
+    if config.ema.is_on:
+        sizes += _parameters(groups)
     return StateSize(sum(sizes), len(sizes))
 
 
@@ -216,10 +218,13 @@ def _shapes(group: ParameterGroup) -> Iterable[tuple[int, ...]]:
     return chain.from_iterable(group.blocks)
 
 
+def _parameters(groups: Iterable[ParameterGroup]) -> list[int]:
+    return [sum(map(math.prod, blocks)) for group in groups for blocks in group.blocks]
+
+
 def _adamw(groups: Iterable[ParameterGroup]) -> list[int]:
     """Returns the sizes of two moments a parameter."""
-    parameters = [sum(map(math.prod, blocks)) for group in groups for blocks in group.blocks]
-    return [*parameters, *parameters]
+    return 2 * _parameters(groups)
 
 
 def _muon(groups: Iterable[ParameterGroup]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Learning rate schedules, pure functions of the step without state.
+"""Learning rate schedules, and the decay of the average of the weights: functions of the step without state.
 
     cosine, linear   warm-up, then decay to min_ratio at the end
     constant         warm-up, then the peak
@@ -10,7 +10,7 @@ The training loop multiplies `optim.lr` by the factor before each step.
 
 import math
 
-from pretrain.config.optim import ScheduleConfig
+from pretrain.config.optim import EmaConfig, ScheduleConfig
 
 
 def learning_rate_factor(step: int, schedule: ScheduleConfig, total_steps: int) -> float:
@@ -23,7 +23,7 @@ def learning_rate_factor(step: int, schedule: ScheduleConfig, total_steps: int) 
     `step` may be beyond the end. Positions of the schedule are in steps
     (`ScheduleConfig.in_steps`).
     """
-    assert schedule is schedule.in_steps(1), "convert positions by token to steps first"
+    assert schedule.is_in_steps, "convert positions by token to steps first"
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
     if schedule.kind == "constant":
@@ -53,3 +53,17 @@ def _remaining(progress: float, schedule: ScheduleConfig) -> float:
     if schedule.kind == "wsd" and schedule.cooldown_shape == "1-sqrt":
         return 1.0 - math.sqrt(progress)  # Haegele et al. 2024, eq. 1
     return 1.0 - progress
+
+
+def ema_decay(step: int, config: EmaConfig, tokens_per_step: int) -> float:
+    """Returns the share of itself that the average of the weights keeps at a step; step 0 is the first.
+
+    exp(-tokens_per_step / horizon), and less at the beginning, (1 + step) / (10 + step), as in TensorFlow's
+    ExponentialMovingAverage: it reaches over the last tenth or so of the steps, and forgets the initial weights.
+    """
+    if config.horizon_steps is not None:
+        share = 1 / config.horizon_steps
+    else:
+        assert config.horizon_tokens is not None, "there is an average"
+        share = tokens_per_step / config.horizon_tokens
+    return min(math.exp(-share), (1 + step) / (10 + step))

@@ -46,10 +46,10 @@ class Supply:
 
 
 def plan_supply(
-    rows: int, row_tokens: int, steps: int, step_s: float, parameters: int, lanes: int, stored: StoredData | None
+    rows: int, row_tokens: int, total_rows: int, step_s: float, parameters: int, lanes: int, stored: StoredData | None
 ) -> Supply:
-    """Plans the data of a run of `steps` steps of `rows` rows; `stored=None`: they are not here."""
-    needed = rows * row_tokens * steps
+    """Plans the data of a run of `total_rows`, `rows` of them a step; `stored=None`: they are not here."""
+    needed = row_tokens * total_rows
     bytes_s = rows * row_tokens * (stored.token_bytes if stored else 2) / step_s
     optimal = OPTIMAL_TOKENS * parameters
     if stored is None:

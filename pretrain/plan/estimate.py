@@ -12,8 +12,8 @@ from pretrain.plan import course
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.course import StoredData
 from pretrain.plan.fp8 import fp8_products, refusal, time_ratio
-from pretrain.plan.memory import host_bytes, largest_micro, memory_limit, rank_memory, state_bytes
-from pretrain.plan.params import Values, count_parts
+from pretrain.plan.memory import host_bytes, kept_bytes, largest_micro, memory_limit, rank_memory
+from pretrain.plan.params import count_parts
 from pretrain.plan.roofline import Rate, link_seconds, plan_work, predict_rate, recompute_share, wire_bytes
 from pretrain.plan.search import LayoutCandidate, ScalingPoint, check_fits, search, sweep
 from pretrain.plan.task import ParallelLayout, TrainingTask, known_model, task_of
@@ -83,11 +83,11 @@ def plan_facts(
         facts["network"] = _network_facts(task, layout, cluster)
         # The surest rate, which is the last, is the base of all that follows.
         best = list(rates.values())[-1]
-        facts["course"] = _course_facts(config, task.values, best, cluster, options)
+        facts["course"] = _course_facts(config, task, best, cluster, options)
         total = facts["model"]["parameters"]["total"]
         facts["data"] = _data_facts(config, total, best.step_s, stored)
     if options.search:
-        found = search(task, config.engine, cluster, config.batch.rows)
+        found = search(task, config.engine, cluster, config.batch.common_rows)
         facts["search"] = [_candidate_facts(one) for one in found]
     if options.sweep:
         points = sweep(config, task, cluster, options.sweep)
@@ -139,7 +139,12 @@ def _point_facts(point: ScalingPoint, config: RunConfig) -> dict[str, Any]:
     rate = point.rate
     if rate is None:
         return facts | dict.fromkeys(("mfu", "tokens_per_s", "bound", "days"))
-    return facts | _speed_facts(rate) | {"days": rate.step_s * config.train.last_step / DAY_S}
+    return facts | _speed_facts(rate) | {"days": _course_s(config, rate, config.batch.common_rows) / DAY_S}
+
+
+def _course_s(config: RunConfig, rate: Rate, rows: int) -> float:
+    """Returns the seconds of a run at the rate of steps of `rows` rows; larger ones take as much longer."""
+    return rate.step_s * config.batch.steps.before(config.train.last_step) / rows
 
 
 def _speed_facts(rate: Rate) -> dict[str, Any]:
@@ -160,7 +165,7 @@ def _memory_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, 
 
 
 def _rate_facts(rate: Rate, config: RunConfig, cluster: Cluster) -> dict[str, Any]:
-    total_s = rate.step_s * config.train.last_step
+    total_s = _course_s(config, rate, config.batch.rows)
     return {
         **_speed_facts(rate),
         "step_s": rate.step_s,
@@ -205,14 +210,14 @@ def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster)
 
 
 def _course_facts(
-    config: RunConfig, values: Values, rate: Rate, cluster: Cluster, options: PlanOptions
+    config: RunConfig, task: TrainingTask, rate: Rate, cluster: Cluster, options: PlanOptions
 ) -> dict[str, Any]:
     last = config.train.last_step
     step_s = rate.step_s
-    size = 4 * values.saved + state_bytes(config.optim.kind, values)
+    size = 4 * task.values.saved + kept_bytes(task)
     kept = course.checkpoints_at_once(config.checkpoint, last)
     save_s = size / options.disk_bytes_s
-    total_s = step_s * last
+    total_s = _course_s(config, rate, config.batch.rows)
     interval_s = config.checkpoint.every_steps * step_s
     mtbf_days = options.mtbf_node_days
     failures = course.plan_failures(cluster.nodes, mtbf_days, save_s, interval_s, total_s)
@@ -234,7 +239,6 @@ def _course_facts(
 
 def _data_facts(config: RunConfig, parameters: int, step_s: float, stored: StoredData | None) -> dict[str, Any]:
     lanes = config.data.lanes
-    steps = config.train.last_step
-    rows = config.batch.rows
-    supply = course.plan_supply(rows, config.lengths.row, steps, step_s, parameters, lanes, stored)
+    total = config.batch.steps.before(config.train.last_step)
+    supply = course.plan_supply(config.batch.rows, config.lengths.row, total, step_s, parameters, lanes, stored)
     return {**asdict(supply), "stored": None if stored is None else asdict(stored), "lanes": lanes}

@@ -74,6 +74,12 @@ def state_bytes(optimizer: str, values: Values) -> int:
     return of_hidden * values.hidden + of_others * (values.trained - values.hidden) + factors
 
 
+def kept_bytes(task: TrainingTask) -> int:
+    """Returns the bytes that all ranks keep beside the masters: optimizer state, and the average of the weights."""
+    average = 4 * task.values.trained if task.averages else 0
+    return state_bytes(task.optimizer, task.values) + average
+
+
 @dataclass(frozen=True, slots=True)
 class BytesPerParameter:
     """Bytes on a rank for each parameter of the model, buckets and activations not counted."""
@@ -137,7 +143,7 @@ class RankMemory:
 
     weights: int  # working weights
     gradients: int  # gradients between micro-batches
-    optimizer: int  # master weights and moments
+    optimizer: int  # master weights, moments, and the average of the weights
     gathered: int  # weights that stage 3 has gathered
     activations: int  # activations of a micro-batch, and of the block that is computed again
     loss: int  # logits of a chunk, and the sum of the head's gradient
@@ -158,7 +164,7 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         engine.zero_stage,
         engine.precision if engine.kind == "deepspeed" else "fp32",
         cluster.size,
-        state_bytes(task.optimizer, values) / values.trained,
+        kept_bytes(task) / values.trained,
         offload_optimizer=engine.offload_optimizer != "none",
         offload_params=engine.offload_params != "none",
         gradient_bytes=engine.gradient_bytes,
@@ -240,7 +246,7 @@ def host_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> 
     """Returns bytes of a rank on its host: what is offloaded, and the copy that a save writes from."""
     engine = layout.engine
     values = task.values
-    state = state_bytes(task.optimizer, values)
+    state = kept_bytes(task)
     found = (4 * values.saved + state) // cluster.size
     if engine.offload_optimizer != "none":
         found += (state + 8 * values.trained) // cluster.size

@@ -18,7 +18,7 @@ from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
 from pretrain.plan.fp8 import fp8_products, time_ratio
 from pretrain.plan.gpus import Constants
-from pretrain.plan.memory import MAX_LIVE, bytes_per_parameter, reduces_to_owners, state_bytes
+from pretrain.plan.memory import MAX_LIVE, bytes_per_parameter, kept_bytes, reduces_to_owners
 from pretrain.plan.task import ParallelLayout, TrainingTask
 
 
@@ -76,7 +76,7 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
     engine = layout.engine
     plain = engine.model_copy(update={"activation_checkpointing": "none", "offload_activations": "none"})
     on_host = engine.offload_optimizer != "none"
-    each = state_bytes(task.optimizer, values) / values.trained
+    each = kept_bytes(task) / values.trained
     zero = (engine.zero_stage, engine.precision, world_size, each)
     state = bytes_per_parameter(*zero, offload_optimizer=on_host, gradient_bytes=engine.gradient_bytes)
     offload = 0.0

@@ -112,7 +112,7 @@ def sweep(config: RunConfig, task: TrainingTask, cluster: Cluster, nodes: Sequen
     first = None  # tokens a second and rank
     for count in nodes:
         there = replace(cluster, nodes=count)
-        rows = config.batch.rows
+        rows = config.batch.common_rows
         point = ScalingPoint(count, there.size)
         wanted = min(config.batch.micro, rows // there.size)
         most = largest_micro(task, config.engine, there, wanted)
@@ -176,15 +176,15 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
 
 def _other_micro(config: RunConfig, cluster: Cluster) -> str:
     """Names the largest smaller micro-batch that divides."""
-    if config.batch.rows % cluster.size:
+    if config.batch.common_rows % cluster.size:
         return ""
-    sizes = divisors(config.batch.rows // cluster.size)
+    sizes = divisors(config.batch.common_rows // cluster.size)
     return f", or batch.micro={max(size for size in sizes if size <= config.batch.micro)}"
 
 
 def _nearest(config: RunConfig, task: TrainingTask, cluster: Cluster) -> str:
     """Names the layout that fits with the fewest changes: of those, the fastest."""
-    found = search(task, config.engine, cluster, config.batch.rows, count=1000)
+    found = search(task, config.engine, cluster, config.batch.common_rows, count=1000)
     if not found:
         share = host_bytes(task, ParallelLayout(config.engine, 1, 1), cluster)
         return (

@@ -23,6 +23,7 @@ class TrainingTask:
     head_share: float = 1.0  # share of the positions at which the head is computed
     optimizer: str = "adamw"  # `optim.kind`
     trained: TrainableSubset | None = None  # trained part of the model. None: all
+    averages: bool = False  # `optim.ema`: a moving average of the trained weights
 
     @cached_property
     def values(self) -> Values:
@@ -87,4 +88,5 @@ def task_of(config: RunConfig, model: AnyModelConfig | None = None) -> TrainingT
     """Returns the task of a run; `model` is its model with a known vocabulary. None: an assumed one."""
     model = model or known_model(config.model)
     trained = plan_trained(model, config.init.freeze, config.finetune)
-    return TrainingTask(model, config.lengths, config.objective.head_share, config.optim.kind, trained)
+    optim = config.optim
+    return TrainingTask(model, config.lengths, config.objective.head_share, optim.kind, trained, optim.ema.is_on)

@@ -38,6 +38,7 @@ class Metric:
 _LEARNING = (
     Metric("Training loss", "nats a target", {"loss": ""}, by_tokens=True),
     Metric("Validation loss", "nats a target", {"val_loss": ""}, by_tokens=True),
+    Metric("Validation loss of the average of the weights", "nats a target", {"val_ema_loss": ""}),
     Metric("Accuracy", "% of targets", {"accuracy": "training", "val_accuracy": "validation"}, 100),
     Metric("Validation, bits per byte", "bits", {"val_bits_per_byte": ""}),
     Metric("Validation perplexity", "", {"val_perplexity": ""}, may_log=True),

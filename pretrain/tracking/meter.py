@@ -94,12 +94,14 @@ class Meter:
         self,
         total_steps: int,
         *,
+        rows_before: Callable[[int], int] = int,
         flops_per_token: float | None = None,
         peak: float | None = None,
         window_steps: int = 50,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._total_steps = total_steps
+        self._rows_before = rows_before
         self._flops_per_token = flops_per_token
         self._peak = peak
         self._clock = clock
@@ -138,11 +140,12 @@ class Meter:
             return {}
         seconds, wait, tokens = totals
         step_time = seconds / len(self._steps)
+        done, following, end = map(self._rows_before, (step, step + 1, max(step, self._total_steps)))
         figures = {
             "tokens_per_s": tokens / seconds,
             "step_time_s": step_time,
             "data_wait": wait / seconds,
-            "eta_s": max(0, self._total_steps - step) * step_time,
+            "eta_s": (end - done) / (following - done) * step_time,  # in steps of the next one's size
         }
         if self._flops_per_token and self._peak:
             figures["mfu"] = figures["tokens_per_s"] * self._flops_per_token / self._peak

@@ -112,9 +112,8 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = TrainModule(model, build_loss(config.objective), len(dataset.sources))
     optimizer = build_optimizer(groups, optim, accelerator.device)
-    engine = build_engine(
-        module, names, optimizer, accelerator, config.engine, clip, world, saves_frozen=start.base is None
-    )
+    kept = {"saves_frozen": start.base is None, "averages": optim.ema.is_on}
+    engine = build_engine(module, names, optimizer, accelerator, config.engine, clip, world, **kept)
 
     identity = hashlib.sha256(dump_config(config).encode()).hexdigest()  # of config.yaml
     topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number, "config": identity}
@@ -131,7 +130,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     samples = SourceStreams(dataset, claim.stores, config.data, config.lengths, plan.rows, config.seed)
     skips = agree_on_skips(folder, record, state, world.is_main)
     state = state.leaving_out(skips.ranges)
-    samples.check_supply(skips.position_of(config.train.last_step * plan.rows))
+    samples.check_supply(skips.position_of(config.batch.steps.before(config.train.last_step)))
     loader = _loader(claim, samples, plan, world, state, stop, on_cuda)
     tracker = _tracker(claim, world, record["id"], state.step)
     audit = None if claim.lease is None else AuditLedger(folder.audit, claim.lease.check_after_stall)
@@ -200,6 +199,7 @@ def _loader(
         plan,
         rank=world.rank,
         world_size=world.size,
+        start_step=state.step,
         start_position=state.position,
         skips=SkipRanges(state.skips),
         workers=data.workers,
@@ -207,12 +207,16 @@ def _loader(
         crop=data.packing == "padded",
         pin_memory=pin_memory,
         stop=lambda: bool(stop),
+        length_at=claim.config.batch.length_at if claim.config.batch.short_rows else None,
     )
 
 
 def _meter(config: RunConfig, world: World, on_cuda: bool) -> Meter:
     peak = (peak_flops(torch.cuda.get_device_name()) or 0) * world.size if on_cuda else 0
-    return Meter(config.train.steps, flops_per_token=_flops_per_token(config), peak=peak or None)
+    rows_before = config.batch.steps.before
+    return Meter(
+        config.train.steps, rows_before=rows_before, flops_per_token=_flops_per_token(config), peak=peak or None
+    )
 
 
 def _flops_per_token(config: RunConfig) -> float:

@@ -293,5 +293,5 @@ def go_back(run: Run, spike: SpikeError) -> TrainState:
         outcome = f"back to step {state.step}, without the samples since then"
     if run.world.is_main:
         log.warning("%s; %s", spike.what, outcome)
-    run.loader = run.loader.restarted(state.position, skips)
+    run.loader = run.loader.restarted(state.step, state.position, skips)
     return state

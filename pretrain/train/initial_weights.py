@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pretrain import dist
 from pretrain.artifact.lora import add_adapters, check_tokens, freeze, initial_adapter, train_beside
 from pretrain.artifact.model_path import newest_checkpoint, open_source
-from pretrain.artifact.source import AdaptedModel, check_base, is_adapter, name_without_adapter
+from pretrain.artifact.source import AdaptedModel, check_base, is_adapter, name_without_adapter, split_average
 from pretrain.checkpoint.agree import agree
 from pretrain.checkpoint.retention import mark_in_use
 from pretrain.checkpoint.state import TrainState
@@ -29,7 +29,7 @@ from pretrain.model.build import initial_weight
 from pretrain.optim.groups import Scale
 from pretrain.optim.parametrization import scale_of
 from pretrain.run.folder import RunDir
-from pretrain.types import FragmentStore
+from pretrain.types import EMA, FragmentStore
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def pin_start(config: RunConfig, world: World) -> RunConfig:
         start, is_of_run = newest_checkpoint(Path(str(init.from_)))
         if has_adapters and is_of_run and not has_saved:  # a resumption has marked it, or may be refused
             try:
-                mark_in_use(start, config.folder)
+                mark_in_use(split_average(start)[0], config.folder)
             except DiskError as error:
                 text = "%s cannot be marked as in use (%s); copy its run, which may remove it as it trains on"
                 log.warning(text, start, error.what)
@@ -158,6 +158,8 @@ def take_weights(source: AdaptedModel, store: FragmentStore) -> None:
             name = name_without_adapter(fragment.name)
             if name in source and "weight" in fragment.tensors:
                 source.read_part(name, fragment.offset, fragment.tensors["weight"])
+                if EMA in fragment.tensors:
+                    fragment.tensors[EMA].copy_(fragment.tensors["weight"])
     except PretrainError as error:
         problem = str(error)
     first = next((text for text in dist.gather_objects(problem) if text), None)

@@ -16,9 +16,11 @@ from torch import Tensor
 from pretrain import dist
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.lengths import describe_rows
+from pretrain.config.run import RunConfig
 from pretrain.data.loader import StepBatch, StepCounts
+from pretrain.engine.engine import Update
 from pretrain.evaluate.row_loss import LossReport, evaluate_loss, pool
-from pretrain.optim.schedule import learning_rate_factor
+from pretrain.optim.schedule import ema_decay, learning_rate_factor
 from pretrain.shards.store import WaitStoppedError
 from pretrain.tracking.meter import SourceLosses, memory_metrics
 from pretrain.train.bad_step import is_spoiled, refuse_bad_end, report_bad_step
@@ -53,7 +55,6 @@ def train(run: Run, state: TrainState) -> TrainState:
 def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     config = run.config
     target = config.train.last_step
-    schedule = config.optim.schedule.in_steps(config.batch.global_tokens)
     guard = Guard(config.guard, run.engine, run.world, state.losses, config.checkpoint.every_steps)
     sources = SourceLosses([source.name for source in run.dataset.sources])
     skipped_rows, phase, loss = 0, "compile", 0.0
@@ -63,7 +64,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     check_order(state, agreed.coming.digest if agreed.coming else None, config.resume.allow)
     while upcoming is not None and agreed.coming is not None and not agreed.stop:
         batch, num_targets = upcoming, agreed.coming.num_targets
-        learning_rate = config.optim.lr * learning_rate_factor(state.step, schedule, config.train.steps)
+        learning_rate = _learning_rate(config, state.step)
         shows_norms = config.tracking.measures_norms(state.step + 1)
         run.profiler.before_step(state.step + 1)
         sums = _accumulate(run, state.step, batch, num_targets, phase)
@@ -77,6 +78,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
             if shows_norms:
                 run.norms.arm()
             update, agreed = guard.update(learning_rate, num_targets, pending)
+            _follow(run, state.step, update)
         skipped_rows += agreed.done.num_skipped
         run.samples.damage.check(skipped_rows)
         loss = agreed.loss_sum / max(num_targets, 1)
@@ -148,7 +150,7 @@ def _start_saving(run: Run, step: int) -> Saving:
 def _announce(run: Run, step: int, target: int) -> None:
     for sentence in run.samples.too_long():
         log.warning("%s", sentence)
-    for name, end in run.samples.ends(target * run.plan.rows).items():
+    for name, end in run.samples.ends(run.config.batch.steps.before(target)).items():
         log.warning("%s ends after %d samples of the run, and the other sources continue alone", name, end)
     if step >= target:
         log.info("%s is complete: %d steps", run.folder.path, step)
@@ -203,6 +205,18 @@ def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int, phase: 
     return total
 
 
+def _learning_rate(config: RunConfig, step: int) -> float:
+    schedule = config.optim.schedule.in_steps(config.batch, config.train.steps)
+    return config.optim.lr * learning_rate_factor(step, schedule, config.train.steps)
+
+
+def _follow(run: Run, step: int, update: Update) -> None:
+    """Moves the average of the weights, if there is one, towards those of a step that was not skipped."""
+    if run.engine.average is not None and not update.skipped:
+        batch = run.config.batch
+        run.engine.average.follow(ema_decay(step, run.config.optim.ema, batch.steps.at(step) * batch.seq_len))
+
+
 def _metrics(run: Run, state: TrainState, skipped_rows: int) -> dict[str, float]:
     metrics = {"tokens": float(state.tokens), "skipped_steps": float(state.step - state.optimizer_step)}
     loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale")
@@ -236,16 +250,17 @@ def validate(run: Run, state: TrainState) -> None:
         return total(float(bool(run.stop))) > 0
 
     run.tracker.advance(state.step, "evaluating")
-    reports = []
-    for source in run.validation:
-        report = evaluate_loss(run.engine, source.loader, should_stop)
-        if report is None:
-            run.checkpoints.note_evaluation(state.step, {})
-            return
-        reports.append(report)
+    metrics = _measure(run, should_stop)
+    average = run.engine.average
+    if metrics and average is not None and run.config.eval.ema:
+        with average.exchanged(state.optimizer_step):
+            averaged = _measure(run, should_stop)
+        metrics = None if averaged is None else metrics | {"val_ema_loss": averaged["val_loss"]}
+    if metrics is None:
+        run.checkpoints.note_evaluation(state.step, {})
+        return
     damage = run.validation[0].damage
     damage.check(int(total(damage.num_skipped_rows)))
-    metrics = _describe(run.validation, reports)
     if not metrics and run.world.is_main:
         log.warning("step %d: the validation split has no target, and so no loss", state.step)
     run.checkpoints.note_evaluation(state.step, metrics)
@@ -258,6 +273,17 @@ def validate(run: Run, state: TrainState) -> None:
         png = run.pictures.draw()
         if png is not None:
             run.tracker.attention(state.step, png)
+
+
+def _measure(run: Run, should_stop: Callable[[], bool]) -> dict[str, float] | None:
+    """Returns the row of an evaluation of the present weights; None at a stop."""
+    reports = []
+    for source in run.validation:
+        report = evaluate_loss(run.engine, source.loader, should_stop)
+        if report is None:
+            return None
+        reports.append(report)
+    return _describe(run.validation, reports)
 
 
 def _describe(validation: Sequence[ValidationSource], reports: Sequence[LossReport]) -> dict[str, float]:

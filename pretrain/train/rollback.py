@@ -102,12 +102,12 @@ def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | 
                 fix="give one of these as --to" if found else "start the run again: it begins at step 0",
             )
         state = _check_whole(found[to])
-        batches = -(-(tokens or 0) // batch.global_tokens)
-        if samples is not None:
-            batches = -(-samples // batch.rows)
+        wanted = -(-(tokens or 0) // batch.seq_len) if samples is None else samples
+        done = batch.steps.before(to)
+        batches = max(0, batch.steps.steps_for(done + wanted) - to)
         skips = SkipRanges.of([*read_skips(run, run.read_record()).ranges, *state.skips])
         names = [newer.name for step, newer in found.items() if step is not None and step > to]
-        rollback = plan_rollback(state, skips, batches * batch.rows, set_aside=names)
+        rollback = plan_rollback(state, skips, batch.steps.before(to + batches) - done, set_aside=names)
         for name in reversed(names):
             set_aside(run.checkpoints / name, "rolled-back")
         lease.check()

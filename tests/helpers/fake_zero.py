@@ -264,11 +264,15 @@ class FakeZero3(_FakeZero):
     def _get_norm_groups(self) -> list[float]:
         return [_norm(self.fake_gradient(p, p.ds_shape) for p in row) for row in self.fp16_groups]
 
+    def empty_partition_cache(self) -> None:
+        """Leaves this rank the shares of what it has gathered."""
+        for parameter in self.persistent_parameters:
+            parameter.partition([parameter])
+
     @torch.no_grad()
     def fake_step(self) -> None:
         """`step`."""
-        for parameter in self.persistent_parameters:
-            parameter.partition([parameter])
+        self.empty_partition_cache()
         self.fake_step_slots(math.hypot(*map(float, self._get_norm_groups())))
         if self.fake_overflow:
             return

@@ -4,20 +4,23 @@ import pytest
 
 from pretrain.config.data import DataConfig, SourceConfig
 from pretrain.config.objective import ObjectiveConfig
+from pretrain.config.optim import EmaConfig
 from pretrain.config.train import CheckpointConfig, EvalConfig, check_best
 
 MIXTURE = [SourceConfig(name=name, path=name, weight=1.0) for name in ("web", "code")]
 
 
-def check(best, every=20, evaluated=10, kind="causal", data=None):
-    checkpoint = CheckpointConfig(best=best, every_steps=every)
-    check_best(checkpoint, EvalConfig(every_steps=evaluated), ObjectiveConfig(kind=kind), data or DataConfig(path="d"))
+def check(best, every=20, evaluated=10, kind="causal", data=None, horizon=None, ema=True):
+    checkpoint, evaluation = CheckpointConfig(best=best, every_steps=every), EvalConfig(every_steps=evaluated, ema=ema)
+    data = data or DataConfig(path="d")
+    check_best(checkpoint, evaluation, ObjectiveConfig(kind=kind), data, EmaConfig(horizon_steps=horizon))
 
 
 @pytest.mark.parametrize("best", [None, "val_loss", "val_perplexity", "val_accuracy", "val_bits_per_byte"])
 def test_a_metric_of_validation_is_taken(best):
     check(best)
     check("val_loss_code", data=DataConfig(mixture=MIXTURE))
+    check("val_ema_loss", horizon=10)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,8 @@ def test_a_metric_of_validation_is_taken(best):
             {"best": "val_bits_per_byte", "kind": "masked"},
             "needs objective.kind=causal, not masked; use val_loss",
         ),
+        ({"best": "val_ema_loss"}, "checkpoint.best=val_ema_loss needs optim.ema and eval.ema=true; use val_loss"),
+        ({"best": "val_ema_loss", "horizon": 10, "ema": False}, "needs optim.ema and eval.ema=true"),
         ({"best": "val_loss", "evaluated": 0}, "multiple of eval.every_steps=0, neither of them 0"),
         ({"best": "val_loss", "every": 0}, "checkpoint.every_steps=0 must be a multiple of eval.every_steps=10"),
         ({"best": "val_loss", "every": 15}, "checkpoint.every_steps=15 must be a multiple of eval.every_steps=10"),

@@ -3,7 +3,10 @@
 import pytest
 from pydantic import ValidationError
 
+from pretrain.config.data import BatchConfig
 from pretrain.config.optim import ScheduleConfig
+
+BATCH = BatchConfig(global_tokens=100, seq_len=10, micro=1)
 
 
 @pytest.mark.parametrize(
@@ -38,12 +41,12 @@ def test_contradictions_are_refused(values, message):
 )
 def test_a_schedule_that_is_longer_than_its_run_is_refused(values, message):
     with pytest.raises(ValueError, match=message):
-        ScheduleConfig(**values).check_run(20, tokens_per_step=100)
+        ScheduleConfig(**values).check_run(20, BATCH)
 
 
 def test_a_schedule_that_just_fits_its_run_is_taken():
-    ScheduleConfig(kind="wsd", warmup_steps=5, cooldown_tokens=1500).check_run(20, tokens_per_step=100)
-    ScheduleConfig(warmup_tokens=1900).check_run(20, tokens_per_step=100)
+    ScheduleConfig(kind="wsd", warmup_steps=5, cooldown_tokens=1500).check_run(20, BATCH)
+    ScheduleConfig(warmup_tokens=1900).check_run(20, BATCH)
 
 
 def test_a_dumped_schedule_is_read_back():

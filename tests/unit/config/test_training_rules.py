@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from pretrain.config.data import BatchConfig
 from pretrain.config.engine import EngineConfig
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
@@ -12,6 +13,8 @@ from pretrain.config.run import WHOLE_MATRIX_KINDS, check_training
 from pretrain.errors import ConfigError
 from pretrain.optim.build import OPTIMIZERS
 from pretrain.plan.memory import STATE_BYTES
+
+BATCH = BatchConfig(global_tokens=100, seq_len=10, micro=1)
 
 
 def model(preset: str = "llama-tiny", **values: object) -> ModelConfig:
@@ -23,24 +26,24 @@ def test_optimizers_of_whole_matrices_are_not_offloaded(kind):
     engine = EngineConfig(offload_optimizer="cpu")
     message = f"optim.kind={kind} steps whole matrices, .*engine.offload_optimizer=none or optim.kind=adamw"
     with pytest.raises(ValueError, match=message):
-        check_training(OptimConfig(kind=kind, lr=1e-3), engine, model(), 10, 100)
+        check_training(OptimConfig(kind=kind, lr=1e-3), engine, model(), 10, BATCH)
 
 
 @pytest.mark.parametrize("values", [{"init": "t5"}, {"decoder": {"scaled_attention": False}}])
 def test_fp16_is_refused_for_models_of_the_t5_style(values):
     with pytest.raises(ValueError, match=r"engine.precision=fp16 overflows in a T5-style model .*; use .*=bf16"):
-        check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16"), model(**values), 10, 100)
+        check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16"), model(**values), 10, BATCH)
 
 
 def test_what_fits_is_taken():
-    check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16", offload_optimizer="cpu"), model(), 10, 100)
-    check_training(OptimConfig(kind="muon", lr=1e-3), EngineConfig(), model(init="t5"), 10, 100)
+    check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16", offload_optimizer="cpu"), model(), 10, BATCH)
+    check_training(OptimConfig(kind="muon", lr=1e-3), EngineConfig(), model(init="t5"), 10, BATCH)
 
 
 def test_the_schedule_is_checked_against_the_length_of_the_run():
     optim = OptimConfig(lr=1e-3, schedule=ScheduleConfig(warmup_tokens=1000))
     with pytest.raises(ValueError, match="warmup_tokens=1000 must be less than the 10 steps"):
-        check_training(optim, EngineConfig(), model(), 10, 100)
+        check_training(optim, EngineConfig(), model(), 10, BATCH)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,17 @@
 import threading
 from itertools import chain, islice
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain.config.data import BatchConfig, plan_batch
-from pretrain.data.loader import StepBatch, TrainLoader, ValidationLoader
+from pretrain.data.loader import StepBatch, TrainLoader, ValidationLoader, digest_rows
 from pretrain.data.stream import TokenStream
 from pretrain.errors import DataError
+from pretrain.rows import TokenRows, cut_rows
 from pretrain.types import IGNORE_INDEX
 from tests.helpers.rows import CAUSAL, DENSE
 from tests.helpers.shards import make_shards, read_split
@@ -46,6 +48,20 @@ def load_steps(
     steps = list(islice(loader, num_steps))
     loader.close()
     return steps
+
+
+GROWING = BatchConfig.model_validate(
+    {
+        "global_tokens": 6 * SEQ_LEN,
+        "seq_len": SEQ_LEN,
+        "micro": 1,
+        "schedule": [
+            {"tokens": 11 * SEQ_LEN, "global_tokens": 24 * SEQ_LEN},
+            {"tokens": 50 * SEQ_LEN, "global_tokens": 12 * SEQ_LEN},
+        ],
+    }
+)
+"""Steps of 6, 6, 24, 24 and then 12 rows."""
 
 
 def row_contents(step: StepBatch) -> list[tuple]:
@@ -175,3 +191,73 @@ def test_leaving_validation_early_leaves_no_thread(data):
     for _ in ValidationLoader(build_stream(data, "validation"), CAUSAL, micro=1, rank=0, world_size=1):
         break
     assert before.issuperset(threading.enumerate())
+
+
+@settings(max_examples=25)
+@given(
+    world_and_micro=st.sampled_from([(1, 1), (1, 6), (2, 3), (3, 2), (6, 1)]),
+    start=st.integers(0, 6),
+    workers=st.integers(0, 2),
+)
+def test_a_batch_that_grows_reads_the_same_samples_in_the_same_order_from_any_step(
+    data, world_and_micro, start, workers
+):
+    world_size, micro = world_and_micro
+    plan = plan_batch(GROWING.model_copy(update={"micro": micro}), world_size)
+    position = GROWING.steps.before(start)
+    options = {"world_size": world_size, "start_step": start, "start_position": position, "workers": workers}
+    loaders = [TrainLoader(build_stream(data), CAUSAL, plan, rank=rank, **options) for rank in range(world_size)]
+    found, sizes = [], []
+    for _ in range(4):
+        steps = [next(loader) for loader in loaders]
+        rows = list(chain(*map(row_contents, steps)))
+        assert {(step.position, step.next_position) for step in steps} == {(position, position + len(rows))}
+        digests = [sum(step.counts.digest for step in steps) % 2**64]
+        ids = np.array([row[0] for row in rows])
+        assert digests == [digest_rows(ids, np.arange(len(ids)))]
+        position += len(rows)
+        found += rows
+        sizes.append(len(rows))
+    for loader in loaders:
+        loader.close()
+    assert sizes == [6, 6, 24, 24, 12, 12, 12, 12, 12, 12][start : start + 4]
+    first = GROWING.steps.before(start)
+    constant = chain(*map(row_contents, load_steps(data, len(found) // ROWS + 1, start=first)))
+    assert found == list(islice(constant, len(found)))
+
+
+@given(
+    num_rows=st.integers(1, 4),
+    parts=st.sampled_from([1, 2, 4, 8]),
+    starts=st.sets(st.integers(0, 4 * (SEQ_LEN + 1) - 1)),
+    cleared=st.booleans(),
+)
+def test_rows_that_are_cut_are_the_pieces_of_rows_with_the_starts_in_them(num_rows, parts, starts, cleared):
+    width, length = SEQ_LEN + 1, SEQ_LEN // parts
+    whole = np.arange(num_rows * width).reshape(num_rows, width)
+    begun = np.array(sorted(start for start in starts if start < whole.size), dtype=np.int64)
+    num_tokens = np.full(num_rows, width) if cleared else None
+    if num_tokens is not None:
+        num_tokens[0] = 0
+    found = cut_rows(TokenRows(whole, begun, num_tokens, np.arange(num_rows) + 7), length)
+    pieces = [row[first : first + length + 1] for row in whole for first in range(0, SEQ_LEN, length)]
+    assert found.tokens.tolist() == [piece.tolist() for piece in pieces]
+    assert found.starts.tolist() == [place for place, token in enumerate(found.tokens.ravel()) if token in begun]
+    assert found.sample_ids.tolist() == [7 + row for row in range(num_rows) for _ in range(parts)]
+    if num_tokens is not None:
+        expected = [length + 1 if row else 0 for row in range(num_rows) for _ in range(parts)]
+        assert found.num_tokens.tolist() == expected
+
+
+def test_steps_of_short_rows_have_the_tokens_targets_and_digest_of_whole_ones(data):
+    short = [{"until_tokens": ROWS * SEQ_LEN + 1, "seq_len": 4}, {"until_tokens": 3 * ROWS * SEQ_LEN, "seq_len": 8}]
+    values = {"global_tokens": ROWS * SEQ_LEN, "seq_len": SEQ_LEN, "micro": 3, "short_rows": short}
+    batch = BatchConfig.model_validate(values)
+    cut = load_steps(data, 4, micro=3, length_at=batch.length_at)
+    for step, expected, length in zip(cut, load_steps(data, 4, micro=3), (4, 4, 8, 16), strict=True):
+        assert step.counts == expected.counts
+        for ours, whole in zip(step.micro_batches, expected.micro_batches, strict=True):
+            assert ours.tokens_BT.shape == (3 * SEQ_LEN // length, length)
+            assert torch.equal(ours.tokens_BT.view_as(whole.tokens_BT), whole.tokens_BT)
+            assert torch.equal(ours.targets_BT.view_as(whole.targets_BT), whole.targets_BT)
+            assert ours.positions_BT is None or int(ours.positions_BT.max()) < length

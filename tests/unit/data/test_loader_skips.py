@@ -48,7 +48,7 @@ def test_a_loader_restarts_elsewhere_with_other_skips(data):  # noqa: F811
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=4), 1)
     first = TrainLoader(build_stream(data), CAUSAL, plan, rank=0, world_size=1, workers=2)
     next(first), next(first)
-    again = first.restarted(ROWS, WHOLE)
+    again = first.restarted(1, ROWS, WHOLE)
     assert list(first) == []
     found = [next(again), next(again)]
     again.close()

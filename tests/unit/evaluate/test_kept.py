@@ -53,11 +53,11 @@ def test_the_confusion_of_labels_is_left_out(tmp_path):
 
 def test_the_checkpoint_is_known_by_its_manifest(tmp_path):
     (checkpoint,) = save(tmp_path / "run" / "checkpoints", 7)
-    what = SimpleNamespace(path=checkpoint, run=RunDir(tmp_path / "run"), checkpoint=WeightReader(checkpoint))
+    what = SimpleNamespace(name=checkpoint.name, run=RunDir(tmp_path / "run"), checkpoint=WeightReader(checkpoint))
     found = find_subject(what)
     assert (found.checkpoint, found.step) == (checkpoint.name, 7)
     assert found.sha256 == hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
-    assert find_subject(SimpleNamespace(path=checkpoint, run=None, checkpoint=None)) is None
+    assert find_subject(SimpleNamespace(name=checkpoint.name, run=None, checkpoint=None)) is None
 
 
 def test_the_hash_of_lines_is_that_of_their_file(tmp_path):

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.config.optim import ScheduleConfig
-from pretrain.optim.schedule import learning_rate_factor
+from pretrain.config.data import BatchConfig
+from pretrain.config.optim import EmaConfig, ScheduleConfig
+from pretrain.optim.schedule import ema_decay, learning_rate_factor
 
 FALLING = ["cosine", "linear", "wsd"]
 """Shapes that reach `min_ratio` at their end."""
@@ -158,9 +159,30 @@ def test_positions_by_token_are_those_by_step_rounded_up(warmup, decay, tokens_p
         decay_tokens=decay * tokens_per_step - data.draw(part),
         cooldown_tokens=7 * tokens_per_step - data.draw(part),
     )
-    assert by_token.in_steps(tokens_per_step) == by_step
+    batch = BatchConfig(global_tokens=tokens_per_step, seq_len=1, micro=1)
+    assert by_token.in_steps(batch, 1000) == by_step
 
 
 def test_a_schedule_by_token_asks_for_tokens_per_step():
     with pytest.raises(AssertionError, match="to steps first"):
         learning_rate_factor(0, ScheduleConfig(warmup_tokens=100), 10)
+
+
+def test_the_average_forgets_its_beginning_and_then_has_its_horizon():
+    thousand = EmaConfig(horizon_steps=1000)
+    assert ema_decay(0, thousand, 1) == 0.1
+    assert ema_decay(90, thousand, 1) == 0.91
+    assert ema_decay(10**5, thousand, 1) == pytest.approx(0.999, abs=1e-6)
+
+
+def test_a_horizon_in_tokens_is_the_same_for_any_batch():
+    """Busbridge et al. 2023: two steps of half the tokens keep as much as one of all."""
+    config = EmaConfig(horizon_tokens=10**6)
+    one = ema_decay(10**6, config, 4096)
+    assert one == pytest.approx(math.exp(-4096 / 10**6))
+    assert ema_decay(10**6, config, 2048) ** 2 == pytest.approx(one)
+
+
+def test_a_horizon_is_given_once():
+    with pytest.raises(ValueError, match="horizon_steps=5 and horizon_tokens=7 say the same thing; keep one of them"):
+        EmaConfig(horizon_steps=5, horizon_tokens=7)

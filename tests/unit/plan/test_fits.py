@@ -6,6 +6,7 @@ import pytest
 
 from pretrain.config.load import load_config
 from pretrain.plan.cluster import Cluster
+from pretrain.plan.estimate import PlanOptions, plan_facts
 from pretrain.plan.gpus import find_gpu
 from pretrain.plan.memory import host_bytes, largest_micro, memory_limit, rank_memory
 from pretrain.plan.roofline import predict_rate
@@ -86,6 +87,46 @@ def test_the_largest_micro_batch_fits_and_one_more_row_does_not():
     most = largest_micro(task, config.engine, cluster, 10_000)
     needed = [rank_memory(task, ParallelLayout(config.engine, most + more, 1), cluster).total for more in (0, 1)]
     assert needed[0] <= memory_limit(cluster) < needed[1]
+
+
+def test_a_batch_that_grows_is_planned_by_its_tokens():
+    """A hundred steps of 2^19 tokens, and four hundred of 2^20, take as long as nine hundred of the former."""
+    first, later = 2**19, 2**20
+    growth = f"batch.schedule=[{{tokens: {100 * first}, global_tokens: {later}}}]"
+    given = [*GPT2, f"batch.global_tokens={first}", "batch.micro=16"]
+    configs = [config_of(*given, growth, "train.steps=500"), config_of(*given, "train.steps=900")]
+    growing, constant = (plan_facts(config, nodes_of("h100"), PlanOptions()) for config in configs)
+    assert growing["course"]["total_s"] == pytest.approx(constant["course"]["total_s"])
+    assert growing["data"]["needed_tokens"] == constant["data"]["needed_tokens"] == 900 * first
+    odd = config_of(*given, growth.replace(str(later), str(3 * first // 2 + 1024)), "train.steps=500")
+    (problem,) = check_fits(odd, nodes_of("h100"))
+    assert problem.what.startswith(
+        "batch.schedule.0.global_tokens=787456 must be a multiple of seq_len 1024 x micro 16"
+    )
+
+
+def test_the_average_of_the_weights_is_counted_where_the_masters_lie():
+    """4 bytes a parameter: cut from stage 1 on, with the optimizer's state on the device or the host, and saved."""
+    given = [*LLAMA, "batch.global_tokens=4194304", "batch.micro=1"]
+    plain, averaged = config_of(*given), config_of(*given, "optim.ema.horizon_steps=1000")
+    parameters, cluster = task_of(plain).values.trained, nodes_of("h100")
+
+    def added(stage, place="none"):
+        found = []
+        for config in (averaged, plain):
+            engine = config.engine.model_copy(update={"zero_stage": stage, "offload_optimizer": place})
+            layout = ParallelLayout(engine, 1, 1)
+            memory = rank_memory(task_of(config), layout, cluster)
+            found.append((memory.optimizer, host_bytes(task_of(config), layout, cluster)))
+        return [round((ours - without) / (parameters / 8), 6) for ours, without in zip(*found, strict=True)]
+
+    assert [added(stage) for stage in (0, 1, 3)] == [[32.0, 4.0], [4.0, 4.0], [4.0, 4.0]], "the host has a save's copy"
+    assert added(2, "cpu") == [0.0, 8.0]
+    sizes = [
+        plan_facts(config, nodes_of("h100"), PlanOptions())["course"]["checkpoint_bytes"]
+        for config in (averaged, plain)
+    ]
+    assert sizes[0] - sizes[1] == 4 * parameters
 
 
 def test_offloading_and_sharding_take_memory_off_the_device():

@@ -14,7 +14,7 @@ from pretrain.config.engine import PLAIN_ENGINE, EngineConfig
 from pretrain.config.finetune import FinetuneConfig, matches
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig, StackConfig, parse_model
-from pretrain.config.optim import OptimConfig
+from pretrain.config.optim import EmaConfig, OptimConfig
 from pretrain.config.presets import expand_preset
 from pretrain.errors import ConfigError
 from pretrain.model import build_model, init_weights
@@ -144,6 +144,9 @@ def test_optimizer_state_is_that_of_the_optimizer_of_the_built_model(preset, kin
     groups = group_parameters(arranged(config, finetune=finetune))
     size = state_size(groups, OptimConfig(kind=kind, lr=1e-3))
     assert state_bytes(kind, values) == 4 * size.elements
+    averaged = OptimConfig(kind=kind, lr=1e-3, ema=EmaConfig(horizon_steps=10))
+    with_average = state_size(group_parameters(arranged(config, finetune=finetune)), averaged)
+    assert with_average.elements - size.elements == values.trained
 
 
 @pytest.mark.parametrize(
@@ -204,7 +207,7 @@ def test_mixed_values_pass_on_gradients_as_torch_counts_them(left):
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_value_embeddings_are_no_hidden_matrices(kind):
     config = model_of("llama-tiny", decoder=VALUES)
-    size = state_size(group_parameters(arranged(config)), kind)
+    size = state_size(group_parameters(arranged(config)), OptimConfig(kind=kind, lr=1e-3))
     assert state_bytes(kind, count_values(config, None)) == 4 * size.elements
 
 

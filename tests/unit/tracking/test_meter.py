@@ -36,6 +36,15 @@ def test_figures_of_two_steps():
     }
 
 
+def test_the_time_left_counts_the_rows_of_larger_steps():
+    meter, clock = make(rows_before=lambda step: 2 * step if step < 4 else 8 + 6 * (step - 4))
+    for _ in range(2):
+        clock.now += 3.0
+        meter.end_step(tokens=64)
+    assert meter.read(2)["eta_s"] == 3.0 * (2 + 6 * 3)
+    assert meter.read(10)["eta_s"] == 0.0
+
+
 def test_nothing_is_claimed_before_the_first_step():
     assert make()[0].read(0) == {}
 

@@ -46,6 +46,14 @@ def test_newer_checkpoints_are_set_aside_and_the_range_begins_where_the_older_on
     assert record["attempts"] == [{"number": 1}]
 
 
+def test_skipped_tokens_are_whole_batches_of_the_sizes_that_come_then(tmp_path):
+    run = finished_run(tmp_path / "run", 2, 4)
+    schedule = "schedule: [{tokens: 20, global_tokens: 16}]"
+    run.config.write_text(f"batch: {{global_tokens: 8, seq_len: 4, micro: 1, {schedule}}}\n")
+    rollback, batches = roll_back(run.path, 2, tokens=9)
+    assert (batches, rollback.end - rollback.first) == (2, 2 + 4), "the third step is the last one of two rows"
+
+
 @pytest.mark.parametrize(
     ("steps", "there", "fix"),
     [((2, 4), "2, 4", "give one of these as --to"), ((), "none", "start the run again: it begins at step 0")],
