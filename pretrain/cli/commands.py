@@ -36,6 +36,7 @@ from pretrain.cli.run import (
     runs_command,
     train_command,
 )
+from pretrain.cli.scale import scale_app
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, PretrainError
 from pretrain.utils.log import printable, redact
 from pretrain.utils.process import discard_refused_stdout
@@ -54,6 +55,7 @@ _PANELS: dict[str, dict[str, Any]] = {
         "presets": presets_command,
         "config": config_command,
         "plan": plan_command,
+        "scale": scale_app,
         "train": train_command,
         "recipes": recipes_app,
         "launch": launch_app,

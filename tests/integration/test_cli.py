@@ -18,6 +18,7 @@ COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "loca
             ["launch", "status"], ["launch", "logs"], ["launch", "cancel"], ["launch", "resubmit"], ["runs"],
             ["inspect"], ["generate"], ["classify"], ["import"], ["export"], ["average"], ["evaluate"], ["attention"],
             ["data"], ["data", "verify"], ["data", "show"], ["data", "stats"], ["plan"], ["rollback"], ["drill"],
+            ["scale"], ["scale", "plan"], ["scale", "run"], ["scale", "fit"], ["scale", "score"],
             ["doctor"], ["report"], ["recipes"], ["recipes", "cp"], ["presets"]]  # fmt: skip
 
 
@@ -27,7 +28,7 @@ def test_the_list_of_commands_under_test_is_complete():
     from pretrain.cli import app
 
     group = typer.main.get_command(app)
-    groups = {"launch", "data", "recipes"}
+    groups = {"launch", "data", "recipes", "scale"}
     names = {name for name in group.commands if name not in groups}
     names |= {f"{inner} {name}" for inner in groups for name in group.commands[inner].commands}
     assert names == {" ".join(words) for words in COMMANDS} - {"", *groups}

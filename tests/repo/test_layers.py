@@ -2,7 +2,7 @@
 
 0 errors | 1 utils | 2 config run rows | 3 plan shards types dist | 4 tokenizer
 5 data prepare model objective optim tracking | 6 engine checkpoint generate interop resolve | 7 artifact
-8 attention_maps | 9 evaluate report doctor datacheck inspect | 10 train drill | 11 cli
+8 attention_maps | 9 evaluate report doctor datacheck inspect | 10 train drill scale | 11 cli
 launch beside them: layers 0 to 2, plan, shards
 """
 
@@ -24,7 +24,7 @@ LAYERS = [
     {"artifact"},
     {"attention_maps"},
     {"evaluate", "report", "doctor", "datacheck", "inspect"},
-    {"train", "drill"},
+    {"train", "drill", "scale"},
     {"cli"},
 ]
 LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in parts}
