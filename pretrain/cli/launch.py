@@ -18,7 +18,7 @@ from pretrain.cli.options import (
     console,
     print_json,
 )
-from pretrain.errors import ConfigError
+from pretrain.errors import EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
@@ -45,21 +45,31 @@ def launch_local_command(
 
     Example: pretrain launch local configs/run/quickstart.yaml --ranks 2
     """
+    from pretrain.utils.process import discard_refused_stdout
+
+    discard_refused_stdout()
+    raise typer.Exit(train_local(config, overrides or [], ranks, port))
+
+
+def train_local(config: str, overrides: list[str], ranks: int, port: int | None = None) -> int:
+    """Checks a config and trains it on this machine, unless its run is complete; returns the exit code.
+
+    Raises:
+        PretrainError: What a user can fix, before a rank is started.
+    """
     from pretrain.config.data import plan_batch
     from pretrain.config.load import load_config
     from pretrain.run.folder import RunDir
     from pretrain.run.lease import refuse_if_owned
     from pretrain.shards.dataset import check_local
-    from pretrain.utils.process import discard_refused_stdout
     from pretrain.utils.units import plural
     from pretrain_launch.local import launch_local
     from pretrain_launch.runs import queued_line
 
-    discard_refused_stdout()
-    loaded = load_config(config, overrides or [])
+    loaded = load_config(config, overrides)
     if complete := complete_line(loaded):
         typer.echo(complete)
-        raise typer.Exit()
+        return EXIT_OK
     # Here an error is one line; in the ranks it would be one of each.
     plan_batch(loaded.batch, ranks)
     check_local(loaded.data)
@@ -68,7 +78,7 @@ def launch_local_command(
     if warning := queued_line(run.path):
         typer.echo(warning, err=True)
     typer.echo(f"launch: starting {plural(ranks, 'rank')} of {run.path}", err=True)
-    raise typer.Exit(launch_local(config, overrides or [], ranks, port, run.logs))
+    return launch_local(config, overrides, ranks, port, run.logs)
 
 
 @launch_app.command("slurm")
@@ -119,15 +129,32 @@ def launch_slurm_command(
             load_config(config, [*given, item, f"run.name={name}-{number}", f"tracking.group={group}"])
             for number, item in enumerate(parse_vary(vary))
         ]
-    complete = [complete_line(one) for one in loaded]
+    submit_runs(loaded, request, site, jobs=jobs, dry_run=dry_run, force=force)
+
+
+def submit_runs(
+    configs: "list[RunConfig]",
+    request: "LaunchRequest",
+    site: "SiteConfig",
+    *,
+    jobs: int = 1,
+    dry_run: bool = False,
+    force: bool = False,
+) -> None:
+    """Submits a run, or several named NAME-0, NAME-1, ... as an array, unless all are complete.
+
+    Raises:
+        PretrainError: What cannot work, or may not unless `force` is given; what Slurm refuses.
+    """
+    complete = [complete_line(one) for one in configs]
     if all(complete):  # an element of an array that is complete ends at once
         typer.echo("\n".join(complete))
-        raise typer.Exit()
-    specs = [_planned(one, request, site, force) for one in loaded]
+        return
+    specs = [_planned(one, request, site, force) for one in configs]
     if dry_run:
         _show(specs[0], len(specs))
     else:
-        _submit(loaded, specs, jobs)
+        _submit(configs, specs, jobs)
 
 
 @launch_app.command("status")

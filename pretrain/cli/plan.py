@@ -55,7 +55,7 @@ def plan_command(
         sweep=() if sweep is None else tuple(parse_sweep(sweep)),
     )
     cluster = _cluster(loaded, nodes, gpus_per_node, gpu, calibration)
-    facts = plan_facts(loaded, cluster, asked, _stored(loaded))
+    facts = plan_facts(loaded, cluster, asked, find_stored(loaded))
     facts["cluster"]["assumed"] = gpu is None and calibration is None and cluster.device != "cpu"
     refused = [problem for problem in facts["problems"] if problem["refuses"]]
     if "layout" in facts or search or sweep:
@@ -93,7 +93,7 @@ def _cluster(
     return Cluster(nodes or 1, per_node, find_gpu(name), measured or find_calibration(name))
 
 
-def _stored(config: "RunConfig") -> "StoredData | None":
+def find_stored(config: "RunConfig") -> "StoredData | None":
     """Returns the data of local shard folders; None where one is not there, or is an address."""
     from pretrain.plan.course import StoredData
     from pretrain.shards.dataset import open_dataset
@@ -111,6 +111,7 @@ def _stored(config: "RunConfig") -> "StoredData | None":
         token_bytes=TOKEN_BYTES[dataset.index.dtype],
         vocab_size=dataset.index.vocab_size,
         labels=dataset.index.labels,
+        has_validation=all("validation" in source.index.splits for source in dataset.sources),
     )
 
 

@@ -1,23 +1,173 @@
-"""`pretrain scale`: rules of size, checked and fitted."""
+"""Commands of `pretrain scale`: plan, run, fit, score, coordinates."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import BadParameter, Option
+import typer
+from typer import Argument, Option
 
-from pretrain.cli.options import CommandGroup, Config, Json, Overrides, console, print_json
+from pretrain.cli.launch import submit_runs, train_local
+from pretrain.cli.options import CommandGroup, Config, Json, Overrides, RunFolder, console, print_json
+from pretrain.cli.plan import find_stored
+from pretrain.errors import EXIT_DIVERGED, EXIT_OK, ConfigError, LockedError
+
+if TYPE_CHECKING:
+    from pretrain.scale.ladder import Ladder
+    from pretrain.scale.prediction import LadderFit, PredictedRun
+    from pretrain.scale.scaling_rule import LadderRule
+
+LadderFolder = Annotated[Path, Argument(metavar="LADDER", help="A folder of `scale plan`.", show_default=False)]
 
 scale_app = CommandGroup(
-    "Check and fit how training depends on the size of the model.\n\n"
-    "Example: pretrain scale coordinates configs/optim/completep.yaml"
+    "Predict the loss of a large run by a ladder of small ones; check the rules of size.\n\n"
+    "Example: pretrain scale plan configs/run/quickstart.yaml --budget 1e16 --output runs/ladder"
 )
 
 
-def _parse_widths(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if len(parts) < 2 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise BadParameter(f"{text} is no list of two widths or more, such as 64,128,256")
-    return tuple(int(part) for part in parts)
+@scale_app.command("plan")
+def scale_plan_command(
+    config: Config,
+    budget: Annotated[float, Option(min=1.0, help="FLOPs of the large run: 1e16.")],
+    overrides: Overrides = None,
+    output: Annotated[Path, Option(help="The folder to write.")] = Path("runs/ladder"),
+    smallest: Annotated[float | None, Option(min=1.0, help="FLOPs. Default: a tenth of --largest.")] = None,
+    largest: Annotated[float | None, Option(min=1.0, help="FLOPs. Default: --budget / 30.")] = None,
+    rungs: Annotated[int, Option(min=1, help="Sizes, and budgets, of the ladder.")] = 4,
+    widths: Annotated[str | None, Option(metavar="A,B,..", help="Sizes instead of those three.")] = None,
+    rule: Annotated[list[str] | None, Option(metavar="KEY=VALUE", help="Part of the rule (docs).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan a ladder: small runs and the large one under one rule, from a reference run.
+
+    Example: pretrain scale plan configs/run/quickstart.yaml --budget 1e16 --output runs/ladder
+    """
+    from pretrain.config.load import load_config
+    from pretrain.scale.ladder import RATIO, SPREAD, LadderPlanner, LadderRequest, plan_ladder, write_ladder
+
+    loaded = load_config(config, overrides or [], extensions="require")
+    stored = find_stored(loaded)
+    planner = LadderPlanner(loaded, _parse_rule(rule or []), output, stored.vocab_size if stored else None)
+    if widths is not None and (smallest or largest):
+        fix = "leave out --smallest and --largest, or --widths"
+        raise ConfigError("has its budgets by the rule", where="--widths", fix=fix)
+    highest = largest or budget / RATIO
+    request = LadderRequest(budget, smallest or highest / SPREAD, highest, rungs, _parse_widths(widths))
+    if request.smallest >= request.largest:
+        what = f"{request.smallest:.3g} FLOPs are not below the {request.largest:.3g} of --largest"
+        raise ConfigError(what, where="--smallest", fix="lower it, or leave it out")
+    ladder, configs = plan_ladder(planner, request, stored)
+    write_ladder(ladder, loaded, configs, output)
+    if as_json:
+        print_json({"folder": str(output), **ladder.model_dump(mode="json")})
+        return
+    _show_ladder(ladder)
+    typer.echo(f"next: pretrain scale run {output}")
+    typer.echo(f"      pretrain scale fit {output}")
+
+
+@scale_app.command("run")
+def scale_run_command(
+    ladder: LadderFolder,
+    ranks: Annotated[int, Option(min=1, help="Processes of a run; with --slurm, of a node.")] = 1,
+    slurm: Annotated[bool, Option("--slurm", help="Submit the runs as a job array.")] = False,
+    nodes: Annotated[int, Option(min=1, help="Nodes of each job.")] = 1,
+    time: Annotated[str, Option(help="Time limit of a job: 2-00:00:00, 3d, 12h.")] = "1d",
+    cluster: Annotated[str | None, Option(help="A YAML file, or a name (slurm/README.md).")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="With --slurm: print the job instead.")] = False,
+) -> None:
+    """Train the runs of a ladder, but the large one, here or by Slurm; finished ones are skipped.
+
+    The same command continues after a stop.
+
+    Example: pretrain scale run runs/ladder --ranks 2
+    """
+    from pretrain.config.load import load_config
+    from pretrain.scale.ladder import config_path, load_ladder, run_path
+    from pretrain.scale.prediction import read_point
+    from pretrain.utils.process import discard_refused_stdout
+
+    names = [run.name for run in load_ladder(ladder).runs]
+    paths = [config_path(ladder, name) for name in names]
+    if slurm:
+        from pretrain_launch.preflight import LaunchRequest
+        from pretrain_launch.site import load_site
+
+        request = LaunchRequest(nodes, time, ranks_per_node=ranks)
+        submit_runs([load_config(path) for path in paths], request, load_site(cluster), dry_run=dry_run)
+        return
+    discard_refused_stdout()
+    for name, path in zip(names, paths, strict=True):
+        reason = read_point(run_path(ladder, name))
+        if isinstance(reason, str) and reason.startswith("diverged"):
+            typer.echo(f"{name} {reason}: left out", err=True)
+            continue
+        code = train_local(str(path), [], ranks)
+        if code not in (EXIT_OK, EXIT_DIVERGED):  # the law can do without a run that has diverged
+            raise typer.Exit(code)
+    typer.echo(f"next: pretrain scale fit {ladder}")
+
+
+@scale_app.command("fit")
+def scale_fit_command(ladder: LadderFolder, as_json: Json = False) -> None:
+    """Fit the law to the finished runs, and write the prediction of the large run before it begins.
+
+    Example: pretrain scale fit runs/ladder
+    """
+    from pretrain.scale.ladder import load_ladder, run_path
+    from pretrain.scale.prediction import (
+        PREDICTION,
+        fit_ladder,
+        prediction_facts,
+        read_point,
+        write_prediction,
+    )
+    from pretrain.scale.scale_page import PAGE, write_page
+
+    found = load_ladder(ladder)
+    target = run_path(ladder, found.target.name)
+    if (ladder / PREDICTION).exists() and (target / "run.json").exists():
+        what = f"{target} has begun, and has a prediction already"
+        raise LockedError(what, where=str(ladder / PREDICTION), fix="compare them: pretrain scale score LADDER RUN")
+    outcomes = {run.name: read_point(run_path(ladder, run.name)) for run in found.runs}
+    left_out = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
+    for name, reason in left_out.items():
+        typer.echo(f"{name} is left out: {reason}", err=True)
+    fit = fit_ladder([outcome for outcome in outcomes.values() if not isinstance(outcome, str)])
+    predicted = _predict(ladder, found, fit)
+    facts = prediction_facts(fit, found.name, found.budget, predicted, left_out)
+    facts = write_prediction(ladder / PREDICTION, facts)
+    write_page(ladder / PAGE, facts)
+    if as_json:
+        print_json(facts)
+    else:
+        _show_fit(facts, ladder)
+
+
+@scale_app.command("score")
+def scale_score_command(ladder: LadderFolder, run: RunFolder, as_json: Json = False) -> None:
+    """Compare the large run, when it is done, with its prediction.
+
+    Example: pretrain scale score runs/ladder runs/ladder/runs/quickstart-target
+    """
+    from dataclasses import asdict
+
+    from pretrain.scale.prediction import PREDICTION, load_prediction, score
+    from pretrain.scale.scale_page import PAGE, write_page
+
+    facts = load_prediction(ladder / PREDICTION)
+    found = score(facts, run)
+    write_page(ladder / PAGE, facts, found)
+    if as_json:
+        print_json(asdict(found))
+        return
+    predicted = found.predicted
+    inside = "inside" if found.is_inside else "outside"
+    typer.echo(f"measured   {found.measured:.4f}  {found.run}")
+    typer.echo(f"predicted  {predicted.loss:.4f}  off by {100 * found.error:+.2f}%")
+    typer.echo(f"95%        {predicted.low:.4f} to {predicted.high:.4f}: the measured loss is {inside}")
+    if not found.is_before:
+        typer.echo(f"after the fact: the run began {found.began}, the prediction is of {found.written}", err=True)
+    typer.echo(f"{ladder / PAGE}: open it in a browser")
 
 
 @scale_app.command("coordinates")
@@ -42,6 +192,8 @@ def coordinates_command(
 
     image_format = None if output is None else check_format(output)
     chosen = _parse_widths(widths)
+    if len(chosen) < 2:
+        raise ConfigError(f"a slope needs two widths or more, not {widths}", where="--widths", fix="for example 64,128")
     found = check_coordinates(load_config(config, overrides or [], extensions="require"), chosen, steps)
     if output is not None and image_format is not None:
         write_file(output, draw_coordinates(found, image_format))
@@ -69,3 +221,97 @@ def coordinates_command(
     console().print(table)
     verdict = "flat" if found.is_flat() else "not flat"
     print(f"\n{verdict}: the largest slope after {steps} steps is {slope:+.2f} ({layer}), the tolerance {TOLERANCE}")
+
+
+def _parse_rule(items: list[str]) -> "LadderRule":
+    """Returns a rule from KEY=VALUE items. Raises: ConfigError."""
+    from pretrain.config.load import parse_section
+    from pretrain.config.yaml_nodes import LocatedTree, parse_yaml
+    from pretrain.scale.scaling_rule import LadderRule
+
+    located = LocatedTree()
+    for item in items:
+        key, separator, text = item.partition("=")
+        if not separator:
+            fix = "for example tokens_per_parameter=10"
+            raise ConfigError("not of the form KEY=VALUE", where=f"--rule {item[:40]}", fix=fix)
+        located.values[key], _ = parse_yaml(text, f"--rule {key}")
+        located.places[key] = f"--rule {key}"
+    return parse_section(LadderRule, located, "--rule")
+
+
+def _parse_widths(text: str | None) -> tuple[int, ...]:
+    """Returns widths from `A,B,..`. Raises: ConfigError."""
+    words = [] if text is None else text.split(",")
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise ConfigError(f"{(text or '')[:40]!r} is no list of widths", where="--widths", fix="for example 64,96,128")
+    return tuple(map(int, words))
+
+
+def _predict(folder: Path, ladder: "Ladder", fit: "LadderFit") -> "list[PredictedRun]":
+    """Returns the large run as planned, and the best size of its budget, whose config is written."""
+    from pretrain.config.load import dump_config, load_config
+    from pretrain.scale.ladder import REFERENCE, LadderPlanner, config_path
+    from pretrain.scale.scaling_rule import RunSize, size_of
+    from pretrain.utils.io import write_file
+
+    reference = load_config(folder / REFERENCE, extensions="ignore")
+    planner = LadderPlanner(reference, ladder.rule, folder, ladder.vocab_size)
+    planned = fit.predict(ladder.target.name, RunSize(ladder.target.parameters, ladder.target.tokens))
+    width = planner.nearest_width(fit.optimal_parameters(ladder.budget)[0])
+    if width == ladder.target.width:
+        return [planned]
+    best = planner.run(width, ladder.budget, "optimal")
+    write_file(config_path(folder, best.run.name), dump_config(best).encode())
+    return [planned, fit.predict(best.run.name, size_of(best, ladder.vocab_size))]
+
+
+def _table(title: str, *heads: str) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if place else "left", header_style="dim", no_wrap=True)
+    return table
+
+
+def _show_ladder(ladder: "Ladder") -> None:
+    """Prints the runs of a ladder as a table."""
+    from pretrain.utils.units import count
+
+    title = f"{ladder.name}: {len(ladder.runs)} runs, {ladder.flops:.3g} FLOPs, for one of {ladder.target.flops:.3g}"
+    table = _table(title, "run", "width", "layers", "N", "tokens", "steps", "batch", "lr", "FLOPs", "epochs")
+    for run in (*ladder.runs, ladder.target):
+        sizes = [str(run.width), str(run.layers), count(run.parameters), count(run.tokens)]
+        epochs = "" if run.epochs is None else f"{run.epochs:.2f}"
+        course = [f"{run.steps:,}", f"{run.global_tokens:,}", f"{run.lr:.3g}", f"{run.flops:.2e}", epochs]
+        table.add_row(run.name.removeprefix(f"{ladder.name}-"), *sizes, *course)
+    console().print(table)
+    if ladder.vocab_size is None:
+        typer.echo("the data are not here: their supply is not checked, and a vocabulary is assumed", err=True)
+
+
+def _show_fit(facts: dict[str, Any], folder: Path) -> None:
+    """Prints runs, law and prediction."""
+    from pretrain.scale.law import ScalingLaw
+    from pretrain.scale.prediction import PREDICTION
+    from pretrain.scale.scale_page import PAGE, law_text
+    from pretrain.utils.units import count
+
+    table = _table(f"Law of {len(facts['runs'])} runs", "run", "N", "tokens", "FLOPs", "loss", "fitted", "off by")
+    for run in facts["runs"]:
+        sizes = [count(run["parameters"]), count(run["tokens"]), f"{run['flops']:.3g}"]
+        off = f"{100 * (run['loss'] / run['fitted'] - 1):+.2f}%"
+        table.add_row(run["name"], *sizes, f"{run['loss']:.4f}", f"{run['fitted']:.4f}", off)
+    console().print(table)
+    typer.echo(f"L(N, D) = {law_text(ScalingLaw(**facts['law']))}")
+    best = facts["optimal"]
+    interval = f"{count(best['low'])} to {count(best['high'])}"
+    typer.echo(f"best N at {facts['budget']:.3g} FLOPs: {count(best['parameters'])} (95% {interval})")
+    for run in facts["predicted"]:
+        size = f"N={count(run['parameters'])}, {count(run['tokens'])} tokens"
+        typer.echo(f"{run['name']}: {size}: predicted {run['loss']:.4f} (95% {run['low']:.4f} to {run['high']:.4f})")
+    typer.echo(f"{folder / PREDICTION}: written {facts['written']}, SHA-256 {facts['sha256'][:16]}...")
+    typer.echo(f"{folder / PAGE}: open it in a browser")
+    for run in facts["predicted"]:
+        typer.echo(f"next: pretrain launch local {folder / 'configs' / run['name']}.yaml")

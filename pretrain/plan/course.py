@@ -31,6 +31,7 @@ class StoredData:
     token_bytes: int  # bytes of a token, 2 or 4
     vocab_size: int  # vocabulary of the tokenizer
     labels: tuple[str, ...] = ()  # label names of the index
+    has_validation: bool = True  # every folder has a validation split
 
 
 @dataclass(frozen=True, slots=True)

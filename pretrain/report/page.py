@@ -86,7 +86,6 @@ def build_page(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
     title = f"Report: {', '.join(run.label for run in runs)}"
     heading = title if len(title) <= 120 else title[:117] + "..."
     made = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
-    style = Path(__file__).with_suffix(".css").read_text(encoding="ascii")
     body = [
         f"<header><h1>{escape(heading)}</h1><p class=note>made {made}</p></header>",
         section(
@@ -105,11 +104,17 @@ def build_page(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> str:
         section("Config", config_diff(runs), *configs),
         section("Facts", facts_table(runs)),
     ]
+    return html_page(title, "".join(body))
+
+
+def html_page(title: str, body: str) -> str:
+    """Returns a page with the style and the policy of reports; the title is text, the body HTML."""
+    style = Path(__file__).with_suffix(".css").read_text(encoding="ascii")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style}</style></head><body>{''.join(body)}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{style}</style></head><body>{body}</body></html>\n"
     )
 
 

@@ -1,1 +1,1 @@
-"""Scaling laws: a ladder of small runs, the law that is fitted to it, and a prediction of the large run."""
+"""Scaling: a ladder of small runs that predicts the loss of a large one, and a check of activations over the width."""

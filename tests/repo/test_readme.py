@@ -33,6 +33,7 @@ DOCUMENTS = [
     "docs/reliability.md",
     "docs/report.md",
     "docs/scale.md",
+    "docs/scaling_laws.md",
     "slurm/README.md",
     "docs/why_transformers.md",
 ]

@@ -1,0 +1,1 @@
+"""The ladder of small runs, its law, and the prediction of a large run."""

@@ -95,4 +95,4 @@ def test_the_command_prints_a_table_and_facts_and_writes_a_picture(tmp_path):
     assert facts["widths"] == [32, 64] and np.array(facts["sizes"]).shape == (2, 2, 4)
     assert facts["slopes"][0][-1] is None and isinstance(facts["flat"], bool)
     refused = run_warm(*command[:-3], "32", cwd=tmp_path)
-    assert refused.code == 64 and "32 is no list of two widths or more" in refused.stderr
+    assert refused.code == 64 and "needs two widths or more, not 32" in refused.stderr

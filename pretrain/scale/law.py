@@ -1,0 +1,186 @@
+"""The law of a ladder, L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, 3.3), and its uncertainty.
+
+    points (N, D, loss)  ->  fit_law    Huber loss of log L, from a grid of starts
+                         ->  draw_laws  fits to losses whose residuals are drawn anew (bootstrap)
+
+A ladder has about ten runs for five values. Two things keep them from trading against each other: N and D
+are counted relative to their geometric means, and the exponents have a prior, which many runs outweigh.
+All starts, and all draws, are minimized at once by Levenberg-Marquardt; no torch.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pretrain.errors import DataError
+from pretrain.evaluate.bootstrap import SEED
+from pretrain.scale.scaling_rule import FLOPS_OF_A_WEIGHT
+
+MIN_RUNS = 6
+"""Runs of a fit: its five values, and one to judge them by."""
+HUBER_DELTA = 3e-3
+"""Residual of log L from which the loss of a fit is linear: the noise of small runs. Hoffmann et al. 2022,
+appendix D.2, have 1e-3 for 400 larger ones."""
+EXPONENT = 0.35
+EXPONENT_SPREAD = 0.1
+"""Mean and standard deviation of the prior of alpha and beta: 0.34 and 0.28 in Hoffmann et al. 2022, 0.35 and
+0.37 by Besiroglu et al. 2024 from the same runs."""
+_STARTS = ((0.2, 0.4, 0.6, 0.8), (0.3, 0.7), (0.25, 0.45))
+"""Shares of E in the mean loss, and of N's term in the rest; both exponents."""
+_ITERATIONS = 300
+_MIN_SPREAD = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class LossPoint:
+    """A run of a ladder that has been trained."""
+
+    name: str
+    parameters: float  # N
+    tokens: int  # D
+    loss: float  # final validation loss, nats a target
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of training."""
+        return FLOPS_OF_A_WEIGHT * self.parameters * self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingLaw:
+    """L(N, D) = E + A / N^alpha + B / D^beta."""
+
+    e: float
+    a: float
+    b: float
+    alpha: float
+    beta: float
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        """Returns the loss of a size, nats a target."""
+        return float(self.e + self.a / parameters**self.alpha + self.b / tokens**self.beta)
+
+    def optimal_parameters(self, flops: float) -> float:
+        """Returns N of the lowest loss at 6 N D = `flops` (Hoffmann et al. 2022, eq. 4)."""
+        both = self.alpha + self.beta
+        ratio = (self.alpha * self.a / (self.beta * self.b)) ** (1 / both)
+        return float(ratio * (flops / FLOPS_OF_A_WEIGHT) ** (self.beta / both))
+
+
+class _Fits:
+    """Fits of the law to the same runs, with several starts or losses at once.
+
+    Values are float64 [fits, 5]: log E, log A, log B, alpha, beta, where A and B are those of N and D
+    relative to their geometric means; log losses are float64 [fits, runs].
+    """
+
+    def __init__(self, points: Sequence[LossPoint]) -> None:
+        sizes = np.log([[point.parameters, point.tokens] for point in points])
+        self.center = sizes.mean(0)
+        self.sizes = sizes - self.center
+
+    def terms(self, values: np.ndarray) -> np.ndarray:
+        """Returns log E, and the logs of both terms of each run, float64 [fits, runs, 3]."""
+        log_e = np.broadcast_to(values[:, None, :1], (len(values), len(self.sizes), 1))
+        return np.concatenate([log_e, values[:, None, 1:3] - self.sizes * values[:, None, 3:]], axis=2)
+
+    def log_losses(self, values: np.ndarray) -> np.ndarray:
+        """Returns log L of each run."""
+        found: np.ndarray = np.logaddexp.reduce(self.terms(values), axis=2)
+        return found
+
+    def objective(self, values: np.ndarray, measured: np.ndarray, exponents: np.ndarray) -> np.ndarray:
+        """Returns Huber's loss in units of its delta, plus the prior's around `exponents` [fits, 2]; float64 [fits]."""
+        off = np.abs(self.log_losses(values) - measured) / HUBER_DELTA
+        prior = ((values[:, 3:] - exponents) / EXPONENT_SPREAD) ** 2 / 2
+        misfit: np.ndarray = np.where(off <= 1, off**2 / 2, off - 0.5).sum(1) + prior.sum(1)
+        return misfit
+
+    def minimize(self, measured: np.ndarray, exponents: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Returns the values at local minima, by Levenberg-Marquardt with Huber's weights."""
+        damping = np.full(len(values), 1e-2)
+        best = self.objective(values, measured, exponents)
+        for _ in range(_ITERATIONS):
+            gradient, curvature = self._quadratic(values, measured, exponents)
+            diagonal = curvature * np.eye(5)
+            step = np.linalg.solve(curvature + damping[:, None, None] * diagonal, gradient[:, :, None])[:, :, 0]
+            tried = values - np.clip(step, -1.0, 1.0)
+            found = self.objective(tried, measured, exponents)
+            is_lower = found < best
+            values = np.where(is_lower[:, None], tried, values)
+            best = np.where(is_lower, found, best)
+            damping = np.clip(np.where(is_lower, damping / 3, damping * 2), 1e-9, 1e9)
+        return values
+
+    def _quadratic(
+        self, values: np.ndarray, measured: np.ndarray, exponents: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns gradients [fits, 5] and Gauss-Newton matrices [fits, 5, 5] of the objective."""
+        terms = self.terms(values)
+        log_loss = np.logaddexp.reduce(terms, axis=2)
+        shares = np.exp(terms - log_loss[:, :, None])  # of the three terms in the loss
+        slopes = np.concatenate([shares, -self.sizes * shares[:, :, 1:]], axis=2)
+        off = (log_loss - measured) / HUBER_DELTA
+        weights = 1 / np.maximum(np.abs(off), 1)
+        weighted = slopes * (weights / HUBER_DELTA**2)[:, :, None]
+        gradient = np.einsum("frv,fr->fv", weighted, log_loss - measured)
+        curvature = np.einsum("frv,frw->fvw", weighted, slopes)
+        gradient[:, 3:] += (values[:, 3:] - exponents) / EXPONENT_SPREAD**2
+        curvature[:, [3, 4], [3, 4]] += 1 / EXPONENT_SPREAD**2
+        return gradient, curvature + 1e-9 * np.eye(5)
+
+    def law(self, values: np.ndarray) -> ScalingLaw:
+        """Returns the law of absolute N and D by the values of a fit, float64 [5]."""
+        alpha, beta = map(float, values[3:])
+        a, b = map(float, np.exp(values[1:3] + values[3:] * self.center))
+        return ScalingLaw(float(np.exp(values[0])), a, b, alpha, beta)
+
+
+def check_points(points: Sequence[LossPoint]) -> None:
+    """Checks that runs can tell a law. Raises: DataError: Too few, or on one line."""
+    if len(points) < MIN_RUNS:
+        what = f"{len(points)} finished runs are too few for a law of five values, at least {MIN_RUNS} are needed"
+        raise DataError(what, fix="finish more: pretrain scale run LADDER")
+    sizes = np.log([[point.parameters, point.tokens] for point in points])
+    spreads = np.linalg.svd(sizes - sizes.mean(0), compute_uv=False) / math.sqrt(len(points))
+    if spreads.min() < _MIN_SPREAD:
+        what = "the finished runs are on one line, where the effects of parameters and of tokens cannot be separated"
+        raise DataError(what, fix="finish those beside it: pretrain scale run LADDER")
+
+
+def fit_law(points: Sequence[LossPoint]) -> ScalingLaw:
+    """Fits the law to runs. Raises: DataError as `check_points`."""
+    return draw_laws(points, 0)[0]
+
+
+def draw_laws(points: Sequence[LossPoint], resamples: int) -> list[ScalingLaw]:
+    """Returns the law of the runs, and that of each draw of their residuals and of the prior.
+
+    A draw adds to the fitted log losses residuals of other runs, with replacement, scaled by sqrt(n / (n - 5))
+    for the values that the fit has taken from them (Efron and Tibshirani 1993, 9.4 and 9.7): the fewer
+    runs, the wider. The prior is drawn too, so that what the runs do not tell counts as unknown.
+
+    Raises:
+        DataError: The runs cannot tell a law (`check_points`).
+    """
+    check_points(points)
+    fits = _Fits(points)
+    measured = np.log([point.loss for point in points])
+    starts = np.array([
+        [math.log(e), math.log((1 - e) * share), math.log((1 - e) * (1 - share)), exponent, exponent]
+        for e, share, exponent in itertools.product(*_STARTS)
+    ])  # fmt: skip
+    starts[:, :3] += measured.mean()
+    prior = np.full((len(starts), 2), EXPONENT)
+    values = fits.minimize(measured, prior, starts)
+    best = values[fits.objective(values, measured, prior).argmin()]
+    fitted = fits.log_losses(best[None])[0]
+    rng = np.random.default_rng(SEED)
+    residuals = (measured - fitted) * math.sqrt(len(points) / (len(points) - 5))
+    drawn = fitted + rng.choice(residuals, size=(resamples, len(points)))
+    prior = rng.normal(EXPONENT, EXPONENT_SPREAD, size=(resamples, 2))
+    values = fits.minimize(drawn, prior, np.tile(best, (resamples, 1)))
+    return [fits.law(best), *map(fits.law, values)]

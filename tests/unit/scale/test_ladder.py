@@ -1,0 +1,124 @@
+"""A ladder: its runs, its folder, its command, and what cannot work; fit and score over runs written by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pretrain import cli
+from pretrain.config.load import load_config
+from pretrain.run.folder import RunDir
+from pretrain.scale.ladder import load_ladder
+from pretrain.scale.law import ScalingLaw
+from pretrain.scale.scaling_rule import size_of
+from tests.helpers.shards import make_shards
+from tests.unit.report.run_folders import attempt
+from tests.unit.scale.test_scaling_rule import REFERENCE
+
+TRUE = ScalingLaw(e=1.2, a=60.0, b=300.0, alpha=0.35, beta=0.38)
+PLAN = ("scale", "plan", "ref.yaml", "--budget", "1e16", "--output", "ladder")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    (tmp_path / "ref.yaml").write_text(REFERENCE.replace("heads: 8, kv_heads: 4", "heads: 32, kv_heads: 16"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def finish(config: Path, loss: float | None = None, **facts: object) -> Path:
+    """Writes the folder of a finished run with the loss of the law, or another."""
+    loaded = load_config(config)
+    run, size, steps = RunDir(loaded.folder), size_of(loaded), loaded.train.steps
+    (run.checkpoints / f"step-{steps:08d}").mkdir(parents=True)
+    (run.checkpoints / f"step-{steps:08d}" / "manifest.json").write_text("{}")
+    record = {"id": "a", "name": loaded.run.name, "created": "2126-03-01T08:00:00+00:00"}
+    run.record.write_text(json.dumps(record | {"attempts": [attempt(1, 0.0, 1.0, 0) | facts]}))
+    run.config.write_text(config.read_text())
+    loss = TRUE.loss(size.parameters, size.tokens) if loss is None else loss
+    run.metrics.write_text(json.dumps({"step": steps, "val_loss": loss}) + "\n")
+    return run.path
+
+
+def test_each_budget_has_three_sizes_and_the_largest_one(here, capsys):
+    assert cli.run([*PLAN, "--rungs", "4"]) == 0
+    assert "next: pretrain scale run ladder" in capsys.readouterr().out
+    ladder = load_ladder(Path("ladder"))
+    assert len(ladder.runs) == 10
+    assert ladder.flops == pytest.approx(sum(run.flops for run in ladder.runs))
+    assert [run.flops for run in ladder.runs[:4]] == pytest.approx(
+        [1e16 / 300 * 10 ** (rung / 3) for rung in range(4)], rel=0.05
+    )
+    assert ladder.target.flops == pytest.approx(1e16, rel=0.01)
+    for run in (*ladder.runs, ladder.target):
+        config = load_config(Path("ladder/configs") / f"{run.name}.yaml")
+        size = size_of(config)
+        assert (size.parameters, size.tokens, config.optim.lr) == (run.parameters, run.tokens, run.lr)
+        assert config.eval.every_steps == config.train.steps == run.steps
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--widths", "64,82,128"), "width=82 is no multiple of 8"),
+        (("--widths", "64,a"), "--widths: '64,a' is no list of widths; for example 64,96,128"),
+        (("--rungs", "2"), "--rungs: 2 sizes give too few runs for a law, which takes 6; give at least 3 sizes"),
+        (("--smallest", "2e16", "--largest", "3e16"), "--budget: 1e+16 FLOPs are below the 2e+16 of the smallest run"),
+        (("--largest", "2e16"), "--budget: 1e+16 FLOPs are not above the 2e+16 of the largest run of the ladder"),
+        (("--rungs", "30"), "--rungs: two budgets have the same size, width "),
+        (("--rule", "tokens=3"), "--rule tokens: unknown key 'tokens'"),
+        (("batch.global_tokens=67108864",), "tokens are too few to learn from, at least 30 are needed"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_reason(here, capsys, options, message):
+    assert cli.run([*PLAN, *options]) == 64
+    assert message in capsys.readouterr().err
+    assert not Path("ladder").exists()
+
+
+def test_data_that_would_be_read_too_often_are_refused(here, capsys):
+    make_shards(here / "data")
+    assert cli.run([*PLAN, "data.path=data", "data.lanes=1", "model.vocab_size=1000"]) == 64
+    assert "times; beyond 4 the law does not hold; prepare more text" in capsys.readouterr().err
+
+
+def test_fit_predicts_and_score_compares(here, capsys):
+    assert cli.run([*PLAN, "--rungs", "4"]) == 0
+    assert cli.run(["scale", "fit", "ladder"]) == 65
+    assert "0 finished runs are too few for a law of five values" in capsys.readouterr().err
+    ladder = load_ladder(Path("ladder"))
+    configs = [Path("ladder/configs") / f"{run.name}.yaml" for run in ladder.runs]
+    finish(configs[0], exit_code=77, reason="loss is nan")
+    for config in configs[2:]:
+        finish(config)
+    assert cli.run(["scale", "fit", "ladder"]) == 0
+    done = capsys.readouterr()
+    assert "ref-0 is left out: diverged: loss is nan" in done.err
+    assert "ref-1 is left out: not started" in done.err
+    facts = json.loads(Path("ladder/prediction.json").read_text())
+    predicted = facts["predicted"][0]
+    truth = TRUE.loss(ladder.target.parameters, ladder.target.tokens)
+    assert predicted["loss"] == pytest.approx(truth, rel=0.02)
+    assert "ref-0 is left out" in Path("ladder/scale.html").read_text()
+
+    target = finish(Path("ladder/configs/ref-target.yaml"), loss=truth)
+    assert cli.run(["scale", "fit", "ladder"]) == 73
+    assert "has begun, and has a prediction already" in capsys.readouterr().err
+    assert cli.run(["scale", "score", "ladder", str(target), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["measured"] == pytest.approx(truth)
+    assert found["error"] == pytest.approx(predicted["loss"] / truth - 1)
+    assert found["is_before"]
+    assert "measured" in Path("ladder/scale.html").read_text()
+
+    record = json.loads((target / "run.json").read_text()) | {"created": "2020-01-01T00:00:00+00:00"}
+    (target / "run.json").write_text(json.dumps(record))
+    assert cli.run(["scale", "score", "ladder", str(target)]) == 0
+    assert "after the fact: the run began 2020-01-01" in capsys.readouterr().err
+    assert cli.run(["scale", "score", "ladder", "ladder/runs/ref-2"]) == 65
+    assert "no run of its size was predicted" in capsys.readouterr().err
+
+    predicted["loss"] = truth
+    Path("ladder/prediction.json").write_text(json.dumps(facts))
+    assert cli.run(["scale", "score", "ladder", str(target)]) == 65
+    assert "prediction.json: was edited: its content has another SHA-256" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""The fit of the law: values that are known, torch's L-BFGS as a reference, outliers, intervals, too few runs."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain.errors import DataError
+from pretrain.scale import law as law_module
+from pretrain.scale.law import LossPoint, ScalingLaw, check_points, draw_laws, fit_law
+
+TRUE = ScalingLaw(e=1.7, a=400.0, b=900.0, alpha=0.34, beta=0.32)
+BUDGETS = [1e12, 2.15e12, 4.64e12, 1e13]
+
+
+def ladder(noise: float = 0.0, seed: int = 0) -> list[LossPoint]:
+    """Runs of a ladder of four sizes, on the line of 20 tokens a parameter and beside it."""
+    rng = np.random.default_rng(seed)
+    points = []
+    for budget, beside in itertools.product(BUDGETS, (1 / 3, 1, 3)):
+        if budget == BUDGETS[-1] and beside != 1:
+            continue
+        parameters = beside * (budget / 120) ** 0.5
+        tokens = round(budget / (6 * parameters))
+        loss = TRUE.loss(parameters, tokens) * float(np.exp(rng.normal(0, noise)))
+        points.append(LossPoint(f"run-{len(points)}", parameters, tokens, loss))
+    return points
+
+
+LARGE = (1.58e6, 31_600_000)
+"""Parameters and tokens at 30 times the FLOPs of the largest run of the ladder."""
+
+
+def test_a_law_is_found_from_losses_that_follow_it():
+    found = fit_law(ladder())
+    assert found.loss(*LARGE) == pytest.approx(TRUE.loss(*LARGE), rel=2e-3)
+    assert found.alpha == pytest.approx(TRUE.alpha, abs=0.02)
+    assert found.beta == pytest.approx(TRUE.beta, abs=0.02)
+
+
+def test_the_fit_is_that_of_l_bfgs_on_the_same_objective():
+    points = ladder(noise=0.004)
+    sizes = torch.tensor([[point.parameters, point.tokens] for point in points], dtype=torch.float64).log()
+    losses = torch.tensor([point.loss for point in points], dtype=torch.float64).log()
+    center = sizes.mean(0)
+    found = fit_law(points)
+    scaled = [found.a * np.exp(-found.alpha * center[0].item()), found.b * np.exp(-found.beta * center[1].item())]
+    values = torch.tensor(
+        [np.log(found.e), *np.log(scaled), found.alpha, found.beta], dtype=torch.float64, requires_grad=True
+    )
+
+    def objective() -> torch.Tensor:
+        terms = values[1:3] - (sizes - center) * values[3:]
+        fitted = torch.logsumexp(torch.cat([values[:1].expand(len(points), 1), terms], 1), 1)
+        delta = law_module.HUBER_DELTA
+        misfit = torch.nn.functional.huber_loss(fitted, losses, delta=delta, reduction="sum") / delta**2
+        prior = ((values[3:] - law_module.EXPONENT) / law_module.EXPONENT_SPREAD).square().sum() / 2
+        return misfit + prior
+
+    ours = objective().item()
+    with torch.no_grad():
+        values.copy_(torch.tensor([0.5, -1.0, -1.0, 0.3, 0.4]))
+    optimizer = torch.optim.LBFGS([values], max_iter=500, tolerance_change=1e-14, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = objective()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert ours == pytest.approx(objective().item(), rel=1e-4, abs=1e-4)
+
+
+def test_the_best_size_is_the_minimum_over_all_sizes():
+    sizes = np.geomspace(1e4, 1e9, 200_001)
+    budget = 3e14
+    losses = [TRUE.loss(size, budget / 6 / size) for size in sizes]
+    assert TRUE.optimal_parameters(budget) == pytest.approx(sizes[int(np.argmin(losses))], rel=1e-3)
+
+
+def test_one_run_that_went_wrong_hardly_moves_the_prediction():
+    points = ladder(noise=0.001)
+    worse = [
+        LossPoint(point.name, point.parameters, point.tokens, point.loss * (1.1 if number == 4 else 1.0))
+        for number, point in enumerate(points)
+    ]
+    moved = fit_law(worse).loss(*LARGE) / fit_law(points).loss(*LARGE)
+    assert moved == pytest.approx(1.0, abs=0.02)
+
+
+def spread(points: list[LossPoint]) -> tuple[float, float]:
+    """The 95% interval of the large run's loss."""
+    low, high = np.quantile([law.loss(*LARGE) for law in draw_laws(points, 60)[1:]], [0.025, 0.975])
+    return float(low), float(high)
+
+
+def test_intervals_cover_the_truth_and_widen_with_noise():
+    truth = TRUE.loss(*LARGE)
+    covered = [low < truth < high for low, high in (spread(ladder(0.004, seed)) for seed in range(5))]
+    assert sum(covered) >= 4
+    quiet, loud = spread(ladder(0.001)), spread(ladder(0.01))
+    assert quiet[1] - quiet[0] < loud[1] - loud[0]
+
+
+def test_too_few_runs_are_refused_by_their_number():
+    with pytest.raises(DataError, match="5 finished runs are too few for a law of five values, at least 6 are needed"):
+        check_points(ladder()[:5])
+
+
+def test_runs_on_one_line_cannot_tell_sizes_from_tokens():
+    points = [
+        LossPoint(str(number), parameters, round(20 * parameters), 3.0)
+        for number, parameters in enumerate(np.geomspace(1e5, 1e6, 6))
+    ]
+    with pytest.raises(DataError, match="are on one line, where the effects of parameters and of tokens cannot be"):
+        check_points(points)

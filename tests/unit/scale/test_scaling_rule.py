@@ -1,0 +1,124 @@
+"""The rule of a ladder: shapes, learning rate, batch and schedule of a size, and what does not divide."""
+
+import pytest
+
+from pretrain.config.load import load_config
+from pretrain.config.optim import OptimConfig
+from pretrain.errors import ConfigError
+from pretrain.plan.flops import count_flops
+from pretrain.scale.scaling_rule import (
+    LadderRule,
+    has_transfer,
+    parameters_of,
+    scale_model,
+    scale_run,
+    size_of,
+    width_step,
+)
+
+REFERENCE = """
+run: {name: ref}
+data: {path: data/none}
+model:
+  preset: llama-tiny
+  vocab_size: 256
+  decoder: {layers: 4, width: 128, heads: 8, kv_heads: 4, ff_width: 352}
+batch: {global_tokens: 4096, seq_len: 64, micro: 16}
+optim: {lr: 4e-3, schedule: {kind: cosine, warmup_tokens: 409600}}
+train: {steps: 1000}
+engine: {kind: single, zero_stage: 0, precision: fp32, device: cpu}
+"""
+PLACE = {"dir": "ladder/runs", "name": "ref-0"}
+
+
+@pytest.fixture
+def reference(tmp_path):
+    (tmp_path / "ref.yaml").write_text(REFERENCE)
+    return load_config(tmp_path / "ref.yaml")
+
+
+def override(tmp_path, *items):
+    (tmp_path / "ref.yaml").write_text(REFERENCE)
+    return load_config(tmp_path / "ref.yaml", items)
+
+
+def test_n_is_the_flops_a_token_over_six(reference):
+    size = size_of(reference)
+    assert size.tokens == 4096 * 1000
+    assert size.parameters == count_flops(reference.model, 64).whole.total / 64 / 6
+    assert size.flops == pytest.approx(count_flops(reference.model, 64).whole.total * 64 * 1000)
+
+
+def test_heads_keep_their_width_and_their_groups(reference):
+    assert width_step(reference) == 32
+    for width, layers, heads in ((64, 2, 4), (128, 4, 8), (192, 6, 12)):
+        stack = scale_model(reference, LadderRule(), width)["decoder"]
+        assert (stack["width"], stack["layers"], stack["heads"], stack["kv_heads"]) == (
+            width, layers, heads, heads // 2
+        )  # fmt: skip
+        assert stack["ff_width"] % 16 == 0
+        assert stack["ff_width"] == pytest.approx(352 * width / 128, abs=8)
+    flat = scale_model(reference, LadderRule(depth_by_width=0.0), 64)["decoder"]
+    assert (flat["width"], flat["layers"]) == (64, 4)
+
+
+def test_a_run_of_the_reference_size_is_the_reference(reference):
+    size = size_of(reference)
+    run = scale_run(reference, LadderRule(), 128, size.flops, vocab_size=None, run=PLACE)
+    assert run.model.decoder == reference.model.decoder
+    assert (run.optim.lr, run.batch, run.train) == (reference.optim.lr, reference.batch, reference.train)
+    assert run.optim.schedule.warmup_steps == 100
+    assert (str(run.folder), run.eval.every_steps) == ("ladder/runs/ref-0", 1000)
+    assert run.tracking.group == "ref"
+
+
+def test_rate_batch_and_schedule_follow_the_exponents(reference):
+    rule = LadderRule(lr_by_parameters=-0.5, lr_by_tokens=0.25, batch_by_tokens=0.5)
+    base = size_of(reference)
+    flops = base.flops / 20
+    run = scale_run(reference, rule, 64, flops, vocab_size=None, run=PLACE)
+    small = size_of(run)
+    assert small.parameters == parameters_of(reference, rule, 64, None)
+    assert small.flops == pytest.approx(flops, rel=0.01)
+    more = flops / (6 * small.parameters) / base.tokens
+    wanted = 4e-3 * (small.parameters / base.parameters) ** -0.5 * more**0.25
+    assert run.optim.lr == pytest.approx(wanted, rel=1e-3)
+    assert run.batch.rows == pytest.approx(64 * more**0.5, rel=1 / 16)
+    assert run.batch.rows % run.batch.micro == 0
+    assert run.optim.schedule.warmup_steps == pytest.approx(0.1 * run.train.steps, abs=1)
+
+
+def test_muon_has_both_rates_scaled(tmp_path):
+    reference = override(tmp_path, "optim.kind=muon", "optim.muon.lr=0.02")
+    flops = size_of(reference).flops / 20
+    run = scale_run(reference, LadderRule(), 64, flops, vocab_size=None, run=PLACE)
+    assert run.optim.muon.lr / 0.02 == pytest.approx(run.optim.lr / 4e-3, rel=1e-3)
+    assert run.optim.lr != 4e-3
+
+
+def test_a_config_without_transfer_has_none():
+    assert not has_transfer(OptimConfig(lr=1e-3))
+
+
+def test_a_width_without_whole_groups_of_heads_is_refused(reference):
+    message = "width=80 is no multiple of 32, the width of a group of heads; use 64 or 96, or more heads"
+    with pytest.raises(ConfigError, match=message):
+        scale_model(reference, LadderRule(), 80)
+    with pytest.raises(ConfigError, match=r"width=16 is no multiple of 32.*; use 32, or more heads"):
+        scale_model(reference, LadderRule(), 16)
+
+
+def test_a_recurrent_model_is_refused(tmp_path):
+    text = REFERENCE[: REFERENCE.index("model:")] + (
+        "model: {kind: recurrent, vocab_size: 256, decoder: {cell: lstm, layers: 1, width: 64}}\n"
+        + REFERENCE[REFERENCE.index("batch:") :]
+    )
+    (tmp_path / "lstm.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"which model.kind=recurrent lacks; use a Transformer"):
+        width_step(load_config(tmp_path / "lstm.yaml"))
+
+
+def test_a_run_of_a_few_steps_is_refused(reference):
+    flops = size_of(reference).flops / 1e5
+    with pytest.raises(ConfigError, match=r"ref-0: \d+ steps of \d+ tokens are too few to learn from, at least 30"):
+        scale_run(reference, LadderRule(batch_by_tokens=0.0), 128, flops, vocab_size=None, run=PLACE)
