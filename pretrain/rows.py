@@ -93,7 +93,8 @@ class Vocabulary:
 def cut_rows(rows: TokenRows, length: int) -> TokenRows:
     """Returns rows of running text cut into rows of `length` tokens, a divisor of theirs, one after another.
 
-    The last column of a part is the first one of the next, as with rows of that length from the beginning.
+    The last column of a part is the first one of the next, as with rows of that length from the
+    beginning.
     """
     assert rows.loss_mask is None and rows.labels is None and rows.source is None, "running text"
     num_rows, width = rows.tokens.shape

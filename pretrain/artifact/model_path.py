@@ -50,8 +50,8 @@ class PlainCodec:
     """A `Codec` over a tokenizer of `pretrain prepare`, whose special tokens are those of the documents in training.
 
     With `ends_sources` it appends the end-of-document token, as in training of an encoder-decoder.
-    `template` is that of the conversations of the training; `eos` ends a document (None: a known name), `begin` begins
-    one (None: nothing).
+    `template` is that of the conversations of the training; `eos` ends a document (None: a known
+    name), `begin` begins one (None: nothing).
     """
 
     def __init__(
@@ -347,7 +347,8 @@ def open_newest(path: Path) -> WeightReader:
 def newest_checkpoint(path: Path) -> tuple[Path, bool]:
     """Returns the checkpoint of a model path, and whether it is of a run; an imported model as it is.
 
-    RUN/ema becomes `ema` under that checkpoint. Raises: CheckpointError: A run without an intact checkpoint.
+    RUN/ema becomes `ema` under that checkpoint. Raises: CheckpointError: A run without an intact
+    checkpoint.
     """
     if is_release(path) or (path / MODEL_FILE).is_file():
         return path, False

@@ -1,8 +1,8 @@
 """The table of commands, and the run of one.
 
-Functions of commands import heavy modules when they run, so that `--help` answers at once. Errors of
-`pretrain.errors` end a command with one line and their exit code, here and nowhere else; `--debug` adds
-the traceback.
+Functions of commands import heavy modules when they run, so that `--help` answers at once. Errors
+of `pretrain.errors` end a command with one line and their exit code, here and nowhere else;
+`--debug` adds the traceback.
 """
 
 import os

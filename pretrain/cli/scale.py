@@ -7,7 +7,15 @@ import typer
 from typer import Argument, Option
 
 from pretrain.cli.launch import submit_runs, train_local
-from pretrain.cli.options import CommandGroup, Config, Json, Overrides, RunFolder, console, print_json
+from pretrain.cli.options import (
+    CommandGroup,
+    Config,
+    Json,
+    Overrides,
+    RunFolder,
+    console,
+    print_json,
+)
 from pretrain.cli.plan import find_stored
 from pretrain.errors import EXIT_DIVERGED, EXIT_OK, ConfigError, LockedError
 
@@ -42,7 +50,14 @@ def scale_plan_command(
     Example: pretrain scale plan configs/run/quickstart.yaml --budget 1e16 --output runs/ladder
     """
     from pretrain.config.load import load_config
-    from pretrain.scale.ladder import RATIO, SPREAD, LadderPlanner, LadderRequest, plan_ladder, write_ladder
+    from pretrain.scale.ladder import (
+        RATIO,
+        SPREAD,
+        LadderPlanner,
+        LadderRequest,
+        plan_ladder,
+        write_ladder,
+    )
 
     loaded = load_config(config, overrides or [], extensions="require")
     stored = find_stored(loaded)
@@ -127,7 +142,11 @@ def scale_fit_command(ladder: LadderFolder, as_json: Json = False) -> None:
     target = run_path(ladder, found.target.name)
     if (ladder / PREDICTION).exists() and (target / "run.json").exists():
         what = f"{target} has begun, and has a prediction already"
-        raise LockedError(what, where=str(ladder / PREDICTION), fix="compare them: pretrain scale score LADDER RUN")
+        raise LockedError(
+            what,
+            where=str(ladder / PREDICTION),
+            fix="compare them: pretrain scale score LADDER RUN",
+        )
     outcomes = {run.name: read_point(run_path(ladder, run.name)) for run in found.runs}
     left_out = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
     for name, reason in left_out.items():
@@ -166,7 +185,10 @@ def scale_score_command(ladder: LadderFolder, run: RunFolder, as_json: Json = Fa
     typer.echo(f"predicted  {predicted.loss:.4f}  off by {100 * found.error:+.2f}%")
     typer.echo(f"95%        {predicted.low:.4f} to {predicted.high:.4f}: the measured loss is {inside}")
     if not found.is_before:
-        typer.echo(f"after the fact: the run began {found.began}, the prediction is of {found.written}", err=True)
+        typer.echo(
+            f"after the fact: the run began {found.began}, the prediction is of {found.written}",
+            err=True,
+        )
     typer.echo(f"{ladder / PAGE}: open it in a browser")
 
 
@@ -193,7 +215,11 @@ def coordinates_command(
     image_format = None if output is None else check_format(output)
     chosen = _parse_widths(widths)
     if len(chosen) < 2:
-        raise ConfigError(f"a slope needs two widths or more, not {widths}", where="--widths", fix="for example 64,128")
+        raise ConfigError(
+            f"a slope needs two widths or more, not {widths}",
+            where="--widths",
+            fix="for example 64,128",
+        )
     found = check_coordinates(load_config(config, overrides or [], extensions="require"), chosen, steps)
     if output is not None and image_format is not None:
         write_file(output, draw_coordinates(found, image_format))
@@ -202,12 +228,23 @@ def coordinates_command(
     if as_json:
         # A size of 0, as that of the change at step 0, has no slope.
         shown = [[None if value != value else value for value in row] for row in slopes.tolist()]
-        facts = {"widths": found.widths, "layers": found.layers, "sizes": found.sizes.tolist(), "slopes": shown}
+        facts = {
+            "widths": found.widths,
+            "layers": found.layers,
+            "sizes": found.sizes.tolist(),
+            "slopes": shown,
+        }
         print_json(facts | {"tolerance": TOLERANCE, "flat": found.is_flat()})
         return
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, title="mean |activation|", title_justify="left", title_style="bold")
+    table = Table(
+        box=None,
+        pad_edge=False,
+        title="mean |activation|",
+        title_justify="left",
+        title_style="bold",
+    )
     table.add_column("step", justify="right")
     table.add_column("layer")
     for width in found.widths:
@@ -244,7 +281,11 @@ def _parse_widths(text: str | None) -> tuple[int, ...]:
     """Returns widths from `A,B,..`. Raises: ConfigError."""
     words = [] if text is None else text.split(",")
     if not all(word.strip().isdecimal() and int(word) for word in words):
-        raise ConfigError(f"{(text or '')[:40]!r} is no list of widths", where="--widths", fix="for example 64,96,128")
+        raise ConfigError(
+            f"{(text or '')[:40]!r} is no list of widths",
+            where="--widths",
+            fix="for example 64,96,128",
+        )
     return tuple(map(int, words))
 
 
@@ -284,11 +325,20 @@ def _show_ladder(ladder: "Ladder") -> None:
     for run in (*ladder.runs, ladder.target):
         sizes = [str(run.width), str(run.layers), count(run.parameters), count(run.tokens)]
         epochs = "" if run.epochs is None else f"{run.epochs:.2f}"
-        course = [f"{run.steps:,}", f"{run.global_tokens:,}", f"{run.lr:.3g}", f"{run.flops:.2e}", epochs]
+        course = [
+            f"{run.steps:,}",
+            f"{run.global_tokens:,}",
+            f"{run.lr:.3g}",
+            f"{run.flops:.2e}",
+            epochs,
+        ]
         table.add_row(run.name.removeprefix(f"{ladder.name}-"), *sizes, *course)
     console().print(table)
     if ladder.vocab_size is None:
-        typer.echo("the data are not here: their supply is not checked, and a vocabulary is assumed", err=True)
+        typer.echo(
+            "the data are not here: their supply is not checked, and a vocabulary is assumed",
+            err=True,
+        )
 
 
 def _show_fit(facts: dict[str, Any], folder: Path) -> None:
@@ -298,7 +348,16 @@ def _show_fit(facts: dict[str, Any], folder: Path) -> None:
     from pretrain.scale.scale_page import PAGE, law_text
     from pretrain.utils.units import count
 
-    table = _table(f"Law of {len(facts['runs'])} runs", "run", "N", "tokens", "FLOPs", "loss", "fitted", "off by")
+    table = _table(
+        f"Law of {len(facts['runs'])} runs",
+        "run",
+        "N",
+        "tokens",
+        "FLOPs",
+        "loss",
+        "fitted",
+        "off by",
+    )
     for run in facts["runs"]:
         sizes = [count(run["parameters"]), count(run["tokens"]), f"{run['flops']:.3g}"]
         off = f"{100 * (run['loss'] / run['fitted'] - 1):+.2f}%"

@@ -243,7 +243,8 @@ class BatchConfig(Section):
 class BatchPlan:
     """Division of a global batch: `rows = world_size x accumulation x micro`.
 
-    It is that of the first step; `steps` has the rows of all of them, which divide alike. None: all have as many.
+    It is that of the first step; `steps` has the rows of all of them, which divide alike. None:
+    all have as many.
     """
 
     rows: int

@@ -6,8 +6,8 @@
     train          ->  the samples from a position of the run on, of any source
     validation     ->  the rows of one source from a number on, in their fixed order
 
-On a terminal documents alternate in colour; in a pipe the same words come plain, and words or braces
-say what colours do. Control characters are escaped: text of the web can command a terminal.
+On a terminal documents alternate in colour; in a pipe the same words come plain, and words or
+braces say what colours do. Control characters are escaped: text of the web can command a terminal.
 """
 
 from collections.abc import Iterator, Sequence

@@ -37,8 +37,8 @@ def ask(
 ) -> TrialOptions:
     """Returns the options of a trial on ranks of this machine, or of this process's job.
 
-    `ranks` of None: one per GPU, else two; one with engine.kind=single. `folder` of None: a new one next
-    to the run, the same for all ranks of a job.
+    `ranks` of None: one per GPU, else two; one with engine.kind=single. `folder` of None: a new
+    one next to the run, the same for all ranks of a job.
     """
     gpus = [] if loaded.engine.device == "cpu" else ask_driver()[0]
     num_nodes = 1

@@ -4,9 +4,9 @@
     in a checkpoint     `<parameter>/ema@<offset>`, beside the weight and its moments
     for an evaluation   weights and averages change places, and the working weights follow them
 
-It lies where the engine keeps the masters, cut like them, so that a step gathers nothing, and any ranks and any ZeRO
-stage continue it. Frozen parameters have none: they are their own average. Not here: the decay (`ema_decay`), which is
-a function of the step.
+It lies where the engine keeps the masters, cut like them, so that a step gathers nothing, and any
+ranks and any ZeRO stage continue it. Frozen parameters have none: they are their own average. Not
+here: the decay (`ema_decay`), which is a function of the step.
 """
 
 import contextlib

@@ -112,8 +112,8 @@ def run_generate(
     """Generates for each prompt, and writes the texts, flushed with each prompt or piece of text.
 
     Returns the number of texts without a visible character. `prompts=None`: none were given, and a
-    decoder begins a document. `finish` changes a translation when it is whole. Raises: ConfigError, where
-    the model, a prompt or an option does not fit.
+    decoder begins a document. `finish` changes a translation when it is whole. Raises:
+    ConfigError, where the model, a prompt or an option does not fit.
     """
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # the terminal may lack a character

@@ -24,8 +24,9 @@ _EARLY_STOPPING: dict[str, bool | Literal["never"]] = {"true": True, "false": Fa
 class Options:
     """Options of the command line as they were given; None: not given.
 
-    Most are those of `Sampling`, `Beams` and `Constraints`; `top_k` is also the number of candidates
-    of a mask. Raises: ConfigError, for an option out of its range, or two that exclude each other.
+    Most are those of `Sampling`, `Beams` and `Constraints`; `top_k` is also the number of
+    candidates of a mask. Raises: ConfigError, for an option out of its range, or two that exclude
+    each other.
     """
 
     max_tokens: int | None = None

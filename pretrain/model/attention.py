@@ -100,9 +100,9 @@ class KVCache:
     def fix(self, device: torch.device) -> int:
         """Fixes the shapes of the next step, of one token a row; returns how many positions it reads.
 
-        Such a step reads its position on the device, and has the same shapes up to the next power of
-        two, so that it can be captured and replayed. `advance` follows it. For good: no other step
-        comes after it. Under the backends `auto`, `sdpa` and `eager`.
+        Such a step reads its position on the device, and has the same shapes up to the next power
+        of two, so that it can be captured and replayed. `advance` follows it. For good: no other
+        step comes after it. Under the backends `auto`, `sdpa` and `eager`.
         """
         keys = min(self.layers[0].capacity, max(FEWEST_KEYS, 1 << self.length.bit_length()))
         if self._position_1 is None:
@@ -128,8 +128,8 @@ class SelfAttention(nn.Module):
     """Multi-head attention; grouped-query (Ainslie et al. 2023): head n reads n // (N / K).
 
     Queries, keys and values are one matrix product: the rows of `qkv.weight` are N query heads, K
-    key heads, K value heads, each of H rows. With `value_residual` and `value_embeddings` a layer mixes
-    its values with others, by the factors `value_mix`.
+    key heads, K value heads, each of H rows. With `value_residual` and `value_embeddings` a layer
+    mixes its values with others, by the factors `value_mix`.
     """
 
     def __init__(self, config: StackConfig, backend: AttentionBackend, number: int) -> None:
@@ -163,8 +163,8 @@ class SelfAttention(nn.Module):
         """Attends within a sequence, under a prepared mask; with `returns_values` returns its own values too.
 
         `rotation` are the rotary angles of these T positions. The cache of earlier keys and values
-        is extended by these T, values as they are mixed; None outside decoding. `others` are values of
-        these T positions to mix with, [B, T, K, H] or [B, T, K H] each.
+        is extended by these T, values as they are mixed; None outside decoding. `others` are
+        values of these T positions to mix with, [B, T, K, H] or [B, T, K H] each.
         """
         heads = self.qkv(x_BTD).unflatten(-1, (-1, self.head_width))  # [B, T, N + 2 K, H]
         qk, own_BTKH = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=2)

@@ -4,9 +4,9 @@
     xavier   uniform by the mean of fan-in and fan-out; tables N(0, 1/D)      the 2017 Transformer
     t5       normal by fan-in, scaled for attention without a scale           T5
 
-Norm weights are 1, biases 0, and with `init_output: zero` the ends of residual branches and an untied
-head too. A fused matrix (queries, keys and values; gate and up) is drawn part by part, because fan-in
-and fan-out are those of its parts. Recurrent models: `draw_recurrent`.
+Norm weights are 1, biases 0, and with `init_output: zero` the ends of residual branches and an
+untied head too. A fused matrix (queries, keys and values; gate and up) is drawn part by part,
+because fan-in and fan-out are those of its parts. Recurrent models: `draw_recurrent`.
 """
 
 import hashlib

@@ -21,9 +21,9 @@ from pretrain.model.backends.backend import DistanceBias
 class Rotation(NamedTuple):
     """Cosines and sines of the rotary angles, fp32, [T or B T, 1, R]: R repeats its first half.
 
-    R is the rotated width of a head, its first dimensions: H without `rope_fraction`. The sines of the
-    first half are negated: a rotation is `x * cos + swap_halves(x) * sin`. Both have the magnitude of
-    the scaling.
+    R is the rotated width of a head, its first dimensions: H without `rope_fraction`. The sines of
+    the first half are negated: a rotation is `x * cos + swap_halves(x) * sin`. Both have the
+    magnitude of the scaling.
     """
 
     cos: Tensor

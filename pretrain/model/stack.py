@@ -158,8 +158,8 @@ class Block(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Maps [B, T, D] to [B, T, D]; arguments as in `SelfAttention` and `CrossAttention`.
 
-        `input_BTD` is the input of the first block, for `residual_scalars`. The first block of a stack with
-        `value_residual` returns its values too.
+        `input_BTD` is the input of the first block, for `residual_scalars`. The first block of a
+        stack with `value_residual` returns its values too.
         """
         # Arguments by position: the hooks of ZeRO stage 3 do not see others.
         arguments = (x_BTD, prepared, rotation, memory, cache, others, input_BTD)

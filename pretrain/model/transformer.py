@@ -147,7 +147,8 @@ class Transformer(nn.Module):
                 Targets are not read.
             cache: For decoding: the batch continues the cached positions and is appended to the
                 cache. The source is encoded at the first step only.
-            logits: Run the head. Objectives run it chunk by chunk, without materialising all logits.
+            logits: Run the head. Objectives run it chunk by chunk, without materialising all
+            logits.
         """
         rows = _target_rows(batch)
         encoded = None

@@ -85,8 +85,8 @@ def split_hidden(group: ParameterGroup) -> tuple[ParameterGroup, ParameterGroup]
 def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> WholeOptimizer:
     """Builds torch's Muon over the decaying matrices of the stacks, and AdamW over everything else.
 
-    State after the first step: one momentum for each matrix, two moments for each other parameter; with `row_beta2`
-    also one number for each row of a matrix.
+    State after the first step: one momentum for each matrix, two moments for each other parameter;
+    with `row_beta2` also one number for each row of a matrix.
 
     Raises:
         LaunchError: This torch has no Muon.
@@ -123,7 +123,8 @@ def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.
 def build_soap(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> WholeOptimizer:
     """Builds SOAP over the decaying matrices of the stacks, and AdamW over everything else.
 
-    State after the first step: two moments for each parameter, and for each matrix two square ones of each side.
+    State after the first step: two moments for each parameter, and for each matrix two square ones
+    of each side.
     """
     split = [split_hidden(group) for group in groups]
     whole = [

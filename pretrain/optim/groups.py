@@ -78,7 +78,8 @@ class ParameterGroup:
     """Parameters that share a weight decay and a learning rate.
 
     Attributes:
-        name: `decay` or `no_decay`; under `layer_decay`, with the depth: `decay.3`; of several scales, with
+        name: `decay` or `no_decay`; under `layer_decay`, with the depth: `decay.3`; of several
+        scales, with
             the number of its own: `decay.s1`.
         decays: `optim.weight_decay` applies.
         names: Parameter names, in the order of registration in the model.
@@ -138,7 +139,8 @@ def group_parameters(
         split_heads: The matrices of projections to heads are those of each head.
 
     Returns:
-        At most two groups, the decaying one first; for each depth with `layer_decay`, and for each scale.
+        At most two groups, the decaying one first; for each depth with `layer_decay`, and for each
+        scale.
     """
     embeddings = {
         id(parameter)

@@ -3,25 +3,28 @@
     m_N = width / base_width    m_L = layers / base_layers (`completep`; 1 under `mup`)
 
     parameter               initial std       rate, AdamW   epsilon           multiplier c
-    embedding, positions    1                 1             1 / m_N
+    embeddings, positions   1                 1             1 / m_N
     hidden matrix           m_N^-1/2          1 / m_N       1 / (m_N m_L)     1 / m_L at the end of a branch
     norm, bias of a block                     1             1 / (m_N m_L)     1 / m_L of that end's bias
+    mixes of a block                          1             1 / (m_N m_L)
     final norm                                1             1 / m_N
     head                    1                 1             1 / m_N           1 / m_N
 
-These are factors (Yang et al. 2022, Table 8; Dey et al. 2025, Table 1 with alpha = 1). The product of
-rate and decay stays that of the base. Muon: its update has a spectral norm that does not depend on the
-width under `adjust_lr_fn: original`, so that a hidden matrix keeps its rate (Yang et al. 2023, condition 1); under
-`match_rms_adamw` that norm grows as the root of the width, and the rate falls so.
+These are factors (Yang et al. 2022, Table 8; Dey et al. 2025, Table 1 with alpha = 1). The product
+of rate and decay stays that of the base. Muon: its update has a spectral norm that does not depend
+on the width under `adjust_lr_fn: original`, so that a hidden matrix keeps its rate (Yang et al.
+2023, condition 1); under `match_rms_adamw` that norm grows as the root of the width, and the rate
+falls so.
 
-A multiplier is folded into its parameter from the start: W' = c W with c times the initial values and
-the rate and 1 / c times the epsilon trains as c W does (Yang et al. 2022, Lemma J.1), as the updates of
-AdamW and Muon do not depend on the size of a gradient. So a model is an ordinary one to checkpoints,
-exports and generation. `optim.grad_clip` sees the gradient of W'.
+A multiplier is folded into its parameter from the start: W' = c W with c times the initial values
+and the rate and 1 / c times the epsilon trains as c W does (Yang et al. 2022, Lemma J.1), as the
+updates of AdamW and Muon do not depend on the size of a gradient. So a model is an ordinary one to
+checkpoints, exports and generation. `optim.grad_clip` sees the gradient of W'.
 
     tied head             c is in the gain of the norm before the head
     1/H of the scores     sqrt(base_head_width / H) over the usual 1/sqrt(H): in the gain of the query norm, else its
-                          root in queries, keys and values, taken back from values by the output matrix
+                          root in queries, keys and values, taken back from values by the output
+                          matrix
 """
 
 import math
@@ -31,10 +34,12 @@ from pretrain.config.optim import OptimConfig, TransferConfig
 from pretrain.errors import ConfigError
 from pretrain.optim.groups import Scale
 
-_INPUTS = frozenset({"embedding", "position", "token_type"})
+_INPUTS = frozenset({"embedding", "position", "token_type", "value_embedding"})
 _HIDDEN = frozenset({"qkv", "output", "gate_up", "up", "down", "transform", "pooler"})
 _ENDS = frozenset({"output", "down"})
 """Last layers of residual branches."""
+_MIXES = frozenset({"value_mix", "residual_mix"})
+"""Learned factors of a block."""
 
 
 def scale_of(name: str, config: OptimConfig, model: AnyModelConfig) -> Scale:
@@ -48,8 +53,10 @@ def scale_of(name: str, config: OptimConfig, model: AnyModelConfig) -> Scale:
         return Scale()
     assert isinstance(model, ModelConfig), "OptimConfig.check_transfer refuses others"
     *parents, layer, kind = name.split(".")
+    if "value_embedding" in parents:  # one of several: its layer is a number
+        layer = "value_embedding"
     is_matrix = layer in _HIDDEN and kind == "weight"
-    if not (is_matrix or layer in _INPUTS | _HIDDEN | {"head"} or layer.endswith("norm")):
+    if not (is_matrix or kind in _MIXES or layer in _INPUTS | _HIDDEN | {"head"} or layer.endswith("norm")):
         raise ConfigError(f"optim.transfer has no rule for {name}", fix="leave optim.transfer out")
     stack = model.last_stack
     width = stack.width / transfer.base_width
@@ -79,7 +86,7 @@ def _multiplier(name: str, transfer: TransferConfig, model: ModelConfig) -> floa
     layer = owner.rpartition(".")[2]
     if stack.qk_norm:
         return heads if layer == "query_norm" else 1.0
-    if layer == "qkv":
+    if layer == "qkv" or ".value_embedding." in name:  # values are mixed before the output matrix
         return math.sqrt(heads)
     return 1 / math.sqrt(heads) if layer == "output" and kind == "weight" else 1.0
 

@@ -5,8 +5,9 @@
     Lion              any tensor              sign of an interpolated momentum
     decay_cautiously  before AdamW's step     the decay that its fused kernel would apply everywhere
 
-Rules of matrices run in `WholeOptimizer` (`matrices.py`), which gives them each matrix whole. Cautious decay
-(Chen et al. 2025, Algorithm 1) shrinks a weight where its update has the sign of the weight, and shrinks it too.
+Rules of matrices run in `WholeOptimizer` (`matrices.py`), which gives them each matrix whole.
+Cautious decay (Chen et al. 2025, Algorithm 1) shrinks a weight where its update has the sign of
+the weight, and shrinks it too.
 """
 
 from typing import Any
@@ -19,8 +20,8 @@ from torch import Tensor
 def decay_cautiously(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Applies `cautious_decay` of each group of an AdamW: a hook before its step, whose own decay is 0.
 
-    The sign of AdamW's update is that of the first moment, which is computed here ahead of the kernel; costs
-    the memory of two more copies of the largest tensor.
+    The sign of AdamW's update is that of the first moment, which is computed here ahead of the
+    kernel; costs the memory of two more copies of the largest tensor.
     """
     for group in optimizer.param_groups:
         shrink = group["lr"] * group["cautious_decay"]
@@ -42,9 +43,9 @@ def _decay(weight: Tensor, update: Tensor, shrink: float, *, cautious: bool) -> 
 class NormalizedMuon(torch.optim.Muon):
     """torch's Muon with NorMuon's rows (Li et al. 2025, Algorithm 1) or cautious decay.
 
-    NorMuon divides each row of the orthogonalised update by the root of a running mean of its squares (`beta2`), and
-    keeps the norm of the whole, so that the rates of `adjust_lr_fn` hold. State: torch's momentum, and with `beta2`
-    one number a row, [R, 1].
+    NorMuon divides each row of the orthogonalised update by the root of a running mean of its
+    squares (`beta2`), and keeps the norm of the whole, so that the rates of `adjust_lr_fn` hold.
+    State: torch's momentum, and with `beta2` one number a row, [R, 1].
     """
 
     def __init__(self, params: Any, *, beta2: float | None, cautious: bool, **options: Any) -> None:
@@ -92,7 +93,12 @@ class Lion(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: Any, lr: float, betas: tuple[float, float], weight_decay: float, cautious: bool = False
+        self,
+        params: Any,
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        cautious: bool = False,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
         self._cautious = cautious
@@ -124,10 +130,11 @@ class Lion(torch.optim.Optimizer):
 class Soap(torch.optim.Optimizer):
     """SOAP (Vyas et al. 2024, Algorithm 3): AdamW in the eigenbasis of Shampoo's factors of a matrix [R, C].
 
-    The factors E[G G^T] and E[G^T G] are updated each step, their bases every `every` steps, by a power
-    iteration and a QR decomposition (Algorithm 4). The first step fills them and leaves the weight. A side
-    longer than `max_side` is not rotated (section 4). State: first moment; second moment in the basis;
-    factor and basis of each side, flat, so that their shapes are not that of a square matrix.
+    The factors E[G G^T] and E[G^T G] are updated each step, their bases every `every` steps, by a
+    power iteration and a QR decomposition (Algorithm 4). The first step fills them and leaves the
+    weight. A side longer than `max_side` is not rotated (section 4). State: first moment; second
+    moment in the basis; factor and basis of each side, flat, so that their shapes are not that of
+    a square matrix.
     """
 
     def __init__(

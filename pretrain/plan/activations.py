@@ -203,8 +203,8 @@ class _StackCounter:
 def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, device: str = "cuda") -> ActivationBytes:
     """Counts the activations of a micro-batch of `micro` rows on `cuda` or `cpu`.
 
-    Blocks below the first trained parameter keep nothing. In other blocks the input of a frozen matrix
-    is counted, though it is not kept. Recurrent models are right to within about a third.
+    Blocks below the first trained parameter keep nothing. In other blocks the input of a frozen
+    matrix is counted, though it is not kept. Recurrent models are right to within about a third.
     """
     model = task.model
     lengths = task.lengths

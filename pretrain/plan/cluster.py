@@ -56,8 +56,8 @@ class Calibration:
 def fit_products(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Fits share = products w / (w + half_width) to pairs of width and share; returns the constants.
 
-    Its reciprocal is linear in 1 / w: least squares of that. Where shares do not grow with width, the
-    half width is 0 and the share is the largest.
+    Its reciprocal is linear in 1 / w: least squares of that. Where shares do not grow with width,
+    the half width is 0 and the share is the largest.
     """
     widths = [1 / width for width, _ in measured]
     slope, start = linear_regression(widths, [1 / share for _, share in measured])

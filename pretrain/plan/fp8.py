@@ -4,9 +4,9 @@
     FP8     the same FLOPs, GEMM_SPEEDUP times as fast; and casts of input, weight and output gradient,
             bytes over the memory's bandwidth, none faster than a kernel starts
 
-A cast reads and writes what torchao's own roofline counts (torchao/testing/training/roofline_utils.py,
-without fusion into the kernel before). The gain grows with the smallest of M, K and N, the cost of casts
-does not: small products are slower in FP8.
+A cast reads and writes what torchao's own roofline counts
+(torchao/testing/training/roofline_utils.py, without fusion into the kernel before). The gain grows
+with the smallest of M, K and N, the cost of casts does not: small products are slower in FP8.
 """
 
 from collections import Counter
@@ -20,7 +20,8 @@ from pretrain.plan.task import TrainingTask
 
 GEMM_SPEEDUP = {"tensorwise": 1.6, "rowwise": 1.35}
 """Speed of an FP8 product over bf16, of twice the peak. Fitted on torchao's README, H100: speedups of two
-shapes (0.80, 1.39), and of LLaMA-3 8B by `rowwise` (1.10); tested on the last by `tensorwise` (1.25)."""
+shapes (0.80, 1.39), and of LLaMA-3 8B by `rowwise` (1.10); tested on the last by `tensorwise`
+(1.25)."""
 KERNEL_S = 2e-6
 """Shortest kernel, as torchao has measured it on an H100."""
 

@@ -38,10 +38,10 @@ class BucketSizes:
 def plan_buckets(num_parameters: int, zero_stage: int) -> BucketSizes:
     """Sizes the buckets from the model, instead of 5e8 elements for any model.
 
-    Each is 5% of the parameters, at least 2^20 elements (with 2^18 a 5M model on gloo spent an eighth
-    of its step on latency) and at most 5e7. A parameter larger than a bucket is reduced by itself.
-    Tensors under a ten-thousandth of the model (norms and biases), at most 1e5 elements, persist:
-    all of them together are a per cent or two of it.
+    Each is 5% of the parameters, at least 2^20 elements (with 2^18 a 5M model on gloo spent an
+    eighth of its step on latency) and at most 5e7. A parameter larger than a bucket is reduced by
+    itself. Tensors under a ten-thousandth of the model (norms and biases), at most 1e5 elements,
+    persist: all of them together are a per cent or two of it.
     """
     share = num_parameters // 20 // _ALIGNMENT * _ALIGNMENT
     bucket = max(_MIN_BUCKET, min(_MAX_BUCKET // _ALIGNMENT * _ALIGNMENT, share))
@@ -57,8 +57,8 @@ _MIN_SHARE = 2**18
 def reduces_to_owners(num_parameters: int, world_size: int) -> bool:
     """Returns whether ZeRO 1 and 2 reduce a rank's share of the gradients to that rank alone.
 
-    Otherwise all of them are all-reduced, which is DeepSpeed's default (`use_multi_rank_bucket_allreduce`):
-    twice the bytes, in fewer messages.
+    Otherwise all of them are all-reduced, which is DeepSpeed's default
+    (`use_multi_rank_bucket_allreduce`): twice the bytes, in fewer messages.
     """
     return num_parameters // world_size >= _MIN_SHARE
 
@@ -106,10 +106,11 @@ def bytes_per_parameter(
 ) -> BytesPerParameter:
     """Returns the state of a rank's device per parameter (Rajbhandari et al. 2020, 3 and figure 1).
 
-    Replicated, fp32 has 4 + 4 + 8 bytes under AdamW (two moments), 16 bits 2 + 2 + 12 (an fp32 master
-    weight and two moments). Stage 1 divides the optimizer's part by the number of ranks, stage 2 the
-    gradients' too, stage 3 the weights' too. From stage 1 on DeepSpeed steps a copy of a rank's share,
-    in fp32 4 bytes more than in the paper. Adafactor's rows and columns are too few to count.
+    Replicated, fp32 has 4 + 4 + 8 bytes under AdamW (two moments), 16 bits 2 + 2 + 12 (an fp32
+    master weight and two moments). Stage 1 divides the optimizer's part by the number of ranks,
+    stage 2 the gradients' too, stage 3 the weights' too. From stage 1 on DeepSpeed steps a copy of
+    a rank's share, in fp32 4 bytes more than in the paper. Adafactor's rows and columns are too
+    few to count.
 
     DDP and one process are stage 0; `state` is the optimizer state in bytes, 8 under AdamW. Master
     weights and optimizer state, or working weights, may be in host memory. `gradient_bytes`: of one

@@ -262,8 +262,8 @@ def _blocks(name: str, shape: Shape, model: AnyModelConfig) -> list[Shape]:
 def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: FinetuneConfig) -> TrainableSubset | None:
     """Returns the trained parameters of a run by `init.freeze` and `finetune`; None: all.
 
-    Adapters are A [rank, inputs] and B [outputs, rank] of each layer (Hu et al. 2022, 4.1). A head of
-    labels counts as new, and so as trained with them: the start is not read.
+    Adapters are A [rank, inputs] and B [outputs, rank] of each layer (Hu et al. 2022, 4.1). A head
+    of labels counts as new, and so as trained with them: the start is not read.
 
     Raises:
         ConfigError: A pattern matches nothing, or nothing is left to train.

@@ -146,9 +146,10 @@ class StepTime:
 def wire_bytes(work: Work, world_size: int) -> tuple[float, float]:
     """Returns bytes over a rank's link in a step: with each micro-batch, and once.
 
-    An all-reduce of gradients costs twice their size, a reduction to their owners once (Rajbhandari et
-    al. 2020, 7), and so does the gathering of the new weights. DeepSpeed's stage 2 reduces after every
-    micro-batch. Stage 3 gathers all weights for each pass; a small model's stay from one to the other.
+    An all-reduce of gradients costs twice their size, a reduction to their owners once
+    (Rajbhandari et al. 2020, 7), and so does the gathering of the new weights. DeepSpeed's stage 2
+    reduces after every micro-batch. Stage 3 gathers all weights for each pass; a small model's
+    stay from one to the other.
     """
     if world_size == 1:
         return 0.0, 0.0

@@ -63,8 +63,8 @@ def search(
 ) -> list[LayoutCandidate]:
     """Returns the best `count` layouts of a global batch of `rows` rows, fastest first.
 
-    For each variant of the engine the two largest micro-batches that fit are tried: a smaller one is
-    never faster. Of layouts as fast to within half a per cent, the smallest comes first.
+    For each variant of the engine the two largest micro-batches that fit are tried: a smaller one
+    is never faster. Of layouts as fast to within half a per cent, the smallest comes first.
     """
     if rows % cluster.size:
         return []
@@ -135,8 +135,8 @@ def sweep(config: RunConfig, task: TrainingTask, cluster: Cluster, nodes: Sequen
 class Problem:
     """A problem that would end a job in its first minute.
 
-    A launcher refuses the job unless forced, or warns: it refuses a batch always, memory where the plan
-    was calibrated on such a GPU.
+    A launcher refuses the job unless forced, or warns: it refuses a batch always, memory where the
+    plan was calibrated on such a GPU.
     """
 
     kind: str  # `batch`: it does not divide over the ranks. `memory`: it is predicted not to fit

@@ -3,9 +3,10 @@
     config -> one model a width, same depth -> steps on one batch of random tokens -> mean |activation|
            -> slope of log size against log width, by layer and step -> verdict
 
-As in Yang et al. 2022, appendix D.1. Under rules that transfer, every slope stays near 0 through training; under one
-rate for all widths they grow from step to step. One batch, repeated, is the worst case: updates agree. Slopes are those
-of the wider half of the widths: narrow models are above the limit that the rules are about, by 1 / sqrt(width).
+As in Yang et al. 2022, appendix D.1. Under rules that transfer, every slope stays near 0 through
+training; under one rate for all widths they grow from step to step. One batch, repeated, is the
+worst case: updates agree. Slopes are those of the wider half of the widths: narrow models are
+above the limit that the rules are about, by 1 / sqrt(width).
 """
 
 from collections.abc import Sequence
@@ -89,7 +90,11 @@ def check_coordinates(config: RunConfig, widths: Sequence[int], steps: int) -> C
     models = [widen(model, width, grows_heads=grows) for width in widths]
     device = torch.device(pick_device(config.engine))
     measured = [_train(config, one, steps, device) for one in models]
-    layers = ("embedding", *(f"block {number}" for number in range(model.last_stack.layers)), LOGITS)
+    layers = (
+        "embedding",
+        *(f"block {number}" for number in range(model.last_stack.layers)),
+        LOGITS,
+    )
     return CoordinateCheck(tuple(widths), layers, np.array(measured))
 
 
@@ -107,7 +112,12 @@ def widen(model: ModelConfig, width: int, *, grows_heads: bool) -> ModelConfig:
     heads = stack.heads if grows_heads else total // unit
     kv_heads = max(1, stack.num_kv_heads * heads // stack.heads)
     kv_heads = next(number for number in range(kv_heads, 0, -1) if heads % number == 0)
-    sizes = {"width": width, "heads": heads, "kv_heads": kv_heads, "ff_width": stack.ff_width * width // stack.width}
+    sizes = {
+        "width": width,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ff_width": stack.ff_width * width // stack.width,
+    }
     sizes["head_width"] = total // unit if grows_heads else stack.per_head_width
     wide = StackConfig.model_validate(stack.model_dump() | sizes | {"dropout": 0.0, "attention_dropout": None})
     name = "encoder" if model.decoder is None else "decoder"
@@ -183,7 +193,15 @@ def draw_coordinates(check: CoordinateCheck, image_format: str) -> bytes:
             for number, (layer, color) in enumerate(zip(check.layers, colors, strict=True)):
                 sizes = check.sizes[:, step, number]
                 if np.all(sizes > 0):
-                    axes.plot(check.widths, sizes, color=color, marker="o", markersize=2.5, linewidth=1.2, label=layer)
+                    axes.plot(
+                        check.widths,
+                        sizes,
+                        color=color,
+                        marker="o",
+                        markersize=2.5,
+                        linewidth=1.2,
+                        label=layer,
+                    )
             axes.set_xticks(check.widths, [str(width) for width in check.widths])
             axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set_title(f"step {step}")

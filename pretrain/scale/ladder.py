@@ -25,7 +25,14 @@ from pretrain.config.yaml_nodes import read_yaml
 from pretrain.errors import ConfigError
 from pretrain.plan.course import StoredData, Supply, plan_supply
 from pretrain.scale.law import MIN_RUNS
-from pretrain.scale.scaling_rule import FLOPS_OF_A_WEIGHT, LadderRule, parameters_of, scale_run, size_of, width_step
+from pretrain.scale.scaling_rule import (
+    FLOPS_OF_A_WEIGHT,
+    LadderRule,
+    parameters_of,
+    scale_run,
+    size_of,
+    width_step,
+)
 from pretrain.utils.io import make_dir, new_folder, write_file
 
 RATIO = 30.0

@@ -3,9 +3,9 @@
     points (N, D, loss)  ->  fit_law    Huber loss of log L, from a grid of starts
                          ->  draw_laws  fits to losses whose residuals are drawn anew (bootstrap)
 
-A ladder has about ten runs for five values. Two things keep them from trading against each other: N and D
-are counted relative to their geometric means, and the exponents have a prior, which many runs outweigh.
-All starts, and all draws, are minimized at once by Levenberg-Marquardt; no torch.
+A ladder has about ten runs for five values. Two things keep them from trading against each other:
+N and D are counted relative to their geometric means, and the exponents have a prior, which many
+runs outweigh. All starts, and all draws, are minimized at once by Levenberg-Marquardt; no torch.
 """
 
 import itertools
@@ -73,8 +73,8 @@ class ScalingLaw:
 class _Fits:
     """Fits of the law to the same runs, with several starts or losses at once.
 
-    Values are float64 [fits, 5]: log E, log A, log B, alpha, beta, where A and B are those of N and D
-    relative to their geometric means; log losses are float64 [fits, runs].
+    Values are float64 [fits, 5]: log E, log A, log B, alpha, beta, where A and B are those of N
+    and D relative to their geometric means; log losses are float64 [fits, runs].
     """
 
     def __init__(self, points: Sequence[LossPoint]) -> None:
@@ -159,9 +159,10 @@ def fit_law(points: Sequence[LossPoint]) -> ScalingLaw:
 def draw_laws(points: Sequence[LossPoint], resamples: int) -> list[ScalingLaw]:
     """Returns the law of the runs, and that of each draw of their residuals and of the prior.
 
-    A draw adds to the fitted log losses residuals of other runs, with replacement, scaled by sqrt(n / (n - 5))
-    for the values that the fit has taken from them (Efron and Tibshirani 1993, 9.4 and 9.7): the fewer
-    runs, the wider. The prior is drawn too, so that what the runs do not tell counts as unknown.
+    A draw adds to the fitted log losses residuals of other runs, with replacement, scaled by
+    sqrt(n / (n - 5)) for the values that the fit has taken from them (Efron and Tibshirani 1993,
+    9.4 and 9.7): the fewer runs, the wider. The prior is drawn too, so that what the runs do not
+    tell counts as unknown.
 
     Raises:
         DataError: The runs cannot tell a law (`check_points`).

@@ -112,11 +112,19 @@ def fit_ladder(points: Sequence[LossPoint], resamples: int = RESAMPLES) -> Ladde
 
 
 def prediction_facts(
-    fit: LadderFit, name: str, budget: float, predicted: Sequence[PredictedRun], left_out: dict[str, str]
+    fit: LadderFit,
+    name: str,
+    budget: float,
+    predicted: Sequence[PredictedRun],
+    left_out: dict[str, str],
 ) -> dict[str, Any]:
     """Returns the content of a prediction: law, runs, what is left out, and the predicted runs."""
     runs = [
-        {**asdict(point), "flops": point.flops, "fitted": fit.law.loss(point.parameters, point.tokens)}
+        {
+            **asdict(point),
+            "flops": point.flops,
+            "fitted": fit.law.loss(point.parameters, point.tokens),
+        }
         for point in fit.points
     ]
     best, low, high = fit.optimal_parameters(budget)
@@ -158,7 +166,10 @@ def load_prediction(path: Path) -> dict[str, Any]:
         facts = read_json(path)
         is_whole = facts[HASH] == _digest(facts)
     except FileNotFoundError:
-        what, fix = "there is no prediction yet", "make it before the large run: pretrain scale fit LADDER"
+        what, fix = (
+            "there is no prediction yet",
+            "make it before the large run: pretrain scale fit LADDER",
+        )
         raise ConfigError(what, where=str(path), fix=fix) from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"not a prediction: {error}", where=str(path), fix=fix) from None

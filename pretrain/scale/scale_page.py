@@ -63,7 +63,10 @@ def law_text(law: ScalingLaw) -> str:
 
 
 def _draw(
-    law: ScalingLaw, points: Sequence[LossPoint], predicted: Sequence[dict[str, Any]], score: PredictionScore | None
+    law: ScalingLaw,
+    points: Sequence[LossPoint],
+    predicted: Sequence[dict[str, Any]],
+    score: PredictionScore | None,
 ) -> str:
     from matplotlib.figure import Figure
 
@@ -79,7 +82,15 @@ def _draw(
     axes.plot(flops, frontier, color=TEXT, linewidth=1, linestyle="dashed")
     for run in predicted:
         reach = [[run["loss"] - run["low"]], [run["high"] - run["loss"]]]
-        axes.errorbar([run["flops"]], [run["loss"]], np.abs(reach), fmt="s", color=TEXT, markersize=5, capsize=4)
+        axes.errorbar(
+            [run["flops"]],
+            [run["loss"]],
+            np.abs(reach),
+            fmt="s",
+            color=TEXT,
+            markersize=5,
+            capsize=4,
+        )
     if score is not None:
         axes.plot([score.predicted.flops], [score.measured], "x", color=_MEASURED, markersize=8)
     axes.set_xlim(min(all_flops) / _REACH, max(all_flops) * _REACH)
@@ -93,7 +104,12 @@ def _draw_size(axes: "Axes", law: ScalingLaw, size: float, runs: Sequence[LossPo
     """Draws the runs of a size, and the law around them."""
     own = [run.flops for run in runs]
     flops = np.geomspace(min(own) / _REACH, max(own) * _REACH, _CURVE_POINTS)
-    axes.plot(flops, [law.loss(size, one / (FLOPS_OF_A_WEIGHT * size)) for one in flops], color=color, linewidth=1)
+    axes.plot(
+        flops,
+        [law.loss(size, one / (FLOPS_OF_A_WEIGHT * size)) for one in flops],
+        color=color,
+        linewidth=1,
+    )
     axes.plot(own, [run.loss for run in runs], "o", color=color, markersize=4)
 
 

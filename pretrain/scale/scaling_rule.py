@@ -2,9 +2,10 @@
 
     reference run (the user's config), width, FLOPs  ->  scale_run  ->  the config of a run
 
-Width and depth grow together, heads keep their width. The learning rate and the batch are powers of
-parameters and tokens relative to the reference run, with the exponents of Li et al. 2025 (Predictable
-Scale, Part I: Step Law). With `optim.transfer` one learning rate fits all widths, and stays.
+Width and depth grow together, heads keep their width. The learning rate and the batch are powers
+of parameters and tokens relative to the reference run, with the exponents of Li et al. 2025
+(Predictable Scale, Part I: Step Law). With `optim.transfer` one learning rate fits all widths, and
+stays.
 """
 
 import math
@@ -137,7 +138,13 @@ def parameters_of(reference: RunConfig, rule: LadderRule, width: int, vocab_size
 
 
 def scale_run(
-    reference: RunConfig, rule: LadderRule, width: int, flops: float, *, vocab_size: int | None, run: dict[str, str]
+    reference: RunConfig,
+    rule: LadderRule,
+    width: int,
+    flops: float,
+    *,
+    vocab_size: int | None,
+    run: dict[str, str],
 ) -> RunConfig:
     """Returns the config of a run of a width that takes so many FLOPs; `run`: its `dir` and `name`.
 
@@ -146,6 +153,9 @@ def scale_run(
     Raises:
         ConfigError: The width does not fit, the steps are too few, or the config that results breaks a rule.
     """
+    if reference.batch.schedule:
+        what, fix = "a ladder has one batch size a run, by batch_by_tokens of --rule", "leave it out"
+        raise ConfigError(what, where="batch.schedule", fix=fix)
     base = size_of(reference, vocab_size)
     parameters = parameters_of(reference, rule, width, vocab_size)
     tokens = flops / (FLOPS_OF_A_WEIGHT * parameters)
@@ -164,10 +174,17 @@ def scale_run(
         optim["lr"] = float(f"{optim['lr'] * factor:.4g}")
         if reference.optim.kind == "muon":
             optim["muon"]["lr"] = float(f"{optim['muon']['lr'] * factor:.4g}")
-    schedule = reference.optim.schedule.in_steps(reference.batch.global_tokens)
+    schedule = reference.optim.schedule.in_steps(reference.batch, reference.train.steps)
     optim["schedule"] = _scale_schedule(schedule, steps / reference.train.steps)
+    if optim["ema"]["horizon_steps"]:
+        optim["ema"]["horizon_steps"] = max(1, round(optim["ema"]["horizon_steps"] * steps / reference.train.steps))
     values["model"] = scale_model(reference, rule, width)
-    values["batch"] |= {"global_tokens": global_tokens, "micro": math.gcd(rows, reference.batch.micro)}
+    values["batch"] |= {
+        "global_tokens": global_tokens,
+        "micro": math.gcd(rows, reference.batch.micro),
+    }
+    for short in values["batch"]["short_rows"]:
+        short["until_tokens"] = max(1, round(short["until_tokens"] * more))
     values["train"] = {"steps": steps, "stop_after": None}
     values["eval"]["every_steps"] = steps
     values["checkpoint"]["best"] = None

@@ -18,8 +18,8 @@ COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "loca
             ["launch", "status"], ["launch", "logs"], ["launch", "cancel"], ["launch", "resubmit"], ["runs"],
             ["inspect"], ["generate"], ["classify"], ["import"], ["export"], ["average"], ["evaluate"], ["attention"],
             ["data"], ["data", "verify"], ["data", "show"], ["data", "stats"], ["plan"], ["rollback"], ["drill"],
-            ["scale"], ["scale", "plan"], ["scale", "run"], ["scale", "fit"], ["scale", "score"], ["scale", "coordinates"],
-            ["doctor"], ["report"], ["recipes"], ["recipes", "cp"], ["presets"]]  # fmt: skip
+            ["scale"], ["scale", "plan"], ["scale", "run"], ["scale", "fit"], ["scale", "score"],
+            ["scale", "coordinates"], ["doctor"], ["report"], ["recipes"], ["recipes", "cp"], ["presets"]]  # fmt: skip
 
 
 def test_the_list_of_commands_under_test_is_complete():

@@ -49,7 +49,7 @@ def test_the_reference_is_as_the_fields_are():
             "                   `inverse_sqrt` the lower bound.",
         ),
         ("optim.schedule", "  kind             `cosine`, `linear`, `constant`, `inverse_sqrt`, `wsd`, default "),
-        ("optim", "  lr             number (> 0): Peak learning rate.\n"),
+        ("optim", "  lr              number (> 0): Peak learning rate.\n"),
         ("engine.attention", "`auto`, `eager`, `sdpa`, `flex`, `varlen`"),
         ("model.preset", "Name of `pretrain presets`"),
         ("tracking.attention.heads", "  type       list of integer (>= 0) or null (at least 1 item(s))\n"),

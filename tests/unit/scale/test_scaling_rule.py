@@ -96,6 +96,21 @@ def test_muon_has_both_rates_scaled(tmp_path):
     assert run.optim.lr != 4e-3
 
 
+def test_horizon_and_short_rows_follow_the_tokens(tmp_path):
+    reference = override(
+        tmp_path, "optim.ema.horizon_steps=200", "batch.short_rows=[{until_tokens: 409600, seq_len: 32}]"
+    )
+    run = scale_run(reference, LadderRule(), 64, size_of(reference).flops / 20, vocab_size=None, run=PLACE)
+    assert run.optim.ema.horizon_steps == pytest.approx(0.2 * run.train.steps, abs=1)
+    assert run.batch.short_rows[0].until_tokens == pytest.approx(0.1 * size_of(run).tokens, rel=0.02)
+
+
+def test_a_growing_batch_is_refused(tmp_path):
+    reference = override(tmp_path, "batch.schedule=[{tokens: 409600, global_tokens: 8192}]")
+    with pytest.raises(ConfigError, match=r"batch.schedule: a ladder has one batch size a run"):
+        scale_run(reference, LadderRule(), 64, size_of(reference).flops / 20, vocab_size=None, run=PLACE)
+
+
 def test_a_config_without_transfer_has_none():
     assert not has_transfer(OptimConfig(lr=1e-3))
 
