@@ -160,8 +160,6 @@ def _build_pair(record: Mapping[str, Any], config: InputConfig, consumed_bytes: 
 def _build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
     if config.messages_field is not None:
         turns = _turns(record, config.messages_field)
-        if all(role != TARGET_ROLE for role, _ in turns):
-            turns = []  # nothing to learn: counted with the empty ones
     else:
         names, response_field = _prompt_fields(config, record)
         prompt = _join_prompt(record, names)
@@ -172,7 +170,7 @@ def _build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes
         turns = [("user", prompt), (TARGET_ROLE, response)]
     segments: Segments = tuple((text, role == TARGET_ROLE) for role, text in turns)
     markers = frozenset[int]()
-    if config.template is not None:
+    if config.template is not None and any(is_learned for _, is_learned in segments):  # others are left out
         segments, markers = apply_template(turns, config.template)
     text = "".join(part for part, _ in segments)
     return Document(text, text.encode(), consumed_bytes, segments=segments, markers=markers)
