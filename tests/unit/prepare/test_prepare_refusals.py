@@ -61,7 +61,7 @@ def test_folder_that_holds_something_else_is_refused(tmp_path, corpus):
 
 def test_folder_where_no_lock_file_can_be_made_is_refused(tmp_path, corpus):
     (tmp_path / "out" / PREPARE_LOCK).mkdir(parents=True)
-    with pytest.raises(DiskError, match="out: cannot write here: Is a directory; free space or fix permissions"):
+    with pytest.raises(DiskError, match="out: cannot write here: Is a directory; check the path"):
         prepare(options(tmp_path))
 
 
