@@ -220,6 +220,10 @@ def test_inspect_prints_json_that_a_program_can_read(texts):
 def test_an_option_that_is_a_key_is_answered_with_the_override(tmp_path):
     (line,) = run_light("train", "quickstart", "--steps", "3", cwd=tmp_path).errors
     assert line == "pretrain train: No such option: --steps: write train.steps=VALUE; see `pretrain train --help`"
+    (line,) = run_light("prepare", "--kind", "pairs", cwd=tmp_path).errors
+    assert line.startswith("pretrain prepare: No such option: --kind: write kind=VALUE after a CONFIG; see")
+    (line,) = run_light("prepare", "kind=pairs", "output=x", cwd=tmp_path).errors
+    assert line.startswith("kind=pairs: an override without a config before it; name a YAML file, or a recipe")
     (line,) = run_light("train", "quickstart", "--hepl", cwd=tmp_path).errors
     assert line == "pretrain train: No such option: --hepl; see `pretrain train --help`"
 
