@@ -112,7 +112,7 @@ def main() -> None:
     """Runs the command line and exits."""
     exit_code = run(sys.argv[1:])
     discard_refused_stdout()  # the exit code is settled
-    if "torch" in sys.modules:
+    if "torch" in sys.modules or exit_code == 128 + signal.SIGINT:
         from pretrain.dist import leave
 
         leave(exit_code)
