@@ -114,8 +114,8 @@ def not_utf8(error: UnicodeDecodeError, name: str, offset: int) -> DataError:
     """Builds the error of bytes, from byte `offset` of `name` on, that are not UTF-8."""
     return DataError(
         f"invalid UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})",
-        where=f"{name}@{offset + error.start}",
-        fix="convert the file to UTF-8",
+        where=f"{name}, byte {offset + error.start}",
+        fix="convert the file to UTF-8 (iconv -f ENCODING), or drop such bytes (iconv -c -f UTF-8 -t UTF-8)",
     )
 
 
