@@ -17,6 +17,7 @@ MAX_STARTS = 200  # the newest ones are shown; a terminal takes seconds for thou
 WIDE = 110  # columns of a terminal from which on reasons stand in the table, not below it
 _COLUMNS = ("state", "step", "loss", "tokens/s", "checkpoint", "job", "restarts")
 _NEVER = {
+    "PartitionConfig": " (the partition has or allows less than it asks for: it will not start)",
     "PartitionNodeLimit": " (it asks for more nodes than the partition has or allows, and will not start)",
     "PartitionTimeLimit": " (it asks for more time than the partition allows, and will not start)",
 }

@@ -94,7 +94,7 @@ def launch_slurm_command(
     """
     from pretrain.config.load import load_config
     from pretrain.utils.log import setup_logging
-    from pretrain_launch.preflight import MODES, LaunchRequest, parse_vary
+    from pretrain_launch.preflight import MODES, LaunchRequest, check_partition, parse_vary
     from pretrain_launch.site import load_site
 
     setup_logging(rank=0, world_size=1)
@@ -126,8 +126,10 @@ def launch_slurm_command(
     specs = [_planned(one, request, site, force) for one in loaded]
     if dry_run:
         _show(specs[0], len(specs))
-    else:
-        _submit(loaded, specs, jobs)
+        return
+    if not force:
+        check_partition(specs[0])
+    _submit(loaded, specs, jobs)
 
 
 @launch_app.command("status")
