@@ -44,7 +44,10 @@ BAD_TEXT = {
         ["a.jsonl:2", "field 'text' is absent; fields: body, id", "choose one with --text-field"],
     ),
     "a field that is no text": ({"a.jsonl": b'{"text": 3}\n'}, ["a.jsonl:1", "field 'text' is a number"]),
-    "a truncated gzip": ({"a.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 99)[:-9]}, ["a.jsonl.gz, byte 0 (uncompressed)", "gzip"]),
+    "a truncated gzip": (
+        {"a.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 99)[:-9]},
+        ["a.jsonl.gz, byte 0 (uncompressed)", "gzip"],
+    ),
     "a file of another type": ({"a.pdf": b"%PDF"}, ["a.pdf", "unsupported file type", "give one of .txt"]),
 }
 
