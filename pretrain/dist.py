@@ -145,9 +145,9 @@ def gather_objects(value: Any) -> list[Any]:
 def leave(exit_code: int) -> NoReturn:
     """Ends this process at once, its output flushed; everything else must be closed before.
 
-    An orderly interpreter exit races with the threads of process groups that accelerate and
-    DeepSpeed keep references to, `destroy_process_group` or not, and now and then aborts a process
-    whose work is done (SIGABRT).
+    An orderly interpreter exit races with the threads of native code, and now and then aborts a
+    process whose work is done (SIGABRT): those of process groups that accelerate and DeepSpeed keep
+    references to, `destroy_process_group` or not, and a trainer of `tokenizers` that Ctrl-C left.
     """
     import logging
 

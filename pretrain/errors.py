@@ -21,6 +21,7 @@ of ours: traceback and exit code 70.
 | 141 | the reader of its result has gone (`pretrain generate | head`), as SIGPIPE would end it | no need |
 """
 
+import errno
 import signal
 
 EXIT_OK = 0
@@ -43,6 +44,20 @@ def install_fix(extra: str = "") -> str:
     """Returns the remedy for a missing package: an install from the clone, as no release exists."""
     target = f"'.[{extra}]'" if extra else "."
     return f"run in the clone of pretrain: python -m pip install -e {target}"
+
+
+_DISK_FIXES = {
+    errno.ENOSPC: "free space",
+    errno.EDQUOT: "free space, or raise the quota",
+    errno.EROFS: "mount it for writing, or use another folder",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "fix permissions"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST), "check the path"),
+}
+
+
+def disk_fix(error: OSError) -> str:
+    """Returns the remedy for what a file system refused."""
+    return _DISK_FIXES.get(error.errno or 0, "see to the file system")
 
 
 class PretrainError(Exception):

@@ -10,13 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from pretrain.utils.log import printable
-from pretrain.utils.units import count, span
+from pretrain.utils.units import clock_time, count, span
 from pretrain_launch.runs import RunFacts, effective
 
 MAX_STARTS = 200  # the newest ones are shown; a terminal takes seconds for thousands
 WIDE = 110  # columns of a terminal from which on reasons stand in the table, not below it
 _COLUMNS = ("state", "step", "loss", "tokens/s", "checkpoint", "job", "restarts")
 _NEVER = {
+    "PartitionConfig": " (the partition has or allows less than it asks for: it will not start)",
     "PartitionNodeLimit": " (it asks for more nodes than the partition has or allows, and will not start)",
     "PartitionTimeLimit": " (it asks for more time than the partition allows, and will not start)",
 }
@@ -67,8 +68,8 @@ def _cells(run: RunFacts) -> list[str]:
     checkpoint = ""
     if run.checkpoint_step is not None:
         checkpoint = f"{run.checkpoint_step}, {_short(run.checkpoint_age_s or 0)} ago"
-    restarts = str(run.restarts or "")
-    return [run.state, _steps(run), _loss(run), _speed(run), checkpoint, run.job or "", restarts]
+    job = f"{run.job or ''}{f' +{len(run.queue) - 1}' * (len(run.queue) > 1)}"  # the rest of its chain
+    return [run.state, _steps(run), _loss(run), _speed(run), checkpoint, job, str(run.restarts or "")]
 
 
 def show_run(run: RunFacts, console: Console) -> None:
@@ -95,6 +96,8 @@ def show_run(run: RunFacts, console: Console) -> None:
     if run.job and not run.queue:
         state = "not in the queue" if run.slurm_answers else "Slurm does not answer"
         _add(table, "job", f"{run.job}: {state}")
+    if run.limit_s and run.signal_s:
+        _add(table, "time limit", f"{clock_time(run.limit_s)} a job, saving {clock_time(run.signal_s)} before")
     if run.submitted:
         _add(table, "submitted", f"{_minute(run.submitted)} UTC")
     if run.log:

@@ -24,9 +24,9 @@ from typing import BinaryIO
 
 import psutil
 
-from pretrain.errors import EXIT_HANG, EXIT_RESUME_ME, DiskError
+from pretrain.errors import EXIT_HANG, EXIT_RESUME_ME
 from pretrain.run.folder import RunDir
-from pretrain.utils.io import make_dir
+from pretrain.utils.io import disk_error, make_dir
 from pretrain.utils.log import printable
 from pretrain.utils.net import reserved_port
 from pretrain.utils.process import die_with
@@ -162,8 +162,7 @@ class _Ranks:
         try:
             return path.open("ab")
         except OSError as error:
-            what = f"cannot be opened: {error.strerror}"
-            raise DiskError(what, where=str(path), fix="correct its permissions") from None
+            raise disk_error("open", path, error) from None
 
     def send(self, number: int) -> None:
         """Sends a signal to every rank that still runs."""

@@ -1,6 +1,7 @@
 """Checks before submission: errors that would end a job at once, after days in the queue."""
 
 import secrets
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -21,6 +22,7 @@ from pretrain.run.lease import refuse_if_owned
 from pretrain.shards.dataset import check_local
 from pretrain_launch.runs import last_save_s
 from pretrain_launch.site import SiteConfig
+from pretrain_launch.slurm_tools import partition_nodes
 from pretrain_launch.spec import LaunchSpec, Mode
 
 MIN_SIGNAL_S = 60
@@ -145,6 +147,18 @@ def check_site(config: RunConfig, spec: LaunchSpec) -> None:
     if spec.folder.config.is_file():
         stored = load_config(spec.folder.config, extensions="ignore")
         check_config(stored, fill_from(stored, config), has_saved=spec.folder.has_saved())
+
+
+def check_partition(spec: LaunchSpec) -> None:
+    """Checks the nodes of a job against its partition, where Slurm knows it. Raises: ConfigError."""
+    if spec.elastic or any(option.startswith(("--partition", "--clusters")) for option in spec.site.sbatch):
+        return
+    found = partition_nodes()
+    names = (spec.site.partition or "").split(",")
+    if all(found.get(name, sys.maxsize) < spec.nodes for name in names):
+        nodes = ", ".join(f"{name} {count}" for name, count in found.items() if name)
+        what = f"a job of {spec.nodes} nodes would wait for ever; the partitions have at most: {nodes}"
+        raise ConfigError(what, where="--nodes", fix="ask for fewer, or another --partition; --force submits it")
 
 
 def parse_vary(text: str) -> list[str]:

@@ -97,6 +97,8 @@ class RunFacts:
     best: dict[str, Any] | None  # best checkpoint by `checkpoint.best`: metric, value and step
     job: str | None  # last Slurm job, `job_task` for an element of an array
     queue: list[SlurmJob]  # jobs that wait or run in Slurm, running ones first
+    limit_s: float | None  # time limit of a job, as last submitted
+    signal_s: float | None  # before that limit, to ask for a save
     slurm_answers: bool
     restarts: int  # starts beyond the first, without refused ones
     exit_code: int | None  # of the last start that was not refused; None: it works, or was lost
@@ -207,7 +209,8 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
         open_starts = [start for start in starts if start["exit_code"] is None and (start["job"] or "") == number]
         for start in open_starts[-1:]:
             start["is_at_work"] = True
-    name = record.get("name") or _read_json(run.launch / "spec.json").get("name") or run.path.name
+    spec = _read_json(run.launch / "spec.json")
+    name = record.get("name") or spec.get("name") or run.path.name
     if job is not None and not job.is_waiting:
         state = "ending" if job.state == "COMPLETING" else "running"
     elif owner is not None or job is not None:
@@ -229,6 +232,8 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
         best=_best_checkpoint(run),
         job=job.element if job else jobs[-1] if jobs else None,
         queue=queued,
+        limit_s=_number(spec.get("time_s")),
+        signal_s=_number(spec.get("signal_s")),
         slurm_answers=queue is not None,
         restarts=max(0, len(counted) - 1),
         exit_code=ended.get("exit_code"),

@@ -1,8 +1,11 @@
 """Slurm's commands, with timeouts and retries. Needs no accounting (sacct)."""
 
 import os
+import re
 import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -86,6 +89,24 @@ def submit_job(arguments: Sequence[str], fix: str) -> str:
             fix = f"the partitions are {', '.join(partitions)}"
         raise LaunchError(what, where="sbatch", fix=fix)
     return job
+
+
+_PARTITION = re.compile(r"^(\S+?)(\*?)\|(\d+)\|(?:\d+-)?(\d+|infinite)$", re.MULTILINE)
+
+
+def partition_nodes() -> dict[str, int]:
+    """Returns the nodes that a job may have in each partition, the default one also as ``; empty without Slurm."""
+    try:
+        answer = run_tool(["sinfo", "--noheader", "--all", "--format=%P|%D|%s"], timeout_s=QUEUE_TIMEOUT_S)
+    except LaunchError:
+        return {}
+    nodes: Counter[str] = Counter()
+    most: dict[str, int] = {}
+    for name, default, count, largest in _PARTITION.findall(answer.output):
+        for key in {name, "" if default else name}:
+            nodes[key] += int(count)
+            most[key] = sys.maxsize if largest == "infinite" else int(largest)
+    return {key: min(nodes[key], most[key]) for key in nodes}
 
 
 def show_job(job: str) -> dict[str, str] | None:

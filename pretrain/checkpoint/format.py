@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pretrain.errors import CheckpointError, DiskError
+from pretrain.errors import CheckpointError, DiskError, disk_fix
 from pretrain.utils.io import FileRecord, json_bytes, rename_dir
 from pretrain.utils.safe_read import check_fields, parse_json, read_bounded
 
@@ -104,7 +104,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def unseen(error: OSError) -> DiskError:
     """Returns the error of a folder that may not be entered, or whose server is away."""
     what = f"cannot be looked into: {error.strerror}"
-    return DiskError(what, where=str(error.filename), fix="fix permissions, or see to the file system")
+    return DiskError(what, where=str(error.filename), fix=disk_fix(error))
 
 
 def load_manifest(path: Path) -> Manifest:

@@ -29,7 +29,7 @@ from pretrain.checkpoint.save import Save, SaveTarget
 from pretrain.checkpoint.snapshot import HostCopy, Snapshot
 from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
-from pretrain.errors import CheckpointError, DiskError
+from pretrain.errors import CheckpointError, DiskError, disk_fix
 from pretrain.types import FragmentStore
 from pretrain.utils.io import check_file, make_dir, write_file
 
@@ -59,7 +59,7 @@ def check_room(folder: Path, checkpoint: int, num_kept: int) -> None:
         problem = room_problem(shutil.disk_usage(folder).free, existing, checkpoint, num_kept)
     except OSError as error:
         what = f"cannot be looked at: {error.strerror}"
-        raise DiskError(what, where=str(folder), fix="fix permissions") from error
+        raise DiskError(what, where=str(folder), fix=disk_fix(error)) from error
     if problem is not None:
         fix = "free space, lower checkpoint.keep, or set run.dir to a larger file system"
         raise DiskError(problem, where=str(folder), fix=fix)

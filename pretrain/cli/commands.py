@@ -114,7 +114,7 @@ def main() -> None:
     """Runs the command line and exits."""
     exit_code = run(sys.argv[1:])
     discard_refused_stdout()  # the exit code is settled
-    if "torch" in sys.modules:
+    if "torch" in sys.modules or exit_code == 128 + signal.SIGINT:
         from pretrain.dist import leave
 
         leave(exit_code)
@@ -161,13 +161,19 @@ def _show_usage(error: Any) -> int:
 def _with_key(error: Any) -> str:
     """Returns the text of an unknown option that is the name of a key, where keys can be overridden."""
     option = getattr(error, "option_name", "")
-    if error.ctx is None or all(param.name != "overrides" for param in error.ctx.command.params):
+    is_prepare = error.ctx is not None and error.ctx.command.name == "prepare"
+    if error.ctx is None or not (is_prepare or any(param.name == "overrides" for param in error.ctx.command.params)):
         return ""
-    from pretrain.config.fields import known_keys
+    from pretrain.config.fields import ROOTS, known_keys
 
     name = option.lstrip("-").replace("-", "_")
-    keys = [key for key in known_keys() if key.rpartition(".")[2] == name.rpartition(".")[2]]
-    return f"No such option: {option}: write {keys[0]}=VALUE" if option and keys else ""
+    keys = [
+        key
+        for key in known_keys(ROOTS["prepare" if is_prepare else "run"])
+        if key.rpartition(".")[2] == name.rpartition(".")[2]
+    ]
+    after = " after a CONFIG" if is_prepare else ""
+    return f"No such option: {option}: write {keys[0]}=VALUE{after}" if option and keys else ""
 
 
 def _show(error: PretrainError, rank: int) -> None:

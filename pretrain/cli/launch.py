@@ -104,7 +104,7 @@ def launch_slurm_command(
     """
     from pretrain.config.load import load_config
     from pretrain.utils.log import setup_logging
-    from pretrain_launch.preflight import MODES, LaunchRequest, parse_vary
+    from pretrain_launch.preflight import MODES, LaunchRequest, check_partition, parse_vary
     from pretrain_launch.site import load_site
 
     setup_logging(rank=0, world_size=1)
@@ -153,8 +153,10 @@ def submit_runs(
     specs = [_planned(one, request, site, force) for one in configs]
     if dry_run:
         _show(specs[0], len(specs))
-    else:
-        _submit(configs, specs, jobs)
+        return
+    if not force:
+        check_partition(specs[0])
+    _submit(configs, specs, jobs)
 
 
 @launch_app.command("status")

@@ -94,8 +94,9 @@ def presets_command(
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in rows[0]:
-        table.add_column(column, no_wrap=True, justify="left" if column in ("preset", "stacks") else "right")
+        title = f"{column}\nV={vocab_size:,}" if column == "parameters" else column
+        table.add_column(title, no_wrap=True, justify="left" if column in ("preset", "stacks") else "right")
     for row in rows:
         table.add_row(*map(str, list(row.values())[:-1]), count(row["parameters"]))
     console().print(table)
-    print(f"parameters with a vocabulary of {vocab_size:,}; layers, width and heads are those of each stack")
+    print("parameters with a vocabulary of V (--vocab-size); layers, width and heads are those of each stack")

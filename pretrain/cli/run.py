@@ -176,8 +176,7 @@ def report_command(
     try:
         facts = write_report(runs, output, left_out)
     except DiskError as error:
-        fix = "free space, fix permissions, or give another --output"
-        raise DiskError(error.what, where=str(output), fix=fix) from None
+        raise DiskError(error.what, where=str(output), fix=f"{error.fix}, or give another --output") from None
     if as_json:
         print_json(facts)
         return

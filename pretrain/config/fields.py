@@ -13,6 +13,7 @@ import ast
 import difflib
 import inspect
 import json
+import re
 import textwrap
 import types
 import typing
@@ -102,6 +103,33 @@ def walk_fields(
 def known_keys(section: type[Section] = RunConfig, model_kind: str | None = None) -> list[str]:
     """Returns the dotted keys of `walk_fields`, each once."""
     return list(dict.fromkeys(field.key for field in walk_fields(section, model_kind=model_kind)))
+
+
+SECRET_KEY = re.compile(r"(^|[._])(\w*key|token|secret|password)$", re.IGNORECASE)
+
+
+def suggest_key(keys: list[str], section: type[Section], model_kind: str) -> str:
+    """Suggests the nearest known key: a sibling, or a key with the same last word elsewhere."""
+    if SECRET_KEY.search(keys[-1]):
+        return "secrets are read from the environment only, never from a config"
+    if "." in keys[-1]:
+        return "indent instead of dots: optim: {lr: 3e-4}"
+    known = known_keys(section, model_kind)
+    parent = ".".join(keys[:-1])
+    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
+    near = [siblings[word] for word in difflib.get_close_matches(keys[-1], siblings, n=1, cutoff=0.6)]
+    near = near or [key for key in known if key.rpartition(".")[2] == keys[-1]]
+    near = near or difflib.get_close_matches(".".join(keys), known, n=1, cutoff=0.7)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known here: {', '.join(siblings)}" if siblings else "remove it"
+
+
+def main_keys(parent: str, section: type[Section] = RunConfig) -> list[str]:
+    """Returns the names of two keys of the section `parent`, required ones first."""
+    inner = [field for field in walk_fields(section) if field.key.rpartition(".")[0] == parent]
+    inner.sort(key=lambda field: not field.info.is_required())
+    return [field.key.rpartition(".")[2] for field in inner[:2]]
 
 
 def _sections_of(annotation: Any) -> Iterator[type[Section]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -26,7 +26,9 @@ def check_patterns(key: str, patterns: Collection[str], names: Collection[str], 
             first, *_, last = (*names, *names)
             fix = f"names are such as {first} and {last}; * stands for any characters"
             if matches("head.weight", [pattern]) and "embedding.weight" in names:
-                fix = "the head is the embedding here (tied): use embedding.weight"
+                kept = [one for one in patterns if one != pattern and any(matches(name, [one]) for name in names)]
+                working = ", ".join(dict.fromkeys([*kept, "embedding.weight"]))
+                fix = f"the head is the embedding here (tied): {key}=[{working}]"
             raise ConfigError(f"{key}: {pattern!r} matches no {what}", fix=fix)
 
 
@@ -52,9 +54,15 @@ class FinetuneConfig(Section):
         """Factor of the product of an adapter's matrices."""
         return self.alpha / self.rank
 
+    @model_validator(mode="before")
+    @classmethod
+    def _reset(cls, values: Any) -> Any:
+        """Takes `finetune=null` as the defaults, so that a recipe of adapters trains all weights by one override."""
+        return {} if values is None else values
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         for name in ("rank", "alpha", "dropout", "targets", "also"):
             if self.kind == "full" and self.differs(name):
-                raise ValueError(f"{name} goes with kind=lora, not full; leave it out")
+                raise ValueError(f"{name} goes with kind=lora, not full; leave it out, or write finetune=null for full")
         return self

@@ -20,7 +20,7 @@ import pydantic
 import yaml
 
 from pretrain.config.base import NAME_PATTERN, Section, expand_home
-from pretrain.config.fields import check_root, known_keys
+from pretrain.config.fields import SECRET_KEY, check_root, known_keys, main_keys, suggest_key
 from pretrain.config.prepare import TRAINED, PrepareConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recipes import PREPARE, RUNS, find_config
@@ -78,8 +78,15 @@ def parse_section(section: type[SectionT], located: LocatedTree, source: str) ->
         return section.model_validate(located.values)
     except pydantic.ValidationError as error:
         check_root(section, located.values, source)
-        lines = [_describe(detail, located, source, section) for detail in error.errors(include_url=False)]
-        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+        raise ConfigError("\n".join(_describe_all(error, located, source, section))) from None
+
+
+def _describe_all(
+    error: pydantic.ValidationError, located: LocatedTree, source: str, section: type[Section], only: str | None = None
+) -> list[str]:
+    """Returns the lines of pydantic's errors, or of those of one type."""
+    details = [detail for detail in error.errors(include_url=False) if only in (None, detail["type"])]
+    return list(dict.fromkeys(_describe(detail, located, source, section) for detail in details))
 
 
 def _read(source: str | Path, overrides: Sequence[str], folders: Sequence[str] = RUNS) -> LocatedTree:
@@ -91,7 +98,7 @@ def _read(source: str | Path, overrides: Sequence[str], folders: Sequence[str] =
 
 def _apply_override(located: LocatedTree, override: str) -> None:
     key, separator, text = override.partition("=")
-    shown = key + "=***" if _SECRET_KEY.search(key) else _URL.sub(r"\1\2", override)
+    shown = key + "=***" if SECRET_KEY.search(key) else _URL.sub(r"\1\2", override)
     where = f"override {short(shown)}"
     if not separator or not all(part.isidentifier() or part.isdecimal() for part in key.split(".")):
         raise ConfigError("not of the form a.b=c", where=where, fix="for example optim.lr=3e-4")
@@ -142,7 +149,12 @@ def _lay_preset(located: LocatedTree, source: str) -> LocatedTree:
         whole = _lay_over_start(model, str(start)) if from_start else expand_preset(model)
     except PretrainError as error:
         place = located.places.get("init.from" if from_start else "model.preset", source)
-        raise ConfigError(error.what, where=error.where or place, fix=error.fix) from None
+        lines = [ConfigError(error.what, where=error.where or place, fix=error.fix).line()]
+        try:
+            RunConfig.model_validate(located.values)
+        except pydantic.ValidationError as others:  # without a model others than unknown keys mean nothing
+            lines = [*_describe_all(others, located, source, RunConfig, "extra_forbidden"), *lines]
+        raise ConfigError("\n".join(lines)) from None
     return LocatedTree({**located.values, "model": whole}, located.places)
 
 
@@ -241,15 +253,18 @@ def _describe(detail: Any, located: LocatedTree, source: str, section: type[Sect
     path = ".".join(keys)
     places = [path, *_parents(path)]
     fix = _FIXES.get(detail.get("ctx", {}).get("pattern", detail["type"]), "")
+    names = [key for key in detail["loc"] if not isinstance(key, int)]  # without places in lists
     if detail["type"] == "extra_forbidden":
-        names = [key for key in detail["loc"] if not isinstance(key, int)]  # without places in lists
         model = located.values.get("model")
         kind = model.get("kind", "transformer") if isinstance(model, dict) else "transformer"
         what = f"unknown key {short(path)}"
-        fix = _suggest(names, section, kind)
+        fix = suggest_key(names, section, kind)
     elif detail["type"] == "missing":
         what = f"{path} is required"
         fix = f"add it, or pass {path}=..."
+    elif detail["type"] == "model_type":
+        what = f"{path} is a section, not {short(detail['input'])}"
+        fix = f"give keys of it, such as {path}.{f' or {path}.'.join(main_keys('.'.join(names), section))}"
     elif detail["type"] == "value_error":
         what = f"{path + ': ' if path else ''}{detail['ctx']['error']}"
         places[:0] = [".".join([*keys, name]) for name in _NAMED_KEY.findall(what)]
@@ -272,7 +287,6 @@ _FIXES = {
     NAME_PATTERN: "use letters, digits, `.`, `_` and `-`, a letter or digit first",
     "bool_type": "write true or false",
     "list_type": "write a list: [a, b]",
-    "model_type": "write `key: value` pairs, indented",
 }
 
 
@@ -285,25 +299,6 @@ def _parents(key: str) -> Iterator[str]:
 
 _URL = re.compile(r"""(\w+://)(?:[^/\s]*@)?([^\s?#,\]}'"]*)(?:[?#][^\s,\]}'"]*)?""")
 """Address; the parts outside its groups (user, password, query, fragment) may be secret."""
-
-_SECRET_KEY = re.compile(r"(^|[._])(\w*key|token|secret|password)$", re.IGNORECASE)
-
-
-def _suggest(keys: list[str], section: type[Section], model_kind: str) -> str:
-    """Suggests the nearest known key: a sibling, or a key with the same last word elsewhere."""
-    if _SECRET_KEY.search(keys[-1]):
-        return "secrets are read from the environment only, never from a config"
-    if "." in keys[-1]:
-        return "indent instead of dots: optim: {lr: 3e-4}"
-    known = known_keys(section, model_kind)
-    parent = ".".join(keys[:-1])
-    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
-    near = [siblings[word] for word in difflib.get_close_matches(keys[-1], siblings, n=1, cutoff=0.6)]
-    near = near or [key for key in known if key.rpartition(".")[2] == keys[-1]]
-    near = near or difflib.get_close_matches(".".join(keys), known, n=1, cutoff=0.7)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return f"known here: {', '.join(siblings)}" if siblings else "remove it"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -138,6 +138,9 @@ def _unknown(what: str, name: str, folders: Sequence[str]) -> ConfigError:
             fix = f"in a config of yours: `include: configs/{one.name}.yaml`"
             return ConfigError("this is a part, and no whole config", where=name, fix=fix)
         return wrong_command(name, "prepare" if one.folder in PREPARE else "train")
+    if "=" in name:
+        fix = "name a YAML file, or a recipe of `pretrain recipes`, first"
+        return ConfigError("an override without a config before it", where=name, fix=fix)
     known = {recipe.short: recipe for recipe in list_recipes(folders)}
     near = difflib.get_close_matches(Path(name).stem, known, n=1, cutoff=0.7)
     if not near:

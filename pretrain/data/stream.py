@@ -258,7 +258,8 @@ class SourceStreams:
             kind = source.index.kind
             if isinstance(stream, BinStream) and kind in TOO_LONG and stream.num_too_long:
                 num_documents = source.index.splits["train"].num_documents
-                found.append(f"{source.name}: {stream.num_too_long:,} of {num_documents:,} {TOO_LONG[kind]}")
+                what = f"{stream.num_too_long:,} of {num_documents:,} {TOO_LONG[kind]}"
+                found.append(f"{source.name}: {what}; raise it, or drop them by filter.max_chars of prepare")
         return found
 
     def ends(self, num_samples: int) -> dict[str, int]:

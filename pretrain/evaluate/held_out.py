@@ -60,9 +60,11 @@ class SourceLoss:
         report = self.report
         indent = " " * 15
         bits = "" if self.bits_per_byte is None else f"  bits per byte {self.bits_per_byte:.4f}"
+        # exp(loss) is a number of words to choose from: of a classifier it says nothing.
+        perplexity = f"  perplexity {report.perplexity:.3f}" if self.labels is None else ""
         left_out = f"  ({self.left_out:,} pairs longer than a row)" if self.left_out else ""
         lines = [
-            f"  {self.source:<12} loss {report.loss:.4f}  perplexity {report.perplexity:.3f}{bits}  "
+            f"  {self.source:<12} loss {report.loss:.4f}{perplexity}{bits}  "
             f"accuracy {report.accuracy:.4f}  {report.num_targets:,} targets{left_out}"
         ]
         if self.labels is not None:

@@ -25,7 +25,7 @@ from pretrain.generate.constraints import Codec, Constraints
 from pretrain.generate.generation_options import Options
 from pretrain.generate.incremental_decoder import check_prompt
 from pretrain.generate.sampling import Sampling
-from pretrain.generate.text import generate_text, stream_text
+from pretrain.generate.text import generate_text, stream_text, text_after
 from pretrain.model import LanguageModel
 from pretrain.types import Batch, GenerationDefaults
 
@@ -93,7 +93,20 @@ def fill_masks(model: LanguageModel, codec: Codec, text: str, top_k: int = 5, *,
     for place, numbers, values in zip(places, best.indices.tolist(), best.values.tolist(), strict=True):
         masks.append(list(map(Candidate, codec.tokens(numbers), numbers, values)))
         ids[place] = numbers[0]
-    return FilledText(text, codec.decode(ids), masks)
+    return FilledText(text, _spell_filled(codec, ids, places), masks)
+
+
+def _spell_filled(codec: Codec, ids: list[int], places: list[int]) -> str:
+    """Returns the text of ids; a special token at one of `places`, which `decode` leaves out, by its name."""
+    text, begin = "", 0
+    hidden = [place for place in places if not codec.decode([ids[place]])]
+    for end in [*hidden, len(ids)]:
+        part = text_after(codec, ids[:begin], ids[begin:end])
+        text += " " * (begin > 0 and part[:1].isalnum()) + part
+        if end < len(ids):
+            text += " " * (text[-1:].strip() != "") + codec.tokens([ids[end]])[0]
+            begin = end + 1
+    return text
 
 
 def run_generate(

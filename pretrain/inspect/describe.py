@@ -307,7 +307,11 @@ def describe_model(config: AnyModelConfig) -> str:
             if stack.num_kv_heads != stack.heads:
                 heads += f" ({stack.num_kv_heads} of keys)"
             stacks.append(f"{name} of {stack.layers} layers, width {stack.width}, {heads}")
-    vocabulary = f"vocabulary {config.vocab_size:,}, " if config.vocab_size else ""
+    vocabulary = ""
+    if config.vocab_size:
+        # The count of parameters includes the padding, which an export leaves out.
+        rows = config.padded_vocab_size
+        vocabulary = f"vocabulary {config.vocab_size:,}{f' in {rows:,} rows' * (rows > config.vocab_size)}, "
     return f"{'; '.join(stacks)}; {vocabulary}up to {config.max_seq_len:,} tokens"
 
 

@@ -8,6 +8,7 @@ A label is text or a number. A number is the name that it spells; where names ar
 number, it is an index into them, as in data sets whose names are kept apart.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,7 +51,8 @@ class LabelSet:
             fix = "add it to labels, or correct it"
         else:
             what = f"label {label!r} of the {split} split is not one of the training split's"
-            fix = "name all of them in labels, or correct it"
+            every = json.dumps(sort_labels([*self.names, str(label)]), ensure_ascii=False) if not more else "[...]"
+            fix = f"correct it, or give the head a label that no text trains: labels={every}"
         where = f"the document that begins {text[:40]!r}"
         raise DataError(f"{what} ({known})", where=where, fix=fix)
 

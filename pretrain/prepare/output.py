@@ -32,7 +32,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pretrain.errors import ConfigError, DataError, DiskError, LockedError
+from pretrain.errors import ConfigError, DataError, LockedError
 from pretrain.prepare.duplicates import DUPLICATES_DIR
 from pretrain.prepare.input_parts import WHOLE, InputFile, Share
 from pretrain.prepare.labelling import LABELS_NAME
@@ -41,7 +41,7 @@ from pretrain.prepare.split import SPLITS
 from pretrain.prepare.statistics import CARD_NAME, PICTURE_NAME, STATISTICS_NAME
 from pretrain.shards.index import INDEX_NAME, DataIndex, check_shards, load_index
 from pretrain.tokenizer import tokenizer_hash
-from pretrain.utils.io import make_dir, take_flock, write_json
+from pretrain.utils.io import disk_error, make_dir, take_flock, write_json
 
 IDENTITY_NAME = "prepare.json"
 TOKENIZER_NAME = "tokenizer.json"
@@ -267,8 +267,7 @@ def _open(folder: Path, name: str, stack: ExitStack) -> int:
     try:
         descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        what = f"cannot write here: {error.strerror or error}"
-        raise DiskError(what, where=str(folder), fix="free space or fix permissions") from error
+        raise disk_error("write here", folder, error) from error
     stack.callback(os.close, descriptor)
     return descriptor
 

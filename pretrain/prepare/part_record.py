@@ -9,7 +9,7 @@ Without its record a part is not done, and its shards are leftovers.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -271,11 +271,13 @@ def merge_splits(records: Sequence[PartRecord]) -> dict[str, SplitIndex]:
         if split.num_documents:
             splits[name] = split
     if TRAIN not in splits:
-        raise nothing_to_train_on()
+        raise nothing_to_train_on(count_left_out(records))
     return splits
 
 
-def nothing_to_train_on() -> DataError:
-    """Returns the error of an input without training documents."""
+def nothing_to_train_on(left_out: Mapping[str, int]) -> DataError:
+    """Returns the error of an input without training documents, with what was left out by reason."""
+    reasons = [f"{reason.replace('_', ' ')} {left_out[reason]:,}" for reason in REASONS if left_out[reason]]
+    skipped = f" (documents skipped: {', '.join(reasons)})" if reasons else ""
     fix = "give more text, or hold out less with --split"
-    return DataError("there is no text to train on", fix=fix)
+    return DataError("there is no text to train on", fix=fix + skipped)

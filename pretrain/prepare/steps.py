@@ -184,7 +184,7 @@ def make_labels(job: PrepareJob) -> LabelSet | None:
         return LabelSet(tuple(job.config.labels), is_given=True)
     path = job.folder / LABELS_NAME
     if job.pool.share.is_first and not path.exists():
-        documents = (document for document, _ in _train_pieces(job, "reading the labels"))
+        documents = (document for document, _ in _train_pieces(job, "reading the labels", Counter()))
         names = (str(label.name) for document in documents for label in document.labels)
         write_json(path, sort_labels(names))
     _wait_for([path], "the labels, which --part 1 finds")
@@ -196,19 +196,20 @@ def _train_texts(job: PrepareJob) -> Iterator[str]:
     config = job.config.tokenizer
     # A character that the sample lacks has no token at all.
     sample_bytes = None if config.kind == "char" else config.sample_bytes
+    left_out: Counter[str] = Counter()
     is_empty = True
-    for _, pieces in _train_pieces(job, "reading for the tokenizer", sample_bytes):
+    for _, pieces in _train_pieces(job, "reading for the tokenizer", left_out, sample_bytes):
         is_empty = False
         yield from (piece.text for piece in pieces if piece.text)
     if is_empty:
-        raise nothing_to_train_on()
+        raise nothing_to_train_on(left_out)
     job.pool.progress(f"training the tokenizer, {config.kind}", 0, 0, 0)
 
 
 def _train_pieces(
-    job: PrepareJob, phase: str, sample_bytes: int | None = None
+    job: PrepareJob, phase: str, left_out: Counter[str], sample_bytes: int | None = None
 ) -> Iterator[tuple[Document, list[TextPiece]]]:
-    """Yields documents of the training split that are kept, with their pieces in it."""
+    """Yields documents of the training split that are kept, with their pieces in it; counts the others."""
     done_bytes = 0
     num_documents = 0
     for part in job.parts:
@@ -216,7 +217,7 @@ def _train_pieces(
         # A sample is the beginning of each part, in proportion to its size.
         if sample_bytes is not None:
             room = -(-sample_bytes * part.num_bytes // job.num_bytes)
-        for document in read_part(job.config, part, Counter()):
+        for document in read_part(job.config, part, left_out):
             pieces = [piece for piece in divide(document, job.rule) if piece.split == TRAIN]
             if pieces:
                 yield document, [piece._replace(text=piece.text[:room]) for piece in pieces]

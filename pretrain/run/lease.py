@@ -34,7 +34,7 @@ from pretrain.run.owner import (
     refuse_if_held,
     this_process,
 )
-from pretrain.utils.io import fsync_dir, make_dir, write_chunks, write_file
+from pretrain.utils.io import disk_error, fsync_dir, make_dir, write_chunks, write_file
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Lease:
         try:
             self._owner = _take(folder)
         except OSError as error:
-            raise _disk_error(folder, "claimed", error) from error
+            raise disk_error("claim it", folder, error) from error
         self._path = path_of(folder, self._owner.number)
         self._seen_at = time.monotonic()
         self._released = threading.Event()
@@ -90,7 +90,7 @@ class Lease:
         try:
             found = _find_highest(self._folder)
         except OSError as error:
-            raise _disk_error(self._folder, "read", error) from error
+            raise disk_error("read it", self._folder, error) from error
         owner = found.owner if found else None
         if owner is None or owner.token != self._owner.token:
             new = f"was taken over by {owner or 'another process'}" if found else "was removed"
@@ -147,7 +147,7 @@ def refuse_if_owned(folder: Path) -> None:
         if highest:
             refuse_if_held(folder, highest, this_process())
     except OSError as error:
-        raise _disk_error(folder, "read", error) from error
+        raise disk_error("read it", folder, error) from error
 
 
 def _find_highest(folder: Path) -> OwnerRecord | None:
@@ -215,8 +215,3 @@ def _create_without_links(path: Path, content: bytes) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def _disk_error(folder: Path, action: str, error: OSError) -> DiskError:
-    what = f"cannot be {action}: {error.strerror or error}"
-    return DiskError(what, where=str(folder), fix="correct its permissions, or see to the file system")

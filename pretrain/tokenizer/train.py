@@ -10,8 +10,11 @@ The same texts give the same bytes, independent of the number of threads: alphab
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
 from itertools import cycle
+from multiprocessing.pool import ThreadPool
+from threading import Event
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -50,6 +53,23 @@ _PENALTY = 1e-4
 _TRAINERS_UNK = "<UNK>"
 
 
+def _run_trainer(trainer: trainers.Trainer, learner: Tokenizer, texts: Iterable[str]) -> None:
+    """Trains in a thread that Ctrl-C leaves at once: `tokenizers` looks for no signal, for up to minutes."""
+    is_over = Event()
+
+    def read() -> Iterator[str]:
+        for text in texts:
+            if is_over.is_set():
+                raise CancelledError
+            yield text
+
+    with ThreadPool(1) as pool:
+        try:
+            pool.apply(learner.train_from_iterator, (read(), trainer))
+        finally:
+            is_over.set()
+
+
 def _train_bpe(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layout: SpecialTokenLayout) -> None:
     """Trains a byte-level BPE (Sennrich et al. 2016; GPT-2's pre-tokenizer, Radford et al. 2019, 2.2).
 
@@ -64,7 +84,7 @@ def _train_bpe(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layo
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(iter(texts), trainer)
+    _run_trainer(trainer, tokenizer, texts)
 
 
 def _train_char(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layout: SpecialTokenLayout) -> None:
@@ -111,7 +131,7 @@ def _train_wordpiece(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int
         continuing_subword_prefix=_PREFIX,
         show_progress=False,
     )
-    learner.train_from_iterator(repeat_words(spelled), trainer)
+    _run_trainer(trainer, learner, repeat_words(spelled))
     tokenizer.model = models.WordPiece(
         dict(learner.get_vocab()), unk_token=layout.unk, max_input_chars_per_word=_MAX_WORD_CHARS
     )
@@ -157,7 +177,7 @@ def _learn(words: Counter[str], room: int, layout: SpecialTokenLayout) -> list[t
     learner.pre_tokenizer = split_words()
     letters = sorted(alphabet.union(_MARKS))
     trainer = trainers.UnigramTrainer(vocab_size=room + len(_MARKS), initial_alphabet=letters, show_progress=False)
-    learner.train_from_iterator(repeat_words(spelled), trainer)
+    _run_trainer(trainer, learner, repeat_words(spelled))
     settled = _settle(json.loads(learner.to_str())["model"]["vocab"])
     return [(piece, score) for piece, score in settled if _MARKS.isdisjoint(piece)]
 

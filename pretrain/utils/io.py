@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pretrain.errors import ConfigError, DiskError
+from pretrain.errors import ConfigError, DiskError, disk_fix
 
 CRC_CHUNK_BYTES = 16 * 1024 * 1024
 # Waits before a file that could not be read is read again.
@@ -53,7 +53,7 @@ def _operation(name: str, path: Path) -> None:
 def disk_error(action: str, path: Path, error: OSError) -> DiskError:
     """Returns the error `path: cannot ACTION: ...`."""
     what = f"cannot {action}: {error.strerror or error}"
-    return DiskError(what, where=str(path), fix="free space or fix permissions")
+    return DiskError(what, where=str(path), fix=disk_fix(error))
 
 
 @contextmanager

@@ -26,10 +26,13 @@ def folder(tmp_path, corpus) -> Path:
 BAD_TEXT = {
     "an empty corpus": ({"a.txt": b""}, ["the input is empty (1 files, 0 bytes)", "give files with text"]),
     "blank documents only": ({"a.jsonl": b'{"text": ""}\n'}, ["there is no text to train on", "give more text"]),
-    "invalid UTF-8": ({"a.txt": b"abc\xff"}, ["a.txt@3", "invalid UTF-8: byte 0xff", "convert the file"]),
+    "invalid UTF-8": (
+        {"a.txt": b"abc\xff"},
+        ["a.txt, byte 3", "invalid UTF-8: byte 0xff", "convert the file", "iconv -c"],
+    ),
     "invalid UTF-8 in a line": (
         {"a.jsonl": b'{"text": "x"}\n{"text": "\xff"}\n'},
-        ["a.jsonl@24", "invalid UTF-8", "convert the file"],
+        ["a.jsonl, byte 24", "invalid UTF-8", "convert the file"],
     ),
     "a line that is not JSON": (
         {"a.jsonl": b'{"text": "x"}\n{"text": \n'},
@@ -41,7 +44,10 @@ BAD_TEXT = {
         ["a.jsonl:2", "field 'text' is absent; fields: body, id", "choose one with --text-field"],
     ),
     "a field that is no text": ({"a.jsonl": b'{"text": 3}\n'}, ["a.jsonl:1", "field 'text' is a number"]),
-    "a truncated gzip": ({"a.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 99)[:-9]}, ["a.jsonl.gz@", "gzip"]),
+    "a truncated gzip": (
+        {"a.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 99)[:-9]},
+        ["a.jsonl.gz, byte 0 (uncompressed)", "gzip"],
+    ),
     "a file of another type": ({"a.pdf": b"%PDF"}, ["a.pdf", "unsupported file type", "give one of .txt"]),
 }
 

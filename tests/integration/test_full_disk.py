@@ -155,6 +155,6 @@ def test_a_folder_that_may_not_be_written_to_is_told_before_the_first_step(tmp_p
         result = warm("train", str(config), *ALONE, cwd=tmp_path)
         assert result.code == EXIT_DISK, result.stderr
         (error,) = result.errors
-        assert "Read-only file system; free space or fix permissions" in error
+        assert "Read-only file system; mount it for writing, or use another folder" in error
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)

@@ -154,6 +154,38 @@ def test_a_partition_that_is_unknown_to_slurm_is_refused_with_those_that_it_has(
     )
 
 
+@pytest.mark.parametrize(
+    ("sinfo", "options", "is_refused"),
+    [
+        ("echo 'main*|1|1-infinite'; echo 'big|4|1-infinite'", (), True),
+        ("echo 'main*|1|1-infinite'; echo 'main*|1|1-infinite'", (), False),  # of two states
+        ("echo 'main*|4|1-infinite'; echo 'big|8|1'", ("--partition", "big"), True),
+        ("echo 'main*|4|1-infinite'; echo 'big|1|1-infinite'", ("--partition", "main,big"), False),
+        ("echo 'main*|1|1-infinite'", ("launch.elastic=true",), False),
+        ("echo 'main*|1|1-infinite'", ("--force",), False),
+        ("echo 'main*|1|1-infinite'", ("--partition", "hidden"), False),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", (), False),
+    ],
+)
+def test_more_nodes_than_a_partition_has_are_refused_before_a_job_waits_for_ever(
+    launch, tmp_path, sinfo, options, is_refused
+):
+    command_of_slurm(tmp_path, "sbatch", "echo 10")
+    command_of_slurm(tmp_path, "sinfo", sinfo)
+    code, output, errors = launch(*NEEDED, *options)
+    if not is_refused:
+        assert (code, output) == (0, f"submitted as job 10: {tmp_path}/runs/run\n"), errors
+        return
+    counts = "main 1, big 4" if not options else "main 4, big 1"
+    assert (code, output, errors) == (
+        64,
+        "",
+        f"error: --nodes: a job of 2 nodes would wait for ever; the partitions have at most: {counts}; "
+        "ask for fewer, or another --partition; --force submits it\n",
+    )
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_run_with_a_job_in_the_queue_warns_where_it_is_started_here_and_is_not_submitted(launch, tmp_path):
     """Slurm is asked where the journal names jobs, and by no rank."""
     command_of_slurm(tmp_path, "sbatch", "echo 10")

@@ -1,11 +1,12 @@
 """The line a user sees, and the exit code of each error."""
 
+import errno
 import inspect
 
 import pytest
 
 from pretrain import errors
-from pretrain.errors import PretrainError
+from pretrain.errors import PretrainError, disk_fix
 
 CODES = {
     "ConfigError": 64,
@@ -50,3 +51,19 @@ def test_the_line_says_where_what_and_how_to_fix(where, fix, line):
 def test_where_and_fix_are_keywords_so_that_they_cannot_be_swapped():
     with pytest.raises(TypeError):
         PretrainError("it broke", "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.ENOSPC, "free space"),
+        (errno.EDQUOT, "free space, or raise the quota"),
+        (errno.EACCES, "fix permissions"),
+        (errno.EROFS, "mount it for writing, or use another folder"),
+        (errno.ENOTDIR, "check the path"),
+        (errno.EIO, "see to the file system"),
+        (None, "see to the file system"),
+    ],
+)
+def test_the_remedy_of_a_refused_write_is_that_of_its_cause(number, fix):
+    assert disk_fix(OSError(number, "refused") if number else OSError("refused")) == fix

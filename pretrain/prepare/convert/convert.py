@@ -48,6 +48,7 @@ from pretrain.tokenizer import (
     named_eos,
     parse_tokenizer,
     read_given,
+    start_id,
     tokenizer_hash,
     vocabulary_size,
 )
@@ -111,7 +112,7 @@ def _plan(options: ConvertOptions) -> ConvertJob:
         raise DataError("names a file twice", where=where, fix="name each once")
     splits, rule = _plan_split(stored, options.split)
     parts = plan_parts(stored, plan_part_bytes(stored))
-    return ConvertJob(options.output, parts, options, content, read, files, splits, rule)
+    return ConvertJob(options.output, parts, options, content, read, start_id(tokenizer), files, splits, rule)
 
 
 def _identity(job: ConvertJob) -> dict[str, Any]:
@@ -148,13 +149,29 @@ def _build(job: ConvertJob, progress: Progress, processes: int | None) -> DataIn
     records = pool.write_parts(partial(start_converting, job), job.parts, sha256, "converting")
     ordered = [records[part.number] for part in job.parts]
     splits = merge_splits(ordered)
-    index = DataIndex(sha256, job.read.vocab_size, job.read.shard_dtype.name, job.read.eos_id, splits)
+    index = DataIndex(
+        tokenizer_sha256=sha256,
+        vocab_size=job.read.vocab_size,
+        dtype=job.read.shard_dtype.name,
+        eos_id=job.read.eos_id,
+        splits=splits,
+        begin_id=_find_begin(job, sum(split.num_documents for split in splits.values())),
+    )
     _prove(job, index, records, progress)
     formats = [job.options.kind] * len(job.files)
     tokenizer = load_tokenizer(job.tokenizer_path)
     write_statistics(job.folder, formats, job.num_bytes, index, tokenizer, ordered)
     write_index(job.folder, index)
     return index
+
+
+def _find_begin(job: ConvertJob, num_documents: int) -> int | None:
+    """Returns the token that the tokenizer puts in front of a text, if every document begins with it."""
+    num_begun = sum(load_runs(job.folder, part).get("num_begun", 0) for part in job.parts)
+    if 0 < num_begun < num_documents:
+        what = "%d of %d documents begin with token %d: prompts of a run will not, as not all do"
+        _log.warning(what, num_begun, num_documents, job.begin_id)
+    return job.begin_id if num_begun == num_documents else None
 
 
 def _prove(job: ConvertJob, index: DataIndex, records: dict[int, PartRecord], progress: Progress) -> None:

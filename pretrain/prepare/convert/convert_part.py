@@ -53,6 +53,7 @@ class ConvertJob(ShardJob):
     options: ConvertOptions
     tokenizer: bytes  # content of the tokenizer.json
     read: ReadOptions
+    begin_id: int | None  # token that the tokenizer puts in front of a text
     files: dict[str, TokenFile]  # by path, in order
     splits: dict[str, str]  # by path, of files with a split in their name
     rule: SplitRule  # of the documents of the other files
@@ -105,7 +106,7 @@ def _byte_table(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def load_runs(folder: Path, part: InputPart) -> dict[str, Any]:
-    """Returns the runs of a part that has a record: `rows` and `num_open` (see `write_part`)."""
+    """Returns the runs of a part that has a record: `rows`, `num_open`, `num_begun` (see `write_part`)."""
     runs: dict[str, Any] = json.loads(record_path(folder, part).read_bytes())["runs"]
     return runs
 
@@ -121,6 +122,7 @@ def write_part(job: ConvertJob, text_bytes: TextBytes, tokenizer_sha256: str, pa
     # Consecutive documents of the source: split, how many.
     rows: list[list[Any]] = []
     num_open = 0  # documents that do not end with the token
+    num_begun = 0  # documents that begin with the token
     pending: dict[str, list[np.ndarray]] = {name: [] for name in SPLITS}
     pending_tokens = 0
     dtype = job.read.shard_dtype.name
@@ -137,6 +139,7 @@ def write_part(job: ConvertJob, text_bytes: TextBytes, tokenizer_sha256: str, pa
                     rows.append([split, 0])
                 rows[-1][1] += 1
                 num_open += bool(document[-1] != job.read.eos_id)
+                num_begun += bool(document[0] == job.begin_id)
                 writer.record.splits[split].num_bytes_text += text_bytes.count(document)
                 pending[split].append(document)
                 num_documents += 1
@@ -149,7 +152,7 @@ def write_part(job: ConvertJob, text_bytes: TextBytes, tokenizer_sha256: str, pa
                     pending_tokens = 0
             report(piece.num_bytes, num_documents % REPORT_DOCUMENTS)
         _write(pending, writer)
-        writer.commit(runs={"rows": rows, "num_open": num_open})
+        writer.commit(runs={"rows": rows, "num_open": num_open, "num_begun": num_begun})
 
 
 def _write(pending: dict[str, list[np.ndarray]], writer: PartWriter) -> None:

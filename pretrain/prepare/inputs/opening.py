@@ -41,7 +41,7 @@ class _Decompressed(io.RawIOBase):
         except _DAMAGE as error:
             raise DataError(
                 f"truncated or damaged {self._file.compression}: {error}",
-                where=f"{self._file.shown}@{self._position} (uncompressed)",
+                where=f"{self._file.shown}, byte {self._position} (uncompressed)",
                 fix="copy or compress the file again",
             ) from None
         buffer[: len(data)] = data

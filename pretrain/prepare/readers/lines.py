@@ -133,7 +133,7 @@ class Lines:
         before = 0
         if self.start:
             if self.local is None:
-                return f"{self.name}@{self._offset}"
+                return f"{self.name}, byte {self._offset}"
             # Counted only now, so that reading need not.
             before = _count_newlines(self.local, self._first)
         return f"{self.name}:{before + self._number}"

@@ -114,8 +114,8 @@ def not_utf8(error: UnicodeDecodeError, name: str, offset: int) -> DataError:
     """Builds the error of bytes, from byte `offset` of `name` on, that are not UTF-8."""
     return DataError(
         f"invalid UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})",
-        where=f"{name}@{offset + error.start}",
-        fix="convert the file to UTF-8",
+        where=f"{name}, byte {offset + error.start}",
+        fix="convert the file to UTF-8 (iconv -f ENCODING), or drop such bytes (iconv -c -f UTF-8 -t UTF-8)",
     )
 
 
@@ -160,8 +160,6 @@ def _build_pair(record: Mapping[str, Any], config: InputConfig, consumed_bytes: 
 def _build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
     if config.messages_field is not None:
         turns = _turns(record, config.messages_field)
-        if all(role != TARGET_ROLE for role, _ in turns):
-            turns = []  # nothing to learn: counted with the empty ones
     else:
         names, response_field = _prompt_fields(config, record)
         prompt = _join_prompt(record, names)
@@ -172,7 +170,7 @@ def _build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes
         turns = [("user", prompt), (TARGET_ROLE, response)]
     segments: Segments = tuple((text, role == TARGET_ROLE) for role, text in turns)
     markers = frozenset[int]()
-    if config.template is not None:
+    if config.template is not None and any(is_learned for _, is_learned in segments):  # others are left out
         segments, markers = apply_template(turns, config.template)
     text = "".join(part for part, _ in segments)
     return Document(text, text.encode(), consumed_bytes, segments=segments, markers=markers)

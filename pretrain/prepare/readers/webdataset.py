@@ -144,7 +144,7 @@ class TarReader:
         return found
 
     def _error(self, what: str, offset: int, fix: str) -> DataError:
-        return DataError(what, where=f"{self._name}@{offset}", fix=fix)
+        return DataError(what, where=f"{self._name}, byte {offset}", fix=fix)
 
 
 def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
@@ -170,7 +170,7 @@ def read_webdataset(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterat
         place = ""
         bodies: dict[str, bytes] = {}
         for member in members:
-            place = place or f"{name}@{member.offset}"
+            place = place or f"{name}, byte {member.offset}"
             kind = split_name(member.path)[1]
             if kind in bodies:
                 what = f"sample {key!r} has two members .{kind}"

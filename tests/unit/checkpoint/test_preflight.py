@@ -108,7 +108,7 @@ def test_a_disk_that_refuses_the_trial_write_is_told_before_the_first_step(tmp_p
 
     io.set_fault_hook(refuse)
     with pytest.raises(
-        DiskError, match=r"\.trial.*: cannot write: Read-only file system; free space or fix permissions"
+        DiskError, match=r"\.trial.*: cannot write: Read-only file system; mount it for writing, or use another folder"
     ):
         try_writing(tmp_path)
 

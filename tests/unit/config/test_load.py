@@ -201,6 +201,27 @@ def test_an_unknown_key_has_a_hint(write, key, hint):
     assert f"unknown key {key!r}; {hint}" in line
 
 
+def test_unknown_keys_come_before_a_start_that_is_not_there(write):
+    lines = problems(write(BASE.replace("model: {preset: llama-tiny}", "init: {from: nowhere, freez: []}\nseeed: 1")))
+    assert "did you mean 'init.freeze'?" in lines[0] and "unknown key 'seeed'" in lines[1]
+    assert len(lines) == 3 and "init.from=nowhere: no run" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("override", "keys"),
+    [
+        ("data=nope", "data.path or data.mixture"),
+        ("train=3", "train.steps or train.stop_after"),
+        ("data.mixture=[a]", "data.mixture.0.name or data.mixture.0.path"),
+    ],
+)
+def test_a_value_in_the_place_of_a_section_is_answered_with_keys_of_it(write, override, keys):
+    (line,) = problems(write(BASE), override)
+    section = keys.rpartition(".")[0].split()[-1]
+    assert f"{override}': {section} is a section, not" in line
+    assert line.endswith(f"; give keys of it, such as {keys}")
+
+
 @pytest.mark.parametrize(
     ("address", "shown"),
     [

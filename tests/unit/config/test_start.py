@@ -5,6 +5,7 @@ import json
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.presets import expand_preset
 from pretrain.errors import ConfigError
@@ -98,6 +99,12 @@ def test_a_start_that_is_not_there_or_damaged_is_said_with_its_place(tmp_path):
 def test_fine_tuning_that_cannot_be_is_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
         load_config("configs/run/quickstart.yaml", overrides)
+
+
+@pytest.mark.parametrize("recipe", ["chat", "instruction_lora"])
+def test_a_recipe_of_adapters_trains_all_weights_by_an_override(tmp_path, recipe):
+    overrides = [f"init.from={tmp_path}", "model={preset: llama-tiny, max_seq_len: 1024}", "finetune=null"]
+    assert load_config(f"configs/finetune/{recipe}.yaml", overrides).finetune == FinetuneConfig()
 
 
 def test_adapters_beside_a_recurrent_model_are_refused():

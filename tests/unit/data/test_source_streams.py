@@ -106,7 +106,7 @@ def test_a_run_that_no_source_lasts_for_is_refused(mixture):
 def test_what_no_row_holds_is_counted(tmp_path, kind, said, packing):
     make_pairs(tmp_path, [(3, 4), (40, 2), (2, 49), (5, 16)], kind)
     data = {"path": str(tmp_path), "packing": packing}
-    assert streams(data).too_long() == [said]
+    assert streams(data).too_long() == [f"{said}; raise it, or drop them by filter.max_chars of prepare"]
     assert streams(data, BATCH.model_copy(update={"seq_len": 64, "global_tokens": 128})).too_long() == []
 
 

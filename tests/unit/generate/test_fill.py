@@ -8,7 +8,7 @@ from pretrain.config.presets import expand_preset
 from pretrain.errors import ConfigError
 from pretrain.generate.command import fill_masks
 from pretrain.types import Batch
-from tests.unit.generate.codecs import MASK, byte_codec
+from tests.unit.generate.codecs import MASK, PAD, byte_codec
 from tests.unit.generate.models import tiny_model
 from tests.unit.model.tiny import build
 
@@ -84,3 +84,19 @@ def test_models_and_tokenizers_that_fill_no_masks_are_refused():
     codec.mask_id = None
     with pytest.raises(ConfigError, match="the tokenizer has no mask token"):
         fill_masks(encoder(), codec, "[MASK]")
+
+
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("the [MASK] sat.", "the <pad> sat."),
+        ("[MASK]cat, [MASK]", "<pad> cat, <pad>"),
+        ("[MASK][MASK]. A", "<pad> <pad>. A"),
+    ],
+)
+def test_a_special_token_that_fills_a_mask_is_shown_by_its_name(text, filled):
+    model = encoder()
+    pad = CODEC.tokens(list(range(CODEC.vocab_size))).index(PAD)
+    with torch.no_grad():
+        dict(model.named_parameters())["head.bias"][pad] = 1e4
+    assert fill_masks(model, CODEC, text, 1).text == filled

@@ -348,5 +348,5 @@ def test_a_log_that_cannot_be_written_is_told_before_a_rank_runs_on(start, tmp_p
     job = start("note('started'); hang()")
     code, errors = job.end()
     assert code != 0
-    assert "rank-00002.out: cannot be opened: Is a directory; correct its permissions" in errors
+    assert "rank-00002.out: cannot open: Is a directory; check the path" in errors
     wait_until_dead([pid for pids in job.noted("started").values() for pid in pids])

@@ -344,6 +344,21 @@ def test_a_table_of_runs_fits_the_terminal(run, squeue, width):
         assert expected in shown
 
 
+def test_all_jobs_of_a_chain_are_counted_and_the_limit_of_a_job_is_shown_after_it_too(run, squeue):
+    submissions = [{"event": "submit", "chain": "a", "job": job, "array": None, "at": at(-1)} for job in "789"]
+    journal(run, *submissions, start(0))
+    (run.launch / "spec.json").write_text(json.dumps({"name": "first", "time_s": 43_200, "signal_s": 90}))
+    squeue(RUNNING, PENDING.replace("7", "8"), PENDING.replace("7", "9"))
+    console = Console(width=120, record=True, file=io.StringIO())
+    show_runs(read_runs([run.path]), run.path.parent, console)
+    assert "7 +2" in console.export_text()
+    assert {"time limit 12:00:00 a job, saving 1:30 before", "9: PENDING, 0:00 of 1-00:00:00"} <= {
+        line.removeprefix("job ") for line in shown(run)
+    }
+    squeue()
+    assert {"time limit 12:00:00 a job, saving 1:30 before", "job 9: not in the queue"} <= set(shown(run))
+
+
 def test_one_run_is_shown_with_all_its_starts(run, squeue):
     rows = [
         start(0),

@@ -163,6 +163,19 @@ def test_patterns_that_name_nothing_are_refused_before_the_queue(patterns, finet
         plan_trained(model_of("llama-tiny"), patterns, FinetuneConfig(**finetune))
 
 
+@pytest.mark.parametrize(
+    ("also", "working"),
+    [
+        (["embedding.weight", "head.weight"], "embedding.weight"),
+        (["*.norm.weight", "head.*"], r"\*.norm.weight, embedding.weight"),
+    ],
+)
+def test_the_head_of_a_tied_model_is_answered_with_the_list_that_works(also, working):
+    config = model_of("llama-tiny", tied_embeddings=True)
+    with pytest.raises(ConfigError, match=rf"'head.*' matches no parameter; .*: finetune.also=\[{working}\]$"):
+        plan_trained(config, [], FinetuneConfig(kind="lora", also=also))
+
+
 def counted(config, model, length=12, source_length=9):
     """FLOPs of forward and backward by torch, at eager attention, of 2 rows; and of the forward pass alone."""
     tokens = torch.randint(0, 100, (2, length), generator=torch.Generator().manual_seed(0))

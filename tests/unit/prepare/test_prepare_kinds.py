@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pretrain.config.prepare import FilterConfig
-from pretrain.errors import ConfigError
+from pretrain.errors import ConfigError, DataError
 from pretrain.prepare import duplicates
 from pretrain.prepare.filters import Document, refuse
 from pretrain.prepare.prepare import prepare
@@ -94,6 +94,26 @@ def test_only_what_a_record_teaches_is_learned_and_so_is_its_end(tmp_path):
         [1, 1, 1],
     ]
     assert all(tokens[-1] == index.eos_id for tokens, _ in columns(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("template", [None, "chatml"])
+def test_a_conversation_without_an_assistant_is_left_out_under_that_name(tmp_path, caplog, template):
+    roles = [["user"], ["system", "user"], []]
+    rows = [{"m": [{"role": role, "content": "ab"} for role in one]} for one in roles]
+    chats = [[*rows, {"m": [{"role": "assistant", "content": "ab"}]}], rows]
+    for name, chat in zip(("some", "none"), chats, strict=True):
+        path = write_rows(tmp_path / f"{name}.jsonl", chat)
+        config = prepare_config(tmp_path / name, [path], kind="records", tokenizer="char", split="hash:0")
+        item = config.inputs[0].model_copy(update={"messages_field": "m", "template": template})
+        config = config.model_copy(update={"inputs": [item]})
+        if name == "some":
+            with caplog.at_level(logging.INFO):
+                prepare(config, processes=1)
+            assert "skipped 2 documents: no assistant turn" in caplog.text
+            assert "skipped 1 document: empty" in caplog.text
+        else:
+            with pytest.raises(DataError, match=r"no text to train on.*skipped: empty 1, no assistant turn 2\)"):
+                prepare(config, processes=1)
 
 
 @pytest.mark.parametrize("kind", ["pairs", "records"])

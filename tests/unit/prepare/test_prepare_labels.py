@@ -154,7 +154,8 @@ def test_a_label_that_only_the_validation_split_has_is_refused_by_name(tmp_path)
     )
     message = (
         r"the document that begins 'what is this': label 'odd' of the validation split is not one of the training "
-        r"split's \(mixed, neg, pos\); name all of them in labels, or correct it"
+        r"split's \(mixed, neg, pos\); correct it, or give the head a label that no text trains: "
+        r'labels=\["mixed", "neg", "odd", "pos"\]$'
     )
     with pytest.raises(DataError, match=message):
         prepare(config, processes=1)

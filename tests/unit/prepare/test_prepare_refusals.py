@@ -61,7 +61,7 @@ def test_folder_that_holds_something_else_is_refused(tmp_path, corpus):
 
 def test_folder_where_no_lock_file_can_be_made_is_refused(tmp_path, corpus):
     (tmp_path / "out" / PREPARE_LOCK).mkdir(parents=True)
-    with pytest.raises(DiskError, match="out: cannot write here: Is a directory; free space or fix permissions"):
+    with pytest.raises(DiskError, match="out: cannot write here: Is a directory; check the path"):
         prepare(options(tmp_path))
 
 
@@ -105,7 +105,7 @@ def test_malformed_input_is_named_and_what_was_written_is_taken_back(tmp_path, c
         file.write(b"\xff")
     given = tmp_path / "given.json"
     given.write_bytes(dump_tokenizer(train_bpe([" ".join(WORDS)] * 3, 280)))
-    with pytest.raises(DataError, match=r"c005\.txt@\d+: invalid UTF-8: byte 0xff"):
+    with pytest.raises(DataError, match=r"c005\.txt, byte \d+: invalid UTF-8: byte 0xff"):
         prepare(options(tmp_path, tokenizer=str(given), vocab_size=None, processes=processes))
     assert not digests(tmp_path / "out")
     (corpus / "c005.txt").write_text("corrected")

@@ -73,7 +73,7 @@ def test_a_look_at_a_folder_tells_who_owns_it_and_takes_nothing(run):
     refuse_if_owned(run / "lease")
     assert [path.name for path in (run / "lease").iterdir()] == ["00000001.json"]
     (run / "file").write_text("")
-    with pytest.raises(DiskError, match="file: cannot be read: Not a directory"):
+    with pytest.raises(DiskError, match="file: cannot read it: Not a directory"):
         refuse_if_owned(run / "file")
 
 
@@ -392,9 +392,9 @@ def test_a_folder_that_cannot_be_written_or_read_is_a_disk_error(run, monkeypatc
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(lease, "highest_number", fail)
-    with pytest.raises(DiskError, match="lease: cannot be read: Input/output error; correct its permissions, or see"):
+    with pytest.raises(DiskError, match="lease: cannot read it: Input/output error; see to the file system"):
         mine.check()
-    with pytest.raises(DiskError, match="lease: cannot be claimed: Input/output error"):
+    with pytest.raises(DiskError, match="lease: cannot claim it: Input/output error"):
         Lease(run / "lease")
     monkeypatch.undo()
     mine.release()

@@ -240,7 +240,7 @@ while True:
 
 
 def test_a_folder_that_is_not_there_is_a_disk_error(tmp_path):
-    with pytest.raises(DiskError, match="cannot open: No such file or directory; free space or fix permissions"):
+    with pytest.raises(DiskError, match="cannot open: No such file or directory; check the path"):
         JsonLines(tmp_path / "nowhere" / "metrics.jsonl")
 
 

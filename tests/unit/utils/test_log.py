@@ -71,7 +71,7 @@ def test_calling_it_again_replaces_the_handlers(tmp_path, capsys):
 
 def test_a_log_file_that_cannot_be_opened_is_a_disk_error(tmp_path):
     (tmp_path / "logs").write_text("a file where the folder should be")
-    with pytest.raises(DiskError, match=r"rank0.log: cannot open the log file: .*; free space or fix permissions"):
+    with pytest.raises(DiskError, match=r"rank0.log: cannot open the log file: .*; check the path"):
         log.setup_logging(0, 1, tmp_path / "logs" / "rank0.log")
 
 

@@ -3,6 +3,7 @@ import logging
 
 import numpy as np
 import pytest
+from tokenizers import processors
 
 from pretrain.errors import ConfigError, DataError
 from pretrain.prepare.convert.convert_part import TextBytes
@@ -34,6 +35,18 @@ def test_index_tokenizer_and_proof_are_written(source, caplog):
         f"token hash before and after: sha256 {expected['sha256']} over {expected['num_tokens']} tokens" in caplog.text
     )
     assert len(list((source / "out/parts").iterdir())) > 4
+
+
+@pytest.mark.parametrize(("num_begun", "begin_id"), [(40, 7), (39, None), (0, None)])
+def test_documents_that_all_begin_with_the_start_token_are_recorded_as_such(source, caplog, num_begun, begin_id):
+    tokenizer = load_tokenizer(source / "tokenizer.json")
+    tokenizer.post_processor = processors.TemplateProcessing("w7 $A", "w7 $A w7 $B", [("w7", 7)])
+    tokenizer.save(str(source / "tokenizer.json"))
+    documents = [[7 if number < num_begun else 8, *document] for number, document in enumerate(DOCUMENTS)]
+    writers.write_flat(source / "in/a.bin", join(documents[:25]))
+    writers.write_flat(source / "in/b.bin", join(documents[25:]))
+    assert convert(options(source)).begin_id == begin_id == load_index(source / "out").begin_id
+    assert ("39 of 40 documents begin with token 7" in caplog.text) == (num_begun == 39)
 
 
 @pytest.mark.usefixtures("pictures")

@@ -185,7 +185,7 @@ def test_compressed_shards_that_are_damaged_are_refused(tmp_path):
     ):
         read(tmp_path / "in")
     path.write_bytes(b"\0" + whole[1:])
-    with pytest.raises(DataError, match=r"mds\.zstd@0 \(uncompressed\): truncated or damaged zstd"):
+    with pytest.raises(DataError, match=r"mds\.zstd, byte 0 \(uncompressed\): truncated or damaged zstd"):
         read(tmp_path / "in")
     path.write_bytes(whole)
     change_index(tmp_path / "in", lambda index: index["shards"][0]["raw_data"].update(bytes=10))

@@ -77,8 +77,8 @@ def test_malformed_json_is_named_with_its_line(tmp_path, tiny_chunks, content, m
 
 def test_invalid_utf8_is_named_with_its_byte(tmp_path, tiny_chunks):
     (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf[{"text": "\xc3\xa9\xc3("}]')
-    with pytest.raises(DataError, match=r"a\.json@16: invalid UTF-8: byte 0xc3"):
+    with pytest.raises(DataError, match=r"a\.json, byte 16: invalid UTF-8: byte 0xc3"):
         texts(tmp_path / "a.json")
     (tmp_path / "a.json").write_bytes(b'[{"text": "\xc3')
-    with pytest.raises(DataError, match=r"a\.json@11: invalid UTF-8: byte 0xc3 \(unexpected end of data\)"):
+    with pytest.raises(DataError, match=r"a\.json, byte 11: invalid UTF-8: byte 0xc3 \(unexpected end of data\)"):
         texts(tmp_path / "a.json")

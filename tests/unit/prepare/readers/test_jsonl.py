@@ -37,7 +37,7 @@ def test_consumed_bytes_add_up_to_the_size_on_disk(tmp_path):
 
 def test_invalid_utf8_is_named_with_its_byte(tmp_path):
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xe9"}\n')
-    with pytest.raises(DataError, match=r"b\.jsonl@24: invalid UTF-8: byte 0xe9"):
+    with pytest.raises(DataError, match=r"b\.jsonl, byte 24: invalid UTF-8: byte 0xe9"):
         texts(tmp_path / "b.jsonl")
 
 

@@ -92,7 +92,7 @@ def test_a_member_of_two_gigabytes_is_refused_unread(tmp_path, kind):
     path = sparse(tmp_path / "a.tar", header.tobuf(), 2**31 + 2048)
 
     def refuse():
-        message = rf"a\.tar@0: member 'a\.{kind}' of 2147483648 bytes is longer than max_document_bytes={LIMIT}"
+        message = rf"a\.tar, byte 0: member 'a\.{kind}' of 2147483648 bytes is longer than max_document_bytes={LIMIT}"
         with pytest.raises(DataError, match=message):
             documents(path, max_document_bytes=LIMIT)
 
@@ -102,7 +102,7 @@ def test_a_member_of_two_gigabytes_is_refused_unread(tmp_path, kind):
 def test_a_name_without_end_is_refused_unread():
     header = tarfile.TarInfo("././@LongLink")
     header.size, header.type = 2**31, tarfile.GNUTYPE_LONGNAME
-    with pytest.raises(DataError, match=r"a\.tar@0: a name or attributes of 2147483648 bytes; make the tar anew"):
+    with pytest.raises(DataError, match=r"a\.tar, byte 0: a name or attributes of 2147483648 bytes; make the tar anew"):
         list(TarReader(io.BytesIO(header.tobuf(tarfile.GNU_FORMAT)), "a.tar"))
 
 

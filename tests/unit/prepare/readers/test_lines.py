@@ -30,5 +30,5 @@ def test_lines_cut_into_parts_come_once_each_in_order(tmp_path_factory, rows, pa
 
 def test_invalid_utf8_is_named_with_its_byte(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\ntwo\xff\n")
-    with pytest.raises(DataError, match=r"a\.txt@7: invalid UTF-8: byte 0xff"):
+    with pytest.raises(DataError, match=r"a\.txt, byte 7: invalid UTF-8: byte 0xff"):
         texts(tmp_path, format="lines")

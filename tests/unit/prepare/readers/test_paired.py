@@ -44,7 +44,7 @@ def test_unequal_numbers_of_lines_are_named_with_the_place(tmp_path, source, tar
 
 def test_invalid_utf8_of_either_file_is_named(tmp_path):
     options = write(tmp_path, b"1\n2\n", b"1\n\xff\n")
-    with pytest.raises(DataError, match=r"a\.de@2: invalid UTF-8: byte 0xff"):
+    with pytest.raises(DataError, match=r"a\.de, byte 2: invalid UTF-8: byte 0xff"):
         documents(tmp_path / "a.en", **options)
 
 

@@ -34,7 +34,7 @@ def test_undecodable_file_is_passed_over_in_the_default_corpus_only(tmp_path):
     part = part_of(*listing(tmp_path))
     (document,) = read(part.slices)
     assert document.is_undecodable and not document.text
-    with pytest.raises(DataError, match=r"a\.txt@0: invalid UTF-8"):
+    with pytest.raises(DataError, match=r"a\.txt, byte 0: invalid UTF-8"):
         list(read(part.slices, [InputConfig(path=str(tmp_path))]))
 
 
@@ -100,5 +100,7 @@ def test_a_file_that_is_gone_or_fails_is_named(tmp_path, monkeypatch):
 def test_truncated_gzip_is_named(tmp_path, cut):
     content = gzip.compress(b'{"text": "abcdefghijklmnopqrstuvwxyz"}\n' * 3)
     (tmp_path / "a.jsonl.gz").write_bytes(content[:cut])
-    with pytest.raises(DataError, match=r"a\.jsonl\.gz@0 \(uncompressed\): truncated or damaged gzip: .*; copy or"):
+    with pytest.raises(
+        DataError, match=r"a\.jsonl\.gz, byte 0 \(uncompressed\): truncated or damaged gzip: .*; copy or"
+    ):
         list(read(part_of(*listing(tmp_path)).slices))

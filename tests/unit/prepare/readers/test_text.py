@@ -23,7 +23,9 @@ def test_compressed_file_is_the_document_that_was_compressed(tmp_path):
 
 def test_invalid_utf8_is_named_with_its_byte(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"abc\xff")
-    with pytest.raises(DataError, match=r"a\.txt@3: invalid UTF-8: byte 0xff \(invalid start byte\); convert the file"):
+    with pytest.raises(
+        DataError, match=r"a\.txt, byte 3: invalid UTF-8: byte 0xff \(invalid start byte\); convert the file"
+    ):
         texts(tmp_path / "a.txt")
 
 

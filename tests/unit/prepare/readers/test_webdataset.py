@@ -118,15 +118,19 @@ def test_a_key_ends_at_the_first_dot_of_the_last_part(name, parts):
 @pytest.mark.parametrize(
     ("members", "kind", "message"),
     [
-        ([("1.txt", b"a"), ("2.jpg", b"b"), ("2.cls", b"1")], "text", r"@1024: sample '2' has no text \(it has \.jpg"),
-        ([("1.txt", b"a"), ("1.txt", b"b")], "text", r"@0: sample '1' has two members \.txt; give each sample a key"),
+        (
+            [("1.txt", b"a"), ("2.jpg", b"b"), ("2.cls", b"1")],
+            "text",
+            r"byte 1024: sample '2' has no text \(it has \.jpg",
+        ),
+        ([("1.txt", b"a"), ("1.txt", b"b")], "text", r"byte 0: sample '1' has two members \.txt; give each"),
         ([("1.txt", b"a"), ("1.jsonl", b"{}")], "text", r"a\.tar/1\.jsonl:1: field 'text' is absent"),
-        ([("1.jsonl", b""), ("1.txt", b"b")], "text", r"@0: sample '1' has two texts \(it has \.txt, \.jsonl\)"),
-        ([("1.txt", b"a\xff")], "text", r"a\.tar/1\.txt@1: invalid UTF-8: byte 0xff"),
-        ([("1.txt", b"a"), ("1.json", b"{")], "text", r"@0: sample '1': not JSON"),
-        ([("1.json", b"[]")], "text", r"@0: sample '1': not a JSON object"),
-        ([("1.json", b'{"text": 1}')], "text", r"@0: sample '1': field 'text' is a number, not a string"),
-        ([("1.txt", b"a")], "pairs", r"@0: sample '1': a \.txt member holds no pairs; give \.json"),
+        ([("1.jsonl", b""), ("1.txt", b"b")], "text", r"byte 0: sample '1' has two texts \(it has \.txt, \.jsonl\)"),
+        ([("1.txt", b"a\xff")], "text", r"a\.tar/1\.txt, byte 1: invalid UTF-8: byte 0xff"),
+        ([("1.txt", b"a"), ("1.json", b"{")], "text", r"byte 0: sample '1': not JSON"),
+        ([("1.json", b"[]")], "text", r"byte 0: sample '1': not a JSON object"),
+        ([("1.json", b'{"text": 1}')], "text", r"byte 0: sample '1': field 'text' is a number, not a string"),
+        ([("1.txt", b"a")], "pairs", r"byte 0: sample '1': a \.txt member holds no pairs; give \.json"),
     ],
 )
 def test_a_malformed_sample_is_named_with_its_place(tmp_path, members, kind, message):
@@ -140,7 +144,7 @@ def test_a_tar_that_is_cut_off_anywhere_is_refused(tmp_path):
     assert not any(content[end:])
     for size in (0, 100, 512, 513, 1536, 2048, 3000, 3072, 4000, end, end + 500):
         (tmp_path / "a.tar").write_bytes(content[:size])
-        with pytest.raises(DataError, match=r"a\.tar@\d+: the tar is cut off: it has no end mark; copy the file again"):
+        with pytest.raises(DataError, match=r"a\.tar, byte \d+: the tar is cut off: it has no end mark; copy"):
             texts(tmp_path / "a.tar")
     (tmp_path / "a.tar").write_bytes(content[: end + 512])
     assert len(texts(tmp_path / "a.tar")) == 2
@@ -159,19 +163,19 @@ def linked(kind):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"not a tar" * 100, "@0: damaged, or not a tar: "),
+        (b"not a tar" * 100, "byte 0: damaged, or not a tar: "),
         (
             damaged_at(pack([("1.txt", b"a"), ("2.txt", b"b")]), 1030, b"x"),
-            "@1024: damaged, or not a tar: bad checksum",
+            "byte 1024: damaged, or not a tar: bad checksum",
         ),
         (
             pack([("1.txt", b"a")]) + pack([("2.txt", b"b")]),
             "data after the end of the tar; give joined tars one by one",
         ),
-        (linked(tarfile.SYMTYPE), "@0: member '1.txt' is not a regular file; make the tar without links"),
-        (linked(tarfile.LNKTYPE), "@0: member '1.txt' is not a regular file"),
-        (linked(tarfile.CHRTYPE), "@0: member '1.txt' is not a regular file"),
-        (linked(tarfile.GNUTYPE_SPARSE), "@0: member '1.txt' is not a regular file"),
+        (linked(tarfile.SYMTYPE), "byte 0: member '1.txt' is not a regular file; make the tar without links"),
+        (linked(tarfile.LNKTYPE), "byte 0: member '1.txt' is not a regular file"),
+        (linked(tarfile.CHRTYPE), "byte 0: member '1.txt' is not a regular file"),
+        (linked(tarfile.GNUTYPE_SPARSE), "byte 0: member '1.txt' is not a regular file"),
     ],
 )
 def test_a_tar_that_is_not_what_it_should_be_is_refused(tmp_path, content, message):
