@@ -66,7 +66,8 @@ def loopback_store(world: World) -> Iterator[None]:
     """Keeps the job's store off the network, where MASTER_ADDR is loopback; around what sets up the group.
 
     torch's own store listens on every interface, and whoever reaches it can end or forge the run.
-    The group (`env://`) finds this one by its port, and keeps it. Raises: OSError: The port is in use.
+    The group (`env://`) finds this one by its port, and keeps it. Raises: OSError: The port is in
+    use.
     """
     import torch.distributed as td
 

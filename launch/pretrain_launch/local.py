@@ -6,8 +6,8 @@
     exit code: that of the rank that failed first (128 + signal if it was killed), else 75, else 0
 
 Rank 0 shares the terminal; the others have a log file each, which is quoted if they failed first.
-A rank dies with its launcher (PR_SET_PDEATHSIG), so that `kill -9` leaves no orphans, and its children
-end with it (`Janitor`). Stop signals are blocked in a rank until it can answer them.
+A rank dies with its launcher (PR_SET_PDEATHSIG), so that `kill -9` leaves no orphans, and its
+children end with it (`Janitor`). Stop signals are blocked in a rank until it can answer them.
 """
 
 import contextlib
@@ -54,7 +54,8 @@ def rank_environment(
 ) -> dict[str, str]:
     """Adds the variables of torchrun for one rank of a job on this machine to an environment.
 
-    `threads` are CPU threads a rank, unless OMP_NUM_THREADS is set. None: an even share of the cores.
+    `threads` are CPU threads a rank, unless OMP_NUM_THREADS is set. None: an even share of the
+    cores.
     """
     share = threads or max(1, (os.cpu_count() or 1) // world_size)
     meeting = Meeting("127.0.0.1", port, ("localhost",), world_size, "local")
@@ -69,8 +70,9 @@ def rank_environment(
 class Janitor:
     """A small process that outlives a killed launcher, and ends the children of ranks.
 
-    When its pipe closes, the launcher is gone, and every named process group gets SIGKILL: PR_SET_PDEATHSIG does not
-    reach children of a rank (compilers, workers). wandb's service, which leaves the group, watches its parent.
+    When its pipe closes, the launcher is gone, and every named process group gets SIGKILL:
+    PR_SET_PDEATHSIG does not reach children of a rank (compilers, workers). wandb's service, which
+    leaves the group, watches its parent.
     """
 
     def __init__(self) -> None:

@@ -41,7 +41,8 @@ _START: dict[str, Any] = {
 def merge_starts(attempts: list[dict[str, Any]], journal: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns every start of a run once: attempts of rank 0, and starts of a job without a rank.
 
-    A start that `is_refused` changed nothing: its config or data were refused, or another one owned the run.
+    A start that `is_refused` changed nothing: its config or data were refused, or another one
+    owned the run.
     """
     starts: list[dict[str, Any]] = []
     by_key: dict[tuple[Any, Any], dict[str, Any]] = {}

@@ -1,7 +1,7 @@
 """Specification of a job: `launch/spec.json` in the run folder, next to a copy of the config.
 
-The batch script is the same for every run; everything that differs is here. Later edits of the user's
-files do not affect a waiting job. Not here: secrets, which travel in the environment only.
+The batch script is the same for every run; everything that differs is here. Later edits of the
+user's files do not affect a waiting job. Not here: secrets, which travel in the environment only.
 """
 
 import json

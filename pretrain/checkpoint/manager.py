@@ -86,10 +86,10 @@ class CheckpointManager:
     """The checkpoints of one run: the `keep` newest stay, at least 2.
 
     Never removed are those of steps that are a multiple of `keep_every_steps` (0: none), the best
-    one by the validation metric `best`, and those in use by another run. Rank 0 calls `fence` immediately
-    before the rename that commits, and before anything is removed or renamed; it raises LockedError
-    where another attempt owns the run folder. `topology` is JSON for the manifest: world size,
-    engine, attempt.
+    one by the validation metric `best`, and those in use by another run. Rank 0 calls `fence`
+    immediately before the rename that commits, and before anything is removed or renamed; it
+    raises LockedError where another attempt owns the run folder. `topology` is JSON for the
+    manifest: world size, engine, attempt.
     """
 
     def __init__(

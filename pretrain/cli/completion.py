@@ -1,6 +1,7 @@
 """Completion of arguments by the shell: configs, keys and values of overrides, run folders.
 
-Where nothing here fits, the shell completes paths. Only keys import the config, a fifth of a second.
+Where nothing here fits, the shell completes paths. Only keys import the config, a fifth of a
+second.
 """
 
 import re

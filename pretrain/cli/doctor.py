@@ -43,8 +43,8 @@ def doctor_command(
 ) -> None:
     """Check machines before they train: packages, devices, network, disk, data, rendezvous, wandb.
 
-    As a rank of torchrun or srun, it checks all nodes. The exit code is 0 if nothing fails, else that of
-    the first failure: 69, or 64 (config), 65 (data), 74 (disk).
+    As a rank of torchrun or srun, it checks all nodes. The exit code is 0 if nothing fails, else
+    that of the first failure: 69, or 64 (config), 65 (data), 74 (disk).
 
     Example: pretrain doctor configs/run/quickstart.yaml --ranks 2
     """

@@ -104,7 +104,7 @@ def launch_slurm_command(
     """
     from pretrain.config.load import load_config
     from pretrain.utils.log import setup_logging
-    from pretrain_launch.preflight import MODES, LaunchRequest, check_partition, parse_vary
+    from pretrain_launch.preflight import MODES, LaunchRequest, parse_vary
     from pretrain_launch.site import load_site
 
     setup_logging(rank=0, world_size=1)
@@ -146,6 +146,8 @@ def submit_runs(
     Raises:
         PretrainError: What cannot work, or may not unless `force` is given; what Slurm refuses.
     """
+    from pretrain_launch.preflight import check_partition
+
     complete = [complete_line(one) for one in configs]
     if all(complete):  # an element of an array that is complete ends at once
         typer.echo("\n".join(complete))

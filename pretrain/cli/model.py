@@ -39,8 +39,8 @@ def generate_command(
 ) -> None:
     """Continue texts, translate them, or fill in [MASK], as the model can.
 
-    Without --prompt and --file, prompts are piped in, one a line; without that, a document begins, or
-    with --chat a conversation in the terminal.
+    Without --prompt and --file, prompts are piped in, one a line; without that, a document begins,
+    or with --chat a conversation in the terminal.
 
     Example: pretrain generate runs/quickstart --prompt "def main(" --temperature 0
     """
@@ -121,7 +121,8 @@ def classify_command(
 ) -> None:
     """Label texts, or their words, with a classifier: label, probability and text, a line each.
 
-    Without --text and --file, texts are piped in, one a line. --json: the probability of every label.
+    Without --text and --file, texts are piped in, one a line. --json: the probability of every
+    label.
 
     Example: pretrain classify runs/classify --text "How do I open a file?"
     """

@@ -21,9 +21,9 @@ class EngineConfig(Section):
     and dynamic loss scaling; only with ZeRO 1 to 3 on a GPU."""
     fp8: Annotated[Literal["off", "tensorwise", "rowwise"], OnResume.WARN] = "off"
     """FP8 products of the blocks' matrices, by torchao (the extra `fp8`); with `precision: bf16` and
-    ZeRO 0 to 2, on a GPU of compute capability 8.9 or more. `tensorwise`: one scale a tensor, faster.
-    `rowwise`: one a row, more exact. Weights and checkpoints stay as they are. A CPU emulates it,
-    slowly, for tests."""
+    ZeRO 0 to 2, on a GPU of compute capability 8.9 or more. `tensorwise`: one scale a tensor,
+    faster. `rowwise`: one a row, more exact. Weights and checkpoints stay as they are. A CPU
+    emulates it, slowly, for tests."""
     gradients: Annotated[Literal["compute", "fp32"], OnResume.WARN] = "compute"
     """Dtype in which DeepSpeed sums bf16 gradients over micro-batches and ranks. `compute`: bf16.
     `fp32`: more exact for many micro-batches or hundreds of ranks, at twice the bytes; only with

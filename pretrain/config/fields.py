@@ -5,8 +5,9 @@
                 --> write_reference         docs/config.md
     json_schema (pydantic's, with the descriptions)   `pretrain config --schema`
 
-A description is the docstring below a field, or that of a section's class. It is read from the source
-when it is needed: pydantic's `use_attribute_docstrings` would cost each start of each rank 0.4 s.
+A description is the docstring below a field, or that of a section's class. It is read from the
+source when it is needed: pydantic's `use_attribute_docstrings` would cost each start of each rank
+0.4 s.
 """
 
 import ast
@@ -87,8 +88,8 @@ def walk_fields(
 ) -> Iterator[ConfigField]:
     """Yields every field in file order; keys of sections in a list have no numbers.
 
-    `prefix` is the key of the section, with a point at its end; `model_kind=None` enters the sections of
-    all kinds of models.
+    `prefix` is the key of the section, with a point at its end; `model_kind=None` enters the
+    sections of all kinds of models.
     """
     # The two kinds of models share keys, which an error must suggest for the right one.
     others = [other for kind, other in MODEL_SECTIONS.items() if model_kind not in (None, kind)]

@@ -4,7 +4,8 @@
     (or the model of `init.from`) -> pydantic -> RunConfig
     read_with_includes -> overrides -> pydantic -> any other Section, such as PrepareConfig
 
-An error names the key, its place (`file:line:column` or the override), the rule, and the nearest key.
+An error names the key, its place (`file:line:column` or the override), the rule, and the nearest
+key.
 """
 
 import difflib
@@ -325,8 +326,8 @@ _PLACES = ("path", "from", "cache_dir")
 def dump_config(config: RunConfig, is_published: bool = False) -> str:
     """Returns the resolved config as YAML that `load_config` reads back to an equal config.
 
-    `is_published`: without the sections that have their defaults or are about the place of the run; of a path its
-    last name remains.
+    `is_published`: without the sections that have their defaults or are about the place of the
+    run; of a path its last name remains.
     """
     values = config.model_dump(by_alias=True, mode="json")
     if is_published:
@@ -372,7 +373,8 @@ def short_prepare(
 ) -> PrepareConfig:
     """Returns the config of `pretrain prepare` without a file, by its options.
 
-    No inputs are the standard library of Python; `tokenizer` is a kind to train, or a `tokenizer.path`.
+    No inputs are the standard library of Python; `tokenizer` is a kind to train, or a
+    `tokenizer.path`.
 
     Raises:
         ConfigError: Invalid values.

@@ -159,7 +159,8 @@ class TokenizerConfig(Section):
     names."""
     begin: bool | None = None
     """Begin documents of text and records with the start token of a given tokenizer. None: if its post-processor does,
-    and ends them with nothing (LLaMA, Mistral, Gemma). The post-processor in the output is made to agree."""
+    and ends them with nothing (LLaMA, Mistral, Gemma). The post-processor in the output is made to
+    agree."""
     vocab_size: int | None = Field(default=None, ge=2)
     """Vocabulary size of a trained tokenizer in tokens, special tokens included. None: 8192."""
     lowercase: bool = False

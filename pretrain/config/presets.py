@@ -260,8 +260,9 @@ PRESETS: dict[str, Values] = {
 def expand_preset(model: Values) -> Values:
     """Lays the keys of a `model:` section over its preset; returns a section without one unchanged.
 
-    Mappings are merged key by key (`model: {preset: llama-5m, decoder: {layers: 8}}`); any other value
-    replaces that of the preset: `decoder: null` removes a stack. Values are not checked here.
+    Mappings are merged key by key (`model: {preset: llama-5m, decoder: {layers: 8}}`); any other
+    value replaces that of the preset: `decoder: null` removes a stack. Values are not checked
+    here.
 
     Raises:
         ConfigError: Unknown preset; names the nearest ones.

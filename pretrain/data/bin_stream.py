@@ -70,10 +70,10 @@ class BucketOrder:
 class BinStream:
     """The samples of one split, packed: of texts, labelled or not, of records, or of pairs.
 
-    Rows have `seq_len` tokens, T; those of the sources of pairs `source_len`, S. With `bucket_rows`,
-    the rows of a global batch, rows are padded documents of similar length. `seed`, `lanes` and
-    `block_samples` fix the order (`order.py`). Rows that cannot be read are errors without a
-    `damage` policy.
+    Rows have `seq_len` tokens, T; those of the sources of pairs `source_len`, S. With
+    `bucket_rows`, the rows of a global batch, rows are padded documents of similar length. `seed`,
+    `lanes` and `block_samples` fix the order (`order.py`). Rows that cannot be read are errors
+    without a `damage` policy.
 
     Raises:
         DataError: No document fits a row; or the lengths of documents are damaged.

@@ -164,8 +164,9 @@ def _describe_lengths(shards: ShardSet, side: str) -> dict[str, Any]:
 def _measure_packing(shards: ShardSet, num_shards: int, seq_len: int) -> dict[str, Any]:
     """Packs the documents of the first shards into rows, each shard on its own as a stream does.
 
-    Shares are 0 to 1: `full` of the tokens of rows that are no padding, `cut` and `too_long` of the
-    documents. Rows of `concat`, for text only, are always full; pairs that are too long are left out.
+    Shares are 0 to 1: `full` of the tokens of rows that are no padding, `cut` and `too_long` of
+    the documents. Rows of `concat`, for text only, are always full; pairs that are too long are
+    left out.
     """
     cut = too_long = rows = tokens = source_tokens = 0
     kind = shards.index.kind

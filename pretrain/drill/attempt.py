@@ -2,8 +2,8 @@
 
     launch  ->  wait for the moment (start-up, steps, save)  ->  SIGKILL  ->  wait for all processes
 
-Processes are found in /proc by a mark in their environment, which children inherit. The launcher dies
-with the drill (PR_SET_PDEATHSIG), so that `kill -9` of the drill leaves nothing either.
+Processes are found in /proc by a mark in their environment, which children inherit. The launcher
+dies with the drill (PR_SET_PDEATHSIG), so that `kill -9` of the drill leaves nothing either.
 """
 
 import os

@@ -45,8 +45,8 @@ def plan_steps(config: RunConfig, kills: int, every_steps: int) -> int:
 def steps_for(kills: int, every_steps: int) -> int:
     """Returns the steps for so many kills: a kill advances a run by 5/4 of a checkpoint at most.
 
-    Measured on an idle machine; on a busy one it was half a checkpoint. Steps after the last kill are
-    trained at once; if the run is too short, all later kills are in start-up.
+    Measured on an idle machine; on a busy one it was half a checkpoint. Steps after the last kill
+    are trained at once; if the run is too short, all later kills are in start-up.
     """
     return max(4 * every_steps, -(-5 * kills * every_steps // 4))
 

@@ -121,8 +121,8 @@ def _sources(paths: Sequence[str]) -> dict[str, Any]:
 class Corpus:
     """The data of an evaluation, opened for a setting and a model's stacks and special tokens.
 
-    `sources` are those that have the split, at least one; `data` is their identity. `labels` is empty
-    where tokens are predicted.
+    `sources` are those that have the split, at least one; `data` is their identity. `labels` is
+    empty where tokens are predicted.
 
     Raises:
         ConfigError: The objective does not fit the data, or lacks a token.

@@ -105,8 +105,9 @@ def evaluate_held_out(
 ) -> HeldOutReport:
     """Measures a model on every token of a split, once. Collective: all ranks return the same.
 
-    `path` and `other` are runs, checkpoints, model folders or Hugging Face folders: the model, and a
-    baseline, which reads the same rows, made by the model's config. `device` is that of `open_artifact`.
+    `path` and `other` are runs, checkpoints, model folders or Hugging Face folders: the model, and
+    a baseline, which reads the same rows, made by the model's config. `device` is that of
+    `open_artifact`.
 
     Raises:
         ConfigError: The objective does not fit the model or the data.

@@ -4,12 +4,12 @@
                 and are freed on the device when it has run
     backward    the first read of what block i saved starts the copies back of block i - 1
 
-The last block stays on the device: its backward pass comes first. Copies run on a stream of their own,
-with pinned memory; streams wait for events, the host for nothing. On a CPU the same steps run with
-ordinary memory and without streams, which gains nothing but tests.
+The last block stays on the device: its backward pass comes first. Copies run on a stream of their
+own, with pinned memory; streams wait for events, the host for nothing. On a CPU the same steps run
+with ordinary memory and without streams, which gains nothing but tests.
 
-Hooks see what autograd saves: with a checkpointed block its input, with a compiled one what the graph
-saves. Not what uncompiled `selective` keeps, which autograd does not hold.
+Hooks see what autograd saves: with a checkpointed block its input, with a compiled one what the
+graph saves. Not what uncompiled `selective` keeps, which autograd does not hold.
 """
 
 from collections.abc import Iterator

@@ -4,8 +4,9 @@
     SPM   <prefix> <suffix> suffix <middle> prefix middle
 
 Documents, not rows, are rearranged, each with probability `rate`; their start token stays at the
-start, and the end-of-document token at the end. A raw row is shorter than a model row by the special
-tokens of `max_documents` documents (config/lengths.py): nothing is cropped, and unused room is padding.
+start, and the end-of-document token at the end. A raw row is shorter than a model row by the
+special tokens of `max_documents` documents (config/lengths.py): nothing is cropped, and unused
+room is padding.
 """
 
 from typing import NamedTuple

@@ -4,8 +4,8 @@
     document, tokens   -> number_tokens -> int16, as long as the tokens: a class at the first token of the document, a
                           tag at the first token of its word, IGNORE_INDEX elsewhere
 
-A label is text or a number. A number is the name that it spells; where names are given and none is a
-number, it is an index into them, as in data sets whose names are kept apart.
+A label is text or a number. A number is the name that it spells; where names are given and none is
+a number, it is an index into them, as in data sets whose names are kept apart.
 """
 
 import json

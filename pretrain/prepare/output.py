@@ -11,8 +11,9 @@
 
 A run continues a folder of the same identity and refuses any other.
 
-One `prepare` may write a folder, or one for each part of n; after a kill, none before the last worker has ended. The
-locks are flocks, which the operating system releases at the end of a process; a complete folder has none of the files:
+One `prepare` may write a folder, or one for each part of n; after a kill, none before the last
+worker has ended. The locks are flocks, which the operating system releases at the end of a
+process; a complete folder has none of the files:
 
     .prepare.lock      exclusive: `prepare`; shared, with n in it: `--part i/n`
     .prepare-i.lock    exclusive: `--part i/n`

@@ -138,8 +138,8 @@ _RECORD = TypeAdapter(PartRecord)
 class PartWriter:
     """Writes the shards of a part, and its record. Memory: one member of each split.
 
-    A shard is closed at the first document end at or past `shard_tokens`. Leaving its `with` discards
-    what is not committed. Every method may raise a DiskError.
+    A shard is closed at the first document end at or past `shard_tokens`. Leaving its `with`
+    discards what is not committed. Every method may raise a DiskError.
     """
 
     folder: Path

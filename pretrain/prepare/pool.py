@@ -71,7 +71,8 @@ class WorkerPool:
     ) -> None:
         """Does the work on the parts `todo` of `parts`, in any order; progress counts the others as done.
 
-        Errors of the work end it. Raises: BrokenProcessPool: A worker was killed; KeyboardInterrupt.
+        Errors of the work end it. Raises: BrokenProcessPool: A worker was killed;
+        KeyboardInterrupt.
         """
         total_bytes = sum(part.num_bytes for part in parts)
         earlier_bytes = total_bytes - sum(part.num_bytes for part in todo)

@@ -69,8 +69,9 @@ def x_limits(panel: Panel) -> tuple[float, float]:
 def y_limits(lines: Sequence[Line], is_log: bool) -> tuple[float, float]:
     """Returns the range of values that an axis shows, with some air.
 
-    On a linear axis the few groups whose extremes are far outside of all others', and of all means, do
-    not count: one spike in a month would flatten everything else. A note has their range.
+    On a linear axis the few groups whose extremes are far outside of all others', and of all
+    means, do not count: one spike in a month would flatten everything else. A note has their
+    range.
     """
     means = np.concatenate([line.curve.means for line in lines])
     lows = np.concatenate([line.curve.lows for line in lines])

@@ -1,7 +1,7 @@
 """Curves of a bounded size from the rows of a run, and its progress in tokens and hours.
 
-A curve of a month is drawn a few hundred pixels wide. Taking every n-th row would lose the one row with
-the spike, so rows are grouped and each group keeps its extremes.
+A curve of a month is drawn a few hundred pixels wide. Taking every n-th row would lose the one row
+with the spike, so rows are grouped and each group keeps its extremes.
 """
 
 import math
@@ -75,8 +75,8 @@ class ProgressCurve:
 def make_course(rows: Sequence[dict[str, Any]], resumed: Sequence[int] = ()) -> ProgressCurve:
     """Returns the progress of a run from its rows; a single knot at 0 where no row has times.
 
-    A row has the pace since the last one, or since the step at which the run was `resumed`; the steps
-    between these two count at the pace of the row before.
+    A row has the pace since the last one, or since the step at which the run was `resumed`; the
+    steps between these two count at the pace of the row before.
     """
     course = ProgressCurve([0.0], [0.0], [0.0])
     pace = None

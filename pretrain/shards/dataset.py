@@ -53,7 +53,8 @@ class Dataset:
 def open_dataset(config: DataConfig, folder_of: Callable[[str], Path] = Path) -> Dataset:
     """Reads the index of every source, and checks that all sources go together.
 
-    `folder_of` returns the folder of a path: of an address, that of its fetched index and tokenizer.
+    `folder_of` returns the folder of a path: of an address, that of its fetched index and
+    tokenizer.
 
     Raises:
         DataError: A folder or an index is missing or damaged, or tokenizers or kinds differ.

@@ -67,8 +67,8 @@ class ShardStore(Protocol):
     def renew(self, name: str) -> bool:
         """Fetches a damaged file again, once for all processes; False: this is the only copy.
 
-        `name` is that of a shard in use (`path` without `release`), its table, or its lengths. Raises
-        as `path`.
+        `name` is that of a shard in use (`path` without `release`), its table, or its lengths.
+        Raises as `path`.
         """
 
     def upcoming(self, names: Sequence[str], *, at_once: int = 1, reader: str = "") -> None:

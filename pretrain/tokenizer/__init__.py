@@ -5,10 +5,10 @@
       given                          read_given(config)                               -> tokenizer.json
     tokenizer.json -> load_tokenizer -> build_encoder -> Encoder.encode: integers for each text
 
-Training twice on the same texts gives the same bytes; text never becomes a special token, even where
-it spells one ("<|endoftext|>" in a corpus is thirteen ordinary characters); nothing is truncated or
-padded. Not here: the sample of texts to train on, and the place of the end-of-document token
-(`prepare/`).
+Training twice on the same texts gives the same bytes; text never becomes a special token, even
+where it spells one ("<|endoftext|>" in a corpus is thirteen ordinary characters); nothing is
+truncated or padded. Not here: the sample of texts to train on, and the place of the
+end-of-document token (`prepare/`).
 """
 
 from pretrain.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder, display_tokens

@@ -81,8 +81,9 @@ _VOCABULARY_FILES = ("vocab.*", "merges.txt", "*.model", "*.spm")
 def read_given(config: TokenizerConfig) -> bytes:
     """Returns the content of the tokenizer.json of a config with `kind: given`.
 
-    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` append tokens, its end-of-document
-    token is not marked special, or `begin` is not what its post-processor does.
+    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` append tokens,
+    its end-of-document token is not marked special, or `begin` is not what its post-processor
+    does.
 
     Raises:
         DataError: There is no tokenizer, or none that `tokenizers` can run.
@@ -110,7 +111,8 @@ def read_given(config: TokenizerConfig) -> bytes:
 def fit_start(content: bytes, begins: bool, where: str) -> bytes:
     """Returns a tokenizer.json whose post-processor begins a text with its start token, or with none.
 
-    It is `content` to the byte where that is so. Where nothing `begins` a text, other forms (BERT, T5) stay.
+    It is `content` to the byte where that is so. Where nothing `begins` a text, other forms (BERT,
+    T5) stay.
 
     Raises: DataError: Not a tokenizer. ConfigError: It has no start token.
     """

@@ -1,6 +1,7 @@
 """audit.jsonl: the ledger that proves the data and losses of a run, one row a step.
 
-    {"step": 7, "tokens": 65536, "digest": "9f0...", "loss": "0x1p+1", "grad_norm": null, "attempt": 1}
+    {"step": 7, "tokens": 65536, "digest": "9f0...", "loss": "0x1p+1", "grad_norm": null,
+    "attempt": 1}
 
 Floats are written as `float.hex()`: two runs are the same if and only if their rows are. Rows up to
 a committed step are durable before the commit (`sync`), those after it are cut off on resume

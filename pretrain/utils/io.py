@@ -200,8 +200,8 @@ def _compare(path: Path, record: FileRecord) -> Iterator[str]:
 def append_line(path: Path, line: bytes) -> None:
     """Appends a line, without its line feed, durably; a line that a crash has torn is ended first.
 
-    Behind a lock where the file system has locks; without, one write at the end must do. The file is
-    made if it does not exist.
+    Behind a lock where the file system has locks; without, one write at the end must do. The file
+    is made if it does not exist.
 
     Raises:
         DiskError: The disk refused; the file is as it was, unless others append to it without a lock.

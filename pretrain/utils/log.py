@@ -6,10 +6,10 @@
     redact(text)              ->  values of secret environment variables and wandb keys become ***
     printable(text)           ->  control characters become escapes, which a terminal does not obey
 
-Code logs with `logging.getLogger(__name__)`. Every line that a handler of ours writes is redacted and
-printable, tracebacks too. A closed or broken stderr never raises: the run continues without it, see
-`pretrain.utils.process`. Nor does a full disk: lines are missing in the file then. Metrics are not
-logged here, see `pretrain.tracking`.
+Code logs with `logging.getLogger(__name__)`. Every line that a handler of ours writes is redacted
+and printable, tracebacks too. A closed or broken stderr never raises: the run continues without
+it, see `pretrain.utils.process`. Nor does a full disk: lines are missing in the file then. Metrics
+are not logged here, see `pretrain.tracking`.
 """
 
 import contextlib

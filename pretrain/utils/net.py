@@ -36,7 +36,8 @@ def reserved_port(port: int | None) -> Iterator[int]:
 def listen_on_loopback(host: str, port: int) -> socket.socket | None:
     """Listens on the loopback interface; returns None where `host` is not of it. Raises: OSError.
 
-    Other names than localhost are not resolved: a node's own may stand for 127.0.1.1 on that node alone.
+    Other names than localhost are not resolved: a node's own may stand for 127.0.1.1 on that node
+    alone.
     """
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback

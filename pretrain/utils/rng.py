@@ -2,8 +2,8 @@
 
     number i of a row = splitmix64's i-th, from a key of (purpose, seed, sample id)
 
-splitmix64 (Steele et al. 2014) passes the usual batteries; it is a few integer operations over whole
-arrays. Not here: permutations of a run's samples (data/order.py), which must not repeat.
+splitmix64 (Steele et al. 2014) passes the usual batteries; it is a few integer operations over
+whole arrays. Not here: permutations of a run's samples (data/order.py), which must not repeat.
 """
 
 import hashlib

@@ -127,8 +127,8 @@ def status_line() -> StatusLine:
 def transient_bar(amount: str = "{task.percentage:>3.0f}%") -> Iterator[Any]:
     """Draws a progress bar on stderr that disappears at the end; none where that is no terminal.
 
-    Yields a `rich.progress.Progress`, whose tasks any thread may advance. `amount` is the text after
-    the bar, a format string over `task`: `{task.completed}/{task.total}`.
+    Yields a `rich.progress.Progress`, whose tasks any thread may advance. `amount` is the text
+    after the bar, a format string over `task`: `{task.completed}/{task.total}`.
     """
     from rich import progress
 

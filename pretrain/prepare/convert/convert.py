@@ -12,7 +12,8 @@ The hash is a proof that no token was lost. Before: sha256 over the tokens of th
 little-endian. After: the same over the shards on disk, in the source's order.
 
 A killed conversion is continued by the same command, and gives the same bytes. An unusable source
-ends it with one line and removes its output. Memory of a process: one chunk, one document, one member.
+ends it with one line and removes its output. Memory of a process: one chunk, one document, one
+member.
 """
 
 import hashlib
@@ -76,8 +77,8 @@ def convert_tokens(
     Throughput is about 30,000 documents a second and core; the proof reads the source and the
     shards once more.
 
-    The token hash is logged, and written to conversion.json. `processes` are one a core, if None, and
-    have no effect on the output.
+    The token hash is logged, and written to conversion.json. `processes` are one a core, if None,
+    and have no effect on the output.
 
     Raises:
         ConfigError: Invalid options, or others than those the folder was begun with.

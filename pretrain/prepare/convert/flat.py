@@ -4,8 +4,8 @@
     llm.c, modded        .bin: 256 int32 of header (magic, version, number of tokens), then uint16 or uint32;
                          the end-of-document token opens a document
     OLMo, Dolma          .npy without a header (numpy memmaps), or true .npy files; the end-of-document
-                         token closes a document. A file without a header has the smaller of uint16 and
-                         uint32 that fits the vocabulary, as in OLMo-core.
+                         token closes a document. A file without a header has the smaller of uint16
+                         and uint32 that fits the vocabulary, as in OLMo-core.
 
 Layouts as written by nanoGPT's data/*/prepare.py and llm.c's dev/data/data_common.py, and as read
 by OLMo-core's data/utils.py.

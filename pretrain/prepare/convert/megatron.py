@@ -1,7 +1,8 @@
 """Megatron-LM (and GPT-NeoX, Megatron-DeepSpeed): tokens in NAME.bin, sequences and documents in NAME.idx.
 
     MMIDIDX 0 0 | version 1, u64 | dtype code, u8 | sequences S, u64 | documents D + 1, u64
-    lengths, int32 [S], in tokens | pointers, int64 [S], in bytes | documents, int64 [D + 1], in sequences
+    lengths, int32 [S], in tokens | pointers, int64 [S], in bytes | documents, int64 [D + 1], in
+    sequences
 
 Little-endian; layout as in megatron/core/datasets/indexed_dataset.py. A document is one or more
 sequences (sentences), one after another in the .bin. The arrays are mapped: an index may exceed the

@@ -4,7 +4,8 @@
     pairs      {"source": "...", "target": "..."}
     records    {"prompt": "...", "response": "..."}: the response is in the loss
                {"instruction": "...", "input": "...", "output": "..."} (Alpaca): the output is
-               {"messages": [{"role": "user", "content": "..."}, ...]}: the turns of the assistant are in the loss
+               {"messages": [{"role": "user", "content": "..."}, ...]}: the turns of the assistant
+               are in the loss
     classes    {"text": "...", "label": "..."}: a label is text, a whole number, or true or false
     tags       {"tokens": ["...", ...], "tags": ["...", ...]}: as many labels as words
 
