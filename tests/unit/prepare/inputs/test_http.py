@@ -256,7 +256,7 @@ def test_a_paired_file_may_be_elsewhere(server, folder):
 
 def test_a_bad_line_of_a_later_part_is_named_by_its_byte(server, folder):
     (folder / "a.jsonl").write_bytes(LINES + b"{}\n")
-    with pytest.raises(DataError, match=rf"/a\.jsonl@{len(LINES)}: field 'text' is absent"):
+    with pytest.raises(DataError, match=rf"/a\.jsonl, byte {len(LINES)}: field 'text' is absent"):
         texts(f"{server.url}/a.jsonl", part_bytes=10_000)
     with pytest.raises(DataError, match=rf"/a\.jsonl:{len(ROWS) + 1}: field 'text' is absent"):
         texts(f"{server.url}/a.jsonl")
