@@ -103,7 +103,7 @@ def _step(world: World, stage: int, gradients: str) -> dict[str, Any]:
     return {"bytes": dict(recorder.bytes), "parameters": size, "owned": owned}
 
 
-@pytest.mark.parametrize("ranks", [8, 1024])
+@pytest.mark.parametrize("ranks", [8, pytest.param(1024, marks=pytest.mark.long)])
 def test_a_step_sends_what_the_plan_says(ranks):
     cases = [(0, "compute"), (1, "compute"), (2, "compute"), (2, "fp32"), (3, "compute"), (3, "fp32")]
     (found,) = run_in_ranks("tests.integration.test_collectives:traffic", 1, {"ranks": ranks, "cases": cases})

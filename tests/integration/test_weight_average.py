@@ -73,7 +73,8 @@ def test_it_follows_the_weights_in_every_layout_and_loads_in_another_bit_for_bit
         assert all(torch.equal(again[key], saved[key]) for key in saved), (layout, other)
 
 
-@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [2, 3])
 def test_a_resumed_run_and_one_that_evaluates_have_the_same_average_to_the_bit(make_run, stage):
     course = (*AVERAGE, f"engine.zero_stage={stage}", "train.steps=6")
     make_run.train("golden", *course)

@@ -254,6 +254,7 @@ def counted_products(checkpointing, monkeypatch):
     return *gradients(model, random_batch(2, 16)), len(graphs), sum(run)
 
 
+@pytest.mark.long
 def test_a_compiled_block_recomputes_what_its_mode_says_in_one_graph_for_all(monkeypatch):
     found = {mode: counted_products(mode, monkeypatch) for mode in ("none", "selective", "full")}
     loss, grads, *_ = found["none"]
