@@ -103,6 +103,7 @@ def test_it_may_begin_and_end_at_a_resumption(make_run, warm, tmp_path):
     assert EMA not in load_manifest(newest(run)).moments
 
 
+@pytest.mark.long
 def test_it_is_measured_named_and_started_from_as_a_model(make_run, warm, tmp_path):
     evaluated = ("eval.every_steps=5", "checkpoint.every_steps=5", "checkpoint.best=val_ema_loss", "checkpoint.keep=9")
     make_run.train("runs", *ALONE, *AVERAGE, *evaluated, "train.steps=10", ranks=1)

@@ -51,6 +51,7 @@ def test_the_whole_campaign_rehearses_on_a_cpu(tmp_path):
     assert {row["arm"] for row in rows if "refused" not in row} == set(ARMS)
 
 
+@pytest.mark.long
 def test_a_case_that_fails_leaves_the_others_and_the_arm_fails(tmp_path, capsys):
     arms = {"half": Arm(f"{HERE}:half_fails", 600, "?"), "dead": Arm(f"{HERE}:dies", 600, "?")}
     code, rows = campaign(tmp_path, arms)
@@ -97,6 +98,7 @@ def work():
     return Work(plan_model("llama-tiny", 61), seq_len=32, micro=4, accumulation=2)
 
 
+@pytest.mark.long
 def test_a_case_with_other_losses_fails_and_keeps_its_figures(bench, work):
     closed = []
 

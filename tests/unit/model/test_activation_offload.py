@@ -50,6 +50,7 @@ def test_every_second_block_checkpointed_and_bf16_weights_have_the_same_gradient
     assert_same_gradients(config, random_batch(2, 64), checkpointing="full", every=2, dtype=torch.bfloat16)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_compiled_blocks_have_the_same_gradients_and_break_no_graph(mode):
     batch, found = random_batch(2, 64), []

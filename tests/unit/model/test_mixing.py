@@ -148,6 +148,7 @@ def test_what_is_recomputed_or_offloaded_changes_no_bit(options):
     assert all(torch.equal(grad, others[name]) for name, grad in grads.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("keys", "graphs"), [("first layer", 2), ("embeddings", 2), ("residual scalars", 2), ("all", 3)]
 )

@@ -93,6 +93,7 @@ def resume(folder, corpus):
     return digests(folder)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_die_with_their_killed_parent_and_a_restart_completes(tmp_path, running_pool, corpus, expected):
     workers = workers_of(running_pool.pid)

@@ -49,7 +49,7 @@ def test_a_layer_that_diverged_is_not_flat():
     assert (check.worst()[0], check.is_flat()) == ("b", False)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", [pytest.param("adamw", marks=pytest.mark.long), "muon"])
 def test_activations_keep_their_size_under_mup_and_grow_without_it(kind):
     optim = [f"optim.kind={kind}"]
     if kind == "muon":

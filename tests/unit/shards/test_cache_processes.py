@@ -36,6 +36,7 @@ def test_processes_share_each_download(data, server, tmp_path):
         assert server.paths().count(f"/{shard.name}") == server.paths().count(f"/{shard.table.name}") == 1
 
 
+@pytest.mark.long
 def test_processes_share_the_limit(data, server, tmp_path):
     shards = data[1].split("train").shards
     limit = int(0.8 * room_for(server.folder, *shards))
