@@ -1,0 +1,162 @@
+"""What the ingredients of a recipe are worth, each alone and each left out, at an equal CPU time.
+
+    python -m benchmarks.recipes quickstart --data data/stdlib [--budget-s 270] [--seeds 1 2 3] [--arms before recipe]
+
+    before           the recipe that stood here before, AdamW
+    recipe, again    as it is shipped; twice, for what a difference of nothing looks like
+    plain            it without all of its ingredients
+    with NAME        plain with one ingredient
+    without NAME     the recipe without one
+
+Each arm trains on one thread for as many steps as fill the budget, by the CPU time of two short runs of it, once a
+seed; arms follow each other within a seed. Rows go to OUTPUT/rows.jsonl as they are measured.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import append_row, environment, time_once
+
+PROBE_STEPS = 12
+QUIET = ("tracking.wandb=off", "checkpoint.every_steps=1000000", "eval.every_steps=1000000")
+ONE_PROCESS = ("engine.kind=single", "engine.zero_stage=0", "engine.device=cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A config, and the overrides that leave each ingredient out."""
+
+    config: str
+    before: tuple[str, ...]
+    """The config before it, with overrides."""
+    without: dict[str, tuple[str, ...]]
+
+
+ADAMW = ("optim.kind=adamw", "optim.muon={}")
+RECIPES = {
+    "quickstart": Recipe(
+        "configs/run/quickstart.yaml",
+        (
+            "configs/run/quickstart.yaml",
+            *ADAMW,
+            "model.init_output=drawn",
+            "model.decoder={width: 256, heads: 4, kv_heads: 2, ff_width: 704, qk_norm: false}",
+            "optim.lr=1e-3",
+            "optim.schedule={kind: cosine, min_ratio: 0.1}",
+        ),
+        {
+            "muon": ADAMW,
+            "size": ("model.decoder={width: 256, heads: 4, kv_heads: 2, ff_width: 704}",),
+            "zero outputs": ("model.init_output=drawn",),
+            "qk_norm": ("model.decoder.qk_norm=false",),
+            "linear decay": ("optim.schedule={kind: cosine, min_ratio: 0.1}",),
+        },
+    ),
+    "shakespeare": Recipe(
+        "configs/run/shakespeare_muon.yaml",
+        ("configs/run/shakespeare_char.yaml",),
+        {
+            "muon": ADAMW,
+            "NorMuon": ("optim.muon.row_beta2=null",),
+            "rotary": ("model.decoder.position=learned",),
+            "relu2": ("model.decoder.activation=gelu",),
+            "zero outputs": ("model.init_output=drawn",),
+            "qk_norm": ("model.decoder.qk_norm=false",),
+            "values": ("model.decoder.value_residual=false", "model.decoder.value_embeddings=0"),
+            "residual_scalars": ("model.decoder.residual_scalars=false",),
+            "linear decay": ("optim.schedule={kind: cosine, min_ratio: 0.1}",),
+        },
+    ),
+}
+
+
+def arms_of(recipe: Recipe) -> dict[str, tuple[str, ...]]:
+    """Returns the config and the overrides of each arm, in the order in which they run."""
+    here = (recipe.config,)
+    arms = {"before": recipe.before, "recipe": here, "again": here, "plain": sum(recipe.without.values(), here)}
+    for name, overrides in recipe.without.items():
+        others = (values for other, values in recipe.without.items() if other != name)
+        arms[f"with {name}"] = sum(others, here)
+        arms[f"without {name}"] = here + overrides
+    return arms
+
+
+def train(folder: Path, name: str, arm: list[str], steps: int) -> tuple[list[dict[str, Any]], float]:
+    """Trains a new run on one thread; returns the rows of its metrics, and its CPU time in seconds."""
+    if (folder / name).exists():
+        raise SystemExit(f"{folder / name} exists, and would be gone on with; give another --output")
+    where = [f"run.dir={folder}", f"run.name={name}", f"train.steps={steps}"]
+    command = [sys.executable, "-m", "pretrain", "train", *arm, *ONE_PROCESS, *QUIET, *where]
+
+    def run() -> None:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+
+    cpu_s = time_once(run).cpu_s
+    return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()], cpu_s
+
+
+def train_for(folder: Path, name: str, arm: list[str], budget_s: float) -> dict[str, Any]:
+    """Trains for about `budget_s` seconds of CPU time, start-up included; returns what came of it."""
+    schedule = [f"optim.schedule.warmup_steps={PROBE_STEPS // 4}", "eval.max_tokens=1024"]
+    short, long = (
+        train(folder, f"{name}-probe-{steps}", [*arm, *schedule], steps)[1] for steps in (PROBE_STEPS, 3 * PROBE_STEPS)
+    )
+    step_s = (long - short) / (2 * PROBE_STEPS)
+    steps = round((budget_s - short) / step_s) + PROBE_STEPS
+    rows, cpu_s = train(folder, name, arm, steps)
+    (held,) = [row for row in rows if "val_loss" in row]
+    figures = {key: held[key] for key in ("val_loss", "val_bits_per_byte") if key in held}
+    return {"run": str(folder / name), "steps": steps, "cpu_s": round(cpu_s, 1), **figures}
+
+
+def main() -> None:
+    """Trains every arm at every seed, and prints the means with 95% intervals of the difference to the recipe."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", choices=tuple(RECIPES))
+    parser.add_argument("--data", type=Path, required=True, help="the shard folder that the recipe's head names")
+    parser.add_argument("--output", type=Path, default=Path("runs/recipes"))
+    parser.add_argument("--budget-s", type=float, default=270.0, help="CPU seconds of an arm, start-up included")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--arms", nargs="+", help="some of them; default: all")
+    arguments = parser.parse_args()
+    recipe = RECIPES[arguments.recipe]
+    arms = arms_of(recipe)
+    unknown = sorted(set(arguments.arms or ()) - set(arms))
+    if unknown:
+        parser.error(f"no arms {unknown}; there are {list(arms)}")
+    losses: dict[str, list[float]] = {name: [] for name in arguments.arms or arms}
+    for seed in arguments.seeds:
+        for name in losses:
+            arm = [*arms[name], f"data.path={arguments.data}", f"seed={seed}"]
+            label = f"{name.replace(' ', '-')}-{seed}"
+            found = train_for(arguments.output / arguments.recipe, label, arm, arguments.budget_s)
+            losses[name].append(found["val_loss"])
+            row = {"question": "recipes", "recipe": arguments.recipe, "arm": name, "seed": seed, **found}
+            append_row(arguments.output / "rows.jsonl", row | {"environment": environment(("torch",))})
+            print(row, file=sys.stderr)
+    for name, values in losses.items():
+        print(f"{name:24} {np.mean(values):.4f}  {_difference(values, losses.get('recipe'))}")
+
+
+def _difference(values: list[float], recipe: list[float] | None) -> str:
+    """Returns the mean difference to the recipe over the seeds, and its 95% interval (Student's t)."""
+    if recipe is None or values is recipe or len(values) < 2:
+        return ""
+    apart = np.subtract(values, recipe)
+    quantile = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}.get(len(apart), 2.6)
+    return f"{apart.mean():+.4f} +- {quantile * apart.std(ddof=1) / len(apart) ** 0.5:.4f}"
+
+
+if __name__ == "__main__":
+    main()
