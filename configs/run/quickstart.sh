@@ -7,7 +7,7 @@ set -eu
 
 run=runs/quickstart
 stop_at=50 # checkpoint.every_steps of quickstart.yaml: the run is stopped once this step is committed
-last=120   # train.steps of quickstart.yaml
+last=250   # train.steps of quickstart.yaml
 train="pretrain launch local configs/run/quickstart.yaml --ranks 2"
 
 show() { printf '\n$ %s\n' "$1"; }
