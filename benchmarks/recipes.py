@@ -40,7 +40,7 @@ class Recipe:
     without: dict[str, tuple[str, ...]]
 
 
-ADAMW = ("optim.kind=adamw", "optim.muon={}")
+ADAMW = ("optim.kind=adamw", "optim.muon=null")
 RECIPES = {
     "quickstart": Recipe(
         "configs/run/quickstart.yaml",

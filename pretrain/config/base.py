@@ -4,9 +4,9 @@ import difflib
 import os
 from collections.abc import Collection
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -26,6 +26,13 @@ class Section(BaseModel):
     """A frozen, strict section: no unknown keys, no coercion ("10" is not 10), no NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reset(cls, values: Any) -> Any:
+        """Takes null as the defaults, where every key has one: `optim.muon=null` undoes what a recipe says of Muon."""
+        has_defaults = not any(field.is_required() for field in cls.model_fields.values())
+        return {} if values is None and has_defaults else values
 
     def differs(self, name: str) -> bool:
         """Returns True if a field differs from its default."""

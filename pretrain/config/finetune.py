@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -53,12 +53,6 @@ class FinetuneConfig(Section):
     def scale(self) -> float:
         """Factor of the product of an adapter's matrices."""
         return self.alpha / self.rank
-
-    @model_validator(mode="before")
-    @classmethod
-    def _reset(cls, values: Any) -> Any:
-        """Takes `finetune=null` as the defaults, so that a recipe of adapters trains all weights by one override."""
-        return {} if values is None else values
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -262,7 +262,7 @@ class OptimConfig(Section):
         for kind in ("muon", "soap", "adafactor"):
             if self.differs(kind) and self.kind != kind:
                 what = f"the keys under {kind} are read under kind={kind} only"
-                raise ValueError(f"{what}, not {self.kind}; remove them")
+                raise ValueError(f"{what}, not {self.kind}; remove them, or write optim.{kind}=null")
         return self
 
     def check_transfer(self, model: Section) -> None:

@@ -219,6 +219,8 @@ PRESETS: dict[str, Values] = {
     "qwen3-8b": _model(_QWEN3, 36, 4096, 32, 12288, tied_embeddings=False),
     "qwen3-14b": _model(_QWEN3, 40, 5120, 40, 17408, tied_embeddings=False),
     "qwen3-32b": _model(_QWEN3, 64, 5120, 64, 25600, tied_embeddings=False),
+    # 1.86M parameters with a vocabulary of 8192, the quickstart's; heads as wide as the model allows.
+    "qwen3-2m": _model(_QWEN3, 4, 128, 4, 352, max_seq_len=1024, kv_heads=4, head_width=32),
     "qwen3-tiny": _model(_QWEN3, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24),
     # Periods of the rotary embeddings as released.
     "starcoder2-3b": _model(_STARCODER2, 30, 3072, 24, 12288, kv_heads=2, rope_theta=999999.4420358813),

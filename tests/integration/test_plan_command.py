@@ -39,23 +39,25 @@ def test_the_gpu_is_said_to_be_assumed_where_none_is_given(here, capsys):
 
 
 def test_json_has_every_number(here, capsys):
-    facts = facts_of(capsys, "--gpu", "h100", "--nodes", "1", "--gpus-per-node", "2", "--time", "2d", "--mfu", "0.4")
+    facts = facts_of(
+        capsys, "--gpu", "h100", "--nodes", "1", "--gpus-per-node", "2", "--time", "2d", "--mfu", "0.4", "train.steps=90"
+    )
     assert facts["layout"]["accumulation"] == 1
     assert facts["memory"]["total"] < facts["memory"]["limit"]
     assert set(facts["rates"]) == {"predicted", "assumed"}
     assert facts["rates"]["assumed"]["mfu"] == 0.4
-    assert facts["rates"]["assumed"]["days"] * 86_400 == pytest.approx(120 * facts["rates"]["assumed"]["step_s"])
+    assert facts["rates"]["assumed"]["days"] * 86_400 == pytest.approx(90 * facts["rates"]["assumed"]["step_s"])
     assert facts["course"]["jobs"]["count"] == 1
     assert facts["data"]["stored"] is None
 
 
 def test_vocabulary_and_epochs_are_those_of_the_data_where_they_are(here, capsys):
     make_shards(here / "data")
-    facts = facts_of(capsys, "data.path=data", "data.lanes=1")
+    facts = facts_of(capsys, "data.path=data", "data.lanes=1", "train.steps=90")
     stored = facts["data"]["stored"]
     assert facts["model"]["vocab_size"] == stored["vocab_size"]
     assert not facts["model"]["vocab_assumed"]
-    assert facts["data"]["epochs"] == pytest.approx(120 * 4096 / stored["tokens"])
+    assert facts["data"]["epochs"] == pytest.approx(90 * 4096 / stored["tokens"])
 
 
 def test_a_run_says_how_fast_it_was(here, capsys):
@@ -109,6 +111,7 @@ def test_what_makes_no_sense_is_one_line(here, capsys, arguments, line):
 
 def test_adapters_and_frozen_weights_are_counted_and_shown(tmp_path):
     start = ["init.from=models/base", "model.preset=gpt2-124m", "model.vocab_size=50257"]
+    start += ["optim.kind=adamw", "optim.muon=null"]
     full = json.loads(run_light("plan", QUICKSTART, *start, "--json", cwd=tmp_path).stdout)
     lora = json.loads(run_light("plan", QUICKSTART, *start, "finetune.kind=lora", "--json", cwd=tmp_path).stdout)
     assert lora["model"]["trained"] == lora["model"]["adapters"] == 12 * 8 * 16 * 768

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (5, 798),
     "checkpoint": (10, 1535),
     "cli": (13, 2332),
-    "config": (22, 3867),
+    "config": (22, 3870),
     "data": (10, 1886),
     "datacheck": (10, 1931),
     "doctor": (13, 1890),

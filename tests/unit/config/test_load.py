@@ -13,6 +13,7 @@ from pretrain.config.base import expand_home
 from pretrain.config.fields import known_keys
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.objective import NEEDS
+from pretrain.config.optim import MuonConfig
 from pretrain.config.presets import PRESETS
 from pretrain.config.recipes import find_config
 from pretrain.errors import ConfigError
@@ -205,6 +206,13 @@ def test_unknown_keys_come_before_a_start_that_is_not_there(write):
     lines = problems(write(BASE.replace("model: {preset: llama-tiny}", "init: {from: nowhere, freez: []}\nseeed: 1")))
     assert "did you mean 'init.freeze'?" in lines[0] and "unknown key 'seeed'" in lines[1]
     assert len(lines) == 3 and "init.from=nowhere: no run" in lines[2]
+
+
+def test_null_for_a_section_undoes_what_the_recipe_says_in_it(write):
+    path = write(BASE.replace("  lr: 1e-3", "  lr: 1e-3\n  kind: muon\n  muon: {lr: 1e-2}"))
+    (line,) = problems(path, "optim.kind=adamw")
+    assert line.endswith("read under kind=muon only, not adamw; remove them, or write optim.muon=null")
+    assert load_config(path, ["optim.kind=adamw", "optim.muon=null"]).optim.muon == MuonConfig()
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_muon_keeps_the_rate_of_a_matrix_or_scales_it_by_the_root_of_the_width()
 def test_what_has_no_rule_is_refused(overrides, message):
     mup = "optim.transfer={kind: mup, base_width: 64}"
     with pytest.raises(ConfigError, match=message):
-        load_config("configs/run/quickstart.yaml", [mup, *overrides])
+        load_config("configs/run/llama_1b.yaml", [mup, *overrides])
 
 
 def test_a_parameter_without_a_rule_is_named():

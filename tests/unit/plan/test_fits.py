@@ -15,6 +15,7 @@ from pretrain.plan.task import ParallelLayout, changes, task_of
 
 GPT2 = ["model.preset=gpt2-124m", "model.vocab_size=50257", "batch.seq_len=1024", "engine.precision=bf16"]
 LLAMA = ["model.preset=llama3-8b", "model.vocab_size=128256", "batch.seq_len=8192", "engine.precision=bf16"]
+LLAMA += ["optim.kind=adamw", "optim.muon=null"]
 
 
 def config_of(*overrides):
