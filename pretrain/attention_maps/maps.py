@@ -2,7 +2,8 @@
 
     record_attention -> an AttentionMap a layer and kind -> choose_heads -> summarize_head
 
-The kernels that models train with never have all weights; `eager` has, and replaces them here.
+The kernels that models train with never have all weights; `eager` has, and replaces them here. The
+attention of a recurrent model (Bahdanau et al. 2015, Luong et al. 2015) is one cross map of one head.
 Pictures are in `figure.py`, and the way from text to a batch is in `terminal.py`.
 """
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pretrain.errors import ConfigError
-from pretrain.model import Transformer
+from pretrain.model import LanguageModel, Recurrent, Transformer
 from pretrain.model.backends.backend import AttentionNeeds
 from pretrain.model.backends.eager import EagerAttention, EagerMask
 from pretrain.types import Batch
@@ -96,16 +97,40 @@ def _put_recorders(model: Transformer, maps: list[AttentionMap], undo: ExitStack
 
 
 @torch.no_grad()
-def record_attention(model: Transformer, batch: Batch) -> list[AttentionMap]:
-    """Returns the maps of a batch of one row, on the model's device, in the order of the forward."""
+def record_attention(model: LanguageModel, batch: Batch) -> list[AttentionMap]:
+    """Returns the maps of a batch of one row, on the model's device, in the order of the forward.
+
+    Raises: ConfigError: A recurrent model without attention.
+    """
     assert batch.tokens_BT.shape[0] == 1, "one row at a time"
     maps: list[AttentionMap] = []
     with ExitStack() as undo:
         undo.callback(model.train, model.training)
         model.eval()
+        if isinstance(model, Recurrent):
+            return [_record_alignment(model, batch, undo)]
         _put_recorders(model, maps, undo)
         model(batch, logits=False)
     return maps
+
+
+def _record_alignment(model: Recurrent, batch: Batch, undo: ExitStack) -> AttentionMap:
+    """Returns the map of a recurrent decoder, which aligns all target tokens at once or one a step."""
+    decoder, steps = model.decoder, []
+    if decoder.score is None:
+        what = "a recurrent model without attention has no weights to draw"
+        raise ConfigError(what, fix="give one with model.attention=bahdanau or luong, or a Transformer")
+    align = decoder.align
+
+    def record(states_BTD: Tensor, keys_BSD: Tensor, visible_BTS: Tensor | None) -> Tensor:
+        steps.append(align(states_BTD, keys_BSD, visible_BTS))
+        return steps[-1]
+
+    undo.callback(delattr, decoder, "align")  # the method of the class is behind it
+    decoder.align = record  # type: ignore[method-assign]
+    model(batch, logits=False)
+    weights_1TS = torch.cat(steps, dim=1).float().cpu()
+    return AttentionMap("decoder", "cross", 0, weights_1TS, torch.ones_like(weights_1TS[0], dtype=torch.bool))
 
 
 def choose_heads(

@@ -20,7 +20,7 @@ from pretrain.generate import generate
 from pretrain.generate.constraints import Codec
 from pretrain.generate.generation_options import Options
 from pretrain.generate.incremental_decoder import check_prompt
-from pretrain.model import Transformer
+from pretrain.model import LanguageModel
 from pretrain.tracking.picture_files import check_format
 from pretrain.types import Batch, SourceBatch
 
@@ -53,8 +53,6 @@ def see_attention(artifact: Artifact, request: AttentionRequest) -> dict[str, An
         ConfigError: A text that is empty or too long, or a head that there is not.
         DiskError: The picture cannot be written.
     """
-    if not isinstance(artifact.model, Transformer):
-        raise ConfigError("a recurrent model has no heads to draw", fix="give a Transformer")
     ids = _read_text(artifact, request)
     tokens = {stack: spell_tokens(artifact.codec, numbers) for stack, numbers in ids.items()}
     maps = record_attention(artifact.model, build_row(ids, artifact.model))
@@ -86,7 +84,7 @@ def _read_text(artifact: Artifact, request: AttentionRequest) -> dict[str, list[
 
 
 def encode_texts(
-    model: Transformer,
+    model: LanguageModel,
     codec: Codec,
     text: str,
     target: str | None,
@@ -117,21 +115,21 @@ def encode_texts(
     return {"encoder": ids, "decoder": [start, *read]}
 
 
-def _start_of(model: Transformer) -> int:
+def _start_of(model: LanguageModel) -> int:
     """Returns the first input of a decoder of two stacks. Raises: ConfigError: It is not known."""
     if model.special_tokens.start is None:
         raise ConfigError("the decoder's first token is not known", fix="set model.special_tokens.start")
     return model.special_tokens.start
 
 
-def _check(ids: Sequence[int], model: Transformer, where: str) -> None:
+def _check(ids: Sequence[int], model: LanguageModel, where: str) -> None:
     check_prompt(model, ids, where=where)
     if len(ids) > MAX_TOKENS:
         what = f"{len(ids)} tokens cannot be read in one picture, at most {MAX_TOKENS} can"
         raise ConfigError(what, where=where, fix="shorten it")
 
 
-def build_row(ids: dict[str, list[int]], model: Transformer) -> Batch:
+def build_row(ids: dict[str, list[int]], model: LanguageModel) -> Batch:
     """Returns the output of `encode_texts` as a batch of one row, on the model's device."""
     device = model.embedding.weight.device
     rows = {stack: torch.tensor([numbers], device=device) for stack, numbers in ids.items()}

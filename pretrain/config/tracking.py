@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pretrain.config.base import OnResume, Section
-from pretrain.config.model import AnyModelConfig, RecurrentConfig
+from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig
 from pretrain.config.train import EvalConfig
 
 
@@ -123,29 +123,28 @@ def check_tracking(tracking: TrackingConfig, evaluation: EvalConfig, model: AnyM
 
 
 def _check_attention(attention: AttentionConfig, model: AnyModelConfig) -> None:
-    if isinstance(model, RecurrentConfig):
-        what = "tracking.attention: model.kind=recurrent has no attention heads"
+    if isinstance(model, RecurrentConfig) and model.attention == "none":
+        what = "tracking.attention: model.attention=none has no weights to draw"
         raise ValueError(f"{what}; remove tracking.attention")
-    both = {"encoder": model.encoder, "decoder": model.decoder}
-    stacks = {name: stack for name, stack in both.items() if stack is not None}
-    if len(stacks) == 2 and attention.target is None:
+    has_both = model.encoder is not None and model.decoder is not None
+    if has_both and attention.target is None:
         what = "tracking.attention.text is the input of the encoder"
         raise ValueError(f"{what}; set tracking.attention.target, too")
-    if len(stacks) == 1 and attention.target is not None:
+    if not has_both and attention.target is not None:
         raise ValueError("tracking.attention.target is for models of two stacks; leave it out")
-    # `self` is that of every stack.
-    kinds = {"self": list(stacks.values()), **{name: [stack] for name, stack in stacks.items()}}
-    if len(stacks) == 2:
-        kinds["cross"] = [stacks["decoder"]]
+    # Layers and heads of each kind; `self` is that of every stack.
+    kinds = {"cross": (1, 1)}
+    if isinstance(model, ModelConfig):
+        both = {"encoder": model.encoder, "decoder": model.decoder}
+        kinds = {name: (stack.layers, stack.heads) for name, stack in both.items() if stack is not None}
+        layers, heads = zip(*kinds.values(), strict=True)
+        kinds = {"self": (max(layers), min(heads)), **kinds}
+        if has_both:
+            kinds["cross"] = kinds["decoder"]
     kind = attention.kind or ("cross" if "cross" in kinds else "self")
     if kind not in kinds:
         raise ValueError(f"tracking.attention.kind={kind}: the model has none; use {' or '.join(kinds)}")
-    layers = max(stack.layers for stack in kinds[kind])
-    heads = min(stack.heads for stack in kinds[kind])
-    for key, numbers, count in (
-        ("layers", attention.layers, layers),
-        ("heads", attention.heads, heads),
-    ):
+    for key, numbers, count in zip(("layers", "heads"), (attention.layers, attention.heads), kinds[kind], strict=True):
         if numbers is not None and max(numbers) >= count:
             what = f"tracking.attention.{key}={numbers}: there are {count}"
             raise ValueError(f"{what}; use 0 to {count - 1}")

@@ -27,7 +27,7 @@ from pretrain.engine.engine import Engine
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate import Constraints, RowSeeds, Sampling, generate
 from pretrain.generate.text import encode_prompt, text_after
-from pretrain.model import LanguageModel, Transformer
+from pretrain.model import LanguageModel
 from pretrain.prepare.normalize import build_normalizers
 from pretrain.shards.dataset import Dataset
 from pretrain.tokenizer import load_tokenizer
@@ -131,7 +131,7 @@ class AttentionPictures:
     """The pictures of a run; with `draws` on this rank. Raises: ConfigError."""
 
     def __init__(
-        self, config: AttentionConfig, every_steps: int, reader: TextReader, model: Transformer, *, draws: bool
+        self, config: AttentionConfig, every_steps: int, reader: TextReader, model: LanguageModel, *, draws: bool
     ) -> None:
         self._config = config
         self._every_steps = every_steps

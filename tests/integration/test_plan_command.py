@@ -40,7 +40,18 @@ def test_the_gpu_is_said_to_be_assumed_where_none_is_given(here, capsys):
 
 def test_json_has_every_number(here, capsys):
     facts = facts_of(
-        capsys, "--gpu", "h100", "--nodes", "1", "--gpus-per-node", "2", "--time", "2d", "--mfu", "0.4", "train.steps=90"
+        capsys,
+        "--gpu",
+        "h100",
+        "--nodes",
+        "1",
+        "--gpus-per-node",
+        "2",
+        "--time",
+        "2d",
+        "--mfu",
+        "0.4",
+        "train.steps=90",
     )
     assert facts["layout"]["accumulation"] == 1
     assert facts["memory"]["total"] < facts["memory"]["limit"]

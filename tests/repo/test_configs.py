@@ -77,7 +77,7 @@ def test_a_config_of_prepare_loads_and_what_it_says_of_tokenizer_and_split_can_b
 
 @pytest.mark.parametrize("path", PARTS, ids=name)
 def test_a_part_fits_into_a_recipe(path, tmp_path):
-    """Laid over a recipe with the default optimizer, a part gives a config that loads and that has the part's values."""
+    """Laid over a recipe of AdamW, a part gives a config that loads and that has the part's values."""
     whole = tmp_path / "whole.yaml"
     whole.write_text(f"include: [{ROOT / 'configs/run/llama_1b.yaml'}, {path}]\n")
     resolved = load_config(whole).model_dump(by_alias=True)

@@ -18,7 +18,7 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 ROOMS: dict[str, tuple[int, int]] = {
     "": (7, 883),
     "artifact": (7, 1456),
-    "attention_maps": (5, 798),
+    "attention_maps": (5, 821),
     "checkpoint": (10, 1535),
     "cli": (13, 2332),
     "config": (22, 3870),
@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "generate": (10, 1537),
     "inspect": (3, 400),
     "interop": (17, 2599),
-    "model": (17, 3432),
+    "model": (17, 3436),
     "objective": (9, 1292),
     "optim": (6, 1228),
     "plan": (14, 2637),

@@ -171,16 +171,20 @@ class RecurrentDecoder(nn.Module):
             visible_BTS = targets_BT[:, :, None] == sources_BS[:, None]
         return _Source(memory_BSD, self.score.key(memory_BSD), visible_BTS)
 
-    def _attend(self, states_BTD: Tensor, source: _Source) -> Tensor:
-        """Returns context_BTD: the encoder's outputs, weighted by the softmax of the scores."""
+    def align(self, states_BTD: Tensor, keys_BSD: Tensor, visible_BTS: Tensor | None) -> Tensor:
+        """Returns weights_BTS: the softmax of the scores over the visible source tokens, all of them if None."""
         assert self.score is not None
-        scores_BTS = self.score(states_BTD, source.keys_BSD)
-        if source.visible_BTS is None:
-            return scores_BTS.softmax(dim=-1) @ source.memory_BSD
+        scores_BTS = self.score(states_BTD, keys_BSD)
+        if visible_BTS is None:
+            return scores_BTS.softmax(dim=-1)
         lowest = torch.finfo(scores_BTS.dtype).min
-        weights_BTS = scores_BTS.masked_fill(~source.visible_BTS, lowest).softmax(dim=-1)
+        weights_BTS = scores_BTS.masked_fill(~visible_BTS, lowest).softmax(dim=-1)
         # A target token without a source has equal weights now: its context is zeros.
-        return weights_BTS.masked_fill(~source.visible_BTS, 0.0) @ source.memory_BSD
+        return weights_BTS.masked_fill(~visible_BTS, 0.0)
+
+    def _attend(self, states_BTD: Tensor, source: _Source) -> Tensor:
+        """Returns context_BTD: the encoder's outputs, weighted by `align`."""
+        return self.align(states_BTD, source.keys_BSD, source.visible_BTS) @ source.memory_BSD
 
     def _read_out(self, states: Tensor, context: Tensor) -> Tensor:
         """Returns the outputs of states and their context, [..., D]."""

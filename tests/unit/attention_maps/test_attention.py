@@ -13,6 +13,7 @@ from pretrain.attention_maps.maps import (
     spread,
     summarize_head,
 )
+from pretrain.config.model import RecurrentConfig
 from pretrain.errors import ConfigError
 from tests.unit.model.tiny import build, encoder_config, random_batch, random_pairs, tiny_config, two_stacks_config
 
@@ -22,6 +23,12 @@ TWO_STACKS = build(two_stacks_config(position="relative", scaled_attention=False
 
 def pair(source_length=9, target_length=6):
     return random_pairs([source_length], [target_length])[1][0]
+
+
+def recurrent(**values):
+    stack = {"layers": 2, "width": 12}
+    config = {"kind": "recurrent", "encoder": stack, "decoder": stack, "vocab_size": 512, **values}
+    return build(RecurrentConfig.model_validate(config))
 
 
 def decoder_maps(length=10):
@@ -42,6 +49,41 @@ def test_rows_sum_to_one_and_forbidden_pairs_have_no_weight(model):
         torch.testing.assert_close(each.weights_NTS.sum(dim=-1), torch.ones(4, 10), rtol=0, atol=1e-6)
         assert (each.weights_NTS[:, ~each.allowed_TS] == 0).all()
         assert (each.weights_NTS[:, each.allowed_TS] > 0).all()
+
+
+@pytest.mark.parametrize(
+    "kind", [{"attention": "luong", "score": "dot"}, {"attention": "luong", "input_feeding": True}]
+)
+def test_a_recurrent_decoder_has_one_map_of_what_its_states_align_with(kind):
+    model = recurrent(**kind)
+    batch = pair()
+    hidden_BTD = model(batch).hidden_BTD
+    (found,) = record_attention(model, batch)
+    assert (found.stack, found.kind, found.layer) == ("decoder", "cross", 0)
+    assert found.weights_NTS.shape == (1, 6, 9) and found.allowed_TS.all()
+    torch.testing.assert_close(found.weights_NTS.sum(dim=-1), torch.ones(1, 6), rtol=0, atol=1e-6)
+    # The weighted outputs of the encoder, read out beside the decoder's states, are the model's output.
+    memory_BSD = model._encode(batch.source).outputs_BSD
+    states_BTD = states_of(model, batch, hidden_BTD)
+    torch.testing.assert_close(
+        model.decoder._read_out(states_BTD, found.weights_NTS @ memory_BSD), hidden_BTD, rtol=0, atol=1e-5
+    )
+    assert "align" not in vars(model.decoder), "the recording outlives the forward"
+
+
+def states_of(model, batch, hidden_BTD):
+    """States of the decoder's cells, [1, T, D]; with input feeding from the outputs that they read."""
+    encoded = model._encode(batch.source)
+    x_BTD = model.embedding(batch.tokens_BT)
+    if model.decoder.feeds_back:
+        fed_BTD = torch.cat((torch.zeros_like(hidden_BTD[:, :1]), hidden_BTD[:, :-1]), dim=1)
+        x_BTD = torch.cat((x_BTD, fed_BTD), dim=-1)
+    return model.decoder.rnn(x_BTD, encoded.state)[0]
+
+
+def test_a_recurrent_model_without_attention_has_nothing_to_draw():
+    with pytest.raises(ConfigError, match=r"without attention has no weights to draw; give one with model\.attention"):
+        record_attention(recurrent(attention="none"), pair())
 
 
 def test_a_causal_map_sees_the_past_and_itself():

@@ -13,7 +13,7 @@ from pretrain.attention_maps.figure_layout import MAX_TOKENS
 from pretrain.attention_maps.terminal import AttentionRequest, see_attention
 from pretrain.checkpoint.format import MODEL_FILE
 from pretrain.cli import run
-from pretrain.config.model import SpecialTokens
+from pretrain.config.model import RecurrentConfig, SpecialTokens
 from pretrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from pretrain.generate import Constraints, generate
 from pretrain.tokenizer import EOS
@@ -54,6 +54,16 @@ def test_two_stacks_read_source_and_target_behind_the_start_token():
     assert {head["kind"] for head in facts["heads"]} == {"cross"}
     strongest = facts["heads"][0]["strongest_key"]
     assert strongest["token"] == "a cab"[strongest["index"]]
+
+
+def test_the_alignment_of_a_recurrent_translator_is_drawn_over_its_own_answer(tmp_path):
+    stack = {"layers": 1, "width": 16}
+    values = {"encoder": stack, "decoder": stack, "vocab_size": 61, "attention": "bahdanau"}
+    artifact = opened(RecurrentConfig.model_validate({"kind": "recurrent", **values}))
+    facts = see_attention(artifact, AttentionRequest("a cab", out=tmp_path / "aligned.svg"))
+    assert facts["tokens"]["encoder"] == list("a cab") and len(facts["tokens"]["decoder"]) > 1
+    assert [(head["kind"], head["layer"], head["head"]) for head in facts["heads"]] == [("cross", 0, 0)]
+    assert "cross-attention" in (tmp_path / "aligned.svg").read_text()
 
 
 def test_an_end_that_the_tokenizer_adds_to_the_target_is_not_read(monkeypatch):

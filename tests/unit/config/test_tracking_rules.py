@@ -51,7 +51,7 @@ def test_what_can_be_shown_is_taken():
         ),
         (DECODER, {"text": "a", "every": 0}, r"tracking\.attention\.text needs evaluations"),
         (ENCODER, {"samples": PROMPTS}, "a model without a decoder generates no text; remove tracking.samples.prompts"),
-        (RECURRENT, {"text": "a"}, "model.kind=recurrent has no attention heads; remove tracking.attention"),
+        (RECURRENT, {"text": "a"}, "model.attention=none has no weights to draw; remove tracking.attention"),
         (TWO_STACKS, {"text": "a"}, r"is the input of the encoder; set tracking\.attention\.target, too"),
         (DECODER, {"text": "a", "target": "b"}, r"tracking\.attention\.target is for models of two stacks; leave it"),
         (DECODER, {"text": "a", "kind": "cross"}, "kind=cross: the model has none; use self or decoder"),
