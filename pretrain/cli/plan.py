@@ -21,7 +21,7 @@ def plan_command(
     overrides: Overrides = None,
     nodes: Annotated[int | None, Option(min=1, help="Nodes. Default: 1.")] = None,
     gpus_per_node: Annotated[int | None, Option(min=1, help="Default: the most up to 8 that divide the batch.")] = None,
-    gpu: Annotated[str | None, Option(help="h100 (default), a100, b200, cpu, ...")] = None,
+    gpu: Annotated[str | None, Option(help="h100 (default; in fp32: cpu), a100, b200, ...")] = None,
     mfu: Annotated[float | None, Option(min=0.001, max=1.0, help="MFU to assume, 0 to 1.")] = None,
     measured: Annotated[Path | None, Option(help="Run with a measured speed.")] = None,
     time: Annotated[str | None, Option(help="Time limit of a job: 3d, 12h, 2-00:00:00.")] = None,
@@ -56,7 +56,7 @@ def plan_command(
     )
     cluster = _cluster(loaded, nodes, gpus_per_node, gpu, calibration)
     facts = plan_facts(loaded, cluster, asked, find_stored(loaded))
-    facts["cluster"]["assumed"] = gpu is None and calibration is None and cluster.device != "cpu"
+    facts["cluster"]["assumed"] = gpu is None and calibration is None and loaded.engine.device != "cpu"
     refused = [problem for problem in facts["problems"] if problem["refuses"]]
     if "layout" in facts or search or sweep:
         if as_json:
@@ -80,7 +80,9 @@ def _cluster(
     from pretrain.plan.gpus import find_gpu
 
     measured = None if calibration is None else load_calibration(calibration, gpu)
-    default = "cpu" if config.engine.device == "cpu" else "h100"
+    # A run in fp32 is one for a CPU unless a GPU is named: on a laptop its plan should not be that of an H100.
+    engine = config.engine
+    default = "cpu" if engine.device == "cpu" or (engine.device, engine.precision) == ("auto", "fp32") else "h100"
     name = gpu or (measured.gpu if measured else default)
     # One process has one device, on any number of GPUs.
     if per_node is None and config.engine.kind == "single":

@@ -47,7 +47,14 @@ class Supply:
 
 
 def plan_supply(
-    rows: int, row_tokens: int, total_rows: int, step_s: float, parameters: int, lanes: int, stored: StoredData | None
+    *,
+    rows: int,
+    row_tokens: int,
+    total_rows: int,
+    step_s: float,
+    parameters: int,
+    lanes: int,
+    stored: StoredData | None,
 ) -> Supply:
     """Plans the data of a run of `total_rows`, `rows` of them a step; `stored=None`: they are not here."""
     needed = row_tokens * total_rows

@@ -239,6 +239,13 @@ def _course_facts(
 
 def _data_facts(config: RunConfig, parameters: int, step_s: float, stored: StoredData | None) -> dict[str, Any]:
     lanes = config.data.lanes
-    total = config.batch.steps.before(config.train.last_step)
-    supply = course.plan_supply(config.batch.rows, config.lengths.row, total, step_s, parameters, lanes, stored)
+    supply = course.plan_supply(
+        rows=config.batch.rows,
+        row_tokens=config.lengths.row,
+        total_rows=config.batch.steps.before(config.train.last_step),
+        step_s=step_s,
+        parameters=parameters,
+        lanes=lanes,
+        stored=stored,
+    )
     return {**asdict(supply), "stored": None if stored is None else asdict(stored), "lanes": lanes}

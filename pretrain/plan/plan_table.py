@@ -112,10 +112,13 @@ def _show_memory(facts: dict[str, Any], console: Console) -> None:
     for key, name in _MEMORY.items():
         if memory[key]:
             table.add_row(name, size(memory[key]), "#" * round(_BAR * min(1.5, memory[key] / limit)))
-    table.add_row("in the host's memory", size(memory["host"]), "offloaded, and what a save copies")
+    layout = facts["layout"]
+    offloads = any(layout[f"offload_{what}"] != "none" for what in ("optimizer", "params", "activations"))
+    held = "offloaded, and what a save copies" if offloads else "what a save copies"
+    table.add_row("in the host's memory", size(memory["host"]), held)
     largest = memory["largest_micro"]
     most = f"{largest:,}" + (" or more" if largest == memory["micro_limit"] else "")
-    asked = facts["layout"]["micro"]
+    asked = layout["micro"]
     table.add_row("largest micro-batch", most, f"rows; batch.micro={asked} is asked for")
     console.print(table)
     console.print()

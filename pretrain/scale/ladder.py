@@ -149,7 +149,7 @@ def plan_ladder(
         ratio = request.largest / request.smallest
         budgets = [request.smallest * ratio ** (rung / max(1, request.rungs - 1)) for rung in range(request.rungs)]
         widths = [planner.nearest_width(math.sqrt(budget / a_square)) for budget in budgets]
-    _check_sizes(widths, budgets, request, width_step(planner.reference))
+    _check_sizes(widths, budgets, request, planner)
     cells = [(width, budget) for width, budget in zip(widths, budgets, strict=True)]
     for width, budget in cells[:-1]:
         beside = [planner.nearest_width(planner.parameters(width) * factor) for factor in (1 / BESIDE, BESIDE)]
@@ -170,7 +170,9 @@ def plan_ladder(
     return ladder, configs
 
 
-def _check_sizes(widths: Sequence[int], budgets: Sequence[float], request: LadderRequest, step: int) -> None:
+def _check_sizes(
+    widths: Sequence[int], budgets: Sequence[float], request: LadderRequest, planner: LadderPlanner
+) -> None:
     """Refuses a ladder whose sizes cannot tell a law, or that is above its target."""
     option = "--widths" if request.widths else "--rungs"
     if len(widths) < MIN_SIZES:
@@ -184,9 +186,13 @@ def _check_sizes(widths: Sequence[int], budgets: Sequence[float], request: Ladde
         raise ConfigError(what, where="--budget", fix=f"raise it, or lower {option} or --largest")
     same = next((width for width, after in pairwise(widths) if width == after), None)
     if same is not None:
+        step = width_step(planner.reference)
         what = f"two budgets have the same size, width {same}: widths go in steps of {step}, a group of heads"
-        fix = "use narrower heads in the config, fewer --rungs, or budgets further apart"
-        raise ConfigError(what, where=option, fix=fix)
+        # Neighbouring widths from the smallest on, whose budgets are then those of their sizes.
+        apart = [widths[0] + step * number for number in range(max(MIN_SIZES, len(widths)))]
+        needed = RATIO * FLOPS_OF_A_WEIGHT * planner.rule.tokens_per_parameter * planner.parameters(apart[-1]) ** 2
+        instead = f"--widths {','.join(map(str, apart))} --budget {needed:.1e}"
+        raise ConfigError(what, where=option, fix=f"use {instead}, or narrower heads in the config")
 
 
 def describe_run(config: RunConfig, vocab_size: int | None, stored: StoredData | None) -> LadderRun:
@@ -215,8 +221,15 @@ def describe_run(config: RunConfig, vocab_size: int | None, stored: StoredData |
 
 
 def _supply(config: RunConfig, parameters: float, stored: StoredData | None) -> Supply:
-    batch, steps = config.batch, config.train.steps
-    return plan_supply(batch.rows, config.lengths.row, steps, 1.0, round(parameters), config.data.lanes, stored)
+    return plan_supply(
+        rows=config.batch.rows,
+        row_tokens=config.lengths.row,
+        total_rows=config.batch.steps.before(config.train.steps),
+        step_s=1.0,
+        parameters=round(parameters),
+        lanes=config.data.lanes,
+        stored=stored,
+    )
 
 
 def write_ladder(ladder: Ladder, reference: RunConfig, configs: Sequence[RunConfig], folder: Path) -> None:

@@ -1,6 +1,7 @@
 """`pretrain plan` as a user runs it: tables, JSON, data on disk, a run that was measured, and what is refused."""
 
 import json
+import re
 
 import pytest
 
@@ -32,8 +33,11 @@ def test_the_shortest_command_works_in_any_folder_and_says_what_it_assumed(tmp_p
 
 
 def test_the_gpu_is_said_to_be_assumed_where_none_is_given(here, capsys):
-    assert cli.run(["plan", QUICKSTART]) == 0
+    assert cli.run(["plan", QUICKSTART, "engine.precision=bf16"]) == 0
     assert "On 1 x 2 H100 SXM 80GB (assumed; for others --gpu and --nodes): " in capsys.readouterr().out
+    # A run in fp32 is one for the cores of this machine.
+    assert cli.run(["plan", QUICKSTART]) == 0
+    assert re.search(r"On 1 x \d CPU core \(assumed; for others --gpu and --nodes\): ", capsys.readouterr().out)
     assert not facts_of(capsys, "--gpu", "h100")["cluster"]["assumed"]
     assert not facts_of(capsys, "engine.device=cpu", "engine.precision=fp32")["cluster"]["assumed"]
 

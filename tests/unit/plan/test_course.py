@@ -68,9 +68,12 @@ def test_what_is_no_time_is_refused(text):
         parse_time(text)
 
 
+RUN = {"rows": 16, "row_tokens": 256, "step_s": 0.5, "lanes": 64}
+
+
 def test_epochs_lanes_and_the_compute_optimal_ratio():
     stored = StoredData(tokens=1_000_000, shards=4, token_bytes=2, vocab_size=8192)
-    supply = plan_supply(16, 256, 16_000, 0.5, 5_000_000, 64, stored)
+    supply = plan_supply(**RUN, total_rows=16_000, parameters=5_000_000, stored=stored)
     assert supply.needed_tokens == 16 * 256 * 1000
     assert supply.epochs == pytest.approx(4.096)
     assert supply.optimal_tokens == 100_000_000
@@ -81,10 +84,10 @@ def test_epochs_lanes_and_the_compute_optimal_ratio():
 
 def test_more_lanes_than_rows_are_a_problem():
     stored = StoredData(tokens=10_000, shards=1, token_bytes=2, vocab_size=8192)
-    supply = plan_supply(16, 256, 160, 0.5, 1000, 64, stored)
+    supply = plan_supply(**RUN, total_rows=160, parameters=1000, stored=stored)
     assert supply.problem is not None and "data.lanes=64 lanes share 39 rows" in supply.problem
 
 
 def test_without_data_nothing_is_said_of_them():
-    supply = plan_supply(16, 256, 160, 0.5, 1000, 64, None)
+    supply = plan_supply(**RUN, total_rows=160, parameters=1000, stored=None)
     assert (supply.epochs, supply.rows_a_lane) == (None, None)

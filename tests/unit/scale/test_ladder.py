@@ -1,17 +1,22 @@
 """A ladder: its runs, its folder, its command, and what cannot work; fit and score over runs written by hand."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from pretrain import cli
+from pretrain.cli.scale import scale_plan_command
 from pretrain.config.load import load_config
+from pretrain.plan.course import StoredData
 from pretrain.run.folder import RunDir
-from pretrain.scale.ladder import load_ladder
+from pretrain.scale.ladder import describe_run, load_ladder
 from pretrain.scale.law import ScalingLaw
 from pretrain.scale.scaling_rule import size_of
 from tests.helpers.shards import make_shards
+from tests.repo.source import ROOT
 from tests.unit.report.run_folders import attempt
 from tests.unit.scale.test_scaling_rule import REFERENCE
 
@@ -80,6 +85,36 @@ def test_data_that_would_be_read_too_often_are_refused(here, capsys):
     make_shards(here / "data")
     assert cli.run([*PLAN, "data.path=data", "data.lanes=1", "model.vocab_size=1000"]) == 64
     assert "times; beyond 4 the law does not hold; prepare more text" in capsys.readouterr().err
+
+
+def test_epochs_are_tokens_of_the_run_over_those_of_the_data():
+    stored = StoredData(tokens=10_000_000, shards=1, token_bytes=2, vocab_size=2048)
+    config = load_config("quickstart", ["batch.global_tokens=2048", "train.steps=1000"])
+    assert describe_run(config, 2048, stored).epochs == pytest.approx(2048 * 1000 / 10_000_000)
+
+
+def documented_plans() -> list[list[str]]:
+    """The commands of `pretrain scale plan` in its help and in docs/scaling_laws.md."""
+    texts = [scale_plan_command.__doc__ or "", (ROOT / "docs/scaling_laws.md").read_text()]
+    lines = [line.strip().removeprefix("Example: ") for text in texts for line in text.splitlines()]
+    return [shlex.split(line)[3:] for line in lines if line.startswith("pretrain scale plan ")]
+
+
+def test_documented_ladders_can_be_planned_with_the_quickstarts_data(monkeypatch, tmp_path):
+    stored = StoredData(tokens=9_500_000, shards=1, token_bytes=2, vocab_size=2048)
+    monkeypatch.setattr("pretrain.cli.scale.find_stored", lambda config: stored)
+    monkeypatch.chdir(tmp_path)
+    plans = documented_plans()
+    assert len(plans) >= 2
+    for number, arguments in enumerate(plans):
+        assert cli.run(["scale", "plan", *arguments, "--output", f"ladder-{number}"]) == 0
+
+
+def test_widths_that_collide_are_answered_with_a_command_that_works(here, capsys):
+    assert cli.run([*PLAN, "--rungs", "30"]) == 64
+    found = re.search(r"use (--widths \S+ --budget \S+), or narrower heads", capsys.readouterr().err)
+    assert found is not None
+    assert cli.run([*PLAN, *found[1].split()]) == 0
 
 
 def test_fit_predicts_and_score_compares(here, capsys):
