@@ -43,6 +43,14 @@ FP8_CAPABILITY = (8, 9)
 
 _QUERIES = ("attention.qkv.weight", "cross.query.weight")
 
+MAX_BLOCK_GRAPHS = 64
+"""Graphs of compiled blocks before torch runs further ones eagerly; torch's default is 8.
+
+All blocks share one code object, and so one limit. A kind of block (of ModernBERT: the first, global
+and local ones; of T5: those of either stack) has six graphs: two passes (training, evaluation) of
+three degrees of generality (all sizes fixed, bounds of documents free, row lengths free).
+"""
+
 
 def _draw_normal(
     name: str, weight: Tensor, config: ModelConfig, stack: StackConfig, generator: torch.Generator
@@ -247,6 +255,9 @@ def build_model(
         if not storage:
             model.allow_swaps()
     elif _compiles(engine, device):
+        # Not by the argument of torch.compile, which torch 2.13 alone has.
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, MAX_BLOCK_GRAPHS)
         for block in (block for stack in model.stacks for block in stack.blocks):
             # Only the forward: hooks of an engine stay outside of the graph, names do not change.
             block.forward = torch.compile(block.forward)

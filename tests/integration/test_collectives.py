@@ -3,9 +3,12 @@
 torch's `fake` process group answers every collective at once, so that any number of ranks fits a laptop.
 """
 
+import math
 import os
 from collections import Counter
 from dataclasses import replace
+from functools import cache
+from itertools import accumulate
 from typing import Any
 from unittest import mock
 
@@ -13,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as td
 from accelerate.state import AcceleratorState, GradientState
+from deepspeed.accelerator import get_accelerator
+from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,6 +29,7 @@ from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
 from pretrain.dist import World
 from pretrain.engine.build import build_engine, fill_sharded, start_accelerator
+from pretrain.engine.engine import Engine
 from pretrain.model import build_model
 from pretrain.model.build import fill_weights, initial_weight
 from pretrain.objective import build_loss
@@ -31,48 +37,90 @@ from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.roofline import wire_bytes
 from pretrain.train.step import TrainModule
-from pretrain.types import Batch
+from pretrain.types import Batch, Fragment
 from tests.helpers.ranks import run_in_ranks
 from tests.unit.plan.test_roofline import WORK
 
 ACCUMULATION, LENGTH = 3, 32
 MODEL = {"preset": "llama-5m", "vocab_size": 512, "max_seq_len": LENGTH}
+SMALL = MODEL | {"decoder": {"layers": 2}}
 RINGS = {"allreduce_": 2, "_allgather_base_": 1, "allgather_": 1, "_reduce_scatter_base_": 1, "reduce_": 1}
 """How often the data of a collective pass the link of a rank."""
 
 
 class Recorder(TorchDispatchMode):
-    """Sums the bytes of each collective: of the whole data, on whichever side they are."""
+    """Sums the bytes of each collective: of the whole data, on whichever side they are; counts numbers that are read.
+
+    A number that the host reads is a wait for all that a GPU has still to do.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes: Counter[str] = Counter()
+        self.reads = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         found = function(*arguments, **(options or {}))
+        self.reads += function is torch.ops.aten._local_scalar_dense.default
         if function.namespace == "c10d" and "barrier" not in str(function):
             tensors = [leaf for leaf in pytree.tree_leaves((arguments, found)) if isinstance(leaf, torch.Tensor)]
             self.bytes[function._opname] += max((t.numel() * t.element_size() for t in tensors), default=0)
         return found
 
 
-def traffic(world: World, ranks: int, cases: list[tuple[int, str]]) -> list[dict[str, Any]]:
+def traffic(world: World, ranks: int, cases: list[tuple[int, str]], model: dict[str, Any]) -> list[dict[str, Any]]:
     """Trains as rank 0 of `ranks`, for each stage and dtype of gradients.
 
     Returns the collectives of the second step, and the elements that rank 0 saves.
     """
+    rank_0 = _join(0, ranks)
+    return [_step(rank_0, stage, gradients, model) for stage, gradients in cases]
+
+
+def places(world: World, of: list[int], ranks: int, stages: list[int]) -> list[list[list[int]]]:
+    """Starts the engine as one of `ranks`, by the number of this process; returns by stage what it has.
+
+    A line is what a stage shards evenly: a parameter, or a group of them, one after the other. A place is the line, its
+    length, and the first and last element of it on this rank.
+    """
+    one_of = _join(of[world.rank], ranks)
+    found = []
+    for stage in stages:
+        built, engine, _ = _start(one_of, stage, "compute", SMALL)
+        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in built.named_parameters()}
+        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+        groups = [list(group.names) for group in group_parameters(built)]
+        lines = groups if stage in (1, 2) else [[name] for group in groups for name in group]
+        pieces = {fragment.name: fragment for fragment in engine.state.owned_fragments()}
+        assert all(pieces[name].shape == shapes[name] for name in pieces)
+        found.append([_place(number, line, sizes, pieces) for number, line in enumerate(lines)])
+    return found
+
+
+def _place(number: int, line: list[str], sizes: dict[str, int], pieces: dict[str, Fragment]) -> list[int]:
+    before = dict(zip(line, accumulate((sizes[name] for name in line), initial=0), strict=False))
+    kept = [(before[name] + pieces[name].offset, pieces[name].length) for name in line if name in pieces]
+    start = stop = kept[0][0] if kept else -1
+    for first, length in kept:
+        assert first == stop, "the pieces of a line are one piece"
+        stop += length
+    return [number, sum(sizes[name] for name in line), start, stop]
+
+
+def _join(rank: int, ranks: int) -> World:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "8"}
-    td.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    return [_step(World(0, ranks, 0), stage, gradients) for stage, gradients in cases]
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "8"}
+    td.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    return World(rank, ranks, 0)
 
 
-def _step(world: World, stage: int, gradients: str) -> dict[str, Any]:
+def _start(world: World, stage: int, gradients: str, model: dict[str, Any]) -> tuple[nn.Module, Engine, int]:
+    """Returns model, engine, and the number of parameters."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     config = EngineConfig(kind="deepspeed", zero_stage=stage, precision="bf16", gradients=gradients, device="cpu")
-    model_config = ModelConfig.model_validate(expand_preset(MODEL))
+    model_config = ModelConfig.model_validate(expand_preset(model))
     built = build_model(model_config, config, torch.device("cpu"), storage=stage != 3)
     size = sum(parameter.numel() for parameter in built.parameters())
     plan = BatchPlan(ACCUMULATION * world.size, ACCUMULATION, 1, ACCUMULATION)
@@ -89,25 +137,44 @@ def _step(world: World, stage: int, gradients: str) -> dict[str, Any]:
     names = {id(parameter): name for name, parameter in built.named_parameters()}
     optimizer = build_optimizer(groups, OptimConfig(lr=1e-3), torch.device("cpu"))
     module = TrainModule(built, build_loss(ObjectiveConfig()))
-    engine = build_engine(module, names, optimizer, accelerator, config, 1.0, world)
+    return built, build_engine(module, names, optimizer, accelerator, config, 1.0, world), size
+
+
+def _step(world: World, stage: int, gradients: str, model: dict[str, Any]) -> dict[str, Any]:
+    _, engine, size = _start(world, stage, gradients, model)
     tokens = torch.randint(0, 512, (1, LENGTH))
     # Compares with what the other ranks say.
     alike = "deepspeed.runtime.zero.partitioned_param_coordinator.assert_ints_same_as_other_ranks"
-    with mock.patch(alike, lambda *_: None):
+    waits = mock.Mock()
+    with mock.patch(alike, lambda *_: None), mock.patch.object(get_accelerator(), "synchronize", waits):
         for _ in range(2):
+            waits.reset_mock()
             with Recorder() as recorder:
                 for number in range(ACCUMULATION):
                     engine.forward_backward(Batch(tokens, tokens), 1.0, number + 1 == ACCUMULATION)
+                reads = recorder.reads
                 engine.update(1e-3)
     owned = sum(fragment.length for fragment in engine.state.owned_fragments())
-    return {"bytes": dict(recorder.bytes), "parameters": size, "owned": owned}
+    found = {"bytes": dict(recorder.bytes), "parameters": size, "owned": owned}
+    return found | {"reads": [reads, recorder.reads - reads], "waits": waits.call_count}
 
 
-@pytest.mark.parametrize("ranks", [8, pytest.param(1024, marks=pytest.mark.long)])
-def test_a_step_sends_what_the_plan_says(ranks):
-    cases = [(0, "compute"), (1, "compute"), (2, "compute"), (2, "fp32"), (3, "compute"), (3, "fp32")]
-    (found,) = run_in_ranks("tests.integration.test_collectives:traffic", 1, {"ranks": ranks, "cases": cases})
-    for (stage, gradients), step in zip(cases, found, strict=True):
+EVERY_CASE = [(0, "compute"), (1, "compute"), (2, "compute"), (2, "fp32"), (3, "compute"), (3, "fp32")]
+
+
+@cache
+def steps(ranks: int, is_small: bool) -> list[dict[str, Any]]:
+    """A step of every case, by one process for several tests."""
+    arguments = {"ranks": ranks, "cases": EVERY_CASE, "model": SMALL if is_small else MODEL}
+    (found,) = run_in_ranks("tests.integration.test_collectives:traffic", 1, arguments)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_small"), [(8, True), (1024, True), pytest.param(1024, False, marks=pytest.mark.long)]
+)
+def test_a_step_sends_what_the_plan_says(ranks, is_small):
+    for (stage, gradients), step in zip(EVERY_CASE, steps(ranks, is_small), strict=True):
         size = step["parameters"]
         work = replace(WORK, parameters=size, trained=size, weight_bytes=2, zero_stage=stage)
         work = replace(work, gradient_bytes=4 if gradients == "fp32" else 2)
@@ -116,3 +183,36 @@ def test_a_step_sends_what_the_plan_says(ranks):
         # Norms and flags are small; shares are filled up to a whole number of elements each.
         assert sent == pytest.approx(ACCUMULATION * often + once, rel=0.01, abs=2 * 64 * ranks), (stage, step)
         assert step["owned"] == pytest.approx(size / ranks, rel=0.02, abs=64), stage
+
+
+def test_the_fragments_of_1024_ranks_cover_every_element_once():
+    """A rank has the n-th of equal parts: seen on four of them, it holds for those between."""
+    ranks, stages = 1024, [0, 1, 2, 3]
+    of = [0, 1, 517, ranks - 1]
+    arguments = {"of": of, "ranks": ranks, "stages": stages}
+    found = run_in_ranks("tests.integration.test_collectives:places", len(of), arguments)
+    for stage, *places_of_ranks in zip(stages, *found, strict=True):
+        for on_ranks in zip(*places_of_ranks, strict=True):
+            numbers, lengths, *_ = zip(*on_ranks, strict=True)
+            assert len(set(numbers)) == len(set(lengths)) == 1
+            length = lengths[0]
+            part = on_ranks[0][3]  # the end of the first
+            for rank, (*_, start, stop) in zip(of, on_ranks, strict=True):
+                if stage == 0:
+                    wanted = length * rank // ranks, length * (rank + 1) // ranks
+                else:
+                    wanted = min(length, part * rank), min(length, part * (rank + 1))
+                # A rank without a piece has no place.
+                assert (start, stop) == (wanted if wanted[0] < wanted[1] else (-1, -1)), (stage, rank, numbers)
+            assert stage == 0 or part * ranks >= length
+
+
+MOST_READS = {0: 19, 1: 5, 2: 5, 3: 2}
+"""Numbers that the host reads in an update, by stage: finite, overflow, norm; at stage 0 one more a parameter."""
+
+
+def test_the_host_waits_for_nothing_in_a_micro_batch_and_for_few_numbers_in_an_update():
+    for (stage, _), step in zip(EVERY_CASE, steps(8, True), strict=True):
+        of_micro_batches, of_update = step["reads"]
+        assert (of_micro_batches, step["waits"]) == (0, 0), stage
+        assert of_update <= MOST_READS[stage], stage

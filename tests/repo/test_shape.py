@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "generate": (10, 1537),
     "inspect": (3, 400),
     "interop": (17, 2599),
-    "model": (17, 3436),
+    "model": (17, 3447),
     "objective": (9, 1292),
     "optim": (6, 1228),
     "plan": (14, 2654),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.flop_counter import FlopCounterMode
 
 from pretrain.config.engine import PLAIN_ENGINE, EngineConfig
 from pretrain.config.model import ModelConfig
@@ -254,7 +255,6 @@ def counted_products(checkpointing, monkeypatch):
     return *gradients(model, random_batch(2, 16)), len(graphs), sum(run)
 
 
-@pytest.mark.long
 def test_a_compiled_block_recomputes_what_its_mode_says_in_one_graph_for_all(monkeypatch):
     found = {mode: counted_products(mode, monkeypatch) for mode in ("none", "selective", "full")}
     loss, grads, *_ = found["none"]
@@ -264,6 +264,21 @@ def test_a_compiled_block_recomputes_what_its_mode_says_in_one_graph_for_all(mon
         torch.testing.assert_close(others, grads)
     products = {mode: run for mode, (*_, run) in found.items()}
     assert products["none"] == products["selective"] < products["full"]
+
+
+def test_a_block_recomputes_the_products_that_its_mode_says():
+    config, batch = tiny_config(), random_batch(2, 16)
+    flops = {}
+    for mode in ("none", "selective", "full"):
+        with FlopCounterMode(display=False) as counter:
+            gradients(build(config, checkpointing=mode), batch)
+        flops[mode] = counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        build(config)(batch, logits=False)
+    # Recomputation of a block ends at the last result that its backward pass needs, the input of `down`.
+    stack = config.decoder
+    down = 2 * batch.tokens_BT.numel() * stack.layers * stack.ff_width * stack.width
+    assert flops["none"] == flops["selective"] == flops["full"] - (counter.get_total_flops() - down)
 
 
 def test_selective_checkpointing_keeps_the_result_of_every_kernel_of_attention():
