@@ -17,11 +17,11 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 ROOMS: dict[str, tuple[int, int]] = {
     "": (7, 883),
-    "artifact": (7, 1456),
+    "artifact": (7, 1474),
     "attention_maps": (5, 821),
     "checkpoint": (10, 1535),
     "cli": (13, 2332),
-    "config": (22, 3887),
+    "config": (22, 3890),
     "data": (10, 1886),
     "datacheck": (10, 1931),
     "doctor": (13, 1890),
