@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "evaluate": (12, 2100),
     "generate": (10, 1537),
     "inspect": (3, 400),
-    "interop": (17, 2599),
+    "interop": (17, 2601),
     "model": (17, 3436),
     "objective": (9, 1292),
     "optim": (6, 1228),
