@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "run": (7, 1456),
     "scale": (7, 1210),
     "shards": (11, 2214),
-    "tokenizer": (7, 1247),
+    "tokenizer": (7, 1257),
     "tracking": (7, 1178),
     "train": (13, 2551),
     "utils": (12, 1686),
