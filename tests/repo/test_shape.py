@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "drill": (6, 861),
     "engine": (6, 1043),
     "evaluate": (12, 2100),
-    "generate": (10, 1537),
+    "generate": (10, 1556),
     "inspect": (3, 400),
     "interop": (17, 2601),
     "model": (17, 3436),
