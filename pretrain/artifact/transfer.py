@@ -20,6 +20,7 @@ from torch import Tensor
 from pretrain.artifact.model_path import is_release, open_source, write_model_folder
 from pretrain.artifact.open import load_model
 from pretrain.artifact.source import ModelSource
+from pretrain.checkpoint.load import WeightReader
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import RecurrentConfig, SpecialTokens
 from pretrain.errors import CheckpointError, ConfigError
@@ -29,6 +30,7 @@ from pretrain.interop.label_names import WORDS, labelled_by
 from pretrain.interop.release import fetch_release, open_release
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_as_written, tokenizer_files
 from pretrain.interop.write import About, ExportReport, write_release
+from pretrain.run.folder import RunDir
 from pretrain.types import Batch, SourceBatch
 from pretrain.utils.jsonl import read_rows
 
@@ -40,8 +42,8 @@ TOLERANCE = 1e-3
 _PROBE = [("user", "Is it so?"), ("assistant", "It is."), ("user", "Why")]
 """Turns with full stops, which some tokenizers join with a line break after them."""
 
-_CARD_METRICS = ("step", "tokens", "loss")
-"""Metrics of a model card, in addition to those of validation."""
+_OF_AVERAGE = "val_ema_loss"
+"""The metric of the average of the weights; others are of the weights themselves."""
 
 _MEMORY_INFO = Path("/proc/meminfo")
 
@@ -221,11 +223,8 @@ def export_model(
     if described.run is not None:
         run = load_config(described.run.config, extensions="ignore")
         origin = f"run {run.run.name}, {described.name}"
-        metrics: dict[str, float] = {}
-        for row in read_rows(described.run.metrics):
-            # The last value of each metric remains.
-            numbers = {key: row[key] for key in row if key in _CARD_METRICS or key.startswith("val_")}
-            metrics |= {key: float(value) for key, value in numbers.items()}
+        assert described.checkpoint is not None
+        metrics = _metrics_of(described.run, described.checkpoint)
         about = About(run.run.name, out.name, origin, dump_config(run, is_published=True), metrics, chats)
     written = write_release(
         config,
@@ -253,6 +252,25 @@ def export_model(
             out,
         )
     return written
+
+
+def _metrics_of(run: RunDir, checkpoint: WeightReader) -> dict[str, float]:
+    """Returns the metrics of a model card: those that the run logged at the step of the checkpoint, of these weights.
+
+    Those of other steps are of other weights. A run that was not evaluated at that step has none of
+    validation.
+    """
+    step = int(checkpoint.manifest.state["step"])
+    found = {"step": float(step)}
+    for row in read_rows(run.metrics):
+        if row.get("step") != step:
+            continue
+        for key, value in row.items():
+            is_own = (key == _OF_AVERAGE) == checkpoint.averaged
+            is_number = isinstance(value, int | float)
+            if is_number and (key == "tokens" or ((key == "loss" or key.startswith("val_")) and is_own)):
+                found[key] = float(value)
+    return found
 
 
 def _chats_as_trained(source: ModelSource, out: Path) -> bool:

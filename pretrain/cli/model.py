@@ -19,7 +19,7 @@ from pretrain.utils.log import printable
 def generate_command(
     model: ModelPath,
     prompt: Annotated[list[str] | None, Option(help="Text to continue or translate.")] = None,
-    file: Annotated[str | None, Option(help="Prompts, one per line; - for standard input.")] = None,
+    file: Annotated[str | None, Option(help="Prompts, one per line or .jsonl; - for standard input.")] = None,
     max_tokens: Annotated[int | None, Option(min=1, help="Default: the model's, or 128.")] = None,
     temperature: Annotated[float | None, Option(help="0 is greedy. Default: 0.8 to continue a text.")] = None,
     top_k: Annotated[int | None, Option(help="Sample from k tokens; candidates of a mask.")] = None,
@@ -114,7 +114,7 @@ def _typed_lines(as_json: bool) -> Iterator[str]:
 def classify_command(
     model: ModelPath,
     text: Annotated[list[str] | None, Option(help="Text to label.")] = None,
-    file: Annotated[str | None, Option(help="Texts, one per line; - for standard input.")] = None,
+    file: Annotated[str | None, Option(help="Texts, one per line or .jsonl; - for standard input.")] = None,
     batch_size: Annotated[int, Option(min=1, help="Texts per batch.")] = 16,
     device: Device = "auto",
     as_json: Json = False,

@@ -25,6 +25,7 @@ from pretrain.config.fields import SECRET_KEY, check_root, known_keys, main_keys
 from pretrain.config.prepare import TRAINED, PrepareConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recipes import PREPARE, RUNS, find_config
+from pretrain.config.resumption import follow_folder
 from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import (
     LocatedTree,
@@ -54,6 +55,8 @@ def load_config(source: str | Path, overrides: Sequence[str] = (), *, extensions
         ConfigError: One line for each problem.
     """
     located = _read(source, overrides)
+    if extensions == "import":
+        located = follow_folder(located, Path(source), overrides)
     named = located.values.get("extend")
     if named and isinstance(named, list) and extensions != "ignore":  # the validation refuses other types
         where = located.places.get("extend", str(source))

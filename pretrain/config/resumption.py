@@ -1,16 +1,16 @@
-"""Compares the config of a run with that of its resumption, by the `OnResume` of each field."""
+"""Compares the config of a run with that of its resumption, by the `OnResume` of each field; finds a moved run."""
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.base import OnResume, Section, on_resume
+from pretrain.config.base import OnResume, Section, expand_home, on_resume
 from pretrain.config.fields import walk_fields
 from pretrain.config.run import RunConfig
-from pretrain.config.yaml_nodes import short
+from pretrain.config.yaml_nodes import LocatedTree, short
 from pretrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -105,6 +105,24 @@ def _refusal(config: RunConfig, allow: Changes, never: Changes) -> ConfigError:
 def is_allowed(key: str, allow: list[str]) -> bool:
     """Returns True if `resume.allow` names a key, or a section that it is in."""
     return any(key == name or key.startswith(f"{name}.") for name in allow)
+
+
+def follow_folder(located: LocatedTree, source: Path, overrides: Sequence[str]) -> LocatedTree:
+    """Returns the config of a run folder that was moved or copied, or is named from elsewhere, with its place today.
+
+    `run.dir` of a stored config is relative to the folder of its start, where a start would find no
+    run, or that of the original, and begin at step 0. An override of the place stays.
+    """
+    run = located.values.get("run")
+    is_of_run = source.name == "config.yaml" and source.with_name("run.json").is_file()
+    is_placed = any(item.partition("=")[0] in ("run", "run.dir", "run.name") for item in overrides)
+    if not is_of_run or is_placed or not isinstance(run, dict):
+        return located
+    folder = source.parent.resolve() if source.parent.name in ("", "..") else source.parent
+    if (Path(expand_home(str(run.get("dir", "runs")))) / str(run.get("name"))).resolve() == folder.resolve():
+        return located
+    values = {**located.values, "run": {**run, "dir": str(folder.parent), "name": folder.name}}
+    return LocatedTree(values, located.places | {"run.dir": str(folder), "run.name": str(folder)})
 
 
 def keep_start(stored: RunConfig, config: RunConfig) -> RunConfig:

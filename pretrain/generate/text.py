@@ -15,6 +15,7 @@ from pretrain.generate.constraints import Codec, Constraints
 from pretrain.generate.incremental_decoder import check_prompt, check_prompts
 from pretrain.generate.sampling import RowSeeds, Sampling, generate, stream
 from pretrain.model import LanguageModel
+from pretrain.prepare.readers.records import RecordError, parse_object, text_of
 
 _BROKEN = "\ufffd"
 
@@ -68,12 +69,13 @@ STDIN = "-"
 def find_prompts(prompts: list[str], file: str | None, option: str = "--prompt") -> Iterator[str] | None:
     """Returns the prompts of the command line, a file or standard input; None: there are none.
 
-    A file is opened at once and read lazily: one prompt a line, empty ones too. Standard input is
-    read where `file` is `-`, or by default where it is piped or redirected. `option` is the one of
-    the command line, for errors.
+    A file is opened at once and read lazily: one prompt a line, empty ones too, or in a `.jsonl` a
+    record a line. Standard input is read where `file` is `-`, or by default where it is piped or
+    redirected. `option` is the one of the command line: the name of a record's field, without `--`.
 
     Raises:
-        ConfigError: Both were given, there is no such file, or a prompt is not UTF-8.
+        ConfigError: Both were given, there is no such file, it is a `.json`, or a prompt is not UTF-8.
+        DataError, as it is read: Not UTF-8, or a record without the field.
     """
     if prompts and file is not None:
         raise ConfigError(f"{option} and --file were both given", fix="give one of them")
@@ -88,12 +90,16 @@ def find_prompts(prompts: list[str], file: str | None, option: str = "--prompt")
         return _read_lines(sys.stdin.buffer, "standard input")
     if file is None:
         return None
+    if Path(file).suffix == ".json":
+        what = "a .json is one list of records, and --file takes a text a line"
+        raise ConfigError(what, where=file, fix="write a .jsonl, a record a line, or a text a line")
     try:
         opened = Path(file).open("rb")  # noqa: SIM115 (closed by whom it is read)
     except OSError as error:
         what = f"cannot read it: {error.strerror}"
         raise ConfigError(what, where=file, fix="check the path of --file") from None
-    return _read_lines(opened, file)
+    lines = _read_lines(opened, file)
+    return _read_records(lines, file, option.lstrip("-")) if Path(file).suffix == ".jsonl" else lines
 
 
 def _is_piped() -> bool:
@@ -114,6 +120,19 @@ def _read_lines(file: BinaryIO, name: str) -> Iterator[str]:
                 what = f"not UTF-8: byte {line[error.start]:#04x}"
                 raise DataError(what, where=f"{name}:{number}", fix="convert it") from None
             yield text.rstrip("\r\n")
+
+
+def _read_records(lines: Iterator[str], name: str, field: str) -> Iterator[str]:
+    """Yields a field of each record, or `text` where it has no such field; blank lines are left out."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = parse_object(line)
+            text, _ = text_of(record, field if field in record else "text", f"the name {field} in each record")
+        except RecordError as error:
+            raise error.at(f"{name}:{number}") from None
+        yield text
 
 
 Method = Sampling | Beams

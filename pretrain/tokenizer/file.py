@@ -2,6 +2,7 @@
 
     tokenizer.json               as it is
     folder with a tokenizer.json that file
+    model folder                 that of its `tokenizer`
     other folder                 AutoTokenizer converts it, such as from a sentencepiece model
     name                         its tokenizer files, and no others, are fetched; then as a folder
 
@@ -156,12 +157,19 @@ def _find(name: str) -> Path:
     """Returns the file or folder of a given tokenizer; a model of the hub is fetched."""
     path = Path(name).expanduser()
     # A model folder has it in `tokenizer`, and a checkpoint beside its run's.
-    inside = path.resolve().parent.parent if (path / "manifest.json").is_file() else path / "tokenizer"
-    if not (path / _FILE).is_file() and (inside / _FILE).is_file():
-        return inside
+    places = [path, path / "tokenizer"]
+    if (path / "manifest.json").is_file():
+        places.append(path.resolve().parent.parent)
+    if (found := next(filter(_has_tokenizer, places), None)) is not None:
+        return found
     if path.exists() or path.suffix == ".json" or not is_hub_name(name):
         return path
     return fetch_files(name, [*_HUB_FILES, *_VOCABULARY_FILES])
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    """Returns whether a folder has a vocabulary, in any format."""
+    return any(True for name in (_FILE, *_VOCABULARY_FILES) for _ in folder.glob(name))
 
 
 def _read_folder(folder: Path) -> bytes:
@@ -172,8 +180,10 @@ def _read_folder(folder: Path) -> bytes:
     try:
         found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise nearly anything
-        lines = filter(None, map(str.strip, str(error).splitlines()))
-        what = f"no tokenizer can be read from it: {next(lines, type(error).__name__)}"
+        reason = " ".join(str(error).split()) or type(error).__name__
+        what = f"no tokenizer can be read from it: {reason}"
+        if not _has_tokenizer(folder):
+            what = f"has no tokenizer files: no {_FILE}, no {', no '.join(_VOCABULARY_FILES)}"
         raise DataError(what, where=str(folder), fix=f"give a folder with a {_FILE}") from None
     fast = getattr(found, "backend_tokenizer", None)
     if fast is None:

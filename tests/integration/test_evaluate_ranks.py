@@ -19,7 +19,7 @@ def folder(tmp_path_factory):
     write_texts(folder / "texts", texts)
     write_given(folder / "more", folder / "texts", [text.upper() for text in TEXTS])
     for number, name in enumerate(("gpt", "gpt2"), start=1):
-        write_text_run(folder / name, folder / "texts", "llama-tiny", "causal", step=number)
+        write_text_run(folder / name, folder / "texts", "llama-tiny", "causal", steps=[number])
     write_labelled(folder / "classes", "classes", CLASSES)
     for number, name in enumerate(("bert", "bert2"), start=1):
         write_label_run(folder / name, folder / "classes", "classes", step=number)

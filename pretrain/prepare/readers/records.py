@@ -148,13 +148,13 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def _build_text(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
-    text, utf8 = _text(record, config.text_field, spelled("text_field"))
+    text, utf8 = text_of(record, config.text_field, spelled("text_field"))
     return Document(text, utf8, consumed_bytes)
 
 
 def _build_pair(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
-    source, _ = _text(record, config.source_field, "source_field")
-    target, utf8 = _text(record, config.target_field, "target_field")
+    source, _ = text_of(record, config.source_field, "source_field")
+    target, utf8 = text_of(record, config.target_field, "target_field")
     return Document(target, utf8, consumed_bytes, source=source)
 
 
@@ -167,7 +167,7 @@ def _build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes
         if config.prompt_field == _INSTRUCTION and record.get(_INPUT):
             fix = f"use prompt_field=[{_INSTRUCTION}, {_INPUT}], or [{_INSTRUCTION}] to leave it out"
             raise RecordError(f"field {_INPUT!r} belongs to the instruction, and prompt_field does not name it", fix)
-        response, _ = _text(record, response_field, "response_field")
+        response, _ = text_of(record, response_field, "response_field")
         turns = [("user", prompt), (TARGET_ROLE, response)]
     segments: Segments = tuple((text, role == TARGET_ROLE) for role, text in turns)
     markers = frozenset[int]()
@@ -189,7 +189,7 @@ def _prompt_fields(config: InputConfig, known: Collection[str]) -> tuple[list[st
 def _join_prompt(record: Mapping[str, Any], names: list[str]) -> str:
     """Returns the fields of a prompt, the first and those of the others that are there, with blank lines between."""
     further = [name for name in names[1:] if record.get(name) not in (None, "")]
-    parts = [_text(record, name, "prompt_field, or give messages_field")[0] for name in (names[0], *further)]
+    parts = [text_of(record, name, "prompt_field, or give messages_field")[0] for name in (names[0], *further)]
     return "\n\n".join(parts)
 
 
@@ -294,8 +294,8 @@ def _label(value: object, place: str) -> str | int:
     raise RecordError(f"{place} is {found}", "give each label a name or a whole number")
 
 
-def _text(record: Mapping[str, Any], name: str, option: str) -> tuple[str, bytes]:
-    """Returns the string under `name`, and it in UTF-8."""
+def text_of(record: Mapping[str, Any], name: str, option: str) -> tuple[str, bytes]:
+    """Returns the string under `name`, and it in UTF-8. Raises: RecordError."""
     text = record.get(name)
     if not isinstance(text, str):
         raise _bad_field(record, name, "a string", option)

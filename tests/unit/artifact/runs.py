@@ -18,7 +18,7 @@ from pretrain.model import build_model, init_weights
 from pretrain.prepare.prepare import prepare
 from pretrain.shards.index import load_index
 from pretrain.tokenizer import load_tokenizer, special_tokens_of
-from pretrain.types import Fragment
+from pretrain.types import EMA, Fragment
 
 TEXTS = [
     "A little girl climbing into a wooden playhouse.",
@@ -60,12 +60,14 @@ tracking: {{wandb: off}}
 class _Weights:
     """A model's parameters as one rank's fragments, without an optimizer."""
 
-    def __init__(self, model):
-        self._model = model
+    def __init__(self, model, averaged):
+        self._model, self._averaged = model, averaged
 
     def owned_fragments(self):
         for name, parameter in self._model.named_parameters():
-            yield Fragment(name, 0, tuple(parameter.shape), {"weight": parameter.detach().reshape(-1)})
+            values = parameter.detach().reshape(-1)
+            average = {EMA: values} if self._averaged else {}
+            yield Fragment(name, 0, tuple(parameter.shape), {"weight": values, **average})
 
     held_fragments = owned_fragments
 
@@ -124,17 +126,26 @@ def write_run(folder: Path, *, steps: Sequence[int], texts: Sequence[str] = TEXT
     return write_run_of(folder, data, content, steps)
 
 
-def write_text_run(folder: Path, data: Path, preset: str, objective: str, *, seq_len: int = 32, step: int = 1) -> Path:
-    """Writes a run of a tiny model over texts, with one checkpoint of random weights."""
+def write_text_run(
+    folder: Path,
+    data: Path,
+    preset: str,
+    objective: str,
+    *,
+    seq_len: int = 32,
+    steps: Sequence[int] = (1,),
+    averaged: bool = False,
+) -> Path:
+    """Writes a run of a tiny model over texts, with a checkpoint of random weights at each step."""
     stack = "encoder" if "bert" in preset else "decoder"
     content = TEXT_CONFIG.format(
         runs=folder.parent, name=folder.name, data=data, preset=preset, stack=stack, kind=objective, seq_len=seq_len
     )
-    return write_run_of(folder, data, content, [step])
+    return write_run_of(folder, data, content, steps, averaged=averaged)
 
 
-def write_run_of(folder: Path, data: Path, content: str, steps: Sequence[int]) -> Path:
-    """Writes what a run of a config leaves, with random weights."""
+def write_run_of(folder: Path, data: Path, content: str, steps: Sequence[int], *, averaged: bool = False) -> Path:
+    """Writes what a run of a config leaves, with random weights, and with an average of them that equals them."""
     file = folder.with_name(f"{folder.name}.yaml")
     file.write_text(content)
     config = _complete(load_config(file), data)
@@ -147,7 +158,7 @@ def write_run_of(folder: Path, data: Path, content: str, steps: Sequence[int]) -
     for step in steps:
         model = build_model(config.model, PLAIN_ENGINE, torch.device("cpu"))
         init_weights(model, config.model, seed=step)
-        manager.save(_Weights(model), TrainState(step, step, 10 * step, 2 * step, "data", "tokenizer"))
+        manager.save(_Weights(model, averaged), TrainState(step, step, 10 * step, 2 * step, "data", "tokenizer"))
     return folder
 
 

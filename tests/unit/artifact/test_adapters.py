@@ -139,7 +139,7 @@ def test_adapters_are_not_merged_into_other_weights_or_none(base, tmp_path):
         CheckpointError, match=r"holds adapters of .*base, and there is nothing there; put that model back"
     ):
         open_source(run)
-    other = write_text_run(tmp_path / "base", tmp_path / "data", _preset(kept), "causal", step=2)
+    other = write_text_run(tmp_path / "base", tmp_path / "data", _preset(kept), "causal", steps=[2])
     assert other == base
     with pytest.raises(CheckpointError, match=r"adapters were trained beside other weights than those of .*base"):
         open_source(run)

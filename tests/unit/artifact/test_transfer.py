@@ -183,3 +183,32 @@ def test_the_call_on_the_card_of_an_export_works_and_no_path_of_the_machine_is_t
     assert capsys.readouterr().out.startswith("A text")
     tokenizer = transformers.AutoTokenizer.from_pretrained("released")
     assert tokenizer(["A longer text", "A"], padding=True)["attention_mask"][1][-1] == 0
+
+
+def test_the_card_of_an_export_has_the_metrics_of_its_weights_alone(tmp_path):
+    texts = write_texts(tmp_path / "texts", TEXTS)
+    run = write_text_run(tmp_path / "run", texts, "llama-tiny", "causal", steps=(20, 25, 27), averaged=True)
+    rows = [
+        {"step": step, **more}
+        for step in (20, 25)
+        for more in ({"tokens": step, "loss": step / 10}, {"val_loss": step + 0.5, "val_ema_loss": step + 0.25})
+    ]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (run / "checkpoints" / "best.json").write_text('{"step": 20, "metric": "val_ema_loss", "value": 20.25}')
+
+    def shown(place: str) -> dict[str, float]:
+        out = tmp_path / place.replace("/", "-")
+        export_model(run / place, out, check=False)
+        return {name: float(value) for name, value in re.findall(r"^\| (\w+) \| ([0-9.]+) \|", card_of(out), re.M)}
+
+    raw = {"step": 20, "tokens": 20, "loss": 2, "val_loss": 20.5}
+    assert shown("checkpoints/step-00000020") == raw
+    assert shown("checkpoints/step-00000025") == {"step": 25, "tokens": 25, "loss": 2.5, "val_loss": 25.5}
+    assert shown("checkpoints/step-00000025/ema") == {"step": 25, "tokens": 25, "val_ema_loss": 25.25}
+    assert shown(".") == {"step": 27}  # its newest checkpoint, at which nothing was logged
+    assert shown("best") == raw
+
+
+def card_of(folder: Path) -> str:
+    """The model card of an export."""
+    return (folder / "README.md").read_text()

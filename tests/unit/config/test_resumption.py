@@ -1,10 +1,11 @@
 """What may differ when a run is resumed, and how it is said."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
-from pretrain.config.load import load_config
+from pretrain.config.load import dump_config, load_config
 from pretrain.config.resumption import check_config, fill_from, is_allowed, keep_start
 from pretrain.errors import ConfigError
 
@@ -173,3 +174,33 @@ def test_a_vocabulary_that_grows_with_the_data_is_not_taken_for_another(caplog):
     stored = with_model(start, vocab_size=1010)
     check_config(stored, fill_from(stored, with_model(start, vocab_size=1000)))
     assert not caplog.records
+
+
+def test_a_run_that_was_moved_or_copied_is_continued_where_its_config_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = dump_config(changed("run={dir: runs, name: mine}"))
+    for folder in ("runs/mine", "elsewhere/copied"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.yaml").write_text(content)
+    copied = "elsewhere/copied/config.yaml"
+    assert load_config(copied).folder == Path("runs/mine")  # the config of no run, such as one to start from
+    for folder in ("runs/mine", "elsewhere/copied"):
+        (tmp_path / folder / "run.json").write_text("{}")
+    assert load_config("runs/mine/config.yaml").run.dir == "runs"
+    assert load_config(copied).folder == Path("elsewhere/copied")
+    assert load_config(tmp_path / copied).folder == tmp_path / "elsewhere/copied"
+    assert load_config(copied, ["run.name=new"]).folder == Path("runs/new")
+    assert load_config(copied, ["run.dir=others"]).folder == Path("others/mine")
+    monkeypatch.chdir("elsewhere/copied")
+    assert load_config("config.yaml").folder == tmp_path / "elsewhere/copied"
+    assert load_config("../../runs/mine/config.yaml").folder == Path("../../runs/mine")
+
+
+def test_a_run_whose_folder_has_no_name_for_a_run_is_read_but_not_continued(tmp_path):
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(dump_config(changed()))
+    (folder / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"my run: run.name='my run': .*; use letters, digits"):
+        load_config(folder / "config.yaml")
+    assert load_config(folder / "config.yaml", extensions="ignore").run.name == "quickstart"

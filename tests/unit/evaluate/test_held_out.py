@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     write_texts(folder / "texts", LONG)
     write_run(folder / "t5", steps=[1, 2])
     write_text_run(folder / "gpt", folder / "texts", "llama-tiny", "causal")
-    write_text_run(folder / "gpt2", folder / "texts", "llama-tiny", "causal", step=2)
+    write_text_run(folder / "gpt2", folder / "texts", "llama-tiny", "causal", steps=[2])
     write_text_run(folder / "bert", folder / "texts", "bert-tiny", "masked")
     return folder
 

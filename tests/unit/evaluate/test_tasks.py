@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks")
     write_texts(folder / "texts", TEXTS * 3)
     for number, name in enumerate(("gpt", "gpt2"), start=1):
-        write_text_run(folder / name, folder / "texts", "llama-tiny", "causal", step=number)
+        write_text_run(folder / name, folder / "texts", "llama-tiny", "causal", steps=[number])
     write_tasks(folder / "tasks")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE"):

@@ -28,6 +28,25 @@ def test_a_file_is_read_as_it_is_needed(tmp_path):
         next(prompts)
 
 
+def test_a_file_of_records_has_a_text_in_each_and_no_label(tmp_path):
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "one\\ntwo", "label": "gold"}\n\n{"prompt": "asked", "text": "three"}\n')
+    assert list(find_prompts([], str(file), "--text")) == ["one\ntwo", "three"]
+    assert list(find_prompts([], str(file))) == ["one\ntwo", "asked"]
+    file.write_text('{"text": "one"}\n{"question": "two"}\n{"text": 3}\nfour\n')
+    texts = find_prompts([], str(file), "--text")
+    assert next(texts) == "one"
+    with pytest.raises(DataError, match=r"texts\.jsonl:2: field 'text' is absent; fields: question; .*name text"):
+        next(texts)
+    for line, what in (('{"text": 3}', "field 'text' is a number, not a string"), ("four", "not JSON")):
+        file.write_text(line)
+        with pytest.raises(DataError, match=what):
+            next(find_prompts([], str(file), "--text"))
+    file.rename(tmp_path / "texts.json")
+    with pytest.raises(ConfigError, match=r"a \.json is one list of records.*write a \.jsonl"):
+        find_prompts([], str(tmp_path / "texts.json"))
+
+
 @pytest.fixture
 def feed_stdin(monkeypatch):
     """Puts a file descriptor in the place of standard input."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+from tokenizers import Tokenizer
 
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import DataError
@@ -163,6 +164,13 @@ def test_a_wrapped_tokenizer_encodes_as_it_did_beside_every_model_that_says_so(b
     assert tokenizer.eos_ids == (eos_id(bpe),)
     if same:
         assert tokenizer.decode(tokenizer.encode(TRICKY)) == TRICKY
+
+
+def test_padding_and_truncation_in_the_file_of_a_release_are_no_other_rules(bpe, tmp_path):
+    padded = Tokenizer.from_str(bpe.to_str())
+    padded.enable_padding(length=128)
+    padded.enable_truncation(max_length=16)
+    assert reads_as_written(write_wrapped(tmp_path, padded, "bert"))
 
 
 def test_a_wrapped_tokenizer_says_what_its_special_tokens_are(bpe):

@@ -107,8 +107,26 @@ def test_a_translator_with_two_vocabularies_is_refused(sentencepiece_model, tmp_
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"no tokenizer can be read from it: .+; give a folder with a tokenizer.json"):
+    what = r"has no tokenizer files: no tokenizer.json, no vocab.\*, no .*; give a folder with a tokenizer.json \(--tok"
+    with pytest.raises(DataError, match=what):
         given(tmp_path)
+    (tmp_path / "vocab.txt").write_text("a\n")
+    with pytest.raises(
+        DataError, match=r"no tokenizer can be read from it: .+[^:]; give a folder with a tokenizer.json"
+    ):
+        given(tmp_path)
+
+
+def test_a_vocabulary_in_a_model_folder_is_converted(tmp_path):
+    inside = tmp_path / "model" / "tokenizer"
+    inside.mkdir(parents=True)
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "there", "##abouts"]
+    (inside / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    (inside / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    (tmp_path / "model" / "model.json").write_text("{}")
+    (tmp_path / "model" / "manifest.json").write_text("{}")
+    tokenizer = Tokenizer.from_buffer(given(tmp_path / "model"))
+    assert tokenizer.encode("Hello thereabouts", add_special_tokens=False).tokens == ["hello", "there", "##abouts"]
 
 
 def test_code_that_lies_in_the_folder_is_not_run(folder):
