@@ -211,7 +211,7 @@ def test_unknown_keys_come_before_a_start_that_is_not_there(write):
 def test_null_for_a_section_undoes_what_the_recipe_says_in_it(write):
     path = write(BASE.replace("  lr: 1e-3", "  lr: 1e-3\n  kind: muon\n  muon: {lr: 1e-2}"))
     (line,) = problems(path, "optim.kind=adamw")
-    assert line.endswith("read under kind=muon only, not adamw; remove them, or write optim.muon=null")
+    assert line.endswith("read under kind=muon only, not adamw; remove them, or write optim.muon=null optim.lr=0.001")
     assert load_config(path, ["optim.kind=adamw", "optim.muon=null"]).optim.muon == MuonConfig()
 
 
