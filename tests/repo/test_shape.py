@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (5, 821),
     "checkpoint": (10, 1535),
     "cli": (13, 2332),
-    "config": (22, 3887),
+    "config": (22, 3908),
     "data": (10, 1886),
     "datacheck": (10, 1931),
     "doctor": (13, 1890),
