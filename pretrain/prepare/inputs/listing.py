@@ -199,13 +199,11 @@ def _name_of(path: str) -> str:
 def _without_compression(path: str) -> str:
     """Returns the name without the ending that tells its compression."""
     name = _name_of(path)
-    for suffix in COMPRESSION_OF_SUFFIX:
-        name = name.removesuffix(suffix)
-    return name
+    return next((name[: -len(suffix)] for suffix in COMPRESSION_OF_SUFFIX if name.lower().endswith(suffix)), name)
 
 
 def _by_suffix(name: str, known: dict[str, str]) -> str:
-    return next((value for suffix, value in known.items() if name.endswith(suffix)), "")
+    return next((value for suffix, value in known.items() if name.lower().endswith(suffix)), "")
 
 
 def _compression_of(path: str) -> str:

@@ -28,7 +28,17 @@ def test_files_of_a_folder_that_are_not_read_are_counted_by_their_ending(tmp_pat
 
 
 def test_format_and_compression_go_by_the_name(tmp_path):
-    names = ["a.json", "b.jsonl.zst", "c.md.gz", "d.parquet", "e.tar.gz", "f.tar", "g.txt.zst", "h.parquet.gz"]
+    names = [
+        "a.json",
+        "b.jsonl.zst",
+        "c.md.gz",
+        "d.parquet",
+        "e.tar.gz",
+        "f.tar",
+        "g.txt.zst",
+        "h.parquet.gz",
+        "i.TXT.GZ",
+    ]
     touch(tmp_path, *names)
     found = [(Path(file.path).name, file.format, file.compression, file.is_cuttable) for file in listing(tmp_path)]
     assert found == [
@@ -39,6 +49,7 @@ def test_format_and_compression_go_by_the_name(tmp_path):
         ("e.tar.gz", "webdataset", "gzip", False),
         ("f.tar", "webdataset", "", False),
         ("g.txt.zst", "text", "zstd", False),
+        ("i.TXT.GZ", "text", "gzip", False),
     ]
 
 
