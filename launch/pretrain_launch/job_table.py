@@ -114,7 +114,7 @@ def show_run(run: RunFacts, console: Console) -> None:
     console.print(_starts(shown))
     for number, start in shown:
         is_lost = start["exit_code"] is None and not start["is_at_work"]
-        ended = "without a word: killed, or its node was lost" if is_lost else start["reason"]
+        ended = "without a word: killed, node lost, or disk full" if is_lost else start["reason"]
         if ended:
             console.print(printable(f"start {number}: {'refused: ' * start['is_refused']}{ended}"), markup=False)
 
@@ -171,7 +171,7 @@ def _outcome(run: RunFacts) -> str:
     if run.state == "lost":
         if not run.step:
             return "killed before its first step was done, or never began"
-        return f"killed, or its node was lost, after step {run.step}: the same command continues it"
+        return f"killed, node lost, or disk full, after step {run.step}: the same command continues it"
     return ""
 
 

@@ -28,6 +28,7 @@ from pretrain.config.recipes import PREPARE, RUNS, find_config
 from pretrain.config.resumption import follow_folder
 from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import (
+    OVERRIDE,
     LocatedTree,
     merge,
     parse_scalar,
@@ -103,7 +104,7 @@ def _read(source: str | Path, overrides: Sequence[str], folders: Sequence[str] =
 def _apply_override(located: LocatedTree, override: str) -> None:
     key, separator, text = override.partition("=")
     shown = key + "=***" if SECRET_KEY.search(key) else _URL.sub(r"\1\2", override)
-    where = f"override {short(shown)}"
+    where = OVERRIDE + short(shown)
     if not separator or not all(part.isidentifier() or part.isdecimal() for part in key.split(".")):
         raise ConfigError("not of the form a.b=c", where=where, fix="for example optim.lr=3e-4")
     value, inner = parse_yaml(text, where)
@@ -255,7 +256,7 @@ def _describe(detail: Any, located: LocatedTree, source: str, section: type[Sect
     """Returns the line of one of pydantic's errors."""
     keys = [str(key) for key in detail["loc"]]
     path = ".".join(keys)
-    places = [path, *_parents(path)]
+    named: list[str] = []
     fix = _FIXES.get(detail.get("ctx", {}).get("pattern", detail["type"]), "")
     names = [key for key in detail["loc"] if not isinstance(key, int)]  # without places in lists
     if detail["type"] == "extra_forbidden":
@@ -271,13 +272,13 @@ def _describe(detail: Any, located: LocatedTree, source: str, section: type[Sect
         fix = f"give keys of it, such as {path}.{f' or {path}.'.join(main_keys('.'.join(names), section))}"
     elif detail["type"] == "value_error":
         what = f"{path + ': ' if path else ''}{detail['ctx']['error']}"
-        places[:0] = [".".join([*keys, name]) for name in _NAMED_KEY.findall(what)]
+        named = [".".join([*keys, name]) for name in _NAMED_KEY.findall(what)]
     else:
         what = detail["msg"][0].lower() + detail["msg"][1:]
         if not located.places.get(path, "").startswith((f"override '{path}=", f'override "{path}=')):
             what = f"{path}={short(detail['input'])}: {what}"
-    where = next((located.places[name] for name in places if name in located.places), source)
-    return ConfigError(what, where=where, fix=fix).line()
+    where = located.find_place(named, [path, *_parents(path)])
+    return ConfigError(what, where=where or source, fix=fix).line()
 
 
 _NAMED_KEY = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)=")

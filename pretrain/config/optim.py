@@ -222,6 +222,14 @@ CAUTIOUS_KINDS = {"adamw", "lion", "muon", "soap"}
 """Optimizers (`optim.kind`) that know `cautious_decay`."""
 
 
+USUAL_RATES = {"adamw": 1e-3, "lion": 3e-4, "soap": 3e-3, "muon": 1e-3, "adafactor": 1e-2}
+"""A peak rate (`optim.lr`) to begin with, by optimizer; under muon it is AdamW's."""
+_ELEMENTWISE_KINDS = ("adamw", "lion")
+"""Optimizers that step every matrix at `optim.lr` itself, of any shape."""
+_HIGH = 6
+"""Times the usual rate: small models take five."""
+
+
 class OptimConfig(Section):
     """AdamW (Loshchilov and Hutter 2019) or another optimizer, and its schedule."""
 
@@ -262,8 +270,18 @@ class OptimConfig(Section):
         for kind in ("muon", "soap", "adafactor"):
             if self.differs(kind) and self.kind != kind:
                 what = f"the keys under {kind} are read under kind={kind} only"
-                raise ValueError(f"{what}, not {self.kind}; remove them, or write optim.{kind}=null")
+                rate = f" optim.lr={USUAL_RATES[self.kind]}" if self.kind in USUAL_RATES else ""
+                raise ValueError(f"{what}, not {self.kind}; remove them, or write optim.{kind}=null{rate}")
         return self
+
+    def high_rate(self) -> str | None:
+        """Returns a sentence about a rate that is far above the usual one, such as that of a recipe for Muon."""
+        if self.transfer is not None or self.kind not in _ELEMENTWISE_KINDS:
+            return None
+        usual = USUAL_RATES[self.kind]
+        if self.lr <= _HIGH * usual:
+            return None
+        return f"optim.lr={self.lr:g} is high for optim.kind={self.kind}, whose usual rate is {usual:g}"
 
     def check_transfer(self, model: Section) -> None:
         """Checks that `transfer` has rules for a model. Raises: ValueError, with keys from the root."""

@@ -214,8 +214,9 @@ class RunConfig(Section):
         lengths = {"seq_len": self.batch.seq_len, "source_len": self.batch.source_len or 0}
         for name, length in lengths.items():
             if length > self.model.max_seq_len:
-                both = f"batch.{name}={length} exceeds model.max_seq_len={self.model.max_seq_len}"
-                raise ValueError(f"{both}; lower the first or raise the second")
+                most = self.model.max_seq_len
+                fix = f"use batch.{name}={most} or model.max_seq_len={length}"
+                raise ValueError(f"batch.{name}={length} exceeds model.max_seq_len={most}; {fix}")
         _ = self.lengths  # raises if rows are too short for the objective
         return self
 
@@ -225,11 +226,14 @@ def _check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str |
     needs = NEEDS[kind]
     head = model.head
     if model.shape not in needs.shapes:
-        this = "this one" if start is None else f"that of init.from={start}"
-        raise ValueError(
-            f"objective.kind={kind} needs a model with {' or '.join(needs.shapes)}, "
-            f"{this} has {model.shape}; choose another {'init.from' if start else 'model.preset'} or objective.kind"
-        )
+        preset = f"model.preset={model.preset}" if model.preset else "this one"
+        this = preset if start is None else f"that of init.from={start}"
+        what = f"objective.kind={kind} needs a model with {' or '.join(needs.shapes)}, {this} has {model.shape}"
+        other = "another init.from" if start else "another model.preset"
+        for name, fitting in NEEDS.items():  # the first is the usual one of such a model, on data of this kind
+            if model.shape in fitting.shapes and fitting.head == head.kind and set(fitting.data) & set(needs.data):
+                raise ValueError(f"{what}; use objective.kind={name}, or {other}")
+        raise ValueError(f"{what}; use {other}")
     if model.kind == "recurrent" and model.encoder is None and kind in ("prefix", "ul2"):
         raise ValueError(
             f"objective.kind={kind} needs bidirectional attention to the prefix, which a "

@@ -3,9 +3,9 @@
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from pretrain.utils.safe_read import open_file
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_READS = 100
+OVERRIDE = "override "
+"""Beginning of the place of a key that the command line gives."""
 _MAX_DIGITS = 100
 _MAX_EXACT = 2.0**53  # beyond, a float is not every whole number
 
@@ -33,6 +35,20 @@ class LocatedTree:
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
+
+    def find_place(self, named: Sequence[str], around: Sequence[str]) -> str | None:
+        """Returns the place of a broken rule: of a key that it names, else of the nearest section `around`.
+
+        An override comes first, since the file was right before it; one of the preset stands for the
+        values of that preset.
+        """
+        given = [self.places[key] for key in named if key in self.places]
+        if any(key.startswith("model.") and key not in self.places for key in named):
+            given += [self.places[key] for key in ("model.preset", "init.from") if key in self.places]
+        overrides = (place for place in given if place.startswith(OVERRIDE))
+        own = (self.places[key] for key in named if key in self.places)
+        others = (self.places[key] for key in around if key in self.places)
+        return next(chain(overrides, own, others), None)
 
 
 class _Loader(yaml.SafeLoader):

@@ -184,7 +184,7 @@ def _describe_attempt(run: RunDir, attempt: dict[str, Any]) -> dict[str, Any]:
     elif owner := live_owner(run.lease):
         facts = {"last_attempt": f"running: {owner}"}
     else:
-        facts = {"last_attempt": "lost: killed, or its node was lost"}
+        facts = {"last_attempt": "lost: killed, node lost, or disk full"}
     with suppress(OSError):
         facts["step"] = (last_row(run.audit) or {}).get("step")
     return facts

@@ -195,7 +195,7 @@ def starts_table(run: RunData) -> str:
         nodes = ", ".join(str(node) for node in start.get("nodes") or [])
         reason = start.get("reason")
         if not reason and start.get("exit_code") is None:
-            lost = "no end recorded: killed, or its node was lost"
+            lost = "no end recorded: killed, node lost, or disk full"
             reason = "running, or killed" if number == len(run.starts) else lost
         rows.append([
             number, job or None, str(start.get("started") or ""), lasted, nodes, start.get("world_size"),

@@ -162,6 +162,8 @@ def _announce(run: Run, step: int, target: int) -> None:
     if run.config.eval.every_steps and not run.validation:
         fix = "prepare another folder with --split tail:0.05, or set eval.every_steps=0"
         log.warning("nothing is evaluated: the data have no validation split; %s", fix)
+    if step == 0 and run.config.finetune.kind != "lora" and (rate := run.config.optim.high_rate()):
+        log.warning("%s", rate)
     if rows := describe_rows(run.config.objective, run.config.batch, len(run.config.stacks)):
         log.info("%s", rows)
 

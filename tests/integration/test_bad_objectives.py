@@ -33,7 +33,7 @@ REFUSED = {
     "whole words without a mask token": (["objective.masked.whole_words=true"], ["needs a mask token"]),
     "masked on a decoder": (
         [DECODER],
-        ["objective.kind=masked needs a model with encoder, this one has decoder", "choose another model.preset"],
+        ["objective.kind=masked needs a model with encoder, ", " has decoder; use objective.kind=causal, or another"],
     ),
     "causal on an encoder": (["objective.kind=causal"], ["objective.kind=causal needs a model with decoder"]),
     "prefix on an encoder": (["objective.kind=prefix"], ["objective.kind=prefix needs a model with decoder"]),
@@ -55,7 +55,7 @@ REFUSED = {
     ),
     "a mixture of shapes": (
         ["objective={mixture: [{kind: masked, weight: 1}, {kind: causal, weight: 1}]}"],
-        ["objective.kind=causal needs a model with decoder, this one has encoder"],
+        ["objective.kind=causal needs a model with decoder, model.preset=bert-tiny has encoder"],
     ),
     "a weight of nothing": (
         ["objective={mixture: [{kind: masked, weight: 0}]}"],

@@ -12,6 +12,7 @@ from pretrain.checkpoint.format import list_checkpoints, step_of
 from pretrain.errors import EXIT_DISK
 from pretrain.tracking.audit import read_audit
 from pretrain.utils.jsonl import read_rows
+from tests.helpers.cli import run_light
 from tests.helpers.runs import RunMaker
 
 STEPS = 80
@@ -115,6 +116,8 @@ def test_a_disk_that_stays_full_ends_the_run_after_three_saves_with_the_exit_cod
     assert output.count("training continues, the next save is in 20 steps") == 2
     assert "checkpoint of step 60 not saved: rank 0: " in output
     assert not list_checkpoints(maker.folder("full").checkpoints)
+    # No room for the end of the attempt: its table must not leave the disk out.
+    assert "disk full" in run_light("launch", "status", str(maker.folder("full").path), cwd=tmp_path).stdout
     (disk / "ballast").unlink()
     again = maker.train("full", *ALONE, "train.stop_after=20", ranks=1)
     assert f"starting {maker.folder('full').path}" in again

@@ -213,7 +213,8 @@ def test_evaluations_that_cannot_be_made_are_told_with_the_remedy(tmp_path):
     prepare(options(tmp_path, split="hash:0"))
     text = CONFIG.format(data=tmp_path / "out").replace("offline", "off")
     (tmp_path / "config.yaml").write_text(text)
-    few = ["train.steps=2", "optim.schedule.warmup_steps=1", "profile.steps=[1, 1]"]
+    few = ["train.steps=2", "optim.schedule.warmup_steps=1", "profile.steps=[1, 1]", "optim.lr=8e-3"]
     done = run_warm("train", "config.yaml", *few, cwd=tmp_path)
     remedy = "prepare another folder with --split tail:0.05, or set eval.every_steps=0"
     assert done.code == 0 and f"nothing is evaluated: the data have no validation split; {remedy}" in done.stderr
+    assert "optim.lr=0.008 is high for optim.kind=adamw, whose usual rate is 0.001" in done.stderr

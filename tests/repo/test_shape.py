@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (5, 821),
     "checkpoint": (10, 1535),
     "cli": (13, 2334),
-    "config": (22, 3890),
+    "config": (22, 3929),
     "data": (10, 1886),
     "datacheck": (10, 1931),
     "doctor": (13, 1890),
@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "objective": (9, 1292),
     "optim": (6, 1228),
     "plan": (14, 2654),
-    "prepare": (35, 5420),
+    "prepare": (35, 5422),
     "pretrain_launch": (18, 2899),
     "report": (8, 1577),
     "run": (7, 1456),
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "shards": (11, 2214),
     "tokenizer": (7, 1257),
     "tracking": (7, 1178),
-    "train": (13, 2551),
+    "train": (13, 2553),
     "utils": (12, 1686),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""

@@ -43,6 +43,7 @@ FORMAT_OF_SUFFIX = {
 }
 COMPRESSION_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
 KNOWN_SUFFIXES = f"{' '.join(FORMAT_OF_SUFFIX)}, or these with {' or '.join(COMPRESSION_OF_SUFFIX)}"
+AS_TEXT = "every file of an input is read as text by a config's `inputs: [{path: ..., format: text}]`"
 CUTTABLE = ("lines", "jsonl", "parquet")
 # Those of the other formats, which contain records: all.
 KINDS_OF_FORMAT: dict[str, tuple[DataKind, ...]] = {"text": ("text",), "lines": ("text",), "paired": ("pairs",)}
@@ -141,7 +142,7 @@ def _find_all(paths: Sequence[str], wanted: str) -> list[InputFile]:
         fix = f"give files of {KNOWN_SUFFIXES}"
         if path in remote or Path(path).is_file():
             what = "unsupported file type"
-            fix = f"give one of {KNOWN_SUFFIXES}, or its format in a config: inputs: [{{path: ..., format: text}}]"
+            fix = f"give one of {KNOWN_SUFFIXES}; {AS_TEXT}"
         raise DataError(what, where=without_secrets(given), fix=fix)
 
     files: dict[str, InputFile] = {}
@@ -159,7 +160,7 @@ def _tell_left_out(given: str, files: set[str]) -> None:
     shown = [f"{count} {ending}" for ending, count in endings.most_common(8)]
     if files:
         rest = ", ..." if len(endings) > len(shown) else ""
-        text = "%s: %s of other types left out: %s%s"
+        text = "%s: %s of other types left out: %s%s; " + AS_TEXT
         _log.info(text, without_secrets(given), plural(len(files), "file"), ", ".join(shown), rest)
 
 
@@ -199,13 +200,11 @@ def _name_of(path: str) -> str:
 def _without_compression(path: str) -> str:
     """Returns the name without the ending that tells its compression."""
     name = _name_of(path)
-    for suffix in COMPRESSION_OF_SUFFIX:
-        name = name.removesuffix(suffix)
-    return name
+    return next((name[: -len(suffix)] for suffix in COMPRESSION_OF_SUFFIX if name.lower().endswith(suffix)), name)
 
 
 def _by_suffix(name: str, known: dict[str, str]) -> str:
-    return next((value for suffix, value in known.items() if name.endswith(suffix)), "")
+    return next((value for suffix, value in known.items() if name.lower().endswith(suffix)), "")
 
 
 def _compression_of(path: str) -> str:

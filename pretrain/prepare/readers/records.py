@@ -13,6 +13,7 @@ The names of the fields are options of the input. The caller adds the place to a
 """
 
 import json
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_LE
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,11 +114,13 @@ def decode(utf8: bytes, name: str, offset: int) -> str:
 
 def not_utf8(error: UnicodeDecodeError, name: str, offset: int) -> DataError:
     """Builds the error of bytes, from byte `offset` of `name` on, that are not UTF-8."""
-    return DataError(
-        f"invalid UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})",
-        where=f"{name}, byte {offset + error.start}",
-        fix="convert the file to UTF-8 (iconv -f ENCODING), or drop such bytes (iconv -c -f UTF-8 -t UTF-8)",
-    )
+    what = f"invalid UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})"
+    fix = "convert the file to UTF-8 (iconv -f ENCODING), or drop such bytes (iconv -c -f UTF-8 -t UTF-8)"
+    if offset == 0 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):  # of UTF-32 too, little-endian
+        encoding = "UTF-32" if error.object.startswith(BOM_UTF32_LE) else "UTF-16"
+        what = f"{encoding} by its byte-order mark, not UTF-8"
+        fix = f"convert it: iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
+    return DataError(what, where=f"{name}, byte {offset + error.start}", fix=fix)
 
 
 class RecordError(Exception):

@@ -211,7 +211,7 @@ def test_unknown_keys_come_before_a_start_that_is_not_there(write):
 def test_null_for_a_section_undoes_what_the_recipe_says_in_it(write):
     path = write(BASE.replace("  lr: 1e-3", "  lr: 1e-3\n  kind: muon\n  muon: {lr: 1e-2}"))
     (line,) = problems(path, "optim.kind=adamw")
-    assert line.endswith("read under kind=muon only, not adamw; remove them, or write optim.muon=null")
+    assert line.endswith("read under kind=muon only, not adamw; remove them, or write optim.muon=null optim.lr=0.001")
     assert load_config(path, ["optim.kind=adamw", "optim.muon=null"]).optim.muon == MuonConfig()
 
 
@@ -276,7 +276,17 @@ def test_a_secret_is_not_repeated(write):
         ),
         (
             ["model.max_seq_len=32"],
-            "a.yaml:5:29: batch.seq_len=64 exceeds model.max_seq_len=32; lower the first or raise the second",
+            "override 'model.max_seq_len=32': batch.seq_len=64 exceeds model.max_seq_len=32; use batch.seq_len=32 or "
+            "model.max_seq_len=64",
+        ),
+        (
+            ["batch.seq_len=256", "model.preset=gpt2-tiny"],
+            "override 'batch.seq_len=256': batch.seq_len=256 exceeds model.max_seq_len=128; use batch.seq_len=128 or ",
+        ),
+        (
+            ["model.preset=bert-tiny"],
+            "override 'model.preset=bert-tiny': objective.kind=causal needs a model with decoder, "
+            "model.preset=bert-tiny has encoder; use objective.kind=masked, or another model.preset",
         ),
         (
             ["optim.schedule.warmup_steps=20"],
@@ -302,6 +312,14 @@ def test_a_secret_is_not_repeated(write):
 def test_a_rule_over_several_fields_names_field_value_rule_and_fix(write, overrides, line):
     (found,) = problems(write(BASE), *overrides)
     assert found.startswith(line)
+
+
+def test_a_preset_that_a_key_of_the_file_does_not_fit_is_the_place(write):
+    path = write(BASE.replace("seq_len: 64", "seq_len: 256").replace("llama-tiny", "llama-5m"))
+    (line,) = problems(path, "model.preset=gpt2-tiny")
+    fix = "use batch.seq_len=128 or model.max_seq_len=256"
+    assert line == f"override 'model.preset=gpt2-tiny': batch.seq_len=256 exceeds model.max_seq_len=128; {fix}"
+    assert load_config(path, ["model.preset=gpt2-tiny", "batch.seq_len=128"]).batch.seq_len == 128
 
 
 def test_folders_are_below_the_home_folder_where_the_config_says_so(write, monkeypatch):

@@ -86,6 +86,14 @@ def test_keys_of_an_optimizer_that_is_not_chosen_are_refused():
         OptimConfig(kind="muon", lr=1e-3, adafactor=AdafactorConfig(decay_rate=0.5))
 
 
+def test_a_rate_of_another_optimizer_is_called_high():
+    assert OptimConfig(lr=5e-3).high_rate() is None
+    assert OptimConfig(kind="muon", lr=8e-3).high_rate() is None
+    adamw, lion = OptimConfig(lr=8e-3), OptimConfig(kind="lion", lr=3e-3)
+    assert adamw.high_rate() == "optim.lr=0.008 is high for optim.kind=adamw, whose usual rate is 0.001"
+    assert lion.high_rate() == "optim.lr=0.003 is high for optim.kind=lion, whose usual rate is 0.0003"
+
+
 def test_every_optimizer_has_its_bytes_and_is_stepped_whole_or_not():
     assert set(STATE_BYTES) == set(OPTIMIZERS)
     assert set(OPTIMIZERS) >= WHOLE_MATRIX_KINDS

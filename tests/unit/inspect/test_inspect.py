@@ -91,7 +91,7 @@ def test_a_run_tells_how_its_last_attempt_is(tmp_path, capsys, is_alive):
     finally:
         lease.release()
     alive = f"running: process {os.getpid()} on "
-    assert facts["last_attempt"].startswith(alive if is_alive else "lost: killed, or its node was lost")
+    assert facts["last_attempt"].startswith(alive if is_alive else "lost: killed, node lost, or disk full")
     assert "exit_code" not in facts
 
 

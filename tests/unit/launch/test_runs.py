@@ -145,7 +145,7 @@ def test_an_attempt_without_an_end_runs_as_long_as_its_owner_gives_signs_of_life
     ("steps", "reason"),
     [
         (False, "killed before its first step was done, or never began"),
-        (True, "killed, or its node was lost, after step 40: the same command continues it"),
+        (True, "killed, node lost, or disk full, after step 40: the same command continues it"),
     ],
 )
 def test_a_lost_run_is_shown_with_its_last_step_and_the_remedy(run, squeue, steps, reason):
@@ -381,7 +381,10 @@ def test_one_run_is_shown_with_all_its_starts(run, squeue):
     assert "1 7 01-02 03:00 5m 2 0 75 n1,n2" in lines
     assert "2 7+1 01-02 03:06 1 20 n3" in lines
     assert "3 7+2 01-02 04:30 2 40 n1,n2" in lines
-    assert lines[-2:] == ["start 1: stopped by SIGUSR1", "start 2: without a word: killed, or its node was lost"]
+    assert lines[-2:] == [
+        "start 1: stopped by SIGUSR1",
+        "start 2: without a word: killed, node lost, or disk full",
+    ]
 
 
 def shown(run: RunDir, width: int = 120) -> list[str]:
@@ -395,7 +398,7 @@ def test_a_lost_start_has_no_end_of_an_earlier_one_and_is_told_of_while_the_job_
     journal(run, start(0), end(5, 75, "stopped by SIGUSR1", step=20), start(6, restart=1, step=20))
     squeue("7|7|PENDING|PartitionNodeLimit|n[1-2]|0:00|1-00:00:00|N/A")
     lines = shown(run)
-    assert lines[-1] == "start 2: without a word: killed, or its node was lost"
+    assert lines[-1] == "start 2: without a word: killed, node lost, or disk full"
     assert any(line.startswith("waits: PartitionNodeLimit (it asks for more nodes than") for line in lines)
     squeue()
     facts = read_run(run.path)

@@ -85,7 +85,7 @@ def test_a_long_run_shows_curves_starts_evaluations_texts_and_facts(long_page):
     for told in ("SIGUSR1", "rank 3 hangs in backward", "4711, restart 1", "2.13.0", "node1, node2", "decoder.11"):
         assert told in texts
     assert "Training loss by source" in texts and "Where a step's time goes" in texts
-    assert "no end recorded: killed, or its node was lost" in texts and "running, or killed" in texts
+    assert "no end recorded: killed, node lost, or disk full" in texts and "running, or killed" in texts
     assert "a time, at step 10000,\nthere was a loss." in texts
     assert any(text.endswith("not finite, red on the axis: 1") and "beyond the axis" in text for text in texts)
 

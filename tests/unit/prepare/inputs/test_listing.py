@@ -24,11 +24,22 @@ def test_files_of_a_folder_that_are_not_read_are_counted_by_their_ending(tmp_pat
         assert listed(tmp_path, str(tmp_path)) == ["a.txt"]
         listed(tmp_path, str(tmp_path / "a.txt"))
     endings = "2 .csv, 1 .csv.gz, 1 .parquet.gz, 1 without ending"
-    assert caplog.messages == [f"{tmp_path}: 5 files of other types left out: {endings}"]
+    fix = "every file of an input is read as text by a config's `inputs: [{path: ..., format: text}]`"
+    assert caplog.messages == [f"{tmp_path}: 5 files of other types left out: {endings}; {fix}"]
 
 
 def test_format_and_compression_go_by_the_name(tmp_path):
-    names = ["a.json", "b.jsonl.zst", "c.md.gz", "d.parquet", "e.tar.gz", "f.tar", "g.txt.zst", "h.parquet.gz"]
+    names = [
+        "a.json",
+        "b.jsonl.zst",
+        "c.md.gz",
+        "d.parquet",
+        "e.tar.gz",
+        "f.tar",
+        "g.txt.zst",
+        "h.parquet.gz",
+        "i.TXT.GZ",
+    ]
     touch(tmp_path, *names)
     found = [(Path(file.path).name, file.format, file.compression, file.is_cuttable) for file in listing(tmp_path)]
     assert found == [
@@ -39,6 +50,7 @@ def test_format_and_compression_go_by_the_name(tmp_path):
         ("e.tar.gz", "webdataset", "gzip", False),
         ("f.tar", "webdataset", "", False),
         ("g.txt.zst", "text", "zstd", False),
+        ("i.TXT.GZ", "text", "gzip", False),
     ]
 
 
@@ -93,7 +105,7 @@ def test_linked_folders_are_followed_once(tmp_path):
         ("none.txt", r"none\.txt: no such file or folder; correct the path"),
         ("*.txt", r"\*\.txt: nothing to read; give files of \.txt \.py \.md \.jsonl \.json \.parquet \.tar, or these"),
         ("", r": nothing to read; give files of"),
-        ("a.csv", r"a\.csv: unsupported file type; give one of \.txt .*, or its format in a config: inputs: "),
+        ("a.csv", r"a\.csv: unsupported file type; give one of \.txt .*; every file of an input is read as text "),
     ],
 )
 def test_input_that_names_nothing_readable_is_refused(tmp_path, name, message):

@@ -38,6 +38,14 @@ def test_undecodable_file_is_passed_over_in_the_default_corpus_only(tmp_path):
         list(read(part.slices, [InputConfig(path=str(tmp_path))]))
 
 
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
+def test_text_of_another_unicode_is_known_by_its_mark(tmp_path, encoding):
+    (tmp_path / "a.txt").write_text("Es war einmal\n", encoding=encoding)
+    fix = rf"convert it: iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
+    with pytest.raises(DataError, match=rf"a\.txt, byte 0: {encoding} by its byte-order mark, not UTF-8; {fix}"):
+        list(read(part_of(*listing(tmp_path)).slices, [InputConfig(path=str(tmp_path))]))
+
+
 def test_file_that_changed_after_the_listing_is_refused(tmp_path):
     touch(tmp_path, "a.txt")
     part = part_of(*listing(tmp_path))
