@@ -34,6 +34,8 @@ from pretrain.plan.gpus import GPUS, Gpu, name_of_device
 Size = TypeVar("Size")
 
 PACKAGES = ("torch", "triton", "transformers", "accelerate", "deepspeed", "torchao")
+GIVEN = ("nanogpt", "tinyshakespeare", "multi30k")
+"""Paths of what is not in the repository; without one, an arm or a case is not measured."""
 CLOCKS = ("driver_version", "clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 
 
@@ -50,6 +52,9 @@ class Bench:
         command: Command of the campaign.
         commit: Commit of the tree.
         nanogpt: Clone of nanoGPT, or a folder with its model.py. None: not measured.
+        tinyshakespeare: Text of nanoGPT's character models. None: not measured.
+        multi30k: Folder of Multi30k's sentences. None: not measured.
+        earlier: Files of rows of earlier calls, for what compares the whole campaign.
         failed: Cases that ended with an error.
     """
 
@@ -61,6 +66,9 @@ class Bench:
     command: str
     commit: str
     nanogpt: Path | None
+    tinyshakespeare: Path | None = None
+    multi30k: Path | None = None
+    earlier: tuple[Path, ...] = ()
     failed: list[str] = field(default_factory=list)
 
     @property
@@ -219,8 +227,9 @@ def main() -> None:
     """Runs the arm of a job; the exit code is 1 if a case failed."""
     job = json.loads(sys.argv[1])
     module, _, name = job.pop("function").partition(":")
-    job["out"], job["scratch"] = Path(job["out"]), Path(job["scratch"])
-    job["nanogpt"] = job["nanogpt"] and Path(job["nanogpt"])
+    for path in ("out", "scratch", *GIVEN):
+        job[path] = job.get(path) and Path(job[path])
+    job["earlier"] = tuple(map(Path, job.get("earlier", ())))
     bench = Bench(**job)
     if not bench.rehearse and not torch.cuda.is_available():
         raise SystemExit("torch sees no GPU; --rehearse runs the campaign on a CPU")

@@ -20,18 +20,23 @@ DOWNLOADED = (
     "annotated-types",
     "backports-zstd",
     "braceexpand",
+    "colorama",
     "cut-cross-entropy",
     "hjson",
     "liger-kernel",
+    "lxml",
+    "portalocker",
     "pydantic",
     "pydantic-core",
+    "sacrebleu",
     "sacremoses",
+    "tabulate",
     "torchao",
     "typing-inspection",
     "webdataset",
 )
 """Needs of pretrain and DeepSpeed that an image for machine learning lacks; two peers of the loss, Liger and Cut
-Cross-Entropy; torchao, which FP8 needs."""
+Cross-Entropy; torchao, which FP8 needs; sacrebleu, which scores translations."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 

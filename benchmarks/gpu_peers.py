@@ -38,17 +38,17 @@ from pretrain.model.build import fill_weights
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
-from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
-from pretrain.plan.gpus import Gpu
-from pretrain.plan.memory import rank_memory
 from pretrain.plan.params import parameter_shapes, plan_trained
-from pretrain.plan.task import ParallelLayout, TrainingTask
+from pretrain.plan.task import TrainingTask
 from pretrain.train.step import TrainModule
 from pretrain.types import Batch, SourceBatch
 
 OPTIM = OptimConfig(lr=3e-4, weight_decay=0.0)
 INIT_STD = 0.02
+SENSITIVE_STD = 1.28
+"""Times the root of the width: a deviation at which attention decides the loss. At that of a beginning, a wrong mask
+changes losses of tiny models by 1e-4 of them."""
 
 Weights = dict[str, Tensor]
 
@@ -144,10 +144,6 @@ class Work:
             "precision": self.precision,
         }
 
-    def planned_bytes(self, engine: EngineConfig, gpu: Gpu) -> int:
-        """Returns the peak that `pretrain plan` predicts for one rank."""
-        return rank_memory(self.task, ParallelLayout(engine, self.micro, self.accumulation), Cluster(1, 1, gpu)).total
-
 
 def plan_model(preset: str, vocab_size: int, **values: Any) -> ModelConfig:
     """Returns a preset with other values of the model, and of each stack under `stack`."""
@@ -160,15 +156,19 @@ def plan_model(preset: str, vocab_size: int, **values: Any) -> ModelConfig:
     return ModelConfig.model_validate(expanded)
 
 
-def draw_weights(model: ModelConfig, device: torch.device) -> Weights:
-    """Draws the weights that all arms start from, fp32 on the host; on the device, where a billion takes no time."""
+def draw_weights(model: ModelConfig, device: torch.device, *, sensitive: bool = False) -> Weights:
+    """Draws the weights that all arms start from, fp32 on the host; on the device, where a billion takes no time.
+
+    `sensitive`: large ones, by which a wrong attention shows in the loss at once.
+    """
+    std = SENSITIVE_STD * model.last_stack.width**-0.5 if sensitive else INIT_STD
     generator = torch.Generator(device).manual_seed(0)
     weights = {}
     for name, shape in parameter_shapes(model).items():
         if len(shape) == 1:
             weights[name] = torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
         else:
-            weights[name] = torch.randn(shape, device=device, generator=generator).mul_(INIT_STD).cpu()
+            weights[name] = torch.randn(shape, device=device, generator=generator).mul_(std).cpu()
     return weights
 
 

@@ -6,6 +6,7 @@ Their text is the standard library of the running Python, prepared once a campai
 import itertools
 import json
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import torch
 from benchmarks.common import ROOT, Timing, measure, ratio
 from benchmarks.gpu_bench import Bench, installed_version
 from benchmarks.gpu_peers import Work, build_bare, build_ours, draw_weights, hugging_face_model
+from benchmarks.gpu_plan import compare_plans, read_rows
 from benchmarks.gpu_steps import engine_of, llama_model
 from benchmarks.trainer_ours import Trainer
 from benchmarks.trainer_peers import forget_accelerate
@@ -31,8 +33,10 @@ from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.dist import read_world
+from pretrain.errors import EXIT_RESUME_ME, ConfigError
 from pretrain.generate.constraints import Constraints
 from pretrain.generate.sampling import generate
+from pretrain.plan.cluster import load_calibration
 from pretrain.plan.gpus import name_of_device
 from pretrain.tracking.audit import compare, read_audit
 from pretrain.utils.log import setup_logging
@@ -41,7 +45,7 @@ BLOCK_STEPS, BLOCKS = 5, 6
 VOCAB_SIZE = 32_000
 
 
-def _call(*command: str) -> str:
+def call(*command: str) -> str:
     """Runs a command, its output in the log of the arm; returns what it printed. Raises: RuntimeError."""
     done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
@@ -86,7 +90,7 @@ def prepare_text(bench: Bench) -> Path:
     if not (folder / "index.json").exists():
         part = Path(sysconfig.get_paths()["stdlib"]) / "json"
         size = bench.pick(["--vocab-size", "16384"], ["--vocab-size", "400", "--input", str(part)])
-        _call("pretrain", "prepare", "--output", str(folder), *size)
+        call("pretrain", "prepare", "--output", str(folder), *size)
     return folder
 
 
@@ -183,7 +187,7 @@ def checkpoint(bench: Bench) -> None:
     shape = work.shape
     with bench.case("saves", shape):
         folder = bench.scratch / "runs" / "saves"
-        _call("pretrain", "train", str(path))
+        call("pretrain", "train", str(path))
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         saved = [row for row in rows if "checkpoint_stall_s" in row]
         for number, row in enumerate(saved, start=1):
@@ -203,33 +207,52 @@ def checkpoint(bench: Bench) -> None:
 
 
 def deterministic(bench: Bench) -> None:
-    """Compares the ledgers of two runs, and of one that is stopped and resumed; and what determinism costs."""
-    steps = bench.pick(40, 4)
+    """Compares the ledgers of two runs, of one that is stopped and one that is killed; and what determinism costs."""
+    steps = bench.pick(200, 40)
     model = bench.pick({"preset": "llama-5m", "vocab_size": VOCAB_SIZE}, None)
     batch = {"batch": bench.pick({"global_tokens": 65_536, "seq_len": 1024, "micro": 16}, {})}
-    length = {"train": {"steps": steps}, "checkpoint": {"every_steps": steps // 2}}
+    length = {"train": {"steps": steps}, "checkpoint": {"every_steps": steps // 4}}
     runs = bench.scratch / "runs"
 
-    def train(name: str, exact: bool, *overrides: str) -> Path:
+    def configure(name: str, exact: bool) -> Path:
         engine = engine_of(bench, 1, deterministic=exact).model_dump()
-        logged = {"log_every_steps": steps}
-        path = write_config(bench, name, engine=engine, tracking=logged, model=model, **batch, **length)
-        _call("pretrain", "train", str(path), *overrides)
-        return path
+        return write_config(
+            bench, name, engine=engine, tracking={"log_every_steps": steps}, model=model, **batch, **length
+        )
 
     with bench.case("equal ledgers", {"steps": steps}):
-        train("exact", True)
-        train("exact-again", True)
-        stopped = train("exact-stopped", True, f"train.stop_after={steps // 2}")
-        _call("pretrain", "train", str(stopped))
-        for other in ("exact-again", "exact-stopped"):
+        for name in ("exact", "exact-again"):
+            call("pretrain", "train", str(configure(name, True)))
+        attempts = {"exact-again": [0], "exact-stopped": [], "exact-killed": []}
+        for name, sent in (("exact-stopped", signal.SIGTERM), ("exact-killed", signal.SIGKILL)):
+            path = configure(name, True)
+            attempts[name].append(_interrupt(path, runs / name, sent, after_steps=steps // 4 + 1))
+            call("pretrain", "train", str(path))
+        for other, codes in attempts.items():
             difference = compare(runs / "exact" / "audit.jsonl", runs / other / "audit.jsonl")
-            count = len(read_audit(runs / other / "audit.jsonl"))
-            bench.write(other, {"steps": count}, value=str(difference or "equal"), held=difference is None)
-            bench.failed += [] if difference is None and count == steps else [other]
-        train("fast", False)
+            rows = read_audit(runs / other / "audit.jsonl")
+            shape = {"steps": len(rows), "starts": max(row.attempt for row in rows), "exit_codes": codes}
+            held = difference is None and len(rows) == steps and codes in ([0], [EXIT_RESUME_ME], [-signal.SIGKILL])
+            bench.write(other, shape, value=str(difference or "equal"), held=held)
+            bench.failed += [] if held else [other]
+        call("pretrain", "train", str(configure("fast", False)))
         seconds = {name: _step_seconds(runs / name) for name in ("exact", "fast")}
         bench.write("cost", {"steps": steps}, value=seconds)
+
+
+def _interrupt(config: Path, run: Path, sent: signal.Signals, after_steps: int) -> int:
+    """Starts a run, sends a signal once its ledger has so many steps, and returns its exit code.
+
+    Raises: RuntimeError: It has ended before.
+    """
+    process = subprocess.Popen([sys.executable, "-m", "pretrain", "train", str(config)], stdout=sys.stderr)
+    ledger = run / "audit.jsonl"
+    while not ledger.exists() or len(read_audit(ledger)) < after_steps:
+        if process.poll() is not None:
+            raise RuntimeError(f"{run.name} ended with {process.returncode} before it could be interrupted")
+        time.sleep(0.005)
+    process.send_signal(sent)
+    return process.wait()
 
 
 def _step_seconds(run: Path) -> float:
@@ -272,25 +295,17 @@ def decode(bench: Bench) -> None:
 
 
 def calibrate(bench: Bench) -> None:
-    """Measures for `pretrain plan`, and compares its speed of LLaMA 1.1B before and after with the one measured."""
-    with bench.case("speed by plan", {}):
+    """Measures for `pretrain plan`, and compares its times, before and after, with all steps of the campaign."""
+    with bench.case("time by plan", {}):
         path = str(write_config(bench, "planned"))
         gpu = "cpu" if bench.rehearse else name_of_device(torch.cuda.get_device_name())
         file = bench.scratch / "calibration.json"
         named = [] if gpu is None else ["--gpu", gpu]
-        before = json.loads(_call("pretrain", "plan", path, "--gpus-per-node", "1", *named, "--json"))
-        _call("pretrain", "doctor", path, "--calibrate", "--ranks", "1", "--output", str(file), *named, "--json")
-        options = ["--gpus-per-node", "1", "--calibration", str(file), "--json"]
-        after = json.loads(_call("pretrain", "plan", path, *options))
-        plans = {"before": before, "after": after}
-        speeds = {name: facts["rates"]["predicted"]["tokens_per_s"] for name, facts in plans.items()}
-        speeds["measured"] = _measured_tokens_s(bench)
-        bench.write("speed by plan", {}, value=speeds, calibration=json.loads(file.read_text()))
-
-
-def _measured_tokens_s(bench: Bench) -> float | None:
-    """Returns the speed of the same config in the newest row of the arm `train`; None: it has not run."""
-    file = bench.out / "rows.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    speeds = [row["tokens_per_s"] for row in rows if row["arm"] == "train" and "tokens_per_s" in row]
-    return speeds[-1] if speeds else None
+        call("pretrain", "doctor", path, "--calibrate", "--ranks", "1", "--output", str(file), *named, "--json")
+        bench.write("calibration", {}, value=json.loads(file.read_text()))
+        measured = load_calibration(file)
+        found = read_rows([*bench.earlier, bench.out / "rows.jsonl"])
+        rows = [row for row in found if row["environment"]["gpu"] in (None, measured.device)]
+        if not rows:
+            raise ConfigError("no row has a step to compare", fix="run `llama` and others before, or give --earlier")
+        bench.write("time by plan", {}, **compare_plans(rows, measured))

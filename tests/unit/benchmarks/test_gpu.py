@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,11 @@ from benchmarks.gpu import ARMS, Arm, list_arms, run_campaign
 from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_carry import BUILT, DOWNLOADED, _locked_versions
 from benchmarks.gpu_peers import MicroBatches, Step, Work, plan_model, random_steps
-from benchmarks.gpu_steps import Comparison, _packed, _padded, _with_documents
+from benchmarks.gpu_plan import beside_plan, compare_plans, read_rows
+from benchmarks.gpu_published import characters, translation
+from benchmarks.gpu_steps import Comparison, _packed, _padded, engine_of, with_documents
+from pretrain.plan.cluster import Calibration
+from pretrain.plan.gpus import CONSTANTS
 from pretrain.types import IGNORE_INDEX
 from tests.repo.source import ROOT
 
@@ -71,7 +76,7 @@ def test_a_case_that_fails_leaves_the_others_and_the_arm_fails(tmp_path, capsys)
 def test_an_arm_that_hangs_is_ended_and_is_a_row(tmp_path):
     code, rows = campaign(tmp_path, {"hung": Arm(f"{HERE}:hangs", 0.1, "?")})
     assert code == 1
-    assert [row["error"] for row in rows] == ["ran past its limit of 0.1 s"]
+    assert [row["error"] for row in rows] == ["ran past its limit of 0.5 s"]
 
 
 def test_arms_without_time_are_named_and_are_no_failure(tmp_path, capsys):
@@ -108,14 +113,65 @@ def test_a_case_with_other_losses_fails_and_keeps_its_figures(bench, work):
     found = Comparison(bench, work, [MicroBatches([], [])])
     for name, loss in (("ours", 2.0), ("peer", 2.01), ("wrong", 2.1), ("ours again", 2.0)):
         found.run(name, build(loss))
-    found.judge("ours", "ours again", {"peer": 0.0, "wrong": 1e9, "absent": 1.0})
+    found.judge("ours", "ours again", {"peer": 0.0, "wrong": 1e9, "absent": 1.0}, {"peer": 1e9})
+    found.judge_best("ms", ["ours", "ours again", "absent"], least=1e9, must=0.0)
+    found.judge_best("mfu", ["ours"], must=0.5)  # unknown on a CPU
     rows = [json.loads(line) for line in (bench.out / "rows.jsonl").read_text().splitlines()]
-    assert [row.get("same_work") for row in rows] == [True, True, False, True, None]
+    assert [row.get("same_work") for row in rows] == [True, True, False, True, None, None]
     assert bench.failed == ["wrong: losses differ by 0.05"]
     assert closed == [2.0, 2.01, 2.1, 2.0]
-    assert all(row["tokens_per_s"] > 0 and row["losses"] for row in rows[:-1])
-    assert rows[-1]["held"] == {"peer": True, "wrong": False}
-    assert rows[-1]["aa"] == pytest.approx(found.ms["ours again"] / found.ms["ours"], abs=1e-4)
+    assert all(row["tokens_per_s"] > 0 and row["losses"] for row in rows[:-2])
+    assert rows[-2]["held"] == {"peer": True, "wrong": False} and rows[-2]["aim_held"] == {"peer": False}
+    assert rows[-2]["aa"] == pytest.approx(found.ms["ours again"] / found.ms["ours"], abs=1e-4)
+    assert rows[-1]["value"] == min(found.ms["ours"], found.ms["ours again"])
+    assert rows[-1]["held"] == {"least": True, "must": False}
+
+
+def test_a_row_beside_the_plan_can_be_planned_again_by_a_calibration(bench, work):
+    engine = engine_of(bench, 1)
+    figures = {"ms": {"median": 8.0}, "peak_allocated_bytes": 10**6}
+    found = beside_plan(bench, work, engine, figures)
+    assert found["memory_held"] == (abs(10**6 / found["planned_allocated_bytes"] - 1) <= 0.1)
+    assert found["time_error"] == pytest.approx(8.0 / found["planned_ms"] - 1, abs=1e-4)
+    bench.write("ours", work.shape, **figures, **found)
+    bench.write("a row without a plan", {}, **figures)
+    rows = read_rows([bench.out / "rows.jsonl", bench.out / "absent.jsonl"])
+    assert len(rows) == 1
+    plain = CONSTANTS.shares["cpu"]
+    # A device that reaches all that the constants say, and whose steps take twice their kernels' time.
+    calibration = Calibration(
+        gpu="cpu",
+        device="cpu",
+        host="here",
+        measured="now",
+        versions={},
+        products=plain.products,
+        half_width=plain.half_width,
+        attention=plain.attention,
+        memory_share=CONSTANTS.memory_share,
+        link_share=None,
+        network_share=None,
+        efficiency=0.5,
+        overhead_bytes=0,
+        group_bytes=None,
+        memory_bytes=2**30,
+    )
+    rows[0]["ms"]["median"] = 1.9 * found["planned_ms"]
+    compared = compare_plans(rows, calibration)
+    assert compared["each"]["arm: ours"]["before"] == pytest.approx(found["planned_ms"], abs=1e-3)
+    assert compared["each"]["arm: ours"]["after"] == pytest.approx(2 * found["planned_ms"], rel=1e-3)
+    assert compared["value"]["before"]["largest"] == pytest.approx(1 - 1 / 1.9, abs=1e-3)
+    assert compared["held"] == {"before": False, "after": True}
+
+
+@pytest.mark.parametrize(("arm", "option"), [(characters, "--tinyshakespeare"), (translation, "--multi30k")])
+def test_a_published_result_without_its_text_is_a_row_that_names_the_option(bench, arm, option):
+    bench.rehearse = False
+    with mock.patch.object(Bench, "free"):  # it would ask for a GPU
+        arm(bench)
+    (row,) = (json.loads(line) for line in (bench.out / "rows.jsonl").read_text().splitlines())
+    assert row["refused"].startswith("skipped: ") and option in row["refused"]
+    assert bench.failed == []
 
 
 def test_the_rows_of_a_step_are_the_same_in_any_micro_batch(work):
@@ -127,7 +183,7 @@ def test_the_rows_of_a_step_are_the_same_in_any_micro_batch(work):
 
 def test_documents_of_a_row_have_positions_of_their_own(work):
     (step,) = random_steps(work, torch.device("cpu"))
-    batch = _with_documents(step).batches[0]
+    batch = with_documents(step).batches[0]
     assert batch.documents_BT[0].unique(return_counts=True)[1].tolist() == [4, 12, 8, 8]
     assert batch.positions_BT[0].tolist() == [*range(4), *range(12), *range(8), *range(8)]
 

@@ -1,0 +1,69 @@
+"""The arm of the GPU campaign about families: each trains on the GPU as it does on a CPU, by every backend.
+
+The reference of a family is its tiny preset in our loop without an engine, on the CPU, eager, in fp32. On the GPU it
+trains the same steps from the same weights, in one process of the engine. Rows are packed with documents where there is
+one stack. FlexAttention in fp32 is compared with float64 by `pytest -m gpu tests/unit/model/test_backend_gpu.py`.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from benchmarks.gpu_bench import Bench
+from benchmarks.gpu_peers import Weights, Work, build_bare, build_ours, draw_weights, plan_model, random_steps
+from benchmarks.gpu_steps import Comparison, engine_of, with_documents
+from pretrain.config.presets import PRESETS
+
+FAMILIES = tuple(name for name in PRESETS if name.endswith("-tiny"))
+UNCOMPILED = {"fp32": ("auto", "eager", "sdpa"), "bf16": ("auto", "eager", "sdpa", "varlen")}
+COMPILED = {"bf16": ("flex", "auto, compiled")}
+"""Backends by precision. Those that a kernel is compiled for come after all others: they take ten times as long."""
+
+
+def same_families(bench: Bench) -> None:
+    """Compares the losses of every family on the GPU with those on the CPU: fp32 and bf16, each backend."""
+    prepared = {preset: _Family(bench, preset) for preset in FAMILIES}
+    for backends in (UNCOMPILED, COMPILED):
+        for family in prepared.values():
+            for precision, names in backends.items():
+                for name in names:
+                    family.run(name, precision)
+
+
+TOLERANCE = {"fp32": 1e-4, "bf16": 2e-3}
+"""Largest difference of a loss, relative to it. On a CPU bf16 differs by up to 7e-4 from fp32, and a row without its
+documents, or with another row's source, by 3e-3 and more."""
+
+
+class _Family:
+    """A tiny model of a family, its rows on both devices, and the losses on the CPU."""
+
+    def __init__(self, bench: Bench, preset: str) -> None:
+        source = bench.pick(96, 24) if _shape(preset) == "encoder+decoder" else None
+        length = bench.pick(128, 32)
+        stack = {"dropout": 0.0, "attention_dropout": 0.0}
+        self._bench, self._preset = bench, preset
+        model = plan_model(preset, bench.pick(512, 128), stack=stack)
+        self._work = Work(model, length, micro=bench.pick(8, 2), source_len=source, precision="fp32")
+        self._weights: Weights = draw_weights(model, bench.device, sensitive=True)
+        cpu = torch.device("cpu")
+        on_host = random_steps(self._work, cpu, count=2)
+        if source is None:
+            on_host = [with_documents(step) for step in on_host]
+        data = [step._replace(batches=[batch.to(bench.device) for batch in step.batches]) for step in on_host]
+        self._found = Comparison(bench, self._work, data, timed_steps=0, tolerance=TOLERANCE)
+        self._found.run(
+            f"{preset}, CPU, fp32", lambda: build_bare(self._work, self._weights, cpu, compiled=False)[0], data=on_host
+        )
+
+    def run(self, name: str, precision: str) -> None:
+        """Trains by a backend; its row has the difference from the CPU."""
+        backend, _, compiled = name.partition(", ")
+        work = replace(self._work, precision=precision)
+        config = engine_of(self._bench, None, compiled=bool(compiled), precision=precision, attention=backend)
+        case = f"{self._preset}, {name}, {precision}"
+        self._found.run(case, lambda: build_ours(work, self._weights, config)[0], work=work)
+
+
+def _shape(preset: str) -> str:
+    return plan_model(preset, 128).shape
