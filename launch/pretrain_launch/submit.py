@@ -2,6 +2,7 @@
 
 submit    no job of the run is in the queue  ->  the run's lease, so that of two commands one submits
           ->  sbatch  ->  journal: a submission
+          under --singleton a job of it may be, with the same config and layout: its chain gets another job
 cancel    RUN/launch/cancelled is written  ->  SIGUSR1 to the driver  ->  the ranks commit and end
           ->  the driver finds the file and does not requeue; else scancel, after a while
 resubmit  a new chain of the same spec, without that file
@@ -13,6 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from pretrain.config.load import load_config
+from pretrain.config.resumption import changed_keys
+from pretrain.config.run import RunConfig
+from pretrain.config.yaml_nodes import short
 from pretrain.errors import ConfigError, LaunchError, LockedError
 from pretrain.run.folder import RunDir
 from pretrain.run.lease import Lease
@@ -102,11 +107,49 @@ def _refuse_if_queued(folders: Sequence[RunDir]) -> None:
     for facts in read_runs([folder.path for folder in folders]):
         _check_answers(facts)
         if facts.queue:
-            what = f"job {facts.queue[0].element} of this run is {facts.queue[0].state}"
-            fix = f"wait for it, or cancel it: pretrain launch cancel {facts.path}"
-            if facts.queue[0].state == "COMPLETING":
-                fix = "it is ending: try again in a moment"
-            raise LockedError(what, where=str(facts.path), fix=fix)
+            raise _locked(facts, "", f"wait for it, or cancel it: pretrain launch cancel {facts.path}")
+
+
+def _locked(facts: RunFacts, why: str, fix: str) -> LockedError:
+    job = facts.queue[0]
+    if job.state == "COMPLETING" or mark_of_cancel(RunDir(facts.path)).exists():
+        fix = "it is ending: try again in a moment"
+    return LockedError(f"job {job.element} of this run is {job.state}{why}", where=str(facts.path), fix=fix)
+
+
+def queued_specs(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> dict[str, LaunchSpec]:
+    """Returns the stored specs of those runs that have a job in the queue, by run folder, for another job of each.
+
+    The jobs in the queue read config and spec at their next start: both stay as they are.
+
+    Raises:
+        LaunchError: Slurm does not answer.
+        LockedError: A job in the queue was submitted with another config or layout, or is ending.
+    """
+    found = {}
+    for config, spec, facts in zip(configs, specs, read_runs([spec.folder.path for spec in specs]), strict=True):
+        _check_answers(facts)
+        if not facts.queue:
+            continue
+        stored = load_spec(spec.path)
+        if changes := _changes(stored, spec, config):
+            why = f", submitted with other settings ({', '.join(changes)})"
+            fix = f"submit without these changes, or after pretrain launch cancel {facts.path}"
+            raise _locked(facts, why, fix)
+        if facts.queue[0].state == "COMPLETING" or mark_of_cancel(spec.folder).exists():
+            raise _locked(facts, "", "")
+        found[spec.run] = stored.model_copy(update={"singleton": True})
+    return found
+
+
+def _changes(stored: LaunchSpec, spec: LaunchSpec, config: RunConfig) -> list[str]:
+    """Returns what differs from the stored spec and config of a run: `nodes: 1 -> 2`."""
+    # Of each submission, or computed from the others.
+    apart = {"version", "chain", "signal_s", "singleton", "node_counts", "site"}
+    pairs = {key: (getattr(stored, key), getattr(spec, key)) for key in LaunchSpec.model_fields if key not in apart}
+    pairs |= {f"site.{key}": (value, getattr(spec.site, key)) for key, value in stored.site}
+    pairs |= changed_keys(load_config(stored.config, extensions="ignore"), config)
+    return [f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in pairs.items() if old != new]
 
 
 def submit(spec: LaunchSpec) -> str:

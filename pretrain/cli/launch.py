@@ -309,12 +309,15 @@ def _submit(configs: "list[RunConfig]", specs: "list[LaunchSpec]", jobs: int) ->
     """Writes specs and submits them: as they are, as an array, or one several times."""
     from pretrain.config.load import dump_config
     from pretrain_launch.spec import write_spec
-    from pretrain_launch.submit import claimed, submit, submit_array
+    from pretrain_launch.submit import claimed, queued_specs, submit, submit_array
 
-    # Under --singleton a job waits for those of the run.
-    with claimed([spec.folder for spec in specs if not spec.singleton]):
+    # Under --singleton a job waits for those of the run, whose settings stay.
+    queued = queued_specs(configs, specs) if specs[0].singleton else {}
+    with claimed([spec.folder for spec in specs if spec.run not in queued]):
         for config, spec in zip(configs, specs, strict=True):
-            write_spec(spec, dump_config(config))
+            if spec.run not in queued:
+                write_spec(spec, dump_config(config))
+        specs = [queued.get(spec.run, spec) for spec in specs]
         if len(specs) > 1:
             typer.echo(f"submitted {len(specs)} runs as job array {submit_array(specs)}:")
             typer.echo("\n".join(spec.run for spec in specs))
