@@ -53,7 +53,8 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
     stem = spec.name.rpartition("-")[0] or spec.name  # elements of an array are STEM-0, STEM-1, ...
     logs = spec.folder.logs if count == 1 else Path(spec.run).with_name(f"{stem}-%a") / "logs"
     tasks = spec.ranks_per_node if spec.mode == "srun" else 1
-    cpus = site.cpus_per_node
+    # Slurm's default of a CPU a task would be one for all ranks of a launcher.
+    cpus = site.cpus_per_node or (None if site.exclusive else spec.ranks_per_node)
     nodes: dict[str, object] = {"nodes": spec.nodes, "ntasks-per-node": tasks}
     nodes["cpus-per-task"] = cpus and max(1, cpus // tasks)
     if spec.elastic and spec.nodes > 1:

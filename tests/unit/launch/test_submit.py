@@ -53,7 +53,7 @@ def test_a_job_asks_for_what_it_needs():
     assert set(found[2:]) == {
         "--job-name=night", "--nodes=4", "--ntasks-per-node=1", "--time=1-00:00:00", "--signal=B:USR1@120",
         "--output=/data/runs/night/logs/slurm-%j.out", "--chdir=/data", f"--export={','.join(EXPORTED)}",
-        "--gpus-per-node=8", "--requeue",
+        "--gpus-per-node=8", "--cpus-per-task=8", "--requeue",
     }  # fmt: skip
 
 
@@ -99,6 +99,12 @@ def test_arrays_elastic_jobs_and_singletons_say_so():
     assert {"--nodes=1-4", "--mincpus=8"} <= set(elastic)
     assert not any("tasks" in option for option in elastic)  # Slurm would give the fewest nodes
     assert "--dependency=singleton" in options(spec(singleton=True))
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("torchrun", 8), ("accelerate", 8), ("deepspeed", 8), ("srun", 1)])
+def test_without_a_cluster_s_file_every_rank_has_a_cpu(mode, expected):
+    assert f"--cpus-per-task={expected}" in options(spec(mode=mode))
+    assert not any("cpu" in option for option in options(spec(mode=mode, site={"exclusive": True})))
 
 
 def test_srun_mode_has_a_task_for_each_rank():
