@@ -8,6 +8,8 @@ cancel    RUN/launch/cancelled is written  ->  SIGUSR1 to the driver  ->  the ra
 resubmit  a new chain of the same spec, without that file
 """
 
+import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +27,12 @@ from pretrain.utils.io import make_dir, write_file, write_json
 from pretrain_launch.journal import append_row, mark_of_cancel
 from pretrain_launch.preflight import signal_for
 from pretrain_launch.runs import RunFacts, last_save_s, read_run, read_runs
-from pretrain_launch.site import EXPORTED, slurm_folder
+from pretrain_launch.site import EXPORTED, SiteConfig, slurm_folder
 from pretrain_launch.slurm_tools import SlurmJob, ask, submit_job
 from pretrain_launch.spec import LaunchSpec, load_spec, write_spec
 
 POLL_S = 1.0
+_OF_MODULES = re.compile(r"BASH_ENV|MODULEPATH|(LMOD_|MODULES)[A-Za-z0-9_]*")
 
 
 def script_path() -> Path:
@@ -45,7 +48,7 @@ def format_time(seconds: int) -> str:
 
 
 def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
-    """Returns the argument list that submits a job, or an array of `count` jobs like it. Pure.
+    """Returns the argument list that submits a job, or an array of `count` jobs like it.
 
     `target` is the file that the job reads: the spec, or the list of those of an array.
     """
@@ -67,7 +70,7 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
         "signal": f"B:USR1@{spec.signal_s}",
         "output": str(logs / ("slurm-%j.out" if count == 1 else "slurm-%A_%a.out")),
         "chdir": spec.cwd,
-        "export": ",".join(dict.fromkeys([*EXPORTED, *site.export])),
+        "export": ",".join(dict.fromkeys([*EXPORTED, *_module_variables(site), *site.export])),
         "partition": site.partition,
         "account": site.account,
         "qos": site.qos,
@@ -86,6 +89,11 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
     options = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
     script = [str(script_path()), str(target), spec.python, *site.modules]
     return ["sbatch", "--parsable", *options, *flags, *site.sbatch, *script]
+
+
+def _module_variables(site: SiteConfig) -> list[str]:
+    """Returns the variables of this environment by which `module` finds its files, if the site loads any."""
+    return sorted(name for name in os.environ if _OF_MODULES.fullmatch(name)) if site.modules else []
 
 
 @contextmanager
