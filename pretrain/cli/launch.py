@@ -192,12 +192,12 @@ def logs_command(
     from pretrain.run.folder import RunDir
     from pretrain.utils.log import printable
     from pretrain_launch import logs
-    from pretrain_launch.runs import read_run
+    from pretrain_launch.runs import log_line, read_run
 
     folder = RunDir(_checked(run))
     if follow and rank is None:  # a rank that is not there may never be
         logs.await_log(folder, lambda: read_run(folder.path).is_over)
-    path = logs.find_log(folder, rank)
+    path = logs.find_log(folder, rank, lambda: log_line(folder.path))
     text, offset = logs.last_lines(path, lines)
     typer.echo(printable(text, keep="\n\t"), nl=False)
     if follow:

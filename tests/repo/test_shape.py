@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "optim": (6, 1228),
     "plan": (14, 2637),
     "prepare": (35, 5420),
-    "pretrain_launch": (18, 2975),
+    "pretrain_launch": (18, 3024),
     "report": (8, 1577),
     "run": (7, 1456),
     "scale": (7, 1210),
