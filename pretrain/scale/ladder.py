@@ -185,7 +185,8 @@ def _check_sizes(widths: Sequence[int], budgets: Sequence[float], request: Ladde
     same = next((width for width, after in pairwise(widths) if width == after), None)
     if same is not None:
         what = f"two budgets have the same size, width {same}: widths go in steps of {step}, a group of heads"
-        fix = "use narrower heads in the config, fewer --rungs, or budgets further apart"
+        fewer = "fewer --rungs, " if not request.widths and len(widths) > MIN_SIZES else ""
+        fix = f"use a larger --budget, {fewer}narrower heads in the config, or budgets further apart"
         raise ConfigError(what, where=option, fix=fix)
 
 

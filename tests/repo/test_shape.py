@@ -39,7 +39,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "pretrain_launch": (18, 3024),
     "report": (8, 1577),
     "run": (7, 1456),
-    "scale": (7, 1210),
+    "scale": (7, 1211),
     "shards": (11, 2214),
     "tokenizer": (7, 1247),
     "tracking": (7, 1178),

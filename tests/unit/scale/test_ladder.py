@@ -1,6 +1,8 @@
 """A ladder: its runs, its folder, its command, and what cannot work; fit and score over runs written by hand."""
 
 import json
+import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,26 @@ def finish(config: Path, loss: float | None = None, **facts: object) -> Path:
     loss = TRUE.loss(size.parameters, size.tokens) if loss is None else loss
     run.metrics.write_text(json.dumps({"step": steps, "val_loss": loss}) + "\n")
     return run.path
+
+
+@pytest.mark.parametrize("vocabulary", ["model.vocab_size=4096", "model.vocab_size=8192", ""])
+def test_the_example_of_the_help_is_a_ladder(tmp_path, monkeypatch, capsys, vocabulary):
+    with suppress(SystemExit):
+        cli.run(["scale", "plan", "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    _, *example = re.search(r"Example: (pretrain scale plan .*? --output \S+)", shown)[1].split()
+    (tmp_path / "configs").symlink_to(Path("configs").absolute())
+    monkeypatch.chdir(tmp_path)
+    assert cli.run([*example, *filter(None, [vocabulary])]) == 0, capsys.readouterr().err
+    assert len(load_ladder(Path("runs/ladder")).runs) >= 6
+
+
+@pytest.mark.parametrize(("rungs", "is_offered"), [("3", False), ("4", True)])
+def test_fewer_rungs_are_offered_where_fewer_are_a_ladder(here, capsys, rungs, is_offered):
+    assert cli.run([*PLAN, "--rungs", rungs, "--smallest", "3e12", "--largest", "3.1e12"]) == 64
+    errors = capsys.readouterr().err
+    assert "two budgets have the same size" in errors
+    assert ("fewer --rungs" in errors, "use a larger --budget, " in errors) == (is_offered, True)
 
 
 def test_each_budget_has_three_sizes_and_the_largest_one(here, capsys):
