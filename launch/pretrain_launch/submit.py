@@ -32,6 +32,7 @@ from pretrain_launch.slurm_tools import SlurmJob, ask, submit_job
 from pretrain_launch.spec import LaunchSpec, load_spec, write_spec
 
 POLL_S = 1.0
+ENDING = "it is ending: try again in a moment"
 _OF_MODULES = re.compile(r"BASH_ENV|MODULEPATH|(LMOD_|MODULES)[A-Za-z0-9_]*")
 
 
@@ -121,8 +122,8 @@ def _refuse_if_queued(folders: Sequence[RunDir]) -> None:
 
 def _locked(facts: RunFacts, why: str, fix: str) -> LockedError:
     job = facts.queue[0]
-    if job.state == "COMPLETING" or mark_of_cancel(RunDir(facts.path)).exists():
-        fix = "it is ending: try again in a moment"
+    if job.state == "COMPLETING":
+        fix = ENDING
     return LockedError(f"job {job.element} of this run is {job.state}{why}", where=str(facts.path), fix=fix)
 
 
@@ -146,7 +147,7 @@ def queued_specs(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> d
             fix = f"submit without these changes, or after pretrain launch cancel {facts.path}"
             raise _locked(facts, why, fix)
         if facts.queue[0].state == "COMPLETING" or mark_of_cancel(spec.folder).exists():
-            raise _locked(facts, "", "")
+            raise _locked(facts, "", ENDING)
         found[spec.run] = stored.model_copy(update={"singleton": True})
     return found
 
