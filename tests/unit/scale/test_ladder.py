@@ -46,7 +46,7 @@ def finish(config: Path, loss: float | None = None, **facts: object) -> Path:
 def test_the_example_of_the_help_is_a_ladder(tmp_path, monkeypatch, capsys, vocabulary):
     with suppress(SystemExit):
         cli.run(["scale", "plan", "--help"])
-    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    shown = " ".join(capsys.readouterr().out.replace("\N{BOX DRAWINGS LIGHT VERTICAL}", " ").split())
     _, *example = re.search(r"Example: (pretrain scale plan .*? --output \S+)", shown)[1].split()
     (tmp_path / "configs").symlink_to(Path("configs").absolute())
     monkeypatch.chdir(tmp_path)
