@@ -57,6 +57,7 @@ from pretrain_launch.job_start import (
     is_requeued,
     note_attempt,
     read_start,
+    say,
     step_command,
     was_cancelled,
 )
@@ -122,11 +123,6 @@ def own_log() -> Path | None:
     """Returns the file that this process and its step print to; None: a pipe or a terminal."""
     path = Path("/proc/self/fd/1").readlink()
     return path if path.is_file() else None
-
-
-def say(text: str) -> None:
-    """Prints a line into the output of the job."""
-    print(f"launch: {text}", flush=True)
 
 
 class Driver:

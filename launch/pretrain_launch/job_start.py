@@ -10,9 +10,10 @@ a line of more than 1 KiB into pieces, and those of several nodes come mixed.
 import contextlib
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pretrain.errors import ConfigError, LaunchError, PretrainError
 from pretrain.run.folder import end_attempt, slurm_facts
@@ -24,6 +25,11 @@ from pretrain_launch.spec import LaunchSpec
 LIMIT_S = 120.0
 TRIED_OUT = {"hostname", "interfaces", "loopback"}
 """Checks whose failure does not prevent training: the rendezvous finds an address by trying."""
+
+
+def say(text: str) -> None:
+    """Prints a line into the output of the job."""
+    print(f"launch: {text}", flush=True)
 
 
 def examine_nodes(spec: LaunchSpec, step: Sequence[str], world_size: int) -> StepExit | None:
@@ -42,6 +48,8 @@ def examine_nodes(spec: LaunchSpec, step: Sequence[str], world_size: int) -> Ste
     if ended is None:  # a doctor that times out does not prevent training
         return None
     write_file(folder / "doctor.jsonl", reports.encode())
+    for text, hosts in warnings_of(reports).items():
+        say(f"warning: {', '.join(hosts)}: {text}")
     found = first_failure(reports)
     if found is not None:
         return found
@@ -51,15 +59,32 @@ def examine_nodes(spec: LaunchSpec, step: Sequence[str], world_size: int) -> Ste
 
 def first_failure(output: str) -> StepExit | None:
     """Returns the first check that fails in reports of `doctor --json`; skips other lines."""
+    for host, check in _checks(output):
+        if check["status"] == "fail" and check["name"] not in TRIED_OUT:
+            return StepExit(int(check["exit_code"]), f"{host}: {_described(check)}", False)
+    return None
+
+
+def warnings_of(output: str) -> dict[str, list[str]]:
+    """Returns the warnings in reports of `doctor --json`, each with the hosts that have it."""
+    found: dict[str, list[str]] = {}
+    for host, check in _checks(output):
+        if check["status"] == "warn":
+            found.setdefault(_described(check), []).append(host)
+    return found
+
+
+def _described(check: Mapping[str, Any]) -> str:
+    fix = f"; {check['fix']}" if check.get("fix") else ""
+    return f"{check['name']}: {check['detail']}{fix}"
+
+
+def _checks(output: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the host and each check of reports of `doctor --json`; skips other lines."""
     for line in output.splitlines():
         with contextlib.suppress(ValueError, TypeError, LookupError):
             report = json.loads(line)
-            for check in report["checks"]:
-                if check["status"] == "fail" and check["name"] not in TRIED_OUT:
-                    fix = f"; {check['fix']}" if check.get("fix") else ""
-                    reason = f"{report['host']}: {check['name']}: {check['detail']}{fix}"
-                    return StepExit(int(check["exit_code"]), reason, False)
-    return None
+            yield from ((report["host"], check) for check in report["checks"])
 
 
 def _run(command: Sequence[str]) -> str | None:

@@ -170,7 +170,8 @@ def _outcome(run: RunFacts) -> str:
         return f"{code}{run.reason or ''}"
     if run.state == "lost":
         if not run.step:
-            return "killed before its first step was done, or never began"
+            said = f"; last output: {run.reason}" if run.reason else ""
+            return f"killed before its first step was done, or never began{said}"
         return f"killed, node lost, or disk full, after step {run.step}: the same command continues it"
     return ""
 

@@ -23,13 +23,13 @@ def newest_log(run: RunDir, rank: int | None = None) -> Path:
     return max(jobs, key=lambda path: path.stat().st_mtime, default=run.logs / f"rank-{rank or 0:05d}.log")
 
 
-def find_log(run: RunDir, rank: int | None) -> Path:
-    """Returns the log that is there (`newest_log`). Raises: ConfigError."""
+def find_log(run: RunDir, rank: int | None, about: Callable[[], str] = str) -> Path:
+    """Returns the log that is there (`newest_log`). Raises: ConfigError: With `about`, where no log is there."""
     path = newest_log(run, rank)
     if path.is_file():
         return path
     found = ", ".join(sorted(path.name for path in run.logs.glob("*"))[:8])
-    fix = f"there are {found}" if found else "it appears with the first start"
+    fix = f"there are {found}" if found else about() or "it appears with the first start"
     raise ConfigError("no such log", where=str(path), fix=fix)
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from pretrain.config.engine import JOB_GPUS
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE, PretrainError
 from pretrain.utils.io import disk_errors, make_dir
 from pretrain.utils.process import guard_streams
@@ -29,6 +30,8 @@ def node_environment(base: Mapping[str, str], spec: LaunchSpec, interface: str |
     """Adds defaults to the environment of the ranks of a node; variables of the user stay."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     defaults = {"OMP_NUM_THREADS": str(max(1, cores // spec.ranks_per_node))}
+    if spec.gpus_per_node:
+        defaults[JOB_GPUS] = str(spec.gpus_per_node)
     if interface:
         defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return {**defaults, **base}

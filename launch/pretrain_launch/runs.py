@@ -24,12 +24,13 @@ from pretrain.errors import EXIT_DATA, EXIT_LOCKED, EXIT_OK, EXIT_RESUME_ME, EXI
 from pretrain.run.folder import RunDir
 from pretrain.run.owner import live_owner
 from pretrain.utils.safe_read import MAX_INT, check_fields, open_file, parse_json, read_json
-from pretrain_launch.journal import job_of, mark_of_cancel, read_journal
+from pretrain_launch.journal import job_of, jobs_without_work, mark_of_cancel, read_journal
 from pretrain_launch.logs import last_lines, newest_log
-from pretrain_launch.slurm_tools import SlurmJob, find_jobs
+from pretrain_launch.slurm_tools import SlurmJob, find_jobs, job_end
 
 MAX_DEPTH = 4  # of the search for runs below a folder
 _TAIL_BYTES = 1 << 16
+_FAILURES = {"FAILED", "NODE_FAIL", "BOOT_FAIL", "TIMEOUT", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE"}
 _ENDING = ("ended", "exit_code", "reason")
 _START: dict[str, Any] = {
     **dict.fromkeys(("job", "restart", "nodes", "world_size", "from_step", "started", *_ENDING)),
@@ -158,6 +159,15 @@ def read_run(folder: Path) -> RunFacts:
     return read_runs([folder])[0]
 
 
+def log_line(folder: Path) -> str:
+    """Returns when a run without a log will have one, or why it will not; empty without a job of Slurm."""
+    facts = read_run(folder)
+    if facts.queue:
+        job = facts.queue[0]
+        return f"job {job.element} is {job.state} ({job.reason}), and makes it as it starts"
+    return f"the run is {facts.state}: {facts.reason or f'job {facts.job} is not in the queue'}" if facts.job else ""
+
+
 def queued_line(folder: Path) -> str:
     """Returns a warning about the jobs of a run that Slurm still knows; empty where there are none."""
     jobs = [job.element for job in read_run(folder).queue]
@@ -218,7 +228,9 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
         state = "running" if owner else "queued"
     else:
         state = _state_of_end(run, counted, jobs, is_known=queue is not None)
-        if state == "done" and (step := _rolled_back_to(record, ended)) is not None:
+        if queue is not None and (found := _end_before_start(run, journal, jobs)) is not None:
+            state, ended = found
+        elif state == "done" and (step := _rolled_back_to(record, ended)) is not None:
             state, ended = "stopped", {"exit_code": None, "reason": f"rolled back to step {step}"}
     return RunFacts(
         path=run.path,
@@ -261,6 +273,26 @@ def _state_of_end(run: RunDir, starts: list[dict[str, Any]], jobs: list[str], *,
     if last["exit_code"] is None:
         return "lost"
     return "stopped" if last["exit_code"] in (EXIT_RESUME_ME, *EXITS_INTERRUPTED) else "failed"
+
+
+def _end_before_start(run: RunDir, journal: list[dict[str, Any]], jobs: list[str]) -> tuple[str, dict[str, Any]] | None:
+    """Returns state and end of a run whose last job has ended before its driver wrote a start; None if unknown."""
+    begun = {job_of(row) for row in journal if row["event"] == "start"} | jobs_without_work(journal)
+    if not jobs or jobs[-1] in begun:
+        return None
+    job = jobs[-1]
+    path = run.logs / f"slurm-{job}.out"
+    lines = last_lines(path, 20)[0].splitlines() if path.is_file() else []
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    state, why, code = job_end(job) or ("", "", None)
+    if state == "CANCELLED":
+        return "cancelled", {"exit_code": None, "reason": f"job {job} was cancelled before it began"}
+    if state in _FAILURES:
+        parts = [f"job {job} ended before the run began: {state}", *([why] if why != "None" else []), said]
+        return "failed", {"exit_code": code, "reason": ", ".join(filter(None, parts))}
+    if said and not (len(begun) or _was_cancelled(run, job)):
+        return "lost", {"exit_code": None, "reason": said}
+    return None
 
 
 def _was_cancelled(run: RunDir, job: str) -> bool:

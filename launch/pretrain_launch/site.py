@@ -53,7 +53,7 @@ class SiteConfig(Section):
     constraint: Expression | None = None
     reservation: Word | None = None
     exclusive: bool = False  # take whole nodes
-    cpus_per_node: int | None = Field(default=None, ge=1)  # None: the CPUs of one task
+    cpus_per_node: int | None = Field(default=None, ge=1)  # None: one a rank; all of them if exclusive
     mem: Annotated[str, Field(pattern=r"^[0-9]+[KMGT]?$")] | None = None  # of a node; "0": all of it
     gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"  # option that requests GPUs
     gpu_type: Word | None = None  # in that request: `--gres=gpu:h100:8`

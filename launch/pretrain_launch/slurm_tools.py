@@ -109,16 +109,32 @@ def partition_nodes() -> dict[str, int]:
     return {key: min(nodes[key], most[key]) for key in nodes}
 
 
-def show_job(job: str) -> dict[str, str] | None:
+def show_job(job: str, timeout_s: float = TIMEOUT_S) -> dict[str, str] | None:
     """Returns the fields of a job, of texts their first word; None if unknown, or without a controller."""
     command = ["scontrol", "-o", "show", "job", job]
-    answer = run_tool(command)
+    answer = run_tool(command, timeout_s=timeout_s)
     if answer.is_killed:  # the signal comes once; the next is SIGKILL, and ends this process too
         answer = run_tool(command)
     lines = answer.output.splitlines()
     if answer.code or not lines:
         return None
     return dict(item.split("=", 1) for item in lines[0].split() if "=" in item)
+
+
+def job_end(job: str) -> tuple[str, str, int | None] | None:
+    """Returns state, reason and exit code of a job that Slurm has ended lately; None if unknown.
+
+    Slurm forgets a job `MinJobAge` after its end: five minutes, unless the site says otherwise.
+    """
+    try:
+        found = show_job(job, QUEUE_TIMEOUT_S) or {}
+    except LaunchError:
+        return None
+    code, _, number = found.get("ExitCode", "").partition(":")
+    known = [int(text) for text in (code, number) if text.isdecimal()]
+    exit_code = known[0] or 128 * bool(known[1]) + known[1] if len(known) == 2 else 0
+    state = found.get("JobState", "")
+    return (state, found.get("Reason", ""), exit_code or None) if state else None
 
 
 def host_names(nodelist: str) -> list[str]:

@@ -2,17 +2,24 @@
 
 submit    no job of the run is in the queue  ->  the run's lease, so that of two commands one submits
           ->  sbatch  ->  journal: a submission
+          under --singleton a job of it may be, with the same config and layout: its chain gets another job
 cancel    RUN/launch/cancelled is written  ->  SIGUSR1 to the driver  ->  the ranks commit and end
           ->  the driver finds the file and does not requeue; else scancel, after a while
 resubmit  a new chain of the same spec, without that file
 """
 
+import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from pretrain.config.load import load_config
+from pretrain.config.resumption import changed_keys
+from pretrain.config.run import RunConfig
+from pretrain.config.yaml_nodes import short
 from pretrain.errors import ConfigError, LaunchError, LockedError
 from pretrain.run.folder import RunDir
 from pretrain.run.lease import Lease
@@ -20,11 +27,13 @@ from pretrain.utils.io import make_dir, write_file, write_json
 from pretrain_launch.journal import append_row, mark_of_cancel
 from pretrain_launch.preflight import signal_for
 from pretrain_launch.runs import RunFacts, last_save_s, read_run, read_runs
-from pretrain_launch.site import EXPORTED, slurm_folder
+from pretrain_launch.site import EXPORTED, SiteConfig, slurm_folder
 from pretrain_launch.slurm_tools import SlurmJob, ask, submit_job
 from pretrain_launch.spec import LaunchSpec, load_spec, write_spec
 
 POLL_S = 1.0
+ENDING = "it is ending: try again in a moment"
+_OF_MODULES = re.compile(r"BASH_ENV|MODULEPATH|(LMOD_|MODULES)[A-Za-z0-9_]*")
 
 
 def script_path() -> Path:
@@ -40,7 +49,7 @@ def format_time(seconds: int) -> str:
 
 
 def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
-    """Returns the argument list that submits a job, or an array of `count` jobs like it. Pure.
+    """Returns the argument list that submits a job, or an array of `count` jobs like it.
 
     `target` is the file that the job reads: the spec, or the list of those of an array.
     """
@@ -48,7 +57,8 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
     stem = spec.name.rpartition("-")[0] or spec.name  # elements of an array are STEM-0, STEM-1, ...
     logs = spec.folder.logs if count == 1 else Path(spec.run).with_name(f"{stem}-%a") / "logs"
     tasks = spec.ranks_per_node if spec.mode == "srun" else 1
-    cpus = site.cpus_per_node
+    # Slurm's default of a CPU a task would be one for all ranks of a launcher.
+    cpus = site.cpus_per_node or (None if site.exclusive else spec.ranks_per_node)
     nodes: dict[str, object] = {"nodes": spec.nodes, "ntasks-per-node": tasks}
     nodes["cpus-per-task"] = cpus and max(1, cpus // tasks)
     if spec.elastic and spec.nodes > 1:
@@ -61,7 +71,7 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
         "signal": f"B:USR1@{spec.signal_s}",
         "output": str(logs / ("slurm-%j.out" if count == 1 else "slurm-%A_%a.out")),
         "chdir": spec.cwd,
-        "export": ",".join(dict.fromkeys([*EXPORTED, *site.export])),
+        "export": ",".join(dict.fromkeys([*EXPORTED, *_module_variables(site), *site.export])),
         "partition": site.partition,
         "account": site.account,
         "qos": site.qos,
@@ -80,6 +90,11 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
     options = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
     script = [str(script_path()), str(target), spec.python, *site.modules]
     return ["sbatch", "--parsable", *options, *flags, *site.sbatch, *script]
+
+
+def _module_variables(site: SiteConfig) -> list[str]:
+    """Returns the variables of this environment by which `module` finds its files, if the site loads any."""
+    return sorted(name for name in os.environ if _OF_MODULES.fullmatch(name)) if site.modules else []
 
 
 @contextmanager
@@ -102,11 +117,49 @@ def _refuse_if_queued(folders: Sequence[RunDir]) -> None:
     for facts in read_runs([folder.path for folder in folders]):
         _check_answers(facts)
         if facts.queue:
-            what = f"job {facts.queue[0].element} of this run is {facts.queue[0].state}"
-            fix = f"wait for it, or cancel it: pretrain launch cancel {facts.path}"
-            if facts.queue[0].state == "COMPLETING":
-                fix = "it is ending: try again in a moment"
-            raise LockedError(what, where=str(facts.path), fix=fix)
+            raise _locked(facts, "", f"wait for it, or cancel it: pretrain launch cancel {facts.path}")
+
+
+def _locked(facts: RunFacts, why: str, fix: str) -> LockedError:
+    job = facts.queue[0]
+    if job.state == "COMPLETING":
+        fix = ENDING
+    return LockedError(f"job {job.element} of this run is {job.state}{why}", where=str(facts.path), fix=fix)
+
+
+def queued_specs(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> dict[str, LaunchSpec]:
+    """Returns the stored specs of those runs that have a job in the queue, by run folder, for another job of each.
+
+    The jobs in the queue read config and spec at their next start: both stay as they are.
+
+    Raises:
+        LaunchError: Slurm does not answer.
+        LockedError: A job in the queue was submitted with another config or layout, or is ending.
+    """
+    found = {}
+    for config, spec, facts in zip(configs, specs, read_runs([spec.folder.path for spec in specs]), strict=True):
+        _check_answers(facts)
+        if not facts.queue:
+            continue
+        stored = load_spec(spec.path)
+        if changes := _changes(stored, spec, config):
+            why = f", submitted with other settings ({', '.join(changes)})"
+            fix = f"submit without these changes, or after pretrain launch cancel {facts.path}"
+            raise _locked(facts, why, fix)
+        if facts.queue[0].state == "COMPLETING" or mark_of_cancel(spec.folder).exists():
+            raise _locked(facts, "", ENDING)
+        found[spec.run] = stored.model_copy(update={"singleton": True})
+    return found
+
+
+def _changes(stored: LaunchSpec, spec: LaunchSpec, config: RunConfig) -> list[str]:
+    """Returns what differs from the stored spec and config of a run: `nodes: 1 -> 2`."""
+    # Of each submission, or computed from the others.
+    apart = {"version", "chain", "signal_s", "singleton", "node_counts", "site"}
+    pairs = {key: (getattr(stored, key), getattr(spec, key)) for key in LaunchSpec.model_fields if key not in apart}
+    pairs |= {f"site.{key}": (value, getattr(spec.site, key)) for key, value in stored.site}
+    pairs |= changed_keys(load_config(stored.config, extensions="ignore"), config)
+    return [f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in pairs.items() if old != new]
 
 
 def submit(spec: LaunchSpec) -> str:

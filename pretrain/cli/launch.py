@@ -192,12 +192,12 @@ def logs_command(
     from pretrain.run.folder import RunDir
     from pretrain.utils.log import printable
     from pretrain_launch import logs
-    from pretrain_launch.runs import read_run
+    from pretrain_launch.runs import log_line, read_run
 
     folder = RunDir(_checked(run))
     if follow and rank is None:  # a rank that is not there may never be
         logs.await_log(folder, lambda: read_run(folder.path).is_over)
-    path = logs.find_log(folder, rank)
+    path = logs.find_log(folder, rank, lambda: log_line(folder.path))
     text, offset = logs.last_lines(path, lines)
     typer.echo(printable(text, keep="\n\t"), nl=False)
     if follow:
@@ -309,12 +309,15 @@ def _submit(configs: "list[RunConfig]", specs: "list[LaunchSpec]", jobs: int) ->
     """Writes specs and submits them: as they are, as an array, or one several times."""
     from pretrain.config.load import dump_config
     from pretrain_launch.spec import write_spec
-    from pretrain_launch.submit import claimed, submit, submit_array
+    from pretrain_launch.submit import claimed, queued_specs, submit, submit_array
 
-    # Under --singleton a job waits for those of the run.
-    with claimed([spec.folder for spec in specs if not spec.singleton]):
+    # Under --singleton a job waits for those of the run, whose settings stay.
+    queued = queued_specs(configs, specs) if specs[0].singleton else {}
+    with claimed([spec.folder for spec in specs if spec.run not in queued]):
         for config, spec in zip(configs, specs, strict=True):
-            write_spec(spec, dump_config(config))
+            if spec.run not in queued:
+                write_spec(spec, dump_config(config))
+        specs = [queued.get(spec.run, spec) for spec in specs]
         if len(specs) > 1:
             typer.echo(f"submitted {len(specs)} runs as job array {submit_array(specs)}:")
             typer.echo("\n".join(spec.run for spec in specs))

@@ -6,6 +6,9 @@ from pydantic import Field, model_validator
 
 from pretrain.config.base import OnResume, Section
 
+JOB_GPUS = "PRETRAIN_JOB_GPUS"
+"""Variable of the ranks of `pretrain launch slurm`: GPUs that their job has on each node, where it has any."""
+
 
 class EngineConfig(Section):
     """Parallelism, precision and memory of a step. No key changes the result, up to rounding."""
@@ -29,7 +32,8 @@ class EngineConfig(Section):
     `fp32`: more exact for many micro-batches or hundreds of ranks, at twice the bytes; only with
     ZeRO 2 and 3. `ddp` and `single` always sum in fp32."""
     device: Annotated[Literal["auto", "cpu", "cuda"], OnResume.FREE] = "auto"
-    """Device of the ranks. `auto`: CUDA if available, otherwise the CPU."""
+    """Device of the ranks. `auto`: CUDA if available, otherwise the CPU; in a job of `pretrain launch slurm`
+    that has GPUs, CUDA alone."""
     attention: Annotated[str, OnResume.WARN] = "auto"
     """Attention backend: `auto`, `eager`, `sdpa`, `flex`, `varlen`, or one that a module under `extend`
     adds."""

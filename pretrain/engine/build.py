@@ -5,6 +5,7 @@ start_accelerator  ->  build the model, on the meta device for ZeRO 3  ->  fill_
 """
 
 import os
+import socket
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.data import BatchPlan
-from pretrain.config.engine import EngineConfig
+from pretrain.config.engine import JOB_GPUS, EngineConfig
 from pretrain.dist import World, loopback_store
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, deepspeed_config
 from pretrain.engine.engine import Engine
@@ -67,7 +68,17 @@ def fill_sharded(
 
 
 def pick_device(config: EngineConfig) -> str:
-    """Returns `cuda` or `cpu`. Raises: ConfigError: CUDA is requested or needed, and absent."""
+    """Returns `cuda` or `cpu`.
+
+    Raises:
+        LaunchError: The job of this rank has GPUs that torch does not see.
+        ConfigError: CUDA is requested or needed, and absent.
+    """
+    job_gpus = int(os.environ.get(JOB_GPUS, 0))
+    if config.device == "auto" and job_gpus and not torch.cuda.is_available():
+        what = f"the job has {plural(job_gpus, 'GPU')} a node, torch sees none (torch {torch.__version__})"
+        fix = "install a CUDA torch, or load the driver there; engine.device=cpu if that is meant"
+        raise LaunchError(what, where=socket.gethostname(), fix=fix)
     if config.precision == "fp16" and not torch.cuda.is_available():
         fix = "use engine.precision=bf16, or fp32"
         raise ConfigError("engine.precision=fp16 needs a GPU, and torch sees none", fix=fix)

@@ -10,6 +10,8 @@ import pytest
 
 from pretrain import cli
 from pretrain.config.load import dump_config, load_config
+from pretrain.run.folder import RunDir
+from pretrain_launch.journal import read_journal
 from tests.helpers.cli import run_warm
 from tests.helpers.runs import CONFIG
 
@@ -34,7 +36,7 @@ def test_a_dry_run_needs_no_slurm_and_writes_nothing(launch, tmp_path):
     code, output, errors = launch(*NEEDED, "--dry-run")
     assert (code, errors) == (0, "")
     assert output.startswith("#!/bin/bash\n")
-    assert "$ sbatch --parsable --job-name=run --nodes=2 --ntasks-per-node=1 --time=0-12:00:00 " in output
+    assert "$ sbatch --parsable --job-name=run --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --time=0-12:00:00 " in output
     spec = json.loads(output[output.index("spec.json:\n") + len("spec.json:\n") :])
     assert (spec["run"], spec["cwd"], spec["nodes"]) == (f"{tmp_path}/runs/run", str(tmp_path), 2)
     assert not (tmp_path / "runs").exists()
@@ -212,6 +214,33 @@ def test_a_run_with_a_job_in_the_queue_warns_where_it_is_started_here_and_is_not
     assert asked.read_text() == "asked\n"
     errors = errors_of("train", *config, "train.steps=2")
     assert errors.count(f"{warning} cancel runs/run\n") == 1
+
+
+def test_a_job_after_one_in_the_queue_joins_its_chain_and_changes_nothing_that_it_reads(launch, tmp_path):
+    """The job in the queue reads config and spec at its next start."""
+    command_of_slurm(tmp_path, "sbatch", f"read -r n <{tmp_path}/next; echo $((n + 1)) >{tmp_path}/next; echo $n")
+    (tmp_path / "next").write_text("10\n")
+    command_of_slurm(tmp_path, "squeue", "echo '10|10|RUNNING|None|n1|0:10|1:00|x'")
+    assert launch("--nodes", "1")[0] == 0
+    stored = tmp_path / "runs" / "run" / "launch"
+    before = [(stored / name).read_bytes() for name in ("spec.json", "config.yaml")]
+    for more in (["--singleton"], ["--jobs", "3"]):
+        code, _, errors = launch("--nodes", "2", *more, "optim.lr=5e-3", "--partition", "big")
+        assert (code, errors) == (
+            73,
+            f"error: {tmp_path}/runs/run: job 10 of this run is RUNNING, submitted with other settings (nodes: 1 -> 2, "
+            "site.partition: null -> 'big', optim.lr: 0.001 -> 0.005); submit without these changes, or after "
+            f"pretrain launch cancel {tmp_path}/runs/run\n",
+        )
+    code, output, _ = launch("--nodes", "1", "--jobs", "2")
+    assert (code, output.count("submitted as job 1")) == (0, 2)
+    assert [(stored / name).read_bytes() for name in ("spec.json", "config.yaml")] == before
+    rows = read_journal(RunDir(tmp_path / "runs" / "run"))
+    assert ([row["job"] for row in rows], len({row["chain"] for row in rows})) == (["10", "11", "12"], 1)
+    (stored / "cancelled").touch()
+    code, _, errors = launch("--nodes", "1", "--singleton")
+    assert (code, "job 10 of this run is RUNNING; it is ending: try again in a moment" in errors) == (73, True)
+    assert (stored / "cancelled").exists()
 
 
 def test_the_group_of_a_sweep_may_be_chosen(launch, tmp_path):

@@ -187,6 +187,27 @@ def test_of_two_commands_at_once_one_submits_and_a_job_in_the_queue_is_the_only_
     assert len(lab.run("squeue", "-h").splitlines()) == len(job.journal("submit")) == 1
 
 
+def test_a_job_that_never_came_to_its_driver_is_told_as_slurm_tells_it(lab, make_job):
+    """5 s. An interpreter that a node lacks, and a job that was cancelled while it waited."""
+    job = make_job(lab)
+    site = job.folder.path.parents[1] / "site.yaml"
+    site.write_text(f"{SITE}python: /nowhere/python\n")
+    number = job.submit()
+    job.wait_end("FAILED")
+    status = job.status()
+    assert (status["state"], status["exit_code"]) == ("failed", 127)
+    assert status["reason"].startswith(f"job {number} ended before the run began: FAILED, NonZeroExitCode, ")
+    assert "/nowhere/python" in status["reason"]
+    site.write_text(f"{SITE}sbatch: [--hold]\n")
+    number = job.submit()
+    said = job.pretrain("launch", "logs", str(job.folder.path), "--rank", "0", expect=64)
+    assert f"there are slurm-{number - 1}.out" in said
+    lab.run("scancel", str(number))
+    job.wait_end("CANCELLED")
+    status = job.status()
+    assert (status["state"], status["reason"]) == ("cancelled", f"job {number} was cancelled before it began")
+
+
 def test_jobs_of_a_chain_follow_each_other_where_none_may_requeue_itself(lab, make_job):
     """19 s. The second goes on where the first was stopped; the third finds the run done."""
     job = make_job(lab)

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-from pretrain.config.engine import EngineConfig
+from pretrain.config.engine import JOB_GPUS, EngineConfig
 from pretrain.dist import World
 from pretrain.engine.build import bind_to_numa_node, pick_device, start_accelerator
 from pretrain.engine.deepspeed_engine import deepspeed_config
@@ -84,6 +84,21 @@ def test_the_device_is_a_gpu_where_there_is_one_and_none_is_refused_where_one_is
         return
     with pytest.raises(ConfigError, match=expected):
         pick_device(config)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_job_with_gpus_that_torch_does_not_see_ends_before_it_trains_on_cpus(cuda, monkeypatch, precision):
+    cuda(0)
+    monkeypatch.setenv(JOB_GPUS, "2")
+    wanted = (
+        r"the job has 2 GPUs a node, torch sees none \(torch \d.*\); install a CUDA torch, .*; engine.device=cpu if "
+    )
+    with pytest.raises(LaunchError, match=wanted) as caught:
+        pick_device(EngineConfig(precision=precision))
+    assert caught.value.exit_code == 69
+    assert pick_device(EngineConfig(device="cpu")) == "cpu"
+    cuda(1)
+    assert pick_device(EngineConfig(precision=precision)) == "cuda"
 
 
 @pytest.mark.parametrize("gpus", [0, 2])

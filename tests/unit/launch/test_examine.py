@@ -4,7 +4,7 @@ import json
 import sys
 
 from pretrain_launch.exits import StepExit
-from pretrain_launch.job_start import examine_nodes, first_failure
+from pretrain_launch.job_start import examine_nodes, first_failure, warnings_of
 from tests.unit.launch.test_submit import spec
 
 
@@ -31,6 +31,11 @@ def test_warnings_and_addresses_which_the_rendezvous_tries_out_do_not():
     assert first_failure('{"host": "n1"}\n[]\nnull') is None
 
 
+def test_a_warning_of_several_nodes_is_one():
+    lines = [report("n1", cores="warn", room="warn"), "a greeting of the site", report("n2", cores="warn", room="pass")]
+    assert warnings_of("\n".join(lines)) == {"cores: found; mend it": ["n1", "n2"], "room: found; mend it": ["n1"]}
+
+
 SRUN = """
 import sys
 from pathlib import Path
@@ -47,9 +52,9 @@ else:
 """As srun is: of lines that are longer than 1 KiB, those of two nodes come in pieces, mixed."""
 
 
-def test_what_two_nodes_say_at_once_is_not_mixed(tmp_path):
+def test_what_two_nodes_say_at_once_is_not_mixed(tmp_path, capsys):
     many = {f"check{number}": "pass" for number in range(40)}
-    (tmp_path / "report-0").write_text(report("n1", **many) + "\n")
+    (tmp_path / "report-0").write_text(report("n1", **many, cores="warn") + "\n")
     (tmp_path / "report-1").write_text(report("n2", **many, room="fail") + "\n")
     (tmp_path / "srun.py").write_text(SRUN.format(folder=str(tmp_path)))
     one = spec(run=str(tmp_path / "run"), ranks_per_node=1, nodes=2, node_counts=[2], python=sys.executable)
@@ -58,3 +63,4 @@ def test_what_two_nodes_say_at_once_is_not_mixed(tmp_path):
         74, "n2: room: found; mend it", False
     )
     assert [path.name for path in one.folder.launch.iterdir()] == ["doctor.jsonl"]
+    assert capsys.readouterr().out == "launch: warning: n1: cores: found; mend it\n"

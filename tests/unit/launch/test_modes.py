@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.config.engine import JOB_GPUS
 from pretrain.errors import ConfigError, LaunchError
 from pretrain_launch.exits import note_exit, noted_ranks, read_ending
 from pretrain_launch.job_start import find_spec, read_start
@@ -62,10 +63,14 @@ def test_ranks_started_by_slurm_have_the_variables_of_torchrun():
 
 
 def test_what_the_user_has_set_stays():
-    one = spec(ranks_per_node=1024)
+    one = spec(ranks_per_node=1024, gpus_per_node=0)
     found = node_environment({"NCCL_SOCKET_IFNAME": "mine"}, one, "eth0")
     assert found == {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "mine"}
     assert "GLOO_SOCKET_IFNAME" not in node_environment({}, one, None)
+
+
+def test_ranks_are_given_the_number_of_gpus_of_their_job():
+    assert node_environment({}, spec(gpus_per_node=4), None)[JOB_GPUS] == "4"
 
 
 def test_a_port_in_use_is_passed_over():

@@ -14,7 +14,7 @@ from pretrain.run.owner import LEASE_S
 from pretrain_launch import runs
 from pretrain_launch.job_table import MAX_STARTS, show_run, show_runs
 from pretrain_launch.journal import mark_of_cancel
-from pretrain_launch.runs import find_runs, merge_starts, read_run, read_runs
+from pretrain_launch.runs import find_runs, log_line, merge_starts, read_run, read_runs
 from pretrain_launch.slurm_tools import find_jobs, parse_jobs
 from tests.helpers.waiting import make_old
 
@@ -248,6 +248,64 @@ def test_a_job_that_was_cancelled_before_it_could_note_it_is_told_by_its_output(
     )
     squeue()
     assert read_run(run.path).state == state
+
+
+def scontrol(run: RunDir, answer: str) -> None:
+    """Puts a scontrol beside `squeue`."""
+    script = run.path.parents[1] / "bin" / "scontrol"
+    script.write_text(f"#!/bin/sh\n[ -n '{answer}' ] && echo '{answer}' || exit 1\n")
+    script.chmod(0o755)
+
+
+SUBMITTED = {"event": "submit", "chain": "a", "job": "7", "array": None, "at": at(0)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "output", "state", "why"),
+    [
+        ("JobId=7 JobState=CANCELLED Reason=None ExitCode=0:0", "", "cancelled", "job 7 was cancelled before it began"),
+        (
+            "JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=127:0",
+            "slurm_script: line 40: /env/bin/py: No such file\n\n",
+            "failed",
+            "127: job 7 ended before the run began: FAILED, NonZeroExitCode, slurm_script: line 40: /env/bin/py: No "
+            "such file",
+        ),
+        (
+            "JobId=7 JobState=FAILED Reason=JobLaunchFailure ExitCode=0:53",
+            "",
+            "failed",
+            "181: job 7 ended before the run began: FAILED, JobLaunchFailure",
+        ),
+        ("", "no python\n", "lost", "killed before its first step was done, or never began; last output: no python"),
+        ("", "", "lost", "killed before its first step was done, or never began"),
+    ],
+)
+def test_a_job_that_ended_before_its_driver_is_told_as_slurm_tells_it(run, squeue, answer, output, state, why):
+    journal(run, SUBMITTED)
+    if output:
+        run.logs.mkdir()
+        (run.logs / "slurm-7.out").write_text(output)
+    squeue()
+    scontrol(run, answer)
+    assert read_run(run.path).state == state
+    assert why in shown(run, 200)
+    assert log_line(run.path).startswith(f"the run is {state}: ")
+    squeue(PENDING)
+    assert log_line(run.path) == "job 7 is PENDING (BeginTime), and makes it as it starts"
+
+
+def test_a_resubmitted_job_that_ended_before_its_driver_is_the_run_s_end_and_the_rest_of_a_done_chain_is_not(
+    run, squeue
+):
+    squeue()
+    scontrol(run, "JobId=8 JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0")
+    stopped = [start(0), end(5, 75, "stopped by SIGUSR1", decision="end")]
+    journal(run, *stopped, {**SUBMITTED, "chain": "b", "job": "8"})
+    assert (read_run(run.path).state, read_run(run.path).exit_code) == ("failed", 1)
+    chain = [{**SUBMITTED, "job": job} for job in "78"]
+    journal(run, *chain, start(0, chain="a"), end(5, 0, "done", decision="end", chain="a"))
+    assert read_run(run.path).state == "done"
 
 
 def test_a_job_of_which_slurm_has_forgotten_is_not_in_the_queue(run, squeue):

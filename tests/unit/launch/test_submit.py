@@ -53,7 +53,7 @@ def test_a_job_asks_for_what_it_needs():
     assert set(found[2:]) == {
         "--job-name=night", "--nodes=4", "--ntasks-per-node=1", "--time=1-00:00:00", "--signal=B:USR1@120",
         "--output=/data/runs/night/logs/slurm-%j.out", "--chdir=/data", f"--export={','.join(EXPORTED)}",
-        "--gpus-per-node=8", "--requeue",
+        "--gpus-per-node=8", "--cpus-per-task=8", "--requeue",
     }  # fmt: skip
 
 
@@ -90,6 +90,16 @@ def test_names_of_variables_are_told_and_values_never(monkeypatch):
     assert not any("canary" in option for option in options(spec()))
 
 
+def test_a_site_with_modules_has_the_variables_by_which_they_are_found(monkeypatch):
+    for name in ("BASH_ENV", "MODULEPATH", "LMOD_PKG", "MODULESHOME", "MODULES_CMD"):
+        monkeypatch.setenv(name, "/x")
+    found = [next(option for option in options(spec(site=site)) if "export" in option).removeprefix("--export=")
+             for site in ({"modules": ["gcc"]}, {})]  # fmt: skip
+    added = set(found[0].split(",")) - set(found[1].split(","))
+    assert {"BASH_ENV", "MODULEPATH", "LMOD_PKG", "MODULESHOME", "MODULES_CMD"} <= added
+    assert found[1] == ",".join(EXPORTED)
+
+
 def test_arrays_elastic_jobs_and_singletons_say_so():
     found = options(spec(name="night-0", run="/data/runs/night-0"), 3)
     assert "--array=0-2" in found
@@ -99,6 +109,12 @@ def test_arrays_elastic_jobs_and_singletons_say_so():
     assert {"--nodes=1-4", "--mincpus=8"} <= set(elastic)
     assert not any("tasks" in option for option in elastic)  # Slurm would give the fewest nodes
     assert "--dependency=singleton" in options(spec(singleton=True))
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("torchrun", 8), ("accelerate", 8), ("deepspeed", 8), ("srun", 1)])
+def test_without_a_cluster_s_file_every_rank_has_a_cpu(mode, expected):
+    assert f"--cpus-per-task={expected}" in options(spec(mode=mode))
+    assert not any("cpu" in option for option in options(spec(mode=mode, site={"exclusive": True})))
 
 
 def test_srun_mode_has_a_task_for_each_rank():
@@ -196,6 +212,46 @@ def test_the_script_is_constant_and_sound_bash():
     assert script_path() == ROOT / "slurm" / "train.sbatch.tmpl"
     assert not any(mark in text for mark in ("{{", "}}", "{%", "eval ", "__"))
     subprocess.run(["bash", "-n", str(script_path())], check=True)
+
+
+INIT = """
+module() {
+    [ "$2" != absent ] || return 1
+    echo "$*" >> "$LOADED"; : "$UNSET"
+}
+"""
+
+
+def run_script(tmp_path, *modules: str, **variables: str) -> subprocess.CompletedProcess:
+    """Runs the batch script, with `echo` for Python."""
+    command = ["/bin/bash", str(script_path()), "SPEC", "/bin/echo", *modules]
+    environment = {"PATH": "/usr/bin:/bin", "LOADED": str(tmp_path / "loaded"), **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("place", ["BASH_ENV", "MODULESHOME", "LMOD_PKG"])
+def test_modules_are_loaded_where_module_is_a_function_that_a_batch_script_lacks(tmp_path, place):
+    init = tmp_path / "init" / "bash"
+    init.parent.mkdir()
+    init.write_text(INIT)
+    home = str(init if place == "BASH_ENV" else tmp_path)
+    done = run_script(tmp_path, "cuda/12.8", "gcc", **{place: home})
+    assert (done.returncode, done.stdout) == (0, "-m pretrain_launch.job SPEC\n"), done.stderr
+    assert (tmp_path / "loaded").read_text() == "load cuda/12.8\nload gcc\n"
+    done = run_script(tmp_path, "gcc", "absent", **{place: home})
+    assert (done.returncode, done.stdout) == (69, "")
+    assert done.stderr.startswith("error: modules: module load absent failed on ")
+
+
+def test_a_node_without_module_is_told_with_what_was_tried(tmp_path):
+    if Path("/etc/profile.d/modules.sh").exists() or Path("/etc/profile.d/lmod.sh").exists():
+        pytest.skip("this machine has modules")
+    done = run_script(tmp_path, "gcc", MODULESHOME=str(tmp_path))
+    assert (done.returncode, done.stdout) == (69, "")
+    assert done.stderr.startswith(
+        f"error: modules: there is no command module; tried: {tmp_path}/init/bash /etc/profile.d"
+    )
+    assert run_script(tmp_path).returncode == 0  # none are asked for
 
 
 def test_the_wheel_carries_the_script_to_where_it_is_looked_for():
