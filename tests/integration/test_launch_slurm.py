@@ -36,7 +36,10 @@ def test_a_dry_run_needs_no_slurm_and_writes_nothing(launch, tmp_path):
     code, output, errors = launch(*NEEDED, "--dry-run")
     assert (code, errors) == (0, "")
     assert output.startswith("#!/bin/bash\n")
-    assert "$ sbatch --parsable --job-name=run --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --time=0-12:00:00 " in output
+    assert (
+        "$ sbatch --parsable --job-name=run --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --time=0-12:00:00 "
+        in output
+    )
     spec = json.loads(output[output.index("spec.json:\n") + len("spec.json:\n") :])
     assert (spec["run"], spec["cwd"], spec["nodes"]) == (f"{tmp_path}/runs/run", str(tmp_path), 2)
     assert not (tmp_path / "runs").exists()
