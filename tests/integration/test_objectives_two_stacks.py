@@ -172,7 +172,10 @@ DECODER = "model.encoder=null"
             "objective.mixture: seq2seq cannot be mixed; use objective.kind=seq2seq alone",
         ),
         (["data.packing=bins"], "needs full rows, but data.packing=bins; use data.packing=concat"),
-        ([DECODER], "objective.kind=span needs a model with encoder+decoder, this one has decoder"),
+        (
+            [DECODER],
+            "needs a model with encoder+decoder, model.preset=t5-v1.1-tiny has decoder; use objective.kind=causal, or another",
+        ),
         ([SHORT], "batch.seq_len=2 is too short for objective.kind=span; raise it"),
         (
             ["objective={kind: seq2seq, span: {density: 0.15, mean_length: 3.0}}"],

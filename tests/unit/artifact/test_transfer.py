@@ -197,7 +197,7 @@ def test_the_card_of_an_export_has_the_metrics_of_its_weights_alone(tmp_path):
     (run / "checkpoints" / "best.json").write_text('{"step": 20, "metric": "val_ema_loss", "value": 20.25}')
 
     def shown(place: str) -> dict[str, float]:
-        out = tmp_path / place.replace("/", "-")
+        out = tmp_path / "out" / place.replace("/", "-").replace(".", "newest")
         export_model(run / place, out, check=False)
         return {name: float(value) for name, value in re.findall(r"^\| (\w+) \| ([0-9.]+) \|", card_of(out), re.M)}
 

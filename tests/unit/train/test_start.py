@@ -149,7 +149,7 @@ def test_new_tokens_whose_rows_adapters_do_not_train_are_named_with_the_key_that
 
 def test_an_encoder_under_an_objective_of_decoders_is_refused_by_the_name_of_the_start(tmp_path):
     message = (
-        rf"needs a model with decoder.*, that of init\.from={tmp_path}/released has encoder; choose another init\.from"
+        rf"needs a model with decoder.*, that of init\.from={tmp_path}/released has encoder; use another init\.from"
     )
     with pytest.raises(ConfigError, match=message):
         released(tmp_path, "bert-tiny", "bins", "objective.kind=supervised")
