@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "interop": (17, 2601),
     "model": (17, 3447),
     "objective": (9, 1292),
-    "optim": (6, 1228),
+    "optim": (6, 1311),
     "plan": (14, 2654),
     "prepare": (35, 5422),
     "pretrain_launch": (18, 3025),
