@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "datacheck": (10, 1931),
     "doctor": (13, 1890),
     "drill": (6, 861),
-    "engine": (6, 1054),
+    "engine": (6, 1063),
     "evaluate": (12, 2100),
     "generate": (10, 1556),
     "inspect": (3, 400),
