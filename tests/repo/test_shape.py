@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "drill": (6, 861),
     "engine": (6, 1063),
     "evaluate": (12, 2100),
-    "generate": (10, 1556),
+    "generate": (10, 1567),
     "inspect": (3, 400),
     "interop": (17, 2601),
     "model": (17, 3447),
