@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "config": (22, 3933),
     "data": (10, 1886),
     "datacheck": (10, 1931),
-    "doctor": (13, 1890),
+    "doctor": (13, 1903),
     "drill": (6, 861),
     "engine": (6, 1063),
     "evaluate": (12, 2100),
