@@ -14,6 +14,7 @@ from pretrain.config.engine import EngineConfig
 from pretrain.doctor.check import Check, Status
 
 _ASK_WITHIN_S = 10.0
+_TF32_SWITCH = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 _BF16_SINCE = 8.0  # compute capability from which tensor cores multiply bf16 (Ampere)
 _LEAST_SHM = 64 * 2**20
 
@@ -62,7 +63,13 @@ def _number_of(text: str) -> float:
     return 0.0  # [N/A]
 
 
-def check_gpus(engine: EngineConfig, gpus: list[GpuFound], problem: str, ranks_here: int) -> list[Check]:
+def check_gpus(
+    engine: EngineConfig,
+    gpus: list[GpuFound],
+    problem: str,
+    ranks_here: int,
+    environment: Mapping[str, str] = os.environ,
+) -> list[Check]:
     """Compares the result of `ask_driver` with the config; `ranks_here` of 0: unknown."""
     if engine.device == "cpu":
         return [Check("GPUs", "pass", f"{len(gpus)}; engine.device=cpu asks for none")]
@@ -88,6 +95,12 @@ def check_gpus(engine: EngineConfig, gpus: list[GpuFound], problem: str, ranks_h
         fix = "use engine.precision=fp16 with ZeRO 1 to 3, or fp32"
         text = f"{names} multiplies no bf16 in hardware: it is emulated, slowly"
         checks.append(Check("bf16", "warn", text, fix))
+    # TF32 came with bf16. Training never turns it on; torch reads this variable.
+    has_tf32 = any(gpu.capability >= _BF16_SINCE for gpu in gpus)
+    if engine.precision == "fp32" and has_tf32 and environment.get(_TF32_SWITCH) != "1":
+        fix = f"use engine.precision=bf16, or export {_TF32_SWITCH}=1 for factors of 10 bits"
+        text = f"{names} multiplies fp32 without TF32: at a tenth of the speed of bf16"
+        checks.append(Check("TF32", "warn", text, fix))
     return checks
 
 

@@ -133,12 +133,21 @@ class WrappedModule:
         return working_weights(self.module, self._names)
 
 
+def _is_whole(parameter: Tensor) -> bool:
+    """Returns whether every rank has all of a parameter, and the same gradient of it."""
+    # Marks of ZeRO 3, of DTensor, and of an expert of DeepSpeed, whose gradient is not the world's.
+    is_sharded = hasattr(parameter, "ds_tensor") or hasattr(parameter, "to_local")
+    return not is_sharded and getattr(parameter, "allreduce", True)
+
+
 def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = False) -> Update:
     """Clips reduced gradients to a global norm; discards them if it is not finite, or with `drop`.
 
     Every torch optimizer skips a parameter without a gradient, its moments and step count too. All
-    ranks have the same reduced gradients and decide alike.
+    ranks have the same reduced gradients and decide alike: the norm is of what this rank has, so a
+    parameter that is sharded, or reduced over a part of the ranks (an expert), is refused.
     """
+    assert all(map(_is_whole, parameters)), "a norm over several process groups is its engine's"
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     grad_norm = float(norm)

@@ -24,6 +24,7 @@ from pretrain.generate.incremental_decoder import (
     check_prompts,
     group_rows,
     new_token_limits,
+    read_with_check,
 )
 from pretrain.generate.sampling import Continuation
 from pretrain.model import LanguageModel
@@ -144,7 +145,7 @@ def _search_batch(
         is_last = [search.limit == num_new for search in searches for _ in range(width)]
         log_probs_BV = constraints.log_probs(logits_BV, feed.read_BT, num_new - 1, is_last, searches=True)
         past = [beam.log_prob for search in searches for beam in search.open]
-        found = _best_candidates(log_probs_BV, past, width, num_candidates)
+        found = _best_candidates(logits_BV, log_probs_BV, past, width, num_candidates)
         for search, candidates in zip(searches, found, strict=True):
             search.advance(candidates, num_new)
         places = [place for place, search in enumerate(searches) if not search.is_done(num_new)]
@@ -165,16 +166,14 @@ def _search_batch(
 
 
 def _best_candidates(
-    log_probs_BV: Tensor, past: list[float], width: int, count: int
+    logits_BV: Tensor, log_probs_BV: Tensor, past: list[float], width: int, count: int
 ) -> list[list[tuple[float, int, int]]]:
     """Returns the best (log_prob, parent, token) of each prompt of `width` beams."""
     past_B1 = torch.tensor(past, device=log_probs_BV.device)[:, None]
     vocab = log_probs_BV.shape[1]
     sums = (log_probs_BV + past_B1).view(-1, width * vocab)
     best = sums.topk(min(count, width * vocab))
-    # One copy to the host a step.
-    found = []
-    for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-        pairs = zip(values, indices, strict=True)
-        found.append([(value, *divmod(index, vocab)) for value, index in pairs])
-    return found
+    size = best.values.shape[1]
+    values, indices = read_with_check(logits_BV, best.values, best.indices)
+    pairs = [(value, *divmod(int(index), vocab)) for value, index in zip(values, indices, strict=True)]
+    return [pairs[start : start + size] for start in range(0, len(pairs), size)]

@@ -37,7 +37,7 @@ class IncrementalDecoder:
 
     The model, with a decoder and a head, is run in eval mode, its mode restored. At least one
     prompt, checked by `check_prompts`; at most `max_new_tokens` are added. `sees_prompt_whole` is
-    that of `Constraints`. Raises CheckpointError where scores are NaN.
+    that of `Constraints`. Scores may be NaN: `read_with_check`, where the host reads what it has chosen.
 
     `read_BT` has the tokens that the decoder has read in each row, PADDING before the first.
     `fixes_steps`: steps have fixed shapes; None: where they can be captured.
@@ -84,7 +84,7 @@ class IncrementalDecoder:
 
     def start(self) -> Tensor:
         """Reads the prompts; returns the scores of the next token of each, fp32 [B, V]."""
-        return _check_numbers(self._read(self._first))
+        return self._read(self._first)
 
     def step(self, tokens_B: Tensor) -> Tensor:
         """Reads one more token of each row; returns the scores of the next one, fp32 [B, V], until the next step."""
@@ -101,7 +101,7 @@ class IncrementalDecoder:
             documents_BT=self._documents_B1,
         )
         logits_BV = self._read_fixed(batch) if self._fixes_steps else self._read(batch)
-        return _check_numbers(logits_BV[: len(tokens_B)])
+        return logits_BV[: len(tokens_B)]
 
     def select(self, rows: Sequence[int]) -> None:
         """Keeps the given rows, in their order; a row may come several times. Copies the cache."""
@@ -187,11 +187,20 @@ class IncrementalDecoder:
         return Batch(tokens_BT, tokens_BT, positions_BT=positions_BT, documents_BT=documents_BT)
 
 
-def _check_numbers(logits_BV: Tensor) -> Tensor:
-    if bool(logits_BV.isnan().any()):
+def read_with_check(logits_BV: Tensor, *chosen: Tensor) -> list[list[float]]:
+    """Reads what was chosen by scores, each tensor flattened, in one copy to the host.
+
+    Integers below 2**53 and fp32 are exact in the fp64 that is copied.
+
+    Raises:
+        CheckpointError: A score is NaN.
+    """
+    parts = [tensor.flatten().double() for tensor in (logits_BV.isnan().any(), *chosen)]
+    (is_nan,), *values = (part.tolist() for part in torch.cat(parts).cpu().split([len(part) for part in parts]))
+    if is_nan:
         fix = "use a checkpoint from before its loss diverged"
         raise CheckpointError("the model's scores are not numbers", fix=fix)
-    return logits_BV
+    return values
 
 
 def _captures_steps(model: LanguageModel) -> bool:

@@ -22,6 +22,7 @@ from pretrain.generate.incremental_decoder import (
     check_prompts,
     group_rows,
     new_token_limits,
+    read_with_check,
 )
 from pretrain.model import LanguageModel
 
@@ -70,7 +71,8 @@ def sample(scores_BV: Tensor, sampling: Sampling, uniforms_B: Sequence[float]) -
     totals_BV = weights_BV.cumsum(dim=-1)
     # A token stays if those before it sum to less than p: the best one always does.
     kept_BV = (totals_BV - weights_BV < sampling.top_p) & (weights_BV > 0)
-    last_B1 = kept_BV.sum(dim=-1, keepdim=True) - 1
+    # Of NaN none stays: an index of -1 would end the process of a GPU before the host has seen them.
+    last_B1 = (kept_BV.sum(dim=-1, keepdim=True) - 1).clamp_(min=0)
     uniforms_B1 = torch.tensor(uniforms_B, dtype=torch.float64, device=scores_BV.device)[:, None]
     marks_B1 = uniforms_B1 * totals_BV.gather(1, last_B1)
     drawn_B1 = torch.searchsorted(totals_BV, marks_B1, right=True)
@@ -182,10 +184,11 @@ def stream(
             is_last = [limits[row] == num_new + 1 for row in rows]
             log_probs_BV = constraints.log_probs(logits_BV, feed.read_BT, num_new, is_last)
             ids_B = sample(log_probs_BV, sampling, [chance[row].random() for row in rows])
-            chosen = log_probs_BV.gather(1, ids_B[:, None])[:, 0].tolist()
+            chosen_B = log_probs_BV.gather(1, ids_B[:, None])[:, 0]
+            ids, chosen = read_with_check(logits_BV, ids_B, chosen_B)
             step = [
-                SampledToken(row, token, log_prob, token in constraints.eos_ids)
-                for row, token, log_prob in zip(rows, ids_B.tolist(), chosen, strict=True)
+                SampledToken(row, int(token), log_prob, int(token) in constraints.eos_ids)
+                for row, token, log_prob in zip(rows, ids, chosen, strict=True)
             ]
             yield step
             # An ended row leaves the batch, and its cache with it.

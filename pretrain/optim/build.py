@@ -16,7 +16,7 @@ from pretrain.config.optim import SOAP_MAX_SIDE, OptimConfig
 from pretrain.errors import LaunchError
 from pretrain.optim.groups import ParameterGroup
 from pretrain.optim.matrices import WholeGroup, WholeOptimizer
-from pretrain.optim.rules import Lion, NormalizedMuon, Soap, decay_cautiously
+from pretrain.optim.rules import BatchedMuon, Lion, Soap, decay_cautiously
 
 # Adafactor (Shazeer and Stern 2018), the optimizer of T5.
 #
@@ -61,6 +61,9 @@ def build_adafactor(groups: list[ParameterGroup], config: OptimConfig, device: t
 # embedding, an output head, a norm or a bias: these are updated by AdamW, at `optim.lr`. Fused
 # weights are updated matrix by matrix (`block_rows`).
 
+MUON_BATCH_ELEMENTS = {"cuda": 2**25}
+"""Elements of the matrices that a kind of device orthogonalises at once: four bf16 tensors of 64 MiB at most."""
+
 HEAD_PART = "head"
 """Part of the parameter names of the output head."""
 
@@ -83,7 +86,7 @@ def split_hidden(group: ParameterGroup) -> tuple[ParameterGroup, ParameterGroup]
 
 
 def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> WholeOptimizer:
-    """Builds torch's Muon over the decaying matrices of the stacks, and AdamW over everything else.
+    """Builds Muon over the decaying matrices of the stacks, and AdamW over everything else.
 
     State after the first step: one momentum for each matrix, two moments for each other parameter;
     with `row_beta2` also one number for each row of a matrix.
@@ -100,11 +103,11 @@ def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.
     split = [split_hidden(group) for group in groups]
     rest = [others for _, others in split if others.names]
     decay = config.weight_decay if muon.weight_decay is None else muon.weight_decay
-    rule: Callable[..., torch.optim.Optimizer] = torch.optim.Muon
-    if muon.row_beta2 is not None or config.cautious_decay:
-        rule = partial(NormalizedMuon, beta2=muon.row_beta2, cautious=config.cautious_decay)
     make = partial(
-        rule,
+        BatchedMuon,
+        beta2=muon.row_beta2,
+        cautious=config.cautious_decay,
+        batch_elements=MUON_BATCH_ELEMENTS.get(device.type, 0),
         lr=muon.lr,
         momentum=muon.momentum,
         nesterov=muon.nesterov,

@@ -14,7 +14,7 @@ An owner is planned for each matrix, the same on every rank: the rank that has a
 otherwise the rank with the least work. ZeRO 1 and 2 shard a long concatenation of parameters, so
 that few matrices are split; ZeRO 3 splits all of them.
 
-The update rule is a torch optimizer, unchanged, with its own state on the owner of a matrix.
+The update rule is a torch optimizer, with its own state on the owner of a matrix.
 Without a sharding engine, every matrix is whole on every rank, and nothing is sent.
 """
 

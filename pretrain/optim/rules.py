@@ -1,6 +1,6 @@
-"""Update rules that torch lacks, as torch optimizers: NorMuon, Lion, SOAP, and cautious weight decay.
+"""Update rules that torch lacks, as torch optimizers: Muon by batches, NorMuon, Lion, SOAP, and cautious weight decay.
 
-    NormalizedMuon    matrices                torch's Muon, rows of its update normalised, decay cautious: each a choice
+    BatchedMuon       matrices                torch's Muon by batches; rows of its update normalised, decay cautious
     Soap              matrices                AdamW in the eigenbasis of Shampoo's factors
     Lion              any tensor              sign of an interpolated momentum
     decay_cautiously  before AdamW's step     the decay that its fused kernel would apply everywhere
@@ -10,6 +10,9 @@ Cautious decay (Chen et al. 2025, Algorithm 1) shrinks a weight where its update
 the weight, and shrinks it too.
 """
 
+import math
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,39 +43,81 @@ def _decay(weight: Tensor, update: Tensor, shrink: float, *, cautious: bool) -> 
         weight.mul_(1 - shrink)
 
 
-class NormalizedMuon(torch.optim.Muon):
-    """torch's Muon with NorMuon's rows (Li et al. 2025, Algorithm 1) or cautious decay.
+class BatchedMuon(torch.optim.Muon):
+    """torch's Muon in batches of matrices of one shape, with NorMuon's rows or cautious decay if asked for.
 
-    NorMuon divides each row of the orthogonalised update by the root of a running mean of its
-    squares (`beta2`), and keeps the norm of the whole, so that the rates of `adjust_lr_fn` hold.
-    State: torch's momentum, and with `beta2` one number a row, [R, 1].
+    NorMuon (Li et al. 2025, Algorithm 1) divides each row of the orthogonalised update by the root
+    of a running mean of its squares (`beta2`), and keeps the norm of the whole, so that the rates of
+    `adjust_lr_fn` hold. State: torch's momentum, and with `beta2` one number a row, [R, 1].
+
+    On a GPU, matrices of one shape are orthogonalised by batched products: 3 launches an iteration
+    for all, equal to torch's up to the rounding of another kernel. On a CPU, where that
+    gains little, one at a time, bit for bit as torch does.
+
+    Args:
+        params: Matrices [R, C].
+        beta2: Decay of NorMuon's mean squares; None: rows are not divided.
+        cautious: Decay only where the update has the sign of the weight.
+        batch_elements: Elements of a batch at most, but one matrix at least; a step has four bf16
+            tensors of that size beside it. 0: one matrix at a time.
+        options: Those of torch's Muon.
     """
 
-    def __init__(self, params: Any, *, beta2: float | None, cautious: bool, **options: Any) -> None:
+    def __init__(
+        self,
+        params: Any,
+        *,
+        beta2: float | None = None,
+        cautious: bool = False,
+        batch_elements: int = 0,
+        **options: Any,
+    ) -> None:
         super().__init__(params, **options)
         self._beta2 = beta2
         self._cautious = cautious
+        self._batch_elements = batch_elements
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         """Steps every matrix that has a gradient."""
         assert closure is None
         for group in self.param_groups:
-            held = {parameter: parameter.data for parameter in group["params"] if parameter.grad is not None}
-            rate, decay = group["lr"], group["weight_decay"]
-            # A step from zeros at a rate of 1 leaves torch's update, negative, in the place of the weight.
-            for parameter, weight in held.items():
-                parameter.data = torch.zeros_like(weight)
-            group |= {"lr": 1.0, "weight_decay": 0.0}
-            super().step()
-            group |= {"lr": rate, "weight_decay": decay}
-            for parameter, weight in held.items():
-                update = parameter.data.neg_()
-                parameter.data = weight
-                if self._beta2 is not None:
-                    update = self._normalize(self.state[parameter], update, self._beta2)
-                _decay(weight, update, rate * decay, cautious=self._cautious)
-                weight.sub_(update, alpha=rate)
+            alike: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    alike[parameter.shape].append(parameter)
+            for shape, parameters in alike.items():
+                size = max(1, self._batch_elements // shape.numel())
+                for start in range(0, len(parameters), size):
+                    self._step_batch(parameters[start : start + size], group)
+
+    def _step_batch(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        updates = _orthogonalize(self._directions(parameters, group), group)
+        ratio = _rate_ratio(group["adjust_lr_fn"], *parameters[0].shape)
+        rate, decay = group["lr"], group["weight_decay"]
+        for parameter, update in zip(parameters, updates, strict=True):
+            weight = parameter.data
+            if self._beta2 is None and not self._cautious:
+                _decay(weight, update, rate * decay, cautious=False)
+                weight.add_(update, alpha=-rate * ratio)
+                continue
+            # In the order of the weight: a tall matrix comes transposed, and its norm would round otherwise.
+            update = torch.zeros_like(weight).add_(update, alpha=ratio)
+            if self._beta2 is not None:
+                update = self._normalize(self.state[parameter], update, self._beta2)
+            _decay(weight, update, rate * decay, cautious=self._cautious)
+            weight.sub_(update, alpha=rate)
+
+    def _directions(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """Adds the gradients to the momenta; returns what is to be orthogonalised."""
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if "momentum_buffer" not in self.state[parameter]:
+                zeros = torch.zeros_like(gradient, memory_format=torch.preserve_format)
+                self.state[parameter]["momentum_buffer"] = zeros
+        momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        return torch._foreach_lerp(gradients, momenta, group["momentum"]) if group["nesterov"] else momenta
 
     def _normalize(self, state: dict[str, Tensor], update: Tensor, beta2: float) -> Tensor:
         square = update.square().mean(dim=1, keepdim=True)
@@ -84,6 +129,41 @@ class NormalizedMuon(torch.optim.Muon):
 
 _TINY = 1e-10
 """Against a division by zero, as in the code of NorMuon."""
+
+
+def _orthogonalize(matrices: list[Tensor], group: dict[str, Any]) -> Sequence[Tensor]:
+    """Sets the singular values of matrices of one shape [R, C] about equal to 1, in bf16.
+
+    Newton-Schulz iterations with torch's coefficients, on the smaller side's products.
+    """
+    # One matrix: as torch does, by products of matrices, which round otherwise than batched ones.
+    is_batch = len(matrices) > 1
+    if is_batch:
+        x = torch.empty(len(matrices), *matrices[0].shape, dtype=torch.bfloat16, device=matrices[0].device)
+        torch._foreach_copy_(list(x.unbind()), matrices)
+        multiply_add = torch.baddbmm
+    else:
+        x = matrices[0].bfloat16()
+        multiply_add = torch.addmm
+    is_tall = x.shape[-2] > x.shape[-1]
+    if is_tall:
+        x = x.mT
+    norms = x.norm(dim=(-2, -1), keepdim=True) if is_batch else x.norm()
+    x.div_(norms.clamp(min=group["eps"]))
+    a, b, c = group["ns_coefficients"]
+    for _ in range(group["ns_steps"]):
+        gram = x @ x.mT
+        x = multiply_add(x, multiply_add(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    if is_tall:
+        x = x.mT
+    return x.unbind() if is_batch else [x]
+
+
+def _rate_ratio(adjust_lr_fn: str | None, rows: int, columns: int) -> float:
+    """Returns the factor of a matrix's learning rate, as torch's Muon defines it by `adjust_lr_fn`."""
+    if adjust_lr_fn == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1, rows / columns))
 
 
 class Lion(torch.optim.Optimizer):

@@ -21,7 +21,7 @@ import torch
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
-from pretrain.generate.incremental_decoder import IncrementalDecoder
+from pretrain.generate import Constraints, stream
 from pretrain.model import build_model
 from pretrain.train import loop
 from pretrain.train.step import StepTotals
@@ -112,16 +112,15 @@ def watch(counters: Counters, out: Path, step: int) -> None:
 
 
 def decode(counters: Counters, out: Path, step: int) -> None:
-    """Decodes two prompts greedily, and counts one step: the choice of a token, and the scores of the next."""
+    """Decodes two prompts greedily, and counts one step: the scores of the next token, and its choice."""
     device = torch.device("cuda")
     config = ModelConfig.model_validate(expand_preset({"preset": "llama-5m", "vocab_size": 512}))
     model = build_model(config, PLAIN_ENGINE, device).to(device, torch.bfloat16).eval()
-    decoder = IncrementalDecoder(model, [[3] * 8, [4] * 8], step + 1)
-    logits_BV = decoder.start()
-    for number in range(1, step + 1):
-        if number == step:
-            counters.reset()
-        logits_BV = decoder.step(logits_BV.argmax(dim=-1))
+    chosen = stream(model, [[3] * 8, [4] * 8], Constraints(max_new_tokens=step + 1))
+    for _ in range(step):
+        next(chosen)
+    counters.reset()
+    next(chosen)
     out.write_text(json.dumps(counters.table(out)))
 
 

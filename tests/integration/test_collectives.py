@@ -16,7 +16,6 @@ import pytest
 import torch
 import torch.distributed as td
 from accelerate.state import AcceleratorState, GradientState
-from deepspeed.accelerator import get_accelerator
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -145,10 +144,8 @@ def _step(world: World, stage: int, gradients: str, model: dict[str, Any]) -> di
     tokens = torch.randint(0, 512, (1, LENGTH))
     # Compares with what the other ranks say.
     alike = "deepspeed.runtime.zero.partitioned_param_coordinator.assert_ints_same_as_other_ranks"
-    waits = mock.Mock()
-    with mock.patch(alike, lambda *_: None), mock.patch.object(get_accelerator(), "synchronize", waits):
+    with mock.patch(alike, lambda *_: None):
         for _ in range(2):
-            waits.reset_mock()
             with Recorder() as recorder:
                 for number in range(ACCUMULATION):
                     engine.forward_backward(Batch(tokens, tokens), 1.0, number + 1 == ACCUMULATION)
@@ -156,7 +153,7 @@ def _step(world: World, stage: int, gradients: str, model: dict[str, Any]) -> di
                 engine.update(1e-3)
     owned = sum(fragment.length for fragment in engine.state.owned_fragments())
     found = {"bytes": dict(recorder.bytes), "parameters": size, "owned": owned}
-    return found | {"reads": [reads, recorder.reads - reads], "waits": waits.call_count}
+    return found | {"reads": [reads, recorder.reads - reads]}
 
 
 EVERY_CASE = [(0, "compute"), (1, "compute"), (2, "compute"), (2, "fp32"), (3, "compute"), (3, "fp32")]
@@ -208,11 +205,10 @@ def test_the_fragments_of_1024_ranks_cover_every_element_once():
 
 
 MOST_READS = {0: 19, 1: 5, 2: 5, 3: 2}
-"""Numbers that the host reads in an update, by stage: finite, overflow, norm; at stage 0 one more a parameter."""
+"""Numbers that the host reads in an update, by stage: overflow and norm; at stage 0 also one a parameter."""
 
 
-def test_the_host_waits_for_nothing_in_a_micro_batch_and_for_few_numbers_in_an_update():
+def test_the_host_reads_nothing_in_a_micro_batch_and_few_numbers_in_an_update():
     for (stage, _), step in zip(EVERY_CASE, steps(8, True), strict=True):
         of_micro_batches, of_update = step["reads"]
-        assert (of_micro_batches, step["waits"]) == (0, 0), stage
-        assert of_update <= MOST_READS[stage], stage
+        assert of_micro_batches == 0 and of_update <= MOST_READS[stage], (stage, step["reads"])

@@ -207,3 +207,19 @@ def test_every_launcher_trains_the_same(golden, launcher):
         golden.complete(name, "train.stop_after=20", launcher=command, DS_ACCELERATOR="cpu")
     ours, reference = (read_audit(golden.folder(folder).audit) for folder in (name, "golden"))
     assert [(r.digest, r.loss, r.grad_norm) for r in ours] == [(r.digest, r.loss, r.grad_norm) for r in reference[:20]]
+
+
+def test_two_attempts_with_dropout_of_attention_weights_alone_equal_one(tmp_path, corpus):
+    runs = RunMaker(tmp_path, corpus)
+    alone = [
+        *("engine.kind=single", "engine.zero_stage=0", "train.steps=6", "checkpoint.every_steps=2"),
+        *("model.decoder.dropout=0", "model.decoder.attention_dropout=0.3"),
+    ]
+    runs.train("one", *alone, ranks=1)
+    runs.train("two", *alone, "train.stop_after=3", ranks=1)
+    runs.train("two", *alone, ranks=1)
+    assert_same_run(runs, "two", "one", 6)
+    assert {row.attempt for row in read_audit(runs.folder("two").audit)} == {1, 2}
+    runs.train("without", *alone, "model.decoder.attention_dropout=0", "train.stop_after=1", ranks=1)
+    first, without = (read_audit(runs.folder(name).audit)[0] for name in ("one", "without"))
+    assert first.digest == without.digest and first.loss != without.loss, "the same samples, and noise"

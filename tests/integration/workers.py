@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from accelerate.state import AcceleratorState, GradientState
@@ -23,7 +24,7 @@ from pretrain.engine.engine import Engine
 from pretrain.model import build_model
 from pretrain.model.build import fill_weights, initial_weight
 from pretrain.objective import build_loss
-from pretrain.optim.build import build_optimizer
+from pretrain.optim.build import MUON_BATCH_ELEMENTS, build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.optim.parametrization import scale_of
 from pretrain.train.step import TrainModule, start_exchange
@@ -81,6 +82,9 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 """Sections `optim:` by a name; any other name is that of a kind."""
 
+BY_BATCHES = " by batches"
+"""End of the name of a Muon that steps matrices in batches, as on a GPU."""
+
 
 def build(
     world: World,
@@ -121,9 +125,8 @@ def build(
         fp8=fp8,
     )
     plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size)
-    optim = OptimConfig.model_validate(
-        {"lr": 1e-2, "grad_clip": grad_clip} | RECIPES.get(optimizer, {"kind": optimizer})
-    )
+    recipe = optimizer.removesuffix(BY_BATCHES)
+    optim = OptimConfig.model_validate({"lr": 1e-2, "grad_clip": grad_clip} | RECIPES.get(recipe, {"kind": recipe}))
     accelerator = start_accelerator(config, grad_clip, plan, 30000, world)
     model_config = parse_model(expand_preset(model))
     built = build_model(model_config, config, torch.device("cpu"), storage=not sharded)
@@ -146,7 +149,9 @@ def build(
         fill_weights(built, draw)
     names = {id(parameter): name for name, parameter in built.named_parameters()}
     module = TrainModule(built, build_loss(objective or ObjectiveConfig()))
-    torch_optimizer = build_optimizer(groups, optim, torch.device("cpu"))
+    batch_elements = MUON_BATCH_ELEMENTS["cuda"] if optimizer.endswith(BY_BATCHES) else 0
+    with mock.patch.dict(MUON_BATCH_ELEMENTS, cpu=batch_elements):
+        torch_optimizer = build_optimizer(groups, optim, torch.device("cpu"))
     saves_frozen = finetune != "lora"
     return build_engine(
         module, names, torch_optimizer, accelerator, config, grad_clip, world, saves_frozen=saves_frozen

@@ -48,6 +48,19 @@ def test_a_gpu_without_bf16_and_a_mixed_node_are_warned_of():
     assert names == {"GPUs": "pass", "GPUs alike": "warn", "bf16": "warn"}
 
 
+def test_fp32_without_tf32_is_warned_of_where_the_gpu_has_it():
+    fp32 = CUDA.model_copy(update={"precision": "fp32"})
+
+    def found(engine, gpu, **environment):
+        return [check for check in check_gpus(engine, [gpu], "", 1, environment) if check.name == "TF32"]
+
+    (check,) = found(fp32, H100)
+    assert check.status == "warn" and "H100 80GB HBM3 multiplies fp32 without TF32" in check.detail
+    assert check.fix.startswith("use engine.precision=bf16, or export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1")
+    assert found(fp32, H100, TORCH_ALLOW_TF32_CUBLAS_OVERRIDE="1") == []
+    assert found(fp32, V100) == found(CUDA, H100) == []
+
+
 def test_a_cpu_without_bf16_is_warned_of_where_a_config_asks_for_it():
     bf16 = EngineConfig(device="cpu", precision="bf16")
     assert machine.check_processor_bf16(CPU, set()) is None

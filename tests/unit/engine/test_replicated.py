@@ -73,3 +73,14 @@ def test_no_gradient_at_all_is_a_norm_of_zero():
     parameters = with_gradients(None, None)
     update = clip_or_drop(parameters, 1.0)
     assert (update.grad_norm, update.skipped) == (0.0, False)
+
+
+@pytest.mark.parametrize("mark", [{"ds_tensor": torch.ones(1)}, {"to_local": None}, {"allreduce": False}], ids=str)
+def test_a_gradient_that_other_ranks_have_no_or_another_part_of_is_not_clipped_by_this_rank_s_norm(mark):
+    parameters = with_gradients(3, 4)
+    vars(parameters[1]).update(mark)
+    with pytest.raises(AssertionError, match="a norm over several process groups"):
+        clip_or_drop(parameters, 1.0)
+    assert gradients_of(parameters) == [3.0, 4.0]
+    parameters[1].__dict__ = {"allreduce": True}
+    assert clip_or_drop(parameters, 1.0).grad_norm == 5.0

@@ -1,5 +1,7 @@
 """Decoding with a cache, in batches, against reading everything again."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -267,7 +269,8 @@ def test_a_model_that_has_diverged_is_refused_instead_of_drawn_from():
     model = tiny_model()
     with torch.no_grad():
         model.decoder.norm.weight.fill_(float("nan"))
-    for decode in (generate, lambda *arguments: beam_search(*arguments, Beams(2))):
+    drawn = partial(generate, sampling=Sampling(temperature=0.8, top_p=0.9))
+    for decode in (generate, drawn, partial(beam_search, beams=Beams(2))):
         with pytest.raises(CheckpointError, match="scores are not numbers; use a checkpoint from before its loss"):
             decode(model, [[3]], free(5))
     assert not model.training
