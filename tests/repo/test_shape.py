@@ -17,7 +17,7 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 ROOMS: dict[str, tuple[int, int]] = {
     "": (7, 883),
-    "artifact": (7, 1487),
+    "artifact": (7, 1492),
     "attention_maps": (5, 821),
     "checkpoint": (10, 1535),
     "cli": (13, 2332),

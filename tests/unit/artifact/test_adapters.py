@@ -111,7 +111,9 @@ def test_peft_reads_exported_adapters_beside_the_exported_model(base, tmp_path):
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert described["base_model_name_or_path"] is None  # of a run peft could load nothing
     card = (tmp_path / "adapter" / "README.md").read_text()
-    assert "Adapters of an export of `base`: `pretrain export base base --family " in card
+    step = "base/checkpoints/step-00000001"
+    assert f"Adapters of an export of `{step}`: `pretrain export {step} base-exported --family " in card
+    assert '.from_pretrained("base-exported")' in card
     assert AutoTokenizer.from_pretrained(tmp_path / "adapter")("To be").input_ids
     export_model(base, tmp_path / "released")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "released")
