@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "objective": (9, 1292),
     "optim": (6, 1228),
     "plan": (14, 2637),
-    "prepare": (35, 5431),
+    "prepare": (35, 5438),
     "pretrain_launch": (18, 2899),
     "report": (8, 1577),
     "run": (7, 1456),
