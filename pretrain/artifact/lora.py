@@ -133,8 +133,8 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
             tensors[f"base_model.model.{module}.lora_B.weight"] = part.contiguous()
         transposed = transposed or weight.transposed
     run = load_config(described.run.config, extensions="ignore")
-    start = Path(str(run.init.from_))
-    base = str(start) if is_release(start) else None  # peft can load no other
+    start = merged.base.source
+    base = str(start.path) if is_release(start.path) else None  # peft can load no other
     facts = {
         "peft_type": "LORA",
         "task_type": _TASKS[config.shape],
@@ -159,11 +159,16 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
     return ExportedAdapter(chosen.model_type, run.finetune.rank, len(modules), count)
 
 
-def _adapter_card(name: str, start: Path, family: Family, architecture: str) -> str:
+def _adapter_card(name: str, start: ModelSource, family: Family, architecture: str) -> str:
     """Returns README.md of exported adapters: the base model that they fit, and how both are loaded."""
-    base = f"`{start.name}`"
-    if not is_release(start):
-        base = f"an export of `{start.name}`: `pretrain export {start.name} base --family {family.model_type}`"
+    folder, place = start.path.name, start.path.name
+    base = f"`{folder}`"
+    if not is_release(start.path):
+        if start.run is not None:
+            folder = start.run.path.name
+            place = f"{folder}/{start.path.resolve().relative_to(start.run.path.resolve())}"
+        folder += "-exported"
+        base = f"an export of `{place}`: `pretrain export {place} {folder} --family {family.model_type}`"
     return f"""---
 library_name: peft
 tags:
@@ -179,7 +184,7 @@ Adapters of {base}.
 from peft import PeftModel
 from transformers import AutoTokenizer, {architecture}
 
-base = {architecture}.from_pretrained("base")  # the folder of that model
+base = {architecture}.from_pretrained("{folder}")  # the folder of that model, or its name on the hub
 model = PeftModel.from_pretrained(base, "{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```

@@ -234,6 +234,19 @@ class MergedModel:
         return weight + self.scale * (b @ a)
 
 
+def find_start(start: Path, run: Path) -> Path:
+    """Returns the place of the model that `init.from` of a run names; `start` itself where none is found.
+
+    A relative path is that of the current folder. Where nothing is there, as for a run that was moved
+    or is named from elsewhere, the folders above the run are tried, and the end of the path beside it.
+    """
+    run = run.resolve()
+    names = start.relative_to(start.anchor).parts
+    places = [start, *(folder / start for folder in run.parents)]
+    places += [run.parent.joinpath(*names[number:]) for number in range(len(names))]
+    return next((place for place in places if split_average(place)[0].exists() and place.resolve() != run), start)
+
+
 def merge_adapters(trained: WeightReader, config: RunConfig, open_other: Callable[[Path], ModelSource]) -> MergedModel:
     """Opens the base model of a checkpoint of adapters, and reads it once to verify its hash.
 
@@ -241,15 +254,15 @@ def merge_adapters(trained: WeightReader, config: RunConfig, open_other: Callabl
     model is missing or has changed.
     """
     assert config.init.from_ is not None
-    start = Path(config.init.from_)
+    run = RunDir(trained.path.resolve().parent.parent)
+    start = find_start(Path(config.init.from_), run.path)
     if not split_average(start)[0].exists():
         raise CheckpointError(
-            f"holds adapters of {start}, and there is nothing there",
+            f"holds adapters of {start}, and there is nothing there, above or beside the run",
             where=str(trained.path),
-            fix="put that model back, or call this from the folder that the run was started in",
+            fix=f"put that model back, or write its place as init.from into {run.config}",
         )
     base = AdaptedModel(open_other(start), config.model, parameter_shapes(config.model))
-    run = RunDir(trained.path.parent.parent)
     check_base(str(trained.manifest.state.get("base_hash", "")), base, run, open_other)
     return MergedModel(base, trained, config.finetune.scale)
 
@@ -262,7 +275,7 @@ def check_base(saved: str, base: AdaptedModel, run: RunDir, open_other: Callable
     found = base.fingerprint()
     if saved == found:
         return
-    fix = "put back the model that init.from named when the run began"
+    fix = f"put back the model that init.from named when the run began, or write its place into {run.config}"
     beside = [] if base.source.run is None else sorted(base.source.run.checkpoints.glob("step-*"), reverse=True)
     for path in beside:
         with suppress(CheckpointError):  # damaged, or not of this model

@@ -11,6 +11,7 @@ Reasons to drop a document, in `statistics.json`:
 undecodable            a file of the default corpus that is not UTF-8
 empty                  no text; of a pair, on neither side
 no_assistant_turn      a conversation in which there is nothing to learn
+empty_answer           a record whose answers are all without text
 too_short, too_long    by characters; a pair by either side, a record by all its segments together
 not_required           a field of its record is absent or has none of the required values
 duplicate              the same bytes came before (duplicates.py)
@@ -28,11 +29,12 @@ from pretrain.config.prepare import FilterConfig
 UNDECODABLE = "undecodable"
 EMPTY = "empty"
 NO_ASSISTANT_TURN = "no_assistant_turn"
+EMPTY_ANSWER = "empty_answer"
 TOO_SHORT = "too_short"
 TOO_LONG = "too_long"
 NOT_REQUIRED = "not_required"
 DUPLICATE = "duplicate"
-REASONS = (UNDECODABLE, EMPTY, NO_ASSISTANT_TURN, TOO_SHORT, TOO_LONG, NOT_REQUIRED, DUPLICATE)
+REASONS = (UNDECODABLE, EMPTY, NO_ASSISTANT_TURN, EMPTY_ANSWER, TOO_SHORT, TOO_LONG, NOT_REQUIRED, DUPLICATE)
 
 
 class Label(NamedTuple):
@@ -67,6 +69,11 @@ def refuse(document: Document, config: FilterConfig) -> str | None:
         return EMPTY
     if document.segments and not any(is_learned for _, is_learned in document.segments):
         return NO_ASSISTANT_TURN
+    if document.segments and not any(
+        is_learned and text.strip() and number not in document.markers
+        for number, (text, is_learned) in enumerate(document.segments)
+    ):
+        return EMPTY_ANSWER
     shortest = longest = len(document.text)
     if document.source is not None:
         shortest = min(shortest, len(document.source))

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from pretrain import dist
 from pretrain.artifact.lora import add_adapters, check_tokens, freeze, initial_adapter, train_beside
 from pretrain.artifact.model_path import newest_checkpoint, open_source
-from pretrain.artifact.source import AdaptedModel, check_base, is_adapter, name_without_adapter, split_average
+from pretrain.artifact.source import (
+    AdaptedModel,
+    check_base,
+    find_start,
+    is_adapter,
+    name_without_adapter,
+    split_average,
+)
 from pretrain.checkpoint.agree import agree
 from pretrain.checkpoint.retention import mark_in_use
 from pretrain.checkpoint.state import TrainState
@@ -120,7 +127,8 @@ def pin_start(config: RunConfig, world: World) -> RunConfig:
         has_saved = RunDir(config.folder).has_saved()
         if not world.is_main or (has_saved and not has_adapters):
             return init.from_  # of a run that has its weights: the start may be gone
-        start, is_of_run = newest_checkpoint(Path(str(init.from_)))
+        named = Path(str(init.from_))
+        start, is_of_run = newest_checkpoint(find_start(named, RunDir(config.folder).path) if has_saved else named)
         if has_adapters and is_of_run and not has_saved:  # a resumption has marked it, or may be refused
             try:
                 mark_in_use(split_average(start)[0], config.folder)

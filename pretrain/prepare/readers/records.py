@@ -5,7 +5,7 @@
     records    {"prompt": "...", "response": "..."}: the response is in the loss
                {"instruction": "...", "input": "...", "output": "..."} (Alpaca): the output is
                {"messages": [{"role": "user", "content": "..."}, ...]}: the turns of the assistant
-               are in the loss
+               are in the loss; of ShareGPT, `from`, `value`, "human" and "gpt" are read alike
     classes    {"text": "...", "label": "..."}: a label is text, a whole number, or true or false
     tags       {"tokens": ["...", ...], "tags": ["...", ...]}: as many labels as words
 
@@ -41,6 +41,10 @@ FIELD_OPTIONS: dict[DataKind, tuple[str, str] | tuple[str]] = {
     "classes": ("text_field", "label_field"),
     "tags": ("words_field", "tags_field"),
 }
+
+# Keys and roles of ShareGPT's messages.
+_ALIASES = {"role": "from", "content": "value"}
+_ROLES_OF = {"human": "user", "gpt": TARGET_ROLE}
 
 # Fields of Alpaca's records (Taori et al. 2023).
 _INSTRUCTION = "instruction"
@@ -192,7 +196,7 @@ def _prompt_fields(config: InputConfig, known: Collection[str]) -> tuple[list[st
 def _join_prompt(record: Mapping[str, Any], names: list[str]) -> str:
     """Returns the fields of a prompt, the first and those of the others that are there, with blank lines between."""
     further = [name for name in names[1:] if record.get(name) not in (None, "")]
-    parts = [text_of(record, name, "prompt_field, or give messages_field")[0] for name in (names[0], *further)]
+    parts = [text_of(record, name, "prompt_field")[0] for name in (names[0], *further)]
     return "\n\n".join(parts)
 
 
@@ -200,22 +204,24 @@ def _turns(record: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
     """Returns the (role, text) of each message."""
     messages = record.get(name)
     if not isinstance(messages, list):
-        raise _bad_field(record, name, "a list", "messages_field")
+        error = _bad_field(record, name, "a list", "messages_field")
+        if name not in record and {"prompt", _INSTRUCTION} & record.keys():
+            error.fix = "leave messages_field out (inputs.0.messages_field=null): prompts with answers need none"
+        raise error
     fix = 'write {"role": "user", "content": "..."}'
     turns = []
     for number, message in enumerate(messages):
         place = f"{name}[{number}]"
         if not isinstance(message, dict):
             raise RecordError(f"{place} is {_kind_of(message)}, not an object", fix)
-        if {"from", "value"} <= message.keys() and "role" not in message:
-            fix = "rename from to role and value to content, human to user and gpt to assistant"
-            raise RecordError(f"{place} has the keys of ShareGPT, from and value", fix)
+        if "role" not in message and "from" in message:
+            message = {key: message[alias] for key, alias in _ALIASES.items() if alias in message}
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise RecordError(f"{place}.{key} {_describe(message, key, 'a string')}", fix)
-        role = message["role"]
+        role = _ROLES_OF.get(message["role"], message["role"])
         if role not in ROLES:
-            known = f"use one of {', '.join(ROLES)}"
+            known = f"use one of {', '.join([*ROLES, *_ROLES_OF])}"
             raise RecordError(f"{place}.role is {role!r}, which is not known", known)
         _encode(message["content"])
         turns.append((role, message["content"]))
@@ -317,7 +323,12 @@ def _encode(text: str) -> bytes:
 def _bad_field(record: Mapping[str, Any], name: str, wanted: str, option: str) -> RecordError:
     fields = ", ".join(sorted(map(str, record))[:20]) or "none"
     what = f"field {name!r} {_describe(record, name, wanted)}; fields: {fields}"
-    return RecordError(what, f"choose one with {option}")
+    if name in record:
+        return RecordError(what, f"make it {wanted}, or choose another with {option}")
+    chats = [key for key, value in record.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    if chats and option in ("prompt_field", "messages_field"):
+        return RecordError(what, f"give messages_field: {chats[0]} (inputs.0.messages_field={chats[0]})")
+    return RecordError(what, f"add it to the record, or choose one with {option}")
 
 
 def _describe(record: Mapping[str, Any], name: str, wanted: str) -> str:

@@ -111,7 +111,9 @@ def test_peft_reads_exported_adapters_beside_the_exported_model(base, tmp_path):
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert described["base_model_name_or_path"] is None  # of a run peft could load nothing
     card = (tmp_path / "adapter" / "README.md").read_text()
-    assert "Adapters of an export of `base`: `pretrain export base base --family " in card
+    step = "base/checkpoints/step-00000001"
+    assert f"Adapters of an export of `{step}`: `pretrain export {step} base-exported --family " in card
+    assert '.from_pretrained("base-exported")' in card
     assert AutoTokenizer.from_pretrained(tmp_path / "adapter")("To be").input_ids
     export_model(base, tmp_path / "released")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "released")
@@ -136,13 +138,40 @@ def test_adapters_are_not_merged_into_other_weights_or_none(base, tmp_path):
     run, _ = write_adapters(base, tmp_path / "tuned")
     kept = base.rename(tmp_path / "kept")
     with pytest.raises(
-        CheckpointError, match=r"holds adapters of .*base, and there is nothing there; put that model back"
+        CheckpointError,
+        match=r"holds adapters of .*base, and there is nothing there, .*; put that model back, or write its",
     ):
         open_source(run)
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(str(base), str(kept)))
+    open_source(run)
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(str(kept), str(base)))
     other = write_text_run(tmp_path / "base", tmp_path / "data", _preset(kept), "causal", steps=[2])
     assert other == base
     with pytest.raises(CheckpointError, match=r"adapters were trained beside other weights than those of .*base"):
         open_source(run)
+
+
+def test_the_base_of_adapters_is_found_above_or_beside_a_run_that_is_named_from_elsewhere(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_adapters(Path("base"), tmp_path / "tuned")
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir("away")
+    assert open_source(Path("../tuned")).merged.base.source.run.path == base
+    nested = tmp_path / "copies" / "runs"
+    nested.mkdir(parents=True)
+    shutil.copytree(tmp_path / "tuned", nested / "tuned")
+    assert open_source(nested / "tuned").merged.base.source.run.path == base
+    base.rename(nested / "base")  # beside the run
+    assert open_source(nested / "tuned").merged.base.source.run.path == nested / "base"
+    file = nested / "tuned" / "config.yaml"
+    file.write_text(file.read_text().replace("from: base", "from: /gone/runs/base/checkpoints/step-00000001"))
+    assert open_source(nested / "tuned").merged.base.source.run.path == nested / "base"
+    other = write_text_run(tmp_path / "base", tmp_path / "data", _preset(nested / "base"), "causal", steps=[2])
+    assert other == base
+    with pytest.raises(
+        CheckpointError, match=r"beside other weights than those of .*base.*write its place into .*yaml"
+    ):
+        open_source(tmp_path / "tuned")
 
 
 def _preset(run: Path) -> str:

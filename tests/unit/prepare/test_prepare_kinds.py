@@ -123,6 +123,19 @@ def test_only_texts_are_cut_in_two(tmp_path, kind):
         prepare(prepare_config(tmp_path / "out", [path], kind=kind, split="tail:0.1"))
 
 
+@pytest.mark.parametrize("template", [None, "instruction"])
+def test_a_record_whose_answers_have_no_text_is_left_out_under_that_name(tmp_path, caplog, template):
+    caplog.set_level(logging.INFO)
+    said = [("user", "a"), ("assistant", ""), ("user", "b"), ("assistant", "c")]
+    rows = [{"m": [{"role": role, "content": text} for role, text in said[:length]]} for length in (2, 2, 4)]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    config = prepare_config(tmp_path / "out", [path], kind="records", tokenizer="char", split="hash:0")
+    item = config.inputs[0].model_copy(update={"messages_field": "m", "template": template})
+    index = prepare(config.model_copy(update={"inputs": [item]}), processes=1)
+    assert index.split("train").num_documents == 1
+    assert "skipped 2 documents: empty answer" in caplog.text
+
+
 def test_documents_need_not_end_with_a_token(tmp_path):
     path = write_rows(tmp_path / "a.jsonl", [{"text": "ab"}, {"text": "ba"}])
     config = prepare_config(tmp_path / "out", [path], tokenizer="char", split="hash:0", end_of_document=False)

@@ -175,12 +175,24 @@ def test_a_label_that_is_none_of_those_given_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "row", "message"),
     [
-        ("classes", {"text": "a"}, r"a\.jsonl:1: field 'label' is absent; fields: text; choose one with label_field"),
+        (
+            "classes",
+            {"text": "a"},
+            r"a\.jsonl:1: field 'label' is absent; fields: text; add it to the record, or choose one with label_field",
+        ),
         ("classes", {"text": "a", "label": 1.5}, r"field 'label' is a number, not a string or a whole number; give"),
         ("classes", {"text": "a", "label": None}, r"field 'label' is null, not a string or a whole number; give each"),
         ("classes", {"text": "a", "label": ""}, r"field 'label' is empty; give each label a name"),
-        ("tags", {"tokens": "a b", "tags": []}, r"field 'tokens' is a string, not a list; .* choose one with words_fi"),
-        ("tags", {"tokens": ["a"]}, r"field 'tags' is absent; fields: tokens; choose one with tags_field"),
+        (
+            "tags",
+            {"tokens": "a b", "tags": []},
+            r"field 'tokens' is a string, not a list; .* choose another with words_fi",
+        ),
+        (
+            "tags",
+            {"tokens": ["a"]},
+            r"field 'tags' is absent; fields: tokens; add it to the record, or choose one with tags_field",
+        ),
         (
             "tags",
             {"tokens": ["a", "b"], "tags": [1]},

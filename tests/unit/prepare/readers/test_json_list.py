@@ -64,7 +64,10 @@ def test_consumed_bytes_add_up_to_the_size_on_disk(tmp_path):
         ('[{"text": "a"}\n', r"a\.json:2: not JSON: ',' or '\]' is missing"),
         ('[{"text": "a"}]\n\n[]', r"a\.json:3: text after the list; give one list"),
         ('{"text": "a"}\n{"text": "b"}', r"a\.json:2: text after the record; .* each line is a record.*format: jsonl"),
-        ('[\n{"text": "a"},\n{"body": "b"}]', r"a\.json:3: field 'text' is absent; fields: body; choose one with"),
+        (
+            '[\n{"text": "a"},\n{"body": "b"}]',
+            r"a\.json:3: field 'text' is absent; fields: body; add it to the record, or choose one with",
+        ),
         ('[{"text": "a",\n b: 1, "c": "' + "d" * 50 + '"}]', r"a\.json:2: not JSON: Expecting property name"),
         ('[{"text": ' + "[" * 100_000, r"a\.json:1: not JSON: maximum recursion"),
     ],

@@ -49,7 +49,10 @@ def test_invalid_utf8_is_named_with_its_byte(tmp_path):
         ('{"text": "a"', r":3: not JSON: "),
         ("[" * 100_000, r":3: not JSON: "),
         ('["text"]', r":3: not a JSON object; write"),
-        ('{"body": "a", "id": 1}', r":3: field 'text' is absent; fields: body, id; choose one with --text-field"),
+        (
+            '{"body": "a", "id": 1}',
+            r":3: field 'text' is absent; fields: body, id; add it to the record, or choose one with --text-field",
+        ),
         ('{"text": null}', r":3: field 'text' is null, not a string; fields: text"),
         ('{"text": 1.5}', r":3: field 'text' is a number, not a string"),
         ('{"text": {}}', r":3: field 'text' is an object, not a string"),

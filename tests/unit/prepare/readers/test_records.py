@@ -59,7 +59,10 @@ def test_instructions_with_an_input_are_read_whole(tmp_path, name):
     alone = documents(path, kind="records", prompt_field=["instruction"], response_field="output")
     assert [one.segments[0][0] for one in alone] == ["Add.", "Say it.", "Say no."]
     (tmp_path / "lacks.jsonl").write_text('{"instruction": "x", "input": ""}\n')
-    with pytest.raises(DataError, match=r"field 'output' is absent; fields: input, instruction; choose one with resp"):
+    with pytest.raises(
+        DataError,
+        match=r"field 'output' is absent; fields: input, instruction; add it to the record, or choose one with resp",
+    ):
         documents(tmp_path / "lacks.jsonl", kind="records")
     with pytest.raises(DataError, match=r"'input' belongs to the instruction.*use prompt_field=\[instruction, input\]"):
         documents(path, kind="records", prompt_field="instruction", response_field="output")
@@ -73,22 +76,49 @@ def test_of_a_chat_what_the_assistant_says_is_learned(tmp_path):
     assert (second.segments, second.text) == ((), "")
 
 
+def test_messages_of_sharegpt_are_read_as_others(tmp_path):
+    said = [("system", "Be brief."), ("human", "Hi"), ("gpt", "Hello")]
+    theirs = [{"from": role, "value": text} for role, text in said]
+    mixed = [{"role": role, "content": text} for role, text in said]
+    path = write(tmp_path / "a.jsonl", {"m": CHAT}, {"m": theirs}, {"m": mixed})
+    first, *others = documents(path, kind="records", messages_field="m")
+    assert [one.segments for one in others] == [first.segments] * 2
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "record", "message"),
     [
-        ("pairs", {}, {"source": "a"}, "field 'target' is absent; fields: source; choose one with target_field"),
+        (
+            "pairs",
+            {},
+            {"source": "a"},
+            "field 'target' is absent; fields: source; add it to the record, or choose one with target_field",
+        ),
         ("pairs", {}, {"source": ["a"], "target": "b"}, "field 'source' is a list, not a string; .*source_field"),
         ("pairs", {}, {"source": "\ud800", "target": "b"}, r"unpaired surrogate '\\ud800'"),
-        ("records", {}, {"messages": CHAT}, "'prompt' is absent; .* with prompt_field, or give messages_field"),
-        ("records", {}, {"prompt": "a", "response": 1}, "field 'response' is a number, not a string"),
+        ("records", {}, {"messages": CHAT}, "'prompt' is absent; .*; give messages_field: messages .inputs.0.messag"),
+        (
+            "records",
+            {},
+            {"prompt": "a", "response": 1},
+            "a number, not a string; .*; make it a string, or choose another",
+        ),
+        (
+            "records",
+            {},
+            {"prompt": "a"},
+            "'response' is absent; .*; add it to the record, or choose one with response_",
+        ),
         ("records", {"messages_field": "m"}, {"m": "Hi"}, "field 'm' is a string, not a list; .*with messages_field"),
+        ("records", {"messages_field": "m"}, {"c": CHAT}, "'m' is absent; .*; give messages_field: c .inputs.0.mess"),
+        ("records", {"messages_field": "m"}, ALPACA[0], "'m' is absent; .*; leave messages_field out .inputs.0.messag"),
         ("records", {"messages_field": "m"}, {"m": ["Hi"]}, r"m\[0\] is a string, not an object; write"),
         ("records", {"messages_field": "m"}, {"m": [CHAT[0], {"role": "user"}]}, r"m\[1\]\.content is absent; write"),
         (
             "records",
             {"messages_field": "m"},
-            {"m": [{"from": "human", "value": "Hi"}]},
-            r"m\[0\] has the keys of ShareGPT, from and value; rename from to role and value to content, human to",
+            {"m": [{"from": "human", "text": "Hi"}]},
+            r"m\[0\]\.content is absent; write",
         ),
         (
             "records",
@@ -99,8 +129,8 @@ def test_of_a_chat_what_the_assistant_says_is_learned(tmp_path):
         (
             "records",
             {"messages_field": "m"},
-            {"m": [{"role": "gpt", "content": "Hi"}]},
-            r"m\[0\]\.role is 'gpt', which is not known; use one of system, .*assistant",
+            {"m": [{"role": "bard", "content": "Hi"}]},
+            r"m\[0\]\.role is 'bard', which is not known; use one of system, .*assistant",
         ),
         (
             "records",
