@@ -40,6 +40,10 @@ class Section(BaseModel):
         return bool(getattr(self, name) != field.get_default(call_default_factory=True, validated_data={}))
 
 
+FEW = 6
+"""Names of a registry that an error lists in full."""
+
+
 class OnResume(StrEnum):
     """Effect of a changed value when a run is resumed: `lr: Annotated[float, OnResume.WARN]`."""
 
@@ -59,9 +63,10 @@ def on_resume(info: FieldInfo) -> OnResume | None:
 
 
 def check_name(name: str, known: Collection[str]) -> str:
-    """Returns a name of an open registry. Raises: ValueError, which lists the nearest names."""
+    """Returns a name of an open registry. Raises: ValueError, which lists all names, or the nearest of many."""
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) if len(known) > FEW else []
+        near = near or sorted(known)
         use = f"use {' or '.join(near)}"
         raise ValueError(f"unknown name {name!r}; {use}, or add it by a module under extend")
     return name

@@ -99,6 +99,16 @@ def find_config(source: str | Path, folders: Sequence[str] = RUNS) -> Path:
     return found[0].path
 
 
+def near_file(path: Path) -> Path | None:
+    """Returns the YAML file of a folder that is most like one that is not there."""
+    try:
+        files = {file.stem: file for file in sorted(path.parent.iterdir()) if file.suffix in (".yaml", ".yml")}
+    except (OSError, ValueError):
+        return None
+    near = difflib.get_close_matches(path.stem, files, n=1, cutoff=0.7)
+    return files[near[0]] if near else None
+
+
 def copy_recipe(name: str, target: Path | None) -> tuple[Recipe, Path]:
     """Writes a built-in config to a new file, by default one of its name. Raises: ConfigError."""
     found = [one for one in match_recipes(name, (*RUNS, *PREPARE)) if one.folder not in PARTS]
@@ -141,6 +151,8 @@ def _unknown(what: str, name: str, folders: Sequence[str]) -> ConfigError:
     if "=" in name:
         fix = "name a YAML file, or a recipe of `pretrain recipes`, first"
         return ConfigError("an override without a config before it", where=name, fix=fix)
+    if file := near_file(Path(name)):
+        return ConfigError(what, where=name, fix=f"did you mean {file}?")
     known = {recipe.short: recipe for recipe in list_recipes(folders)}
     near = difflib.get_close_matches(Path(name).stem, known, n=1, cutoff=0.7)
     if not near:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from pretrain.config.recipes import is_file, match_recipes
+from pretrain.config.recipes import is_file, match_recipes, near_file
 from pretrain.errors import ConfigError
 from pretrain.utils.safe_read import open_file
 
@@ -146,7 +146,8 @@ def read_yaml(path: Path) -> LocatedTree:
             raise ConfigError(what, where=where, fix="give a config, not data")
         text = content.decode()
     except FileNotFoundError:
-        raise ConfigError("no such config file", where=where, fix="check the path") from None
+        fix = f"did you mean {near}?" if (near := near_file(path)) else "check the path"
+        raise ConfigError("no such config file", where=where, fix=fix) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
         what = f"cannot read the config: {reason}"

@@ -188,7 +188,8 @@ class Corpus:
             self.sources.append(EvaluationSource(source.name, loader, left_out, tokens_per_byte))
             self.data.append(Data(source.name, str(path), data_hash(source.index)))
         if not self.sources:
-            raise DataError(f"no source has a split {choice.split!r}", fix="choose another --split")
+            fix = "choose another --split, or prepare another folder with --split tail:0.05"
+            raise DataError(f"no source has a split {choice.split!r}", fix=fix)
 
     def _check_kind(self) -> None:
         kind = self._dataset.index.kind

@@ -113,7 +113,9 @@ def _warn_of_split(job: PrepareJob, splits: dict[str, SplitIndex]) -> None:
     num_documents = splits[VALIDATION].num_documents if VALIDATION in splits else 0
     if num_documents > 1 or not job.rule.fraction or job.rule.kind == "tail":
         return
-    what = "held out one document, whose loss says little" if num_documents else "held out nothing"
+    what = "held out one document, whose loss says little"
+    if not num_documents:
+        what = "held out nothing, without which runs train and are not evaluated: no val_loss, no checkpoint.best"
     fix = "--split tail:0.05, the end of each text" if job.config.kind == "text" else "--split hash:0.1"
     _log.warning("split %s %s; to hold out more, prepare another --output with %s", job.config.split, what, fix)
 

@@ -200,7 +200,7 @@ def _check_metric(metric: str | None, dataset: Dataset) -> None:
     if is_of_another or not sources:
         raise ConfigError(
             f"checkpoint.best={metric}: the data have no validation split that tells it",
-            fix="prepare with a split, or leave it out",
+            fix="prepare another folder with --split tail:0.05, or leave it out",
         )
 
 

@@ -54,4 +54,5 @@ def test_a_metric_without_a_validation_split_is_refused_before_a_run_begins(make
     done = warm("train", str(make_run.config()), *ALONE, "data.path=unsplit", cwd=tmp_path)
     assert (done.code, len(done.errors)) == (64, 1)
     assert done.errors[0].startswith("checkpoint.best=val_loss: the data have no validation split that tells it")
+    assert done.errors[0].endswith("; prepare another folder with --split tail:0.05, or leave it out")
     assert not make_run.folder().path.exists()

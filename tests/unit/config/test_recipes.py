@@ -33,6 +33,15 @@ def test_a_name_is_that_of_a_recipe_of_the_command():
         load_config("nowhere_near")
 
 
+@pytest.mark.parametrize("name", ["mine.yml", "mien", "{folder}/mine.yml"])
+def test_a_file_of_nearly_that_name_is_suggested(tmp_path, name):
+    Path("mine.yaml").write_text("seed: 1\n")
+    name = name.format(folder=tmp_path)
+    near = tmp_path / "mine.yaml" if Path(name).is_absolute() else "mine.yaml"
+    with pytest.raises(ConfigError, match=rf"^{name}: no such config file; did you mean {near}\?$"):
+        load_config(name)
+
+
 @pytest.mark.parametrize("name", ["stdlib_t5", "prepare/stdlib_t5", "configs/prepare/stdlib_t5.yaml", "mine.yaml"])
 def test_a_config_of_prepare_is_refused_for_a_run_in_one_line(name):
     Path("mine.yaml").write_text("output: data/mine\ninputs: [{path: a}]\nspilt: tail:0.1\nseed: 1\n")

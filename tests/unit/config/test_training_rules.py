@@ -86,6 +86,13 @@ def test_keys_of_an_optimizer_that_is_not_chosen_are_refused():
         OptimConfig(kind="muon", lr=1e-3, adafactor=AdafactorConfig(decay_rate=0.5))
 
 
+def test_all_names_of_a_short_registry_are_listed():
+    with pytest.raises(
+        ValidationError, match="unknown name 'adam'; use adafactor or adamw or lion or muon or soap, or"
+    ):
+        OptimConfig(kind="adam", lr=1e-3)
+
+
 def test_a_rate_of_another_optimizer_is_called_high():
     assert OptimConfig(lr=5e-3).high_rate() is None
     assert OptimConfig(kind="muon", lr=8e-3).high_rate() is None

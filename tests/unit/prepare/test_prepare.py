@@ -126,7 +126,8 @@ def test_empty_validation_split_is_warned_of(tmp_path, corpus, caplog):
     index = prepare(options(tmp_path, split="hash:0.000001"))
     assert list(index.splits) == [TRAIN]
     remedy = "to hold out more, prepare another --output with --split tail:0.05, the end of each text"
-    assert f"split hash:0.000001 held out nothing; {remedy}" in caplog.text
+    effect = "without which runs train and are not evaluated: no val_loss, no checkpoint.best"
+    assert f"split hash:0.000001 held out nothing, {effect}; {remedy}" in caplog.text
 
 
 def test_a_validation_split_of_one_document_is_warned_of(tmp_path, corpus, caplog):
