@@ -278,9 +278,14 @@ def run_campaign(arms: dict[str, Arm], job: dict[str, Any], minutes: float) -> i
 
 
 def list_arms(arms: dict[str, Arm]) -> Iterable[str]:
-    """Yields a paragraph an arm."""
+    """Yields a paragraph an arm, with the minutes until its end: expected, and at most."""
+    expected_s = limit_s = 0.0
     for name, arm in arms.items():
-        yield f"{name:14s} {arm.question}\n{'':14s} {arm.target}; at most {arm.limit_s:.0f} s"
+        expected_s += arm.expected_s or arm.limit_s
+        limit_s += arm.limit_s
+        takes = f"{arm.expected_s:.0f} s expected, at most {arm.limit_s:.0f}"
+        until = f"done after {expected_s / 60:.1f} minutes, at most {limit_s / 60:.1f}"
+        yield f"{name:14s} {arm.question}\n{'':14s} {arm.target}\n{'':14s} {takes}; {until}"
 
 
 def main() -> None:

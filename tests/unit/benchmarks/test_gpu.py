@@ -174,6 +174,19 @@ def test_a_published_result_without_its_text_is_a_row_that_names_the_option(benc
     assert bench.failed == []
 
 
+def test_the_commands_of_the_document_are_short_and_miss_no_arm_of_worth():
+    """A lent machine allows ten minutes a command, of which one is for what must be installed."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    calls = [
+        line.split("--only")[1].split("#")[0].split() for line in text.splitlines() if "benchmarks.gpu --only" in line
+    ]
+    calls = [[word for word in call if word in ARMS] for call in calls]
+    assert len(calls) == 3
+    assert [name for call in calls for name in call] == list(ARMS)[: sum(map(len, calls))]
+    assert [sum(ARMS[name].expected_s for name in call) <= 540 for call in calls] == [True] * 3
+    assert all(0 < arm.expected_s <= arm.limit_s <= 600 for arm in ARMS.values())
+
+
 def test_the_rows_of_a_step_are_the_same_in_any_micro_batch(work):
     (once,) = random_steps(Work(work.model, 32, 8), torch.device("cpu"))
     (twice,) = random_steps(work, torch.device("cpu"))
