@@ -6,24 +6,28 @@
 Shared by training, evaluation and the data commands. No torch.
 """
 
+import numpy as np
+
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import HeadConfig, SpecialTokens
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.objective import RowContext
+from pretrain.rows import Vocabulary
 from pretrain.shards.dataset import Dataset
 from pretrain.tokenizer import describe_vocabulary, load_tokenizer, special_tokens_of
 
 
 def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
-    """Fills in vocabulary size, special tokens and labels from the data.
+    """Fills in vocabulary size, special tokens and labels from the data; images have labels only.
 
     Raises:
         ConfigError: The config contradicts the data.
     """
     vocab_size = config.model.vocab_size
     index = dataset.index
+    _check_kind(config.objective, dataset)
     if vocab_size is not None and vocab_size < index.vocab_size:
         if config.init.from_ is None:
             raise ConfigError(
@@ -32,9 +36,9 @@ def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
                 fix=f"use model.vocab_size={index.vocab_size}, or leave it out",
             )
         vocab_size = index.vocab_size  # tokens were added to those of the model: the tables grow
-    _check_kind(config.objective, dataset)
     special = fill_special(config.model.special_tokens, dataset)
-    model = config.model.model_copy(update={"vocab_size": vocab_size or index.vocab_size, "special_tokens": special})
+    vocab_size = vocab_size or (index.vocab_size if index.has_tokenizer else None)
+    model = config.model.model_copy(update={"vocab_size": vocab_size, "special_tokens": special})
     if index.labels:
         model = model.model_copy(update={"head": _fill_labels(config.model.head, dataset)})
     return config.model_copy(update={"model": model})
@@ -56,7 +60,9 @@ def _listed(labels: list[str], most: int = 10) -> str:
 
 
 def fill_special(given: SpecialTokens, dataset: Dataset) -> SpecialTokens:
-    """Returns the special tokens of a config, completed from the tokenizer of the data."""
+    """Returns the special tokens of a config, completed from the tokenizer of the data, if any."""
+    if not dataset.index.has_tokenizer:
+        return given
     ends = {"eos": dataset.index.eos_id}
     if dataset.index.begin_id is not None:
         ends["bos"] = dataset.index.begin_id
@@ -100,6 +106,9 @@ def build_context(
     document_mask: bool,
 ) -> RowContext:
     """Returns the row context of an objective. `special`: from `fill_special`."""
+    if not dataset.index.has_tokenizer:
+        vocabulary = Vocabulary(dataset.index.vocab_size, dataset.index.eos_id, np.zeros(1, bool))
+        return RowContext(seed, vocabulary, lengths, num_stacks, document_mask)
     whole_words = any(task.kind == "masked" and task.masked.whole_words for task in objective.tasks)
     vocabulary = describe_vocabulary(load_tokenizer(dataset.tokenizer_path), special, whole_words=whole_words)
     return RowContext(seed, vocabulary, lengths, num_stacks, document_mask)

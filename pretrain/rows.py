@@ -2,6 +2,7 @@
 
     data  -->  TokenRows  --RowMaker of an objective-->  ModelRows  --loader-->  types.Batch
 
+A row of an image is one document whose tokens, all 0, stand for its vectors; its pixels are beside.
 Rows are raw: whole documents side by side, or text that is cut where a row ends. A sample id is
 unique over the epochs of a run, so that functions of (seed, sample id) change from epoch to
 epoch.
@@ -27,6 +28,7 @@ class TokenRows:
     sample_ids: np.ndarray  # int64 [B]
     loss_mask: np.ndarray | None = None  # bool [B, W+1]: tokens that are targets. None: all
     labels: np.ndarray | None = None  # int16 [B, W+1]: number of a label, or IGNORE_INDEX
+    pixels: np.ndarray | None = None  # uint8 [B, C, Y, X]: images, as augmented. None: text
     # Pairs only: [B, S+1], the last column is never read. Its document n belongs to document n of
     # the same row here.
     source: "TokenRows | None" = None
@@ -58,6 +60,7 @@ class ModelRows:
     # few: the head is computed there only. None: everywhere.
     target_positions: np.ndarray | None = None
     source: SourceRows | None = None  # input of the encoder of a model with two stacks
+    pixels: np.ndarray | None = None  # uint8 [B, C, Y, X]; None: text
     num_padding: int = 0  # positions of padding, in the source too
 
     @property
@@ -127,5 +130,6 @@ def select_rows(rows: TokenRows, chosen: np.ndarray) -> TokenRows:
         sample_ids=rows.sample_ids[chosen],
         loss_mask=None if rows.loss_mask is None else rows.loss_mask[chosen],
         labels=None if rows.labels is None else rows.labels[chosen],
+        pixels=None if rows.pixels is None else rows.pixels[chosen],
         source=None if rows.source is None else select_rows(rows.source, chosen),
     )

@@ -7,8 +7,10 @@ Shape legend, used as suffixes everywhere (`q_BTNH`) and defined only here:
     S  source length         H  head width            D  model width
 
     P  chosen positions of a batch, flattened
+    C  channels of an image  Y  rows of its pixels    X  columns of its pixels
 
-A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also reads `source`.
+A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also reads `source`; a
+model of image patches reads `pixels_BCYX`.
 """
 
 from collections.abc import Iterator
@@ -85,7 +87,7 @@ class Batch:
     """One micro-batch of one rank.
 
     Attributes:
-        tokens_BT: int64 input ids.
+        tokens_BT: int64 input ids; of images zeros, one for each vector of a row.
         targets_BT: int64 ids to predict at each position; IGNORE_INDEX where there is no loss.
         positions_BT: int64 position of each token in its document. None: 0..T-1 in every row.
         documents_BT: int32 number of each token's document in its row, from 0; tokens of a negative
@@ -97,6 +99,8 @@ class Batch:
         target_positions_P: int64, ascending: indices into the flattened `targets_BT` that have a
             loss, where they are few. None: all.
         source: Input of the encoder of a model with two stacks.
+        pixels_BCYX: Images, uint8 as decoded, or floating point as normalised by `model.input`.
+            None: the rows are text.
         sources_B: int64 number of the mixture's source of each row. None: not from shards.
         sample_ids: Identity of each row's sample, B integers, on the host. Empty without shards.
         on_host: The batch that was copied to a device. None: this one was not.
@@ -111,6 +115,7 @@ class Batch:
     token_types_BT: Tensor | None = None
     target_positions_P: Tensor | None = None
     source: SourceBatch | None = None
+    pixels_BCYX: Tensor | None = None
     sources_B: Tensor | None = None
     sample_ids: tuple[int, ...] = ()
     on_host: "Batch | None" = None

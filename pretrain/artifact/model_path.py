@@ -23,6 +23,7 @@ from pretrain.checkpoint.retention import read_best
 from pretrain.config.load import load_config
 from pretrain.config.model import parse_model
 from pretrain.config.prepare import Template, check_template, to_jinja, turns_of
+from pretrain.config.run import RunConfig
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.interop.generation import load_generation_defaults, read_generation_defaults
 from pretrain.interop.release import open_release
@@ -219,12 +220,12 @@ def write_model_folder(
 def _open_run(reader: WeightReader) -> ModelSource:
     checkpoint = reader.path
     run = RunDir(checkpoint.resolve().parent.parent)
-    for needed in (run.config, run.tokenizer):
-        if not needed.is_file():
-            fix = "keep the run folder together"
-            raise CheckpointError(f"{needed.name} is missing", where=str(run.path), fix=fix)
+    _check_there(run, run.config)
     whole = load_config(run.config, extensions="require")
     config = whole.model
+    if getattr(config, "input", None) is not None:
+        return _open_run_of_images(reader, run, whole)
+    _check_there(run, run.tokenizer)
     has_source = config.shape == "encoder+decoder"
     template, begin = _read_texts(run)
     special = config.special_tokens
@@ -256,6 +257,35 @@ def _open_run(reader: WeightReader) -> ModelSource:
         load_codec=lambda: codec,
         load_tokenizer_files=load_tokenizer_files,
         generation=GenerationDefaults(sees_prompt_whole=sees_whole, eos=tuple(dict.fromkeys(ends))),
+        run=run,
+        checkpoint=reader,
+        read_part=None if merged else reader.read_part,
+        merged=merged,
+    )
+
+
+def _check_there(run: RunDir, file: Path) -> None:
+    if not file.is_file():
+        fix = "keep the run folder together"
+        raise CheckpointError(f"{file.name} is missing", where=str(run.path), fix=fix)
+
+
+def _open_run_of_images(reader: WeightReader, run: RunDir, whole: RunConfig) -> ModelSource:
+    """Describes a model that has no tokenizer."""
+
+    def load_codec() -> PlainCodec:
+        what = "the model reads images, not text"
+        raise ConfigError(what, where=str(run.path), fix="measure it by pretrain evaluate")
+
+    merged = merge_adapters(reader, whole, open_source) if whole.finetune.kind == "lora" else None
+    return ModelSource(
+        path=reader.place,
+        config=whole.model,
+        read=(merged or reader).read,
+        shapes=(merged or reader).shapes,
+        load_codec=load_codec,
+        load_tokenizer_files=list,
+        generation=GenerationDefaults(),
         run=run,
         checkpoint=reader,
         read_part=None if merged else reader.read_part,

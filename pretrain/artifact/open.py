@@ -133,7 +133,7 @@ def open_artifact(path: str | Path, device: str = "cpu") -> Artifact:
 def load_artifact(source: ModelSource, device: str) -> Artifact:
     """Loads a described model for use. Raises: as `open_artifact`."""
     codec = source.load_codec()  # a missing tokenizer is reported before the weights are read
-    model = load_model(source, _find_device(device))
+    model = load_model(source, find_device(device))
     return Artifact(model, codec, source.config, source.generation, source.path)
 
 
@@ -158,7 +158,8 @@ def load_model(source: ModelSource, device: torch.device) -> LanguageModel:
     return model.eval()
 
 
-def _find_device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """Returns a device; `auto` is CUDA if available. Raises: ConfigError: There is no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.partition(":")[0] not in ("cpu", "cuda"):

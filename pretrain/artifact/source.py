@@ -81,9 +81,9 @@ class AdaptedModel:
     def __init__(self, source: ModelSource, model: AnyModelConfig, shapes: Mapping[str, Shape]) -> None:
         self.source, self.model, self.shapes = source, model, shapes
         theirs = source.config
-        assert model.vocab_size is not None and theirs.vocab_size is not None
-        self._old = theirs.vocab_size  # rows of both tables, without padding
-        self._new = model.vocab_size
+        # Rows of both tables, without padding; a model of images has none.
+        self._old = theirs.vocab_size or 0
+        self._new = model.vocab_size or 0
         self.num_added = max(0, self._new - self._old)  # tokens that `source` lacks
         same_kind = model.head.kind == theirs.head.kind
         is_lm = same_kind and model.head.kind == "lm"

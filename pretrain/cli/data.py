@@ -21,10 +21,8 @@ def prepare_command(
         ),
     ] = None,
     output: Annotated[Path | None, Option(help="Folder to write.")] = None,
-    input: Annotated[
-        list[str] | None,
-        Option(help="Files, folders, globs or URLs of text. None: this Python's standard library."),
-    ] = None,
+    input: Annotated[list[str] | None, Option(help="Files, folders, globs, URLs. None: Python's library.")] = None,
+    kind: Annotated[str | None, Option(help="text (default) or images; others by CONFIG.")] = None,
     tokenizer: Annotated[
         str | None, Option(help="bpe (default), wordpiece, unigram, char, or a tokenizer.json.")
     ] = None,
@@ -60,6 +58,7 @@ def prepare_command(
     inputs = [*(input or ()), *words]
     named = {
         "output": output,
+        "kind": kind,
         "tokenizer": tokenizer,
         "vocab_size": vocab_size,
         "text_field": text_field,

@@ -107,10 +107,17 @@ def find_stored(config: "RunConfig") -> "StoredData | None":
         return None
     dataset = open_dataset(config.data)
     splits = [source.index.split("train") for source in dataset.sources]
+    tokens = sum(split.num_tokens for split in splits)
+    token_bytes = TOKEN_BYTES[dataset.index.dtype]
+    if not dataset.index.has_tokenizer:
+        # An image is one token of its shards, and a row of positions to the model.
+        tokens *= config.batch.seq_len
+        num_bytes = sum(shard.num_bytes for split in splits for shard in split.shards)
+        token_bytes = max(1, round(num_bytes / tokens))
     return StoredData(
-        tokens=sum(split.num_tokens for split in splits),
+        tokens=tokens,
         shards=sum(len(split.shards) for split in splits),
-        token_bytes=TOKEN_BYTES[dataset.index.dtype],
+        token_bytes=token_bytes,
         vocab_size=dataset.index.vocab_size,
         labels=dataset.index.labels,
         has_validation=all("validation" in source.index.splits for source in dataset.sources),

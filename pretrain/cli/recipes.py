@@ -79,14 +79,16 @@ def presets_command(
     from pretrain.config.model import ModelConfig
     from pretrain.config.presets import PRESETS, expand_preset
     from pretrain.plan.params import count_parameters
+    from pretrain.plan.task import known_model
     from pretrain.utils.units import count
 
     rows: list[dict[str, Any]] = []
     for name in PRESETS:
-        model = ModelConfig.model_validate(expand_preset({"preset": name, "vocab_size": vocab_size}))
+        model = ModelConfig.model_validate(expand_preset({"preset": name}))
         stack = model.last_stack
         size = {"layers": stack.layers, "width": stack.width, "heads": stack.heads, "context": model.max_seq_len}
-        rows.append({"preset": name, "stacks": model.shape, **size, "parameters": count_parameters(model)})
+        parameters = count_parameters(known_model(model, vocab_size))
+        rows.append({"preset": name, "stacks": model.shape, **size, "parameters": parameters})
     if as_json:
         print_json(rows)
         return

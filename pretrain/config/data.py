@@ -52,6 +52,49 @@ class MilestoneConfig(Section):
     """Weight by name of source; a source that is not named is unused."""
 
 
+Range = Annotated[list[float], Field(min_length=2, max_length=2)]
+"""A least and a largest value."""
+
+
+class ImagesConfig(Section):
+    """Sizes and augmentation of images (docs/images.md). Evaluations take the centre crop alone.
+
+    Every random number depends on `seed` and on the number of the sample in the run only.
+    """
+
+    resize: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Shorter side in pixels before a crop. None: the side of `model.input`. 0: no resizing; an
+    image smaller than the crop is an error."""
+    crop: Annotated[Literal["center", "random", "random_resized"], OnResume.ALLOW] = "center"
+    """Crop in training: the centre, a random place, or a random part of random shape of the stored
+    image, which is then resized (Szegedy et al. 2015, 6)."""
+    padding: Annotated[int, OnResume.ALLOW] = Field(default=0, ge=0)
+    """Black pixels added on each side before the `random` crop."""
+    scale: Annotated[Range, OnResume.ALLOW] = Field(default=[0.08, 1.0])
+    """Least and largest share of the area, for `random_resized`."""
+    ratio: Annotated[Range, OnResume.ALLOW] = Field(default=[0.75, 1.3333])
+    """Least and largest width over height, for `random_resized`."""
+    flip: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, le=1)
+    """Probability of a mirrored image (left and right) in training."""
+    interpolation: Annotated[Literal["bilinear", "bicubic"], OnResume.ALLOW] = "bilinear"
+    """Filter of resizing, with antialiasing."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name, most in (("scale", 1.0), ("ratio", float("inf"))):
+            low, high = getattr(self, name)
+            if not 0 < low <= high <= most:
+                rule = f"must be two ascending numbers above 0, at most {most:g}"
+                raise ValueError(f"{name}=[{low}, {high}] {rule}")
+            if self.crop != "random_resized" and self.differs(name):
+                both = f"{name} goes with crop=random_resized, not {self.crop}"
+                raise ValueError(f"{both}; leave it out")
+        if self.padding and self.crop != "random":
+            both = f"padding={self.padding} goes with crop=random, not {self.crop}"
+            raise ValueError(f"{both}; leave it out")
+        return self
+
+
 class DataConfig(Section):
     """Training data and their order."""
 
@@ -71,6 +114,7 @@ class DataConfig(Section):
     """Samples of one lane that are shuffled together."""
     document_mask: Annotated[bool, OnResume.ALLOW] = True
     """Prevent packed documents from attending to each other."""
+    images: ImagesConfig = ImagesConfig()
     on_error: Annotated[Literal["stop", "skip"], OnResume.WARN] = "stop"
     """Reaction to damaged bytes met while reading. `stop`: end the run. `skip`: keep the rows in
     the batch without targets, in the same order. Damage in the index ends every start."""

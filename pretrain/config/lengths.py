@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pretrain.config.data import BatchConfig
+from pretrain.config.model.patches import ImageSize
 from pretrain.config.objective import DenoiserConfig, ObjectiveConfig, SpanConfig, TaskConfig
 
 
@@ -23,6 +24,7 @@ class RowLengths:
     row: int  # length in the data
     target: int  # input length of the decoder or of the only stack
     source: int | None = None  # input length of the encoder of two stacks. None: one stack
+    image: ImageSize | None = None  # size of the image of a row. None: text
 
 
 @dataclass(frozen=True, slots=True)

@@ -355,6 +355,7 @@ def _without_places(value: Any) -> Any:
 
 PREPARE_OPTIONS = {
     "output": "--output",
+    "kind": "--kind",
     "inputs.0.path": "--input",
     "inputs.0.text_field": "--text-field",
     "inputs.0.max_document_bytes": "--max-document-bytes",
@@ -374,6 +375,7 @@ def short_prepare(
     text_field: str = "text",
     max_document_bytes: int | None = None,
     split: str = "hash:0.01",
+    kind: str = "text",
 ) -> PrepareConfig:
     """Returns the config of `pretrain prepare` without a file, by its options.
 
@@ -393,6 +395,7 @@ def short_prepare(
         one["max_document_bytes"] = max_document_bytes
     values: dict[str, Any] = {
         "output": str(output),
+        "kind": kind,
         "inputs": [one] if inputs else [],
         "tokenizer": {**chosen, "vocab_size": vocab_size},
         "split": split,

@@ -17,6 +17,7 @@ class Needs:
     data: tuple[str, ...]  # permitted kinds of documents: `text`, `pairs`, `records` ...
     whole_rows: bool = False  # true: rows must be full, as with `data.packing=concat`
     head: str = "lm"  # required kind of the head
+    reads: str = "tokens"  # required input of the model: `tokens` or `patches`
 
 
 NEEDS: dict[str, Needs] = {
@@ -30,6 +31,7 @@ NEEDS: dict[str, Needs] = {
     "supervised": Needs(("decoder",), ("records",)),
     "classify": Needs(("encoder",), ("classes",), head="labels"),
     "tag": Needs(("encoder",), ("tags",), head="labels"),
+    "images": Needs(("encoder",), ("images",), head="labels", reads="patches"),
 }
 """Requirements by `objective.kind`. Modules under `extend` may add entries."""
 
@@ -114,7 +116,7 @@ class TaskConfig(Section):
 
     kind: Annotated[str, AfterValidator(partial(check_name, known=NEEDS)), OnResume.ALLOW] = "causal"
     """Objective: `causal`, `masked`, `span`, `prefix`, `ul2`, `fim`, `seq2seq`, `supervised`,
-    `classify`, `tag`, or one that a module under `extend` adds (docs/objectives.md)."""
+    `classify`, `tag`, `images`, or one that a module under `extend` adds (docs/objectives.md)."""
     masked: MaskedConfig = MaskedConfig()
     span: SpanConfig = SpanConfig()
     ul2: Ul2Config = Ul2Config()
@@ -163,7 +165,7 @@ class ObjectiveConfig(TaskConfig):
     @property
     def head_share(self) -> float:
         """Expected share of the positions at which the head is computed: the masked, or 0 of labels."""
-        if any(task.kind not in ("masked", "classify") for task in self.tasks):
+        if any(task.kind not in ("masked", "classify", "images") for task in self.tasks):
             return 1.0
         rates = [task.masked.rate if task.kind == "masked" else 0.0 for task in self.tasks]
         weighted = [weight * rate for weight, rate in zip(self.weights, rates, strict=True)]

@@ -65,7 +65,7 @@ def to_jinja(template: Template, begin: str = "") -> str:
     )
 
 
-DataKind = Literal["text", "pairs", "records", "classes", "tags"]
+DataKind = Literal["text", "pairs", "records", "classes", "tags", "images"]
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
 Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "webdataset"]
 
@@ -214,7 +214,7 @@ class PrepareConfig(Section):
     """Output folder."""
     kind: DataKind = "text"
     """Kind of documents: `text`, `pairs`, `records` (prompts and responses), `classes` (texts with
-    a label), `tags` (texts with a label a word)."""
+    a label), `tags` (texts with a label a word), `images` (folders of classes)."""
     inputs: list[InputConfig] = Field(default_factory=list)
     """Inputs, in the order in which they are read."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -236,8 +236,13 @@ class PrepareConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         # Documents of other kinds have no labels.
-        if self.labels and self.kind not in ("classes", "tags"):
-            raise ValueError(f"labels go with kind=classes or tags, not {self.kind}; leave them out")
+        if self.labels and self.kind not in ("classes", "tags", "images"):
+            what = f"labels go with kind=classes, tags or images, not {self.kind}"
+            raise ValueError(f"{what}; leave them out")
+        of_text = [name for name in ("tokenizer", "filter") if self.differs(name)]
+        if self.kind == "images" and of_text:
+            what = f"{of_text[0]} is of text, which kind=images does not have"
+            raise ValueError(f"{what}; leave it out")
         if self.tokenizer.begin is not None and self.kind not in ("text", "records"):
             raise ValueError(f"tokenizer.begin goes with kind=text or records, not {self.kind}; leave it out")
         if len(set(self.labels)) < len(self.labels):

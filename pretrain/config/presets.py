@@ -172,6 +172,27 @@ _T5_V1_1 = Architecture(
 """Shazeer 2020, 2. The release (T5 v1.1) had no dropout in pretraining; fine-tuning wants 0.1 again."""
 
 
+_VIT = Architecture(
+    ("encoder",),
+    {
+        "activation": "gelu",
+        "gated": False,
+        "norm": "layer",
+        "norm_eps": 1e-12,
+        "bias": True,
+        "position": "learned",
+    },
+    {"head": {"kind": "labels", "bias": True}},
+)
+"""Dosovitskiy et al. 2021, 3.1 and table 1; eps as released. `max_seq_len` follows from the input."""
+
+
+def _vit(layers: int, width: int, heads: int, image: int, patch: int, channels: int = 3) -> Values:
+    """Returns a ViT; its feed-forward layers are four times as wide as the model."""
+    patches = {"kind": "patches", "image": image, "size": patch, "channels": channels}
+    return _model(_VIT, layers, width, heads, 4 * width) | {"input": patches}
+
+
 def _llama3_long(*size: int, tied: bool, factor: float) -> Values:
     """Returns a Llama 3.1 or 3.2, whose rotary frequencies were rescaled to 131,072 tokens."""
     scaling = {"kind": "llama3", "factor": factor, "original_max_seq_len": 8192}
@@ -254,6 +275,17 @@ PRESETS: dict[str, Values] = {
     "t5-v1.1-large": _model(_T5_V1_1, 24, 1024, 16, 2816),
     "t5-v1.1-xl": _model(_T5_V1_1, 24, 2048, 32, 5120),
     "t5-v1.1-xxl": _model(_T5_V1_1, 24, 4096, 64, 10240),
+    # Dosovitskiy et al. 2021, table 1: patches of 16, 32 and 14 pixels.
+    # Ti and S: Steiner et al. 2022, table 2.
+    "vit-ti16": _vit(12, 192, 3, 224, 16),
+    "vit-s16": _vit(12, 384, 6, 224, 16),
+    "vit-s32": _vit(12, 384, 6, 224, 32),
+    "vit-b16": _vit(12, 768, 12, 224, 16),
+    "vit-b32": _vit(12, 768, 12, 224, 32),
+    "vit-l16": _vit(24, 1024, 16, 224, 16),
+    "vit-l32": _vit(24, 1024, 16, 224, 32),
+    "vit-h14": _vit(32, 1280, 16, 224, 14),
+    "vit-tiny": _vit(2, 64, 4, 16, 4),
     "t5-v1.1-tiny": _model(_T5_V1_1, 2, 64, 4, 96, head_width=24, max_seq_len=128),
 }
 """Values of `model:` by name, without `vocab_size`. Modules under `extend` may add entries."""

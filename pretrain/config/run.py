@@ -1,12 +1,13 @@
 """RunConfig, the whole config of a run; its sections `guard:` and `launch:`; rules between sections."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pretrain.config.base import OnResume, Section
-from pretrain.config.data import BatchConfig, DataConfig, nearest_multiples
+from pretrain.config.data import BatchConfig, DataConfig, ImagesConfig, nearest_multiples
 from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths, row_lengths
@@ -154,7 +155,9 @@ class RunConfig(Section):
     @property
     def lengths(self) -> RowLengths:
         """Row lengths in tokens, in the data and in the model."""
-        return row_lengths(self.objective, self.batch, len(self.stacks))
+        lengths = row_lengths(self.objective, self.batch, len(self.stacks))
+        patches = getattr(self.model, "input", None)
+        return lengths if patches is None else replace(lengths, image=patches.image_size)
 
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
@@ -210,6 +213,17 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_images(self) -> Self:
+        patches = getattr(self.model, "input", None)
+        if patches is not None and self.batch.seq_len != patches.positions:
+            rule = f"must be {patches.positions}, the positions of an image"
+            raise ValueError(f"batch.seq_len={self.batch.seq_len} {rule} ({patches.describe()})")
+        if patches is None and self.data.images != ImagesConfig():
+            what = "data.images is of images, which a model without model.input does not read"
+            raise ValueError(f"{what}; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _check_lengths(self) -> Self:
         lengths = {"seq_len": self.batch.seq_len, "source_len": self.batch.source_len or 0}
         for name, length in lengths.items():
@@ -243,6 +257,14 @@ def _check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str |
         tied = ", and model.tied_embeddings=false" if needs.head == "labels" else ""
         need = f"objective.kind={kind} needs model.head.kind={needs.head}"
         raise ValueError(f"{need}, this model has {head.kind}; set it{tied}")
+    reads = getattr(model, "reads", "tokens")
+    if reads != needs.reads:
+        need = f"objective.kind={kind} needs a model that reads {needs.reads}, this one reads {reads}"
+        fix = "use objective.kind=images" if reads == "patches" else "choose a preset with model.input"
+        raise ValueError(f"{need}; {fix}")
+    if reads == "patches" and data.packing != "concat":
+        what = f"data.packing={data.packing} is of text"
+        raise ValueError(f"{what}; images are one a row, leave it out")
     if kind == "tag" and (head.mean or getattr(model, "pooler", False)):
         raise ValueError(
             "objective.kind=tag labels words, but model.head.mean and model.pooler summarize "

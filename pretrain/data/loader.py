@@ -10,6 +10,7 @@ trainer's, and steps prefetched beyond it are dropped. Not here: state to save, 
 own (`order.py`).
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
@@ -18,11 +19,10 @@ import torch
 from torch import Tensor
 
 from pretrain.config.data import BatchPlan, StepRows
-from pretrain.data.bin_stream import BinStream
 from pretrain.data.mixture import RowSource, merge_rows, source_of
 from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.prefetch import Prefetcher
-from pretrain.data.stream import TokenStream
+from pretrain.data.stream import SplitStream
 from pretrain.rows import ModelRows, RowMaker, TokenRows, cut_rows
 from pretrain.types import Batch, SourceBatch
 from pretrain.utils.rng import mix64
@@ -55,7 +55,8 @@ def crop(rows: TokenRows) -> TokenRows:
 #     the step:   sum over the ranks, mod 2**64
 #
 # A sum commutes, so the cut into ranks and micro-batches does not matter; the row is mixed in, so
-# the order of the rows does. It detects mistakes, not adversaries. The engine's all-reduce adds
+# the order of the rows does. It detects mistakes, not adversaries. Images have a second digest, of
+# the pixels that the model reads, with a hash of them in place of the sample id. The all-reduce adds
 # float64: `split64` makes two exact halves of a digest, `join64` puts their sums together.
 
 
@@ -63,6 +64,12 @@ def digest_rows(sample_ids: np.ndarray, rows: np.ndarray) -> int:
     """Returns the digest of rows, by sample id and number in the global batch, int64 [rows] both."""
     mixed = mix64(mix64(sample_ids.astype(np.uint64)) ^ rows.astype(np.uint64))
     return int(mixed.sum(dtype=np.uint64))
+
+
+def hash_pixels(pixels: np.ndarray) -> np.ndarray:
+    """Returns a hash of each image, uint8 [B, C, Y, X]; int64 [B]."""
+    hashes = [hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in pixels]
+    return np.frombuffer(b"".join(hashes), dtype="<i8")
 
 
 def split64(digest: int) -> tuple[float, float]:
@@ -80,13 +87,15 @@ class StepCounts:
     """Counters of a step's rows: those of micro-batches add up to a rank's, and these to the step's.
 
     Targets have a loss; tokens are those that the model reads, of two stacks source and target,
-    without padding; skipped rows could not be read; the digest is that of the sample ids.
+    without padding; skipped rows could not be read; the digest is that of the sample ids, that of
+    pixels 0 for text.
     """
 
     num_targets: int = 0
     num_tokens: int = 0
     num_skipped: int = 0
     digest: int = 0
+    pixel_digest: int = 0
 
     def __add__(self, other: "StepCounts") -> "StepCounts":
         return StepCounts(
@@ -94,17 +103,25 @@ class StepCounts:
             self.num_tokens + other.num_tokens,
             self.num_skipped + other.num_skipped,
             (self.digest + other.digest) % 2**64,
+            (self.pixel_digest + other.pixel_digest) % 2**64,
         )
+
+    def digests(self) -> dict[str, str]:
+        """Returns the digests of the ledger in 16 hex digits: `digest`, and of images `pixels`."""
+        found = {"digest": self.digest, "pixels": self.pixel_digest}
+        return {name: f"{digest:016x}" for name, digest in found.items() if digest or name == "digest"}
 
     def pack(self) -> tuple[float, ...]:
         """Returns the counters as float64 values that an all-reduce adds exactly."""
-        return (self.num_targets, self.num_tokens, self.num_skipped, *split64(self.digest))
+        digests = (*split64(self.digest), *split64(self.pixel_digest))
+        return (self.num_targets, self.num_tokens, self.num_skipped, *digests)
 
     @staticmethod
     def unpack(values: Sequence[float]) -> "StepCounts":
         """Returns the counters whose packed values, summed over the ranks, are `values`."""
-        num_targets, num_tokens, num_skipped, high, low = values
-        return StepCounts(int(num_targets), int(num_tokens), int(num_skipped), join64(high, low))
+        num_targets, num_tokens, num_skipped, *halves = values
+        digests = (join64(*halves[:2]), join64(*halves[2:]))
+        return StepCounts(int(num_targets), int(num_tokens), int(num_skipped), *digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +224,11 @@ class TrainLoader:
         read = crop(rows) if self.crop else rows
         made = self.make_rows(read if self.length_at is None else cut_rows(read, self.length_at(step)))
         of_rows = made.sample_ids[:: len(made.sample_ids) // plan.micro]  # a cut row has its id several times
-        digest = digest_rows(of_rows, np.arange(first_row, first_row + plan.micro))
-        counts = StepCounts(made.num_targets, made.num_tokens, count_skipped(rows), digest)
+        places = np.arange(first_row, first_row + plan.micro)
+        digest = digest_rows(of_rows, places)
+        pixel_digest = 0 if made.pixels is None else digest_rows(hash_pixels(made.pixels), places)
+        counted = (made.num_targets, made.num_tokens, count_skipped(rows))
+        counts = StepCounts(*counted, digest, pixel_digest)
         return _build_batch(made, self.pin_memory), counts
 
 
@@ -220,7 +240,7 @@ class ValidationLoader:
     all); the other options are those of `TrainLoader`.
     """
 
-    stream: TokenStream | BinStream
+    stream: SplitStream
     make_rows: RowMaker
     _: KW_ONLY
     micro: int
@@ -278,6 +298,7 @@ def _build_batch(made: ModelRows, pin_memory: bool) -> Batch:
         prefix_BT=optional(made.prefix),
         target_positions_P=optional(made.target_positions),
         source=source,
+        pixels_BCYX=optional(made.pixels),
         sources_B=tensor(source_of(made.sample_ids)),
         sample_ids=tuple(made.sample_ids.tolist()),
     )

@@ -325,5 +325,6 @@ def merge_rows(parts: Sequence[TokenRows], places: np.ndarray) -> TokenRows:
         sample_ids=np.concatenate([part.sample_ids for part in parts])[back],
         loss_mask=gather([part.loss_mask for part in parts]),
         labels=gather([part.labels for part in parts]),
+        pixels=gather([part.pixels for part in parts]),
         source=merge_rows(sources, places) if sources else None,
     )

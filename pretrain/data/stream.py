@@ -4,9 +4,10 @@
     x in X    -->  epoch x div N, offset x mod N  --bisect-->  shard  --bisect-->  member
     window w  -->  tokens [w*T, w*T + T] of the shards in their fixed order            (validation)
 
-`TokenStream` cuts text, `BinStream` (bin_stream.py) packs documents; `SourceStreams` reads a run's
-source, or its mixture. There is no state but caches: any row can be read at any time, from any
-thread, at the same cost. Deliberately not here: batches, ranks and threads (loader.py).
+`TokenStream` cuts text, `BinStream` (bin_stream.py) packs documents, `ImageStream` (image_stream.py)
+decodes images; `SourceStreams` reads a run's source, or its mixture. There is no state but caches:
+any row can be read at any time, from any thread, at the same cost. Deliberately not here: batches,
+ranks and threads (loader.py).
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,13 +21,14 @@ from pretrain.config.data import DataConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.data.bin_stream import EPOCHS_KEPT, BinStream
 from pretrain.data.damage import DamagePolicy
+from pretrain.data.image_stream import ImageStream
 from pretrain.data.lookahead import Layout, Lookahead, layout_of
 from pretrain.data.mixture import FiniteMixture, MixtureOrder, MixtureStream, end_sources
 from pretrain.data.order import SampleOrder, shard_order
 from pretrain.errors import ConfigError, DataError
 from pretrain.rows import TokenRows
 from pretrain.shards.dataset import Dataset
-from pretrain.shards.index import DataIndex
+from pretrain.shards.index import IMAGES, DataIndex
 from pretrain.shards.reader import MAX_OPEN_SHARDS, ShardReader, ShardSet
 from pretrain.shards.remote_store import open_store
 from pretrain.shards.store import ShardStore
@@ -121,6 +123,10 @@ class TokenStream:
 
     def _build_epoch_layout(self, epoch: int) -> Layout:
         return layout_of(self._sizes, shard_order(len(self._sizes), self.order.seed, epoch))
+
+
+SplitStream = TokenStream | BinStream | ImageStream
+"""The samples of one split."""
 
 
 class _RowCopier:
@@ -278,7 +284,7 @@ class SourceStreams:
             )
 
     @staticmethod
-    def _samples_per_epoch(stream: TokenStream | BinStream) -> float:
+    def _samples_per_epoch(stream: SplitStream) -> float:
         return stream.order.num_tokens / stream.order.seq_len
 
 
@@ -291,7 +297,7 @@ def open_stores(data: DataConfig, stop: Callable[[], bool]) -> list[ShardStore]:
 
 def check_packing(index: DataIndex, data: DataConfig) -> None:
     """Checks the packing of a kind of data. Raises: ConfigError."""
-    if data.packing == "concat" and index.kind != "text":
+    if data.packing == "concat" and index.kind not in ("text", IMAGES):
         raise ConfigError(
             f"data.packing=concat cuts documents, which {index.kind} must not be", fix="use data.packing=bins"
         )
@@ -304,7 +310,7 @@ def open_windows(
     lengths: RowLengths,
     batch_rows: int,
     damage: DamagePolicy | None = None,
-) -> TokenStream | BinStream:
+) -> SplitStream:
     """Opens the validation split of a source, which is read in a fixed order."""
     return _open_split("validation", index, store, data, lengths, batch_rows, damage, {})
 
@@ -318,7 +324,12 @@ def _open_split(
     batch_rows: int,
     damage: DamagePolicy | None,
     order: dict[str, int],
-) -> TokenStream | BinStream:
+) -> SplitStream:
+    if index.kind == IMAGES:
+        assert lengths.image is not None, "objectives of images are of models of images"
+        return ImageStream(
+            store, index, split, image=lengths.image, seq_len=lengths.row, config=data.images, damage=damage, **order
+        )
     if split == "train":
         check_packing(index, data)
     # Validation cuts texts under any packing: it measures each token once.

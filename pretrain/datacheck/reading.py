@@ -17,8 +17,8 @@ import numpy as np
 
 from pretrain.config.data import BLOCK_SAMPLES, LANES, DataConfig
 from pretrain.config.lengths import RowLengths
-from pretrain.data.bin_stream import GROUP_BATCHES, BinStream
-from pretrain.data.stream import SourceStreams, TokenStream, open_stores, open_windows
+from pretrain.data.bin_stream import GROUP_BATCHES
+from pretrain.data.stream import SourceStreams, SplitStream, open_stores, open_windows
 from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import ConfigError
 from pretrain.rows import TokenRows
@@ -45,6 +45,7 @@ def open_data(config: DataConfig) -> Iterator[tuple[Dataset, Sequence[ShardStore
     """Opens the sources of a config, folders or addresses through the cache, and their stores.
 
     Raises:
+        ConfigError: The data are images.
         DataError: A folder, an index or a file is missing, or has another size than in the index; a
             tokenizer is not the one that made the shards; or the sources do not go together.
         DiskError: The cache cannot be used.
@@ -57,6 +58,10 @@ def open_data(config: DataConfig) -> Iterator[tuple[Dataset, Sequence[ShardStore
         for store in stores:
             store.check()
         check_tokenizers(dataset)
+        if not dataset.index.has_tokenizer:
+            what = "the data are images, and this command reads tokens"
+            folder = str(dataset.sources[0].folder)
+            raise ConfigError(what, where=folder, fix="see its statistics.json")
         yield dataset, stores
     finally:
         for store in stores:
@@ -136,7 +141,7 @@ def plan_reading(
     def open_train() -> SourceStreams:
         return SourceStreams(dataset, [store], data, lengths, padded_rows, order.seed)
 
-    def open_validation() -> TokenStream | BinStream:
+    def open_validation() -> SplitStream:
         return open_windows(index, store, data, lengths, PADDED_ROWS)
 
     is_train = split == "train"

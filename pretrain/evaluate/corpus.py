@@ -25,7 +25,7 @@ from pretrain.evaluate.label_scores import check_labels
 from pretrain.objective import build_rows
 from pretrain.resolve import build_context, fill_special
 from pretrain.shards.dataset import open_dataset
-from pretrain.shards.index import data_hash
+from pretrain.shards.index import IMAGES, data_hash
 from pretrain.tokenizer import load_tokenizer, parse_tokenizer
 
 DEFAULT_SEQ_LEN = 1024
@@ -69,8 +69,13 @@ class EvaluationSource:
 
 def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     """Returns the settings of rows for a model. Raises: ConfigError: No data, or wrong lengths."""
-    labels = source.config.head.kind == "labels"
-    objective = ObjectiveConfig(kind="classify" if labels else _OBJECTIVES[source.config.shape])
+    patches = getattr(source.config, "input", None)
+    if patches is not None:
+        objective = ObjectiveConfig(kind="images")
+    elif source.config.head.kind == "labels":
+        objective = ObjectiveConfig(kind="classify")
+    else:
+        objective = ObjectiveConfig(kind=_OBJECTIVES[source.config.shape])
     data = DataConfig(path="-")
     seed = DEFAULT_SEED
     seq_len, source_len = min(source.config.max_seq_len, DEFAULT_SEQ_LEN), None
@@ -86,7 +91,10 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     if choice.data:
         given = {"path": None, "mixture": [], "curriculum": []} | _sources(choice.data)
         data = data.model_copy(update=given)
-    seq_len = choice.seq_len or seq_len
+    seq_len = choice.seq_len or (seq_len if patches is None else patches.positions)
+    if patches is not None and seq_len != patches.positions:
+        what = f"--seq-len {seq_len} must be {patches.positions}, the positions of an image"
+        raise ConfigError(what, where=str(source.path), fix="leave it out")
     source_len = choice.source_len or source_len
     check_length(source, max(seq_len, source_len or 0))
     try:
@@ -95,6 +103,8 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     except ValueError as error:
         what = str(error).replace("batch.seq_len", "--seq-len")
         raise ConfigError(what, fix="use longer rows") from None
+    if patches is not None:
+        lengths = replace(lengths, image=patches.image_size)
     return Setting(objective, data, lengths, seed, guessed=source.run is None)
 
 
@@ -145,7 +155,7 @@ class Corpus:
         self._check_kind()
         self.labels = list(self._dataset.index.labels)
         packing = setting.data.packing
-        if kind != "text" and packing == "concat":
+        if kind not in ("text", IMAGES) and packing == "concat":
             packing = "bins"
         data = setting.data.model_copy(update={"packing": packing})
         context = build_context(
@@ -208,6 +218,8 @@ class Corpus:
         fix = "prepare the text with the model's tokenizer"
         if self.labels:
             check_labels(source, index, folder)
+        if not index.has_tokenizer:
+            return
         size = source.config.vocab_size
         if size is not None and index.vocab_size > size:
             what = f"has token ids up to {index.vocab_size}, the vocabulary of {source.path} has {size}"

@@ -10,7 +10,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from pretrain.artifact.open import load_artifact
+from pretrain.artifact.open import find_device, load_model
 from pretrain.artifact.source import ModelSource
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.errors import ConfigError, DataError
@@ -149,7 +149,7 @@ def _measure(
     reports: list[LossReport] = []
     measured: list[list[RowSums | Answers]] = []
     for name, described in models:
-        model = load_artifact(described, device).model
+        model = load_model(described, find_device(device))
         of_model: list[RowSums | Answers] = []
         for source in corpus.sources:
             batches = with_bar(source.loader, f"{name}, {source.name}", len(source.loader))

@@ -203,7 +203,7 @@ def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
     """
     head = source.config.head
     released = is_release(source.path)
-    kind = TEXTS if index.kind == "classes" else WORDS
+    kind = WORDS if index.kind == "tags" else TEXTS
     made_for = labelled_by(source.path) if released else None
     # Only texts have a pooler or a mean.
     if made_for is None and (head.mean or getattr(source.config, "pooler", False)):

@@ -40,6 +40,8 @@ def choose_family(config: ModelConfig, name: str | None = None) -> Family:
 
 def differences(config: ModelConfig, family: Family) -> list[str]:
     """Returns `key=theirs, not ours` of each key that `family` would change."""
+    if family.reads != config.reads:
+        return [f"no such model: {family.model_type} reads {family.reads}, not {config.reads}"]
     names = frozenset(name for weight in family.weights(config) for name, _ in weight.theirs)
     try:
         theirs = facts(family.read_config(family.write_config(config), names))
@@ -69,6 +71,9 @@ def facts(config: ModelConfig) -> dict[str, Any]:
         stack = getattr(config, name)
         if stack is not None:
             found |= {f"{name}.{key}": value for key, value in _stack_facts(stack).items()}
+    if config.input is not None:
+        of_input = ("kind", "image", "size", "channels", "class_token", "registers")
+        found |= {f"input.{key}": getattr(config.input, key) for key in of_input}
     keys = ("vocab_size", "max_seq_len", "tied_embeddings", "scaled_embeddings", "pooler")
     found |= {key: getattr(config, key) for key in keys} | {"head.kind": config.head.kind}
     if config.head.kind == "lm":

@@ -65,6 +65,7 @@ class Family:
         renames: (pattern, replacement) of `re.sub`, applied to their names first: old spellings.
         prefix: Prefix of names under a head ("bert.", "model."). Where no name of a checkpoint has
             it, the checkpoint is a bare base model and every name is read as if it did.
+        reads: Input of its models, `tokens` or `patches`; `weights` is called for no other config.
     """
 
     model_type: str
@@ -76,6 +77,7 @@ class Family:
     ignored: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
+    reads: str = "tokens"
 
 
 Modules = Mapping[str, Mapping[str, int]]

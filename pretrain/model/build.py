@@ -36,7 +36,7 @@ LanguageModel = Transformer | Recurrent
 
 _RESIDUAL_OUTPUTS = ("attention.output.weight", "cross.output.weight", "feedforward.down.weight")
 
-_TABLES = ("embedding.weight", "token_type.weight", "position.weight")
+_TABLES = ("embedding.weight", "embedding.before.weight", "token_type.weight", "position.weight")
 
 FP8_CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with FP8 products: Ada, then Hopper (9.0) and Blackwell."""
@@ -116,6 +116,13 @@ def _draw_values(
 _DRAWS = {"normal": _draw_normal, "xavier": _draw_xavier, "t5": _draw_t5}
 
 
+def _draw_patches(
+    name: str, weight: Tensor, config: ModelConfig, stack: StackConfig, generator: torch.Generator
+) -> None:
+    """Variance 1 / fan-in (LeCun et al. 1998), for patches of any size (ViT, as released)."""
+    weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
+
+
 def seeded_by_name(name: str, seed: int) -> torch.Generator:
     """Returns the generator of one parameter."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
@@ -139,6 +146,7 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
         # Parameters outside of both stacks count as the last one's.
         stack = (config.encoder if name.startswith("encoder.") else None) or config.last_stack
         draw = _draw_values if ".value_embedding." in name else _DRAWS[config.init]
+        draw = _draw_patches if name == "embedding.projection.weight" else draw
         draw(name, weight, config, stack, generator)
     return weight
 

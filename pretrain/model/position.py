@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from pretrain.config.model import RotaryScaling, StackConfig
+from pretrain.config.model import PatchesConfig, RotaryScaling, StackConfig
 from pretrain.model.backends.backend import DistanceBias
 
 
@@ -197,6 +197,33 @@ class SinusoidalPosition(nn.Module):
         return PositionedInput(x_BTD + self._table[rows].to(x_BTD.dtype))
 
 
+def sinusoids_2d(grid: int, width: int, num_before: int) -> Tensor:
+    """Returns the vectors of a square of patches, fp32 [num_before + grid^2, D], on the CPU.
+
+    D is a multiple of 4. The first half of a vector is that of the column (sines, then cosines), the second that of the
+    row, as in MAE (He et al. 2022, as released). The vectors before the patches are zeros.
+    """
+    along = sinusoids(grid, width // 2, "halves")
+    table = torch.cat((along.repeat(grid, 1), along.repeat_interleave(grid, dim=0)), dim=1)
+    return torch.cat((table.new_zeros(num_before, width), table))
+
+
+class SinusoidalPosition2d(nn.Module):
+    """Fixed vectors of row and column, added to the input; not a buffer (see `RotaryTable`)."""
+
+    def __init__(self, patches: PatchesConfig, width: int) -> None:
+        super().__init__()
+        self._shape = (patches.grid, width, patches.num_before)
+        self._table = torch.empty(0, width)
+
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> PositionedInput:
+        if not len(self._table):
+            self._table = sinusoids_2d(*self._shape)
+        self._table = self._table.to(x_BTD.device)
+        rows = slice(offset, offset + x_BTD.shape[1]) if positions_BT is None else positions_BT
+        return PositionedInput(x_BTD + self._table[rows].to(x_BTD.dtype))
+
+
 class RotaryPosition(nn.Module):
     """Rotary angles; layers with a window use `rope_local_theta` if it is set (ModernBERT)."""
 
@@ -260,8 +287,12 @@ class RelativePosition(nn.Module):
         return PositionedInput(x_BTD, bias=DistanceBias(values_NR))
 
 
-def build_position(config: StackConfig, max_seq_len: int, *, causal: bool) -> nn.Module:
-    """Builds the position module of a stack, called once a forward."""
+def build_position(
+    config: StackConfig, max_seq_len: int, *, causal: bool, patches: PatchesConfig | None = None
+) -> nn.Module:
+    """Builds the position module of a stack, called once a forward; `patches`: `model.input`."""
+    if config.position == "sinusoidal_2d" and patches is not None:
+        return SinusoidalPosition2d(patches, config.width)
     if config.position == "learned":
         return LearnedPosition(max_seq_len, config.width)
     if config.position == "sinusoidal":

@@ -262,7 +262,7 @@ class Stack(nn.Module):
         if self.causal and model.encoder is not None:
             # Cross attention has no positions.
             self.cross_backend = build_backend(engine.attention, replace(needs, bias=False))
-        self.position = build_position(config, model.max_seq_len, causal=self.causal)
+        self.position = build_position(config, model.max_seq_len, causal=self.causal, patches=model.input)
         self.token_type = None
         if config.token_types:
             self.token_type = nn.Embedding(config.token_types, config.width)

@@ -2,6 +2,7 @@
 
     one stack    tokens_BT -> embedding -> stack (positions, blocks, norms) -> hidden_BTD
                  -> head -> logits, or a loss
+    images       pixels_BCYX -> patches -> stack -> hidden_BTD -> head of labels
     two stacks   source tokens_BS -> embedding -> encoder -> hidden_BSD
                  tokens_BT -> embedding -> decoder, reads hidden_BSD in every block -> head
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import ModelConfig
+from pretrain.config.model import ModelConfig, PatchesConfig
 from pretrain.model.attention import KVCache
 from pretrain.model.stack import ACTIVATIONS, EncoderOutput, Stack, StackRows, build_norm
 from pretrain.types import Batch, ModelOutput, SourceBatch
@@ -89,17 +90,64 @@ class Pooler(nn.Linear):
         return super().forward(hidden_BTD[:, 0]).tanh()
 
 
+class PatchEmbedding(nn.Module):
+    """Images to the input of a stack, [B, C, Y, X] to [B, T, D] (Dosovitskiy et al. 2021, 3.1).
+
+    `projection.weight` is [D, C P P], the kernel of a convolution of stride P; `before.weight` has
+    the class token, then registers. Pixels of uint8 are normalised, others are taken as they are.
+    """
+
+    def __init__(self, config: PatchesConfig, width: int) -> None:
+        super().__init__()
+        self.size = config.size
+        self.grid = config.grid
+        self.mean = config.mean
+        self.std = config.std
+        self.projection = nn.Linear(config.patch_values, width)
+        self.before = nn.Embedding(config.num_before, width) if config.num_before else None
+
+    @property
+    def weight(self) -> Tensor:
+        """A weight whose device is that of the module, as of a token table."""
+        return self.projection.weight
+
+    def forward(self, pixels_BCYX: Tensor) -> Tensor:
+        if pixels_BCYX.dtype == torch.uint8:
+            pixels_BCYX = self._normalize(pixels_BCYX)
+        x_BTD = self.projection(cut_patches(pixels_BCYX, self.size))
+        if self.before is None:
+            return x_BTD
+        before_TD = self.before.weight.to(x_BTD.dtype)
+        return torch.cat((before_TD.expand(len(x_BTD), -1, -1), x_BTD), dim=1)
+
+    def _normalize(self, pixels_BCYX: Tensor) -> Tensor:
+        dtype = self.projection.weight.dtype
+        mean, std = (
+            torch.tensor(values, dtype=dtype, device=pixels_BCYX.device).view(-1, 1, 1)
+            for values in (self.mean, self.std)
+        )
+        return (pixels_BCYX.to(dtype) / 255 - mean) / std
+
+
+def cut_patches(pixels_BCYX: Tensor, size: int) -> Tensor:
+    """Returns the patches of images row by row, [B, patches, C P P], each flattened from [C, P, P]."""
+    rows, channels, height, width = pixels_BCYX.shape
+    parts = pixels_BCYX.reshape(rows, channels, height // size, size, width // size, size)
+    return parts.permute(0, 2, 4, 1, 3, 5).flatten(1, 2).flatten(2)
+
+
 class Transformer(nn.Module):
     """Embedding, one or two stacks, head.
 
-    Parameter names are part of the checkpoint format: `embedding.weight`,
+    Parameter names are part of the checkpoint format: `embedding.weight` (of images
+    `embedding.projection.weight`, its bias, `embedding.before.weight`),
     `decoder.position.weight` (learned), `decoder.blocks.3.attention.qkv.weight`,
     `decoder.norm.weight`, `head.weight` (when tied it is the embedding's, and absent from
     `named_parameters`). Values are unset: `init_weights` or a checkpoint fills them.
 
     Attributes:
         max_seq_len: Longest sequence of either stack.
-        vocab_size: Number of token ids, without padding of the table.
+        vocab_size: Number of token ids, without padding of the table; 0 of a model of images.
         num_layers: Blocks of the last stack, the input of the head.
         is_causal: The last stack is a decoder.
         special_tokens: Ids of special tokens.
@@ -107,14 +155,17 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig, engine: EngineConfig, device: torch.device) -> None:
         super().__init__()
-        assert config.vocab_size is not None, "vocab_size is filled in from the tokenizer before the model is built"
         width = config.last_stack.width
         self.max_seq_len = config.max_seq_len
-        self.vocab_size = config.vocab_size
+        self.vocab_size = config.vocab_size or 0
         self.num_layers = config.last_stack.layers
         self.is_causal = config.decoder is not None
         self.special_tokens = config.special_tokens
-        self.embedding = nn.Embedding(config.padded_vocab_size, width)
+        self.embedding: nn.Embedding | PatchEmbedding
+        if config.input is None:
+            self.embedding = nn.Embedding(config.padded_vocab_size, width)
+        else:
+            self.embedding = PatchEmbedding(config.input, width)
         self.embedding_scale = width**0.5 if config.scaled_embeddings else 1.0
         self.encoder = Stack(config, "encoder", engine, device) if config.encoder is not None else None
         self.decoder = Stack(config, "decoder", engine, device) if config.decoder is not None else None
@@ -128,6 +179,7 @@ class Transformer(nn.Module):
         """Ties the head to the embedding if the config does; needed again after `to_empty`."""
         # The same object in both modules: ZeRO stage 3 gathers weights module by module.
         if self.tied_embeddings and self.head is not None:
+            assert isinstance(self.embedding, nn.Embedding), "patches have no table"
             self.head.weight = self.embedding.weight
 
     @property
@@ -155,7 +207,9 @@ class Transformer(nn.Module):
         if self.encoder is not None and self.decoder is not None:
             assert batch.source is not None, "a model of two stacks needs a source"
             encoded = self._encode(batch.source, skip=cache is not None and cache.length > 0)
-        hidden_BTD = self.stacks[-1](self._embed(batch.tokens_BT), rows, encoded, cache)
+        pixels_BCYX = batch.pixels_BCYX
+        x_BTD = self._embed(batch.tokens_BT) if pixels_BCYX is None else self.embedding(pixels_BCYX)
+        hidden_BTD = self.stacks[-1](x_BTD, rows, encoded, cache)
         if self.head is not None and self.head.scores_labels:
             hidden_BTD = self._summarize(hidden_BTD, batch)
         if not logits or self.head is None:

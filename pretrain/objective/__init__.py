@@ -34,6 +34,7 @@ OBJECTIVES: dict[str, ObjectiveKind] = {
     "supervised": ObjectiveKind(build_supervised),
     "classify": ObjectiveKind(build_labels),
     "tag": ObjectiveKind(build_labels),
+    "images": ObjectiveKind(build_labels),
 }
 
 

@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2019, 3.1), and labels of documents or words.
+"""Masked language modelling (Devlin et al. 2019, 3.1), and labels of documents, words or images.
 
     ordinary tokens  --drawn, by token or by word-->  targets
                      -->  mask token, random token, or unchanged
@@ -67,6 +67,7 @@ def _place(rows: TokenRows, inputs: np.ndarray, targets: np.ndarray, document_ma
         positions=positions,
         documents=documents,
         target_positions=target_positions,
+        pixels=rows.pixels,
         num_padding=count_padding(rows, inputs.shape[1]),
     )
 
@@ -91,16 +92,17 @@ def _draw_chosen(
     return candidates & (number < config.rate)
 
 
-# Labels of documents (Devlin et al. 2019, 4.1) or of words (5.3), predicted by an encoder.
+# Labels of documents (Devlin et al. 2019, 4.1), of words (5.3) or of images, by an encoder.
 #
 #     tokens [B, T+1]  ->  inputs, the last column dropped
 #     labels [B, T+1]  ->  targets, at the first token of a document or of a word
 #
-# Documents do not see each other, and begin at position 0: packing does not change scores.
+# Documents do not see each other, and begin at position 0: packing does not change scores. An image
+# is one document of as many tokens, all 0, as the model has vectors of it; the first has its class.
 
 
 def build_labels(config: TaskConfig, context: RowContext) -> RowMaker:
-    """Labels of documents or of words, at the positions given by the data."""
+    """Labels of documents, of words or of images, at the positions given by the data."""
     return partial(label_rows, document_mask=context.document_mask)
 
 

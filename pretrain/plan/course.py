@@ -28,7 +28,7 @@ class StoredData:
 
     tokens: int  # number of tokens
     shards: int  # number of shards
-    token_bytes: int  # bytes of a token, 2 or 4
+    token_bytes: int  # bytes of a token, 2 or 4; of images, of a position of the model
     vocab_size: int  # vocabulary of the tokenizer
     labels: tuple[str, ...] = ()  # label names of the index
     has_validation: bool = True  # every folder has a validation split

@@ -109,14 +109,24 @@ class _Walk:
         return self.linear(f"{name}.down", tokens, hidden)
 
     def stack(
-        self, name: str, stack: StackConfig, tokens: int, source: int | None = None, encoded: bool = False
+        self,
+        name: str,
+        stack: StackConfig,
+        tokens: int,
+        source: int | None = None,
+        encoded: bool = False,
+        patches: bool = False,
     ) -> tuple[bool, int]:
-        """Adds all blocks; returns also how many of the first no gradient reaches."""
+        """Adds all blocks; returns also how many of the first no gradient reaches.
+
+        `patches`: the input is projected patches that have a gradient.
+        """
         pre = stack.norm_placement == "pre"
         frozen = 0
         first_values = False
         bias = stack.position == "relative" and self.has(f"{name}.position.weight")
-        stream = self.has("embedding.weight", f"{name}.token_type.weight")
+        tables = ("embedding.weight", "embedding.before.weight", f"{name}.token_type.weight")
+        stream = patches or self.has(*tables)
         stream = stream or (stack.position == "learned" and self.has(f"{name}.position.weight"))
         stream = self.norm(f"{name}.input_norm", stream)
 
@@ -204,7 +214,11 @@ def count_flops(
     stream = False
     if model.encoder is not None:
         tokens = seq_len if model.decoder is None else source
-        stream, frozen["encoder"] = walk.stack("encoder", model.encoder, tokens)
+        patches = False
+        if model.input is not None:
+            cut = tokens - model.input.num_before
+            patches = walk.linear("embedding.projection", cut, reads=False)
+        stream, frozen["encoder"] = walk.stack("encoder", model.encoder, tokens, patches=patches)
     if model.decoder is not None:
         read = None if model.encoder is None else source
         stream, frozen["decoder"] = walk.stack("decoder", model.decoder, seq_len, read, stream)

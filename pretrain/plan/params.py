@@ -68,6 +68,16 @@ def _block(name: str, stack: StackConfig, number: int, *, reads_encoder: bool) -
     yield from _linear(f"{name}.feedforward.down", stack.ff_width, stack.width, stack.bias)
 
 
+def _embedding(model: ModelConfig) -> Named:
+    width = model.last_stack.width
+    if model.input is None:
+        yield "embedding.weight", (model.padded_vocab_size, width)
+        return
+    yield from _linear("embedding.projection", model.input.patch_values, width, True)
+    if model.input.num_before:
+        yield "embedding.before.weight", (model.input.num_before, width)
+
+
 def _stack(name: str, model: ModelConfig, *, reads_encoder: bool) -> Named:
     stack: StackConfig = getattr(model, name)
     if stack.position == "learned":
@@ -135,7 +145,7 @@ def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
     """
     if isinstance(model, RecurrentConfig):
         return dict(_recurrent(model))
-    found: dict[str, Shape] = {"embedding.weight": (model.padded_vocab_size, model.last_stack.width)}
+    found: dict[str, Shape] = dict(_embedding(model))
     if model.encoder is not None:
         found |= _stack("encoder", model, reads_encoder=False)
     if model.decoder is not None:
@@ -148,7 +158,9 @@ def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
 
 
 PARTS = (
-    "embedding",  # token tables, padded rows included, those of values too, and tables of token types
+    # Token tables, padded rows included, those of values too, and tables of token types; of images the
+    # projection of patches, class token and registers.
+    "embedding",
     "position",  # tables of learned positions, or of biases by distance
     "attention",  # projections of all attention layers, with biases, and factors of values and residuals
     "feedforward",  # projections of all feed-forward layers, with biases

@@ -1,7 +1,7 @@
 """The shard folder while it is made: its identity, its common files, and its locks.
 
     prepare.json      config and listing of the inputs, written first: the identity of the folder
-    tokenizer.json    next; parts depend on it
+    tokenizer.json    next; parts depend on it; images have none
     labels.json       of labelled documents, where no labels are given; parts depend on it
     duplicates/*      where asked for; parts depend on it
     parts/*.json      one record a finished part (part_record.py)
@@ -190,7 +190,7 @@ def _complete_index(folder: Path, share: Share) -> DataIndex | None:
     try:
         index = load_index(folder)
         check_shards(folder, index)
-        if tokenizer_hash(folder / TOKENIZER_NAME) == index.tokenizer_sha256:
+        if not index.has_tokenizer or tokenizer_hash(folder / TOKENIZER_NAME) == index.tokenizer_sha256:
             return index
         damage = _OTHER_TOKENIZER
     except (DataError, OSError) as error:

@@ -203,6 +203,11 @@ class PartWriter:
         del self._open[split]
 
 
+def write_record(folder: Path, part: InputPart, record: PartRecord) -> None:
+    """Writes the record of a part whose shards are closed. Raises: DiskError."""
+    write_json(record_path(folder, part), _RECORD.dump_python(record, mode="json"))
+
+
 def record_path(folder: Path, part: InputPart) -> Path:
     """Returns the file of a part's record."""
     return folder / PARTS_DIR / f"{part.name}.json"

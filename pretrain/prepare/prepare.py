@@ -1,5 +1,7 @@
 """`pretrain prepare`: raw text -> tokenizer -> token shards, restartable, always the same bytes.
 
+Images, which have no tokenizer, are prepared in images.py.
+
     check config, list inputs       before anything is written (steps.py)
     lock, claim the folder          prepare.json: the identity of the folder; another one is refused
     duplicates/                     where asked for: deduplication (duplicates.py)
@@ -25,6 +27,7 @@ from pathlib import Path
 from pretrain.config.prepare import PrepareConfig
 from pretrain.prepare.convert.convert import convert_tokens
 from pretrain.prepare.convert.convert_part import ConvertOptions
+from pretrain.prepare.images import prepare_images, summarize
 from pretrain.prepare.input_parts import WHOLE, Share, parse_share
 from pretrain.prepare.labelling import LabelSet
 from pretrain.prepare.output import CONVERSION_NAME, claim_lock, fill_folder
@@ -35,7 +38,7 @@ from pretrain.prepare.progress import Progress, no_progress, progress_bar
 from pretrain.prepare.split import TRAIN, VALIDATION
 from pretrain.prepare.statistics import write_statistics
 from pretrain.prepare.steps import PrepareJob, find_duplicates, make_labels, make_tokenizer, plan_job
-from pretrain.shards.index import INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
+from pretrain.shards.index import IMAGES, INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
 from pretrain.tokenizer import eos_id, load_tokenizer, start_id, token_dtype, vocabulary_size
 from pretrain.utils.status_line import status_line
 from pretrain.utils.units import plural
@@ -63,6 +66,8 @@ def prepare(
             other shares.
         DiskError: The disk refused. Finished parts are kept: the same command continues.
     """
+    if config.kind == IMAGES:
+        return prepare_images(config, progress, share=share, processes=processes)
     job = plan_job(config, WorkerPool(Path(config.output), progress, processes, share))
     return fill_folder(job.folder, share, job.identity, job.files, processes, lambda: _build(job))
 
@@ -127,6 +132,8 @@ def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
         index = prepare(config, progress, share=share, processes=processes)
     if index is None:
         return f"{config.output}: part {share} is done; the last one to finish writes the index"
+    if index.kind == IMAGES:
+        return summarize(config.output, index)
     return _summarize(config.output, index.splits)
 
 

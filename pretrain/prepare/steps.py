@@ -103,7 +103,7 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     files = list_inputs(config.inputs, config.kind)
     part_bytes = config.part_bytes or plan_part_bytes(files)
     parts = plan_parts(files, part_bytes)
-    identity = _identity(config, given) | {"part_bytes": part_bytes}
+    identity = identity_of(config, given) | {"part_bytes": part_bytes}
     job = PrepareJob(pool.folder, parts, config, pool, files, rule, given, identity)
     if not job.num_bytes:
         what = f"the input is empty ({len(files)} files, 0 bytes)"
@@ -120,7 +120,7 @@ def _resolve(config: PrepareConfig, given: bytes) -> TokenizerConfig:
     return config.tokenizer.model_copy(update={"eos": None if is_usual else name, "begin": begins or None})
 
 
-def _identity(config: PrepareConfig, given: bytes | None) -> dict[str, Any]:
+def identity_of(config: PrepareConfig, given: bytes | None) -> dict[str, Any]:
     """Returns {dotted key: value} of all that the output depends on, without the files."""
     exclude: dict[str, Any] = {"output": True, "inputs": {"__all__": {"path", "paired_path"}}}
     values = config.model_dump(mode="json", exclude=exclude)

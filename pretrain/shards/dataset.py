@@ -40,7 +40,7 @@ class Dataset:
 
     @property
     def tokenizer_path(self) -> Path:
-        """The tokenizer of all sources."""
+        """The tokenizer of all sources; images have none."""
         return self.sources[0].folder / "tokenizer.json"
 
     @property
@@ -90,16 +90,19 @@ def check_local(config: DataConfig) -> None:
         if "://" not in path:
             index = load_index(Path(path))
             check_shards(Path(path), index)
-            _check_tokenizer(Path(path) / "tokenizer.json", index)
+            _check_tokenizer(Path(path), index)
 
 
 def check_tokenizers(dataset: Dataset) -> None:
     """Checks that the tokenizer in each source's folder made its shards. Raises: DataError."""
     for source in dataset.sources:
-        _check_tokenizer(source.folder / "tokenizer.json", source.index)
+        _check_tokenizer(source.folder, source.index)
 
 
-def _check_tokenizer(path: Path, index: DataIndex) -> None:
+def _check_tokenizer(folder: Path, index: DataIndex) -> None:
+    if not index.has_tokenizer:
+        return
+    path = folder / "tokenizer.json"
     fix = "copy it again or run `pretrain prepare` again"
     try:
         found = hashlib.sha256(path.read_bytes()).hexdigest()

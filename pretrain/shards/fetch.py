@@ -267,7 +267,7 @@ def fetch_folder(url: str, cache: ShardCache, patience: Patience, stop: Callable
             index = load_index(folder)
         except DataError as error:
             raise DataError(error.what, where=f"{url}/{INDEX_NAME}", fix=error.fix) from None
-        if not (folder / "tokenizer.json").is_file():
+        if index.has_tokenizer and not (folder / "tokenizer.json").is_file():
             write_file(folder / "tokenizer.json", _read_tokenizer(url, index, patience, stop))
         if not (folder / "prepare.json").is_file():
             # The record of the normalisation is optional. Where files may not be listed, S3 says of one

@@ -1,7 +1,7 @@
 """The index of a shard folder: its token shards with counts, sizes and hashes.
 
     DIR/index.json               read and written here; small even for terabytes
-    DIR/tokenizer.json           the tokenizer that made the shards
+    DIR/tokenizer.json           the tokenizer that made the shards; images have none
     DIR/SPLIT/NAME.tar           webdataset shards            (writer.py)
     DIR/SPLIT/NAME.idx.npy       offsets inside one shard
     DIR/SPLIT/NAME.lengths.npy   lengths of its documents
@@ -26,14 +26,18 @@ INDEX_NAME = "index.json"
 INDEX_VERSION = 3
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 NPY_HEADER_BYTES = 128
-# Columns of a shard's table, by the kind of data (see writer.py).
-TABLE_COLUMNS = {"text": 6, "pairs": 12, "records": 8, "classes": 8, "tags": 8}
+# Columns of a shard's table, by the kind of data (see writer.py, image_writer.py).
+TABLE_COLUMNS = {"text": 6, "pairs": 12, "records": 8, "classes": 8, "tags": 8, "images": 4}
 
-# Columns of the lengths of its documents: of pairs, the target's and the source's.
-LENGTH_COLUMNS = {"text": 1, "pairs": 2, "records": 1, "classes": 1, "tags": 1}
+# Columns of the lengths of its documents: of pairs, the target's and the source's; of images 1, the
+# one token that each counts as, then width and height in pixels.
+LENGTH_COLUMNS = {"text": 1, "pairs": 2, "records": 1, "classes": 1, "tags": 1, "images": 3}
 
 # Kinds whose documents have labels, which the index names: one a document, or one a word.
 LABELLED = ("classes", "tags")
+
+IMAGES = "images"
+"""Kind of data without tokens and tokenizer: one image is one document, and counts as one token."""
 
 # Kinds whose documents begin with the start token of a given tokenizer, where texts do in its released model.
 BEGUN = ("text", "records")
@@ -145,11 +149,11 @@ class DataIndex:
     """A whole shard folder.
 
     Its kind is `text`, `pairs` (source and target), `records` (tokens with a loss mask), `classes`
-    (texts with a label) or `tags` (texts whose words have labels). There is a split `train`, and
-    maybe `validation`.
+    (texts with a label), `tags` (texts whose words have labels) or `images` (with a label). There
+    is a split `train`, and maybe `validation`.
     """
 
-    tokenizer_sha256: str  # of DIR/tokenizer.json, hex
+    tokenizer_sha256: str  # of DIR/tokenizer.json, hex; empty for images
     vocab_size: Count  # ids that the tokenizer can produce, unpadded; every token is below it
     dtype: str  # uint16 or uint32
     eos_id: Count  # ends each document
@@ -157,6 +161,11 @@ class DataIndex:
     kind: str = "text"
     labels: tuple[str, ...] = ()  # names, by their number in the shards
     begin_id: Count | None = None  # begins each document of a kind in BEGUN; None: nothing does
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """True unless the data are images."""
+        return self.kind != IMAGES
 
     def split(self, name: str) -> SplitIndex:
         """Returns a split by name. Raises: DataError, naming the splits that there are."""
@@ -243,7 +252,7 @@ def _checked(index: DataIndex) -> DataIndex:
         raise ValueError(f"field 'kind' must be one of {', '.join(TABLE_COLUMNS)}, not {index.kind!r}")
     if index.dtype not in TOKEN_BYTES:
         raise ValueError(f"field 'dtype' must be one of {', '.join(TOKEN_BYTES)}, not {index.dtype!r}")
-    if index.kind in LABELLED and not 0 < len(index.labels) == len(set(index.labels)):
+    if index.kind in (*LABELLED, IMAGES) and not 0 < len(index.labels) == len(set(index.labels)):
         raise ValueError("field 'labels' must list different texts")
     if not index.eos_id < index.vocab_size <= 2 ** (8 * TOKEN_BYTES[index.dtype]):
         ids = f"eos_id {index.eos_id}, vocab_size {index.vocab_size} and dtype {index.dtype}"

@@ -4,6 +4,7 @@ ShardSet.reader(n)         -> ShardReader of a split's shard, a few hundred kept
 ShardSet.lengths(n, side)  -> tokens of each of its documents: from a sidecar, without the shard
 ShardReader.member(i)      -> views into the mapped tar, their CRC32s checked once; source(i),
                               loss(i), labels(i) too
+ShardReader.image(i)       -> a view of the file of an image, its CRC32 checked, and its label
 ShardReader.locate(n)      -> member, offset and length of document n
 a wrong CRC32              -> the file is renewed once, where it came through a cache; else an error
 """
@@ -63,9 +64,10 @@ class ShardReader:
         self._members: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._sources: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._beside: dict[int, np.ndarray] = {}
+        tokens, documents = _counts(table)
         # Position of each member's first token in the shard.
-        self.member_starts: list[int] = (np.cumsum(table[:, 1]) - table[:, 1]).tolist()
-        self._first_documents: list[int] = (np.cumsum(table[:, 3]) - table[:, 3]).tolist()
+        self.member_starts: list[int] = (np.cumsum(tokens) - tokens).tolist()
+        self._first_documents: list[int] = (np.cumsum(documents) - documents).tolist()
 
     def member(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns a member's tokens and document starts (uint32), read-only views. Raises: DataError."""
@@ -105,6 +107,17 @@ class ShardReader:
         if number not in self._beside:
             self._beside[number] = self._intact(lambda mapped: self._parallel(mapped, number, name, dtype))
         return self._beside[number]
+
+    def image(self, number: int) -> tuple[memoryview, int]:
+        """Returns the file of an image, and the number of its label. Raises: DataError."""
+        offset, size, crc32, label = self._rows[number]
+
+        def read(mapped: mmap.mmap) -> memoryview:
+            content = np.frombuffer(mapped, "u1", size, offset)
+            self._verify(f"image {number:08d}", content, offset, crc32)
+            return content.data
+
+        return self._intact(read), label
 
     def _intact(self, read: Callable[[mmap.mmap], _T]) -> _T:
         """Reads the mapped file; if that is damaged, the file that replaces it."""
@@ -226,17 +239,34 @@ class ShardSet:
 def load_table(folder: Path, shard: ShardIndex, token_bytes: int) -> np.ndarray:
     """Reads the table of a shard, int64 [members, columns]. Raises: DataError."""
     table = _load(folder, shard.table, np.dtype("<i8"), shard.num_members)
+    if shard.table.num_columns == TABLE_COLUMNS["images"]:
+        ends = table[:, 0] + table[:, 1]
+    else:
+        ends = _ends_of_tokens(table, shard, token_bytes)
+    counts = (shard.num_tokens, shard.num_documents)
+    is_outside = (table < 0).any() or (ends > shard.num_bytes).any()
+    if is_outside or tuple(int(one.sum()) for one in _counts(table)) != counts:
+        raise _contradiction(folder / shard.table.name, "offsets or counts")
+    return table
+
+
+def _counts(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tokens and the documents of each member, int64; an image is one of both."""
+    if table.shape[1] == TABLE_COLUMNS["images"]:
+        ones = np.ones(len(table), dtype=np.int64)
+        return ones, ones
+    return table[:, 1], table[:, 3]
+
+
+def _ends_of_tokens(table: np.ndarray, shard: ShardIndex, token_bytes: int) -> np.ndarray:
+    """Returns the end of the last array of each member, int64."""
     ends = np.maximum(table[:, 0] + table[:, 1] * token_bytes, table[:, 2] + table[:, 3] * 4)
     if shard.table.num_columns == TABLE_COLUMNS["pairs"]:
         ends = np.maximum(ends, table[:, 6] + table[:, 7] * token_bytes)
         ends = np.maximum(ends, table[:, 8] + table[:, 9] * 4)
     if shard.table.num_columns == TABLE_COLUMNS["records"]:
         ends = np.maximum(ends, table[:, 6] + table[:, 1])
-    counts = (shard.num_tokens, shard.num_documents)
-    is_outside = (table < 0).any() or (ends > shard.num_bytes).any()
-    if is_outside or (table[:, 1].sum(), table[:, 3].sum()) != counts:
-        raise _contradiction(folder / shard.table.name, "offsets or counts")
-    return table
+    return ends
 
 
 def load_lengths(folder: Path, shard: ShardIndex) -> np.ndarray:

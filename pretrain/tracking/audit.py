@@ -3,6 +3,7 @@
     {"step": 7, "tokens": 65536, "digest": "9f0...", "loss": "0x1p+1", "grad_norm": null,
     "attempt": 1}
 
+A row of images also has "pixels", a digest of what the model read, after augmentation.
 Floats are written as `float.hex()`: two runs are the same if and only if their rows are. Rows up to
 a committed step are durable before the commit (`sync`), those after it are cut off on resume
 (`rewind`), so that a ledger has every step exactly once, however often the run was killed.
@@ -20,7 +21,7 @@ from pretrain.utils.jsonl import JsonLines, read_rows
 
 log = logging.getLogger(__name__)
 
-COMPARED_FIELDS = ("tokens", "digest", "loss", "grad_norm")
+COMPARED_FIELDS = ("tokens", "digest", "pixels", "loss", "grad_norm")
 """Fields that are equal in two runs of the same config and topology; `attempt` counts restarts."""
 
 
@@ -35,6 +36,7 @@ class AuditRow:
     # Global norm before clipping, `float.hex()`; None when the step was skipped.
     grad_norm: str | None
     attempt: int  # which start of the run did it, from 1
+    pixels: str | None = None  # 16 hex digits over the images of the global batch; None: text
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,22 @@ class AuditLedger:
         self._lock = threading.Lock()  # rows come from the loop, `sync` from the thread that saves
 
     def append(
-        self, *, step: int, tokens: int, digest: str, loss: float, grad_norm: float | None, attempt: int
+        self,
+        *,
+        step: int,
+        tokens: int,
+        digest: str,
+        loss: float,
+        grad_norm: float | None,
+        attempt: int,
+        pixels: str | None = None,
     ) -> None:
         """Adds the row of a step; see AuditRow. `grad_norm` is None when the step was skipped."""
         norm = None if grad_norm is None else grad_norm.hex()
         row = {"step": step, "tokens": tokens, "digest": digest, "loss": loss.hex(), "grad_norm": norm}
+        of_images = {} if pixels is None else {"pixels": pixels}
         with self._lock:
-            self._lines.add(row | {"attempt": attempt})
+            self._lines.add(row | {"attempt": attempt} | of_images)
             try:
                 self._write()
             except DiskError as error:

@@ -134,6 +134,7 @@ def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
     claim.check_lease()
     if world.is_main:
         write_file(claim.folder.config, dump_config(claim.config).encode())
+    if world.is_main and claim.dataset.index.has_tokenizer:
         tokenizer = claim.dataset.tokenizer_path.read_bytes()
         if not claim.folder.tokenizer.is_file() or claim.folder.tokenizer.read_bytes() != tokenizer:
             folders = [source.folder for source in claim.dataset.sources]
@@ -141,6 +142,7 @@ def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:
             content = dump_normalize(normalize_of_data(folders), template_of_data(folders), begin)
             write_file(claim.folder.normalize, content)
             write_file(claim.folder.tokenizer, tokenizer)
+    if world.is_main:
         record = begin_attempt(claim.folder, claim.config.run.name, facts)
     result = dist.broadcast_object(record)
     assert isinstance(result, dict)

@@ -150,7 +150,7 @@ def _open_base(config: RunConfig, tokenizer: Path) -> AdaptedModel:
     """Opens `init.from` and compares model and tokenizer."""
     assert config.init.from_ is not None
     what = open_source(Path(config.init.from_))
-    if config.init.check_tokenizer:
+    if config.init.check_tokenizer and tokenizer.is_file():  # images have none
         check_tokens(what, tokenizer)
     return AdaptedModel(what, config.model, parameter_shapes(config.model))
 

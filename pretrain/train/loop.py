@@ -96,7 +96,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
             run.audit.append(
                 step=state.step,
                 tokens=num_targets,
-                digest=f"{agreed.done.digest:016x}",
+                **agreed.done.digests(),
                 loss=loss,
                 grad_norm=None if update.skipped else update.grad_norm,
                 attempt=run.attempt,

@@ -11,8 +11,8 @@ def count(number: float) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Returns `1 rank`, `1,758 documents`, `2 batches`."""
-    ending = "es" if noun.endswith("ch") else "s"
+    """Returns `1 rank`, `1,758 documents`, `2 batches`, `3 classes`."""
+    ending = "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 

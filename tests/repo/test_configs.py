@@ -36,7 +36,7 @@ def test_the_first_line_of_a_config_is_its_summary(recipe):
     assert recipe.path.read_text().startswith("# ")
     assert recipe.summary.endswith((".", "`."))
     if recipe.name.startswith("run/"):
-        assert re.search(r"; .*(minutes|hours|days)", recipe.summary), "size; devices, time"
+        assert re.search(r"; .*(seconds|minutes|hours|days)", recipe.summary), "size; devices, time"
 
 
 STARTS = {

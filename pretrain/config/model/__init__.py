@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 
 from pretrain.config.base import Section
+from pretrain.config.model.patches import ImageSize, PatchesConfig
 from pretrain.config.model.recurrent import RecurrentConfig, RecurrentStackConfig
 from pretrain.config.model.stack import RotaryScaling, StackConfig
 from pretrain.config.model.transformer import HeadConfig, ModelConfig, SpecialTokens
@@ -13,8 +14,10 @@ __all__ = [
     "MODEL_SECTIONS",
     "AnyModelConfig",
     "HeadConfig",
+    "ImageSize",
     "ModelConfig",
     "ModelSection",
+    "PatchesConfig",
     "RecurrentConfig",
     "RecurrentStackConfig",
     "RotaryScaling",

@@ -82,9 +82,12 @@ class StackConfig(Section):
     layers and, in the same order, of the last n, by learned factors (modded-nanoGPT). 0: none."""
     scaled_attention: Annotated[bool, OnResume.ALLOW] = True
     """Divide attention scores by sqrt(H); false in T5."""
-    position: Annotated[Literal["learned", "sinusoidal", "rotary", "relative", "none"], OnResume.NEVER] = "rotary"
-    """`learned` or `sinusoidal` vectors added to the input, `rotary` embeddings, `relative` (a
-    learned bias of the attention scores by distance, T5), or `none`."""
+    position: Annotated[
+        Literal["learned", "sinusoidal", "sinusoidal_2d", "rotary", "relative", "none"], OnResume.NEVER
+    ] = "rotary"
+    """`learned` or `sinusoidal` vectors added to the input, `sinusoidal_2d` of the row and column
+    of a patch, `rotary` embeddings, `relative` (a learned bias of the attention scores by distance,
+    T5), or `none`."""
     sinusoid: Annotated[Literal["interleaved", "halves"], OnResume.ALLOW] = "interleaved"
     """Sine and cosine `interleaved` (Vaswani et al. 2017) or in two `halves` (Marian)."""
     rope_theta: Annotated[float, OnResume.ALLOW] = Field(default=10000.0, gt=0)

@@ -1,14 +1,16 @@
 """`model:` of `kind: transformer` -- one or two stacks, embeddings and a head.
 
-One stack is a GPT (decoder) or a BERT (encoder), two are a T5. Families differ only in these
-values: a preset is plain data over them, and no code in `model/` depends on a family.
+One stack is a GPT (decoder), a BERT (encoder) or, over image patches, a ViT (encoder); two are a
+T5. Families differ only in these values: a preset is plain data over them, and no code in `model/`
+depends on a family.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pretrain.config.base import OnResume, Section
+from pretrain.config.model.patches import PatchesConfig
 from pretrain.config.model.stack import StackConfig
 
 
@@ -28,7 +30,8 @@ class HeadConfig(Section):
     labels: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
     """Label names, for `kind: labels`. Empty: taken from the data."""
     mean: Annotated[bool, OnResume.ALLOW] = False
-    """For `kind: labels`: classify the mean over the tokens of a document, not its first token."""
+    """For `kind: labels`: classify the mean over the tokens of a document, not its first token; of
+    an image, the mean over its patches."""
     dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
     """For `kind: labels`: dropout probability on the input of the scores."""
 
@@ -90,6 +93,8 @@ class ModelConfig(AnyKindConfig):
 
     kind: Annotated[Literal["transformer"], OnResume.NEVER] = "transformer"
     """`transformer`, or `recurrent`, which has the other keys of this section."""
+    input: PatchesConfig | None = None
+    """Image patches that the stack reads. None: token ids."""
     encoder: StackConfig | None = None
     """Bidirectional stack. None: no encoder."""
     decoder: StackConfig | None = None
@@ -112,6 +117,11 @@ class ModelConfig(AnyKindConfig):
     0 (modded-nanoGPT). `drawn`: they start as `init` says."""
 
     @property
+    def reads(self) -> str:
+        """Input of the model: `tokens` or `patches`."""
+        return "tokens" if self.input is None else self.input.kind
+
+    @property
     def num_scores(self) -> int:
         """Number of classes of the head, ids or labels, which must be known."""
         scores = len(self.head.labels) if self.head.kind == "labels" else self.vocab_size
@@ -129,6 +139,52 @@ class ModelConfig(AnyKindConfig):
         stack = self.decoder or self.encoder
         assert stack is not None
         return stack
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_length(cls, values: Any) -> Any:
+        """Fills in `max_seq_len` of images, which their size determines."""
+        given = values.get("input") if isinstance(values, dict) else None
+        if not given or "max_seq_len" in values:
+            return values
+        try:
+            patches = given if isinstance(given, PatchesConfig) else PatchesConfig.model_validate(given)
+        except ValueError:
+            return values  # reported by the field, with its place
+        return values | {"max_seq_len": patches.positions}
+
+    @model_validator(mode="after")
+    def _check_input(self) -> Self:
+        stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
+        if self.input is None:
+            if any(stack.position == "sinusoidal_2d" for stack in stacks):
+                fix = "set model.input, or use position=sinusoidal"
+                raise ValueError(f"position=sinusoidal_2d is of patches; {fix}")
+            return self
+        if self.encoder is None or self.decoder is not None:
+            what = "input.kind=patches is read by a model of an encoder alone"
+            raise ValueError(f"{what}; set decoder to null")
+        for place, section, keys in (
+            ("", self, ("tied_embeddings", "scaled_embeddings", "vocab_size")),
+            ("encoder.", self.encoder, ("token_types", "value_embeddings")),
+        ):
+            for key in keys:
+                if getattr(section, key):
+                    what = f"{place}{key} is of token ids, which input.kind=patches replaces"
+                    raise ValueError(f"{what}; leave it out")
+        if self.head.kind == "lm":
+            raise ValueError("input.kind=patches needs head.kind=labels or none, not lm")
+        if self.max_seq_len != self.input.positions:
+            rule = f"must be {self.input.positions}, the positions of an image"
+            parts = f"({self.input.describe()})"
+            raise ValueError(f"max_seq_len={self.max_seq_len} {rule} {parts}; leave it out")
+        width = self.encoder.width
+        if self.encoder.position == "sinusoidal_2d" and width % 4:
+            raise ValueError(f"position=sinusoidal_2d needs a width that 4 divides, not {width}")
+        if self.head.kind == "labels" and not (self.head.mean or self.input.class_token):
+            what = "input.class_token=false leaves nothing that stands for the image"
+            raise ValueError(f"{what}; set head.mean=true")
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> Self:

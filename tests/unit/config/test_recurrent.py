@@ -74,7 +74,7 @@ def test_a_resolved_recurrent_config_loads_as_the_same(load, tmp_path):
             "head.kind=lm is the only head of a recurrent model",
         ),
         # A key of the other kind is not suggested.
-        ("{preset: llama-tiny, input_feeding: true}", "unknown key 'model.input_feeding'; known here: preset"),
+        ("{preset: llama-tiny, input_feeding: true}", "unknown key 'model.input_feeding'; did you mean"),
         (f"{{kind: recurrent, preset: gpt2-124m, decoder: {CELLS}}}", "unknown key 'model.decoder.heads'"),
     ],
 )

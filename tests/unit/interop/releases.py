@@ -17,8 +17,13 @@ VOCAB = 61
 
 
 def tiny(preset: str = "llama-tiny", **model: Any) -> ModelConfig:
-    """A tiny preset; the vocabulary is no multiple of the padding's."""
-    return ModelConfig.model_validate(expand_preset({"preset": preset, "vocab_size": VOCAB, **model}))
+    """A tiny preset; the vocabulary is no multiple of the padding's. Of images: with three labels."""
+    values = expand_preset({"preset": preset, **model})
+    if values.get("input") is not None:
+        values["head"] = {"labels": ["a", "b", "c"], **values["head"]}
+    else:
+        values = {"vocab_size": VOCAB, **values}
+    return ModelConfig.model_validate(values)
 
 
 def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:

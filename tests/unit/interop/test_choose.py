@@ -14,7 +14,7 @@ from tests.unit.interop.releases import tiny
 
 DECODERS = [name for name, model in PRESETS.items() if "encoder" not in model and name != "gpt-shakespeare"]
 # Of the tiny ones, only the paper's Transformer has no family.
-EXPORTED = [name for name in PRESETS if name.endswith("-tiny") and name != "transformer-tiny"]
+EXPORTED = [name for name in PRESETS if name.endswith("-tiny") and name not in ("transformer-tiny", "vit-tiny")]
 
 
 @pytest.mark.parametrize("preset", DECODERS)
@@ -27,6 +27,11 @@ def test_a_preset_of_a_decoder_is_exported_as_its_family(preset):
 def test_a_family_writes_something_for_any_model(family):
     for preset in PRESETS:
         config = tiny(preset)
+        if config.reads != family.reads:
+            assert differences(config, family) == [
+                f"no such model: {family.model_type} reads {family.reads}, not {config.reads}"
+            ]
+            continue
         json.dumps(family.write_config(config))
         assert family.architecture(config)
         assert family.weights(config)

@@ -148,6 +148,32 @@ def configured(preset: str, vocab_size: int) -> ModelConfig:
     return ModelConfig.model_validate(expand_preset(values))
 
 
+VITS = {
+    "vit-ti16": (192, 12, 3, 16, 5_717_416),
+    "vit-s16": (384, 12, 6, 16, 22_050_664),
+    "vit-s32": (384, 12, 6, 32, 22_878_952),
+    "vit-b16": (768, 12, 12, 16, 86_567_656),
+    "vit-b32": (768, 12, 12, 32, 88_224_232),
+    "vit-l16": (1024, 24, 16, 16, 304_326_632),
+    "vit-l32": (1024, 24, 16, 32, 306_535_400),
+    "vit-h14": (1280, 32, 16, 14, 632_045_800),
+}
+"""Width, layers, heads, side of a patch; parameters with the 1000 classes of ImageNet, as timm prints them."""
+
+
+@pytest.mark.parametrize("preset", sorted(VITS))
+def test_a_vit_is_as_large_as_its_release(preset):
+    width, layers, heads, patch, parameters = VITS[preset]
+    labels = [str(number) for number in range(1000)]
+    config = ModelConfig.model_validate(expand_preset({"preset": preset, "head": {"labels": labels}}))
+    sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": 4 * width}
+    with META:
+        theirs = hf.ViTForImageClassification(
+            hf.ViTConfig(hidden_size=width, patch_size=patch, num_labels=1000, **sizes)
+        )
+    assert count_parameters(config) == sum(one.numel() for one in theirs.parameters()) == parameters
+
+
 def size_of(release: Release) -> int:
     """Parameters that Hugging Face's model is trained by, on the meta device."""
     with META:
@@ -164,7 +190,8 @@ def size_of(release: Release) -> int:
 
 def test_every_preset_is_compared_with_its_publication():
     tiny = {name for name in PRESETS if name.endswith("-tiny")} - {"bert-tiny"}
-    assert set(PRESETS) - tiny - OWN == set(RELEASES) | {"transformer-base", "transformer-big"}
+    others = {"transformer-base", "transformer-big", *VITS}
+    assert set(PRESETS) - tiny - OWN == set(RELEASES) | others
 
 
 @pytest.mark.parametrize("preset", sorted(RELEASES))

@@ -1,0 +1,227 @@
+"""`kind: images`: folders of classes to shards of images, restartable, always the same bytes.
+
+    photos/cat/1.jpg, photos/dog/a/2.png    the first folder below the input is the class
+      -> listed, mixed by a hash of their names, cut into parts by size
+      -> each decoded once, on all cores: a damaged file ends the command with its name
+      -> SPLIT/part-00007-0000.tar ...       the files as they are, with their labels
+      -> statistics.json, index.json
+
+The split is by the bytes of each file, as for texts: copies of an image are all on one side. Folder,
+parts, locks and restarts are those of `prepare.py`.
+"""
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from pretrain.config.prepare import PrepareConfig
+from pretrain.errors import ConfigError, DataError
+from pretrain.prepare.input_parts import WHOLE, InputFile, InputPart, Report, Share, Work, plan_part_bytes, plan_parts
+from pretrain.prepare.inputs.local_files import find_local, stat_local
+from pretrain.prepare.labelling import LabelSet, check_labels, sort_labels
+from pretrain.prepare.output import claim_lock, fill_folder
+from pretrain.prepare.part_record import PartRecord, SplitRecord, load_records, merge_splits, write_record
+from pretrain.prepare.pool import ShardJob, WorkerPool
+from pretrain.prepare.progress import Progress, no_progress
+from pretrain.prepare.split import SPLITS, TRAIN, VALIDATION, parse_split
+from pretrain.prepare.statistics import STATISTICS_NAME
+from pretrain.prepare.steps import identity_of
+from pretrain.shards.image_writer import EncodedImage, ImageShardWriter
+from pretrain.shards.index import IMAGES, INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
+from pretrain.shards.reader import load_lengths
+from pretrain.utils.image_file import ImageFile
+from pretrain.utils.io import make_dir, write_json
+from pretrain.utils.remote import is_remote
+from pretrain.utils.units import plural
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+_log = logging.getLogger(__name__)
+
+
+def prepare_images(
+    config: PrepareConfig, progress: Progress = no_progress, *, share: Share = WHOLE, processes: int | None = None
+) -> DataIndex | None:
+    """Prepares one share of a folder of images; arguments, result and errors as of `prepare`."""
+    rule = parse_split(config.split, config.seed)
+    if rule.kind == "tail":
+        what = f"split={config.split} cuts texts in two, and kind=images has none"
+        raise ConfigError(what, fix="use hash:F")
+    files = list_images(config)
+    labels = _labels_of(config, files)
+    part_bytes = config.part_bytes or plan_part_bytes(files)
+    folder = Path(config.output)
+    job = ShardJob(folder, plan_parts(files, part_bytes))
+    pool = WorkerPool(folder, progress, processes, share)
+    identity = identity_of(config, None) | {"part_bytes": part_bytes}
+
+    def build() -> DataIndex | None:
+        start = partial(_start_writing, config, labels)
+        pool.write_parts(start, share.own(job.parts), "", "reading images")
+        with claim_lock(folder):
+            if (folder / INDEX_NAME).exists():
+                return load_index(folder)
+            records = load_records(folder, job.parts, "")
+            if len(records) < len(job.parts):
+                return None
+            return _write_index(job, labels, [records[part.number] for part in job.parts])
+
+    return fill_folder(folder, share, identity, files, processes, build)
+
+
+def list_images(config: PrepareConfig) -> list[InputFile]:
+    """Lists the images of all inputs, mixed by a hash of their names, so that a shard has all classes.
+
+    Raises: ConfigError: An address; DataError: No images.
+    """
+    paths: dict[str, int] = {}
+    others: list[str] = []
+    for number, one in enumerate(config.inputs):
+        for root in one.paths:
+            if is_remote(root):
+                what = "images are read from folders of this machine"
+                raise ConfigError(what, where=root, fix="copy them first")
+            if Path(root).is_file():
+                fix = "give the folder above the classes"
+                raise DataError("a file, not a folder of classes", where=root, fix=fix)
+            for path in find_local(root):
+                if path.lower().endswith(SUFFIXES):
+                    paths.setdefault(path, number)
+                else:
+                    others.append(path)
+    if not paths:
+        where = ", ".join(root for one in config.inputs for root in one.paths) or "--input"
+        what = f"there are no images ({' '.join(SUFFIXES)})"
+        fix = "give a folder with one folder of images for each class"
+        raise DataError(what, where=where, fix=fix)
+    if others:
+        _log.warning("%s left out, such as %s", plural(len(others), "file that is no image"), others[0])
+    salt = config.seed.to_bytes(8, "big")
+
+    def place(path: str) -> tuple[bytes, str]:
+        name = class_path(config, path).encode()
+        return hashlib.blake2b(name, digest_size=8, salt=salt).digest(), path
+
+    return [_described(path, paths[path]) for path in sorted(paths, key=place)]
+
+
+def _described(path: str, number: int) -> InputFile:
+    file = stat_local(path)
+    return InputFile(file.path, file.size, file.version, number, "image")
+
+
+def class_path(config: PrepareConfig, path: str) -> str:
+    """Returns the path of an image below its input: `cat/1.jpg`."""
+    roots = [root for one in config.inputs for root in one.paths if Path(path).is_relative_to(root)]
+    return str(Path(path).relative_to(max(roots, key=len)))
+
+
+def _class_of(config: PrepareConfig, path: str) -> str:
+    """Returns the first folder below the input. Raises: DataError: There is none."""
+    below = Path(class_path(config, path)).parts
+    if len(below) < 2:
+        fix = "put it into a folder named after its class"
+        what = "an image without a class: it lies in no folder below the input"
+        raise DataError(what, where=path, fix=fix)
+    return below[0]
+
+
+def _labels_of(config: PrepareConfig, files: Sequence[InputFile]) -> LabelSet:
+    """Returns the classes: those given, or the sorted names of the folders. Raises: DataError."""
+    counts = Counter(_class_of(config, file.path) for file in files)
+    alone = sorted(name for name, count in counts.items() if count == 1)
+    if alone:
+        path = next(file.path for file in files if _class_of(config, file.path) == alone[0])
+        what = f"class {alone[0]!r} has one image: it cannot be both learned and measured"
+        raise DataError(what, where=path, fix="add images of it, or remove its folder")
+    if len(counts) == 1:
+        what = f"there is one class, {min(counts)!r}: a model has nothing to distinguish"
+        raise DataError(what, fix="give the folder above the folders of the classes")
+    if not config.labels:
+        return LabelSet(tuple(sort_labels(counts)), is_given=False)
+    check_labels(config.labels)
+    if unknown := sorted(counts.keys() - set(config.labels)):
+        what = f"class {unknown[0]!r} is not one of labels ({', '.join(config.labels[:20])})"
+        raise DataError(what, fix="add it to labels, or remove its folder")
+    return LabelSet(tuple(config.labels), is_given=True)
+
+
+def _start_writing(config: PrepareConfig, labels: LabelSet) -> Work:
+    return partial(_write_part, config, {name: number for number, name in enumerate(labels.names)})
+
+
+def _write_part(config: PrepareConfig, numbers: dict[str, int], part: InputPart, report: Report) -> None:
+    """Writes the shards of a part and commits its record; an exception leaves no file."""
+    folder = Path(config.output)
+    rule = parse_split(config.split, config.seed)
+    record = PartRecord("", {name: SplitRecord() for name in SPLITS})
+    writers: dict[str, ImageShardWriter] = {}
+    try:
+        for file in (piece.file for piece in part.slices):
+            content = Path(file.path).read_bytes()
+            image = ImageFile(content, file.path)
+            image.decode(channels=3)
+            split = config.inputs[file.input].split or rule.split_of(content)
+            if split not in writers:
+                make_dir(folder / split)
+                writers[split] = ImageShardWriter(folder / split / f"{part.name}-0000.tar")
+            label = numbers[_class_of(config, file.path)]
+            size = (image.width, image.height)
+            writers[split].add(EncodedImage(content, image.suffix, *size, label))
+            record.splits[split].num_labelled[label] += 1
+            report(file.size, 1)
+        for split, writer in writers.items():
+            record.splits[split].shards.append(writer.close())
+    except BaseException:
+        for writer in writers.values():
+            writer.discard()
+        raise
+    write_record(folder, part, record)
+
+
+def _write_index(job: ShardJob, labels: LabelSet, records: Sequence[PartRecord]) -> DataIndex:
+    splits = merge_splits(records)
+    if VALIDATION not in splits:
+        fix = "to hold out more, prepare another --output with --split hash:0.1"
+        _log.warning("no image is held out; %s", fix)
+    counts = {name: Counter[int]() for name in splits}
+    for part in records:
+        for name in splits:
+            counts[name].update(part.splits[name].num_labelled)
+    untrained = [name for number, name in enumerate(labels.names) if not counts[TRAIN][number]]
+    if untrained and not labels.is_given:
+        what = f"no image of class {untrained[0]!r} is in the training split"
+        fix = "add images of it, hold out less with --split, or remove its folder"
+        raise DataError(what, fix=fix)
+    # One id, of the token that stands for each vector of an image: they have no tokenizer.
+    index = DataIndex("", 1, "uint16", eos_id=0, splits=splits, kind=IMAGES, labels=labels.names)
+    described = {name: _describe_split(job.folder, split, counts[name], labels) for name, split in splits.items()}
+    write_json(job.folder / STATISTICS_NAME, {"kind": index.kind, "splits": described})
+    write_index(job.folder, index)
+    return index
+
+
+def _describe_split(folder: Path, split: SplitIndex, counts: Counter[int], labels: LabelSet) -> dict[str, object]:
+    sizes = np.concatenate([load_lengths(folder, shard)[:, 1:] for shard in split.shards])
+    smallest, median, largest = np.quantile(sizes, (0.0, 0.5, 1.0), axis=0, method="lower").tolist()
+    return {
+        "num_images": split.num_documents,
+        "num_bytes": sum(shard.num_bytes for shard in split.shards),
+        "num_shards": len(split.shards),
+        "width": {"least": smallest[0], "median": median[0], "most": largest[0]},
+        "height": {"least": smallest[1], "median": median[1], "most": largest[1]},
+        "labels": {name: counts[number] for number, name in enumerate(labels.names)},
+    }
+
+
+def summarize(output: str, index: DataIndex) -> str:
+    """Returns the line of a finished folder."""
+    held_out = index.splits.get(VALIDATION)
+    validation = f" {held_out.num_documents:,} validation images," if held_out else ""
+    images = f"{index.splits[TRAIN].num_documents:,} training images"
+    return f"{output}: {images},{validation} {plural(len(index.labels), 'class')}"

@@ -1,0 +1,113 @@
+"""Image files by Pillow: the header first, then pixels of 8 bits in grey or RGB, upright.
+
+    bytes -> ImageFile: format, size, orientation, from the header; what is too large is refused here
+          -> decode(shrink): pixels, of a JPEG at 1/2, 1/4 or 1/8 of its size where that suffices
+
+Converted: palettes, CMYK, other colour spaces, 16 bits a pixel (the upper 8 are kept); transparency
+is dropped. Refused by name: animations, 32 bits a pixel, formats outside of `FORMATS`. Pillow is
+imported at the first image: text needs none.
+"""
+
+import io
+from typing import TYPE_CHECKING
+
+from pretrain.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = {
+    "JPEG": "jpg",
+    "MPO": "jpg",  # of some cameras; opened as a JPEG
+    "PNG": "png",
+    "WEBP": "webp",
+    "BMP": "bmp",
+    "GIF": "gif",
+    "TIFF": "tif",
+}
+"""Formats of Pillow that are read, and the suffix of each; no format that runs another program."""
+
+MAX_PIXELS = 2**26
+"""Most pixels of an image, 67 million: a few kilobytes can claim billions."""
+
+_MODES = {1: "L", 3: "RGB"}
+_ORIENTATION = 0x0112  # of EXIF; from 5 on, rows and columns are exchanged
+_FIX = "remove it, or save it anew as JPEG or PNG"
+
+
+class ImageFile:
+    """An image whose header is read.
+
+    Attributes:
+        suffix: Usual suffix of its format, without a dot.
+        width: Columns of pixels, upright.
+        height: Rows of pixels, upright.
+    """
+
+    def __init__(self, content: bytes | memoryview, where: str) -> None:
+        """Reads the header. `where` names the image. Raises: DataError: No image, or too large."""
+        import PIL.Image
+
+        self._where = where
+        try:
+            formats = [name for name in FORMATS if name != "MPO"]
+            self._image = PIL.Image.open(io.BytesIO(content), formats=formats)
+            self._check_size(*self._image.size)
+            # Not the method of PNG, which decodes all pixels for what may come after them.
+            self._orientation = PIL.Image.Image.getexif(self._image).get(_ORIENTATION, 1)
+            is_animated = self._image.format != "MPO" and getattr(self._image, "is_animated", False)
+        except DataError:
+            raise
+        except PIL.Image.DecompressionBombError:
+            raise self._too_large("a picture") from None  # Pillow's own limit is far above this one
+        except Exception as error:  # decoders raise nearly anything on damaged bytes
+            known = ", ".join(sorted(set(FORMATS.values())))
+            what = f"not an image in a format that is read ({known})"
+            raise self._unreadable(what, error) from None
+        self.suffix = FORMATS[str(self._image.format)]
+        if is_animated:
+            what = "an animation, of which no frame stands for all"
+            raise DataError(what, where=where, fix="save one frame of it")
+        if self._image.mode in ("I", "F"):
+            what = f"has 32 bits a pixel (mode {self._image.mode})"
+            raise DataError(what, where=where, fix="save it with 8 or 16 bits")
+        width, height = self._image.size
+        is_turned = self._orientation in range(5, 9)
+        self.width, self.height = (height, width) if is_turned else (width, height)
+
+    def decode(self, channels: int, shrink: float = 1.0) -> "Image":
+        """Returns the pixels, mode L (1 channel) or RGB (3), at least 1/shrink of the size.
+
+        To be called once. Raises: DataError: The pixels are damaged.
+        """
+        from PIL import ImageOps
+
+        image: Image = self._image
+        try:
+            if shrink >= 2:
+                # Has an effect on JPEG alone: libjpeg scales within its inverse DCT.
+                width, height = (int(side / shrink) + 1 for side in image.size)
+                self._image.draft(image.mode, (width, height))
+            image.load()
+            if self._orientation != 1:
+                image = ImageOps.exif_transpose(image)
+            if image.mode.startswith("I;16"):
+                image = image.point(lambda value: value / 256).convert("L")
+            return image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
+        except Exception as error:
+            raise self._unreadable("its pixels are damaged", error) from None
+
+    def _check_size(self, width: int, height: int) -> None:
+        if width * height > MAX_PIXELS:
+            raise self._too_large(f"{width} x {height}")
+
+    def _too_large(self, size: str) -> DataError:
+        what = f"{size} of more than {MAX_PIXELS:,} pixels is refused"
+        return DataError(what, where=self._where, fix="save it smaller, or remove it")
+
+    def _unreadable(self, what: str, error: Exception) -> DataError:
+        import PIL
+
+        # Pillow's own words for a file of no format name an object in memory.
+        reason = "" if isinstance(error, PIL.UnidentifiedImageError) else str(error).partition("\n")[0]
+        return DataError(f"{what}: {reason}" if reason else what, where=self._where, fix=_FIX)

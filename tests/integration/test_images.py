@@ -1,0 +1,149 @@
+"""Images through everything: prepare, train, stop, resume, ranks, evaluate; and what has no use for them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.digits import write_digits
+from pretrain.tracking.audit import compare, read_audit
+from tests.helpers.cli import run_warm
+from tests.helpers.fork_server import ROOT
+from tests.helpers.images import write_colors
+from tests.helpers.runs import RunMaker, assert_same_run
+
+CONFIG = """
+seed: 7
+run: {{dir: {runs}, name: run}}
+data: {{path: {data}, lanes: 3, block_samples: 8, images: {{crop: random_resized, flip: 0.5}}}}
+model: {{preset: vit-tiny, encoder: {{width: 32, ff_width: 64, dropout: 0.1, position: sinusoidal_2d}}}}
+objective: {{kind: images}}
+batch: {{global_tokens: 408, seq_len: 17, micro: 4}}
+optim: {{lr: 3e-3, schedule: {{kind: cosine, warmup_steps: 5}}}}
+train: {{steps: 30}}
+eval: {{every_steps: 15}}
+engine: {{kind: deepspeed, zero_stage: 2, precision: fp32, device: cpu}}
+checkpoint: {{every_steps: 10}}
+tracking: {{log_every_steps: 10, wandb: off}}
+"""
+SINGLE = ("engine.kind=single", "engine.zero_stage=0")
+
+
+@pytest.fixture(scope="module")
+def colors(tmp_path_factory) -> Path:
+    """A shard folder of three colors, prepared by the command line."""
+    folder = tmp_path_factory.mktemp("colors")
+    write_colors(folder / "photos", each=30)
+    options = ("--kind", "images", "--output", "data", "--split", "hash:0.2", "--processes", "1")
+    result = run_warm("prepare", "--input", "photos", *options, cwd=folder)
+    assert result.code == 0, result.stderr
+    assert "training images" in result.stdout and "3 classes" in result.stdout
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory, colors) -> RunMaker:
+    """An uninterrupted run on one rank, and a maker of others beside it."""
+    maker = RunMaker(tmp_path_factory.mktemp("images"), colors, CONFIG)
+    maker.train("golden", *SINGLE, ranks=1)
+    return maker
+
+
+@pytest.mark.long
+def test_a_stopped_run_continues_bit_for_bit_with_the_same_pixels(golden):
+    golden.train("stopped", *SINGLE, "train.stop_after=17", ranks=1)
+    golden.train("stopped", *SINGLE, "data.workers=3", ranks=1)
+    assert_same_run(golden, "stopped", "golden", 30)
+    rows = read_audit(golden.folder("golden").audit)
+    assert len({row.pixels for row in rows}) == 30 and all(row.pixels for row in rows)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "overrides"),
+    [(2, ("data.workers=0",)), (3, ("engine.zero_stage=3", "batch.micro=2")), (2, ("engine.kind=ddp", *SINGLE[1:]))],
+    ids=["zero2", "zero3", "ddp"],
+)
+def test_any_ranks_workers_and_engine_read_the_same_pixels(golden, ranks, overrides):
+    name = f"{ranks}-{len(overrides)}-{overrides[0].split('=')[1]}"
+    golden.train(name, *overrides, "train.steps=12", "train.stop_after=7", ranks=ranks)
+    golden.train(name, *overrides, "train.steps=12", ranks=ranks)
+    expected = read_audit(golden.folder("golden").audit)[:12]
+    found = read_audit(golden.folder(name).audit)
+    assert [(row.digest, row.pixels) for row in found] == [(row.digest, row.pixels) for row in expected]
+
+
+@pytest.mark.long
+def test_another_augmentation_is_another_ledger(golden):
+    golden.train("other", *SINGLE, "data.images.flip=0", "train.stop_after=2", ranks=1)
+    difference = compare(golden.folder("golden").audit, golden.folder("other").audit, ("digest", "pixels"))
+    assert difference is not None and difference.field == "pixels" and difference.step == 1
+
+
+@pytest.mark.long
+def test_the_colors_are_learned_and_measured(golden, colors):
+    run = golden.folder("golden").path
+    result = run_warm("evaluate", str(run), "--device", "cpu", "--json", cwd=run.parent)
+    assert result.code == 0, result.stderr
+    found = json.loads(result.stdout)["sources"]["data"]
+    assert found["accuracy"] > 0.9
+    assert (
+        found["targets"] == json.loads((colors / "statistics.json").read_text())["splits"]["validation"]["num_images"]
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        (
+            ("generate", "{run}", "--prompt", "a"),
+            64,
+            "the model reads images, not text; measure it by pretrain evaluate",
+        ),
+        (("attention", "{run}", "--text", "a", "--output", "a.png"), 64, "the model reads images, not text"),
+        (
+            ("data", "verify", "{data}"),
+            64,
+            "the data are images, and this command reads tokens; see its statistics.json",
+        ),
+        (("data", "stats", "{data}"), 64, "the data are images, and this command reads tokens"),
+        (("data", "show", "{data}"), 64, "the data are images, and this command reads tokens"),
+        (("export", "{run}", "out"), 64, "no Hugging Face family represents this model exactly"),
+    ],
+    ids=lambda value: "-".join(value[:2]) if isinstance(value, tuple) else None,
+)
+def test_commands_for_text_say_so_in_one_line(golden, colors, tmp_path, command, code, message):
+    words = [word.format(run=golden.folder("golden").path, data=colors) for word in command]
+    result = run_warm(*words, cwd=tmp_path)
+    assert (result.code, len(result.errors)) == (code, 1), result.stderr
+    assert message in result.errors[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "command", [("inspect", "{run}"), ("inspect", "{data}"), ("plan", "{config}"), ("report", "{run}")]
+)
+def test_commands_that_describe_know_images(golden, colors, tmp_path, command):
+    config = golden.config("golden")
+    words = [word.format(run=golden.folder("golden").path, data=colors, config=config) for word in command]
+    result = run_warm(*words, cwd=tmp_path)
+    assert result.code == 0, result.stderr
+
+
+def test_labels_that_do_not_fit_the_head_are_refused(tmp_path, colors):
+    runs = RunMaker(tmp_path, colors, CONFIG)
+    result = run_warm("train", str(runs.config()), *SINGLE, "model.head.labels=[cat, dog]", cwd=tmp_path)
+    assert (result.code, len(result.errors)) == (64, 1)
+    assert "model.head.labels are cat, dog, those of the data blue, green, red; leave them out" in result.errors[0]
+
+
+@pytest.mark.long
+def test_the_recipe_of_the_digits_reads_97_of_100(tmp_path):
+    write_digits(tmp_path / "digits")
+    options = ("--kind", "images", "--output", "data/digits", "--split", "hash:0.2", "--processes", "1")
+    assert run_warm("prepare", "--input", "digits", *options, cwd=tmp_path).code == 0
+    result = run_warm("train", str(ROOT / "configs/run/vit_digits.yaml"), "tracking.wandb=off", cwd=tmp_path)
+    assert result.code == 0, result.stderr
+    result = run_warm("evaluate", "runs/vit-digits", "--device", "cpu", "--json", cwd=tmp_path)
+    assert json.loads(result.stdout)["sources"]["data"]["accuracy"] >= 0.97

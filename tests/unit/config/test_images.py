@@ -1,0 +1,83 @@
+"""What images need of a model and a run, checked when the config loads."""
+
+import re
+
+import pytest
+
+from pretrain.config.load import load_config
+from pretrain.errors import ConfigError
+
+CONFIG = """
+run: {{dir: runs, name: images}}
+data: {{path: data{data}}}
+model: {{preset: {preset}{model}}}
+objective: {{kind: {kind}}}
+batch: {{global_tokens: 136, seq_len: {seq_len}, micro: 2}}
+optim: {{lr: 1e-3, schedule: {{warmup_steps: 2}}}}
+train: {{steps: 10}}
+"""
+
+
+def load(tmp_path, kind="images", model="", data="", seq_len=17, preset="vit-tiny"):
+    (tmp_path / "a.yaml").write_text(CONFIG.format(kind=kind, model=model, data=data, seq_len=seq_len, preset=preset))
+    return load_config(tmp_path / "a.yaml")
+
+
+def test_what_fits_is_taken(tmp_path):
+    config = load(tmp_path)
+    assert config.model.max_seq_len == 17
+    assert config.lengths.image == (3, 16)
+    assert load(tmp_path, model=", input: {image: 8, size: 2, registers: 0}").lengths.image == (3, 8)
+    assert load(tmp_path, data=", images: {crop: random_resized, scale: [0.2, 1]}").data.images.scale == [0.2, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"seq_len": 34}, "batch.seq_len=34 must be 17, the positions of an image (16 patches and a class token)"),
+        ({"model": ", max_seq_len: 64"}, "max_seq_len=64 must be 17, the positions of an image (16 patches and a cla"),
+        ({"model": ", input: {size: 5}"}, "image=16 must be a multiple of size=5, the side of a patch"),
+        ({"model": ", input: {mean: [0.1, 0.2]}"}, "mean has 2 values; give one, or one for each of channels=3"),
+        ({"model": ", input: {std: [0]}"}, "std=[0.0] must be positive"),
+        ({"model": ", vocab_size: 100"}, "vocab_size is of token ids, which input.kind=patches replaces; leave it out"),
+        ({"model": ", encoder: {token_types: 2}"}, "encoder.token_types is of token ids, which input.kind=patches"),
+        ({"model": ", head: {kind: lm}"}, "input.kind=patches needs head.kind=labels or none, not lm"),
+        (
+            {"model": ", input: {class_token: false}", "seq_len": 17},
+            "input.class_token=false leaves nothing that stands for the image; set head.mean=true",
+        ),
+        ({"model": ", encoder: {position: sinusoidal_2d, width: 6, heads: 1}"}, "sinusoidal_2d needs a width that 4"),
+        ({"kind": "classify"}, "objective.kind=classify needs a model that reads tokens, this one reads patches; use"),
+        ({"data": ", packing: padded"}, "data.packing=padded is of text; images are one a row, leave it out"),
+        ({"data": ", images: {padding: 2}"}, "padding=2 goes with crop=random, not center; leave it out"),
+        ({"data": ", images: {scale: [0.5, 1]}"}, "scale goes with crop=random_resized, not center; leave it out"),
+        (
+            {"data": ", images: {crop: random_resized, scale: [0.5, 1.5]}"},
+            "scale=[0.5, 1.5] must be two ascending numbers above 0, at most 1",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, values, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(tmp_path, **values)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        (
+            "bert-tiny, tied_embeddings: false, head: {kind: labels}",
+            "",
+            "needs a model that reads patches, this one re",
+        ),
+        ("bert-tiny, tied_embeddings: false, encoder: {position: sinusoidal_2d}", "", "position=sinusoidal_2d is of"),
+    ],
+)
+def test_a_model_of_text_reads_no_images(tmp_path, model, data, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(tmp_path, preset=model, data=data)
+
+
+def test_settings_of_images_need_images(tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.images is of images, which a model without model\.input"):
+        load(tmp_path, "causal", preset="llama-tiny", data=", images: {flip: 0.5}")

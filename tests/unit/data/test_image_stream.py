@@ -1,0 +1,174 @@
+"""The pixels of a step: a function of seed and position, whatever ranks, workers and restarts there are."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pretrain.config.data import BatchConfig, ImagesConfig, plan_batch
+from pretrain.config.model import ImageSize
+from pretrain.data.damage import DamagePolicy
+from pretrain.data.image_stream import ImageStream, center_view, draw_view, render
+from pretrain.data.loader import StepCounts, TrainLoader, ValidationLoader
+from pretrain.errors import DataError
+from pretrain.objective.masked import label_rows
+from pretrain.rows import IGNORE_INDEX
+from pretrain.utils.image_file import ImageFile
+from tests.helpers.images import encode, noise, prepare_colors
+
+ALL = ImagesConfig(crop="random_resized", scale=[0.3, 1.0], flip=0.5)
+MAKE = partial(label_rows, document_mask=True)
+SEQ_LEN = 17
+
+
+@pytest.fixture(scope="module")
+def colors(tmp_path_factory):
+    return prepare_colors(tmp_path_factory.mktemp("colors"))
+
+
+def stream_of(colors, config=ALL, split="train", side=8, **options):
+    folder, index = colors
+    options = {"seed": 5, "lanes": 3, "block_samples": 4} | options
+    return ImageStream(folder, index, split, image=ImageSize(3, side), seq_len=SEQ_LEN, config=config, **options)
+
+
+def steps(stream, num, *, ranks=1, workers=1, micro=2, first=0, rows=12):
+    """The counters of `num` steps, summed over ranks, and the pixels of the global batches."""
+    plan = plan_batch(BatchConfig(global_tokens=rows * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), ranks)
+    options = {"world_size": ranks, "workers": workers, "start_step": first, "start_position": first * rows}
+    loaders = [TrainLoader(stream, MAKE, plan, rank=rank, **options) for rank in range(ranks)]
+    found = []
+    for _ in range(num):
+        batches = [next(loader) for loader in loaders]
+        pixels = np.concatenate([one.pixels_BCYX for batch in batches for one in batch.micro_batches])
+        found.append((sum((batch.counts for batch in batches), StepCounts()), pixels))
+    for loader in loaders:
+        loader.close()
+    return found
+
+
+def test_pixels_do_not_depend_on_ranks_workers_micro_batches_or_restarts(colors):
+    expected = steps(stream_of(colors), 4)
+    assert all(counts.pixel_digest for counts, _ in expected)
+    assert len({counts.pixel_digest for counts, _ in expected}) == 4
+    for change in ({"ranks": 2}, {"ranks": 3, "workers": 0}, {"workers": 3, "micro": 6}):
+        for (counts, pixels), (ours, same) in zip(steps(stream_of(colors), 4, **change), expected, strict=True):
+            assert counts == ours and np.array_equal(pixels, same)
+    restarted = steps(stream_of(colors), 2, first=2, ranks=2)
+    assert [counts for counts, _ in restarted] == [counts for counts, _ in expected[2:]]
+
+
+def test_another_seed_or_augmentation_is_another_digest(colors):
+    digests = {
+        steps(stream_of(colors, config, seed=seed), 1)[0][0].pixel_digest
+        for seed in (5, 6)
+        for config in (ALL, ImagesConfig(crop="random", padding=2), ImagesConfig())
+    }
+    assert len(digests) == 6
+
+
+def test_an_epoch_has_every_image_once_and_the_next_other_views(colors):
+    stream = stream_of(colors)
+    size = stream.split.num_tokens
+    first, second = stream.read(range(size)), stream.read(range(size, 2 * size))
+    assert sorted(first.sample_ids) == list(range(size))
+    assert sorted(second.sample_ids) == list(range(size, 2 * size))
+    plain = stream_of(colors, ImagesConfig())
+    views = [sorted(image.tobytes() for image in plain.read(range(n * size, n * size + size)).pixels) for n in (0, 1)]
+    assert views[0] == views[1]
+    assert not np.array_equal(first.pixels, second.pixels)
+
+
+def test_the_label_is_at_the_first_position(colors):
+    rows = stream_of(colors, ImagesConfig()).read(range(6))
+    assert (rows.labels[:, 1:] == IGNORE_INDEX).all()
+    # The label is the color: the names are sorted, blue, green, red.
+    strongest = rows.pixels.mean(axis=(2, 3)).argmax(axis=1)
+    assert [["red", "green", "blue"][one] for one in strongest] == [colors[1].labels[one] for one in rows.labels[:, 0]]
+
+
+def test_evaluation_reads_every_image_once_and_pads(colors):
+    stream = stream_of(colors, split="validation")
+    count = stream.num_windows()
+    assert count == stream.split.num_tokens
+    loader = ValidationLoader(stream, MAKE, micro=4, rank=0, world_size=1)
+    batches = list(loader)
+    assert sum(batch.num_targets() for batch in batches) == count
+    assert all(batch.pixels_BCYX.shape == (4, 3, 8, 8) for batch in batches)
+    assert stream.num_windows(max_tokens=2 * SEQ_LEN) == 2
+    # The same whatever the augmentation, and whatever the seed.
+    other = stream_of(colors, ImagesConfig(), split="validation", seed=9)
+    assert np.array_equal(stream.read_windows(range(3)).pixels, other.read_windows(range(3)).pixels)
+
+
+@pytest.mark.parametrize("size", [(30, 20), (20, 31), (8, 8), (5, 40)])
+def test_a_random_resized_crop_lies_inside_within_its_bounds(size):
+    width, height = size
+    for sample in range(200):
+        view = draw_view(ALL, width, height, 8, seed=1, sample=sample)
+        left, top, right, bottom = view.box
+        assert 0 <= left < right <= width and 0 <= top < bottom <= height
+        area, ratio = (right - left) * (bottom - top) / (width * height), (right - left) / (bottom - top)
+        assert area <= 1 and 0.4 < ratio < 2.5  # bounds of the config, and whole pixels
+
+
+def test_half_of_the_views_are_mirrored():
+    flipped = [draw_view(ALL, 9, 9, 8, seed=1, sample=sample).mirrored for sample in range(2000)]
+    assert 0.45 < np.mean(flipped) < 0.55
+
+
+def seen(pixels, view, side=8):
+    return render(ImageFile(encode(pixels), "a"), view, 3, side, "bilinear").transpose(1, 2, 0)
+
+
+def test_the_centre_is_cropped_after_resizing_to_the_shorter_side():
+    pixels = noise(16, 24)
+    assert np.array_equal(seen(pixels, center_view(ImagesConfig(resize=0), 24, 16, 8)), pixels[4:12, 8:16])
+    half = np.asarray(Image.fromarray(pixels).resize((12, 8), Image.Resampling.BILINEAR))
+    assert np.abs(seen(pixels, center_view(ImagesConfig(), 24, 16, 8)).astype(int) - half[:, 2:10]).max() <= 1
+
+
+def test_a_random_place_with_padding_is_a_window_of_the_padded_image():
+    pixels = noise(8, 8)
+    padded = np.pad(pixels, ((3, 3), (3, 3), (0, 0)))
+    places = set()
+    for sample in range(60):
+        view = draw_view(ImagesConfig(crop="random", padding=3), 8, 8, 8, seed=1, sample=sample)
+        left, top = int(view.box[0]) + 3, int(view.box[1]) + 3
+        assert np.array_equal(seen(pixels, view), padded[top : top + 8, left : left + 8])
+        places.add((left, top))
+    assert {left for left, _ in places} == {top for _, top in places} == set(range(7))
+
+
+def test_a_mirrored_view_is_mirrored():
+    pixels = noise(8, 8)
+    view = center_view(ImagesConfig(), 8, 8, 8)
+    assert np.array_equal(seen(pixels, view._replace(mirrored=True)), pixels[:, ::-1])
+
+
+def test_an_image_smaller_than_the_crop_is_named(colors):
+    stream = stream_of(colors, ImagesConfig(resize=0), side=20)
+    message = r"train/part-.*\.tar, image 0000.*: 16 x 16 pixels are smaller than the crop of 20, and data\.images\."
+    with pytest.raises(DataError, match=message):
+        stream.read(range(1))
+
+
+def test_a_damaged_image_is_skipped_on_every_rank_alike(tmp_path):
+    folder, index = prepare_colors(tmp_path)
+    shard = index.splits["train"].shards[0]
+    content = bytearray((folder / shard.name).read_bytes())
+    content[1600] ^= 255  # after the label and two headers
+    (folder / shard.name).write_bytes(content)
+    damaged = folder, index
+    size = index.splits["train"].num_tokens
+    with pytest.raises(DataError, match=r"train/part-00000-0000\.tar: image 0000.* is damaged"):
+        stream_of(damaged).read(range(size))
+    found = {}
+    for ranks in (1, 2):
+        damage = DamagePolicy("skip", 5)
+        found[ranks] = [counts for counts, _ in steps(stream_of(damaged, damage=damage), 2, ranks=ranks)]
+        assert damage.num_skipped_rows  # with those that were read ahead
+    assert found[1] == found[2]
+    assert sum(counts.num_skipped for counts in found[1]) >= 1
+    assert sum(counts.num_targets + counts.num_skipped for counts in found[1]) == 24

@@ -1,0 +1,116 @@
+"""Image files of every kind become 8 bits of grey or RGB, upright; what cannot is refused by name."""
+
+import io
+import re
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pretrain.errors import DataError
+from pretrain.utils.image_file import MAX_PIXELS, ImageFile
+from tests.helpers.images import encode, noise
+
+PIXELS = noise(6, 10)
+GREY = noise(6, 10, channels=1)
+
+
+def read(content: bytes, channels: int = 3, shrink: float = 1.0) -> np.ndarray:
+    return np.asarray(ImageFile(content, "a.png").decode(channels, shrink))
+
+
+@pytest.mark.parametrize(("format", "suffix"), [("PNG", "png"), ("BMP", "bmp"), ("TIFF", "tif")])
+def test_lossless_formats_keep_every_pixel(format, suffix):
+    content = encode(PIXELS, format)
+    file = ImageFile(content, "a")
+    assert (file.suffix, file.width, file.height) == (suffix, 10, 6)
+    assert np.array_equal(file.decode(3), PIXELS)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "WEBP"])
+def test_lossy_formats_are_close(format):
+    smooth = np.tile(np.linspace(0, 255, 16, dtype=np.uint8)[:, None, None], (1, 16, 3))
+    assert np.abs(read(encode(smooth, format)).astype(int) - smooth).max() < 16
+
+
+def test_grey_and_colors_are_converted_as_the_model_reads_them():
+    assert read(encode(GREY)).shape == (6, 10, 3)
+    assert np.array_equal(read(encode(GREY))[..., 1], GREY)
+    assert read(encode(PIXELS), channels=1).shape == (6, 10)
+
+
+@pytest.mark.parametrize("mode", ["P", "RGBA", "LA", "1", "CMYK"])
+def test_other_modes_are_converted(mode):
+    content = encode(PIXELS, "TIFF" if mode == "CMYK" else "PNG", mode)
+    assert np.array_equal(read(content), np.asarray(Image.open(io.BytesIO(content)).convert("RGB")))
+
+
+def test_of_sixteen_bits_the_upper_eight_are_kept():
+    deep = GREY.astype(np.uint16) * 256 + 77
+    assert np.array_equal(read(encode(deep), channels=1), GREY)
+
+
+def test_orientation_is_applied():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees, clockwise
+    file = ImageFile(encode(PIXELS, "PNG", exif=exif), "a")
+    assert (file.width, file.height) == (6, 10)
+    assert np.array_equal(file.decode(3), np.rot90(PIXELS, -1))
+
+
+def test_a_large_jpeg_is_decoded_smaller_where_that_suffices():
+    content = encode(np.full((256, 512, 3), 99, np.uint8), "JPEG")
+    assert read(content).shape == (256, 512, 3)
+    assert read(content, shrink=3.9).shape == (128, 256, 3)
+    assert read(content, shrink=8).shape == (64, 128, 3)
+    assert read(encode(PIXELS), shrink=3).shape == (6, 10, 3)
+
+
+def claim(width: int, height: int) -> bytes:
+    """A PNG of a few bytes whose header claims any size."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\0IDAT"
+
+
+def frames(format: str) -> bytes:
+    out = io.BytesIO()
+    first, second = (Image.fromarray(noise(4, 4, seed)) for seed in (1, 2))
+    first.save(out, format, save_all=True, append_images=[second])
+    return out.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no image", r"a\.png: not an image in a format that is read \(bmp, gif, .*\); remove it, or save it anew"),
+        (claim(70_000, 1000), rf"a\.png: 70000 x 1000 of more than {MAX_PIXELS:,} pixels is refused; save it smaller"),
+        (claim(90_000, 90_000), r"a\.png: a picture of more than [0-9,]+ pixels is refused"),
+        (frames("GIF"), r"a\.png: an animation, of which no frame stands for all; save one frame"),
+        (frames("PNG"), r"a\.png: an animation"),
+        (encode(GREY.astype(np.int32), "TIFF"), r"a\.png: has 32 bits a pixel \(mode I\); save it with 8 or 16 bits"),
+    ],
+    ids=["text", "large", "bomb", "gif", "apng", "32 bits"],
+)
+def test_what_is_refused_by_the_header(content, message):
+    with pytest.raises(DataError, match=message):
+        ImageFile(content, "a.png")
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "TIFF"])
+def test_damaged_pixels_are_refused_in_one_line(format):
+    content = encode(noise(64, 64), format)
+    with pytest.raises(DataError, match=re.escape("a.png: ")) as caught:
+        read(content[: len(content) // 2])
+    assert "\n" not in str(caught.value)
+
+
+def test_text_imports_no_pillow():
+    program = "import sys, pretrain.data.stream, pretrain.prepare.prepare; print('PIL' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
