@@ -6,8 +6,8 @@
 set -eu
 
 run=runs/quickstart
-stop_at=50 # checkpoint.every_steps of quickstart.yaml: the run is stopped once this step is committed
-last=250   # train.steps of quickstart.yaml
+stop_at=100 # checkpoint.every_steps of quickstart.yaml: the run is stopped once this step is committed
+last=700    # train.steps of quickstart.yaml
 train="pretrain launch local configs/run/quickstart.yaml --ranks 2"
 
 show() { printf '\n$ %s\n' "$1"; }
@@ -29,7 +29,7 @@ committed_step() { # the step of the newest checkpoint, 0 without one
     printf '%s\n' "$name" | sed 's/^step-0*//; s/^$/0/'
 }
 
-prepare="pretrain prepare --output data/stdlib"
+prepare="pretrain prepare --output data/stdlib --vocab-size 2048"
 show "$prepare"
 $prepare || fail "prepare ended with exit code $?"
 

@@ -28,7 +28,7 @@ LadderFolder = Annotated[Path, Argument(metavar="LADDER", help="A folder of `sca
 
 scale_app = CommandGroup(
     "Predict the loss of a large run by a ladder of small ones; check the rules of size.\n\n"
-    "Example: pretrain scale plan quickstart --budget 3e14 --widths 32,64,96"
+    "Example: pretrain scale plan quickstart --budget 3e14 --widths 32,64,96 --rule depth_by_width=0"
 )
 
 
@@ -47,7 +47,7 @@ def scale_plan_command(
 ) -> None:
     """Plan a ladder: small runs and the large one under one rule, from a reference run.
 
-    Example: pretrain scale plan quickstart --budget 3e14 --widths 32,64,96
+    Example: pretrain scale plan quickstart --budget 3e14 --widths 32,64,96 --rule depth_by_width=0
     """
     from pretrain.config.load import load_config
     from pretrain.scale.ladder import (

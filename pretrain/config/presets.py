@@ -71,6 +71,22 @@ _QWEN3 = Architecture(
 )
 """Yang et al. 2025 (Qwen3), 2: a norm of each head instead of the bias of queries, keys and values."""
 
+_MODDED = Architecture(
+    ("decoder",),
+    {
+        "activation": "relu2",
+        "gated": False,
+        "norm": "rms",
+        "bias": False,
+        "position": "rotary",
+        "qk_norm": True,
+        "value_residual": True,
+        "value_embeddings": 2,
+    },
+    {"max_seq_len": 1024, "tied_embeddings": True, "init_output": "zero"},
+)
+"""Jordan et al. 2024 (modded-nanoGPT): what pays in short runs. No model of transformers is like it."""
+
 _STARCODER2 = Architecture(
     ("decoder",),
     _GPT2_STACK | {"position": "rotary", "window": 4096},
@@ -223,6 +239,8 @@ PRESETS: dict[str, Values] = {
     "llama-1b": _model(_LLAMA3, 16, 2048, 32, 8192, max_seq_len=8192, tied_embeddings=True),
     # 5.05M parameters with a vocabulary of 8192.
     "llama-5m": _model(_LLAMA, 4, 256, 4, 704, max_seq_len=1024, tied_embeddings=True, kv_heads=2),
+    # The quickstart's, 1.6M parameters with a vocabulary of 2048.
+    "modded-2m": _model(_MODDED, 4, 128, 4, 528),
     "llama-tiny": _model(_LLAMA, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
     # Jiang et al. 2023, table 1. Of its 32,768 positions a layer sees the last 4096.
     "mistral-7b": _model(_LLAMA, 32, 4096, 32, 14336, max_seq_len=32768, kv_heads=8, window=4096),
@@ -240,8 +258,6 @@ PRESETS: dict[str, Values] = {
     "qwen3-8b": _model(_QWEN3, 36, 4096, 32, 12288, tied_embeddings=False),
     "qwen3-14b": _model(_QWEN3, 40, 5120, 40, 17408, tied_embeddings=False),
     "qwen3-32b": _model(_QWEN3, 64, 5120, 64, 25600, tied_embeddings=False),
-    # 1.86M parameters with a vocabulary of 8192, the quickstart's; heads as wide as the model allows.
-    "qwen3-2m": _model(_QWEN3, 4, 128, 4, 352, max_seq_len=1024, kv_heads=4, head_width=32),
     "qwen3-tiny": _model(_QWEN3, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24),
     # Periods of the rotary embeddings as released.
     "starcoder2-3b": _model(_STARCODER2, 30, 3072, 24, 12288, kv_heads=2, rope_theta=999999.4420358813),

@@ -132,8 +132,9 @@ def _scale_schedule(schedule: ScheduleConfig, factor: float) -> dict[str, Any]:
 
 
 def parameters_of(reference: RunConfig, rule: LadderRule, width: int, vocab_size: int | None) -> float:
-    """Returns N of the reference model at another width. Raises: ConfigError: The width does not fit."""
-    model = ModelConfig.model_validate(scale_model(reference, rule, width))
+    """Returns N of the reference model at another width. Raises: ConfigError: The width, or its depth, does not fit."""
+    values = LocatedTree(scale_model(reference, rule, width), {})
+    model = parse_section(ModelConfig, values, f"width={width} under depth_by_width={rule.depth_by_width:g} of --rule")
     return size_of(reference.model_copy(update={"model": model}), vocab_size).parameters
 
 

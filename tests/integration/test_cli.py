@@ -157,7 +157,7 @@ def test_the_shell_completes_commands_options_configs_keys_and_runs(tmp_path, wo
 
 def test_what_is_built_in_is_listed_and_a_recipe_copied(tmp_path):
     listed = run_light("recipes", cwd=tmp_path, without=("torch", "numpy", "pydantic")).stdout
-    assert re.search(r"^quickstart +Decoder of 2M parameters on Python source, by Muon", listed, re.MULTILINE)
+    assert re.search(r"^quickstart +Decoder of 1.6M parameters on Python source, by Muon", listed, re.MULTILINE)
     names = [one["name"] for one in json.loads(run_light("recipes", "--json", cwd=tmp_path).stdout)]
     assert {"run/quickstart", "finetune/chat", "prepare/chat", "engine/zero2"} <= set(names)
     presets = run_light("presets", "--vocab-size", "128256", cwd=tmp_path, without=("torch", "numpy")).stdout

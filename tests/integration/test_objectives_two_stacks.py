@@ -174,7 +174,7 @@ DECODER = "model.encoder=null"
         (["data.packing=bins"], "needs full rows, but data.packing=bins; use data.packing=concat"),
         (
             [DECODER],
-            "needs a model with encoder+decoder, model.preset=t5-v1.1-tiny has decoder; use objective.kind=causal, or another",
+            "needs a model with encoder+decoder, model.preset=t5-v1.1-tiny has decoder; use objective.kind=causal",
         ),
         ([SHORT], "batch.seq_len=2 is too short for objective.kind=span; raise it"),
         (

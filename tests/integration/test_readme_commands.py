@@ -66,7 +66,7 @@ def test_the_quickstart_prepares_trains_stops_resumes_and_generates(newcomer):
     train = "pretrain launch local configs/run/quickstart.yaml --ranks 2"
     shown = [line[2:] for line in output.splitlines() if line.startswith("$ ")]
     generate = "pretrain generate runs/quickstart --prompt 'def '"
-    assert shown == ["pretrain prepare --output data/stdlib", train, train, generate]
+    assert shown == ["pretrain prepare --output data/stdlib --vocab-size 2048", train, train, generate]
     assert output.rpartition(f"$ {generate}\n")[2].startswith("def ")
 
     run = newcomer.clone / "runs/quickstart"
@@ -74,13 +74,13 @@ def test_the_quickstart_prepares_trains_stops_resumes_and_generates(newcomer):
     assert [attempt["exit_code"] for attempt in attempts] == [EXIT_RESUME_ME, EXIT_OK]
     assert "DeepSpeed ZeRO-2" in attempts[0]["engine"] and attempts[0]["world_size"] == 2
     audit = read_audit(run / "audit.jsonl")
-    assert [row.step for row in audit] == list(range(1, 251))
+    assert [row.step for row in audit] == list(range(1, 701))
     assert {row.attempt for row in audit} == {1, 2}
     assert attempts[1]["from_step"] == sum(row.attempt == 1 for row in audit)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     validation = [row["val_loss"] for row in rows if "val_loss" in row]
-    # A uniform guess over 8192 tokens is 9.01; frequencies alone give about 6.7.
-    assert validation == sorted(validation, reverse=True) and validation[-1] < 4.6
+    # A uniform guess over 2048 tokens is 7.62.
+    assert validation == sorted(validation, reverse=True) and validation[-1] < 3.3
     assert (run / "wandb/SYNC.txt").is_file()
 
 

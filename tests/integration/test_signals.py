@@ -215,7 +215,7 @@ def test_ctrl_c_ends_the_quickstart_with_its_command_and_says_what_continues(tmp
         start_new_session=True,  # a group, to which a terminal sends Ctrl-C
     )
     assert script.stdout is not None and script.stdout.readline() == "\n"
-    assert script.stdout.readline() == "$ pretrain prepare --output data/stdlib\n"
+    assert script.stdout.readline() == "$ pretrain prepare --output data/stdlib --vocab-size 2048\n"
     assert script.stdout.readline().endswith("INFO    reading for the tokenizer\n")
     os.killpg(script.pid, signal.SIGINT)
     output, _ = finish(script)

@@ -138,7 +138,7 @@ ROUNDED = {
     "modernbert-large": (50_368, [395e6], 0.01),
 }
 
-OWN = {"gpt-shakespeare", "llama-5m", "qwen3-2m"}
+OWN = {"gpt-shakespeare", "llama-5m", "modded-2m"}
 """Sizes of nobody else's, which have no publication to agree with; so have the tiny ones of every family."""
 
 

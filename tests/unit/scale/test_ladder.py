@@ -71,6 +71,10 @@ def test_each_budget_has_three_sizes_and_the_largest_one(here, capsys):
         (("--smallest", "2e16", "--largest", "3e16"), "--budget: 1e+16 FLOPs are below the 2e+16 of the smallest run"),
         (("--largest", "2e16"), "--budget: 1e+16 FLOPs are not above the 2e+16 of the largest run of the ladder"),
         (("--rungs", "30"), "--rungs: two budgets have the same size, width "),
+        (
+            ("model.decoder.value_residual=true",),
+            "width=16 under depth_by_width=1 of --rule: decoder: value_residual=true needs 2 layers or more",
+        ),
         (("--rule", "tokens=3"), "--rule tokens: unknown key 'tokens'"),
         (("batch.global_tokens=67108864",), "tokens are too few to learn from, at least 30 are needed"),
     ],
