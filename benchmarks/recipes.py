@@ -1,6 +1,7 @@
 """What the ingredients of a recipe are worth, each alone and each left out, at an equal CPU time.
 
-    python -m benchmarks.recipes quickstart --data data/stdlib [--budget-s 270] [--seeds 1 2 3] [--arms before recipe]
+    python -m benchmarks.recipes quickstart --data data/stdlib --other-data data/stdlib-8192
+        [--budget-s 270] [--seeds 1 2 3] [--arms before recipe]
 
     before           the recipe that stood here before, AdamW
     recipe, again    as it is shipped; twice, for what a difference of nothing looks like
@@ -8,7 +9,8 @@
     with NAME        plain with one ingredient
     without NAME     the recipe without one
 
-Each arm trains on one thread for as many steps as fill the budget, by the CPU time of two short runs of it, once a
+Arms of another vocabulary read the same text from --other-data, and are left out without it; losses are compared in bits
+a byte. Each arm trains on one thread for as many steps as fill the budget, by the CPU time of two short runs of it, once a
 seed; arms follow each other within a seed. Rows go to OUTPUT/rows.jsonl as they are measured.
 """
 
@@ -38,6 +40,8 @@ class Recipe:
     before: tuple[str, ...]
     """The config before it, with overrides."""
     without: dict[str, tuple[str, ...]]
+    other_vocabulary: tuple[str, ...] = ()
+    """Arms whose data have another vocabulary."""
 
 
 ADAMW = ("optim.kind=adamw", "optim.muon=null")
@@ -47,18 +51,23 @@ RECIPES = {
         (
             "configs/run/quickstart.yaml",
             *ADAMW,
-            "model.init_output=drawn",
-            "model.decoder={width: 256, heads: 4, kv_heads: 2, ff_width: 704, qk_norm: false}",
+            "model.preset=llama-5m",
             "optim.lr=1e-3",
             "optim.schedule={kind: cosine, min_ratio: 0.1}",
+            "batch={global_tokens: 4096, seq_len: 256, micro: 8}",
         ),
         {
             "muon": ADAMW,
-            "size": ("model.decoder={width: 256, heads: 4, kv_heads: 2, ff_width: 704}",),
+            "values": ("model.decoder.value_residual=false", "model.decoder.value_embeddings=0"),
+            "relu2": ("model.decoder={activation: silu, gated: true, ff_width: 352}",),
             "zero outputs": ("model.init_output=drawn",),
             "qk_norm": ("model.decoder.qk_norm=false",),
+            "short rows": ("batch.seq_len=256", "batch.micro=4"),
+            "small batches": ("batch.global_tokens=4096",),
+            "small vocabulary": (),
             "linear decay": ("optim.schedule={kind: cosine, min_ratio: 0.1}",),
         },
+        ("before", "without small vocabulary"),
     ),
     "shakespeare": Recipe(
         "configs/run/shakespeare_muon.yaml",
@@ -84,7 +93,8 @@ def arms_of(recipe: Recipe) -> dict[str, tuple[str, ...]]:
     arms = {"before": recipe.before, "recipe": here, "again": here, "plain": sum(recipe.without.values(), here)}
     for name, overrides in recipe.without.items():
         others = (values for other, values in recipe.without.items() if other != name)
-        arms[f"with {name}"] = sum(others, here)
+        if overrides:  # else the ingredient is one of the data, which `plain` has too
+            arms[f"with {name}"] = sum(others, here)
         arms[f"without {name}"] = here + overrides
     return arms
 
@@ -116,7 +126,7 @@ def train_for(folder: Path, name: str, arm: list[str], budget_s: float) -> dict[
     steps = round((budget_s - short) / step_s) + PROBE_STEPS
     rows, cpu_s = train(folder, name, arm, steps)
     (held,) = [row for row in rows if "val_loss" in row]
-    figures = {key: held[key] for key in ("val_loss", "val_bits_per_byte") if key in held}
+    figures = {key: held[key] for key in ("val_loss", "val_bits_per_byte")}
     return {"run": str(folder / name), "steps": steps, "cpu_s": round(cpu_s, 1), **figures}
 
 
@@ -125,6 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", choices=tuple(RECIPES))
     parser.add_argument("--data", type=Path, required=True, help="the shard folder that the recipe's head names")
+    parser.add_argument("--other-data", type=Path, help="the same text with the vocabulary of `before`")
     parser.add_argument("--output", type=Path, default=Path("runs/recipes"))
     parser.add_argument("--budget-s", type=float, default=270.0, help="CPU seconds of an arm, start-up included")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -135,13 +146,16 @@ def main() -> None:
     unknown = sorted(set(arguments.arms or ()) - set(arms))
     if unknown:
         parser.error(f"no arms {unknown}; there are {list(arms)}")
-    losses: dict[str, list[float]] = {name: [] for name in arguments.arms or arms}
+    elsewhere = recipe.other_vocabulary
+    chosen = [name for name in arguments.arms or arms if arguments.other_data or name not in elsewhere]
+    losses: dict[str, list[float]] = {name: [] for name in chosen}
     for seed in arguments.seeds:
         for name in losses:
-            arm = [*arms[name], f"data.path={arguments.data}", f"seed={seed}"]
+            data = arguments.other_data if name in elsewhere else arguments.data
+            arm = [*arms[name], f"data.path={data}", f"seed={seed}"]
             label = f"{name.replace(' ', '-')}-{seed}"
             found = train_for(arguments.output / arguments.recipe, label, arm, arguments.budget_s)
-            losses[name].append(found["val_loss"])
+            losses[name].append(found["val_bits_per_byte"])
             row = {"question": "recipes", "recipe": arguments.recipe, "arm": name, "seed": seed, **found}
             append_row(arguments.output / "rows.jsonl", row | {"environment": environment(("torch",))})
             print(row, file=sys.stderr)
