@@ -10,8 +10,8 @@
     without NAME     the recipe without one
 
 Arms of another vocabulary read the same text from --other-data, and are left out without it; losses are in bits a byte.
-Each arm trains on one thread for as many steps as fill the budget, by the CPU time of two short runs of it, once a seed;
-arms follow each other within a seed. Rows go to OUTPUT/rows.jsonl as they are measured.
+Each arm trains on one thread for as many steps as fill the budget, by the CPU time of two short runs of it, once a
+seed; arms follow each other within a seed. Rows go to OUTPUT/rows.jsonl as they are measured.
 """
 
 import argparse
