@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "checkpoint": (10, 1535),
     "cli": (13, 2332),
     "config": (22, 3890),
-    "data": (10, 1886),
+    "data": (10, 1887),
     "datacheck": (10, 1931),
     "doctor": (13, 1890),
     "drill": (6, 861),
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "shards": (11, 2214),
     "tokenizer": (7, 1257),
     "tracking": (7, 1178),
-    "train": (13, 2559),
+    "train": (13, 2563),
     "utils": (12, 1686),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
