@@ -17,11 +17,11 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 ROOMS: dict[str, tuple[int, int]] = {
     "": (7, 883),
-    "artifact": (7, 1492),
+    "artifact": (7, 1495),
     "attention_maps": (5, 821),
     "checkpoint": (10, 1535),
     "cli": (13, 2332),
-    "config": (22, 3890),
+    "config": (22, 3891),
     "data": (10, 1887),
     "datacheck": (10, 1931),
     "doctor": (13, 1890),
@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "objective": (9, 1292),
     "optim": (6, 1228),
     "plan": (14, 2637),
-    "prepare": (35, 5438),
+    "prepare": (35, 5448),
     "pretrain_launch": (18, 2899),
     "report": (8, 1577),
     "run": (7, 1456),
