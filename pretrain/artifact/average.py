@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.artifact.model_path import open_source, refuse_release, write_model_folder
+from pretrain.artifact.model_path import is_release, open_source, refuse_release, write_model_folder
 from pretrain.artifact.open import NORMALIZE_KEY, find_normalize
 from pretrain.artifact.source import ModelSource, split_average
 from pretrain.checkpoint.format import MANIFEST, list_checkpoints, step_of
@@ -82,6 +82,9 @@ def _open_chosen(paths: Sequence[Path], last: int | None) -> list[ModelSource]:
 
 def _choose(paths: Sequence[Path], last: int | None) -> list[Path]:
     """Returns the paths of the checkpoints to average."""
+    if len(paths) == 1 and is_release(paths[0]):
+        what = "a Hugging Face folder holds one set of weights, of which there is no average"
+        raise ConfigError(what, where=str(paths[0]), fix="name several models of one training, or a run with --last N")
     for path in paths:
         refuse_release(path)
     if last is None:

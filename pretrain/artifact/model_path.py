@@ -227,7 +227,7 @@ def _open_run(reader: WeightReader) -> ModelSource:
         return _open_run_of_images(reader, run, whole)
     _check_there(run, run.tokenizer)
     has_source = config.shape == "encoder+decoder"
-    template, begin = _read_texts(run)
+    template, begin = read_texts(run)
     special = config.special_tokens
     tokenizer = load_tokenizer(run.tokenizer)
     codec = PlainCodec(tokenizer, has_source, template, eos=special.eos, begin=begin)
@@ -293,7 +293,7 @@ def _open_run_of_images(reader: WeightReader, run: RunDir, whole: RunConfig) -> 
     )
 
 
-def _read_texts(run: RunDir) -> tuple[Template | None, int | None]:
+def read_texts(run: RunDir) -> tuple[Template | None, int | None]:
     """Returns the template of a run's conversations, and the token that begins its documents.
 
     None: no template with both sides; no such token. Raises: CheckpointError.

@@ -113,6 +113,7 @@ def complete_line(config: "RunConfig") -> str:
     from pretrain.config.load import load_config
     from pretrain.config.resumption import changed_keys, check_config, fill_from
     from pretrain.run.folder import RunDir, check_new
+    from pretrain.utils.units import plural
 
     run, train = RunDir(config.folder), config.train
     if not run.has_saved():
@@ -125,7 +126,7 @@ def complete_line(config: "RunConfig") -> str:
         return ""
     check_config(stored, filled)
     key = "train.steps" if train.last_step == train.steps else "train.stop_after"
-    return f"{run.path} is complete: {run.newest_step()} steps; raise {key} to go on"
+    return f"{run.path} is complete: {plural(run.newest_step(), 'step')}; raise {key} to go on"
 
 
 def print_json(facts: Any) -> None:

@@ -23,8 +23,9 @@ def check_patterns(key: str, patterns: Collection[str], names: Collection[str], 
     """
     for pattern in patterns:
         if not any(matches(name, [pattern]) for name in names):
-            first, *_, last = (*names, *names)
-            fix = f"names are such as {first} and {last}; * stands for any characters"
+            in_blocks = [name for name in names if ".blocks." in name]
+            examples = dict.fromkeys([*[*names][:1], *in_blocks[:1], *[*names][-1:]])
+            fix = f"names are such as {', '.join(examples)}; all: pretrain inspect MODEL --tensors; * is any characters"
             if matches("head.weight", [pattern]) and "embedding.weight" in names:
                 kept = [one for one in patterns if one != pattern and any(matches(name, [one]) for name in names)]
                 working = ", ".join(dict.fromkeys([*kept, "embedding.weight"]))

@@ -33,6 +33,7 @@ from pretrain.errors import CheckpointError, DivergedError
 from pretrain.train.build import Run
 from pretrain.train.rollback import plan_rollback, record_rollback
 from pretrain.train.step import StepTotals
+from pretrain.utils.units import plural
 
 log = logging.getLogger(__name__)
 
@@ -197,8 +198,11 @@ class Guard:
         if self._dropped and in_a_row >= self._config.max_skips:
             self._detector.forget()
         if not num_targets:  # the loss of such a step is 0, and means nothing
-            text = "step %d has no targets, %d steps so far: its loss is empty"
-            self._say(logging.WARNING, text, state.step, state.empty_steps + 1)
+            text = (
+                "step %d has no targets, %s so far: its loss is empty, as where prompts are as long as batch.seq_len, "
+                "so that no answer is in their rows (raise it, or shorten them), or where damaged rows are skipped"
+            )
+            self._say(logging.WARNING, text, state.step, plural(state.empty_steps + 1, "step"))
         return replace(
             state,
             losses=self._detector.losses,

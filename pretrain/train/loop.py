@@ -29,6 +29,7 @@ from pretrain.train.claim import check_order
 from pretrain.train.guard import Guard, SpikeError, go_back
 from pretrain.train.saving import Saving
 from pretrain.train.step import StepTotals, seed_noise, start_exchange
+from pretrain.utils.units import plural
 
 log = logging.getLogger(__name__)
 
@@ -153,12 +154,12 @@ def _announce(run: Run, step: int, target: int) -> None:
     for name, end in run.samples.ends(run.config.batch.steps.before(target)).items():
         log.warning("%s ends after %d samples of the run, and the other sources continue alone", name, end)
     if step >= target:
-        log.info("%s is complete: %d steps", run.folder.path, step)
+        log.info("%s is complete: %s", run.folder.path, plural(step, "step"))
     elif step:
         text = "resuming %s at step %d of %d: %s"
         log.info(text, run.folder.path, step, target, run.engine.description)
     else:
-        log.info("starting %s, %d steps: %s", run.folder.path, target, run.engine.description)
+        log.info("starting %s, %s: %s", run.folder.path, plural(target, "step"), run.engine.description)
     if run.config.eval.every_steps and not run.validation:
         fix = "prepare another folder with --split tail:0.05, or set eval.every_steps=0"
         log.warning("nothing is evaluated: the data have no validation split; %s", fix)

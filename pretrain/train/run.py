@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as td
 
+from pretrain.artifact.model_path import read_texts
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.objective import NEEDS
 from pretrain.config.run import RunConfig
@@ -20,6 +21,7 @@ from pretrain.errors import (
     EXIT_BUG,
     EXIT_OK,
     EXIT_RESUME_ME,
+    CheckpointError,
     ConfigError,
     DataError,
     DiskError,
@@ -174,7 +176,10 @@ def _summarize(run: Run, state: TrainState) -> Iterator[str]:
             first = [values[0]] if len(values) > 1 else []
             points = [f"{value:.4f} at step {step}" for step, value in (*first, values[-1])]
             yield f"      {name} {', '.join(points)}"
-    yield f"next: {_using(run.config)}"
+    template = None
+    with contextlib.suppress(CheckpointError):  # a damaged file of the run is no failure of the training
+        template, _ = read_texts(run.folder)
+    yield f"next: {next_command(run.config, has_template=template is not None)}"
     yield f"      pretrain report {shlex.quote(str(run.folder.path))}"
 
 
@@ -182,14 +187,19 @@ def _instant(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def _using(config: RunConfig) -> str:
-    """Returns the command that uses the model of a run."""
+def next_command(config: RunConfig, *, has_template: bool) -> str:
+    """Returns the command that uses the model of a run; `has_template`: it was trained on conversations in one."""
     path = shlex.quote(str(config.folder))
-    if any(NEEDS[task.kind].head == "labels" for task in config.objective.tasks):
+    kinds = {task.kind for task in config.objective.tasks}
+    if has_template and config.stacks == ["decoder"]:
+        return f"pretrain generate {path} --chat"
+    if any(NEEDS[kind].head == "labels" for kind in kinds):
         return f"pretrain evaluate {path}"
+    if kinds & {"seq2seq", "supervised"}:
+        return f"pretrain generate {path} --prompt 'A text like those of the data'"
     # A decoder alone begins a document without a prompt, be it of prose or of code.
     prompts = {"encoder": " --prompt 'Once upon a [MASK]'", "decoder": ""}
-    begun = "<extra_id_0>" if all(task.kind == "span" for task in config.objective.tasks) else "time"
+    begun = "<extra_id_0>" if kinds == {"span"} else "time"
     prompt = f" --prompt 'Once upon a {begun}'" if len(config.stacks) > 1 else prompts[config.stacks[0]]
     return f"pretrain generate {path}{prompt}"
 

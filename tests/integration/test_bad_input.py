@@ -65,7 +65,7 @@ def test_text_that_cannot_be_used_is_refused_and_nothing_is_left(tmp_path, warm,
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--input", "nope.txt"], 65, ["nope.txt", "no such file or folder", "--input, or inputs.N.path"]),
+        (["--input", "nope.txt"], 65, ["nope.txt", "no such file or folder", "--input, or inputs.0.path"]),
         (["--input", "*.md"], 65, ["*.md", "nothing to read", "give files of .txt"]),
         (["--input", "a.txt", "--tokenizer", "nope.json"], 65, ["cannot read the tokenizer", "tokenizer.path"]),
         (["--input", "a.txt", "--tokenizer", "char", "--vocab-size", "9"], 64, ["vocab_size=9", "leave it out"]),

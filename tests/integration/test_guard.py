@@ -165,7 +165,10 @@ def test_a_step_without_targets_is_counted_and_leaves_the_model_finite(runs):
         "TrainLoader.__next__ = emptied\n"
     )
     result = runs.train("empty", 5, "extend=[emptied]", "tracking.log_every_steps=1", PYTHONPATH=str(runs.folder))
-    assert "step 3 has no targets, 1 steps so far" in result.stderr
+    assert (
+        "step 3 has no targets, 1 step so far: its loss is empty, as where prompts are as long as batch.seq_len"
+        in result.stderr
+    )
     rows = read_audit(runs.at("empty").audit)
     assert (rows[2].tokens, rows[2].loss) == (0, "0x0.0p+0")
     assert float.fromhex(rows[4].loss) > 1.0

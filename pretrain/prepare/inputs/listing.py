@@ -72,7 +72,7 @@ def list_inputs(inputs: Sequence[InputConfig], kind: DataKind = "text") -> list[
     files: dict[object, InputFile] = {}
     for number, config in enumerate(inputs):
         how = config.model_copy(update={"path": [], "paired_path": None}).model_dump_json()
-        for file in _list_input(number, config):
+        for file in _name_input(number, config):
             _check_kind(file, config, kind)
             pair_path = file.pair and file.pair.path
             files.setdefault((file.path, pair_path, file.format, how), file)
@@ -83,6 +83,16 @@ def list_stdlib() -> list[InputFile]:
     """Lists the *.py files of the running Python's standard library, without generated tables; about 30 MB."""
     paths = walk(Path(sysconfig.get_path("stdlib")), ("site-packages", "dist-packages", "__pycache__", *_TABLES))
     return [stat_local(path) for path in paths if path.suffix == ".py" and not path.name.startswith(_TABLES)]
+
+
+def _name_input(number: int, config: InputConfig) -> Iterator[InputFile]:
+    """Lists the files of an input; an error about its path names the input by its number."""
+    try:
+        yield from _list_input(number, config)
+    except (DataError, LaunchError) as error:
+        or_not = f", or leave out this input, of split: {config.split}" if config.split is not None else ""
+        fix = error.fix.replace("inputs.N.path of a config)", f"inputs.{number}.path of a config){or_not}")
+        raise type(error)(error.what, where=error.where, fix=fix) from None
 
 
 def _list_input(number: int, config: InputConfig) -> Iterator[InputFile]:

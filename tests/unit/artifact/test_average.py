@@ -124,6 +124,13 @@ def test_one_checkpoint_is_refused(run, tmp_path):
     for what in (run, checkpoints(run)[0]):
         with pytest.raises(ConfigError, match="a single checkpoint cannot be averaged; give --last N with a run"):
             average_checkpoints([what], None, tmp_path / "mean")
+    (tmp_path / "released").mkdir()
+    (tmp_path / "released" / "config.json").write_text("{}")
+    for last in (None, 2):
+        with pytest.raises(
+            ConfigError, match="holds one set of weights, of which there is no average; name several mod"
+        ):
+            average_checkpoints([tmp_path / "released"], last, tmp_path / "mean")
     with pytest.raises(ConfigError, match="--last 2 is about one run"):
         average_checkpoints(checkpoints(run), 2, tmp_path / "mean")
     with pytest.raises(ConfigError, match="the same checkpoint was named twice"):

@@ -121,7 +121,8 @@ def test_frozen_parameters_are_named_by_pattern():
     names = {name for name, p in model.named_parameters() if not p.requires_grad}
     assert all(name.startswith(("embedding.", "decoder.blocks.0.")) for name in names)
     assert frozen == sum(model.get_parameter(name).numel() for name in names)
-    with pytest.raises(ConfigError, match=r"init\.freeze: 'decoder\.layers\.\*' matches no parameter; names are"):
+    shown = r"names are such as embedding\.weight, decoder\.blocks\.0\.\S+, head\.weight; all: pretrain inspect"
+    with pytest.raises(ConfigError, match=rf"init\.freeze: 'decoder\.layers\.\*' matches no parameter; {shown}"):
         freeze(built(), ["decoder.layers.*"])
     with pytest.raises(ConfigError, match="leaves nothing to train"):
         freeze(built(), ["*"])

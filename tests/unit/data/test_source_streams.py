@@ -99,7 +99,8 @@ def test_a_run_that_no_source_lasts_for_is_refused(mixture):
         ("pairs", "data: 2 of 4 pairs are longer than batch.source_len or batch.seq_len, and left out"),
         (
             "records",
-            "data: 1 of 4 records are longer than batch.seq_len, and cut: the rest is trained on without its prompt",
+            "data: 1 of 4 records are longer than batch.seq_len, and cut: the rest is trained on without its prompt, "
+            "and a row that a prompt fills has no targets",
         ),
     ],
 )

@@ -125,6 +125,13 @@ def test_an_input_without_a_path_is_refused():
         list_inputs([InputConfig(path=str(Path(__file__))), InputConfig()])
 
 
+def test_an_input_whose_file_is_missing_is_named_by_its_number_and_split(tmp_path):
+    missing = InputConfig(path=str(tmp_path / "validation.jsonl"), split="validation")
+    message = r"no such file.*inputs\.1\.path of a config\), or leave out this input, of split: validation"
+    with pytest.raises(DataError, match=message):
+        list_inputs([InputConfig(path=str(Path(__file__))), missing])
+
+
 def test_dangling_link_is_named(tmp_path):
     (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
     with pytest.raises(DataError, match=r"a\.txt: cannot be read: No such file"):

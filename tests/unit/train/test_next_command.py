@@ -1,0 +1,33 @@
+"""The command that a run that is done ends with."""
+
+import pytest
+
+from pretrain.config.load import load_config
+from pretrain.train.run import next_command
+
+CHAT = "pretrain generate runs/instruction --chat"
+LIKE = "--prompt 'A text like those of the data'"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "has_template", "command"),
+    [
+        ("quickstart", [], False, "pretrain generate runs/quickstart"),
+        (
+            "bert_quickstart",
+            [],
+            False,
+            "pretrain generate runs/bert-quickstart --prompt 'Once upon a [M",
+        ),
+        ("multi30k", [], False, f"pretrain generate runs/multi30k {LIKE}"),
+        ("quickstart", ["run.name=instruction", "objective.kind=supervised"], True, CHAT),
+        (
+            "quickstart",
+            ["objective.kind=supervised"],
+            False,
+            f"pretrain generate runs/quickstart {LIKE}",
+        ),
+    ],
+)
+def test_it_asks_the_model_for_what_it_was_trained_on(recipe, overrides, has_template, command):
+    assert next_command(load_config(recipe, overrides), has_template=has_template).startswith(command)
