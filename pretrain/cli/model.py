@@ -63,6 +63,7 @@ def generate_command(
     source = open_source(model)
     artifact = load_artifact(source, device)
     status_line().close()
+    _note_stdin(prompt, file, prompts, "--prompt")
     normalize = find_normalize(source)
     is_typed = chat and prompts is None
     if is_typed:
@@ -97,6 +98,13 @@ def generate_command(
     )
     if num_blank:
         print(f"note: {plural(num_blank, 'text')} without a visible character", file=sys.stderr)
+
+
+def _note_stdin(given: list[str] | None, file: str | None, found: object, option: str) -> None:
+    """Says that standard input is read, where no option asks for it: in a script it may be another's, or stay open."""
+    if not given and file is None and found is not None:
+        text = f"note: standard input is read to its end, a line each; {option} gives a text instead"
+        print(text, file=sys.stderr, flush=True)
 
 
 def _typed_lines(as_json: bool) -> Iterator[str]:
@@ -138,6 +146,7 @@ def classify_command(
     if texts is None:
         raise ConfigError("there is no text", fix="give --text, --file, or pipe texts in")
     source, artifact = open_source(model), open_artifact(model, device)
+    _note_stdin(text, file, texts, "--text")
     normalize = find_normalize(source)
     if normalize is not None:
         texts = map(build_normalizers(normalize)[0], texts)

@@ -69,7 +69,10 @@ def copy_command(
 
 
 def presets_command(
-    vocab_size: Annotated[int, Option(parser=count_from(1), help="Vocabulary of the counts.")] = 32000,
+    vocab_size: Annotated[
+        int | None,
+        Option(parser=count_from(1), help="Vocabulary V of the counts. Default: 32,000, or that of a preset's name."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the values of model.preset: stacks, layers, width, heads, context and parameters.
@@ -77,28 +80,30 @@ def presets_command(
     Example: pretrain presets --vocab-size 128256
     """
     from pretrain.config.model import ModelConfig
-    from pretrain.config.presets import PRESETS, expand_preset
+    from pretrain.config.presets import NAMED_AT, PRESETS, expand_preset
     from pretrain.plan.params import count_parameters
     from pretrain.plan.task import known_model
     from pretrain.utils.units import count
 
     rows: list[dict[str, Any]] = []
     for name in PRESETS:
+        vocabulary = vocab_size or NAMED_AT.get(name, 32000)
         model = ModelConfig.model_validate(expand_preset({"preset": name}))
         stack = model.last_stack
         size = {"layers": stack.layers, "width": stack.width, "heads": stack.heads, "context": model.max_seq_len}
-        parameters = count_parameters(known_model(model, vocab_size))
-        rows.append({"preset": name, "stacks": model.shape, **size, "parameters": parameters})
+        known = known_model(model, vocabulary)
+        counted = {"V": known.vocab_size, "parameters": count_parameters(known)}
+        rows.append({"preset": name, "stacks": model.shape, **size, **counted})
     if as_json:
         print_json(rows)
         return
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")  # within 80 columns
     for column in rows[0]:
-        title = f"{column}\nV={vocab_size:,}" if column == "parameters" else column
-        table.add_column(title, no_wrap=True, justify="left" if column in ("preset", "stacks") else "right")
+        table.add_column(column, no_wrap=True, justify="left" if column in ("preset", "stacks") else "right")
     for row in rows:
-        table.add_row(*map(str, list(row.values())[:-1]), count(row["parameters"]))
+        *cells, vocabulary, parameters = row.values()
+        table.add_row(*map(str, cells), "" if vocabulary is None else f"{vocabulary:,}", count(parameters))
     console().print(table)
     print("parameters with a vocabulary of V (--vocab-size); layers, width and heads are those of each stack")

@@ -307,6 +307,10 @@ PRESETS: dict[str, Values] = {
 """Values of `model:` by name, without `vocab_size`. Modules under `extend` may add entries."""
 
 
+NAMED_AT = {"llama-5m": 8192, "modded-2m": 2048}
+"""Vocabulary of the size in a preset's name, where half of the parameters are embeddings."""
+
+
 def expand_preset(model: Values) -> Values:
     """Lays the keys of a `model:` section over its preset; returns a section without one unchanged.
 

@@ -203,10 +203,21 @@ def test_a_signal_that_comes_when_one_of_them_has_a_handler_ends_it_with_75(make
     assert process.returncode == EXIT_RESUME_ME
 
 
-def test_ctrl_c_ends_the_quickstart_with_its_command_and_says_what_continues(tmp_path):
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["sh", str(ROOT / "configs/run/quickstart.sh")], 128 + signal.SIGINT),
+        (["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/.run", "quickstart"], -signal.SIGINT),
+    ],
+    ids=["script", "make"],
+)
+def test_ctrl_c_ends_the_quickstart_with_its_command_and_says_what_continues(tmp_path, command, code):
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/.run").touch()  # for make: installed
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     script = subprocess.Popen(
-        ["sh", str(ROOT / "configs/run/quickstart.sh")],
+        command,
         cwd=tmp_path,
         env={**os.environ, "PATH": path, "PYTHONPATH": SOURCE_PATH},
         stdout=subprocess.PIPE,
@@ -222,5 +233,5 @@ def test_ctrl_c_ends_the_quickstart_with_its_command_and_says_what_continues(tmp
     # At once, from within the trainer of `tokenizers`: nothing that comes after it is said.
     said = "interrupted; finished parts are kept: the same command continues"
     assert output == f"{said}\n\n-- interrupted; make quickstart continues\n"
-    assert script.returncode == 128 + signal.SIGINT
+    assert script.returncode == code
     assert not list((tmp_path / "data/stdlib").glob("*tokenizer*"))
