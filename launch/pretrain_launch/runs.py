@@ -68,7 +68,8 @@ def merge_starts(attempts: list[dict[str, Any]], journal: list[dict[str, Any]]) 
         # An exit code of the journal is the driver's, which knows that of rank 0.
         names = ("world_size", "from_step", *(_ENDING if start["exit_code"] is None else ()))
         start |= {name: attempt[name] for name in names if attempt.get(name) is not None}
-        start["is_refused"] = start["exit_code"] == EXIT_LOCKED  # of the lease; any other code is that of training
+        # Of the lease; any other code is that of training.
+        start["is_refused"] = start["exit_code"] == EXIT_LOCKED
     return sorted(starts, key=lambda start: _instant(start["started"]))
 
 

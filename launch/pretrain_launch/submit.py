@@ -109,7 +109,8 @@ def claimed(folders: Sequence[RunDir]) -> Iterator[None]:
     with ExitStack() as leases:
         for folder in folders:
             leases.callback(Lease(folder.lease).release)
-        _refuse_if_queued(folders)  # another command may have submitted one before the leases were ours
+        # Another command may have submitted one before the leases were ours.
+        _refuse_if_queued(folders)
         yield
 
 
@@ -241,7 +242,8 @@ def resubmit(run: Path) -> str:
             raise ConfigError(f"a copy, or moved: its job is that of {spec.run}", where=str(run), fix=fix)
         signal_s = spec.signal_s
         save_s = last_save_s(RunDir(run))
-        if spec.site.signal_s is None and save_s is not None:  # the duration of a save is known by now
+        # The duration of a save is known by now.
+        if spec.site.signal_s is None and save_s is not None:
             signal_s = max(signal_s, min(signal_for(save_s), spec.time_s // 2))
         spec = spec.model_copy(update={"chain": secrets.token_hex(6), "signal_s": signal_s})
         write_spec(spec, None)

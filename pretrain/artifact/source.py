@@ -237,8 +237,9 @@ class MergedModel:
 def find_start(start: Path, run: Path) -> Path:
     """Returns the place of the model that `init.from` of a run names; `start` itself where none is found.
 
-    A relative path is that of the current folder. Where nothing is there, as for a run that was moved
-    or is named from elsewhere, the folders above the run are tried, and the end of the path beside it.
+    A relative path is that of the current folder. Where nothing is there, as for a run that was
+    moved or is named from elsewhere, the folders above the run are tried, and the end of the path
+    beside it.
     """
     run = run.resolve()
     names = start.relative_to(start.anchor).parts

@@ -3,8 +3,8 @@
     record_attention -> an AttentionMap a layer and kind -> choose_heads -> summarize_head
 
 The kernels that models train with never have all weights; `eager` has, and replaces them here. The
-attention of a recurrent model (Bahdanau et al. 2015, Luong et al. 2015) is one cross map of one head.
-Pictures are in `figure.py`, and the way from text to a batch is in `terminal.py`.
+attention of a recurrent model (Bahdanau et al. 2015, Luong et al. 2015) is one cross map of one
+head. Pictures are in `figure.py`, and the way from text to a batch is in `terminal.py`.
 """
 
 import math

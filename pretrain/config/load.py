@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -35,6 +35,7 @@ from pretrain.config.yaml_nodes import (
     parse_yaml,
     read_with_includes,
     read_yaml,
+    sections_around,
     short,
 )
 from pretrain.errors import CheckpointError, ConfigError, PretrainError
@@ -115,7 +116,7 @@ def _apply_override(located: LocatedTree, override: str) -> None:
         fix = "name an item by its number, from 0"
         raise ConfigError("there is no such item in the list", where=where, fix=fix) from None
     located.places |= dict.fromkeys((key, *(f"{key}.{name}" for name in inner)), where)
-    for parent in _parents(key):
+    for parent in sections_around(key):
         if not _is_section(before, parent):
             located.places[parent] = where
 
@@ -277,7 +278,7 @@ def _describe(detail: Any, located: LocatedTree, source: str, section: type[Sect
         what = detail["msg"][0].lower() + detail["msg"][1:]
         if not located.places.get(path, "").startswith((f"override '{path}=", f'override "{path}=')):
             what = f"{path}={short(detail['input'])}: {what}"
-    where = located.find_place(named, [path, *_parents(path)])
+    where = located.find_place(named, path)
     return ConfigError(what, where=where or source, fix=fix).line()
 
 
@@ -293,13 +294,6 @@ _FIXES = {
     "bool_type": "write true or false",
     "list_type": "write a list: [a, b]",
 }
-
-
-def _parents(key: str) -> Iterator[str]:
-    """Yields the sections around a dotted key, the nearest first."""
-    while "." in key:
-        key = key.rpartition(".")[0]
-        yield key
 
 
 _URL = re.compile(r"""(\w+://)(?:[^/\s]*@)?([^\s?#,\]}'"]*)(?:[?#][^\s,\]}'"]*)?""")

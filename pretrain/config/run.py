@@ -244,7 +244,8 @@ def _check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str |
         this = preset if start is None else f"that of init.from={start}"
         what = f"objective.kind={kind} needs a model with {' or '.join(needs.shapes)}, {this} has {model.shape}"
         other = "another init.from" if start else "another model.preset"
-        for name, fitting in NEEDS.items():  # the first is the usual one of such a model, on data of this kind
+        # The first is the usual one of such a model, on data of this kind.
+        for name, fitting in NEEDS.items():
             if model.shape in fitting.shapes and fitting.head == head.kind and set(fitting.data) & set(needs.data):
                 raise ValueError(f"{what}; use objective.kind={name}, or {other}")
         raise ValueError(f"{what}; use {other}")

@@ -29,6 +29,13 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?
 _SPECIAL_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
 
 
+def sections_around(key: str) -> Iterator[str]:
+    """Yields the sections around a dotted key, the nearest first."""
+    while "." in key:
+        key = key.rpartition(".")[0]
+        yield key
+
+
 @dataclass
 class LocatedTree:
     """A tree of plain values and the place of each dotted key."""
@@ -36,18 +43,18 @@ class LocatedTree:
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
 
-    def find_place(self, named: Sequence[str], around: Sequence[str]) -> str | None:
-        """Returns the place of a broken rule: of a key that it names, else of the nearest section `around`.
+    def find_place(self, named: Sequence[str], path: str) -> str | None:
+        """Returns the place of a broken rule: of a key that it names, else of `path` or the nearest section around it.
 
-        An override comes first, since the file was right before it; one of the preset stands for the
-        values of that preset.
+        An override comes first, since the file was right before it; one of the preset stands for
+        the values of that preset.
         """
         given = [self.places[key] for key in named if key in self.places]
         if any(key.startswith("model.") and key not in self.places for key in named):
             given += [self.places[key] for key in ("model.preset", "init.from") if key in self.places]
         overrides = (place for place in given if place.startswith(OVERRIDE))
         own = (self.places[key] for key in named if key in self.places)
-        others = (self.places[key] for key in around if key in self.places)
+        others = (self.places[key] for key in (path, *sections_around(path)) if key in self.places)
         return next(chain(overrides, own, others), None)
 
 

@@ -223,7 +223,8 @@ class TrainLoader:
         rows = parts[0] if len(parts) == 1 else merge_rows(parts, np.arange(plan.micro))
         read = crop(rows) if self.crop else rows
         made = self.make_rows(read if self.length_at is None else cut_rows(read, self.length_at(step)))
-        of_rows = made.sample_ids[:: len(made.sample_ids) // plan.micro]  # a cut row has its id several times
+        # A cut row has its id several times.
+        of_rows = made.sample_ids[:: len(made.sample_ids) // plan.micro]
         places = np.arange(first_row, first_row + plan.micro)
         digest = digest_rows(of_rows, places)
         pixel_digest = 0 if made.pixels is None else digest_rows(hash_pixels(made.pixels), places)

@@ -4,10 +4,10 @@
     x in X    -->  epoch x div N, offset x mod N  --bisect-->  shard  --bisect-->  member
     window w  -->  tokens [w*T, w*T + T] of the shards in their fixed order            (validation)
 
-`TokenStream` cuts text, `BinStream` (bin_stream.py) packs documents, `ImageStream` (image_stream.py)
-decodes images; `SourceStreams` reads a run's source, or its mixture. There is no state but caches:
-any row can be read at any time, from any thread, at the same cost. Deliberately not here: batches,
-ranks and threads (loader.py).
+`TokenStream` cuts text, `BinStream` (bin_stream.py) packs documents, `ImageStream`
+(image_stream.py) decodes images; `SourceStreams` reads a run's source, or its mixture. There is no
+state but caches: any row can be read at any time, from any thread, at the same cost. Deliberately
+not here: batches, ranks and threads (loader.py).
 """
 
 from bisect import bisect_left, bisect_right

@@ -342,7 +342,8 @@ class _PartitionedParameters(_Partitioned):
             slot, start, _ = zero.grad_position[zero.get_param_id(parameter)]
             share = parameter.ds_tensor.ds_numel
             self._working.append((parameter.ds_tensor, masters[slot].data.narrow(0, start, share)))
-            offset = parameter.ds_zero_partition_rank * share  # within its group, which need not be the world
+            # Within its group, which need not be the world.
+            offset = parameter.ds_zero_partition_rank * share
             length = min(share, parameter.ds_numel - offset)
             if length > 0:
                 span = Span(names[id(parameter)], slot, offset, start, length)

@@ -30,7 +30,8 @@ class AveragedState:
         self._trained = trained
         self._weights: list[Tensor] = []
         self._averages: list[Tensor] = []
-        self._by_name: dict[str, tuple[int, Tensor]] = {}  # offset and average of the piece on this rank
+        # Offset and average of the piece on this rank.
+        self._by_name: dict[str, tuple[int, Tensor]] = {}
         for fragment in trained.held_fragments():
             if "weight" in fragment.tensors:
                 assert fragment.name not in self._by_name, "one piece of a parameter on a rank"

@@ -199,7 +199,8 @@ def _scores(confusion: np.ndarray) -> np.ndarray:
 def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
     """Refuses labelled data, in the folder `where`, that a classifier cannot be measured on.
 
-    Raises: ConfigError: Texts against words; DataError: The labels are not the model's, in its order.
+    Raises: ConfigError: Texts against words; DataError: The labels are not the model's, in its
+    order.
     """
     head = source.config.head
     released = is_release(source.path)

@@ -37,7 +37,8 @@ class IncrementalDecoder:
 
     The model, with a decoder and a head, is run in eval mode, its mode restored. At least one
     prompt, checked by `check_prompts`; at most `max_new_tokens` are added. `sees_prompt_whole` is
-    that of `Constraints`. Scores may be NaN: `read_with_check`, where the host reads what it has chosen.
+    that of `Constraints`. Scores may be NaN: `read_with_check`, where the host reads what it has
+    chosen.
 
     `read_BT` has the tokens that the decoder has read in each row, PADDING before the first.
     `fixes_steps`: steps have fixed shapes; None: where they can be captured.
@@ -145,7 +146,8 @@ class IncrementalDecoder:
         else:
             if self._graph is None:
                 self._graph = torch.cuda.CUDAGraph()
-                stream = torch.cuda.Stream(self._device)  # torch's own is on the first device that captured
+                # Torch's own is on the first device that captured.
+                stream = torch.cuda.Stream(self._device)
                 # Other threads may use the device meanwhile.
                 with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
                     self._logits_BV = self._scores(batch)

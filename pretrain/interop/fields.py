@@ -116,7 +116,8 @@ class Fields:
     def integer(self, key: str, default: int | None = None) -> int:
         """Returns an integer; without a default the key must be present."""
         value: int = self._read(key, default, (int,), "an integer")
-        if key.endswith(("layer", "layers")) and value > MAX_LAYERS:  # each is named before one is looked for
+        # Each is named before one is looked for.
+        if key.endswith(("layer", "layers")) and value > MAX_LAYERS:
             raise refusal(key, value, f"no model has more than {MAX_LAYERS}")
         return value
 

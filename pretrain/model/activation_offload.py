@@ -110,7 +110,8 @@ class ActivationOffload:
             if block.event is not None:
                 torch.cuda.current_stream(self._device).wait_event(block.event)
             block.is_back = True
-            block.saved = []  # from here on each storage is freed with the last tensor that needs it
+            # From here on each storage is freed with the last tensor that needs it.
+            block.saved = []
             if block.previous is not None:
                 self._copy_to_device(block.previous)
                 block.previous = None

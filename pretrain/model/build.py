@@ -46,9 +46,10 @@ _QUERIES = ("attention.qkv.weight", "cross.query.weight")
 MAX_BLOCK_GRAPHS = 64
 """Graphs of compiled blocks before torch runs further ones eagerly; torch's default is 8.
 
-All blocks share one code object, and so one limit. A kind of block (of ModernBERT: the first, global
-and local ones; of T5: those of either stack) has six graphs: two passes (training, evaluation) of
-three degrees of generality (all sizes fixed, bounds of documents free, row lengths free).
+All blocks share one code object, and so one limit. A kind of block (of ModernBERT: the first,
+global and local ones; of T5: those of either stack) has six graphs: two passes (training,
+evaluation) of three degrees of generality (all sizes fixed, bounds of documents free, row lengths
+free).
 """
 
 

@@ -200,8 +200,9 @@ class SinusoidalPosition(nn.Module):
 def sinusoids_2d(grid: int, width: int, num_before: int) -> Tensor:
     """Returns the vectors of a square of patches, fp32 [num_before + grid^2, D], on the CPU.
 
-    D is a multiple of 4. The first half of a vector is that of the column (sines, then cosines), the second that of the
-    row, as in MAE (He et al. 2022, as released). The vectors before the patches are zeros.
+    D is a multiple of 4. The first half of a vector is that of the column (sines, then cosines),
+    the second that of the row, as in MAE (He et al. 2022, as released). The vectors before the
+    patches are zeros.
     """
     along = sinusoids(grid, width // 2, "halves")
     table = torch.cat((along.repeat(grid, 1), along.repeat_interleave(grid, dim=0)), dim=1)

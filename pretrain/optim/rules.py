@@ -47,8 +47,8 @@ class BatchedMuon(torch.optim.Muon):
     """torch's Muon in batches of matrices of one shape, with NorMuon's rows or cautious decay if asked for.
 
     NorMuon (Li et al. 2025, Algorithm 1) divides each row of the orthogonalised update by the root
-    of a running mean of its squares (`beta2`), and keeps the norm of the whole, so that the rates of
-    `adjust_lr_fn` hold. State: torch's momentum, and with `beta2` one number a row, [R, 1].
+    of a running mean of its squares (`beta2`), and keeps the norm of the whole, so that the rates
+    of `adjust_lr_fn` hold. State: torch's momentum, and with `beta2` one number a row, [R, 1].
 
     On a GPU, matrices of one shape are orthogonalised by batched products: 3 launches an iteration
     for all, equal to torch's up to the rounding of another kernel. On a CPU, where that

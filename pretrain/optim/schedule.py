@@ -58,8 +58,9 @@ def _remaining(progress: float, schedule: ScheduleConfig) -> float:
 def ema_decay(step: int, config: EmaConfig, tokens_per_step: int) -> float:
     """Returns the share of itself that the average of the weights keeps at a step; step 0 is the first.
 
-    exp(-tokens_per_step / horizon), and less at the beginning, (1 + step) / (10 + step), as in TensorFlow's
-    ExponentialMovingAverage: it reaches over the last tenth or so of the steps, and forgets the initial weights.
+    exp(-tokens_per_step / horizon), and less at the beginning, (1 + step) / (10 + step), as in
+    TensorFlow's ExponentialMovingAverage: it reaches over the last tenth or so of the steps, and
+    forgets the initial weights.
     """
     if config.horizon_steps is not None:
         share = 1 / config.horizon_steps

@@ -6,8 +6,8 @@
       -> SPLIT/part-00007-0000.tar ...       the files as they are, with their labels
       -> statistics.json, index.json
 
-The split is by the bytes of each file, as for texts: copies of an image are all on one side. Folder,
-parts, locks and restarts are those of `prepare.py`.
+The split is by the bytes of each file, as for texts: copies of an image are all on one side.
+Folder, parts, locks and restarts are those of `prepare.py`.
 """
 
 import hashlib

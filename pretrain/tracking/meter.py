@@ -145,7 +145,8 @@ class Meter:
             "tokens_per_s": tokens / seconds,
             "step_time_s": step_time,
             "data_wait": wait / seconds,
-            "eta_s": (end - done) / (following - done) * step_time,  # in steps of the next one's size
+            # In steps of the next one's size.
+            "eta_s": (end - done) / (following - done) * step_time,
         }
         if self._flops_per_token and self._peak:
             figures["mfu"] = figures["tokens_per_s"] * self._flops_per_token / self._peak

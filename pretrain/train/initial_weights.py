@@ -129,7 +129,8 @@ def pin_start(config: RunConfig, world: World) -> RunConfig:
             return init.from_  # of a run that has its weights: the start may be gone
         named = Path(str(init.from_))
         start, is_of_run = newest_checkpoint(find_start(named, RunDir(config.folder).path) if has_saved else named)
-        if has_adapters and is_of_run and not has_saved:  # a resumption has marked it, or may be refused
+        # A resumption has marked it, or may be refused.
+        if has_adapters and is_of_run and not has_saved:
             try:
                 mark_in_use(split_average(start)[0], config.folder)
             except DiskError as error:

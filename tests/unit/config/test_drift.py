@@ -80,10 +80,10 @@ def test_a_key_has_the_class_of_what_it_does(key, expected):
 def test_changed_keys_are_leaves_with_both_values():
     old = load_config(QUICKSTART)
     assert changed_keys(old, old) == {}
-    new = load_config(QUICKSTART, ["optim.lr=2.0", "model.decoder.layers=3", "extend=[json]", "init.from=x"])
+    new = load_config(QUICKSTART, ["optim.lr=2.0", "model.decoder.layers=5", "extend=[json]", "init.from=x"])
     assert changed_keys(old, new) == {
         "extend": ([], ["json"]),
-        "model.decoder.layers": (4, 3),
+        "model.decoder.layers": (4, 5),
         "optim.lr": (old.optim.lr, 2.0),
         "init.from": (None, "x"),
     }

@@ -69,7 +69,7 @@ def test_what_changes_the_meaning_is_refused_with_all_keys_and_what_to_add():
 
 
 def test_what_is_to_be_added_works_as_it_is_printed():
-    changes = ["seed=9", "data.lanes=2", "resume.allow=[objective]", "objective.z_loss=0.1", "batch.global_tokens=2048"]
+    changes = ["seed=9", "data.lanes=2", "resume.allow=[objective]", "objective.z_loss=0.1", "batch.global_tokens=4096"]
     with pytest.raises(ConfigError) as caught:
         check_config(changed(), changed(*changes))
     override = str(caught.value).rpartition("or add ")[2]
@@ -90,13 +90,13 @@ def test_sources_of_a_mixture_are_allowed_without_their_places():
 @pytest.mark.parametrize("allow", ["[]", "[model]", "[model.decoder.layers]"])
 def test_what_the_checkpoints_depend_on_is_never_allowed(allow):
     with pytest.raises(ConfigError) as caught:
-        check_config(changed(), changed("model.decoder.layers=3", f"resume.allow={allow}"))
+        check_config(changed(), changed("model.decoder.layers=5", f"resume.allow={allow}"))
     assert str(caught.value) == (
-        "the run quickstart was started with another config (never: model.decoder.layers: 4 -> 3); "
+        "the run quickstart was started with another config (never: model.decoder.layers: 4 -> 5); "
         "use another run.name, or restore model.decoder.layers"
     )
     with pytest.raises(ConfigError, match=r"or restore model.decoder.layers and add resume.allow=\[seed\]"):
-        check_config(changed(), changed("model.decoder.layers=3", "seed=9"))
+        check_config(changed(), changed("model.decoder.layers=5", "seed=9"))
 
 
 @pytest.mark.parametrize("allow", ["[seed, data]", "[seed, data.lanes]"])
@@ -127,12 +127,12 @@ def test_a_name_that_is_no_key_is_refused(name, fix):
 
 
 def test_a_run_that_has_saved_nothing_may_change_in_every_way(caplog):
-    check_config(changed(), changed("model.decoder.layers=3", "seed=9"), has_saved=False)
+    check_config(changed(), changed("model.decoder.layers=5", "seed=9"), has_saved=False)
     assert messages(caplog) == [
         (
             logging.WARNING,
             "starting over, as nothing was saved, with a config that differs from the run's so far:\n"
-            "    never   model.decoder.layers: 4 -> 3\n"
+            "    never   model.decoder.layers: 4 -> 5\n"
             "    allow   seed: 1234 -> 9",
         )
     ]

@@ -46,7 +46,7 @@ def test_a_preset_is_not_overruled_by_the_start(start):
 def test_a_resolved_config_needs_no_start_and_a_run_gives_its_model(start, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    config = load_config("configs/run/quickstart.yaml", ["model.decoder.layers=3"])
+    config = load_config("configs/run/quickstart.yaml", ["model.decoder.layers=5"])
     (run / "config.yaml").write_text(dump_config(config))
     (run / "checkpoints/step-00000001").mkdir(parents=True)
     (run / "checkpoints/step-00000001/manifest.json").write_text("{}")

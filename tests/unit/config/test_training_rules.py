@@ -113,7 +113,7 @@ FP8 = ["engine.precision=bf16", "engine.fp8=tensorwise"]
     ("overrides", "message"),
     [
         (["optim.kind=muon", "engine.offload_optimizer=cpu"], "optim.kind=muon steps whole matrices"),
-        (["optim.schedule={kind: wsd, cooldown_tokens: 9999999}"], "the warm-up of 10 steps and the cooldown of 2442"),
+        (["optim.schedule={kind: wsd, cooldown_tokens: 9999999}"], "the warm-up of 10 steps and the cooldown of 4883"),
         (["engine.precision=fp16", "model.init=t5"], "engine.precision=fp16 overflows in a T5-style model"),
         (
             [*FP8, "model.decoder.ff_width=700"],
