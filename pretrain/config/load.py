@@ -371,13 +371,9 @@ def short_prepare(
     split: str = "hash:0.01",
     kind: str = "text",
 ) -> PrepareConfig:
-    """Returns the config of `pretrain prepare` without a file, by its options.
+    """Returns the config of `pretrain prepare` without a file. Raises: ConfigError: Invalid values.
 
-    No inputs are the standard library of Python; `tokenizer` is a kind to train, or a
-    `tokenizer.path`.
-
-    Raises:
-        ConfigError: Invalid values.
+    No inputs: the standard library of Python. `tokenizer`: a kind to train, or a `tokenizer.path`.
     """
     is_trained = tokenizer in TRAINED
     if vocab_size is not None and (not is_trained or tokenizer == "char"):

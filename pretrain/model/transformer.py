@@ -101,8 +101,9 @@ class PatchEmbedding(nn.Module):
         super().__init__()
         self.size = config.size
         self.grid = config.grid
-        self.mean = config.mean
-        self.std = config.std
+        # Plain attributes, not buffers: an engine that casts a module to bf16 would round them.
+        self._mean = torch.tensor(config.mean, device="cpu").view(-1, 1, 1)
+        self._std = torch.tensor(config.std, device="cpu").view(-1, 1, 1)
         self.projection = nn.Linear(config.patch_values, width)
         self.before = nn.Embedding(config.num_before, width) if config.num_before else None
 
@@ -117,16 +118,18 @@ class PatchEmbedding(nn.Module):
         x_BTD = self.projection(cut_patches(pixels_BCYX, self.size))
         if self.before is None:
             return x_BTD
-        before_TD = self.before.weight.to(x_BTD.dtype)
+        # By a call of the module: ZeRO stage 3 gathers weights module by module.
+        numbers_T = torch.arange(self.before.num_embeddings, device=x_BTD.device)
+        before_TD = self.before(numbers_T).to(x_BTD.dtype)
         return torch.cat((before_TD.expand(len(x_BTD), -1, -1), x_BTD), dim=1)
 
     def _normalize(self, pixels_BCYX: Tensor) -> Tensor:
-        dtype = self.projection.weight.dtype
-        mean, std = (
-            torch.tensor(values, dtype=dtype, device=pixels_BCYX.device).view(-1, 1, 1)
-            for values in (self.mean, self.std)
-        )
-        return (pixels_BCYX.to(dtype) / 255 - mean) / std
+        device = pixels_BCYX.device
+        if self._mean.device != device:
+            self._mean, self._std = self._mean.to(device), self._std.to(device)
+        # In fp32, and rounded once: 256 levels minus a mean are not exact in 16 bits.
+        normal = (pixels_BCYX.float() / 255 - self._mean) / self._std
+        return normal.to(self.projection.weight.dtype)
 
 
 def cut_patches(pixels_BCYX: Tensor, size: int) -> Tensor:

@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "generate": (10, 1569),
     "inspect": (3, 400),
     "interop": (17, 2609),
-    "model": (17, 3543),
+    "model": (17, 3546),
     "objective": (9, 1295),
     "optim": (6, 1312),
     "plan": (14, 2680),

@@ -11,6 +11,7 @@ from pretrain.config.model import ImageSize
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.image_stream import ImageStream, center_view, draw_view, render
 from pretrain.data.loader import StepCounts, TrainLoader, ValidationLoader
+from pretrain.data.mixture import merge_rows
 from pretrain.errors import DataError
 from pretrain.objective.masked import label_rows
 from pretrain.rows import IGNORE_INDEX
@@ -20,6 +21,8 @@ from tests.helpers.images import encode, noise, prepare_colors
 ALL = ImagesConfig(crop="random_resized", scale=[0.3, 1.0], flip=0.5)
 MAKE = partial(label_rows, document_mask=True)
 SEQ_LEN = 17
+PLACES = np.array([0, 1, 4, 5, 2, 3])
+"""Places of rows that were read in another order."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,14 @@ def test_pixels_do_not_depend_on_ranks_workers_micro_batches_or_restarts(colors)
             assert counts == ours and np.array_equal(pixels, same)
     restarted = steps(stream_of(colors), 2, first=2, ranks=2)
     assert [counts for counts, _ in restarted] == [counts for counts, _ in expected[2:]]
+
+
+def test_rows_around_skipped_positions_are_those_of_one_reading(colors):
+    stream = stream_of(colors)
+    whole = stream.read(range(6))
+    merged = merge_rows([stream.read(range(2)), stream.read(range(4, 6)), stream.read(range(2, 4))], PLACES)
+    for name in ("tokens", "labels", "pixels", "sample_ids", "starts"):
+        assert np.array_equal(getattr(merged, name), getattr(whole, name)), name
 
 
 def test_another_seed_or_augmentation_is_another_digest(colors):
