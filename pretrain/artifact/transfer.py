@@ -22,7 +22,7 @@ from pretrain.artifact.open import load_model
 from pretrain.artifact.source import ModelSource
 from pretrain.checkpoint.load import WeightReader
 from pretrain.config.load import dump_config, load_config
-from pretrain.config.model import RecurrentConfig, SpecialTokens
+from pretrain.config.model import AnyModelConfig, RecurrentConfig, SpecialTokens
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.fields import CHAT_TEMPLATE
 from pretrain.interop.generation import load_generation_defaults, write_generation_defaults
@@ -59,16 +59,9 @@ def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: to
         text = "scores of the export were not compared: two models in fp32 take %.1f GiB, there are %.1f GiB"
         log.warning(text, needed / 2**30, free / 2**30)
         return
-    size = source.config.vocab_size
-    assert size is not None
-    # Ordinary tokens, the same for the same model.
-    special = set(source.config.special_tokens.model_dump().values())
-    ordinary = torch.tensor([number for number in range(size) if number not in special])
-    shape = (2, min(32, source.config.max_seq_len))
-    generator = torch.Generator().manual_seed(0)
-    tokens_BT = ordinary[torch.randint(len(ordinary), shape, generator=generator)]
-    ours = _our_scores(source, tokens_BT, dtype)
-    theirs = _their_scores(folder, architecture, tokens_BT)
+    batch = _probe(source.config)
+    ours = _our_scores(source, batch, dtype)
+    theirs = _their_scores(folder, architecture, batch)
     if theirs.dim() == 2:  # of a document: ours are at its first token
         ours = ours[:, 0]
     how = ""
@@ -86,15 +79,33 @@ def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: to
         )
 
 
+def _probe(config: AnyModelConfig) -> Batch:
+    """Returns two rows of ordinary tokens, or two images of noise; the same for the same model."""
+    generator = torch.Generator().manual_seed(0)
+    patches = getattr(config, "input", None)
+    if patches is not None:
+        zeros = torch.zeros(2, patches.positions, dtype=torch.int64)
+        size = (patches.channels, patches.image, patches.image)
+        pixels_BCYX = torch.randn(2, *size, generator=generator)
+        return Batch(zeros, zeros, pixels_BCYX=pixels_BCYX)
+    assert config.vocab_size is not None
+    special = set(config.special_tokens.model_dump().values())
+    every = range(config.vocab_size)
+    ordinary = torch.tensor([number for number in every if number not in special])
+    shape = (2, min(32, config.max_seq_len))
+    tokens_BT = ordinary[torch.randint(len(ordinary), shape, generator=generator)]
+    source = SourceBatch(tokens_BT) if config.shape == "encoder+decoder" else None
+    return Batch(tokens_BT, tokens_BT, source=source)
+
+
 @torch.no_grad()
-def _our_scores(source: ModelSource, tokens_BT: Tensor, dtype: torch.dtype) -> Tensor:
+def _our_scores(source: ModelSource, batch: Batch, dtype: torch.dtype) -> Tensor:
     """Returns fp32 [B, T, V] without padding of the vocabulary; without a head the last hidden states."""
     read = source.read
     # The same rounding as in the files.
     rounded = replace(source, read=lambda name: read(name).to(dtype).float())
     model = load_model(rounded, torch.device("cpu"))
-    encoder_batch = SourceBatch(tokens_BT) if source.config.shape == "encoder+decoder" else None
-    found = model(Batch(tokens_BT, tokens_BT, source=encoder_batch))
+    found = model(batch)
     if found.logits_BTV is None:
         return found.hidden_BTD
     assert model.head is not None
@@ -102,7 +113,7 @@ def _our_scores(source: ModelSource, tokens_BT: Tensor, dtype: torch.dtype) -> T
 
 
 @torch.no_grad()
-def _their_scores(folder: Path, architecture: str, tokens_BT: Tensor) -> Tensor:
+def _their_scores(folder: Path, architecture: str, batch: Batch) -> Tensor:
     """Returns the scores of transformers' model. Raises: CheckpointError: It cannot be loaded."""
     import transformers
 
@@ -125,9 +136,12 @@ def _their_scores(folder: Path, architecture: str, tokens_BT: Tensor) -> Tensor:
         transformers.logging.set_verbosity(level)
         if bar:
             transformers.logging.enable_progress_bar()
-    inputs = {"input_ids": tokens_BT, "attention_mask": torch.ones_like(tokens_BT)}
+    if batch.pixels_BCYX is not None:
+        inputs = {"pixel_values": batch.pixels_BCYX}
+    else:
+        inputs = {"input_ids": batch.tokens_BT, "attention_mask": torch.ones_like(batch.tokens_BT)}
     if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = tokens_BT
+        inputs["decoder_input_ids"] = batch.tokens_BT
     found = model.eval()(**inputs)
     scores = getattr(found, "logits", None)
     return (found.last_hidden_state if scores is None else scores).float()
@@ -238,6 +252,8 @@ def export_model(
         labels_words=labels_words(described),
         check=partial(check_scores, described) if check else None,
     )
+    if not files:
+        return written
     if described.run is not None and not reads_as_written(out):
         log.warning(
             "%s: AutoTokenizer reads this tokenizer by the rules of %s, which gives other ids; "

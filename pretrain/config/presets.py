@@ -203,9 +203,13 @@ _VIT = Architecture(
 """Dosovitskiy et al. 2021, 3.1 and table 1; eps as released. `max_seq_len` follows from the input."""
 
 
-def _vit(layers: int, width: int, heads: int, image: int, patch: int, channels: int = 3) -> Values:
+_IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+"""Normalization of pixels by the means of ImageNet's channels."""
+
+
+def _vit(layers: int, width: int, heads: int, image: int, patch: int, **patches: Any) -> Values:
     """Returns a ViT; its feed-forward layers are four times as wide as the model."""
-    patches = {"kind": "patches", "image": image, "size": patch, "channels": channels}
+    patches = {"kind": "patches", "image": image, "size": patch} | patches
     return _model(_VIT, layers, width, heads, 4 * width) | {"input": patches}
 
 
@@ -302,6 +306,11 @@ PRESETS: dict[str, Values] = {
     "vit-l32": _vit(24, 1024, 16, 224, 32),
     "vit-h14": _vit(32, 1280, 16, 224, 14),
     "vit-tiny": _vit(2, 64, 4, 16, 4),
+    # Touvron et al. 2021, table 1; the distillation token is a register.
+    "deit-ti16": _vit(12, 192, 3, 224, 16, registers=1, **_IMAGENET),
+    "deit-s16": _vit(12, 384, 6, 224, 16, registers=1, **_IMAGENET),
+    "deit-b16": _vit(12, 768, 12, 224, 16, registers=1, **_IMAGENET),
+    "deit-tiny": _vit(2, 64, 4, 16, 4, registers=1),
     "t5-v1.1-tiny": _model(_T5_V1_1, 2, 64, 4, 96, head_width=24, max_seq_len=128),
 }
 """Values of `model:` by name, without `vocab_size`. Modules under `extend` may add entries."""

@@ -82,7 +82,7 @@ def draw_view(config: ImagesConfig, width: int, height: int, side: int, seed: in
 
 
 def _random_resized(config: ImagesConfig, width: int, height: int, numbers: list[float]) -> View:
-    """A share of the area, a ratio by its logarithm, a place (Szegedy et al. 2015, 6; torchvision)."""
+    """A share of the area, a ratio by its logarithm, a place (Szegedy et al. 2015, 6)."""
     low, high = (math.log(ratio) for ratio in config.ratio)
     for attempt in range(ATTEMPTS):
         area, shape, across, down = numbers[4 * attempt : 4 * attempt + 4]
@@ -106,7 +106,8 @@ def _random_place(config: ImagesConfig, width: int, height: int, side: int, numb
         width, height = round(width * scale), round(height * scale)
         resized = (width, height)
     rooms = (length + 2 * config.padding - side + 1 for length in (width, height))
-    left, top = (int(number * room) - config.padding for number, room in zip(numbers[:2], rooms, strict=True))
+    places = zip(numbers[:2], rooms, strict=True)
+    left, top = (int(number * room) - config.padding for number, room in places)
     return View(resized, (left, top, left + side, top + side))
 
 
@@ -170,7 +171,8 @@ class ImageStream:
         """Reads images of the fixed order; rows past the end are padding. Raises: DataError."""
         num_images = self.num_windows(max_tokens)
         if self._lookahead is not None and windows:
-            self._lookahead.follow_fixed(self._fixed_layout, windows.start, windows.stop, num_images)
+            span = (windows.start, windows.stop)
+            self._lookahead.follow_fixed(self._fixed_layout, *span, num_images)
         rows = _ImageRows(len(windows), self._image, self.seq_len)
         for row, place in enumerate(windows):
             if place >= num_images:

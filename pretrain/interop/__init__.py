@@ -11,6 +11,7 @@ from pretrain.interop.marian import MARIAN
 from pretrain.interop.modernbert import MODERNBERT
 from pretrain.interop.starcoder2 import STARCODER2
 from pretrain.interop.t5 import T5
+from pretrain.interop.vit import DEIT, VIT
 
-_ALL = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2, BERT, MODERNBERT, T5, MARIAN)
+_ALL = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2, BERT, MODERNBERT, T5, MARIAN, VIT, DEIT)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

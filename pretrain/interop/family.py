@@ -31,6 +31,8 @@ class Weight:
         vocab: Dimension 0 is the vocabulary, `vocab_size` rows in theirs: padded with rows of
             zeros on import, cut on export.
         row: Theirs is [1, n] where ours is [n] (Marian's final_logits_bias).
+        shape: Shape of each tensor of theirs, which has the elements of ours in their order (the
+            kernel of a convolution, a table of one image). None: that of ours.
     """
 
     ours: str
@@ -38,6 +40,7 @@ class Weight:
     transposed: bool = False
     vocab: bool = False
     row: bool = False
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

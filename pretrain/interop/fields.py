@@ -10,11 +10,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pretrain.config.model import ModelConfig, SpecialTokens, StackConfig
+from pretrain.config.model import ModelConfig, PatchesConfig, SpecialTokens, StackConfig
 from pretrain.errors import CheckpointError, ConfigError
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
+PREPROCESSOR = "preprocessor_config.json"
 CARD = "README.md"
 CHAT_TEMPLATE = "chat_template.jinja"
 WEIGHTS = "model.safetensors"
@@ -176,6 +177,45 @@ class Fields:
             # -1 is an old spelling of null.
             found[role] = None if value is None or value < 0 else value
         return SpecialTokens(**found)
+
+
+def read_preprocessor(folder: Path) -> dict[str, list[float]]:
+    """Returns `mean` and `std` of pixels from a preprocessor_config.json; empty without one.
+
+    Raises:
+        CheckpointError: The file is damaged.
+        ConfigError: Pixels are scaled or normalised in another way than ours.
+    """
+    if not (folder / PREPROCESSOR).is_file():
+        return {}
+    fields = Fields(read_object(folder / PREPROCESSOR))
+    if not fields.flag("do_normalize", True):
+        return {"mean": [0.0], "std": [1.0]}
+    found = {}
+    for ours, key in (("mean", "image_mean"), ("std", "image_std")):
+        value = fields.values.get(key, [0.5])
+        numbers = value if isinstance(value, list) else [value]
+        if not numbers or not all(isinstance(one, int | float) for one in numbers):
+            raise refusal(key, value, "must be a number for each channel")
+        # One for all channels where they are equal, so that an export is read back as it was.
+        found[ours] = [float(one) for one in (numbers if len(set(numbers)) > 1 else numbers[:1])]
+    return found
+
+
+def write_preprocessor(patches: PatchesConfig) -> dict[str, Any]:
+    """Returns a preprocessor_config.json: the square of `model.input`, and its normalisation."""
+    values = {"image_mean": patches.mean, "image_std": patches.std}
+    each = {key: one if len(one) > 1 else one * patches.channels for key, one in values.items()}
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": patches.image, "width": patches.image},
+        "resample": 2,  # bilinear
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        **each,
+    }
 
 
 def write_keys(part: ModelConfig | StackConfig, keys: Keys) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
     ...ForSequenceClassification    a label for a text
     ...ForTokenClassification       a label for a word, at its first token
+    ...ForImageClassification       a label for an image
 
 Theirs always have a bias. Only mutually exclusive labels are supported: a regression (one score)
 and labels of which several may be right are refused.
@@ -15,6 +16,7 @@ from pretrain.interop.family import Weight, affine
 from pretrain.interop.fields import CONFIG, Fields, read_object, refusal
 
 TEXTS, WORDS = "ForSequenceClassification", "ForTokenClassification"
+IMAGES = "ForImageClassification"
 _LAYER = "classifier"
 _SINGLE = "single_label_classification"
 

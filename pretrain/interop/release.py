@@ -16,11 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.config.model import ModelConfig
+from pretrain.config.model import ModelConfig, PatchesConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop import FAMILIES
 from pretrain.interop.family import Family, parameter_shapes
-from pretrain.interop.fields import CONFIG, GENERATION, PICKLED_WEIGHTS, TOKENIZER_FILES, WEIGHTS, read_object
+from pretrain.interop.fields import (
+    CONFIG,
+    GENERATION,
+    PICKLED_WEIGHTS,
+    PREPROCESSOR,
+    TOKENIZER_FILES,
+    WEIGHTS,
+    read_object,
+    read_preprocessor,
+)
 from pretrain.interop.tensors import Shape, TensorFolder, from_theirs, their_shapes
 from pretrain.utils.hub import fetch_files, is_hub_name
 
@@ -51,7 +60,8 @@ def fetch_release(name_or_dir: str) -> Path:
         # In one file or in shards; a repository may have the same weights in other layouts too.
         stem, _, suffix = weights.rpartition(".")
         layouts = [weights, f"{weights}.index.json", f"{stem}-*-of-*.{suffix}"]
-        folder = fetch_files(name_or_dir, [CONFIG, GENERATION, *TOKENIZER_FILES, *layouts])
+        settings = (CONFIG, GENERATION, PREPROCESSOR, *TOKENIZER_FILES)
+        folder = fetch_files(name_or_dir, [*settings, *layouts])
         if any(folder.glob("*.safetensors")):
             break
     return folder
@@ -156,6 +166,10 @@ def open_release(folder: Path) -> Release:
         files = TensorFolder(folder)
         spelled = _spell(family, list(files.facts), folder)
         config = family.read_config(values, frozenset(spelled))
+        if config.input is not None:
+            # Normalisation of pixels is a part of our model, and of their processor.
+            patches = config.input.model_dump() | read_preprocessor(folder)
+            config = config.model_copy(update={"input": PatchesConfig.model_validate(patches)})
     except ConfigError as error:
         raise ConfigError(error.what, where=str(folder / CONFIG), fix=error.fix) from None
     return Release(folder, family, config, files, spelled)

@@ -143,6 +143,8 @@ def from_theirs(weight: Weight, tensors: Sequence[Tensor], shape: Shape) -> Tens
     start = 0
     for tensor, (name, rows) in zip(tensors, weight.theirs, strict=True):
         turned = tensor[0] if weight.row else tensor.t() if weight.transposed else tensor
+        if weight.shape is not None and tensor.shape == weight.shape:
+            turned = tensor.reshape(rows, *shape[1:])
         assert turned.shape == (rows, *shape[1:]), (name, tensor.shape, weight.ours, shape)
         ours[start : start + rows] = turned
         start += rows
@@ -155,6 +157,9 @@ def to_theirs(weight: Weight, ours: Tensor) -> list[tuple[str, Tensor]]:
     rows = [count for _, count in weight.theirs]
     assert sum(rows) == ours.shape[0] or (weight.vocab and sum(rows) < ours.shape[0]), weight.ours
     parts = torch.split(ours[: sum(rows)], rows)
+    if weight.shape is not None:
+        names = (name for name, _ in weight.theirs)
+        return [(name, part.reshape(weight.shape)) for name, part in zip(names, parts, strict=True)]
     return [
         (name, part[None] if weight.row else part.t() if weight.transposed else part)
         for (name, _), part in zip(weight.theirs, parts, strict=True)

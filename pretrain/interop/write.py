@@ -21,8 +21,16 @@ from pretrain.config.model import ModelConfig
 from pretrain.errors import ConfigError
 from pretrain.interop.choose import choose_family
 from pretrain.interop.family import Family, Weight, parameter_shapes
-from pretrain.interop.fields import CARD, CONFIG, GENERATION, WEIGHTS, write_tokens
-from pretrain.interop.label_names import TEXTS, WORDS
+from pretrain.interop.fields import (
+    CARD,
+    CONFIG,
+    GENERATION,
+    PREPROCESSOR,
+    WEIGHTS,
+    write_preprocessor,
+    write_tokens,
+)
+from pretrain.interop.label_names import IMAGES, TEXTS, WORDS
 from pretrain.interop.tensors import FILE_NAME, Shape, their_shapes, to_theirs
 from pretrain.utils.io import new_folder, write_chunks, write_file, write_json
 from pretrain.utils.log import redact
@@ -38,12 +46,14 @@ _SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16"}
 _USAGES = {
     TEXTS: ("text-classification", f"AutoModel{TEXTS}"),
     WORDS: ("token-classification", f"AutoModel{WORDS}"),
+    IMAGES: ("image-classification", f"AutoModel{IMAGES}"),
+    "images": ("image-feature-extraction", "AutoModel"),
     "none": ("feature-extraction", "AutoModel"),
     "decoder": ("text-generation", "AutoModelForCausalLM"),
     "encoder+decoder": ("translation", "AutoModelForSeq2SeqLM"),
     "encoder": ("fill-mask", "AutoModelForMaskedLM"),
 }
-"""Labelled unit, missing head, or stacks -> task of the hub, and the class that loads the model."""
+"""Labelled unit, missing head (of images, too), or stacks -> task of the hub, class that loads it."""
 
 
 _GENERATES = """inputs = tokenizer("A text", return_tensors="pt", return_token_type_ids=False)
@@ -55,6 +65,7 @@ _USES = {"text-generation": _GENERATES, "translation": _GENERATES}
 _SCORES = """inputs = tokenizer("A text", return_tensors="pt")
 outputs = model(**inputs)"""
 """Lines of the card after the model and its tokenizer are loaded, by task; else `_SCORES`."""
+_SEES = """outputs = model(**processor(image, return_tensors="pt"))  # image: of PIL, RGB"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +141,8 @@ def write_release(
         "torch_dtype": str(stored).removeprefix("torch."),
     }
     documents = {CONFIG: described}
+    if config.input is not None:
+        documents[PREPROCESSOR] = write_preprocessor(config.input)
     if config.decoder is not None and config.head.kind != "none":
         tokens = write_tokens(config.special_tokens, "start")
         known = {key: number for key, number in tokens.items() if number is not None}
@@ -172,17 +185,21 @@ def model_card(
     """Returns README.md of an export, with secrets of the environment removed."""
     # The class decides before the stacks: a classifier is an encoder with another task.
     kind = "none" if config.head.kind == "none" else config.shape
-    kind = next((unit for unit in (TEXTS, WORDS) if architecture.endswith(unit)), kind)
+    kind = "images" if config.input is not None else kind
+    kind = next((unit for unit in (TEXTS, WORDS, IMAGES) if architecture.endswith(unit)), kind)
     task, auto_class = _USAGES[kind]
     stacks = filter(None, (config.encoder, config.decoder))
     layers = "+".join(str(stack.layers) for stack in stacks)
-    facts = {
+    facts: dict[str, Any] = {
         "architecture": f"{architecture} ({config.shape})",
         "parameters": f"{num_parameters:,}, {dtype}",
         "layers, width, heads": f"{layers}, {config.last_stack.width}, {config.last_stack.heads}",
-        "vocabulary": config.vocab_size,
-        "longest sequence": config.max_seq_len,
     }
+    if config.input is None:
+        facts |= {"vocabulary": config.vocab_size, "longest sequence": config.max_seq_len}
+    else:
+        size = f"{config.input.image} x {config.input.image} x {config.input.channels}"
+        facts |= {"image": size, "patch": f"{config.input.size} x {config.input.size}"}
     if config.head.labels:
         facts["labels"] = ", ".join(config.head.labels)
     parts = [
@@ -193,10 +210,13 @@ def model_card(
     if about.source:
         parts.append(f"Made from {about.source}.")
     classes = {"model": auto_class} | ({"tokenizer": "AutoTokenizer"} if has_tokenizer else {})
+    classes |= {"processor": "AutoImageProcessor"} if config.input is not None else {}
     calls = [f'name = "{about.folder}"  # this folder, or its name on the hub']
     calls += [f"{name} = {loader}.from_pretrained(name)" for name, loader in classes.items()]
     if has_tokenizer:
         calls.append(_CHATS if about.chats else _USES.get(task, _SCORES))
+    if config.input is not None:
+        calls.append(_SEES)
     loads = "\n".join(calls)
     imports = f"from transformers import {', '.join(classes.values())}"
     parts.append(f"## Use\n\n```python\n{imports}\n\n{loads}\n```")

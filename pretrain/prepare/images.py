@@ -41,6 +41,9 @@ from pretrain.utils.units import plural
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
+Facts = dict[str, object]
+"""Plain values of statistics.json."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -75,7 +78,7 @@ def prepare_images(
 
 
 def list_images(config: PrepareConfig) -> list[InputFile]:
-    """Lists the images of all inputs, mixed by a hash of their names, so that a shard has all classes.
+    """Lists the images of all inputs, mixed by a hash of their names: a shard has all classes.
 
     Raises: ConfigError: An address; DataError: No images.
     """
@@ -100,7 +103,8 @@ def list_images(config: PrepareConfig) -> list[InputFile]:
         fix = "give a folder with one folder of images for each class"
         raise DataError(what, where=where, fix=fix)
     if others:
-        _log.warning("%s left out, such as %s", plural(len(others), "file that is no image"), others[0])
+        count = plural(len(others), "other file")
+        _log.warning("%s left out, such as %s", count, others[0])
     salt = config.seed.to_bytes(8, "big")
 
     def place(path: str) -> tuple[bytes, str]:
@@ -200,13 +204,15 @@ def _write_index(job: ShardJob, labels: LabelSet, records: Sequence[PartRecord])
         raise DataError(what, fix=fix)
     # One id, of the token that stands for each vector of an image: they have no tokenizer.
     index = DataIndex("", 1, "uint16", eos_id=0, splits=splits, kind=IMAGES, labels=labels.names)
-    described = {name: _describe_split(job.folder, split, counts[name], labels) for name, split in splits.items()}
+    described = {}
+    for name, split in splits.items():
+        described[name] = _describe_split(job.folder, split, counts[name], labels)
     write_json(job.folder / STATISTICS_NAME, {"kind": index.kind, "splits": described})
     write_index(job.folder, index)
     return index
 
 
-def _describe_split(folder: Path, split: SplitIndex, counts: Counter[int], labels: LabelSet) -> dict[str, object]:
+def _describe_split(folder: Path, split: SplitIndex, counts: Counter[int], labels: LabelSet) -> Facts:
     sizes = np.concatenate([load_lengths(folder, shard)[:, 1:] for shard in split.shards])
     smallest, median, largest = np.quantile(sizes, (0.0, 0.5, 1.0), axis=0, method="lower").tolist()
     return {

@@ -1,8 +1,8 @@
 """Shards of images: plain webdataset tars, by `webdataset.TarWriter`, with our table beside them.
 
     NAME.tar            00000000.cls, 00000000.jpg, 00000001.cls, ...: number of a label, image file
-    NAME.idx.npy        int64 [images, 4]: offset, bytes, CRC32 of an image file, number of its label
-    NAME.lengths.npy    uint32 [images, 3]: 1 (an image counts as one token), width, height in pixels
+    NAME.idx.npy        int64 [images, 4]: offset, bytes, CRC32 of an image, number of its label
+    NAME.lengths.npy    uint32 [images, 3]: 1 (an image counts as a token), width, height in pixels
 
 The bytes of a shard are a pure function of its images. Shards are read in reader.py (`image`), and
 by any user of webdataset.

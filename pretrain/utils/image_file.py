@@ -1,6 +1,6 @@
 """Image files by Pillow: the header first, then pixels of 8 bits in grey or RGB, upright.
 
-    bytes -> ImageFile: format, size, orientation, from the header; what is too large is refused here
+    bytes -> ImageFile: format, size, orientation, by the header; what is too large is refused here
           -> decode(shrink): pixels, of a JPEG at 1/2, 1/4 or 1/8 of its size where that suffices
 
 Converted: palettes, CMYK, other colour spaces, 16 bits a pixel (the upper 8 are kept); transparency
@@ -109,5 +109,6 @@ class ImageFile:
         import PIL
 
         # Pillow's own words for a file of no format name an object in memory.
-        reason = "" if isinstance(error, PIL.UnidentifiedImageError) else str(error).partition("\n")[0]
+        is_foreign = isinstance(error, PIL.UnidentifiedImageError)
+        reason = "" if is_foreign else str(error).partition("\n")[0]
         return DataError(f"{what}: {reason}" if reason else what, where=self._where, fix=_FIX)

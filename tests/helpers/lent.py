@@ -1,5 +1,6 @@
 """A model of transformers with random weights, lent to ours through a folder on disk, as `pretrain import` would."""
 
+import re
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ def check_gradients(lent: Lent, tolerance: float = 1e-5) -> None:
     """Asserts that the gradients of both models agree, each parameter's to `tolerance` of its norm."""
     theirs, ours, release = lent
     named = [*theirs.named_parameters(remove_duplicate=False), *theirs.named_buffers(remove_duplicate=False)]
-    expected = {name: tensor.grad for name, tensor in named}
+    expected = {_renamed(name, release.family.renames): tensor.grad for name, tensor in named}
     bare = not any(name.startswith(release.family.prefix) for name in expected)
     found = dict(ours.named_parameters())
     for weight in release.family.weights(release.config):
@@ -65,6 +66,13 @@ def check_gradients(lent: Lent, tolerance: float = 1e-5) -> None:
         assert their_grad.norm() > 0, f"{weight.ours} does not matter here"
         assert (ours_grad - their_grad).norm() <= tolerance * their_grad.norm(), weight.ours
     assert not found
+
+
+def _renamed(name: str, renames: tuple[tuple[str, str], ...]) -> str:
+    """The name in the files of a tensor that transformers names otherwise in memory."""
+    for pattern, replacement in renames:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def _known(gradients: dict[str, Tensor | None], name: str) -> Tensor:

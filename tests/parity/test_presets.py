@@ -10,6 +10,7 @@ from pretrain.interop.choose import choose_family, facts
 from tests.parity.test_decoders import MAKERS as DECODERS
 from tests.parity.test_encoder_decoders import MAKERS as ENCODER_DECODERS
 from tests.parity.test_encoders import MAKERS as ENCODERS
+from tests.parity.test_vit import MAKERS as IMAGES
 
 LLAMA3_SCALING = {
     "factor": 8.0,
@@ -171,7 +172,7 @@ def test_a_preset_is_the_released_configuration(preset):
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_a_preset_is_exported_as_its_own_family_or_as_none(preset):
     config = configured(preset)
-    if preset == "gpt-shakespeare" or preset.startswith(("transformer-", "vit-")):
+    if preset == "gpt-shakespeare" or preset.startswith("transformer-"):
         # GPT-2's layers have biases, and Marian's sinusoids are in two halves.
         with pytest.raises(ConfigError, match="no Hugging Face family represents this model exactly"):
             choose_family(config)
@@ -181,5 +182,6 @@ def test_a_preset_is_exported_as_its_own_family_or_as_none(preset):
 
 
 def test_every_family_is_compared_with_its_model_of_transformers():
-    compared = [make() for makers in (DECODERS, ENCODERS, ENCODER_DECODERS) for make in makers.values()]
+    every = (DECODERS, ENCODERS, ENCODER_DECODERS, IMAGES)
+    compared = [make() for makers in every for make in makers.values()]
     assert {model.config.model_type for model in compared} == set(FAMILIES)

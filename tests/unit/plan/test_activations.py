@@ -14,7 +14,8 @@ from pretrain.plan.task import TrainingTask
 from pretrain.types import Batch
 from tests.unit.plan.kept import kept_bytes, live_tensors
 
-PRESETS = [f"{family}-tiny" for family in (*FAMILIES, "t5-v1.1", "transformer")]
+OF_TEXT = [name for name, family in FAMILIES.items() if family.reads == "tokens"]
+PRESETS = [f"{family}-tiny" for family in (*OF_TEXT, "t5-v1.1", "transformer")]
 OTHERS = [name for name in PRESETS if name != "t5-tiny"]
 MODES = ["none", pytest.param("selective", marks=pytest.mark.long), "full"]
 ROWS, LENGTH, SOURCE_LENGTH = 4, 64, 96

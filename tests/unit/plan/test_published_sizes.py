@@ -157,8 +157,12 @@ VITS = {
     "vit-l16": (1024, 24, 16, 16, 304_326_632),
     "vit-l32": (1024, 24, 16, 32, 306_535_400),
     "vit-h14": (1280, 32, 16, 14, 632_045_800),
+    "deit-ti16": (192, 12, 3, 16, 5_717_800),
+    "deit-s16": (384, 12, 6, 16, 22_051_432),
+    "deit-b16": (768, 12, 12, 16, 86_569_192),
 }
-"""Width, layers, heads, side of a patch; parameters with the 1000 classes of ImageNet, as timm prints them."""
+"""Width, layers, heads, side of a patch; parameters with the 1000 classes of ImageNet, as timm prints them;
+of DeiT one vector and one position more."""
 
 
 @pytest.mark.parametrize("preset", sorted(VITS))
@@ -168,9 +172,9 @@ def test_a_vit_is_as_large_as_its_release(preset):
     config = ModelConfig.model_validate(expand_preset({"preset": preset, "head": {"labels": labels}}))
     sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": 4 * width}
     with META:
-        theirs = hf.ViTForImageClassification(
-            hf.ViTConfig(hidden_size=width, patch_size=patch, num_labels=1000, **sizes)
-        )
+        name = "DeiT" if preset.startswith("deit") else "ViT"
+        facts = getattr(hf, f"{name}Config")(hidden_size=width, patch_size=patch, num_labels=1000, **sizes)
+        theirs = getattr(hf, f"{name}ForImageClassification")(facts)
     assert count_parameters(config) == sum(one.numel() for one in theirs.parameters()) == parameters
 
 

@@ -1,0 +1,133 @@
+"""ViT and DeiT against transformers: logits, hidden states, pooler, loss, gradients; read, written, read again."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from pretrain.artifact.model_path import open_source
+from pretrain.artifact.transfer import export_model, import_model
+from pretrain.errors import CheckpointError, ConfigError
+from pretrain.interop.release import open_release
+from pretrain.objective.loss import sum_token_loss
+from pretrain.types import IGNORE_INDEX, Batch
+from tests.helpers.lent import check_gradients, lend
+from tests.parity.exchange import check_round_trip
+from tests.unit.interop.releases import change_config
+
+TINY = {
+    "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 96, "image_size": 24,
+    "patch_size": 8, "initializer_range": 0.1, "attn_implementation": "eager",
+}  # fmt: skip
+NAMES = {"id2label": dict(enumerate(["cat", "dog", "bird"]))}
+# Logits and hidden states are of order 1: two orders of summation of fp32 differ by a few of its last bits.
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def vit(**values):
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**TINY | NAMES | values))
+
+
+def bare_vit(**values):
+    return transformers.ViTModel(transformers.ViTConfig(**TINY), **values)
+
+
+def deit(**values):
+    return transformers.DeiTForImageClassification(transformers.DeiTConfig(**TINY | NAMES | values))
+
+
+MAKERS = {
+    "vit": vit,
+    "vit-plain-queries": lambda: vit(qkv_bias=False, num_channels=1, hidden_act="gelu_pytorch_tanh"),
+    "bare-vit": bare_vit,
+    "bare-vit-no-pooler": lambda: bare_vit(add_pooling_layer=False),
+    "deit": deit,
+    "bare-deit": lambda: transformers.DeiTModel(transformers.DeiTConfig(**TINY)),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def lent(request, tmp_path):
+    torch.manual_seed(0)
+    return lend(MAKERS[request.param](), tmp_path / "theirs")
+
+
+def batch_of(config, rows=4):
+    """Images of noise as a processor would normalise them, with a label at the first position of each."""
+    generator = torch.Generator().manual_seed(1)
+    side = config.input.image
+    pixels = torch.randn(rows, config.input.channels, side, side, generator=generator)
+    zeros = torch.zeros(rows, config.input.positions, dtype=torch.int64)
+    targets = torch.full_like(zeros, IGNORE_INDEX)
+    targets[:, 0] = torch.randint(3, (rows,), generator=generator)
+    return Batch(zeros, targets, pixels_BCYX=pixels)
+
+
+def test_outputs_loss_and_gradients_agree(lent):
+    theirs, ours, release = lent
+    batch = batch_of(release.config)
+    if ours.head is not None:
+        expected = theirs(pixel_values=batch.pixels_BCYX, labels=batch.targets_BT[:, 0])
+        torch.testing.assert_close(ours(batch).logits_BTV[:, 0], expected.logits, **TOLERANCE)
+        found, loss = sum_token_loss(ours, batch).loss_sum / 4, expected.loss
+    else:
+        weights = torch.randn(48, generator=torch.Generator().manual_seed(3))
+        hidden, expected = ours(batch).hidden_BTD, theirs(pixel_values=batch.pixels_BCYX)
+        torch.testing.assert_close(hidden, expected.last_hidden_state, **TOLERANCE)
+        found, loss = ((one @ weights).sigmoid().sum() for one in (hidden, expected.last_hidden_state))
+        if ours.pooler is not None:
+            torch.testing.assert_close(ours.pooler(hidden), expected.pooler_output, **TOLERANCE)
+            found, loss = found + (ours.pooler(hidden) @ weights).sum(), loss + (expected.pooler_output @ weights).sum()
+    torch.testing.assert_close(found, loss, rtol=1e-5, atol=0)
+    found.backward()
+    loss.backward()
+    check_gradients(lent)
+
+
+def test_an_export_is_the_model_that_it_came_from(lent, tmp_path):
+    auto = transformers.AutoModel if lent.ours.head is None else transformers.AutoModelForImageClassification
+    if lent.release.config.head.kind == "none" and not lent.release.config.pooler:
+        pytest.skip("the class of transformers makes a pooler that is not in the files")
+    check_round_trip(lent, auto, tmp_path / "ours", pixel_values=batch_of(lent.release.config).pixels_BCYX)
+
+
+def test_normalisation_is_that_of_the_processor(tmp_path):
+    torch.manual_seed(0)
+    lend(vit(), tmp_path / "theirs")
+    facts = {"do_normalize": True, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.2, 0.3]}
+    (tmp_path / "theirs/preprocessor_config.json").write_text(json.dumps(facts))
+    import_model(str(tmp_path / "theirs"), tmp_path / "imported")
+    patches = open_source(tmp_path / "imported").config.input
+    assert (patches.mean, patches.std) == (facts["image_mean"], facts["image_std"])
+    export_model(tmp_path / "imported", tmp_path / "released")  # compares the scores
+    written = json.loads((tmp_path / "released/preprocessor_config.json").read_text())
+    assert facts.items() <= written.items() and written["size"] == {"height": 24, "width": 24}
+    assert open_release(tmp_path / "released").config.input == patches
+    card = (tmp_path / "released/README.md").read_text()
+    assert "pipeline_tag: image-classification" in card and "image: 24 x 24 x 3" in card
+    (tmp_path / "theirs/preprocessor_config.json").write_text(json.dumps(facts | {"image_mean": "grey"}))
+    with pytest.raises(ConfigError, match=r"image_mean='grey': must be a number for each channel"):
+        open_release(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"pooler_act": "relu"}, r"pooler_act='relu': only 'tanh' can be represented"),
+        ({"patch_size": 7}, r"image=24 must be a multiple of size=7"),
+        ({"hidden_act": "quick_gelu"}, r"hidden_act='quick_gelu': not an activation of ours"),
+        ({"num_channels": 4}, r"channels.* should be 1 or 3"),
+    ],
+)
+def test_what_no_model_of_ours_has_is_refused(tmp_path, values, message):
+    lend(vit(), tmp_path / "theirs")
+    change_config(tmp_path / "theirs", **values)
+    with pytest.raises((ConfigError, CheckpointError), match=message):
+        open_release(tmp_path / "theirs")
+
+
+def test_a_teacher_is_refused(tmp_path):
+    transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**TINY)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="no model of ours has the second head of a DeiT with its teacher"):
+        open_release(tmp_path)
