@@ -17,7 +17,7 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 ROOMS: dict[str, tuple[int, int]] = {
     "": (7, 901),
-    "artifact": (7, 1543),
+    "artifact": (7, 1551),
     "attention_maps": (5, 821),
     "checkpoint": (10, 1535),
     "cli": (13, 2360),
