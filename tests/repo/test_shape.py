@@ -42,8 +42,8 @@ ROOMS: dict[str, tuple[int, int]] = {
     "scale": (7, 1224),
     "shards": (12, 2373),
     "tokenizer": (7, 1257),
-    "tracking": (7, 1190),
-    "train": (13, 2581),
+    "tracking": (7, 1196),
+    "train": (13, 2583),
     "utils": (13, 1800),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
