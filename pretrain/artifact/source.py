@@ -1,7 +1,6 @@
 """Models on disk, described but not loaded: any, read as another architecture, or with adapters."""
 
 import hashlib
-import math
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pretrain.config.run import RunConfig
 from pretrain.errors import CheckpointError
 from pretrain.generate.constraints import Codec
 from pretrain.interop.family import parameter_shapes
+from pretrain.plan.params import count_parameters
 from pretrain.run.folder import RunDir
 from pretrain.types import EMA, GenerationDefaults
 
@@ -166,7 +166,7 @@ class AdaptedModel:
             anew = {name: self.shapes[name] for name in self.anew}
             line += f", but for these, which begin anew: {_listed(anew)}"
         else:
-            num_values = sum(math.prod(shape) for shape in self.shapes.values())
+            num_values = count_parameters(self.model.model_copy(update={"vocab_multiple": 1}))  # without padding
             line += f": {len(self.shapes)} parameters, {num_values:,} values"
         lines = [line + (f"; left there: {_listed(self.left)}" if self.left else "")]
         if self.num_added:

@@ -30,6 +30,7 @@ from pretrain.interop.label_names import WORDS, labelled_by
 from pretrain.interop.release import fetch_release, open_release
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_as_written, tokenizer_files
 from pretrain.interop.write import About, ExportReport, write_release
+from pretrain.plan.params import count_parameters
 from pretrain.run.folder import RunDir
 from pretrain.types import Batch, SourceBatch
 from pretrain.utils.jsonl import read_rows
@@ -163,7 +164,7 @@ class ImportReport:
 
     model_type: str
     shape: str
-    num_parameters: int  # values; tied ones once
+    num_parameters: int  # values; tied ones once, without padding of the vocabulary
     tokenizer: bool  # the release has one
     ignored: list[str]  # tensors without a counterpart, such as next-sentence prediction
     not_honoured: list[str]  # unsupported generation settings, as `key=value`
@@ -183,7 +184,14 @@ def import_model(source: str, out: Path) -> ImportReport:
     config = release.config
     if files:
         # Some tokens are defined by the tokenizer only, such as BERT's mask.
-        tokens = load_hub_tokenizer(release.folder).special_tokens.model_dump()
+        tokenizer = load_hub_tokenizer(release.folder)
+        if config.vocab_size is not None and tokenizer.vocab_size > config.vocab_size:
+            text = (
+                "%s: its tokenizer has ids up to %d, and its model %s tokens: texts with those in between are refused; "
+                "import the release that the tokenizer belongs to"
+            )
+            log.warning(text, source, tokenizer.vocab_size - 1, f"{config.vocab_size:,}")
+        tokens = tokenizer.special_tokens.model_dump()
         tokens |= config.special_tokens.model_dump(exclude_none=True)
         config = config.model_copy(update={"special_tokens": SpecialTokens(**tokens)})
     model_type = release.family.model_type
@@ -196,7 +204,7 @@ def import_model(source: str, out: Path) -> ImportReport:
     return ImportReport(
         model_type=model_type,
         shape=config.shape,
-        num_parameters=sum(prod(shape) for shape in release.shapes.values()),
+        num_parameters=count_parameters(config.model_copy(update={"vocab_multiple": 1})),
         tokenizer=bool(files),
         ignored=release.ignored,
         not_honoured=defaults.not_honoured(),

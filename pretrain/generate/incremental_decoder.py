@@ -262,4 +262,4 @@ def check_prompt(model: LanguageModel, prompt: Sequence[int], *, where: str = ""
     for token in (max(prompt), min(prompt)):
         if not 0 <= token < model.vocab_size:
             what = f"the {name} has token id {token}, the model's vocabulary has {model.vocab_size}"
-            raise ConfigError(what, where=where, fix="encode it with the model's own tokenizer")
+            raise ConfigError(what, where=where, fix="use the tokenizer that belongs to the model: this one is larger")

@@ -42,6 +42,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str], int]] = {
     "val_bits_per_byte": ("bits/byte", "{:.3f}".format, 0),
     "val_perplexity": ("perplexity", "{:.2f}".format, 0),
     "val_tokens": ("tokens", _count, 0),
+    "val_labels": ("labels", _count, 0),
     "lr": ("lr", "{:.2e}".format, 8),
     "grad_norm": ("grad", "{:.2f}".format, 7),
     "tokens_per_s": ("tok/s", _count, 6),
@@ -87,8 +88,9 @@ class Console:
     reach the log file and stay above the bar. A closed terminal stops nothing (`utils/process.py`).
     """
 
-    def __init__(self, total_steps: int, row_every: int) -> None:
+    def __init__(self, total_steps: int, row_every: int, *, of_labels: bool = False) -> None:
         self._total_steps = total_steps
+        self._of_labels = of_labels
         self._row_every = row_every
         self._has_stepped = False
         self._line = status_line()
@@ -105,7 +107,10 @@ class Console:
             self._has_stepped = True
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows a row."""
+        """Shows a row; targets of a classifier are labels, without a perplexity."""
+        if self._of_labels and "val_tokens" in metrics:
+            metrics = {name: value for name, value in metrics.items() if name != "val_perplexity"}
+            metrics["val_labels"] = metrics.pop("val_tokens")
         if self._has_bar and "loss" in metrics:
             self._line.advance(step, self._total_steps, partial(fit_metrics, metrics))
             return
@@ -131,6 +136,7 @@ class Tracker:
         *,
         rank: int,
         total_steps: int,
+        of_labels: bool = False,
         find_facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._active = rank == 0
@@ -140,7 +146,7 @@ class Tracker:
         # Before any rewind: wandb has the rows up to here, and those after a committed step come
         # again.
         sent = self._lines.last_step()
-        self._console = Console(total_steps, config.log_every_steps)
+        self._console = Console(total_steps, config.log_every_steps, of_labels=of_labels)
         after_step = -1 if sent is None else sent
         self._wandb = WandbMirror(run_dir, config, identity, after_step, find_facts)
         self._samples = JsonLines(run_dir / "samples.jsonl") if config.samples.prompts else None

@@ -24,6 +24,7 @@ from pretrain.dist import World
 from pretrain.doctor.versions import digest_of, own_versions, refuse_differences
 from pretrain.errors import ConfigError, DataError, DiskError
 from pretrain.objective import RowMaker, build_rows
+from pretrain.plan.params import plan_trained
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.run.folder import COMMITTED, RunDir, begin_attempt, change_record
 from pretrain.run.lease import Lease
@@ -97,6 +98,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
     check_tokenizers(dataset)
     config = fit_config(config, dataset)
     check_packing(dataset.index, config.data)
+    plan_trained(config.model, config.init.freeze, config.finetune)  # refuses patterns before a model is built
     _check_metric(config.checkpoint.best, dataset)
     try:
         make_rows = build_rows(config.objective, context_of_run(config, dataset))

@@ -170,7 +170,8 @@ def _summarize(run: Run, state: TrainState) -> Iterator[str]:
         log.warning("%s", error)
     spans = [_instant(one["ended"]) - _instant(one["started"]) for one in attempts if "ended" in one]
     time = f"{clock_time(sum(spans))} in {plural(len(attempts), 'start')}"
-    yield f"done: {plural(state.step, 'step')}, {state.tokens:,} target tokens, {time}"
+    targets = "labels" if run.config.model.head.kind == "labels" else "target tokens"
+    yield f"done: {plural(state.step, 'step')}, {state.tokens:,} {targets}, {time}"
     for name in ("loss", "val_loss"):
         if values := [(row["step"], row[name]) for row in rows if row.get(name) is not None]:
             first = [values[0]] if len(values) > 1 else []

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,15 @@ from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import open_artifact
 from pretrain.artifact.transfer import export_model, import_model
 from pretrain.checkpoint.format import MODEL_FILE
+from pretrain.config.model import SpecialTokens
 from pretrain.errors import CheckpointError, ConfigError, DataError, DiskError
 from pretrain.inspect.describe import describe
+from pretrain.interop.tokenizer import wrap_tokenizer_json
+from pretrain.tokenizer import dump_tokenizer
 from pretrain.types import Batch
 from pretrain.utils.io import set_fault_hook
 from tests.helpers.lent import quiet_transformers
+from tests.helpers.tokenizers import train_bpe
 from tests.unit.artifact.runs import TEXTS, write_text_run, write_texts
 
 
@@ -90,12 +95,24 @@ def test_an_import_says_what_it_left_out(release, tmp_path):
     facts = import_model(str(release), tmp_path / "model")
     assert (facts.model_type, facts.shape, facts.tokenizer) == ("gpt2", "decoder", False)
     assert facts.ignored == []
+    with quiet_transformers():
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(release)
+    assert facts.num_parameters == theirs.num_parameters()  # without padding of the vocabulary
     changed = tmp_path / "changed"
     changed.mkdir()
     for file in release.iterdir():
         (changed / file.name).write_bytes(file.read_bytes())
     (changed / "generation_config.json").write_text(json.dumps({"diversity_penalty": 1.3, "no_repeat_ngram_size": 3}))
     assert import_model(str(changed), tmp_path / "second").not_honoured == ["diversity_penalty=1.3"]
+
+
+def test_an_import_warns_of_a_tokenizer_that_is_larger_than_its_model(release, tmp_path, caplog):
+    shutil.copytree(release, tmp_path / "release")
+    tokenizer = train_bpe(TEXTS, 300)
+    for name, content in wrap_tokenizer_json(dump_tokenizer(tokenizer), SpecialTokens(eos=0)):
+        (tmp_path / "release" / name).write_bytes(content)
+    import_model(str(tmp_path / "release"), tmp_path / "model")
+    assert f"tokenizer has ids up to {tokenizer.get_vocab_size() - 1}, and its model 67 tokens" in caplog.text
 
 
 def test_a_folder_that_holds_something_is_not_written_over(release, imported, tmp_path):

@@ -1,5 +1,6 @@
 """What is shown, on a terminal and without one, and that losing it stops nothing."""
 
+import logging
 import math
 import os
 import re
@@ -8,7 +9,7 @@ import sys
 import textwrap
 from contextlib import suppress
 
-from pretrain.tracking.tracker import fit_metrics, format_metrics
+from pretrain.tracking.tracker import Console, fit_metrics, format_metrics
 from tests.helpers.waiting import finish
 
 ROW = {"loss": 3.21454, "lr": 3e-4, "grad_norm": 1.0, "tokens_per_s": 12345.0, "data_wait": 0.004, "eta_s": 3725.0}
@@ -69,6 +70,16 @@ def test_counts_have_three_digits_and_a_unit():
     values = [0.4, 999.0, 1000.0, 12345.0, 999999.0, 1.2e6, 3.5e9]
     shown = [format_metrics({"tokens_per_s": value}, aligned=False).split()[1] for value in values]
     assert shown == ["0", "999", "1k", "12.3k", "1000k", "1.2M", "3.5G"]
+
+
+def test_the_targets_of_a_classifier_are_labels_without_a_perplexity(caplog):
+    row = {"val_loss": 0.5, "val_perplexity": 1.65, "val_accuracy": 0.75, "val_tokens": 40.0}
+    caplog.set_level(logging.INFO)
+    for of_labels in (False, True):
+        Console(10, 1, of_labels=of_labels).show(5, row)
+    words, labels = (record.getMessage() for record in caplog.records)
+    assert "val_loss 0.5000  perplexity 1.65  tokens 40  val_accuracy 0.75" in words
+    assert "val_loss 0.5000  labels 40  val_accuracy 0.75" in labels
 
 
 def test_days_are_named():

@@ -1,8 +1,15 @@
-"""What an attempt finds of those that were killed before it."""
+"""What an attempt finds of those that were killed before it, and what is refused before it begins."""
 
+import pytest
+
+from pretrain.config.load import load_config
+from pretrain.dist import World
+from pretrain.errors import ConfigError
 from pretrain.run.folder import RunDir
-from pretrain.train.claim import sweep
+from pretrain.run.stop import StopFlag
+from pretrain.train.claim import claim_run, sweep
 from pretrain.utils.io import set_fault_hook, write_file
+from tests.unit.artifact.runs import TEXTS, write_texts
 
 
 class Death(BaseException):
@@ -32,3 +39,18 @@ def test_whatever_a_killed_attempt_was_writing_is_removed_and_nothing_else(tmp_p
     sweep(run)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
     assert not list(run.checkpoints.glob(".tmp-*"))
+
+
+def test_a_pattern_without_a_match_is_refused_before_the_start_is_read_and_the_folder_is_taken(tmp_path):
+    data = write_texts(tmp_path / "data", TEXTS)
+    tied = "model={preset: llama-tiny, tied_embeddings: true, max_seq_len: 64}"
+    also = "finetune={kind: lora, also: [embedding.weight, head.weight]}"
+    places = (f"run.dir={tmp_path}", f"data.path={data}", f"init.from={tmp_path / 'gone'}")
+    (tmp_path / "mine.yaml").write_text(
+        "{run: {name: run}, data: {path: x}, optim: {lr: 1e-3, schedule: {warmup_steps: 1}}, train: {steps: 2},"
+        " batch: {global_tokens: 64, seq_len: 64, micro: 1}, model: {preset: llama-tiny}}"
+    )
+    config = load_config(tmp_path / "mine.yaml", [*places, tied, also])
+    with pytest.raises(ConfigError, match=r"the head is the embedding here .tied.: finetune.also=.embedding.weight"):
+        claim_run(config, World(0, 1, 0), StopFlag())
+    assert not (tmp_path / "run").exists()
