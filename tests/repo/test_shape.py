@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "scale": (7, 1224),
     "shards": (12, 2373),
     "tokenizer": (7, 1257),
-    "tracking": (7, 1190),
+    "tracking": (7, 1201),
     "train": (13, 2579),
     "utils": (13, 1800),
 }
