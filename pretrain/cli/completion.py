@@ -113,5 +113,8 @@ def _values(field: "ConfigField | None", start: str) -> list[str]:
     elif "true or false" in field.type:
         values = ["true", "false"]
     else:
-        values = re.findall(r"`([^`]+)`", field.type) or [field.default.strip('"')]
+        from pretrain.config.base import known_names
+
+        choices = re.findall(r"`([^`]+)`", field.type) or known_names(field.info)
+        values = choices or [field.default.strip('"')]
     return [value for value in values if value.startswith(start) and value not in ("", "required")]

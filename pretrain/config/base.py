@@ -4,6 +4,7 @@ import difflib
 import os
 from collections.abc import Collection
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
@@ -60,6 +61,12 @@ class OnResume(StrEnum):
 def on_resume(info: FieldInfo) -> OnResume | None:
     """Returns the annotation of a field. None: it is a section, or of another config."""
     return next((item for item in info.metadata if isinstance(item, OnResume)), None)
+
+
+def known_names(info: FieldInfo) -> list[str]:
+    """Returns the names of the open registry that `check_name` holds a field to; none for other fields."""
+    checks = (item.func for item in info.metadata if isinstance(item, AfterValidator))
+    return [name for check in checks if isinstance(check, partial) for name in sorted(check.keywords["known"])]
 
 
 def check_name(name: str, known: Collection[str]) -> str:

@@ -87,6 +87,7 @@ def y_limits(lines: Sequence[Line], is_log: bool) -> tuple[float, float]:
     low = lows.min() if lows.min() >= low - reach else low
     high = highs.max() if highs.max() <= high + reach else high
     air = 0.04 * (high - low) if high - low > 1e-9 * abs(high) else abs(high) / 2 or 1.0
+    air = max(air, 2e-3 * abs(high))  # labels of a smaller range, as of a rate at its peak, are cut: 0.000999994
     # Where the values begin near zero, so does the axis.
     return (0.0 if 0 <= low < 0.15 * high else low - air), high + air
 

@@ -215,15 +215,15 @@ class Tracker:
                 logger.warning("metrics after step %d are kept beside their repetition: %s", step, error)
         self._pictures.rewind(step)
 
-    def close(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
+    def close(self, timeout_s: float = FINISH_TIMEOUT_S, *, is_failing: bool = False) -> None:
         """Finishes the bar, the file and the wandb run. Idempotent.
 
-        `timeout_s`: longest wait for wandb; short before a preemption's SIGKILL.
+        `timeout_s`: longest wait for wandb; short before a preemption's SIGKILL. `is_failing`: without a word of it.
         """
         if not self._active:
             return
         self._console.close()
-        self._wandb.close(timeout_s)
+        self._wandb.close(timeout_s, is_failing=is_failing)
         for lines in filter(None, (self._lines, self._samples)):
             with suppress(DiskError):  # the first refusal was a warning
                 lines.flush()

@@ -147,6 +147,7 @@ class WandbMirror:
         self._find_facts = find_facts
         self._rows: queue.Queue[dict[str, float] | _Extra | None] = queue.Queue(_MAX_QUEUED_ROWS)
         self._warned_full = False
+        self._is_given_up = False  # its service is killed, and calls of the thread fail
         self._thread = threading.Thread(target=self._work, name="wandb-mirror", daemon=True)
         if self._mode != "off":
             self._thread.start()
@@ -218,15 +219,20 @@ class WandbMirror:
         """Sends no row up to `step` again: the run went back."""
         self._after_step = max(self._after_step, step)
 
-    def close(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
-        """Finishes the run; waits at most `timeout_s` for the queued rows. Idempotent."""
+    def close(self, timeout_s: float = FINISH_TIMEOUT_S, *, is_failing: bool = False) -> None:
+        """Finishes the run; waits at most `timeout_s` for the queued rows. Idempotent.
+
+        `is_failing`: the run ends by an error, whose message is not to stand below a warning of wandb.
+        """
         if not self._thread.is_alive():
             return
         with contextlib.suppress(queue.Full):
             self._rows.put(None, timeout=timeout_s / 2)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            logger.warning("wandb: not finished after %.1f s; the run folder has what was not uploaded", timeout_s)
+            level = logging.DEBUG if is_failing else logging.WARNING
+            logger.log(level, "wandb: not finished after %.1f s; the run folder has what was not uploaded", timeout_s)
+            self._is_given_up = True
             _kill_service()
 
     def _work(self) -> None:
@@ -282,7 +288,8 @@ class WandbMirror:
         # The one broad except: wandb raises all that its transport does, its errors share no base
         # class, and a mirror must not stop a run. The text is shown, so that nothing is hidden.
         except Exception as error:
-            logger.warning("wandb: cannot %s: %s: %s", action, type(error).__name__, error)
+            level = logging.DEBUG if self._is_given_up else logging.WARNING
+            logger.log(level, "wandb: cannot %s: %s: %s", action, type(error).__name__, error)
             return False
         return True
 
@@ -335,7 +342,11 @@ def _forget_service() -> None:
 
 def _kill_service() -> None:
     """Ends a service process that hangs: wandb's exit hook would wait for it without limit."""
+    import wandb
+    from wandb.errors import term
     from wandb.sdk import wandb_setup
+
+    term.termsetup(wandb.Settings(silent=True, show_errors=False), None)  # of the thread, whose service is gone
 
     connection = wandb_setup.singleton()._connection
     if connection is not None and connection._proc is not None:

@@ -141,7 +141,7 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
     except BaseException:
         # Other ranks may be gone, and the launcher is about to kill this one: no time for uploads
         # of wandb.
-        _close(run, claim, tracker_timeout_s=1.0)
+        _close(run, claim, tracker_timeout_s=1.0, is_failing=True)
         raise
     progress.enter("close")
     target = run.config.train.last_step
@@ -205,13 +205,13 @@ def next_command(config: RunConfig, *, has_template: bool) -> str:
     return f"pretrain generate {path}{prompt}"
 
 
-def _close(run: Run, claim: Claim, tracker_timeout_s: float) -> None:
+def _close(run: Run, claim: Claim, tracker_timeout_s: float, *, is_failing: bool = False) -> None:
     for store in claim.stores:  # first: the loader's threads may be waiting for a server of a store
         store.close()
     run.loader.close()
     if run.audit is not None:
         run.audit.close()
-    run.tracker.close(tracker_timeout_s)
+    run.tracker.close(tracker_timeout_s, is_failing=is_failing)
 
 
 def _find_lost(error: Exception, watchdog: Watchdog) -> HangError | None:

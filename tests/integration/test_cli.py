@@ -124,6 +124,8 @@ KINDS = {"deepspeed", "ddp", "single"}
         ("pretrain train quickstart engine.kind =", KINDS),
         ("pretrain train quickstart engine.kind = d", KINDS - {"single"}),
         ("pretrain train quickstart engine.kind=s", {"engine.kind=single"}),
+        ("pretrain train quickstart optim.kind = a", {"adamw", "adafactor"}),
+        ("pretrain train quickstart objective.kind=m", {"objective.kind=masked"}),
         ("pretrain train quickstart model.preset = llama3.1", {"llama3.1-8b", "llama3.1-70b"}),
         ("pretrain train quickstart train.steps=9 optim.lr", {"optim.lr="}),
         ("pretrain prepare text inputs.0.pa", {"inputs.0.path=", "inputs.0.paired_path="}),

@@ -40,6 +40,11 @@ def test_the_axis_begins_at_zero_where_values_do():
     assert low < 5.0 < high
 
 
+def test_a_range_that_is_narrow_beside_its_values_has_short_labels():
+    svg = svg_of(panel([1e-3, 9.9999e-4, 9.9998e-4]))
+    assert ">0.001</text>" in svg and ">0.000999</text>" in svg and "0.00099999" not in svg
+
+
 def test_a_lone_spike_of_a_grouped_curve_is_marked_beyond_the_axis():
     values = [2.0 + 0.5 * math.sin(number) for number in range(10_000)]
     values[5000] = 400.0

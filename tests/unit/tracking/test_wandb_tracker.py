@@ -155,18 +155,21 @@ def test_stop_signals_reach_the_run_itself_while_wandb_starts(python):
 
 
 @pytest.mark.long
-def test_a_service_that_hangs_delays_the_end_by_the_timeout_only(python):
-    """The exit hook of wandb would wait without limit."""
-    done = python("""
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_a_service_that_hangs_delays_the_end_by_the_timeout_only(python, is_failing):
+    """The exit hook of wandb would wait without limit; the error of a run that fails has stderr to itself."""
+    done = python(f"""
         m = mirror()
         for pid in wait_for_children():
             os.kill(pid, signal.SIGSTOP)
-        m.log(1, {"loss": 1.0})
-        m.close(timeout_s=0.5)
+        m.log(1, {{"loss": 1.0}})
+        m.close(timeout_s=0.5, is_failing={is_failing})
+        m._thread.join()
         print("done")
     """)
     assert (done.returncode, done.stdout) == (0, "done\n")
-    assert "wandb: not finished after 0.5 s; the run folder has what was not uploaded" in done.stderr
+    warned = "wandb: not finished after 0.5 s; the run folder has what was not uploaded" in done.stderr
+    assert warned is not is_failing and done.stderr.count("wandb: ") == int(warned)
     assert "Traceback" not in done.stderr
 
 
