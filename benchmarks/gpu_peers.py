@@ -47,8 +47,8 @@ from pretrain.types import Batch, SourceBatch
 OPTIM = OptimConfig(lr=3e-4, weight_decay=0.0)
 INIT_STD = 0.02
 SENSITIVE_STD = 1.28
-"""Times the root of the width: a deviation at which attention decides the loss. At that of a beginning, a wrong mask
-changes losses of tiny models by 1e-4 of them."""
+"""Over the root of the width: a deviation at which attention decides the loss. With that of initial weights, a wrong
+mask changes the loss of some tiny models by less than 1e-4 of it."""
 
 Weights = dict[str, Tensor]
 
@@ -161,7 +161,10 @@ def draw_weights(model: ModelConfig, device: torch.device, *, sensitive: bool = 
 
     `sensitive`: large ones, by which a wrong attention shows in the loss at once.
     """
-    std = SENSITIVE_STD * model.last_stack.width**-0.5 if sensitive else INIT_STD
+    stack, std = model.last_stack, INIT_STD
+    if sensitive:
+        # T5 does not divide scores by the root of the head's width: queries and keys take a half each.
+        std = SENSITIVE_STD * stack.width**-0.5 * (1 if stack.scaled_attention else stack.per_head_width**-0.25)
     generator = torch.Generator(device).manual_seed(0)
     weights = {}
     for name, shape in parameter_shapes(model).items():

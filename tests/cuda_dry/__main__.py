@@ -46,6 +46,8 @@ TOKENIZERS = {
     "bert": "{kind: wordpiece, vocab_size: 300, roles: bert}",
     "t5": "{kind: bpe, vocab_size: 400, roles: t5, sentinels: 100}",
 }
+MODERNBERT = ["data.path=bert", "model.preset=modernbert-tiny", "objective.kind=masked"]
+T5 = ["data.path=t5", "model.preset=t5-v1.1-tiny", "objective.kind=span"]
 CASES = {
     "zero0": ["engine.zero_stage=0"],
     "zero1": [],
@@ -58,6 +60,9 @@ CASES = {
     "fp32 gradients": ["engine.zero_stage=2", "engine.gradients=fp32"],
     "offload": ["engine.zero_stage=2", "engine.offload_optimizer=cpu"],
     "muon": ["engine.zero_stage=2", "optim.kind=muon"],
+    "adafactor": ["engine.zero_stage=2", "optim.kind=adafactor"],
+    "lora": ["init.from=base", "finetune.kind=lora"],
+    "evaluation": [f"eval.every_steps={STEADY // 2}"],
     "sdpa": ["engine.attention=sdpa"],
     "flex": ["engine.attention=flex"],
     "whole rows": ["data.document_mask=false"],
@@ -65,17 +70,24 @@ CASES = {
     "compiled, flex": ["engine.compile=true", "engine.attention=flex"],
     "compiled, zero3": ["engine.compile=true", "engine.zero_stage=3"],
     "compiled, selective": ["engine.compile=true", "engine.activation_checkpointing=selective"],
+    "compiled, ddp": ["engine.compile=true", "engine.kind=ddp", "engine.zero_stage=0"],
+    "compiled, muon": ["engine.compile=true", "engine.zero_stage=2", "optim.kind=muon"],
+    "compiled, fp8": ["engine.compile=true", "engine.fp8=tensorwise"],
     "full": ["engine.activation_checkpointing=full"],
     "full, offload": ["engine.activation_checkpointing=full", "engine.offload_activations=cpu"],
     "compiled, offload": ["engine.compile=true", "engine.offload_activations=cpu"],
     "gpt2": ["model.preset=gpt2-tiny"],
+    "compiled, gpt2": ["model.preset=gpt2-tiny", "engine.compile=true"],
     "mistral": ["model.preset=mistral-tiny"],
-    "modernbert": ["data.path=bert", "model.preset=modernbert-tiny", "objective.kind=masked"],
-    "t5": ["data.path=t5", "model.preset=t5-v1.1-tiny", "objective.kind=span"],
-    "compiled, t5": ["data.path=t5", "model.preset=t5-v1.1-tiny", "objective.kind=span", "engine.compile=true"],
+    "bert, padded": ["data.path=bert", "data.packing=padded", "model.preset=bert-tiny", "objective.kind=masked"],
+    "modernbert": MODERNBERT,
+    "compiled, modernbert": [*MODERNBERT, "engine.compile=true"],
+    "t5": T5,
+    "compiled, t5": [*T5, "engine.compile=true"],
     "decode": ["decode"],
 }
-"""Overrides by name; `decode` is no training. Documents of a row are masked by `varlen`, which `auto` chooses."""
+"""Overrides by name; `decode` is no training. Documents of a row are masked by `varlen`, which `auto` chooses.
+`evaluation` counts a step and the second evaluation, after it."""
 
 
 GOLDEN = HERE / f"torch-{'.'.join(torch.__version__.split('.')[:2])}.txt"
@@ -119,6 +131,14 @@ def prepare(folder: Path) -> None:
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
 
+def train_base(folder: Path) -> None:
+    """Trains the model that fine-tuning begins with, for a step on the CPU."""
+    engine = ["engine.kind=single", "engine.zero_stage=0", "engine.device=cpu", "engine.precision=fp32"]
+    words = ["run.dir=.", "run.name=base", "train.steps=1", "optim.schedule.warmup_steps=0", *engine]
+    command = [sys.executable, "-m", "pretrain", "train", "dry.yaml", *words]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+
+
 def environment(folder: Path) -> dict[str, str]:
     """Returns the environment of a process on the runtime that `build` left in a folder."""
     return {
@@ -141,6 +161,8 @@ def run(folder: Path, overrides: list[str]) -> dict[str, list[float]]:
     shutil.rmtree(folder / "runs", ignore_errors=True)
     out = folder / "table.json"
     trains = overrides != CASES["decode"]
+    if "init.from=base" in overrides and not (folder / "base").exists():
+        train_base(folder)
     command = ["train", "dry.yaml", "run.name=dry", *overrides, f"train.steps={STEPS}"] if trains else overrides
     case = ["-m", "tests.cuda_dry.case", str(out), str(STEADY)]
     done = subprocess.run(
