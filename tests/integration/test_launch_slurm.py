@@ -149,6 +149,40 @@ def test_a_sweep_names_its_folders_also_to_those_who_give_its_name(launch, tmp_p
     )
 
 
+def test_a_sweep_is_continued_by_its_elements_that_are_neither_complete_nor_queued(
+    launch, tmp_path, monkeypatch, capsys
+):
+    """A job of the first array looks for its spec at each start, in the list that the second writes."""
+    command_of_slurm(tmp_path, "sbatch", f'echo "$@" >>{tmp_path}/asked; read -r n <{tmp_path}/number; echo $n')
+    (tmp_path / "number").write_text("10\n")
+    vary = ("--vary", "optim.lr=1e-3,3e-4,1e-4,3e-5")
+    assert launch("--nodes", "1", *vary)[0] == 0
+    (tmp_path / "number").write_text("20\n")
+    command_of_slurm(tmp_path, "squeue", "echo '11|10_1|RUNNING|None|n1|0:10|1:00|x'")
+    complete = "pretrain.cli.launch.complete_line"
+    monkeypatch.setattr(complete, lambda one: "run-2 is complete" if one.run.name == "run-2" else "")
+    code, output, errors = launch("--nodes", "1", *vary)
+    folders = [str(tmp_path / "runs" / f"run-{number}") for number in range(4)]
+    assert (code, output.splitlines()) == (
+        0,
+        [f"{folders[1]} is left out: job 10_1 is RUNNING", "run-2 is complete", "submitted 2 runs as job array 20:",
+         folders[0], folders[3]],
+    ), errors  # fmt: skip
+    assert " --array=0,3 " in (tmp_path / "asked").read_text().splitlines()[-1]
+    assert [row["array"] for row in read_journal(RunDir(Path(folders[3])))] == ["10_3", "20_3"]
+    assert launch("--nodes", "1", "--vary", "optim.lr=1e-3,3e-4")[0] == 0
+    listed = json.loads((tmp_path / "runs" / "run-0" / "launch" / "array.json").read_text())["specs"]
+    assert listed == [f"{folder}/launch/spec.json" for folder in folders]
+
+    command_of_slurm(
+        tmp_path, "squeue", "echo '11|10_1|RUNNING|None|n1|0:10|1:00|x'; echo '20|20_3|PENDING|Priority||0:00|1:00|x'"
+    )
+    command_of_slurm(tmp_path, "scancel", f'echo "$@" >>{tmp_path}/cancelled')
+    assert cli.run(["launch", "cancel", "runs/run", "--grace", "0"]) == 0
+    assert (tmp_path / "cancelled").read_text() == "20_3\n10_1\n"
+    assert {"run-1: cancelled", "run-3: cancelled"} <= set(capsys.readouterr().out.splitlines())
+
+
 def test_a_partition_that_is_unknown_to_slurm_is_refused_with_those_that_it_has(launch, tmp_path):
     command_of_slurm(tmp_path, "sbatch", "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1")
     command_of_slurm(tmp_path, "sinfo", "echo debug; echo long")
