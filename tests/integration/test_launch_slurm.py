@@ -193,35 +193,41 @@ def test_a_partition_that_is_unknown_to_slurm_is_refused_with_those_that_it_has(
     )
 
 
+NODES = "--nodes: a job of 2 nodes would wait for ever; the partitions have at most: "
+TIMES = "--time: a job of 12:00:00 would wait for ever; the partitions allow at most: "
+
+
 @pytest.mark.parametrize(
-    ("sinfo", "options", "is_refused"),
+    ("sinfo", "options", "refusal"),
     [
-        ("echo 'main*|1|1-infinite'; echo 'big|4|1-infinite'", (), True),
-        ("echo 'main*|1|1-infinite'; echo 'main*|1|1-infinite'", (), False),  # of two states
-        ("echo 'main*|4|1-infinite'; echo 'big|8|1'", ("--partition", "big"), True),
-        ("echo 'main*|4|1-infinite'; echo 'big|1|1-infinite'", ("--partition", "main,big"), False),
-        ("echo 'main*|1|1-infinite'", ("launch.elastic=true",), False),
-        ("echo 'main*|1|1-infinite'", ("--force",), False),
-        ("echo 'main*|1|1-infinite'", ("--partition", "hidden"), False),
-        ("echo 'Unable to contact slurm controller' >&2; exit 1", (), False),
+        ("echo 'main*|1|1-infinite|infinite'; echo 'big|4|1-infinite|infinite'", (), f"{NODES}main 1, big 4"),
+        ("echo 'main*|1|1-infinite|infinite'; echo 'main*|1|1-infinite|infinite'", (), ""),  # of two states
+        ("echo 'main*|4|1-infinite|infinite'; echo 'big|8|1|30:00'", ("--partition", "big"), f"{NODES}main 4, big 1"),
+        ("echo 'main*|4|1-infinite|1-00:00:00'; echo 'big|1|1-infinite|30:00'", ("--partition", "main,big"), ""),
+        ("echo 'main*|1|1-infinite|infinite'", ("launch.elastic=true",), ""),
+        ("echo 'main*|1|1-infinite|30:00'", ("launch.elastic=true",), f"{TIMES}main 30:00"),
+        (
+            "echo 'main*|4|1-infinite|11:59:00'; echo 'long|1|1-infinite|7-00:00:00'",
+            (),
+            f"{TIMES}main 11:59:00, long 7-0",
+        ),
+        ("echo 'main*|4|1-infinite|30:00'", ("--partition", "main", "--force"), ""),
+        ("echo 'main*|4|1-infinite|12:00:00'", (), ""),
+        ("echo 'main*|1|1-infinite|infinite'", ("--force",), ""),
+        ("echo 'main*|1|1-infinite|infinite'", ("--partition", "hidden"), ""),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", (), ""),
     ],
 )
-def test_more_nodes_than_a_partition_has_are_refused_before_a_job_waits_for_ever(
-    launch, tmp_path, sinfo, options, is_refused
-):
+def test_more_than_a_partition_allows_is_refused_before_a_job_waits_for_ever(launch, tmp_path, sinfo, options, refusal):
     command_of_slurm(tmp_path, "sbatch", "echo 10")
     command_of_slurm(tmp_path, "sinfo", sinfo)
     code, output, errors = launch(*NEEDED, *options)
-    if not is_refused:
+    if not refusal:
         assert (code, output) == (0, f"submitted as job 10: {tmp_path}/runs/run\n"), errors
         return
-    counts = "main 1, big 4" if not options else "main 4, big 1"
-    assert (code, output, errors) == (
-        64,
-        "",
-        f"error: --nodes: a job of 2 nodes would wait for ever; the partitions have at most: {counts}; "
-        "ask for fewer, or another --partition; --force submits it\n",
-    )
+    assert (code, output) == (64, "")
+    assert errors.startswith(f"error: {refusal}")
+    assert errors.endswith("; ask for less, or another --partition; --force submits it\n")
     assert not (tmp_path / "runs").exists()
 
 
