@@ -150,14 +150,18 @@ def check_site(config: RunConfig, spec: LaunchSpec) -> None:
         check_config(stored, fill_from(stored, config), has_saved=spec.folder.has_saved())
 
 
-def check_partition(spec: LaunchSpec) -> None:
-    """Checks the nodes and time limit of a job against its partition, where Slurm knows it. Raises: ConfigError."""
+def check_partition(spec: LaunchSpec) -> str:
+    """Checks the nodes and time limit of a job against its partition; returns what was found, in words.
+
+    Raises:
+        ConfigError: No partition that the job may have allows it.
+    """
     if any(option.startswith(("--partition", "--clusters")) for option in spec.site.sbatch):
-        return
+        return "the partition is not checked, as an option of sbatch names it"
     found = partition_limits()
     names = (spec.site.partition or "").split(",")
     if any(name not in found for name in names):
-        return
+        return "the partition is not checked, as sinfo does not list it"
     fix = "ask for less, or another --partition; --force submits it"
     enough = [name for name in names if spec.elastic or found[name].nodes >= spec.nodes]
     if not enough:
@@ -169,6 +173,7 @@ def check_partition(spec: LaunchSpec) -> None:
         times = ", ".join(f"{name} {limit.time}" for name, limit in found.items() if name)
         what = f"a job of {clock_time(spec.time_s)} would wait for ever; the partitions allow at most: {times}"
         raise ConfigError(what, where="--time", fix=fix)
+    return "the partition allows its nodes and time"
 
 
 def _limit_s(text: str) -> float:

@@ -24,9 +24,10 @@ from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import short
 from pretrain.errors import ConfigError, LaunchError, LockedError
 from pretrain.run.folder import RunDir
-from pretrain.run.lease import Lease
+from pretrain.run.lease import Lease, refuse_if_owned
 from pretrain.utils.io import make_dir, write_file, write_json
 from pretrain.utils.safe_read import read_json
+from pretrain.utils.units import plural
 from pretrain_launch.journal import append_row, mark_of_cancel
 from pretrain_launch.preflight import signal_for
 from pretrain_launch.runs import RunFacts, last_save_s, read_run, read_runs
@@ -137,6 +138,23 @@ def _locked(facts: RunFacts, why: str, fix: str) -> LockedError:
     if job.state == "COMPLETING":
         fix = ENDING
     return LockedError(f"job {job.element} of this run is {job.state}{why}", where=str(facts.path), fix=fix)
+
+
+def check_queue(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> str:
+    """Checks whether runs could be submitted beside the jobs in the queue; returns what was found, in words.
+
+    Raises:
+        LockedError: A job in the queue does not go with the submission, or a process owns a run.
+    """
+    try:
+        queued = queued_specs(configs, specs) if specs[0].singleton else {}
+        _refuse_if_queued([spec.folder for spec in specs if spec.run not in queued])
+    except LaunchError:
+        return "the queue is not checked, as Slurm does not answer"
+    for spec in specs:
+        if spec.run not in queued:
+            refuse_if_owned(spec.folder.lease)
+    return f"{plural(len(queued), 'run')} would join jobs in the queue" if queued else "no job is in the queue"
 
 
 def queued_specs(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> dict[str, LaunchSpec]:

@@ -148,6 +148,7 @@ def submit_runs(
         PretrainError: What cannot work, or may not unless `force` is given; what Slurm refuses.
     """
     from pretrain_launch.preflight import check_partition
+    from pretrain_launch.submit import check_queue
 
     lines = [(left_out or {}).get(one.run.name, "") or complete_line(one) for one in configs]
     if len(configs) > 1 and not request.singleton:
@@ -162,12 +163,13 @@ def submit_runs(
     if not specs:
         return
     first = next(iter(specs.values()))
-    if dry_run:
-        _show(first, configs, list(specs))
+    partition = "the partition is not checked" if force else check_partition(first)
+    if not dry_run:
+        _submit(configs, specs, jobs)
         return
-    if not force:
-        check_partition(first)
-    _submit(configs, specs, jobs)
+    queue = check_queue([configs[number] for number in specs], list(specs.values()))
+    _show(first, configs, list(specs))
+    typer.echo(f"not submitted; config, data and run folder are checked; {partition}; {queue}", err=True)
 
 
 def _queued_lines(configs: "list[RunConfig]") -> list[str]:

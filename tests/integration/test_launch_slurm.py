@@ -34,7 +34,11 @@ def launch(tmp_path, corpus, monkeypatch, capsys):
 
 def test_a_dry_run_needs_no_slurm_and_writes_nothing(launch, tmp_path):
     code, output, errors = launch(*NEEDED, "--dry-run")
-    assert (code, errors) == (0, "")
+    assert (code, errors) == (
+        0,
+        "not submitted; config, data and run folder are checked; the partition is not checked, as sinfo does not list "
+        "it; no job is in the queue\n",
+    )
     assert output.startswith("#!/bin/bash\n")
     assert (
         "$ sbatch --parsable --job-name=run --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --time=0-12:00:00 "
@@ -94,7 +98,7 @@ def test_a_run_that_is_at_work_is_not_submitted_twice(launch, tmp_path):
     try:
         code, _, errors = launch(*NEEDED, "--dry-run")
         assert (code, "in use by process" in errors) == (73, True)
-        assert launch(*NEEDED, "--dry-run", "--singleton")[0] == 0  # it waits for its turn
+        assert launch(*NEEDED, "--dry-run", "--singleton")[0] == 73  # it waits for jobs alone
     finally:
         lease.release()
 
@@ -147,6 +151,23 @@ def test_a_sweep_names_its_folders_also_to_those_who_give_its_name(launch, tmp_p
     assert "no run here (no run.json, no launch/spec.json); give one of its sweep: runs/run-0, runs/run-1" in (
         capsys.readouterr().err
     )
+
+
+def test_a_dry_run_makes_the_checks_of_a_submission_where_slurm_is_there(launch, tmp_path):
+    command_of_slurm(tmp_path, "sbatch", "echo 10")
+    command_of_slurm(tmp_path, "sinfo", "echo 'main*|2|1-infinite|1-00:00:00'")
+    command_of_slurm(tmp_path, "squeue", "echo '10|10|RUNNING|None|n1|0:10|1:00|x'")
+    code, output, errors = launch(*NEEDED, "--dry-run")
+    assert (code, output.startswith("#!/bin/bash")) == (0, True)
+    assert errors.endswith("; the partition allows its nodes and time; no job is in the queue\n")
+    assert launch("--nodes", "3", "--dry-run")[0] == 64
+    assert launch(*NEEDED)[0] == 0
+    code, output, errors = launch(*NEEDED, "--dry-run")
+    assert (code, output, "job 10 of this run is RUNNING; wait for it" in errors) == (73, "", True)
+    assert launch(*NEEDED, "--dry-run", "--singleton")[2].endswith("; 1 run would join jobs in the queue\n")
+    assert launch(*NEEDED, "--dry-run", "--singleton", "optim.lr=1")[0] == 73
+    command_of_slurm(tmp_path, "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert launch(*NEEDED, "--dry-run")[2].endswith("; the queue is not checked, as Slurm does not answer\n")
 
 
 def test_a_sweep_is_continued_by_its_elements_that_are_neither_complete_nor_queued(
