@@ -1,6 +1,6 @@
 """The driver of a job, on its first node: `python -m pretrain_launch.job SPEC`.
 
-    journal: a start  ->  breaker  ->  doctor  ->  rendezvous
+    journal: a start  ->  breaker  ->  no other owner of the run  ->  doctor  ->  rendezvous
     ->  srun pretrain_launch.node on every node  ->  exit codes  ->  decide
     ->  journal: an end  ->  scontrol requeue, or exit with the code of the ranks
 
@@ -44,8 +44,11 @@ from pretrain.errors import (
     EXIT_USAGE,
     DiskError,
     LaunchError,
+    LockedError,
     PretrainError,
 )
+from pretrain.run.lease import refuse_if_owned
+from pretrain.run.owner import LEASE_S
 from pretrain.utils.io import make_dir, remove_tree, write_file
 from pretrain.utils.process import guard_streams
 from pretrain_launch.exits import StepExit, are_ready, read_ending
@@ -74,6 +77,7 @@ READY_S = 120.0
 LAUNCHES = 3  # attempts at a rendezvous: another program may take the port
 QUICK_S = 120.0
 RETRY_S = 5.0
+OWNER_S = LEASE_S + 5.0
 REQUEUE_S = 90.0
 END_WAIT_S = 150
 """From the end of the first node to that of all: the tracker of rank 0 may still be sending."""
@@ -165,6 +169,7 @@ class Driver:
             append_row(self._run, {"event": "start", **self._facts, **row})
         if mark_of_cancel(self._run).exists():
             return StepExit(EXIT_RESUME_ME, "not started", False)
+        self._await_owner()
         begun = time.monotonic()
         with contextlib.suppress(DiskError):  # of starts that were killed
             if (self._run.launch / "exits").exists():
@@ -181,6 +186,23 @@ class Driver:
             if ending.ranks_began or self._signals or is_last:
                 return ending
             say(f"{ending.reason}; another port is tried")
+
+    def _await_owner(self) -> None:
+        """Waits until no other process owns the run, before anything is started on the other nodes.
+
+        The command that has submitted this job, or a node that was lost, may still own it for a while.
+
+        Raises:
+            LockedError: One still does after `OWNER_S`, or as this job is asked to stop.
+        """
+        deadline = time.monotonic() + OWNER_S
+        while True:
+            try:
+                return refuse_if_owned(self._run.lease)
+            except LockedError:
+                if self._signals or time.monotonic() > deadline:
+                    raise
+            time.sleep(POLL_S)
 
     def _launch(self, nodes: tuple[str, ...], attempt: int) -> StepExit:
         """Tries a rendezvous, and runs the step."""

@@ -174,8 +174,9 @@ def queued_line(folder: Path) -> str:
     jobs = [job.element for job in read_run(folder).queue]
     if not jobs:
         return ""
-    fix = f"cancel it first: pretrain launch cancel {folder}"
-    return f"warning: job {', '.join(jobs)} of this run is in the queue, and will find it in use (73); {fix}"
+    what = f"job {', '.join(jobs)} of this run is in the queue, and ends (73) if it finds the run in use"
+    fix = f"cancel it first: pretrain launch cancel {folder}; afterwards: pretrain launch resubmit {folder}"
+    return f"warning: {what}; {fix}"
 
 
 def _jobs_in(folders: list[Path]) -> set[str]:

@@ -271,13 +271,14 @@ def test_a_run_with_a_job_in_the_queue_warns_where_it_is_started_here_and_is_not
     assert (code, "job 10 of this run is PENDING; wait for it, or cancel it" in errors) == (73, True)
     asked.unlink()
     warning = (
-        "warning: job 10 of this run is in the queue, and will find it in use (73); cancel it first: pretrain launch"
+        "warning: job 10 of this run is in the queue, and ends (73) if it finds the run in use; cancel it first: "
+        "pretrain launch cancel runs/run; afterwards: pretrain launch resubmit runs/run\n"
     )
     errors = errors_of("launch", "local", *config)
-    assert errors.count(f"{warning} cancel runs/run\n") == 1
+    assert errors.count(warning) == 1
     assert asked.read_text() == "asked\n"
     errors = errors_of("train", *config, "train.steps=2")
-    assert errors.count(f"{warning} cancel runs/run\n") == 1
+    assert errors.count(warning) == 1
 
 
 def test_a_job_after_one_in_the_queue_joins_its_chain_and_changes_nothing_that_it_reads(launch, tmp_path):

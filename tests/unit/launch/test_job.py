@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from pretrain.run.folder import begin_attempt
+from pretrain.run.lease import Lease
 from pretrain_launch import job as driver
 from pretrain_launch import rank
 from pretrain_launch.exits import StepExit, are_ready
@@ -180,6 +181,19 @@ def test_another_port_is_tried_where_no_rank_began(desk, monkeypatch):
     bad = StepExit(69, "on n1: torchrun ended with exit code 1 before its ranks", False)
     assert desk.drive(monkeypatch, bad, bad, StepExit(0, "", True)) == 0
     assert desk.drive(monkeypatch, bad, bad, bad) == 69
+
+
+def test_a_job_whose_run_another_process_owns_ends_before_its_nodes_start(desk, monkeypatch):
+    now = itertools.count(0, 20)
+    monkeypatch.setattr(driver, "time", SimpleNamespace(sleep=lambda _: poll_pause(), monotonic=lambda: next(now)))
+    lease = Lease(desk.spec.folder.lease)
+    assert desk.drive(monkeypatch) == 73
+    assert desk.last()["decision"] == "end"
+    assert f"in use by process {os.getpid()} on " in desk.last()["reason"]
+    assert [row["event"] for row in read_journal(desk.spec.folder)] == ["start", "end"]
+    monkeypatch.setattr(driver, "time", SimpleNamespace(sleep=lambda _: lease.release(), monotonic=lambda: 0.0))
+    desk.spec = desk.spec.model_copy(update={"chain": "b" * 12})
+    assert desk.drive(monkeypatch, StepExit(0, "", True), number="8") == 0
 
 
 STEP = """
