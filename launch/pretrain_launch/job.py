@@ -51,6 +51,7 @@ from pretrain.run.lease import refuse_if_owned
 from pretrain.run.owner import LEASE_S
 from pretrain.utils.io import make_dir, remove_tree, write_file
 from pretrain.utils.process import guard_streams
+from pretrain.utils.units import plural
 from pretrain_launch.exits import StepExit, are_ready, read_ending
 from pretrain_launch.job_start import (
     JobStart,
@@ -167,6 +168,9 @@ class Driver:
             world_size = len(nodes) * self._spec.ranks_per_node
             row = {"array": self._start.array, "nodes": nodes, "world_size": world_size, "step": before}
             append_row(self._run, {"event": "start", **self._facts, **row})
+        if idle := self._start.nodes[len(nodes) :]:
+            what = f"{plural(len(self._start.nodes), 'node')} do not divide the batch"
+            say(f"held, but not used: {', '.join(idle)} ({what}; launch.elastic uses {len(nodes)})")
         if mark_of_cancel(self._run).exists():
             return StepExit(EXIT_RESUME_ME, "not started", False)
         self._await_owner()
@@ -215,7 +219,7 @@ class Driver:
             return StepExit(EXIT_RESUME_ME, reason, False)
         identity = f"{self._start.job}-{self._start.restart}-{attempt}"
         meeting = Meeting(address, port, nodes, spec.ranks_per_node, identity)
-        say(f"{meeting.world_size} ranks on {', '.join(nodes)} meet at {meeting.endpoint}")
+        say(f"{plural(meeting.world_size, 'rank')} on {', '.join(nodes)}, rendezvous at {meeting.endpoint}")
         exits = make_dir(self._run.launch / "exits" / identity)
         write_file(exits / "hostfile", hostfile_text(meeting).encode())
         tasks = spec.ranks_per_node if spec.mode == "srun" else 1

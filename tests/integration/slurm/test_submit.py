@@ -115,7 +115,7 @@ def test_nodes_meet_over_ipv6_alone_and_at_another_port_where_the_first_is_in_us
             job.wait_end()
         finally:
             taken.kill()
-    assert f"meet at [fd00::1]:{other}\n" in job.output
+    assert f"rendezvous at [fd00::1]:{other}\n" in job.output
     assert RunDir(job.folder.path).read_record()["attempts"][-1]["world_size"] == 2
 
     site.write_text(f"{SITE}interface: iso\n")
