@@ -268,7 +268,9 @@ def _state_of_end(run: RunDir, starts: list[dict[str, Any]], jobs: list[str], *,
         return "done"
     if mark_of_cancel(run).exists() or str(last["reason"]).startswith("cancelled"):
         return "cancelled"
-    if last["exit_code"] is None and is_known and jobs and _was_cancelled(run, jobs[-1]):
+    # Of a short KillWait the driver is killed before it could write that the ranks were stopped by a cancellation.
+    is_cut = last["exit_code"] in (None, EXIT_RESUME_ME, *EXITS_INTERRUPTED)
+    if is_cut and is_known and jobs and _was_cancelled(run, jobs[-1]):
         return "cancelled"
     if not starts:
         return "queued" if jobs and not is_known else "lost" if jobs else "new"
