@@ -121,6 +121,8 @@ def decide(outcome: Outcome, max_idle_restarts: int) -> Decision:
 
 
 def _idle_reason(count: int, reason: str) -> str:
+    if reason.startswith("stopped by SIGUSR1"):
+        reason += ": the time limit is too short to start; submit it with a longer --time"
     return f"{count} restarts in a row without a new checkpoint: {reason}"
 
 
