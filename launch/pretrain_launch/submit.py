@@ -28,7 +28,7 @@ from pretrain.run.lease import Lease, refuse_if_owned
 from pretrain.utils.io import make_dir, write_file, write_json
 from pretrain.utils.safe_read import read_json
 from pretrain.utils.units import plural
-from pretrain_launch.journal import append_row, mark_of_cancel
+from pretrain_launch.journal import append_row, mark_of_cancel, read_journal
 from pretrain_launch.preflight import signal_for
 from pretrain_launch.runs import RunFacts, last_save_s, read_run, read_runs
 from pretrain_launch.site import EXPORTED, SiteConfig, slurm_folder
@@ -223,8 +223,15 @@ def _submit(specs: list[LaunchSpec], target: Path, elements: Sequence[int]) -> s
         mark_of_cancel(spec.folder).unlink(missing_ok=True)
     fix = "see `--dry-run`"
     if (gpus := specs[0].gpus_per_node) and specs[0].site.gpus != "none":
-        fix += f"; it requests GPUs ({gpus} a node), which engine.device=cpu does not"
-    job = submit_job(sbatch_command(specs[0], target, elements), fix)
+        fix += f"; it requests GPUs ({gpus} a node), which --gpus-per-node 0 engine.device=cpu does not"
+    try:
+        job = submit_job(sbatch_command(specs[0], target, elements), fix)
+    except LaunchError:
+        for spec in specs:
+            if not (read_journal(spec.folder) or spec.folder.exists()):  # it was no run before
+                spec.path.unlink()
+                spec.config.unlink()
+        raise
     arrays = [f"{job}_{number}" for number in elements] if elements else [None]
     for spec, array in zip(specs, arrays, strict=True):
         append_row(spec.folder, {"event": "submit", "chain": spec.chain, "job": job, "array": array})

@@ -12,6 +12,7 @@ from pretrain import cli
 from pretrain.config.load import dump_config, load_config
 from pretrain.run.folder import RunDir
 from pretrain_launch.journal import read_journal
+from pretrain_launch.runs import find_runs
 from tests.helpers.cli import run_warm
 from tests.helpers.runs import CONFIG
 
@@ -122,8 +123,10 @@ def test_a_config_that_the_run_could_not_go_on_with_is_refused_before_it_waits_i
 
 
 def test_elements_of_an_array_have_folders_of_their_own(launch, tmp_path):
-    code, _, _ = launch(*NEEDED, "--vary", "optim.lr=1e-3,3e-4")
-    assert code == 69  # no sbatch; what it would have read is there
+    assert launch(*NEEDED, "--vary", "optim.lr=1e-3,3e-4")[0] == 69  # no sbatch
+    assert find_runs(tmp_path / "runs") == []
+    command_of_slurm(tmp_path, "sbatch", "echo 10")
+    assert launch(*NEEDED, "--vary", "optim.lr=1e-3,3e-4")[0] == 0
     for number, lr in enumerate((1.0e-3, 3.0e-4)):
         folder = tmp_path / "runs" / f"run-{number}" / "launch"
         assert stat.S_IMODE((folder / "spec.json").stat().st_mode) == 0o600
@@ -309,6 +312,7 @@ def test_a_job_after_one_in_the_queue_joins_its_chain_and_changes_nothing_that_i
 
 
 def test_the_group_of_a_sweep_may_be_chosen(launch, tmp_path):
+    command_of_slurm(tmp_path, "sbatch", "echo 10")
     launch(*NEEDED, "--vary", "optim.lr=1e-3,3e-4", "tracking.group='2026'")
     groups = [load_config(path).tracking.group for path in tmp_path.glob("runs/run-*/launch/config.yaml")]
     assert groups == ["2026", "2026"]

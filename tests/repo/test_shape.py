@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "optim": (6, 1312),
     "plan": (14, 2680),
     "prepare": (36, 5697),
-    "pretrain_launch": (18, 3136),
+    "pretrain_launch": (18, 3143),
     "report": (8, 1577),
     "run": (7, 1456),
     "scale": (7, 1224),
