@@ -185,6 +185,12 @@ def test_of_two_commands_at_once_one_submits_and_a_job_in_the_queue_is_the_only_
     )
     assert (job.folder.launch / "config.yaml").read_bytes() == config
     assert len(lab.run("squeue", "-h").splitlines()) == len(job.journal("submit")) == 1
+    refused = job.pretrain(*command, "--singleton", "optim.lr=1", expect=73)
+    assert "is PENDING, submitted with other settings (optim.lr: 0.001 -> 1.0); submit without" in refused
+    assert "1 run would join jobs in the queue" in job.pretrain(*command, "--singleton", "--dry-run")
+    assert "submitted as job" in job.pretrain(*command, "--singleton")
+    assert (job.folder.launch / "config.yaml").read_bytes() == config
+    assert len({row["chain"] for row in job.journal("submit")}) == 1 and len(job.journal("submit")) == 2
 
 
 def test_a_job_that_never_came_to_its_driver_is_told_as_slurm_tells_it(lab, make_job):
