@@ -196,7 +196,8 @@ class Driver:
     def _await_owner(self) -> None:
         """Waits until no other process owns the run, before anything is started on the other nodes.
 
-        The command that has submitted this job, or a node that was lost, may still own it for a while.
+        The command that has submitted this job, or a node that was lost, may still own it for a
+        while.
 
         Raises:
             LockedError: One still does after `OWNER_S`, or as this job is asked to stop.
@@ -221,7 +222,8 @@ class Driver:
             return StepExit(EXIT_RESUME_ME, reason, False)
         identity = f"{self._start.job}-{self._start.restart}-{attempt}"
         meeting = Meeting(address, port, nodes, spec.ranks_per_node, identity)
-        say(f"{plural(meeting.world_size, 'rank')} on {', '.join(nodes)}, rendezvous at {meeting.endpoint}")
+        ranks = plural(meeting.world_size, "rank")
+        say(f"{ranks} on {', '.join(nodes)}, rendezvous at {meeting.endpoint}")
         exits = make_dir(self._run.launch / "exits" / identity)
         write_file(exits / "hostfile", hostfile_text(meeting).encode())
         tasks = spec.ranks_per_node if spec.mode == "srun" else 1

@@ -151,7 +151,7 @@ def check_site(config: RunConfig, spec: LaunchSpec) -> None:
 
 
 def check_partition(spec: LaunchSpec) -> str:
-    """Checks the nodes and time limit of a job against its partition; returns what was found, in words.
+    """Checks nodes and time limit of a job against its partition; returns what was found.
 
     Raises:
         ConfigError: No partition that the job may have allows it.
@@ -171,8 +171,8 @@ def check_partition(spec: LaunchSpec) -> str:
     minutes = -(-spec.time_s // 60)  # as Slurm counts
     if all(minutes * 60 > _limit_s(found[name].time) for name in enough):
         times = ", ".join(f"{name} {limit.time}" for name, limit in found.items() if name)
-        what = f"a job of {clock_time(spec.time_s)} would wait for ever; the partitions allow at most: {times}"
-        raise ConfigError(what, where="--time", fix=fix)
+        what = f"a job of {clock_time(spec.time_s)} would wait for ever"
+        raise ConfigError(f"{what}; the partitions allow at most: {times}", where="--time", fix=fix)
     return "the partition allows its nodes and time"
 
 

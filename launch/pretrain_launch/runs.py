@@ -174,9 +174,10 @@ def queued_line(folder: Path) -> str:
     jobs = [job.element for job in read_run(folder).queue]
     if not jobs:
         return ""
-    what = f"job {', '.join(jobs)} of this run is in the queue, and ends (73) if it finds the run in use"
-    fix = f"cancel it first: pretrain launch cancel {folder}; afterwards: pretrain launch resubmit {folder}"
-    return f"warning: {what}; {fix}"
+    what = f"job {', '.join(jobs)} of this run is in the queue"
+    first = f"cancel it first: pretrain launch cancel {folder}"
+    then = f"afterwards: pretrain launch resubmit {folder}"
+    return f"warning: {what}, and ends (73) if it finds the run in use; {first}; {then}"
 
 
 def _jobs_in(folders: list[Path]) -> set[str]:
@@ -268,7 +269,7 @@ def _state_of_end(run: RunDir, starts: list[dict[str, Any]], jobs: list[str], *,
         return "done"
     if mark_of_cancel(run).exists() or str(last["reason"]).startswith("cancelled"):
         return "cancelled"
-    # Of a short KillWait the driver is killed before it could write that the ranks were stopped by a cancellation.
+    # With a short KillWait the driver is killed before it has written that it was a cancellation.
     is_cut = last["exit_code"] in (None, EXIT_RESUME_ME, *EXITS_INTERRUPTED)
     if is_cut and is_known and jobs and _was_cancelled(run, jobs[-1]):
         return "cancelled"

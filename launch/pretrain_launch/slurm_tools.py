@@ -103,9 +103,10 @@ class PartitionLimit:
 
 
 def partition_limits() -> dict[str, PartitionLimit]:
-    """Returns the limits of each partition, those of the default one also as ``; empty without Slurm."""
+    """Returns the limits of each partition, of the default one also as ``; empty without Slurm."""
+    command = ["sinfo", "--noheader", "--all", "--format=%P|%D|%s|%l"]
     try:
-        answer = run_tool(["sinfo", "--noheader", "--all", "--format=%P|%D|%s|%l"], timeout_s=QUEUE_TIMEOUT_S)
+        answer = run_tool(command, timeout_s=QUEUE_TIMEOUT_S)
     except LaunchError:
         return {}
     nodes: Counter[str] = Counter()
@@ -114,7 +115,7 @@ def partition_limits() -> dict[str, PartitionLimit]:
         for key in {name, "" if default else name}:
             nodes[key] += int(count)
             most[key] = sys.maxsize if largest == "infinite" else int(largest), time_limit
-    return {key: PartitionLimit(min(nodes[key], largest), limit) for key, (largest, limit) in most.items()}
+    return {key: PartitionLimit(min(nodes[key], num), limit) for key, (num, limit) in most.items()}
 
 
 def show_job(job: str, timeout_s: float = TIMEOUT_S) -> dict[str, str] | None:

@@ -141,7 +141,7 @@ def _locked(facts: RunFacts, why: str, fix: str) -> LockedError:
 
 
 def check_queue(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> str:
-    """Checks whether runs could be submitted beside the jobs in the queue; returns what was found, in words.
+    """Checks whether runs could be submitted beside the queue; returns what was found.
 
     Raises:
         LockedError: A job in the queue does not go with the submission, or a process owns a run.
@@ -154,7 +154,9 @@ def check_queue(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> st
     for spec in specs:
         if spec.run not in queued:
             refuse_if_owned(spec.folder.lease)
-    return f"{plural(len(queued), 'run')} would join jobs in the queue" if queued else "no job is in the queue"
+    if not queued:
+        return "no job is in the queue"
+    return f"{plural(len(queued), 'run')} would join jobs in the queue"
 
 
 def queued_specs(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> dict[str, LaunchSpec]:
@@ -223,7 +225,8 @@ def _submit(specs: list[LaunchSpec], target: Path, elements: Sequence[int]) -> s
         mark_of_cancel(spec.folder).unlink(missing_ok=True)
     fix = "see `--dry-run`"
     if (gpus := specs[0].gpus_per_node) and specs[0].site.gpus != "none":
-        fix += f"; it requests GPUs ({gpus} a node), which --gpus-per-node 0 engine.device=cpu does not"
+        without = "--gpus-per-node 0 engine.device=cpu"
+        fix += f"; it requests GPUs ({gpus} a node), which {without} does not"
     try:
         job = submit_job(sbatch_command(specs[0], target, elements), fix)
     except LaunchError:
@@ -247,7 +250,8 @@ def cancel(runs: Sequence[Path], grace_s: float, say: Callable[[str], None]) -> 
     """Cancels every job of some runs; running ones have `grace_s` to commit and end.
 
     Raises:
-        LaunchError: A single run has no Slurm job, or Slurm does not answer; no job will come back even so.
+        LaunchError: A single run has no Slurm job, or Slurm does not answer; no job comes back
+            even so.
     """
     found = read_runs(list(runs))
     ended = [facts for facts in found if facts.slurm_answers and not facts.queue]

@@ -140,9 +140,10 @@ def submit_runs(
     force: bool = False,
     left_out: Mapping[str, str] | None = None,
 ) -> None:
-    """Submits a run, or those of several named NAME-0, NAME-1, ... with steps left and no job yet, as an array.
+    """Submits a run, or of several, named NAME-0, NAME-1, ..., those without a job as an array.
 
-    `left_out` are names of further runs that are not submitted, with the reason.
+    Runs that have all their steps are left out too. `left_out` are names of further runs that are
+    not submitted, with the reason.
 
     Raises:
         PretrainError: What cannot work, or may not unless `force` is given; what Slurm refuses.
@@ -169,15 +170,19 @@ def submit_runs(
         return
     queue = check_queue([configs[number] for number in specs], list(specs.values()))
     _show(first, configs, list(specs))
-    typer.echo(f"not submitted; config, data and run folder are checked; {partition}; {queue}", err=True)
+    checked = "config, data and run folder are checked"
+    typer.echo(f"not submitted; {checked}; {partition}; {queue}", err=True)
 
 
 def _queued_lines(configs: "list[RunConfig]") -> list[str]:
     """Returns for each run the sentence that a job of it is in the queue; empty without one."""
     from pretrain_launch.runs import read_runs
 
-    jobs = [(one.path, one.queue[:1]) for one in read_runs([config.folder.absolute() for config in configs])]
-    return ["".join(f"{path} is left out: job {job.element} is {job.state}" for job in queue) for path, queue in jobs]
+    lines = []
+    for facts in read_runs([config.folder.absolute() for config in configs]):
+        jobs = [f"job {job.element} is {job.state}" for job in facts.queue]
+        lines.append(f"{facts.path} is left out: {jobs[0]}" if jobs else "")
+    return lines
 
 
 @launch_app.command("status")
@@ -262,7 +267,7 @@ def resubmit_command(run: RunFolder) -> None:
 
 
 def _runs_of(folder: Path) -> list[Path]:
-    """Returns the run in a folder, or those of the ladder there, or of the sweep NAME-0, NAME-1, ... of its name.
+    """Returns the run in a folder, or those of the ladder there, or of the sweep of its name.
 
     Raises:
         ConfigError: There is none.
@@ -302,7 +307,7 @@ def _checked(run: Path) -> Path:
 
 
 def chosen_site(cluster: str | None, partition: str | None) -> "SiteConfig":
-    """Returns the settings of a cluster, with another partition if one is given. Raises: ConfigError."""
+    """Returns the settings of a cluster, with the partition if one is given. Raises: ConfigError."""
     import pydantic
 
     from pretrain_launch.site import SiteConfig, load_site

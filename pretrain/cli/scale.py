@@ -91,9 +91,9 @@ def scale_run_command(
     partition: Annotated[str | None, Option(help="Override of the cluster's setting.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="With --slurm: print the job instead.")] = False,
 ) -> None:
-    """Train the runs of a ladder, but the large one, here or by Slurm; finished and queued ones are skipped.
+    """Train the runs of a ladder, but the large one, here or by Slurm.
 
-    The same command continues after a stop.
+    The same command continues after a stop; finished and queued ones are skipped.
 
     Example: pretrain scale run runs/ladder --ranks 2
     """
@@ -115,7 +115,8 @@ def scale_run_command(
 
         request = LaunchRequest(nodes, time, ranks_per_node=ranks)
         configs = [load_config(path) for path in paths]
-        submit_runs(configs, request, chosen_site(cluster, partition), dry_run=dry_run, left_out=diverged)
+        site = chosen_site(cluster, partition)
+        submit_runs(configs, request, site, dry_run=dry_run, left_out=diverged)
         return
     discard_refused_stdout()
     for name, path in zip(names, paths, strict=True):
