@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from pretrain import cli
 from pretrain.run.folder import RunDir
@@ -212,6 +213,21 @@ def test_a_job_that_never_came_to_its_driver_is_told_as_slurm_tells_it(lab, make
     job.wait_end("CANCELLED")
     status = job.status()
     assert (status["state"], status["reason"]) == ("cancelled", f"job {number} was cancelled before it began")
+
+
+def test_a_job_with_gpus_that_torch_does_not_see_trains_on_no_cpu(start_lab, make_job):
+    """30 s. Two nodes with a GPU each by Slurm's word alone."""
+    job = make_job(start_lab(nodes=2, gpus=1), template=on_two_ranks(None).replace("device: cpu", "device: auto"))
+    if torch.cuda.is_available():
+        pytest.skip("torch sees a GPU here")
+    number = job.submit("--nodes", "2")
+    assert job.lab.job(number)["TresPerNode"] == "gres:gpu:1"
+    job.wait_end("FAILED")
+    (end,) = job.journal("end")
+    assert (end["exit_code"], end["decision"], end["step"]) == (69, "end", 0)
+    assert "the job has 1 GPU a node, torch sees none (torch " in end["reason"]
+    assert "engine.device=cpu if that is meant" in end["reason"]
+    assert not job.folder.metrics.exists()
 
 
 def test_jobs_of_a_chain_follow_each_other_where_none_may_requeue_itself(lab, make_job):
