@@ -1,6 +1,6 @@
 """The driver of a job, on its first node: `python -m pretrain_launch.job SPEC`.
 
-    journal: a start  ->  breaker  ->  doctor  ->  rendezvous
+    journal: a start  ->  breaker  ->  no other owner of the run  ->  doctor  ->  rendezvous
     ->  srun pretrain_launch.node on every node  ->  exit codes  ->  decide
     ->  journal: an end  ->  scontrol requeue, or exit with the code of the ranks
 
@@ -44,10 +44,14 @@ from pretrain.errors import (
     EXIT_USAGE,
     DiskError,
     LaunchError,
+    LockedError,
     PretrainError,
 )
+from pretrain.run.lease import refuse_if_owned
+from pretrain.run.owner import LEASE_S
 from pretrain.utils.io import make_dir, remove_tree, write_file
 from pretrain.utils.process import guard_streams
+from pretrain.utils.units import plural
 from pretrain_launch.exits import StepExit, are_ready, read_ending
 from pretrain_launch.job_start import (
     JobStart,
@@ -74,6 +78,7 @@ READY_S = 120.0
 LAUNCHES = 3  # attempts at a rendezvous: another program may take the port
 QUICK_S = 120.0
 RETRY_S = 5.0
+OWNER_S = LEASE_S + 5.0
 REQUEUE_S = 90.0
 END_WAIT_S = 150
 """From the end of the first node to that of all: the tracker of rank 0 may still be sending."""
@@ -116,6 +121,8 @@ def decide(outcome: Outcome, max_idle_restarts: int) -> Decision:
 
 
 def _idle_reason(count: int, reason: str) -> str:
+    if reason.startswith("stopped by SIGUSR1"):
+        reason += ": the time limit is too short to start; submit it with a longer --time"
     return f"{count} restarts in a row without a new checkpoint: {reason}"
 
 
@@ -163,8 +170,12 @@ class Driver:
             world_size = len(nodes) * self._spec.ranks_per_node
             row = {"array": self._start.array, "nodes": nodes, "world_size": world_size, "step": before}
             append_row(self._run, {"event": "start", **self._facts, **row})
+        if idle := self._start.nodes[len(nodes) :]:
+            what = f"{plural(len(self._start.nodes), 'node')} do not divide the batch"
+            say(f"held, but not used: {', '.join(idle)} ({what}; launch.elastic uses {len(nodes)})")
         if mark_of_cancel(self._run).exists():
             return StepExit(EXIT_RESUME_ME, "not started", False)
+        self._await_owner()
         begun = time.monotonic()
         with contextlib.suppress(DiskError):  # of starts that were killed
             if (self._run.launch / "exits").exists():
@@ -182,6 +193,24 @@ class Driver:
                 return ending
             say(f"{ending.reason}; another port is tried")
 
+    def _await_owner(self) -> None:
+        """Waits until no other process owns the run, before anything is started on the other nodes.
+
+        The command that has submitted this job, or a node that was lost, may still own it for a
+        while.
+
+        Raises:
+            LockedError: One still does after `OWNER_S`, or as this job is asked to stop.
+        """
+        deadline = time.monotonic() + OWNER_S
+        while True:
+            try:
+                return refuse_if_owned(self._run.lease)
+            except LockedError:
+                if self._signals or time.monotonic() > deadline:
+                    raise
+            time.sleep(POLL_S)
+
     def _launch(self, nodes: tuple[str, ...], attempt: int) -> StepExit:
         """Tries a rendezvous, and runs the step."""
         spec = self._spec
@@ -193,7 +222,8 @@ class Driver:
             return StepExit(EXIT_RESUME_ME, reason, False)
         identity = f"{self._start.job}-{self._start.restart}-{attempt}"
         meeting = Meeting(address, port, nodes, spec.ranks_per_node, identity)
-        say(f"{meeting.world_size} ranks on {', '.join(nodes)} meet at {meeting.endpoint}")
+        ranks = plural(meeting.world_size, "rank")
+        say(f"{ranks} on {', '.join(nodes)}, rendezvous at {meeting.endpoint}")
         exits = make_dir(self._run.launch / "exits" / identity)
         write_file(exits / "hostfile", hostfile_text(meeting).encode())
         tasks = spec.ranks_per_node if spec.mode == "srun" else 1

@@ -30,7 +30,7 @@ def node_environment(base: Mapping[str, str], spec: LaunchSpec, interface: str |
     """Adds defaults to the environment of the ranks of a node; variables of the user stay."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     defaults = {"OMP_NUM_THREADS": str(max(1, cores // spec.ranks_per_node))}
-    if spec.gpus_per_node:
+    if spec.gpus_per_node and spec.site.gpus != "none":
         defaults[JOB_GPUS] = str(spec.gpus_per_node)
     if interface:
         defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}

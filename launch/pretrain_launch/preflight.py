@@ -1,7 +1,7 @@
 """Checks before submission: errors that would end a job at once, after days in the queue."""
 
+import math
 import secrets
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -20,9 +20,10 @@ from pretrain.plan.task import known_model
 from pretrain.run.folder import RunDir
 from pretrain.run.lease import refuse_if_owned
 from pretrain.shards.dataset import check_local
+from pretrain.utils.units import clock_time
 from pretrain_launch.runs import last_save_s
 from pretrain_launch.site import SiteConfig
-from pretrain_launch.slurm_tools import partition_nodes
+from pretrain_launch.slurm_tools import partition_limits
 from pretrain_launch.spec import LaunchSpec, Mode
 
 MIN_SIGNAL_S = 60
@@ -149,16 +150,38 @@ def check_site(config: RunConfig, spec: LaunchSpec) -> None:
         check_config(stored, fill_from(stored, config), has_saved=spec.folder.has_saved())
 
 
-def check_partition(spec: LaunchSpec) -> None:
-    """Checks the nodes of a job against its partition, where Slurm knows it. Raises: ConfigError."""
-    if spec.elastic or any(option.startswith(("--partition", "--clusters")) for option in spec.site.sbatch):
-        return
-    found = partition_nodes()
+def check_partition(spec: LaunchSpec) -> str:
+    """Checks nodes and time limit of a job against its partition; returns what was found.
+
+    Raises:
+        ConfigError: No partition that the job may have allows it.
+    """
+    if any(option.startswith(("--partition", "--clusters")) for option in spec.site.sbatch):
+        return "the partition is not checked, as an option of sbatch names it"
+    found = partition_limits()
     names = (spec.site.partition or "").split(",")
-    if all(found.get(name, sys.maxsize) < spec.nodes for name in names):
-        nodes = ", ".join(f"{name} {count}" for name, count in found.items() if name)
+    if any(name not in found for name in names):
+        return "the partition is not checked, as sinfo does not list it"
+    fix = "ask for less, or another --partition; --force submits it"
+    enough = [name for name in names if spec.elastic or found[name].nodes >= spec.nodes]
+    if not enough:
+        nodes = ", ".join(f"{name} {limit.nodes}" for name, limit in found.items() if name)
         what = f"a job of {spec.nodes} nodes would wait for ever; the partitions have at most: {nodes}"
-        raise ConfigError(what, where="--nodes", fix="ask for fewer, or another --partition; --force submits it")
+        raise ConfigError(what, where="--nodes", fix=fix)
+    minutes = -(-spec.time_s // 60)  # as Slurm counts
+    if all(minutes * 60 > _limit_s(found[name].time) for name in enough):
+        times = ", ".join(f"{name} {limit.time}" for name, limit in found.items() if name)
+        what = f"a job of {clock_time(spec.time_s)} would wait for ever"
+        raise ConfigError(f"{what}; the partitions allow at most: {times}", where="--time", fix=fix)
+    return "the partition allows its nodes and time"
+
+
+def _limit_s(text: str) -> float:
+    """Returns a limit in seconds: `1-00:00:00`; infinite for any other text."""
+    try:
+        return parse_time(text)
+    except ConfigError:
+        return math.inf
 
 
 def parse_vary(text: str) -> list[str]:

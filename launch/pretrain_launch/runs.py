@@ -174,8 +174,10 @@ def queued_line(folder: Path) -> str:
     jobs = [job.element for job in read_run(folder).queue]
     if not jobs:
         return ""
-    fix = f"cancel it first: pretrain launch cancel {folder}"
-    return f"warning: job {', '.join(jobs)} of this run is in the queue, and will find it in use (73); {fix}"
+    what = f"job {', '.join(jobs)} of this run is in the queue"
+    first = f"cancel it first: pretrain launch cancel {folder}"
+    then = f"afterwards: pretrain launch resubmit {folder}"
+    return f"warning: {what}, and ends (73) if it finds the run in use; {first}; {then}"
 
 
 def _jobs_in(folders: list[Path]) -> set[str]:
@@ -267,7 +269,9 @@ def _state_of_end(run: RunDir, starts: list[dict[str, Any]], jobs: list[str], *,
         return "done"
     if mark_of_cancel(run).exists() or str(last["reason"]).startswith("cancelled"):
         return "cancelled"
-    if last["exit_code"] is None and is_known and jobs and _was_cancelled(run, jobs[-1]):
+    # With a short KillWait the driver is killed before it has written that it was a cancellation.
+    is_cut = last["exit_code"] in (None, EXIT_RESUME_ME, *EXITS_INTERRUPTED)
+    if is_cut and is_known and jobs and _was_cancelled(run, jobs[-1]):
         return "cancelled"
     if not starts:
         return "queued" if jobs and not is_known else "lost" if jobs else "new"

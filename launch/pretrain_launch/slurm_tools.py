@@ -91,22 +91,31 @@ def submit_job(arguments: Sequence[str], fix: str) -> str:
     return job
 
 
-_PARTITION = re.compile(r"^(\S+?)(\*?)\|(\d+)\|(?:\d+-)?(\d+|infinite)$", re.MULTILINE)
+_PARTITION = re.compile(r"^(\S+?)(\*?)\|(\d+)\|(?:\d+-)?(\d+|infinite)\|(\S+)$", re.MULTILINE)
 
 
-def partition_nodes() -> dict[str, int]:
-    """Returns the nodes that a job may have in each partition, the default one also as ``; empty without Slurm."""
+@dataclass(frozen=True, slots=True)
+class PartitionLimit:
+    """What a job may have in a partition at most."""
+
+    nodes: int
+    time: str  # as Slurm writes it: `1-00:00:00`, `30:00`, `infinite`
+
+
+def partition_limits() -> dict[str, PartitionLimit]:
+    """Returns the limits of each partition, of the default one also as ``; empty without Slurm."""
+    command = ["sinfo", "--noheader", "--all", "--format=%P|%D|%s|%l"]
     try:
-        answer = run_tool(["sinfo", "--noheader", "--all", "--format=%P|%D|%s"], timeout_s=QUEUE_TIMEOUT_S)
+        answer = run_tool(command, timeout_s=QUEUE_TIMEOUT_S)
     except LaunchError:
         return {}
     nodes: Counter[str] = Counter()
-    most: dict[str, int] = {}
-    for name, default, count, largest in _PARTITION.findall(answer.output):
+    most: dict[str, tuple[int, str]] = {}
+    for name, default, count, largest, time_limit in _PARTITION.findall(answer.output):
         for key in {name, "" if default else name}:
             nodes[key] += int(count)
-            most[key] = sys.maxsize if largest == "infinite" else int(largest)
-    return {key: min(nodes[key], most[key]) for key in nodes}
+            most[key] = sys.maxsize if largest == "infinite" else int(largest), time_limit
+    return {key: PartitionLimit(min(nodes[key], num), limit) for key, (num, limit) in most.items()}
 
 
 def show_job(job: str, timeout_s: float = TIMEOUT_S) -> dict[str, str] | None:

@@ -8,12 +8,14 @@ cancel    RUN/launch/cancelled is written  ->  SIGUSR1 to the driver  ->  the ra
 resubmit  a new chain of the same spec, without that file
 """
 
+import contextlib
 import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from pathlib import Path
 
 from pretrain.config.load import load_config
@@ -22,9 +24,11 @@ from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import short
 from pretrain.errors import ConfigError, LaunchError, LockedError
 from pretrain.run.folder import RunDir
-from pretrain.run.lease import Lease
+from pretrain.run.lease import Lease, refuse_if_owned
 from pretrain.utils.io import make_dir, write_file, write_json
-from pretrain_launch.journal import append_row, mark_of_cancel
+from pretrain.utils.safe_read import read_json
+from pretrain.utils.units import plural
+from pretrain_launch.journal import append_row, mark_of_cancel, read_journal
 from pretrain_launch.preflight import signal_for
 from pretrain_launch.runs import RunFacts, last_save_s, read_run, read_runs
 from pretrain_launch.site import EXPORTED, SiteConfig, slurm_folder
@@ -48,14 +52,14 @@ def format_time(seconds: int) -> str:
     return f"{days}-{rest // 60:02d}:{rest % 60:02d}:00"
 
 
-def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
-    """Returns the argument list that submits a job, or an array of `count` jobs like it.
+def sbatch_command(spec: LaunchSpec, target: Path, elements: Sequence[int] = ()) -> list[str]:
+    """Returns the argument list that submits a job, or an array of jobs like it with these numbers.
 
     `target` is the file that the job reads: the spec, or the list of those of an array.
     """
     site = spec.site
     stem = spec.name.rpartition("-")[0] or spec.name  # elements of an array are STEM-0, STEM-1, ...
-    logs = spec.folder.logs if count == 1 else Path(spec.run).with_name(f"{stem}-%a") / "logs"
+    logs = Path(spec.run).with_name(f"{stem}-%a") / "logs" if elements else spec.folder.logs
     tasks = spec.ranks_per_node if spec.mode == "srun" else 1
     # Slurm's default of a CPU a task would be one for all ranks of a launcher.
     cpus = site.cpus_per_node or (None if site.exclusive else spec.ranks_per_node)
@@ -65,11 +69,11 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
         # Of a range of nodes Slurm gives the fewest if the tasks of each are given.
         nodes = {"nodes": f"1-{spec.nodes}", "mincpus": cpus or tasks}
     wanted = {
-        "job-name": spec.name if count == 1 else stem,
+        "job-name": stem if elements else spec.name,
         **nodes,
         "time": format_time(spec.time_s),
         "signal": f"B:USR1@{spec.signal_s}",
-        "output": str(logs / ("slurm-%j.out" if count == 1 else "slurm-%A_%a.out")),
+        "output": str(logs / ("slurm-%A_%a.out" if elements else "slurm-%j.out")),
         "chdir": spec.cwd,
         "export": ",".join(dict.fromkeys([*EXPORTED, *_module_variables(site), *site.export])),
         "partition": site.partition,
@@ -78,7 +82,7 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
         "constraint": site.constraint,
         "reservation": site.reservation,
         "mem": site.mem,
-        "array": f"0-{count - 1}" if count > 1 else None,
+        "array": _ranges(elements) or None,
         "dependency": "singleton" if spec.singleton else None,
     }
     if spec.gpus_per_node and site.gpus != "none":
@@ -90,6 +94,14 @@ def sbatch_command(spec: LaunchSpec, target: Path, count: int = 1) -> list[str]:
     options = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
     script = [str(script_path()), str(target), spec.python, *site.modules]
     return ["sbatch", "--parsable", *options, *flags, *site.sbatch, *script]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Returns ascending numbers as Slurm writes them: `0-2,5`."""
+    # Consecutive numbers have one difference to their place.
+    runs = groupby(enumerate(numbers), lambda item: item[1] - item[0])
+    spans = [[number for _, number in members] for _, members in runs]
+    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
 
 
 def _module_variables(site: SiteConfig) -> list[str]:
@@ -126,6 +138,25 @@ def _locked(facts: RunFacts, why: str, fix: str) -> LockedError:
     if job.state == "COMPLETING":
         fix = ENDING
     return LockedError(f"job {job.element} of this run is {job.state}{why}", where=str(facts.path), fix=fix)
+
+
+def check_queue(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> str:
+    """Checks whether runs could be submitted beside the queue; returns what was found.
+
+    Raises:
+        LockedError: A job in the queue does not go with the submission, or a process owns a run.
+    """
+    try:
+        queued = queued_specs(configs, specs) if specs[0].singleton else {}
+        _refuse_if_queued([spec.folder for spec in specs if spec.run not in queued])
+    except LaunchError:
+        return "the queue is not checked, as Slurm does not answer"
+    for spec in specs:
+        if spec.run not in queued:
+            refuse_if_owned(spec.folder.lease)
+    if not queued:
+        return "no job is in the queue"
+    return f"{plural(len(queued), 'run')} would join jobs in the queue"
 
 
 def queued_specs(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> dict[str, LaunchSpec]:
@@ -170,58 +201,82 @@ def submit(spec: LaunchSpec) -> str:
         LaunchError: Slurm refuses it.
         DiskError: The run folder cannot be written to.
     """
-    return _submit([spec], spec.path)
+    return _submit([spec], spec.path, ())
 
 
-def submit_array(specs: list[LaunchSpec]) -> str:
-    """Submits runs whose specs are written as one job array; returns its number."""
-    target = array_path(specs[0].folder)
-    write_json(target, {"specs": [str(spec.path) for spec in specs]})
-    return _submit(specs, target)
+def submit_array(specs: Mapping[int, LaunchSpec], paths: Sequence[Path]) -> str:
+    """Submits runs, by their numbers, whose specs are written as one job array; returns its number.
+
+    `paths` are the specs of all runs, those too that are not submitted now: jobs of an earlier
+    array look for theirs in the same list at each start.
+    """
+    target = array_path(paths[0])
+    listed = [str(path) for path in paths]
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        listed += read_json(target)["specs"][len(paths) :]
+    make_dir(target.parent)
+    write_json(target, {"specs": listed})
+    return _submit(list(specs.values()), target, list(specs))
 
 
-def _submit(specs: list[LaunchSpec], target: Path) -> str:
+def _submit(specs: list[LaunchSpec], target: Path, elements: Sequence[int]) -> str:
     for spec in specs:
         make_dir(spec.folder.logs)
         mark_of_cancel(spec.folder).unlink(missing_ok=True)
     fix = "see `--dry-run`"
     if (gpus := specs[0].gpus_per_node) and specs[0].site.gpus != "none":
-        fix += f"; it requests GPUs ({gpus} a node), which engine.device=cpu does not"
-    job = submit_job(sbatch_command(specs[0], target, len(specs)), fix)
-    for number, spec in enumerate(specs):
-        array = f"{job}_{number}" if len(specs) > 1 else None
+        without = "--gpus-per-node 0 engine.device=cpu"
+        fix += f"; it requests GPUs ({gpus} a node), which {without} does not"
+    try:
+        job = submit_job(sbatch_command(specs[0], target, elements), fix)
+    except LaunchError:
+        for spec in specs:
+            if not (read_journal(spec.folder) or spec.folder.exists()):  # it was no run before
+                spec.path.unlink()
+                spec.config.unlink()
+        raise
+    arrays = [f"{job}_{number}" for number in elements] if elements else [None]
+    for spec, array in zip(specs, arrays, strict=True):
         append_row(spec.folder, {"event": "submit", "chain": spec.chain, "job": job, "array": array})
     return job
 
 
-def array_path(first: RunDir) -> Path:
-    """Returns the file that lists the specs of an array, in the folder of its first element."""
-    return first.launch / "array.json"
+def array_path(first: Path) -> Path:
+    """Returns the file that lists the specs of an array, beside that of its first element."""
+    return first.with_name("array.json")
 
 
-def cancel(run: Path, grace_s: float, say: Callable[[str], None]) -> None:
-    """Cancels every job of a run; a running one has `grace_s` to commit and end.
+def cancel(runs: Sequence[Path], grace_s: float, say: Callable[[str], None]) -> None:
+    """Cancels every job of some runs; running ones have `grace_s` to commit and end.
 
     Raises:
-        LaunchError: The run has no Slurm job, or Slurm does not answer; its job will not come back even so.
+        LaunchError: A single run has no Slurm job, or Slurm does not answer; no job comes back
+            even so.
     """
-    facts = read_run(run)
-    if facts.slurm_answers and not facts.queue:
+    found = read_runs(list(runs))
+    ended = [facts for facts in found if facts.slurm_answers and not facts.queue]
+    for facts in ended:
         if facts.job is None or facts.owner:
-            raise _no_job(facts)
-        say(f"{facts.name}: job {facts.job} had ended already: {facts.state}")
-        return
+            if len(found) == 1:
+                raise _no_job(facts)
+            say(f"{facts.name}: {f'run by {facts.owner}' if facts.owner else 'has no Slurm job'}")
+        else:
+            say(f"{facts.name}: job {facts.job} had ended already: {facts.state}")
+    left = [facts for facts in found if facts not in ended]
     text = b"by pretrain launch cancel; pretrain launch resubmit removes this file\n"
-    write_file(mark_of_cancel(RunDir(run)), text)
-    _check_answers(facts)
-    if waiting := [job for job in facts.queue if job.is_waiting]:
+    for facts in left:
+        write_file(mark_of_cancel(RunDir(facts.path)), text)
+    for facts in left:
+        _check_answers(facts)
+    if waiting := [job for facts in left for job in facts.queue if job.is_waiting]:
         _scancel(waiting)
-    if running := _running(facts):
+    if running := _running(left):
         if grace_s:
-            running = _ask_to_end(run, running, grace_s, say)
+            running = _ask_to_end([facts.path for facts in left], running, grace_s, say)
         if running:
             _scancel(running)
-    say(f"{facts.name}: cancelled")
+    for facts in left:
+        say(f"{facts.name}: cancelled")
 
 
 def resubmit(run: Path) -> str:
@@ -263,18 +318,20 @@ def _check_answers(facts: RunFacts) -> None:
         raise LaunchError(what, where="squeue", fix="try again where squeue works")
 
 
-def _running(facts: RunFacts) -> list[SlurmJob]:
-    return [job for job in facts.queue if not job.is_waiting]
+def _running(found: Sequence[RunFacts]) -> list[SlurmJob]:
+    return [job for facts in found for job in facts.queue if not job.is_waiting]
 
 
-def _ask_to_end(run: Path, running: list[SlurmJob], grace_s: float, say: Callable[[str], None]) -> list[SlurmJob]:
+def _ask_to_end(
+    runs: list[Path], running: list[SlurmJob], grace_s: float, say: Callable[[str], None]
+) -> list[SlurmJob]:
     """Asks running jobs to save and end; returns those that have not after `grace_s`."""
     for job in running:
         say(f"job {job.element}: asked to save and end")
         # To the batch script alone, which signals the ranks. The job may have just ended.
         ask(["scancel", "--batch", "--signal=USR1", job.element])
     deadline = time.monotonic() + grace_s
-    while running := _running(read_run(run)):
+    while running := _running(read_runs(runs)):
         if time.monotonic() > deadline:
             break
         time.sleep(POLL_S)

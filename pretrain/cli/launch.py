@@ -2,6 +2,7 @@
 
 import glob
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -105,7 +106,6 @@ def launch_slurm_command(
     from pretrain.config.load import load_config
     from pretrain.utils.log import setup_logging
     from pretrain_launch.preflight import MODES, LaunchRequest, parse_vary
-    from pretrain_launch.site import load_site
 
     setup_logging(rank=0, world_size=1)
     if mode not in MODES:
@@ -114,9 +114,7 @@ def launch_slurm_command(
     if vary is not None and jobs > 1:
         fix = "leave out one of --jobs and --vary"
         raise ConfigError("is not for arrays", where="--jobs", fix=fix)
-    site = load_site(cluster)
-    if partition is not None:
-        site = _with_partition(site, partition)
+    site = chosen_site(cluster, partition)
     # The jobs of a chain run one after another.
     waits = singleton or jobs > 1
     request = LaunchRequest(nodes, time, gpus_per_node, ranks_per_node, cast("Mode", mode), waits)
@@ -140,25 +138,51 @@ def submit_runs(
     jobs: int = 1,
     dry_run: bool = False,
     force: bool = False,
+    left_out: Mapping[str, str] | None = None,
 ) -> None:
-    """Submits a run, or several named NAME-0, NAME-1, ... as an array, unless all are complete.
+    """Submits a run, or of several, named NAME-0, NAME-1, ..., those without a job as an array.
+
+    Runs that have all their steps are left out too. `left_out` are names of further runs that are
+    not submitted, with the reason.
 
     Raises:
         PretrainError: What cannot work, or may not unless `force` is given; what Slurm refuses.
     """
     from pretrain_launch.preflight import check_partition
+    from pretrain_launch.submit import check_queue
 
-    complete = [complete_line(one) for one in configs]
-    if all(complete):  # an element of an array that is complete ends at once
-        typer.echo("\n".join(complete))
+    lines = [(left_out or {}).get(one.run.name, "") or complete_line(one) for one in configs]
+    if len(configs) > 1 and not request.singleton:
+        lines = [line or queued for line, queued in zip(lines, _queued_lines(configs), strict=True)]
+    for line in filter(None, lines):
+        typer.echo(line)
+    specs = {
+        number: _planned(one, request, site, force)
+        for number, (one, line) in enumerate(zip(configs, lines, strict=True))
+        if not line
+    }
+    if not specs:
         return
-    specs = [_planned(one, request, site, force) for one in configs]
-    if dry_run:
-        _show(specs[0], len(specs))
+    first = next(iter(specs.values()))
+    partition = "the partition is not checked" if force else check_partition(first)
+    if not dry_run:
+        _submit(configs, specs, jobs)
         return
-    if not force:
-        check_partition(specs[0])
-    _submit(configs, specs, jobs)
+    queue = check_queue([configs[number] for number in specs], list(specs.values()))
+    _show(first, configs, list(specs))
+    checked = "config, data and run folder are checked"
+    typer.echo(f"not submitted; {checked}; {partition}; {queue}", err=True)
+
+
+def _queued_lines(configs: "list[RunConfig]") -> list[str]:
+    """Returns for each run the sentence that a job of it is in the queue; empty without one."""
+    from pretrain_launch.runs import read_runs
+
+    lines = []
+    for facts in read_runs([config.folder.absolute() for config in configs]):
+        jobs = [f"job {job.element} is {job.state}" for job in facts.queue]
+        lines.append(f"{facts.path} is left out: {jobs[0]}" if jobs else "")
+    return lines
 
 
 @launch_app.command("status")
@@ -214,13 +238,15 @@ def cancel_command(
 ) -> None:
     """Cancel the Slurm job of a run, for good: it saves a checkpoint, ends, and is not requeued.
 
+    The folder of a ladder, or the name of a sweep, cancels all of its runs.
+
     Example: pretrain launch cancel runs/quickstart
     """
     from pretrain.utils.process import discard_refused_stdout
     from pretrain_launch.submit import cancel
 
     discard_refused_stdout()  # a job is cancelled to the end, also where the terminal has gone
-    cancel(_checked(run), grace, typer.echo)
+    cancel(_runs_of(run), grace, typer.echo)
 
 
 @launch_app.command("resubmit")
@@ -240,13 +266,39 @@ def resubmit_command(run: RunFolder) -> None:
         typer.echo(f"submitted as job {resubmit(run.absolute())}")
 
 
+def _runs_of(folder: Path) -> list[Path]:
+    """Returns the run in a folder, or those of the ladder there, or of the sweep of its name.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    from pretrain_launch.runs import is_run
+
+    found: list[Path] = []
+    if (folder / "ladder.yaml").is_file():
+        from pretrain.scale.ladder import load_ladder, run_path
+
+        found = [run_path(folder, run.name) for run in load_ladder(folder).runs]
+    elif not is_run(folder):
+        found = _elements(folder)
+    return [run.absolute() for run in found if is_run(run)] or [_checked(folder)]
+
+
+def _elements(sweep: Path) -> list[Path]:
+    """Returns the runs of the sweep of a name."""
+    from pretrain_launch.runs import is_run
+
+    named = (run for run in sweep.parent.glob(f"{glob.escape(sweep.name)}-[0-9]*") if is_run(run))
+    return sorted(named, key=lambda run: (len(run.name), run.name))
+
+
 def _checked(run: Path) -> Path:
     """Returns the folder. Raises: ConfigError where no run is there."""
     from pretrain_launch.runs import is_run
 
     if not is_run(run):
         what = "no run here (no run.json, no launch/spec.json)"
-        of_sweep = sorted(filter(is_run, run.parent.glob(f"{glob.escape(run.name)}-[0-9]*")))[:MAX_SWEEP]
+        of_sweep = _elements(run)[:MAX_SWEEP]
         fix = f"give one of its sweep: {', '.join(map(str, of_sweep))}" if of_sweep else "give a run folder"
         if (run / "logs").is_dir():  # the first start ended before the run was recorded
             what, fix = "no run has begun here: its start has failed", f"see {run / 'logs'}"
@@ -254,12 +306,15 @@ def _checked(run: Path) -> Path:
     return run.absolute()
 
 
-def _with_partition(site: "SiteConfig", partition: str) -> "SiteConfig":
-    """Returns a site with another partition."""
+def chosen_site(cluster: str | None, partition: str | None) -> "SiteConfig":
+    """Returns the settings of a cluster, with the partition if one is given. Raises: ConfigError."""
     import pydantic
 
-    from pretrain_launch.site import SiteConfig
+    from pretrain_launch.site import SiteConfig, load_site
 
+    site = load_site(cluster)
+    if partition is None:
+        return site
     try:
         return SiteConfig.model_validate({**site.model_dump(), "partition": partition})
     except pydantic.ValidationError:
@@ -293,34 +348,46 @@ def _planned(config: "RunConfig", request: "LaunchRequest", site: "SiteConfig", 
     return spec
 
 
-def _show(spec: "LaunchSpec", count: int) -> None:
+def _spec_paths(configs: "list[RunConfig]") -> list[Path]:
+    """Returns the files of the specs of runs."""
+    from pretrain.run.folder import RunDir
+
+    return [RunDir(config.folder.absolute()).launch / "spec.json" for config in configs]
+
+
+def _show(spec: "LaunchSpec", configs: "list[RunConfig]", numbers: list[int]) -> None:
     """Prints the script, the command line and the spec."""
     import shlex
 
     from pretrain_launch.submit import array_path, sbatch_command, script_path
 
-    target = spec.path if count == 1 else array_path(spec.folder)
+    is_array = len(configs) > 1
+    target = array_path(_spec_paths(configs)[0]) if is_array else spec.path
     typer.echo(script_path().read_text(encoding="utf-8"))
-    typer.echo(f"$ {shlex.join(sbatch_command(spec, target, count))}\n")
+    typer.echo(f"$ {shlex.join(sbatch_command(spec, target, numbers if is_array else ()))}\n")
     typer.echo(f"{spec.path}:\n{json.dumps(spec.model_dump(mode='json'), indent=2)}")
 
 
-def _submit(configs: "list[RunConfig]", specs: "list[LaunchSpec]", jobs: int) -> None:
-    """Writes specs and submits them: as they are, as an array, or one several times."""
+def _submit(configs: "list[RunConfig]", specs: "dict[int, LaunchSpec]", jobs: int) -> None:
+    """Writes the specs of some of the runs and submits them: as an array, or one several times."""
     from pretrain.config.load import dump_config
+    from pretrain.utils.units import plural
     from pretrain_launch.spec import write_spec
     from pretrain_launch.submit import claimed, queued_specs, submit, submit_array
 
+    chosen = [configs[number] for number in specs]
     # Under --singleton a job waits for those of the run, whose settings stay.
-    queued = queued_specs(configs, specs) if specs[0].singleton else {}
-    with claimed([spec.folder for spec in specs if spec.run not in queued]):
-        for config, spec in zip(configs, specs, strict=True):
+    is_singleton = any(spec.singleton for spec in specs.values())
+    queued = queued_specs(chosen, list(specs.values())) if is_singleton else {}
+    with claimed([spec.folder for spec in specs.values() if spec.run not in queued]):
+        for config, spec in zip(chosen, specs.values(), strict=True):
             if spec.run not in queued:
                 write_spec(spec, dump_config(config))
-        specs = [queued.get(spec.run, spec) for spec in specs]
-        if len(specs) > 1:
-            typer.echo(f"submitted {len(specs)} runs as job array {submit_array(specs)}:")
-            typer.echo("\n".join(spec.run for spec in specs))
+        specs = {number: queued.get(spec.run, spec) for number, spec in specs.items()}
+        if len(configs) > 1:
+            job = submit_array(specs, _spec_paths(configs))
+            typer.echo(f"submitted {plural(len(specs), 'run')} as job array {job}:")
+            typer.echo("\n".join(spec.run for spec in specs.values()))
             return
         for _ in range(jobs):
             typer.echo(f"submitted as job {submit(specs[0])}: {specs[0].run}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from pretrain.cli.launch import submit_runs, train_local
+from pretrain.cli.launch import chosen_site, submit_runs, train_local
 from pretrain.cli.options import (
     CommandGroup,
     Config,
@@ -88,11 +88,12 @@ def scale_run_command(
     nodes: Annotated[int, Option(min=1, help="Nodes of each job.")] = 1,
     time: Annotated[str, Option(help="Time limit of a job: 2-00:00:00, 3d, 12h.")] = "1d",
     cluster: Annotated[str | None, Option(help="A YAML file, or a name (slurm/README.md).")] = None,
+    partition: Annotated[str | None, Option(help="Override of the cluster's setting.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="With --slurm: print the job instead.")] = False,
 ) -> None:
-    """Train the runs of a ladder, but the large one, here or by Slurm; finished ones are skipped.
+    """Train the runs of a ladder, but the large one, here or by Slurm.
 
-    The same command continues after a stop.
+    The same command continues after a stop; finished and queued ones are skipped.
 
     Example: pretrain scale run runs/ladder --ranks 2
     """
@@ -103,18 +104,24 @@ def scale_run_command(
 
     names = [run.name for run in load_ladder(ladder).runs]
     paths = [config_path(ladder, name) for name in names]
+    points = {name: read_point(run_path(ladder, name)) for name in names}
+    diverged = {
+        name: f"{name} {reason}: left out"
+        for name, reason in points.items()
+        if isinstance(reason, str) and reason.startswith("diverged")
+    }
     if slurm:
         from pretrain_launch.preflight import LaunchRequest
-        from pretrain_launch.site import load_site
 
         request = LaunchRequest(nodes, time, ranks_per_node=ranks)
-        submit_runs([load_config(path) for path in paths], request, load_site(cluster), dry_run=dry_run)
+        configs = [load_config(path) for path in paths]
+        site = chosen_site(cluster, partition)
+        submit_runs(configs, request, site, dry_run=dry_run, left_out=diverged)
         return
     discard_refused_stdout()
     for name, path in zip(names, paths, strict=True):
-        reason = read_point(run_path(ladder, name))
-        if isinstance(reason, str) and reason.startswith("diverged"):
-            typer.echo(f"{name} {reason}: left out", err=True)
+        if name in diverged:
+            typer.echo(diverged[name], err=True)
             continue
         code = train_local(str(path), [], ranks)
         if code not in (EXIT_OK, EXIT_DIVERGED):  # the law can do without a run that has diverged

@@ -12,6 +12,7 @@ from pretrain import cli
 from pretrain.config.load import dump_config, load_config
 from pretrain.run.folder import RunDir
 from pretrain_launch.journal import read_journal
+from pretrain_launch.runs import find_runs
 from tests.helpers.cli import run_warm
 from tests.helpers.runs import CONFIG
 
@@ -34,7 +35,11 @@ def launch(tmp_path, corpus, monkeypatch, capsys):
 
 def test_a_dry_run_needs_no_slurm_and_writes_nothing(launch, tmp_path):
     code, output, errors = launch(*NEEDED, "--dry-run")
-    assert (code, errors) == (0, "")
+    assert (code, errors) == (
+        0,
+        "not submitted; config, data and run folder are checked; the partition is not checked, as sinfo does not list "
+        "it; no job is in the queue\n",
+    )
     assert output.startswith("#!/bin/bash\n")
     assert (
         "$ sbatch --parsable --job-name=run --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --time=0-12:00:00 "
@@ -94,7 +99,7 @@ def test_a_run_that_is_at_work_is_not_submitted_twice(launch, tmp_path):
     try:
         code, _, errors = launch(*NEEDED, "--dry-run")
         assert (code, "in use by process" in errors) == (73, True)
-        assert launch(*NEEDED, "--dry-run", "--singleton")[0] == 0  # it waits for its turn
+        assert launch(*NEEDED, "--dry-run", "--singleton")[0] == 73  # it waits for jobs alone
     finally:
         lease.release()
 
@@ -118,8 +123,10 @@ def test_a_config_that_the_run_could_not_go_on_with_is_refused_before_it_waits_i
 
 
 def test_elements_of_an_array_have_folders_of_their_own(launch, tmp_path):
-    code, _, _ = launch(*NEEDED, "--vary", "optim.lr=1e-3,3e-4")
-    assert code == 69  # no sbatch; what it would have read is there
+    assert launch(*NEEDED, "--vary", "optim.lr=1e-3,3e-4")[0] == 69  # no sbatch
+    assert find_runs(tmp_path / "runs") == []
+    command_of_slurm(tmp_path, "sbatch", "echo 10")
+    assert launch(*NEEDED, "--vary", "optim.lr=1e-3,3e-4")[0] == 0
     for number, lr in enumerate((1.0e-3, 3.0e-4)):
         folder = tmp_path / "runs" / f"run-{number}" / "launch"
         assert stat.S_IMODE((folder / "spec.json").stat().st_mode) == 0o600
@@ -149,6 +156,57 @@ def test_a_sweep_names_its_folders_also_to_those_who_give_its_name(launch, tmp_p
     )
 
 
+def test_a_dry_run_makes_the_checks_of_a_submission_where_slurm_is_there(launch, tmp_path):
+    command_of_slurm(tmp_path, "sbatch", "echo 10")
+    command_of_slurm(tmp_path, "sinfo", "echo 'main*|2|1-infinite|1-00:00:00'")
+    command_of_slurm(tmp_path, "squeue", "echo '10|10|RUNNING|None|n1|0:10|1:00|x'")
+    code, output, errors = launch(*NEEDED, "--dry-run")
+    assert (code, output.startswith("#!/bin/bash")) == (0, True)
+    assert errors.endswith("; the partition allows its nodes and time; no job is in the queue\n")
+    assert launch("--nodes", "3", "--dry-run")[0] == 64
+    assert launch(*NEEDED)[0] == 0
+    code, output, errors = launch(*NEEDED, "--dry-run")
+    assert (code, output, "job 10 of this run is RUNNING; wait for it" in errors) == (73, "", True)
+    assert launch(*NEEDED, "--dry-run", "--singleton")[2].endswith("; 1 run would join jobs in the queue\n")
+    assert launch(*NEEDED, "--dry-run", "--singleton", "optim.lr=1")[0] == 73
+    command_of_slurm(tmp_path, "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert launch(*NEEDED, "--dry-run")[2].endswith("; the queue is not checked, as Slurm does not answer\n")
+
+
+def test_a_sweep_is_continued_by_its_elements_that_are_neither_complete_nor_queued(
+    launch, tmp_path, monkeypatch, capsys
+):
+    """A job of the first array looks for its spec at each start, in the list that the second writes."""
+    command_of_slurm(tmp_path, "sbatch", f'echo "$@" >>{tmp_path}/asked; read -r n <{tmp_path}/number; echo $n')
+    (tmp_path / "number").write_text("10\n")
+    vary = ("--vary", "optim.lr=1e-3,3e-4,1e-4,3e-5")
+    assert launch("--nodes", "1", *vary)[0] == 0
+    (tmp_path / "number").write_text("20\n")
+    command_of_slurm(tmp_path, "squeue", "echo '11|10_1|RUNNING|None|n1|0:10|1:00|x'")
+    complete = "pretrain.cli.launch.complete_line"
+    monkeypatch.setattr(complete, lambda one: "run-2 is complete" if one.run.name == "run-2" else "")
+    code, output, errors = launch("--nodes", "1", *vary)
+    folders = [str(tmp_path / "runs" / f"run-{number}") for number in range(4)]
+    assert (code, output.splitlines()) == (
+        0,
+        [f"{folders[1]} is left out: job 10_1 is RUNNING", "run-2 is complete", "submitted 2 runs as job array 20:",
+         folders[0], folders[3]],
+    ), errors  # fmt: skip
+    assert " --array=0,3 " in (tmp_path / "asked").read_text().splitlines()[-1]
+    assert [row["array"] for row in read_journal(RunDir(Path(folders[3])))] == ["10_3", "20_3"]
+    assert launch("--nodes", "1", "--vary", "optim.lr=1e-3,3e-4")[0] == 0
+    listed = json.loads((tmp_path / "runs" / "run-0" / "launch" / "array.json").read_text())["specs"]
+    assert listed == [f"{folder}/launch/spec.json" for folder in folders]
+
+    command_of_slurm(
+        tmp_path, "squeue", "echo '11|10_1|RUNNING|None|n1|0:10|1:00|x'; echo '20|20_3|PENDING|Priority||0:00|1:00|x'"
+    )
+    command_of_slurm(tmp_path, "scancel", f'echo "$@" >>{tmp_path}/cancelled')
+    assert cli.run(["launch", "cancel", "runs/run", "--grace", "0"]) == 0
+    assert (tmp_path / "cancelled").read_text() == "20_3\n10_1\n"
+    assert {"run-1: cancelled", "run-3: cancelled"} <= set(capsys.readouterr().out.splitlines())
+
+
 def test_a_partition_that_is_unknown_to_slurm_is_refused_with_those_that_it_has(launch, tmp_path):
     command_of_slurm(tmp_path, "sbatch", "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1")
     command_of_slurm(tmp_path, "sinfo", "echo debug; echo long")
@@ -159,35 +217,41 @@ def test_a_partition_that_is_unknown_to_slurm_is_refused_with_those_that_it_has(
     )
 
 
+NODES = "--nodes: a job of 2 nodes would wait for ever; the partitions have at most: "
+TIMES = "--time: a job of 12:00:00 would wait for ever; the partitions allow at most: "
+
+
 @pytest.mark.parametrize(
-    ("sinfo", "options", "is_refused"),
+    ("sinfo", "options", "refusal"),
     [
-        ("echo 'main*|1|1-infinite'; echo 'big|4|1-infinite'", (), True),
-        ("echo 'main*|1|1-infinite'; echo 'main*|1|1-infinite'", (), False),  # of two states
-        ("echo 'main*|4|1-infinite'; echo 'big|8|1'", ("--partition", "big"), True),
-        ("echo 'main*|4|1-infinite'; echo 'big|1|1-infinite'", ("--partition", "main,big"), False),
-        ("echo 'main*|1|1-infinite'", ("launch.elastic=true",), False),
-        ("echo 'main*|1|1-infinite'", ("--force",), False),
-        ("echo 'main*|1|1-infinite'", ("--partition", "hidden"), False),
-        ("echo 'Unable to contact slurm controller' >&2; exit 1", (), False),
+        ("echo 'main*|1|1-infinite|infinite'; echo 'big|4|1-infinite|infinite'", (), f"{NODES}main 1, big 4"),
+        ("echo 'main*|1|1-infinite|infinite'; echo 'main*|1|1-infinite|infinite'", (), ""),  # of two states
+        ("echo 'main*|4|1-infinite|infinite'; echo 'big|8|1|30:00'", ("--partition", "big"), f"{NODES}main 4, big 1"),
+        ("echo 'main*|4|1-infinite|1-00:00:00'; echo 'big|1|1-infinite|30:00'", ("--partition", "main,big"), ""),
+        ("echo 'main*|1|1-infinite|infinite'", ("launch.elastic=true",), ""),
+        ("echo 'main*|1|1-infinite|30:00'", ("launch.elastic=true",), f"{TIMES}main 30:00"),
+        (
+            "echo 'main*|4|1-infinite|11:59:00'; echo 'long|1|1-infinite|7-00:00:00'",
+            (),
+            f"{TIMES}main 11:59:00, long 7-0",
+        ),
+        ("echo 'main*|4|1-infinite|30:00'", ("--partition", "main", "--force"), ""),
+        ("echo 'main*|4|1-infinite|12:00:00'", (), ""),
+        ("echo 'main*|1|1-infinite|infinite'", ("--force",), ""),
+        ("echo 'main*|1|1-infinite|infinite'", ("--partition", "hidden"), ""),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", (), ""),
     ],
 )
-def test_more_nodes_than_a_partition_has_are_refused_before_a_job_waits_for_ever(
-    launch, tmp_path, sinfo, options, is_refused
-):
+def test_more_than_a_partition_allows_is_refused_before_a_job_waits_for_ever(launch, tmp_path, sinfo, options, refusal):
     command_of_slurm(tmp_path, "sbatch", "echo 10")
     command_of_slurm(tmp_path, "sinfo", sinfo)
     code, output, errors = launch(*NEEDED, *options)
-    if not is_refused:
+    if not refusal:
         assert (code, output) == (0, f"submitted as job 10: {tmp_path}/runs/run\n"), errors
         return
-    counts = "main 1, big 4" if not options else "main 4, big 1"
-    assert (code, output, errors) == (
-        64,
-        "",
-        f"error: --nodes: a job of 2 nodes would wait for ever; the partitions have at most: {counts}; "
-        "ask for fewer, or another --partition; --force submits it\n",
-    )
+    assert (code, output) == (64, "")
+    assert errors.startswith(f"error: {refusal}")
+    assert errors.endswith("; ask for less, or another --partition; --force submits it\n")
     assert not (tmp_path / "runs").exists()
 
 
@@ -210,13 +274,14 @@ def test_a_run_with_a_job_in_the_queue_warns_where_it_is_started_here_and_is_not
     assert (code, "job 10 of this run is PENDING; wait for it, or cancel it" in errors) == (73, True)
     asked.unlink()
     warning = (
-        "warning: job 10 of this run is in the queue, and will find it in use (73); cancel it first: pretrain launch"
+        "warning: job 10 of this run is in the queue, and ends (73) if it finds the run in use; cancel it first: "
+        "pretrain launch cancel runs/run; afterwards: pretrain launch resubmit runs/run\n"
     )
     errors = errors_of("launch", "local", *config)
-    assert errors.count(f"{warning} cancel runs/run\n") == 1
+    assert errors.count(warning) == 1
     assert asked.read_text() == "asked\n"
     errors = errors_of("train", *config, "train.steps=2")
-    assert errors.count(f"{warning} cancel runs/run\n") == 1
+    assert errors.count(warning) == 1
 
 
 def test_a_job_after_one_in_the_queue_joins_its_chain_and_changes_nothing_that_it_reads(launch, tmp_path):
@@ -247,6 +312,7 @@ def test_a_job_after_one_in_the_queue_joins_its_chain_and_changes_nothing_that_i
 
 
 def test_the_group_of_a_sweep_may_be_chosen(launch, tmp_path):
+    command_of_slurm(tmp_path, "sbatch", "echo 10")
     launch(*NEEDED, "--vary", "optim.lr=1e-3,3e-4", "tracking.group='2026'")
     groups = [load_config(path).tracking.group for path in tmp_path.glob("runs/run-*/launch/config.yaml")]
     assert groups == ["2026", "2026"]

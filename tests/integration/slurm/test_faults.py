@@ -115,7 +115,7 @@ def test_of_an_array_only_the_element_that_was_stopped_comes_back(lab, make_job)
     number = job.submit(*SRUN, "--vary", "seed=1,2")
     elements = [job.element(task) for task in (0, 1)]
     for element in elements:
-        element.wait_told("ranks on")
+        element.wait_told(", rendezvous at ")
     elements[1].wait_held(25)
     lab.run("scancel", "--batch", "--signal=USR1", f"{number}_1")
     elements[1].wait_asked(25)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from pretrain import cli
 from pretrain.run.folder import RunDir
@@ -115,7 +116,7 @@ def test_nodes_meet_over_ipv6_alone_and_at_another_port_where_the_first_is_in_us
             job.wait_end()
         finally:
             taken.kill()
-    assert f"meet at [fd00::1]:{other}\n" in job.output
+    assert f"rendezvous at [fd00::1]:{other}\n" in job.output
     assert RunDir(job.folder.path).read_record()["attempts"][-1]["world_size"] == 2
 
     site.write_text(f"{SITE}interface: iso\n")
@@ -185,6 +186,12 @@ def test_of_two_commands_at_once_one_submits_and_a_job_in_the_queue_is_the_only_
     )
     assert (job.folder.launch / "config.yaml").read_bytes() == config
     assert len(lab.run("squeue", "-h").splitlines()) == len(job.journal("submit")) == 1
+    refused = job.pretrain(*command, "--singleton", "optim.lr=1", expect=73)
+    assert "is PENDING, submitted with other settings (optim.lr: 0.001 -> 1.0); submit without" in refused
+    assert "1 run would join jobs in the queue" in job.pretrain(*command, "--singleton", "--dry-run")
+    assert "submitted as job" in job.pretrain(*command, "--singleton")
+    assert (job.folder.launch / "config.yaml").read_bytes() == config
+    assert len({row["chain"] for row in job.journal("submit")}) == 1 and len(job.journal("submit")) == 2
 
 
 def test_a_job_that_never_came_to_its_driver_is_told_as_slurm_tells_it(lab, make_job):
@@ -206,6 +213,21 @@ def test_a_job_that_never_came_to_its_driver_is_told_as_slurm_tells_it(lab, make
     job.wait_end("CANCELLED")
     status = job.status()
     assert (status["state"], status["reason"]) == ("cancelled", f"job {number} was cancelled before it began")
+
+
+def test_a_job_with_gpus_that_torch_does_not_see_trains_on_no_cpu(start_lab, make_job):
+    """30 s. Two nodes with a GPU each by Slurm's word alone."""
+    job = make_job(start_lab(nodes=2, gpus=1), template=on_two_ranks(None).replace("device: cpu", "device: auto"))
+    if torch.cuda.is_available():
+        pytest.skip("torch sees a GPU here")
+    number = job.submit("--nodes", "2")
+    assert job.lab.job(number)["TresPerNode"] == "gres:gpu:1"
+    job.wait_end("FAILED")
+    (end,) = job.journal("end")
+    assert (end["exit_code"], end["decision"], end["step"]) == (69, "end", 0)
+    assert "the job has 1 GPU a node, torch sees none (torch " in end["reason"]
+    assert "engine.device=cpu if that is meant" in end["reason"]
+    assert not job.folder.metrics.exists()
 
 
 def test_jobs_of_a_chain_follow_each_other_where_none_may_requeue_itself(lab, make_job):

@@ -34,7 +34,7 @@ def squeue(run: RunDir, line: str) -> None:
 def test_a_run_without_a_job_is_not_cancelled(tmp_path):
     run = RunDir(tmp_path)
     begin_attempt(run, "first", {})
-    for do in (lambda: cancel(tmp_path, 0, print), lambda: resubmit(tmp_path)):
+    for do in (lambda: cancel([tmp_path], 0, print), lambda: resubmit(tmp_path)):
         with pytest.raises(LaunchError, match=r"the run has no Slurm job; start it with pretrain launch slurm"):
             do()
     assert not mark_of_cancel(run).exists()
@@ -42,7 +42,7 @@ def test_a_run_without_a_job_is_not_cancelled(tmp_path):
 
 def test_a_run_is_marked_even_where_slurm_does_not_answer(run):
     with pytest.raises(LaunchError, match=r"Slurm does not answer about job 7; try again where squeue works"):
-        cancel(run.path, 0, print)
+        cancel([run.path], 0, print)
     assert mark_of_cancel(run) == run.launch / "cancelled"
     assert mark_of_cancel(run).is_file()
 
@@ -54,7 +54,7 @@ def test_a_run_that_is_over_is_said_to_be_and_stays_what_it_is(run, code, state)
         file.write(json.dumps(end) + "\n")
     squeue(run, "")
     said = []
-    cancel(run.path, 0, said.append)
+    cancel([run.path], 0, said.append)
     assert said == [f"run: job 7 had ended already: {state}"]
     assert not mark_of_cancel(run).exists()
 
@@ -67,9 +67,27 @@ def test_a_job_that_does_not_end_in_time_is_said_to_be_ended_by_slurm(run, monke
     scancel.chmod(0o755)
     said = []
     monkeypatch.setattr("pretrain_launch.submit.time", FakeClock())
-    cancel(run.path, 90.0, said.append)
+    cancel([run.path], 90.0, said.append)
     assert said == ["job 7: asked to save and end", "job 7: has not ended in 90 s: Slurm ends it", "run: cancelled"]
     assert (run.path.parent / "sent").read_text().splitlines() == ["--batch --signal=USR1 7", "7"]
+
+
+def test_the_runs_of_a_sweep_are_cancelled_at_once(run, tmp_path):
+    """One runs, one waits, one has ended."""
+    runs = [run.path]
+    for number, name in ((8, "second"), (9, "third")):
+        folder = RunDir(tmp_path / name)
+        folder.launch.mkdir(parents=True)
+        (folder.launch / "journal.jsonl").write_text(json.dumps({**ROW, "job": str(number)}) + "\n")
+        runs.append(folder.path)
+    squeue(run, "7|7|RUNNING|None|n1|0:10|1:00|x\n8|8|PENDING|Priority||0:00|1:00|x")
+    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path / "sent"}\n')
+    (tmp_path / "scancel").chmod(0o755)
+    said = []
+    cancel(runs, 0, said.append)
+    assert said == ["third: job 9 had ended already: lost", "run: cancelled", "second: cancelled"]
+    assert (tmp_path / "sent").read_text().splitlines() == ["8", "7"]
+    assert [mark_of_cancel(RunDir(path)).exists() for path in runs] == [True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,10 @@ def test_restarts_in_a_row_without_a_checkpoint_end_the_chain_and_say_so():
     assert (decision.kind, decision.code) == ("end", 137)
     assert decision.reason == "3 restarts in a row without a new checkpoint: why"
     assert decide(outcome(137, idle_restarts=1), 1).kind == "end"
+    short = decide(outcome(75, idle_restarts=3, reason="stopped by SIGUSR1 before the first rank"), 3).reason
+    assert short.endswith(
+        "SIGUSR1 before the first rank: the time limit is too short to start; submit it with a longer --time"
+    )
 
 
 def starts(*steps: int, chain: str = "a") -> list[dict]:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from pretrain.run.folder import begin_attempt
+from pretrain.run.lease import Lease
 from pretrain_launch import job as driver
 from pretrain_launch import rank
 from pretrain_launch.exits import StepExit, are_ready
@@ -43,11 +44,13 @@ class Desk:
         """Sets what the script says."""
         (self.folder / name).write_text(text)
 
-    def drive(self, monkeypatch, *endings: StepExit, restart: int = 0, number: str = "7", signals=()) -> int:
+    def drive(
+        self, monkeypatch, *endings: StepExit, restart: int = 0, number: str = "7", signals=(), nodes=("n1", "n2")
+    ) -> int:
         """Runs one start, whose launches end so."""
         left = list(endings)
         monkeypatch.setattr(driver.Driver, "_launch", lambda self, nodes, attempt: left.pop(0))
-        start = JobStart(number, None, restart, ("n1", "n2"))
+        start = JobStart(number, None, restart, nodes)
         code = driver.Driver(self.spec, start, [*signals]).drive()
         assert not left
         return code
@@ -95,6 +98,13 @@ def test_a_run_that_was_stopped_is_requeued_once_all_is_written_down(desk, monke
     assert desk.drive(monkeypatch, StepExit(75, "", True), signals=[signal.SIGUSR1]) == 75
     assert desk.last()["reason"] == "stopped by SIGUSR1"
     assert (desk.last()["decision"], desk.requeues) == ("requeue", 1)
+
+
+def test_nodes_that_an_elastic_job_holds_and_does_not_use_are_named(desk, monkeypatch, capsys):
+    desk.spec = desk.spec.model_copy(update={"elastic": True, "nodes": 4, "node_counts": [1, 2, 4]})
+    assert desk.drive(monkeypatch, StepExit(0, "", True), nodes=("n1", "n2", "n3")) == 0
+    said = "launch: held, but not used: n3 (3 nodes do not divide the batch; launch.elastic uses 2)\n"
+    assert said in capsys.readouterr().out
 
 
 def test_a_requeue_is_tried_until_the_controller_is_back(desk, monkeypatch):
@@ -180,6 +190,19 @@ def test_another_port_is_tried_where_no_rank_began(desk, monkeypatch):
     bad = StepExit(69, "on n1: torchrun ended with exit code 1 before its ranks", False)
     assert desk.drive(monkeypatch, bad, bad, StepExit(0, "", True)) == 0
     assert desk.drive(monkeypatch, bad, bad, bad) == 69
+
+
+def test_a_job_whose_run_another_process_owns_ends_before_its_nodes_start(desk, monkeypatch):
+    now = itertools.count(0, 20)
+    monkeypatch.setattr(driver, "time", SimpleNamespace(sleep=lambda _: poll_pause(), monotonic=lambda: next(now)))
+    lease = Lease(desk.spec.folder.lease)
+    assert desk.drive(monkeypatch) == 73
+    assert desk.last()["decision"] == "end"
+    assert f"in use by process {os.getpid()} on " in desk.last()["reason"]
+    assert [row["event"] for row in read_journal(desk.spec.folder)] == ["start", "end"]
+    monkeypatch.setattr(driver, "time", SimpleNamespace(sleep=lambda _: lease.release(), monotonic=lambda: 0.0))
+    desk.spec = desk.spec.model_copy(update={"chain": "b" * 12})
+    assert desk.drive(monkeypatch, StepExit(0, "", True), number="8") == 0
 
 
 STEP = """

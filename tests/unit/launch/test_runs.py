@@ -158,6 +158,7 @@ def test_a_lost_run_is_shown_with_its_last_step_and_the_remedy(run, squeue, step
     assert reason in console.export_text()
 
 
+SUBMITTED = {"event": "submit", "chain": "a", "job": "7", "array": None, "at": at(0)}
 PENDING = "7|7|PENDING|BeginTime||0:00|1-00:00:00|2026-01-02T04:00:00"
 RUNNING = "7|7|RUNNING|None|n[1-2]|0:30|1-00:00:00|2026-01-02T03:00:00"
 
@@ -250,14 +251,23 @@ def test_a_job_that_was_cancelled_before_it_could_note_it_is_told_by_its_output(
     assert read_run(run.path).state == state
 
 
+def test_a_cancelled_job_whose_driver_was_killed_after_the_save_is_cancelled(run, squeue):
+    journal(run, SUBMITTED, start(0))
+    slurm = {"job": "7", "restart": 0}
+    ended = {"ended": at(5), "exit_code": 75, "reason": "stopped by SIGTERM"}
+    write_attempts(run, {"number": 1, "started": at(1), "slurm": slurm, **ended})
+    squeue()
+    assert read_run(run.path).state == "stopped"
+    run.logs.mkdir()
+    (run.logs / "slurm-7.out").write_text("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-02T03:05:00 ***\n")
+    assert (read_run(run.path).state, read_run(run.path).exit_code) == ("cancelled", 75)
+
+
 def scontrol(run: RunDir, answer: str) -> None:
     """Puts a scontrol beside `squeue`."""
     script = run.path.parents[1] / "bin" / "scontrol"
     script.write_text(f"#!/bin/sh\n[ -n '{answer}' ] && echo '{answer}' || exit 1\n")
     script.chmod(0o755)
-
-
-SUBMITTED = {"event": "submit", "chain": "a", "job": "7", "array": None, "at": at(0)}
 
 
 @pytest.mark.parametrize(

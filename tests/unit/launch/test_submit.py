@@ -4,6 +4,7 @@ import json
 import stat
 import subprocess
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pydantic
@@ -36,8 +37,8 @@ def spec(**facts) -> LaunchSpec:
     return LaunchSpec.model_validate({**FACTS, **facts})
 
 
-def options(one: LaunchSpec, count: int = 1) -> list[str]:
-    command = sbatch_command(one, one.path, count)
+def options(one: LaunchSpec, elements: Sequence[int] = ()) -> list[str]:
+    command = sbatch_command(one, one.path, elements)
     return command[: command.index(str(script_path()))]
 
 
@@ -101,10 +102,12 @@ def test_a_site_with_modules_has_the_variables_by_which_they_are_found(monkeypat
 
 
 def test_arrays_elastic_jobs_and_singletons_say_so():
-    found = options(spec(name="night-0", run="/data/runs/night-0"), 3)
+    found = options(spec(name="night-0", run="/data/runs/night-0"), range(3))
     assert "--array=0-2" in found
     assert "--job-name=night" in found
     assert "--output=/data/runs/night-%a/logs/slurm-%A_%a.out" in found
+    assert "--array=1-3,5,8-9" in options(spec(name="night-1"), [1, 2, 3, 5, 8, 9])
+    assert "--array=4" in options(spec(name="night-4"), [4])
     elastic = options(spec(elastic=True, node_counts=[1, 2, 4], mode="srun"))
     assert {"--nodes=1-4", "--mincpus=8"} <= set(elastic)
     assert not any("tasks" in option for option in elastic)  # Slurm would give the fewest nodes

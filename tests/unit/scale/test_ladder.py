@@ -161,3 +161,16 @@ def test_fit_predicts_and_score_compares(here, capsys):
     Path("ladder/prediction.json").write_text(json.dumps(facts))
     assert cli.run(["scale", "score", "ladder", str(target)]) == 65
     assert "prediction.json: was edited: its content has another SHA-256" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_ladder_stands_for_its_runs_that_were_submitted(here, capsys):
+    assert cli.run([*PLAN, "--rungs", "3"]) == 0
+    names = [run.name for run in load_ladder(Path("ladder")).runs]
+    assert cli.run(["launch", "cancel", "ladder"]) == 64
+    assert "ladder: no run here" in capsys.readouterr().err
+    for name in (names[2], names[0]):
+        folder = RunDir(Path("ladder/runs") / name)
+        folder.launch.mkdir(parents=True)
+        (folder.launch / "spec.json").write_text("{}")
+    assert cli.run(["launch", "cancel", "ladder"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{name}: has no Slurm job" for name in (names[0], names[2])]
