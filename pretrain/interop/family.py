@@ -17,6 +17,7 @@ import torch
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import AnyModelConfig, ModelConfig
 from pretrain.model import build_model
+from pretrain.model.build import named_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def own_head(config: ModelConfig, theirs: str) -> list[Weight]:
 
 
 def parameter_shapes(config: AnyModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each parameter by name, tied ones once."""
+    """Returns the shape of each weight by name, tied ones once."""
     # On the meta device: a model of any size, without storage.
     model = build_model(config, PLAIN_ENGINE, torch.device("meta"))
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return {name: tuple(weight.shape) for name, weight in named_weights(model)}
