@@ -26,8 +26,9 @@ class Weight:
 
     Attributes:
         ours: Name of our parameter.
-        theirs: (name, rows) of each tensor of theirs, stacked along dimension 0 in this order;
-            rows are counted after transposing. A tensor of one dimension counts its elements.
+        theirs: (name, rows) of each tensor of theirs, stacked along dimension 0 in this order, for
+            experts along the first two; rows are counted after transposing. A tensor of one
+            dimension counts its elements.
         transposed: Theirs is [in, out] where ours is [out, in] (GPT-2's Conv1D).
         vocab: Dimension 0 is the vocabulary, `vocab_size` rows in theirs: padded with rows of
             zeros on import, cut on export.
