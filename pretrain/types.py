@@ -8,6 +8,8 @@ Shape legend, used as suffixes everywhere (`q_BTNH`) and defined only here:
 
     P  chosen positions of a batch, flattened
     C  channels of an image  Y  rows of its pixels    X  columns of its pixels
+    E  experts of a layer            J  experts that a token chooses
+    L  layers with experts           R  rows of experts, one a token and choice
 
 A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also reads `source`; a
 model of image patches reads `pixels_BCYX`.
@@ -138,10 +140,12 @@ class ModelOutput(NamedTuple):
         hidden_BTD: Last hidden states, after the final norm; the input of the head. Under a head of
             labels that pools: the pooled documents.
         logits_BTV: Scores; None without a head, or when the caller asked for hidden states only.
+        routing_LW: Sums over the tokens of each layer with experts (`RoutingSums`); None without.
     """
 
     hidden_BTD: Tensor
     logits_BTV: Tensor | None = None
+    routing_LW: Tensor | None = None
 
 
 EMA = "ema"

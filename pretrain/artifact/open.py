@@ -23,6 +23,7 @@ from pretrain.config.prepare import NormalizeConfig, Template, check_template
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate.constraints import Codec
 from pretrain.model import LanguageModel, build_model
+from pretrain.model.build import named_weights
 from pretrain.types import GenerationDefaults
 from pretrain.utils.safe_read import read_json
 
@@ -140,8 +141,8 @@ def load_artifact(source: ModelSource, device: str) -> Artifact:
 def load_model(source: ModelSource, device: torch.device) -> LanguageModel:
     """Builds the model and loads its weights one by one. Raises: CheckpointError: Parameters differ."""
     model = build_model(source.config, PLAIN_ENGINE, device)
-    parameters = dict(model.named_parameters())
-    differing = sorted(parameters.keys() ^ source.shapes.keys())
+    weights = dict(named_weights(model))
+    differing = sorted(weights.keys() ^ source.shapes.keys())
     if differing:
         raise CheckpointError(
             f"its parameters are not those of its config: {', '.join(differing[:5])}",
@@ -149,12 +150,12 @@ def load_model(source: ModelSource, device: torch.device) -> LanguageModel:
             fix="use the version, and the modules under extend, that it was written with",
         )
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            weight = source.read(name)
-            if weight.shape != parameter.shape:
-                what = f"{name} has shape {list(weight.shape)}, {list(parameter.shape)} by its config"
+        for name, weight in weights.items():
+            saved = source.read(name)
+            if saved.shape != weight.shape:
+                what = f"{name} has shape {list(saved.shape)}, {list(weight.shape)} by its config"
                 raise CheckpointError(what, where=str(source.path), fix="use another checkpoint")
-            parameter.copy_(weight)
+            weight.copy_(saved)
     return model.eval()
 
 

@@ -301,6 +301,7 @@ class OptimConfig(Section):
             "model.head.scaled=true": model.head.scaled,
             "scaled_attention=false": not stack.scaled_attention,
             "position=relative": stack.position == "relative",
+            "model.decoder.experts": stack.experts is not None,
             "optim.muon.split_heads=true": self.muon.split_heads,
             "norm_placement=post": kind == "completep" and stack.norm_placement == "post",
         }

@@ -87,6 +87,26 @@ _MODDED = Architecture(
 )
 """Jordan et al. 2024 (modded-nanoGPT): what pays in short runs. No model of transformers is like it."""
 
+_MIXTRAL = Architecture(
+    ("decoder",),
+    _LLAMA_STACK | {"kv_heads": 8, "rope_theta": 1000000.0, "experts": {"count": 8, "top_k": 2}},
+    {"max_seq_len": 32768, "tied_embeddings": False},
+)
+"""Jiang et al. 2024 (Mixtral), 2, table 1; weights of the two chosen experts sum to 1."""
+
+_QWEN3_MOE = Architecture(
+    ("decoder",),
+    _QWEN3.stack | {"kv_heads": 4},
+    {"max_seq_len": 32768, "tied_embeddings": False},
+)
+"""Yang et al. 2025 (Qwen3), 2, table 2: of 128 experts a token chooses 8; none is shared."""
+
+
+def _experts(count: int, top_k: int, width: int) -> Values:
+    """Returns experts of a width of their own, with the balance loss of Qwen3's release."""
+    return {"count": count, "top_k": top_k, "width": width, "balance_weight": 0.001}
+
+
 _STARCODER2 = Architecture(
     ("decoder",),
     _GPT2_STACK | {"position": "rotary", "window": 4096},
@@ -249,6 +269,10 @@ PRESETS: dict[str, Values] = {
     # Jiang et al. 2023, table 1. Of its 32,768 positions a layer sees the last 4096.
     "mistral-7b": _model(_LLAMA, 32, 4096, 32, 14336, max_seq_len=32768, kv_heads=8, window=4096),
     "mistral-tiny": _model(_LLAMA, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, window=16),
+    # Jiang et al. 2024; the larger one as released.
+    "mixtral-8x7b": _model(_MIXTRAL, 32, 4096, 32, 14336),
+    "mixtral-8x22b": _model(_MIXTRAL, 56, 6144, 48, 16384, max_seq_len=65536),
+    "mixtral-tiny": _model(_MIXTRAL, 2, 64, 4, 96, max_seq_len=128, kv_heads=2, experts={"count": 4, "top_k": 2}),
     "qwen2-0.5b": _model(_QWEN2, 24, 896, 14, 4864, kv_heads=2),
     "qwen2-1.5b": _model(_QWEN2, 28, 1536, 12, 8960, kv_heads=2),
     "qwen2-7b": _model(_QWEN2, 28, 3584, 28, 18944, tied_embeddings=False, kv_heads=4),
@@ -263,6 +287,12 @@ PRESETS: dict[str, Values] = {
     "qwen3-14b": _model(_QWEN3, 40, 5120, 40, 17408, tied_embeddings=False),
     "qwen3-32b": _model(_QWEN3, 64, 5120, 64, 25600, tied_embeddings=False),
     "qwen3-tiny": _model(_QWEN3, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24),
+    # Yang et al. 2025, table 2; by the names of their releases.
+    "qwen3_moe-30b-a3b": _model(_QWEN3_MOE, 48, 2048, 32, 6144, experts=_experts(128, 8, 768)),
+    "qwen3_moe-235b-a22b": _model(_QWEN3_MOE, 94, 4096, 64, 12288, experts=_experts(128, 8, 1536)),
+    "qwen3_moe-tiny": _model(
+        _QWEN3_MOE, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24, experts=_experts(8, 2, 48)
+    ),
     # Periods of the rotary embeddings as released.
     "starcoder2-3b": _model(_STARCODER2, 30, 3072, 24, 12288, kv_heads=2, rope_theta=999999.4420358813),
     "starcoder2-7b": _model(_STARCODER2, 32, 4608, 36, 18432, kv_heads=4, rope_theta=1000000.0),

@@ -96,6 +96,9 @@ def check_fp8(model: ModelConfig, batch: BatchConfig, lengths: RowLengths, *, cr
 
     `crops`: rows are cropped to a multiple of 8 tokens. Raises: ValueError, with the size.
     """
+    if model.last_stack.experts:
+        what = "engine.fp8 rounds linear layers, and experts are grouped ones"
+        raise ValueError(f"{what}; use engine.fp8=off")
     rule = f"a multiple of {FP8_MULTIPLE} for engine.fp8"
     for name in ("encoder", "decoder"):
         stack: StackConfig | None = getattr(model, name)
@@ -197,6 +200,9 @@ class RunConfig(Section):
     def _check_finetune(self) -> Self:
         if self.finetune.kind != "lora":
             return self
+        if isinstance(self.model, ModelConfig) and self.model.last_stack.experts:
+            what = "finetune.kind=lora adapts matrices, and those of experts are one parameter"
+            raise ValueError(f"{what}; use finetune.kind=full")
         if self.init.from_ is None:
             raise ValueError("finetune.kind=lora needs a base model; set init.from")
         if self.init.freeze:

@@ -7,7 +7,7 @@ start_accelerator  ->  build the model, on the meta device for ZeRO 3  ->  fill_
 import os
 import socket
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from pretrain.config.engine import JOB_GPUS, EngineConfig
 from pretrain.dist import World, loopback_store
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, deepspeed_config
 from pretrain.engine.engine import Engine
-from pretrain.engine.replicated import CompleteState, TorchEngine
+from pretrain.engine.replicated import CompleteState, KeptTensor, TorchEngine
 from pretrain.engine.weight_average import AveragedState
 from pretrain.errors import ConfigError, LaunchError, install_fix
 from pretrain.utils.log import quiet_libraries
@@ -65,6 +65,8 @@ def fill_sharded(
             shard = parameter.convert_to_zero_parameters
         else:
             shard([parameter])
+    for name, buffer in model.named_buffers():  # biases of experts: whole on every rank, in fp32
+        torch.utils.swap_tensors(buffer, draw(name, buffer.shape).to(accelerator.device))
 
 
 def pick_device(config: EngineConfig) -> str:
@@ -195,6 +197,7 @@ def build_engine(
     *,
     saves_frozen: bool = True,
     averages: bool = False,
+    balance: Sequence[KeptTensor] = (),
 ) -> Engine:
     """Wraps a module and its optimizer.
 
@@ -209,6 +212,7 @@ def build_engine(
         world: Rank and world size.
         saves_frozen: Frozen parameters are part of the state, as weights without moments.
         averages: A moving average of the trained weights is part of the state.
+        balance: The balance of experts, part of the state.
 
     Raises:
         LaunchError: accelerate built another engine than `config` requests.
@@ -221,7 +225,8 @@ def build_engine(
     engine = build(module, names, optimizer, accelerator, config, grad_clip, world)
     if averages:
         engine.state = engine.average = AveragedState(engine.state)
-    frozen = [(names[id(p)], p) for p in module.parameters() if not p.requires_grad]
-    if frozen and saves_frozen:
-        engine.state = CompleteState(engine.state, frozen, world)
+    parameters = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    frozen = [KeptTensor(names[id(parameter)], "weight", parameter) for parameter in parameters]
+    if kept := [*(frozen if saves_frozen else ()), *balance]:
+        engine.state = CompleteState(engine.state, kept, world)
     return engine

@@ -16,7 +16,7 @@ Frozen parameters are state too, as weights without moments and without an fp32 
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -253,46 +253,62 @@ class TorchEngine(WrappedModule):
         return update
 
 
-class CompleteState:
-    """The state of an engine, and frozen parameters with their names in checkpoints."""
+class KeptTensor(NamedTuple):
+    """A tensor that checkpoints keep and no optimizer steps.
 
-    def __init__(self, trained: FragmentStore, frozen: list[tuple[str, Tensor]], world: World) -> None:
+    Attributes:
+        name: Parameter, in checkpoints.
+        kind: `weight`, or the kind of a tensor of another size, as in `Fragment`.
+        tensor: The live tensor.
+        shape: Shape of the whole parameter; None: that of the tensor.
+    """
+
+    name: str
+    kind: str
+    tensor: Tensor
+    shape: tuple[int, ...] | None = None
+
+
+class CompleteState:
+    """State of an engine, and what else a checkpoint keeps: frozen parameters, loads of experts."""
+
+    def __init__(self, trained: FragmentStore, kept: Sequence[KeptTensor], world: World) -> None:
         self._trained = trained
-        self._frozen = frozen
+        self._kept = kept
         self._world = world
         self._filled: list[tuple[Tensor, Tensor]] = []
 
     def held_fragments(self) -> Iterator[Fragment]:
-        """Yields the trained state, and this rank's part of the frozen parameters."""
+        """Yields the trained state, and this rank's part of what is kept beside it."""
         yield from self._trained.held_fragments()
         self._filled = []
-        for name, parameter in self._frozen:
-            live, offset, shape = self._place(parameter)
+        for name, kind, tensor, shape in self._kept:
+            live, offset, whole = self._place(tensor)
             if live.numel():
-                weight = live if live.dtype == torch.float32 else live.float()
-                if weight is not live:
-                    self._filled.append((live, weight))
-                yield Fragment(name, offset, shape, {"weight": weight})
+                values = live if live.dtype == torch.float32 else live.float()
+                if values is not live:
+                    self._filled.append((live, values))
+                yield Fragment(name, offset, shape or whole, {kind: values})
 
     def owned_fragments(self) -> Iterator[Fragment]:
         """Yields the fragments that this rank saves."""
         yield from self._trained.owned_fragments()
-        for name, parameter in self._frozen:
-            live, offset, shape = self._place(parameter)
-            if not hasattr(parameter, "ds_tensor"):
+        for name, kind, tensor, shape in self._kept:
+            live, offset, whole = self._place(tensor)
+            if not hasattr(tensor, "ds_tensor"):
                 share = _even_share(live.numel(), self._world)
                 live, offset = live[share], share.start
             if live.numel():
-                yield Fragment(name, offset, shape, {"weight": live.float()})
+                yield Fragment(name, offset, shape or whole, {kind: live.float()})
 
-    def _place(self, parameter: Any) -> tuple[Tensor, int, tuple[int, ...]]:
-        """Returns this rank's part of a parameter, flat, its offset, and the shape of the whole."""
-        if not hasattr(parameter, "ds_tensor"):
-            return parameter.data.view(-1), 0, tuple(parameter.shape)
-        share = parameter.ds_tensor.ds_numel
-        offset = parameter.ds_zero_partition_rank * share
-        length = max(0, min(share, parameter.ds_numel - offset))
-        return parameter.ds_tensor.data[:length], offset, tuple(parameter.ds_shape)
+    def _place(self, tensor: Any) -> tuple[Tensor, int, tuple[int, ...]]:
+        """Returns this rank's part of a tensor, flat, its offset, and the shape of the whole."""
+        if not hasattr(tensor, "ds_tensor"):
+            return tensor.data.view(-1), 0, tuple(tensor.shape)
+        share = tensor.ds_tensor.ds_numel
+        offset = tensor.ds_zero_partition_rank * share
+        length = max(0, min(share, tensor.ds_numel - offset))
+        return tensor.ds_tensor.data[:length], offset, tuple(tensor.ds_shape)
 
     def scalars(self) -> dict[str, float]:
         """See `FragmentStore.scalars`."""
@@ -301,7 +317,7 @@ class CompleteState:
     @torch.no_grad()
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
         """Copies loaded values to working weights, before ZeRO 3 gathers small parameters."""
-        for live, weight in self._filled:
-            live.copy_(weight)
+        for live, values in self._filled:
+            live.copy_(values)
         self._filled = []
         self._trained.finish_load(optimizer_step, scalars)

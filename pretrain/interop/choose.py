@@ -85,6 +85,16 @@ def facts(config: ModelConfig) -> dict[str, Any]:
     return found
 
 
+def _expert_facts(stack: StackConfig) -> dict[str, Any]:
+    """Returns the width of the feed-forward layers, and what defines their experts."""
+    experts = stack.experts
+    if experts is None:
+        return {"experts": None}
+    keys = ("count", "top_k", "shared", "scores", "normalize", "scale")
+    found = {f"experts.{key}": getattr(experts, key) for key in keys}
+    return found | {"ff_width": stack.expert_width, "experts.balance": experts.balance == "bias"}
+
+
 def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     keys = ["layers", "width", "heads", "ff_width", "activation", "gated", "norm", "norm_eps"]
     keys += ["norm_placement", "input_norm", "bias", "qk_norm", "scaled_attention", "position"]
@@ -94,6 +104,7 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     if stack.position == "relative":
         keys += ["relative_buckets", "relative_max_distance"]
     found = {key: getattr(stack, key) for key in keys}
+    found |= _expert_facts(stack)
     found |= {"kv_heads": stack.num_kv_heads, "head_width": stack.per_head_width}
     found["qkv_bias"] = stack.has_qkv_bias
     has_window = [window is not None for window in stack.windows]

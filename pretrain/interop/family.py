@@ -17,6 +17,7 @@ import torch
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import AnyModelConfig, ModelConfig
 from pretrain.model import build_model
+from pretrain.model.build import named_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,9 @@ class Weight:
 
     Attributes:
         ours: Name of our parameter.
-        theirs: (name, rows) of each tensor of theirs, stacked along dimension 0 in this order;
-            rows are counted after transposing. A tensor of one dimension counts its elements.
+        theirs: (name, rows) of each tensor of theirs, stacked along dimension 0 in this order, for
+            experts along the first two; rows are counted after transposing. A tensor of one
+            dimension counts its elements.
         transposed: Theirs is [in, out] where ours is [out, in] (GPT-2's Conv1D).
         vocab: Dimension 0 is the vocabulary, `vocab_size` rows in theirs: padded with rows of
             zeros on import, cut on export.
@@ -115,7 +117,7 @@ def own_head(config: ModelConfig, theirs: str) -> list[Weight]:
 
 
 def parameter_shapes(config: AnyModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each parameter by name, tied ones once."""
+    """Returns the shape of each weight by name, tied ones once."""
     # On the meta device: a model of any size, without storage.
     model = build_model(config, PLAIN_ENGINE, torch.device("meta"))
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return {name: tuple(weight.shape) for name, weight in named_weights(model)}

@@ -1,11 +1,12 @@
-"""LLaMA 2 and 3, Mistral, Qwen 2 and Qwen 3: one layout of tensors, four readings of config.json.
+"""LLaMA 2 and 3, Mistral, Mixtral, Qwen 2 and 3, the last with experts too: one layout of tensors.
 
-RMSNorm before each sub-layer, rotary positions, a gated feed-forward layer. The families differ in
-the projections that have a bias, in windows, and in norms of queries and keys. Rotary parameters
-come in the spellings of transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`).
+RMSNorm before each sub-layer, rotary positions, a gated feed-forward layer or experts. The families
+differ in the projections that have a bias, in windows, in norms of queries and keys, and in
+experts, each of whose matrices is a tensor of theirs. Rotary parameters come in the spellings of
+transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -34,29 +35,62 @@ _MODEL: Keys = {
 
 
 @dataclass(frozen=True, slots=True)
+class _ExpertKeys:
+    """Keys and tensors of the experts of a `model_type`, with the defaults of transformers."""
+
+    count: tuple[str, ...]  # keys of their number, the newest first; every version reads the last
+    defaults: tuple[int, int]  # their number, and how many a token chooses
+    module: str  # name of the layer
+    gate: str  # names of the three matrices of an expert
+    up: str
+    down: str
+    width: tuple[str, int] | None = None  # key of their hidden width; None: that of dense layers
+    normalizes: bool | None = None  # weights of the chosen sum to 1; None: by `norm_topk_prob`
+
+
+@dataclass(frozen=True, slots=True)
 class _Dialect:
     """The differences of one `model_type`, with the defaults of transformers."""
 
     model_type: str
     name: str  # prefix of class names
-    windows: str  # layers that may have one: none, all, or those listed in `layer_types`
+    # Layers that may have one: none, all, all if a flag is set, or those listed in `layer_types`.
+    windows: str
     sizes: dict[str, int]  # defaults that differ from LLaMA's
     kv_heads: int | None  # None: as many as query heads
     head_width: int | None  # None: width / heads
     tokens: dict[str, int]
     qkv_bias: bool = False  # of queries, keys and values, and nothing else
     qk_norm: bool = False
+    experts: _ExpertKeys | None = None
+    missing: dict[str, Any] = field(default_factory=dict)  # further defaults
 
 
 _TOKENS = {"bos": 1, "eos": 2}
 _MISTRAL_SIZES = {"intermediate_size": 14336, "max_position_embeddings": 131072}
 _QWEN_SIZES = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
+_MIXTRAL_SIZES = {"intermediate_size": 14336, "max_position_embeddings": 131072}
+_MIXTRAL_EXPERTS = _ExpertKeys(("num_local_experts",), (8, 2), "block_sparse_moe", "w1", "w3", "w2", normalizes=True)
+_QWEN_MOE_SIZES = {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144}
+_QWEN_MOE_SIZES |= {"num_hidden_layers": 24}
+_QWEN_MOE_EXPERTS = _ExpertKeys(
+    ("num_local_experts", "num_experts"), (128, 8), "mlp", "gate_proj", "up_proj", "down_proj",
+    width=("moe_intermediate_size", 768),
+)  # fmt: skip
 _DIALECTS = (
     _Dialect("llama", "Llama", "none", {}, None, None, _TOKENS),
     _Dialect("mistral", "Mistral", "all", _MISTRAL_SIZES, 8, None, _TOKENS),
     _Dialect("qwen2", "Qwen2", "listed", _QWEN_SIZES, 32, None, {}, qkv_bias=True),
     _Dialect("qwen3", "Qwen3", "listed", _QWEN_SIZES, 32, 128, {}, qk_norm=True),
-)
+    _Dialect(
+        "mixtral", "Mixtral", "all", _MIXTRAL_SIZES, 8, None, _TOKENS, experts=_MIXTRAL_EXPERTS,
+        missing={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "sliding_window": None},
+    ),
+    _Dialect(
+        "qwen3_moe", "Qwen3Moe", "flagged", _QWEN_MOE_SIZES, 4, None, {}, qk_norm=True, experts=_QWEN_MOE_EXPERTS,
+        missing={"max_position_embeddings": 32768},
+    ),
+)  # fmt: skip
 
 
 def read_rope(fields: Fields, max_seq_len: int) -> dict[str, Any]:
@@ -114,7 +148,7 @@ def _read_bias(dialect: _Dialect, fields: Fields) -> bool:
             why = f"only the value of mlp_bias={feedforward} can be represented"
             raise refusal("attention_bias", attention, why)
         return attention
-    if dialect.model_type == "qwen3":
+    if dialect.qk_norm:
         fields.only("attention_bias", False, "the attention layers alone would have biases")
     return False
 
@@ -128,6 +162,8 @@ def _read_windows(dialect: _Dialect, fields: Fields, layers: int) -> dict[str, i
     window = None
     if fields.flag("use_sliding_window", False):
         window = fields.optional_integer("sliding_window", 4096)
+    if dialect.windows == "flagged":
+        return {"window": window}
     listed = fields.values.get("layer_types")
     if listed is None:
         full = fields.integer("max_window_layers", 28) if window else layers
@@ -156,12 +192,63 @@ def _write_windows(dialect: _Dialect, stack: StackConfig) -> dict[str, Any]:
         return {}
     if dialect.windows == "all":
         return {"sliding_window": stack.window}
+    if dialect.windows == "flagged":
+        return {"use_sliding_window": stack.window is not None, "sliding_window": stack.window}
     slides = [window is not None for window in stack.windows]
     return {
         "use_sliding_window": any(slides),
         "sliding_window": stack.window if any(slides) else None,
         "max_window_layers": slides.index(True) if any(slides) else stack.layers,
         "layer_types": [_SLIDING if slide else _FULL for slide in slides],
+    }
+
+
+def _read_experts(keys: _ExpertKeys, fields: Fields, hidden: int) -> dict[str, Any]:
+    """Returns the keys of `experts`; `hidden` is the width of dense layers, which are none."""
+    count, top_k = keys.defaults
+    for key in reversed(keys.count):
+        count = fields.integer(key, count)
+    width = hidden if keys.width is None else fields.integer(*keys.width)
+    weight = fields.number("router_aux_loss_coef", 0.001)
+    normalizes = keys.normalizes
+    if normalizes is None:
+        normalizes = fields.flag("norm_topk_prob", False)
+        fields.only("decoder_sparse_step", 1, "some layers would be dense")
+        fields.only("mlp_only_layers", [], "some layers would be dense")
+    else:
+        fields.only("router_jitter_noise", 0.0, "the router would read its input times noise")
+    return {
+        "count": count,
+        "top_k": fields.integer("num_experts_per_tok", top_k),
+        "width": None if width == hidden else width,
+        "normalize": normalizes,
+        **({"balance_weight": weight} if weight > 0 else {"balance": "none"}),
+    }
+
+
+def _write_experts(keys: _ExpertKeys, stack: StackConfig) -> dict[str, Any]:
+    experts = stack.experts
+    if experts is None:
+        return {}
+    found: dict[str, Any] = {keys.count[-1]: experts.count, "num_experts_per_tok": experts.top_k}
+    found["router_aux_loss_coef"] = experts.balance_weight if experts.balance == "loss" else 0.0
+    if keys.width is None:
+        return found | {"intermediate_size": stack.expert_width}
+    found |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    return found | {keys.width[0]: stack.expert_width, "norm_topk_prob": experts.normalize}
+
+
+def _expert_tensors(keys: _ExpertKeys, stack: StackConfig) -> dict[str, dict[str, int]]:
+    """Returns the tensors of a layer of experts, expert by expert."""
+    experts = stack.experts
+    if experts is None:
+        return {}
+    numbers = [f"{keys.module}.experts.{number}." for number in range(experts.count)]
+    halves = [f"{name}{part}" for name in numbers for part in (keys.gate, keys.up)]
+    return {
+        "feedforward.router": {f"{keys.module}.gate": experts.count},
+        "feedforward.gate_up": dict.fromkeys(halves, stack.expert_width),
+        "feedforward.down": dict.fromkeys((f"{name}{keys.down}" for name in numbers), stack.width),
     }
 
 
@@ -179,7 +266,7 @@ def read_heads(
 
 
 def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
-    fields = Fields(values)
+    fields = Fields(dialect.missing | values)
     model = fields.read(_MODEL, dialect.sizes)
     stack = fields.read(_STACK, dialect.sizes)
     width = stack["width"]
@@ -197,6 +284,8 @@ def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str
         **read_rope(fields, model["max_seq_len"]),
         **_read_windows(dialect, fields, stack["layers"]),
     }
+    if dialect.experts is not None:
+        stack["experts"] = _read_experts(dialect.experts, fields, stack["ff_width"])
     claimed = fields.claims(f"{dialect.name}ForCausalLM")
     has_head = model["tied_embeddings"] or _HEAD in names or claimed
     return build_config(
@@ -213,7 +302,7 @@ def _write_config(dialect: _Dialect, config: ModelConfig) -> dict[str, Any]:
     biases: dict[str, bool] = {}
     if dialect.model_type == "llama":
         biases = {"attention_bias": stack.bias, "mlp_bias": stack.bias}
-    elif dialect.model_type == "qwen3":
+    elif dialect.qk_norm:
         biases = {"attention_bias": False}
     return {
         **write_keys(config, _MODEL),
@@ -225,6 +314,7 @@ def _write_config(dialect: _Dialect, config: ModelConfig) -> dict[str, Any]:
         **write_rope(stack),
         **_write_windows(dialect, stack),
         **biases,
+        **(_write_experts(dialect.experts, stack) if dialect.experts else {}),
     }
 
 
@@ -252,6 +342,8 @@ def _weights(dialect: _Dialect, config: ModelConfig) -> list[Weight]:
         "feedforward.gate_up": {f"mlp.{part}_proj": stack.ff_width for part in ("gate", "up")},
         "feedforward.down": {"mlp.down_proj": width},
     }
+    if dialect.experts is not None:
+        linears |= _expert_tensors(dialect.experts, stack)
     found = [table("embedding.weight", _WORDS, config.vocab_size)]
     for number in range(stack.layers):
         ours, theirs = f"decoder.blocks.{number}.", f"model.layers.{number}."
@@ -266,7 +358,7 @@ def _architecture(dialect: _Dialect, config: ModelConfig) -> str:
     return f"{dialect.name}ForCausalLM" if config.head.kind == "lm" else f"{dialect.name}Model"
 
 
-LLAMA, MISTRAL, QWEN2, QWEN3 = (
+LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE = (
     Family(
         model_type=dialect.model_type,
         read_config=partial(_read_config, dialect),

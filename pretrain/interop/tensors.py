@@ -137,24 +137,27 @@ def _find(folder: Path) -> dict[str, Path]:
 def from_theirs(weight: Weight, tensors: Sequence[Tensor], shape: Shape) -> Tensor:
     """Makes our parameter of `shape` from `tensors`, which are in the order of `weight.theirs`.
 
-    It is a new tensor in the dtype of the first; rows that pad the vocabulary are zeros.
+    It is a new tensor in the dtype of the first; rows that pad the vocabulary are zeros. The rows
+    of experts, [E, outputs, inputs], are those of all of them, one below the other.
     """
-    ours = tensors[0].new_zeros(shape)
+    whole = tensors[0].new_zeros(shape)
+    ours = whole.view(-1, shape[-1]) if len(shape) == 3 else whole
     start = 0
     for tensor, (name, rows) in zip(tensors, weight.theirs, strict=True):
         turned = tensor[0] if weight.row else tensor.t() if weight.transposed else tensor
         if weight.shape is not None and tensor.shape == weight.shape:
-            turned = tensor.reshape(rows, *shape[1:])
-        assert turned.shape == (rows, *shape[1:]), (name, tensor.shape, weight.ours, shape)
+            turned = tensor.reshape(rows, *ours.shape[1:])
+        assert turned.shape == (rows, *ours.shape[1:]), (name, tensor.shape, weight.ours, shape)
         ours[start : start + rows] = turned
         start += rows
-    assert start == shape[0] or weight.vocab, (weight.ours, shape, start)
-    return ours
+    assert start == len(ours) or weight.vocab, (weight.ours, shape, start)
+    return whole
 
 
 def to_theirs(weight: Weight, ours: Tensor) -> list[tuple[str, Tensor]]:
     """Makes their tensors, views of ours where possible, without padding of the vocabulary."""
     rows = [count for _, count in weight.theirs]
+    ours = ours.flatten(0, 1) if ours.ndim == 3 else ours
     assert sum(rows) == ours.shape[0] or (weight.vocab and sum(rows) < ours.shape[0]), weight.ours
     parts = torch.split(ours[: sum(rows)], rows)
     if weight.shape is not None:

@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,12 @@ log = logging.getLogger(__name__)
 
 LanguageModel = Transformer | Recurrent
 
-_RESIDUAL_OUTPUTS = ("attention.output.weight", "cross.output.weight", "feedforward.down.weight")
+_RESIDUAL_OUTPUTS = (
+    "attention.output.weight",
+    "cross.output.weight",
+    "feedforward.down.weight",
+    "feedforward.shared.down.weight",
+)
 
 _TABLES = ("embedding.weight", "embedding.before.weight", "token_type.weight", "position.weight")
 
@@ -69,12 +74,12 @@ def _draw_normal(
 
 
 def _fused_parts(name: str, weight: Tensor, stack: StackConfig) -> tuple[Tensor, ...]:
-    """Returns the matrices of a fused parameter, views of its rows."""
+    """Returns the matrices of a fused parameter, views of its rows; of all experts together."""
     kv_rows = stack.num_kv_heads * stack.per_head_width
     if name.endswith("attention.qkv.weight"):
         return weight.split([stack.heads * stack.per_head_width, kv_rows, kv_rows])
-    if name.endswith(("cross.key_value.weight", "feedforward.gate_up.weight")):
-        return weight.chunk(2)
+    if name.endswith(("cross.key_value.weight", "gate_up.weight")):
+        return weight.chunk(2, dim=-2)
     return (weight,)
 
 
@@ -86,7 +91,7 @@ def _draw_xavier(
         weight.normal_(0.0, stack.width**-0.5, generator=generator)
         return
     for part in _fused_parts(name, weight, stack):
-        bound = math.sqrt(6 / sum(part.shape))
+        bound = math.sqrt(6 / sum(part.shape[-2:]))
         part.uniform_(-bound, bound, generator=generator)
 
 
@@ -100,7 +105,7 @@ def _draw_t5(name: str, weight: Tensor, config: ModelConfig, stack: StackConfig,
         weight.normal_(0.0, stack.width**-0.5 if is_bias else 1.0, generator=generator)
         return
     for number, part in enumerate(_fused_parts(name, weight, stack)):
-        std = part.shape[1] ** -0.5
+        std = part.shape[-1] ** -0.5
         if number == 0 and name.endswith(_QUERIES) and not stack.scaled_attention:
             std *= stack.per_head_width**-0.5
         part.normal_(0.0, std, generator=generator)
@@ -157,11 +162,17 @@ def init_weights(model: nn.Module, config: AnyModelConfig, seed: int) -> None:
     fill_weights(model, partial(initial_weight, config=config, seed=seed))
 
 
+def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights of a checkpoint: parameters, then the biases that balance experts."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
 @torch.no_grad()
 def fill_weights(model: nn.Module, draw: Callable[[str, torch.Size], Tensor]) -> None:
-    """Overwrites every parameter in place, one at a time; costs one fp32 copy of the largest."""
-    for name, parameter in model.named_parameters():
-        parameter.copy_(draw(name, parameter.shape))
+    """Overwrites every weight in place, one at a time; costs one fp32 copy of the largest."""
+    for name, weight in named_weights(model):
+        weight.copy_(draw(name, weight.shape))
 
 
 def _compiles(engine: EngineConfig, device: torch.device) -> bool:

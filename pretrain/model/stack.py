@@ -14,7 +14,6 @@ With `activation_checkpointing_every: n`, only every n-th block is checkpointed.
 (`activation_offload.py`).
 """
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from pretrain.config.engine import EngineConfig
@@ -31,22 +29,9 @@ from pretrain.model.activation_offload import ActivationOffload
 from pretrain.model.attention import CachePlace, CrossAttention, KVCache, LayerCache, SelfAttention
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds
+from pretrain.model.feedforward import FeedForward, MixtureOfExperts
 from pretrain.model.position import PositionedInput, Rotation, build_position
 from pretrain.types import AttentionMask
-
-
-def relu_squared(x: Tensor) -> Tensor:
-    """Returns `max(x, 0)^2` (So et al. 2021, 3)."""
-    return functional.relu(x).square()
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-    "silu": functional.silu,
-    "relu": functional.relu,
-    "relu2": relu_squared,
-}
 
 
 def build_norm(config: StackConfig) -> nn.Module:
@@ -55,30 +40,6 @@ def build_norm(config: StackConfig) -> nn.Module:
     if config.norm == "rms":
         return nn.RMSNorm(config.width, eps=config.norm_eps)
     return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
-
-
-class FeedForward(nn.Module):
-    """`down(activation(up(x)))` (Vaswani et al. 2017, 3.3), [B, T, D] to [B, T, D].
-
-    Gated: `down(activation(gate(x)) * up(x))` (Shazeer 2020). `gate` and `up` are one matrix
-    product: rows 0..F-1 of `gate_up.weight` are the gate.
-    """
-
-    def __init__(self, config: StackConfig) -> None:
-        super().__init__()
-        self.gated = config.gated
-        if self.gated:
-            self.gate_up = nn.Linear(config.width, 2 * config.ff_width, bias=config.bias)
-        else:
-            self.up = nn.Linear(config.width, config.ff_width, bias=config.bias)
-        self.down = nn.Linear(config.ff_width, config.width, bias=config.bias)
-        self.activation = ACTIVATIONS[config.activation]
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        if self.gated:
-            gate_BTF, up_BTF = self.gate_up(x_BTD).chunk(2, dim=-1)
-            return self.down(self.activation(gate_BTF) * up_BTF)
-        return self.down(self.activation(self.up(x_BTD)))
 
 
 class Memory(NamedTuple):
@@ -101,6 +62,7 @@ _SAVED_OPERATIONS = {
     "torch_attn::_varlen_attn",
     "flash_attn::_flash_attn_varlen_forward",
     "flex_attention",
+    "pretrain::grouped_linear",
 }
 
 
@@ -143,7 +105,7 @@ class Block(nn.Module):
         self.cross_norm = None if cross_backend is None else build_norm(config)
         self.cross = None if cross_backend is None else CrossAttention(config, cross_backend)
         self.feedforward_norm = build_norm(config)
-        self.feedforward = FeedForward(config)
+        self.feedforward = MixtureOfExperts(config) if config.experts else FeedForward(config)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(
@@ -155,14 +117,16 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         others: tuple[Tensor, ...] = (),
         input_BTD: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        counted_BT: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
         """Maps [B, T, D] to [B, T, D]; arguments as in `SelfAttention` and `CrossAttention`.
 
-        `input_BTD` is the input of the first block, for `residual_scalars`. The first block of a
-        stack with `value_residual` returns its values too.
+        `input_BTD` is the input of the first block, for `residual_scalars`, and `counted_BT` the
+        tokens that experts count. The first block of a stack with `value_residual` returns its
+        values too, and then a block with experts its packed `RoutingSums`.
         """
         # Arguments by position: the hooks of ZeRO stage 3 do not see others.
-        arguments = (x_BTD, prepared, rotation, memory, cache, others, input_BTD)
+        arguments = (x_BTD, prepared, rotation, memory, cache, others, input_BTD, counted_BT)
         # Without gradients nothing is saved in any mode.
         if self._checkpointing is None or not torch.is_grad_enabled():
             return self._layers(*arguments)
@@ -178,23 +142,30 @@ class Block(nn.Module):
         cache: LayerCache | None,
         others: tuple[Tensor, ...],
         input_BTD: Tensor | None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        counted_BT: Tensor | None,
+    ) -> Tensor | tuple[Tensor, ...]:
         if self.residual_mix is not None:
             assert input_BTD is not None, "residual scalars need the input of the first block"
             x_BTD = self.residual_mix[0] * x_BTD + self.residual_mix[1] * input_BTD
-        own_BTKH = None
+        further: tuple[Tensor, ...] = ()
         result_BTD = self.attention(self._read(x_BTD, self.attention_norm), prepared, rotation, cache, others)
         if self.attention.returns_values:
             result_BTD, own_BTKH = result_BTD
+            further = (own_BTKH,)
         x_BTD = self._add(x_BTD, self.attention_norm, result_BTD)
         if self.cross is not None and self.cross_norm is not None:
             assert memory is not None, "a decoder with cross attention needs a source"
             hidden_BSD, cross_prepared = memory
             result_BTD = self.cross(self._read(x_BTD, self.cross_norm), hidden_BSD, cross_prepared, cache)
             x_BTD = self._add(x_BTD, self.cross_norm, result_BTD)
-        result_BTD = self.feedforward(self._read(x_BTD, self.feedforward_norm))
+        read_BTD = self._read(x_BTD, self.feedforward_norm)
+        if isinstance(self.feedforward, MixtureOfExperts):
+            result_BTD, sums_W = self.feedforward(read_BTD, counted_BT)
+            further = further if sums_W is None else (*further, sums_W)
+        else:
+            result_BTD = self.feedforward(read_BTD)
         x_BTD = self._add(x_BTD, self.feedforward_norm, result_BTD)
-        return x_BTD if own_BTKH is None else (x_BTD, own_BTKH)
+        return (x_BTD, *further) if further else x_BTD
 
     def _read(self, x_BTD: Tensor, norm: nn.Module) -> Tensor:
         """Returns the input of a sub-layer."""
@@ -268,6 +239,7 @@ class Stack(nn.Module):
             self.token_type = nn.Embedding(config.token_types, config.width)
         self.residual_scalars = config.residual_scalars
         self.value_residual = config.value_residual
+        self.has_experts = config.experts is not None
         self.value_tables = [config.value_table(number) for number in range(config.layers)]
         value_width = config.num_kv_heads * config.per_head_width
         self.value_embedding = nn.ModuleList(
@@ -284,8 +256,11 @@ class Stack(nn.Module):
 
     def forward(
         self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None = None, cache: KVCache | None = None
-    ) -> Tensor:
-        """Maps embeddings to hidden states, [B, T, D] to [B, T, D]; extends the cache by T positions."""
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Maps embeddings [B, T, D] to hidden states of that shape; extends the cache by T positions.
+
+        With experts, and without a cache, returns also packed `RoutingSums`, [L, 2E + 2].
+        """
         queries = x_BTD.shape[1]
         place = CachePlace(0, queries) if cache is None else cache.place(queries)
         assert place.keys <= self.max_seq_len, f"{place.keys} positions, at most {self.max_seq_len}"
@@ -304,6 +279,8 @@ class Stack(nn.Module):
         embedded = [embedding(rows.tokens_BT) for embedding in self.value_embedding]
         first: tuple[Tensor, ...] = ()
         input_BTD = x_BTD if self.residual_scalars else None
+        counted_BT = _counted(x_BTD, rows) if self.has_experts and cache is None else None
+        sums: list[Tensor] = []
         # Around a block's call, and so outside of what is compiled and of an engine's hooks.
         offload = self.offload if torch.is_grad_enabled() else None
         for number, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
@@ -312,11 +289,14 @@ class Stack(nn.Module):
             table = self.value_tables[number]
             others = first if table is None else (*first, embedded[table])
             with nullcontext() if offload is None else offload.block(number):
-                x_BTD = block(x_BTD, masks[window], rotation, memory, layer_cache, others, input_BTD)
-            if self.value_residual and number == 0:
-                x_BTD, own_BTKH = x_BTD
-                first = (own_BTKH,)
-        return self.norm(x_BTD)
+                x_BTD = block(x_BTD, masks[window], rotation, memory, layer_cache, others, input_BTD, counted_BT)
+            if isinstance(x_BTD, tuple):
+                x_BTD, *further = x_BTD
+                if self.value_residual and number == 0:
+                    first = (further.pop(0),)
+                sums += further
+        hidden_BTD = self.norm(x_BTD)
+        return (hidden_BTD, torch.stack(sums)) if sums else hidden_BTD
 
     def _prepare_masks(
         self, placed: PositionedInput, rows: StackRows, cache: KVCache | None, place: CachePlace
@@ -358,6 +338,16 @@ class Stack(nn.Module):
             mask = replace(mask, on_host=on_host)
         prepared = self.cross_backend.prepare(mask, **size, device=x_BTD.device)
         return Memory(encoded.hidden_BSD, prepared)
+
+
+def _counted(x_BTD: Tensor, rows: StackRows) -> Tensor:
+    """Returns the tokens that are no padding, bool [B, T]."""
+    if rows.documents_BT is not None:
+        return rows.documents_BT >= 0
+    shape = x_BTD.shape[:2]
+    if rows.lengths_B is None:
+        return torch.ones(shape, dtype=torch.bool, device=x_BTD.device)
+    return torch.arange(shape[1], device=x_BTD.device) < rows.lengths_B[:, None]
 
 
 def _cross_mask(rows: StackRows, source: StackRows, size: dict[str, int], device: torch.device) -> AttentionMask:

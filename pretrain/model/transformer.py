@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig, PatchesConfig
 from pretrain.model.attention import KVCache
-from pretrain.model.stack import ACTIVATIONS, EncoderOutput, Stack, StackRows, build_norm
+from pretrain.model.feedforward import ACTIVATIONS
+from pretrain.model.stack import EncoderOutput, Stack, StackRows, build_norm
 from pretrain.types import Batch, ModelOutput, SourceBatch
 
 HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Any]
@@ -212,12 +213,14 @@ class Transformer(nn.Module):
             encoded = self._encode(batch.source, skip=cache is not None and cache.length > 0)
         pixels_BCYX = batch.pixels_BCYX
         x_BTD = self._embed(batch.tokens_BT) if pixels_BCYX is None else self.embedding(pixels_BCYX)
-        hidden_BTD = self.stacks[-1](x_BTD, rows, encoded, cache)
+        hidden_BTD, routing_LW = self.stacks[-1](x_BTD, rows, encoded, cache), None
+        if isinstance(hidden_BTD, tuple):
+            hidden_BTD, routing_LW = hidden_BTD
         if self.head is not None and self.head.scores_labels:
             hidden_BTD = self._summarize(hidden_BTD, batch)
         if not logits or self.head is None:
-            return ModelOutput(hidden_BTD)
-        return ModelOutput(hidden_BTD, self.head(hidden_BTD))
+            return ModelOutput(hidden_BTD, None, routing_LW)
+        return ModelOutput(hidden_BTD, self.head(hidden_BTD), routing_LW)
 
     def _embed(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.embedding(tokens_BT)

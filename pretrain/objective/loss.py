@@ -65,12 +65,14 @@ class LossOutput(NamedTuple):
         num_correct: Scalar int64: targets with the largest score; among equal scores the first.
         nll_P: Detached summands of `nll_sum`, at `Batch.target_positions_P` or at every position; 0
             without a target. None: not available, and then no loss by source is logged.
+        routing_LW: That of the model's output; losses of it are added by the training step.
     """
 
     loss_sum: Tensor
     nll_sum: Tensor
     num_correct: Tensor
     nll_P: Tensor | None = None
+    routing_LW: Tensor | None = None
 
 
 Loss = Callable[[Model, Batch], LossOutput]
@@ -86,7 +88,8 @@ def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_l
 
     If `batch.target_positions_P` lists the few positions with a target, the head reads only these.
     """
-    hidden_BTD = model(batch, logits=False).hidden_BTD
+    output = model(batch, logits=False)
+    hidden_BTD = output.hidden_BTD
     targets_BT = batch.targets_BT
     if batch.target_positions_P is not None:
         hidden_BTD = hidden_BTD.flatten(0, 1).index_select(0, batch.target_positions_P)
@@ -106,7 +109,7 @@ def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_l
         )
 
     # The hooks of ZeRO stage 3 may return a plain tuple.
-    return LossOutput(*model.head(hidden_BTD, head_loss))
+    return LossOutput(*model.head(hidden_BTD, head_loss))._replace(routing_LW=output.routing_LW)
 
 
 class CrossEntropy(NamedTuple):

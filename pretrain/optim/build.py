@@ -58,20 +58,21 @@ def build_adafactor(groups: list[ParameterGroup], config: OptimConfig, device: t
 #
 # Muon (Jordan et al. 2024) updates a matrix by its momentum with all singular values set equal, by
 # Newton-Schulz iterations in bf16. That fits a matrix between two hidden states, but not an
-# embedding, an output head, a norm or a bias: these are updated by AdamW, at `optim.lr`. Fused
-# weights are updated matrix by matrix (`block_rows`).
+# embedding, an output head, a norm or a bias: these are updated by AdamW, at `optim.lr`. So is a
+# router, the head of a choice among experts. Fused weights are updated matrix by matrix, and those
+# of experts expert by expert (`block_rows`).
 
 MUON_BATCH_ELEMENTS = {"cuda": 2**25}
 """Elements of the matrices that a kind of device orthogonalises at once: four bf16 tensors of 64 MiB at most."""
 
-HEAD_PART = "head"
-"""Part of the parameter names of the output head."""
+HEAD_PARTS = frozenset({"head", "router"})
+"""Parts of the parameter names of heads."""
 
 
 def split_hidden(group: ParameterGroup) -> tuple[ParameterGroup, ParameterGroup]:
     """Returns the hidden matrices of a group, and the rest of it."""
     is_hidden = [
-        group.decays and len(blocks[0]) == 2 and HEAD_PART not in name.split(".")
+        group.decays and len(blocks[0]) == 2 and HEAD_PARTS.isdisjoint(name.split("."))
         for name, blocks in zip(group.names, group.blocks, strict=True)
     ]
 

@@ -8,9 +8,10 @@ positions counts as an embedding.
 Fused weights (queries, keys and values; gate and up) consist of several matrices, each with its own
 spectrum, rows and columns. An optimizer over whole matrices steps them separately: Muon's author
 found it better (Jordan et al. 2024), and T5's Adafactor factors (Shazeer and Stern 2018) were those
-of separate matrices.
+of separate matrices. So are those of experts, [E, outputs, inputs], expert by expert.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,9 +37,9 @@ def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tup
     To be called before an engine partitions the parameters.
     """
     parameter = model.get_parameter(name)
-    rows = parameter.shape[0] if parameter.ndim else 1
-    if parameter.ndim != 2:
-        return (rows,)
+    if parameter.ndim < 2:
+        return (parameter.numel(),)
+    rows = parameter.shape[-2]
     owner_name, _, _ = name.rpartition(".")
     parent_name, _, layer = owner_name.rpartition(".")
     owner = model.get_submodule(owner_name)
@@ -52,7 +53,7 @@ def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tup
         parts = 2 if layer in _HALVES else _GATES.get(type(owner), 1)
         blocks = (rows // parts,) * parts
     assert sum(blocks) == rows, f"{name}: {blocks} are not {rows} rows"
-    return blocks
+    return blocks * math.prod(parameter.shape[:-2])
 
 
 EMBEDDING_PARTS = frozenset({"embedding", "position"})
@@ -163,7 +164,7 @@ def group_parameters(
         blocks = []
         for name, parameter in members[depth, decays, scale]:
             rows_of = block_rows(model, name, split_heads=split_heads)
-            blocks.append(tuple((rows, *parameter.shape[1:]) for rows in rows_of))
+            blocks.append(tuple((rows, *parameter.shape[1:][-1:]) for rows in rows_of))
         suffix = "" if layer_decay is None else f".{depth}"
         suffix += f".s{scales.index(scale)}" if len(scales) > 1 else ""
         ratio = scale.lr * (layer_decay or 1.0) ** (head_depth - depth)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
-from pretrain.config.model import ModelConfig, RecurrentConfig, RecurrentStackConfig, StackConfig
+from pretrain.config.model import ExpertsConfig, ModelConfig, RecurrentConfig, RecurrentStackConfig, StackConfig
 from pretrain.plan.params import TrainableSubset, decoder_input_width, parameter_shapes
 from pretrain.plan.task import TrainingTask
 
@@ -116,13 +116,37 @@ class _StackCounter:
 
     def feedforward(self) -> tuple[int, int]:
         stack = self.stack
-        hidden = stack.ff_width * self.compute
-        up = (2 if stack.gated else 1) * hidden
+        if stack.experts is None:
+            inside, up = self.hidden(stack.ff_width)
+            return self.around() + inside, up + stack.width * self.compute
+        return self.mixture(stack.experts)
+
+    def hidden(self, width: int) -> tuple[int, int]:
+        """Returns bytes a token between both products of a layer, and of the first one's result."""
+        stack = self.stack
+        hidden = width * self.compute
         # The backward pass of ReLU needs its result only, which the next product holds too; a square needs its input.
         inside = 4 * hidden if stack.gated else hidden if stack.activation == "relu" else 2 * hidden
         if stack.gated and stack.activation == "relu2":
             inside += hidden
-        return self.around() + inside, up + stack.width * self.compute
+        return inside, (2 if stack.gated else 1) * hidden
+
+    def mixture(self, experts: ExpertsConfig) -> tuple[int, int]:
+        """Counts a row of each expert chosen, before and after it; and shared ones."""
+        stack = self.stack
+        row = stack.width * self.compute
+        inside, up = self.hidden(stack.expert_width)
+        # The router in fp32: logits and scores, twice where those of a sigmoid are divided by their
+        # sum; weights and sums before a division; three indices of a row.
+        scores = experts.count * _STATISTIC * (2 if experts.scores == "softmax" else 4)
+        routed = experts.top_k * (3 * 8 + 3 * _STATISTIC) + scores
+        routed += 0 if self.compute == 4 else 4 * stack.width  # its input in fp32
+        whole = self.around() + routed + experts.top_k * (2 * row + inside)
+        results = experts.count * _STATISTIC + experts.top_k * (row + up)
+        if experts.shared:
+            inside, up = self.hidden(experts.shared * stack.expert_width)
+            whole, results = whole + inside, results + up + row
+        return whole, results
 
     def block(self, number: int) -> tuple[int, int, int]:
         """Returns bytes of a block by checkpointing mode: none, selective, full."""
@@ -134,7 +158,8 @@ class _StackCounter:
         shared += stack.width * self.copied * source
         # Weights of attention and feed-forward layers, of which autocast makes copies.
         attention = 2 * stack.width * (stack.heads + stack.num_kv_heads) * stack.per_head_width
-        weights = attention + stack.width * stack.ff_width * (3 if stack.gated else 2)
+        held = (stack.experts.count + stack.experts.shared) if stack.experts else 1
+        weights = attention + held * stack.width * stack.expert_width * (3 if stack.gated else 2)
         if self.source_length:
             parts.append(self.cross())
             weights += attention

@@ -13,7 +13,7 @@ from pretrain.plan.cluster import Cluster
 from pretrain.plan.course import StoredData
 from pretrain.plan.fp8 import fp8_products, refusal, time_ratio
 from pretrain.plan.memory import host_bytes, kept_bytes, largest_micro, memory_limit, rank_memory
-from pretrain.plan.params import count_parts
+from pretrain.plan.params import count_active, count_parts
 from pretrain.plan.roofline import Rate, link_seconds, plan_work, predict_rate, recompute_share, wire_bytes
 from pretrain.plan.search import LayoutCandidate, ScalingPoint, check_fits, search, sweep
 from pretrain.plan.task import ParallelLayout, TrainingTask, known_model, task_of
@@ -104,6 +104,7 @@ def _model_facts(config: RunConfig, task: TrainingTask, stored: StoredData | Non
         "vocab_size": task.model.vocab_size,
         "vocab_assumed": config.model.vocab_size is None and stored is None,
         "parameters": {**parts, "total": sum(parts.values())},
+        "active": count_active(task.model),
         "adapters": task.trained.adapter_values if task.trained else 0,
         "trained": task.values.trained,
         "seq_len": task.lengths.target,

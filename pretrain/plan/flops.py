@@ -71,7 +71,7 @@ class _Walk:
 
     def linear(self, name: str, tokens: int, reads: bool, part: str = "projections") -> bool:
         """Adds a layer and its adapter."""
-        outputs, inputs = self.shapes[f"{name}.weight"]
+        *_, outputs, inputs = self.shapes[f"{name}.weight"]
         weight = self.has(f"{name}.weight")
         adapted = name in self.layers
         self.add(part, inputs * outputs * tokens, reads + weight)
@@ -105,8 +105,18 @@ class _Walk:
         return self.linear(f"{name}.output", tokens, mixed)
 
     def feedforward(self, name: str, stack: StackConfig, tokens: int, reads: bool) -> bool:
-        hidden = self.linear(f"{name}.{'gate_up' if stack.gated else 'up'}", tokens, reads)
-        return self.linear(f"{name}.down", tokens, hidden)
+        """Adds the layer; of experts, a row for each that a token chooses, and the shared ones."""
+        if stack.experts is None:
+            return self.branch(name, stack, tokens, reads)
+        weighed = self.linear(f"{name}.router", tokens, reads)
+        result = self.branch(name, stack, tokens * stack.experts.top_k, reads)
+        shared = bool(stack.experts.shared) and self.branch(f"{name}.shared", stack, tokens, reads)
+        return weighed or result or shared
+
+    def branch(self, name: str, stack: StackConfig, rows: int, reads: bool) -> bool:
+        """Adds both products of a feed-forward layer."""
+        hidden = self.linear(f"{name}.{'gate_up' if stack.gated else 'up'}", rows, reads)
+        return self.linear(f"{name}.down", rows, hidden)
 
     def stack(
         self,

@@ -10,7 +10,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
-from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, RecurrentStackConfig, StackConfig
+from pretrain.config.model import (
+    AnyModelConfig,
+    ExpertsConfig,
+    ModelConfig,
+    RecurrentConfig,
+    RecurrentStackConfig,
+    StackConfig,
+)
 from pretrain.config.optim import SOAP_MAX_SIDE
 from pretrain.errors import ConfigError
 
@@ -63,9 +70,24 @@ def _block(name: str, stack: StackConfig, number: int, *, reads_encoder: bool) -
         yield from _norm(f"{name}.cross_norm", stack)
         yield from _attention(f"{name}.cross", stack)
     yield from _norm(f"{name}.feedforward_norm", stack)
-    up, width = ("gate_up", 2 * stack.ff_width) if stack.gated else ("up", stack.ff_width)
-    yield from _linear(f"{name}.feedforward.{up}", stack.width, width, stack.bias)
-    yield from _linear(f"{name}.feedforward.down", stack.ff_width, stack.width, stack.bias)
+    if stack.experts is None:
+        yield from _feedforward(f"{name}.feedforward", stack, stack.ff_width)
+    else:
+        yield from _mixture(f"{name}.feedforward", stack, stack.experts)
+
+
+def _feedforward(name: str, stack: StackConfig, hidden: int) -> Named:
+    up, width = ("gate_up", 2 * hidden) if stack.gated else ("up", hidden)
+    yield from _linear(f"{name}.{up}", stack.width, width, stack.bias)
+    yield from _linear(f"{name}.down", hidden, stack.width, stack.bias)
+
+
+def _mixture(name: str, stack: StackConfig, experts: ExpertsConfig) -> Named:
+    yield f"{name}.router.weight", (experts.count, stack.width)
+    for kind, shape in _feedforward(name, stack, stack.expert_width):
+        yield kind, (experts.count, *shape)
+    if experts.shared:
+        yield from _feedforward(f"{name}.shared", stack, experts.shared * stack.expert_width)
 
 
 def _embedding(model: ModelConfig) -> Named:
@@ -199,6 +221,16 @@ def count_parameters(model: AnyModelConfig) -> int:
     return _count(shapes, shapes)
 
 
+def count_active(model: AnyModelConfig) -> int:
+    """Returns the number of parameters that a token meets: of the experts, those it chooses."""
+    experts = model.last_stack.experts if isinstance(model, ModelConfig) else None
+    idle = 0
+    if experts is not None:
+        sizes = [math.prod(shape) for shape in parameter_shapes(model).values() if len(shape) == 3]
+        idle = sum(sizes) // experts.count * (experts.count - experts.top_k)
+    return count_parameters(model) - idle
+
+
 def _count(shapes: dict[str, Shape], names: Collection[str]) -> int:
     return sum(math.prod(shapes[name]) for name in names)
 
@@ -225,7 +257,7 @@ class Values:
     sides: int = 0  # squares of the sides of trained hidden matrices, the sizes of SOAP's factors
 
 
-_OUTSIDE = frozenset({"embedding", "value_embedding", "position", "token_type", "head"})
+_OUTSIDE = frozenset({"embedding", "value_embedding", "position", "token_type", "head", "router"})
 """Name parts of matrices that Muon does not step (`optim/build.py`)."""
 
 
@@ -234,7 +266,7 @@ def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Valu
     shapes = parameter_shapes(model)
     total = _count(shapes, shapes)
     names = shapes.keys() if trained is None else trained.names
-    matrices = [name for name in names if len(shapes[name]) == 2]
+    matrices = [name for name in names if len(shapes[name]) >= 2]
     inside = [name for name in matrices if _OUTSIDE.isdisjoint(name.split("."))]
     hidden = _count(shapes, inside)
     sides = sum(_squares(block) for name in inside for block in _blocks(name, shapes[name], model))
@@ -261,14 +293,15 @@ def _blocks(name: str, shape: Shape, model: AnyModelConfig) -> list[Shape]:
     """Returns the shapes of the matrices of a fused weight, as `optim/groups.py` steps them."""
     first, *_, layer, _ = name.split(".")
     stack = getattr(model, first, None)
+    *experts, height, columns = shape
     if layer == "qkv" and isinstance(stack, StackConfig):
         rows = [number * stack.per_head_width for number in (stack.heads, stack.num_kv_heads, stack.num_kv_heads)]
     else:
         parts = 2 if layer in ("gate_up", "key_value") else 1
         if layer == "rnn" and isinstance(stack, RecurrentStackConfig):
             parts = _GATES[stack.cell]
-        rows = [shape[0] // parts] * parts
-    return [(number, shape[1]) for number in rows]
+        rows = [height // parts] * parts * math.prod(experts)
+    return [(number, columns) for number in rows]
 
 
 def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: FinetuneConfig) -> TrainableSubset | None:

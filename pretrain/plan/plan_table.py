@@ -68,6 +68,9 @@ def _show_model(facts: dict[str, Any], console: Console) -> None:
     for name, number in model["parameters"].items():
         if number and name != "total":
             table.add_row(name, count(number), percent(number / total))
+    if model["active"] != total:
+        share = percent(model["active"] / total)
+        table.add_row("active", count(model["active"]), f"{share}: what a token meets")
     weights = total + model["adapters"]
     if model["trained"] != total:
         share = percent(model["trained"] / weights)

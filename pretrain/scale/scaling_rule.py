@@ -87,13 +87,20 @@ def width_step(config: RunConfig) -> int:
 
 def _scale_stack(stack: dict[str, Any], ratio: float, depth: float) -> dict[str, Any]:
     """Returns the values of a stack with `ratio` times the width and `depth` times the layers; heads come out whole."""
-    hidden = max(1, round(stack["ff_width"] * ratio / _FF_MULTIPLE)) * _FF_MULTIPLE
+
+    def hidden(width: int) -> int:
+        return max(1, round(width * ratio / _FF_MULTIPLE)) * _FF_MULTIPLE
+
+    experts = stack["experts"]
+    if experts and experts["width"]:
+        experts = experts | {"width": hidden(experts["width"])}
     return stack | {
         "width": round(stack["width"] * ratio),
         "layers": max(1, round(stack["layers"] * depth)),
         "heads": round(stack["heads"] * ratio),
         "kv_heads": stack["kv_heads"] and round(stack["kv_heads"] * ratio),
-        "ff_width": hidden,
+        "ff_width": hidden(stack["ff_width"]),
+        "experts": experts,
     }
 
 

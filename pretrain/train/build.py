@@ -8,6 +8,7 @@ Siblings meet here and nowhere else.
 import hashlib
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -112,7 +113,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = TrainModule(model, build_loss(config.objective), len(dataset.sources))
     optimizer = build_optimizer(groups, optim, accelerator.device)
-    kept = {"saves_frozen": start.base is None, "averages": optim.ema.is_on}
+    kept: dict[str, Any] = {"saves_frozen": start.base is None, "averages": optim.ema.is_on, "balance": module.kept}
     engine = build_engine(module, names, optimizer, accelerator, config.engine, clip, world, **kept)
 
     identity = hashlib.sha256(dump_config(config).encode()).hexdigest()  # of config.yaml

@@ -19,7 +19,7 @@ Not here: updates of optimizers over whole matrices (Muon, Adafactor), which lea
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,14 @@ def layer_of(name: str, width: int = 1) -> str:
     return f"{match[1]}_{int(match[2]):0{width}}" if match else name.partition(".")[0]
 
 
+def name_layers(names: Iterable[str]) -> dict[str, str]:
+    """Returns the layer of each parameter, with block numbers of one width."""
+    names = list(names)
+    numbers = [int(match[2]) for match in map(_BLOCK.search, names) if match]
+    width = len(str(max(numbers, default=0)))
+    return {name: layer_of(name, width) for name in names}
+
+
 class LayerNorms:
     """Measures chosen steps of a run. All ranks call the same methods at the same steps.
 
@@ -50,9 +58,7 @@ class LayerNorms:
     def __init__(
         self, names: Sequence[str], optimizer: torch.optim.Optimizer, state: FragmentStore, *, is_cut: bool
     ) -> None:
-        numbers = [int(match[2]) for match in map(_BLOCK.search, names) if match]
-        width = len(str(max(numbers, default=0)))
-        layers = {name: layer_of(name, width) for name in names}
+        layers = name_layers(names)
         self._layers = list(dict.fromkeys(layers.values()))
         self._place = {name: self._layers.index(layer) for name, layer in layers.items()}
         self._state = state

@@ -68,7 +68,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         learning_rate = _learning_rate(config, state.step)
         shows_norms = config.tracking.measures_norms(state.step + 1)
         run.profiler.before_step(state.step + 1)
-        sums = _accumulate(run, state.step, batch, num_targets, phase)
+        sums = _accumulate(run, state.step, batch, agreed.coming, phase)
         phase = "forward-backward"
         # Fetched before the update: the exchange during it carries the counters of the next step.
         upcoming = _fetch(run, state.step + 1) if state.step + 1 < target else None
@@ -79,7 +79,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
             if shows_norms:
                 run.norms.arm()
             update, agreed = guard.update(learning_rate, num_targets, pending)
-            _follow(run, state.step, update)
+            _follow(run, state.step, update, agreed)
         skipped_rows += agreed.done.num_skipped
         run.samples.damage.check(skipped_rows)
         loss = agreed.loss_sum / max(num_targets, 1)
@@ -183,7 +183,8 @@ def _start_exchange(
 ) -> Callable[[], StepTotals]:
     done = ending.counts if ending else StepCounts()
     coming = upcoming.counts if upcoming else None
-    finish = start_exchange(sums, done, coming, stop=bool(run.stop), is_written=saving.is_written)
+    flags = {"stop": bool(run.stop), "is_written": saving.is_written}
+    finish = start_exchange(sums, done, coming, **flags, num_routed=run.engine.module.num_routed)
 
     def wait() -> StepTotals:
         with run.timeline.within("communication"):
@@ -196,9 +197,10 @@ def _zero(run: Run) -> Tensor:
     return torch.zeros(run.engine.module.num_shown, dtype=torch.float64, device=run.engine.device)
 
 
-def _accumulate(run: Run, step: int, batch: StepBatch, num_targets: int, phase: str) -> Tensor:
-    """Runs the micro-batches of a step; returns the sum of their `forward_backward`."""
-    scale = run.world.size / max(num_targets, 1)
+def _accumulate(run: Run, step: int, batch: StepBatch, counts: StepCounts, phase: str) -> Tensor:
+    """Runs micro-batches; returns the sum of their `forward_backward`. `counts`: of all ranks."""
+    scale = run.world.size / max(counts.num_targets, 1)
+    run.engine.module.targets_per_token = counts.num_targets / max(counts.num_tokens, 1)
     total = _zero(run)
     for number, micro in enumerate(batch.micro_batches):
         with run.phase(phase, step + 1):
@@ -213,8 +215,11 @@ def _learning_rate(config: RunConfig, step: int) -> float:
     return config.optim.lr * learning_rate_factor(step, schedule, config.train.steps)
 
 
-def _follow(run: Run, step: int, update: Update) -> None:
-    """Moves the average of the weights, if there is one, towards those of a step that was not skipped."""
+def _follow(run: Run, step: int, update: Update, agreed: StepTotals) -> None:
+    """Moves the average of the weights and the balance of experts, unless the step was skipped."""
+    balance = run.engine.module.balance
+    if balance is not None and not update.skipped:
+        balance.follow(agreed.routed)
     if run.engine.average is not None and not update.skipped:
         batch = run.config.batch
         run.engine.average.follow(ema_decay(step, run.config.optim.ema, batch.steps.at(step) * batch.seq_len))
@@ -225,6 +230,8 @@ def _metrics(run: Run, state: TrainState, skipped_rows: int) -> dict[str, float]
     loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale")
     if loss_scale is not None:
         metrics["loss_scale"] = loss_scale
+    if run.engine.module.balance is not None:
+        metrics |= run.engine.module.balance.take()
     counts = {"skipped_rows": skipped_rows, "spikes": state.spikes, "empty_steps": state.empty_steps}
     metrics |= {name: float(count) for name, count in counts.items() if count}
     epochs = run.samples.epochs(state.position)

@@ -10,7 +10,7 @@ The coming step is here because its loss scale needs the global number of target
 backward pass. All ranks get the same sums, so all take the same decision at the same step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +20,10 @@ from pretrain import dist
 from pretrain.config.run import RunConfig
 from pretrain.data.loader import StepCounts
 from pretrain.dist import World
+from pretrain.engine.replicated import KeptTensor
 from pretrain.model import LanguageModel
 from pretrain.objective import Loss
+from pretrain.train.balance import find_balance
 from pretrain.types import IGNORE_INDEX, Batch
 
 
@@ -40,19 +42,36 @@ def seed_noise(config: RunConfig, world: World, step: int, micro: int) -> None:
 class TrainModule(nn.Module):
     """Model and objective as one module: an engine's hooks surround all that reads a parameter.
 
-    From 2 sources of a mixture on, training shows the sums of each.
+    From 2 sources of a mixture on, training shows the sums of each; with experts, their loads.
+
+    Attributes:
+        targets_per_token: Targets of the global batch over its tokens without padding, set before
+            each step. The loss is divided by targets, and losses of experts are means over tokens.
+        balance: Balance of the experts of the model; None: it has none.
     """
 
     def __init__(self, model: LanguageModel, loss: Loss, num_sources: int = 1) -> None:
         super().__init__()
         self.model = model
+        self.balance = find_balance(model)
+        self.targets_per_token = 1.0
         self._loss = loss
         self._num_sources = num_sources
 
     @property
     def num_shown(self) -> int:
         """Number of values shown in training mode."""
-        return 2 + (2 * self._num_sources if self._num_sources > 1 else 0)
+        return 2 + (2 * self._num_sources if self._num_sources > 1 else 0) + self.num_routed
+
+    @property
+    def num_routed(self) -> int:
+        """Number of these that are of experts, the last ones."""
+        return 0 if self.balance is None else self.balance.num_shown
+
+    @property
+    def kept(self) -> Sequence[KeptTensor]:
+        """Tensors that a checkpoint keeps beside the parameters."""
+        return () if self.balance is None else self.balance.state
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Runs the model and its loss on a micro-batch.
@@ -60,13 +79,21 @@ class TrainModule(nn.Module):
         Returns:
             The sum of the losses that is minimised, a scalar, and shown values, detached: float64
             [2], the sum of -log p(target) and the number of correct targets. For a mixture in
-            training mode also that sum for each source, then the targets of each.
+            training mode also that sum for each source, then the targets of each; and then
+            `ExpertBalance.shown`.
         """
         found = self._loss(self.model, batch)
         shown = torch.stack((found.nll_sum.double(), found.num_correct.double()))
         if self.training and self._num_sources > 1:
             shown = torch.cat((shown, sum_by_source(batch, found.nll_P, self._num_sources).flatten()))
-        return found.loss_sum, shown
+        loss_sum = found.loss_sum
+        if self.training and self.balance is not None:
+            assert found.routing_LW is not None, "the loss of a model with experts has its routing"
+            shown = torch.cat((shown, self.balance.shown(found.routing_LW)))
+            of_experts = self.balance.loss(found.routing_LW)
+            if of_experts is not None:
+                loss_sum = loss_sum + self.targets_per_token * of_experts
+        return loss_sum, shown
 
 
 def sum_by_source(batch: Batch, nll_P: Tensor | None, num_sources: int) -> Tensor:
@@ -99,15 +126,23 @@ class StepTotals:
     coming: StepCounts | None  # counters of the coming step; None where a rank has none
     num_written: int  # ranks whose part of the save in flight is written, or has failed
     stop: bool  # whether any rank was asked to stop
+    routed: tuple[float, ...] = ()  # `ExpertBalance.shown`; empty without experts
 
 
 def start_exchange(
-    sums: Tensor, done: StepCounts, coming: StepCounts | None, *, stop: bool = False, is_written: bool = False
+    sums: Tensor,
+    done: StepCounts,
+    coming: StepCounts | None,
+    *,
+    stop: bool = False,
+    is_written: bool = False,
+    num_routed: int = 0,
 ) -> Callable[[], StepTotals]:
     """Begins the all-reduce of `StepTotals`; returns the function that waits for it. Collective.
 
-    `sums` are those of the engine over this rank's micro-batches, float64 [2 + 2 per source], on
-    its device. They are not read here, so that the host does not wait for the backward pass.
+    `sums` are those of the engine over this rank's micro-batches, float64 [2 + 2 per source +
+    `num_routed`], on its device. They are not read here, so that the host does not wait for the
+    backward pass.
     """
     flags = (float(coming is None), float(is_written), float(stop))
     parts = [done.pack(), (coming or StepCounts()).pack(), flags]
@@ -120,14 +155,16 @@ def start_exchange(
         totals = values.cpu().split([len(sums), *map(len, parts)])
         (loss_sum, num_correct, *by_source), ending, following, flags = (part.tolist() for part in totals)
         num_missing, num_written, num_stops = flags
+        num_by_source = len(by_source) - num_routed
         return StepTotals(
             loss_sum=loss_sum,
             num_correct=int(num_correct),
-            by_source=tuple(by_source),
+            by_source=tuple(by_source[:num_by_source]),
             done=StepCounts.unpack(ending),
             coming=None if num_missing else StepCounts.unpack(following),
             num_written=int(num_written),
             stop=num_stops > 0,
+            routed=tuple(by_source[num_by_source:]),
         )
 
     return finish

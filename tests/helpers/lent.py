@@ -54,7 +54,8 @@ def check_gradients(lent: Lent, tolerance: float = 1e-5) -> None:
     """Asserts that the gradients of both models agree, each parameter's to `tolerance` of its norm."""
     theirs, ours, release = lent
     named = [*theirs.named_parameters(remove_duplicate=False), *theirs.named_buffers(remove_duplicate=False)]
-    expected = {_renamed(name, release.family.renames): tensor.grad for name, tensor in named}
+    saved = [one for name, tensor in named for one in _as_saved(name, tensor.grad)]
+    expected = {_renamed(name, release.family.renames): gradient for name, gradient in saved}
     bare = not any(name.startswith(release.family.prefix) for name in expected)
     found = dict(ours.named_parameters())
     for weight in release.family.weights(release.config):
@@ -75,8 +76,31 @@ def _renamed(name: str, renames: tuple[tuple[str, str], ...]) -> str:
     return name
 
 
+def _as_saved(name: str, gradient: Tensor | None) -> list[tuple[str, Tensor | None]]:
+    """Splits what transformers fuses while it loads, the matrices of experts, by the names of its files."""
+    prefix, fused, kind = name.partition(".mlp.experts.")
+    if gradient is None or not fused:
+        return [(name, gradient)]
+    parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+    return [
+        (f"{prefix}.mlp.experts.{number}.{part}.weight", matrix)
+        for number, expert in enumerate(gradient)
+        for part, matrix in zip(parts, expert.chunk(len(parts)), strict=True)
+    ]
+
+
+_MIXTRAL_NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def _fused_name(name: str) -> str:
+    """Returns the name of a tensor of Mixtral's files in the model of transformers."""
+    for theirs, released in _MIXTRAL_NAMES.items():
+        name = name.replace(f".{released}.", f".{theirs}.")
+    return name.replace(".block_sparse_moe.", ".mlp.")
+
+
 def _known(gradients: dict[str, Tensor | None], name: str) -> Tensor:
-    gradient = gradients[name]
+    gradient = gradients[_fused_name(name)]
     assert gradient is not None, name
     return gradient
 

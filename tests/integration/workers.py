@@ -154,7 +154,15 @@ def build(
         torch_optimizer = build_optimizer(groups, optim, torch.device("cpu"))
     saves_frozen = finetune != "lora"
     return build_engine(
-        module, names, torch_optimizer, accelerator, config, grad_clip, world, saves_frozen=saves_frozen
+        module,
+        names,
+        torch_optimizer,
+        accelerator,
+        config,
+        grad_clip,
+        world,
+        saves_frozen=saves_frozen,
+        balance=module.kept,
     )
 
 
@@ -176,9 +184,14 @@ def train(
         scale = world.size / whole.num_targets()
         if step == poison and world.rank == 0:
             scale = float("inf")
+        module: Any = engine.module
+        module.targets_per_token = whole.num_targets() / (ROWS * SEQ_LEN)
         losses = [engine.forward_backward(b, scale, b is micros[-1]).double() for b in micros]
-        pending = start_exchange(sum(losses, torch.zeros(2, dtype=torch.float64)), StepCounts(), None)
+        sums = sum(losses, torch.zeros(module.num_shown, dtype=torch.float64))
+        pending = start_exchange(sums, StepCounts(), None, num_routed=module.num_routed)
         update = engine.update(lr)
         agreed = pending()
+        if module.balance is not None and not update.skipped:
+            module.balance.follow(agreed.routed)
         rows.append([agreed.loss_sum / whole.num_targets(), update.grad_norm, float(update.skipped)])
     return rows

@@ -6,6 +6,7 @@ import transformers
 
 from pretrain.model import KVCache
 from pretrain.objective.loss import sum_token_loss
+from pretrain.train.step import TrainModule
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.lent import check_gradients, lend
 from tests.parity.exchange import check_round_trip
@@ -56,6 +57,15 @@ def qwen3(**values):
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=12, **values))
 
 
+def mixtral(**values):
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**(SIZES | {"num_local_experts": 5} | values)))
+
+
+def qwen3_moe(**values):
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**(SIZES | experts | values), head_dim=12))
+
+
 def starcoder2(**values):
     return transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**(SIZES | values)))
 
@@ -77,6 +87,10 @@ MAKERS = {
     "qwen2": lambda: qwen2(tie_word_embeddings=True),
     "qwen2-windows": lambda: qwen2(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
     "qwen3": qwen3,
+    "mixtral": mixtral,
+    "mixtral-windows": lambda: mixtral(sliding_window=WINDOW, router_aux_loss_coef=0.0),
+    "qwen3_moe": lambda: qwen3_moe(norm_topk_prob=True),
+    "qwen3_moe-unusual": lambda: qwen3_moe(use_sliding_window=True, sliding_window=WINDOW, tie_word_embeddings=True),
     "starcoder2": lambda: starcoder2(sliding_window=WINDOW),
     "starcoder2-unusual": lambda: starcoder2(
         rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
@@ -116,6 +130,24 @@ def test_logits_loss_and_gradients_agree(lent):
     expected = lent.theirs(input_ids=batch.tokens_BT).logits
     torch.testing.assert_close(lent.ours(batch).logits_BTV[..., :VOCAB], expected, **TOLERANCE)
     check_loss_and_gradients(lent, batch, expected)
+
+
+@pytest.mark.parametrize("maker", [mixtral, qwen3_moe])
+def test_the_loss_with_that_of_the_router_agrees_and_so_do_gradients(maker, tmp_path):
+    torch.manual_seed(0)
+    # Theirs mixes the loads of all layers; of one layer it is the published loss.
+    lent = lend(maker(num_hidden_layers=1, router_aux_loss_coef=0.5, output_router_logits=True), tmp_path / "theirs")
+    batch = random_batch(3, LENGTH, vocab_size=VOCAB)
+    output = lent.theirs(input_ids=batch.tokens_BT, labels=batch.targets_BT, shift_labels=batch.targets_BT)
+    output.loss.backward()
+    module = TrainModule(lent.ours, sum_token_loss).train()
+    shown = module(batch)[1]
+    module.balance.follow(shown[-module.num_routed :].tolist())  # the loads of this very batch
+    loss = module(batch)[0] / batch.num_targets()
+    loss.backward()
+    torch.testing.assert_close(loss, output.loss, rtol=1e-5, atol=0)
+    assert output.aux_loss > 2
+    check_gradients(lent)
 
 
 def test_padded_rows_agree(lent):

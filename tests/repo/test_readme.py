@@ -29,6 +29,7 @@ DOCUMENTS = [
     "docs/objectives.md",
     "docs/observability.md",
     "docs/optimizers.md",
+    "docs/experts.md",
     "docs/plan.md",
     "docs/reliability.md",
     "docs/report.md",

@@ -7,12 +7,13 @@ from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 from pretrain.config.base import Section
 from pretrain.config.model.patches import ImageSize, PatchesConfig
 from pretrain.config.model.recurrent import RecurrentConfig, RecurrentStackConfig
-from pretrain.config.model.stack import RotaryScaling, StackConfig
+from pretrain.config.model.stack import ExpertsConfig, RotaryScaling, StackConfig
 from pretrain.config.model.transformer import HeadConfig, ModelConfig, SpecialTokens
 
 __all__ = [
     "MODEL_SECTIONS",
     "AnyModelConfig",
+    "ExpertsConfig",
     "HeadConfig",
     "ImageSize",
     "ModelConfig",

@@ -1,4 +1,4 @@
-"""`model.encoder` and `model.decoder` -- one stack of Transformer blocks, and the scaling of its rotary positions."""
+"""`model.encoder`, `model.decoder` -- a stack of Transformer blocks, its scaling and experts."""
 
 from typing import Annotated, Literal, Self
 
@@ -38,6 +38,54 @@ class RotaryScaling(Section):
         return self
 
 
+class ExpertsConfig(Section):
+    """Mixture of experts in place of every feed-forward layer of a stack (Shazeer et al. 2017)."""
+
+    count: Annotated[int, OnResume.NEVER] = Field(ge=2)
+    """Number E of experts of a layer, each a feed-forward layer of its own."""
+    top_k: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Experts that a token chooses. None is ever full: no token is dropped."""
+    width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    """Hidden width F of one expert. None: `ff_width`."""
+    shared: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    """Experts that every token passes besides (Dai et al. 2024, DeepSeekMoE), as one layer of their
+    summed width."""
+    scores: Annotated[Literal["softmax", "sigmoid"], OnResume.ALLOW] = "softmax"
+    """Scores of the experts for a token: `softmax` over all, `sigmoid` of each (DeepSeek-V3)."""
+    normalize: Annotated[bool, OnResume.ALLOW] = True
+    """Divide the weights of the chosen experts by their sum; with `softmax` the same as a softmax
+    over the chosen ones (Mixtral). False: the scores themselves (Switch, OLMoE)."""
+    scale: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
+    """Factor of these weights (DeepSeek-V3)."""
+    balance: Annotated[Literal["loss", "bias", "none"], OnResume.NEVER] = "loss"
+    """Even use of experts. `loss`: an auxiliary loss of the global batch (Fedus et al. 2022, 2.2).
+    `bias`: a bias of the choice alone, moved after each step (Wang et al. 2024, 3)."""
+    balance_weight: Annotated[float, OnResume.WARN] = Field(default=0.01, gt=0)
+    """Coefficient of that loss; `loss` only."""
+    balance_rate: Annotated[float, OnResume.WARN] = Field(default=0.001, gt=0)
+    """Change of the bias of an expert in a step; `bias` only."""
+    z_loss: Annotated[float, OnResume.WARN] = Field(default=0.0, ge=0)
+    """Coefficient of the squared log of the softmax's denominator (Zoph et al. 2022, 3.2);
+    `softmax` only."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.top_k > self.count:
+            most = self.count
+            raise ValueError(f"top_k={self.top_k} exceeds count={most}; use {most} or fewer")
+        if self.top_k == 1 and self.normalize:
+            why = "which makes every weight 1 and leaves the router without a gradient"
+            raise ValueError(f"top_k=1 with normalize=true, {why}; set normalize=false")
+        for key, needs, value in (
+            ("balance_weight", "balance=loss", self.balance == "loss"),
+            ("balance_rate", "balance=bias", self.balance == "bias"),
+            ("z_loss", "scores=softmax", self.scores == "softmax"),
+        ):
+            if self.differs(key) and not value:
+                raise ValueError(f"{key}={getattr(self, key)} needs {needs}; leave it out")
+        return self
+
+
 class StackConfig(Section):
     """One stack of Transformer blocks."""
 
@@ -53,6 +101,8 @@ class StackConfig(Section):
     """Width H of one head. None: `width / heads`."""
     ff_width: Annotated[int, OnResume.NEVER] = Field(ge=1)
     """Hidden width F of the feed-forward layer."""
+    experts: ExpertsConfig | None = None
+    """Mixture of experts in place of the feed-forward layer. None: a dense model."""
     activation: Annotated[Literal["gelu", "gelu_tanh", "silu", "relu", "relu2"], OnResume.ALLOW] = "silu"
     """Non-linearity of the feed-forward layer; `relu2` is the square of ReLU (So et al. 2021, Primer)."""
     gated: Annotated[bool, OnResume.NEVER] = True
@@ -124,6 +174,11 @@ class StackConfig(Section):
         return self.head_width or self.width // self.heads
 
     @property
+    def expert_width(self) -> int:
+        """Hidden width F of one expert, or of the dense feed-forward layer."""
+        return (self.experts.width if self.experts else None) or self.ff_width
+
+    @property
     def rotary_width(self) -> int:
         """Dimensions of a head that rotary positions rotate."""
         return round(self.rope_fraction * self.per_head_width)
@@ -162,6 +217,9 @@ class StackConfig(Section):
         if self.head_width is None and self.width % self.heads:
             sizes = f"width={self.width} must be a multiple of heads={self.heads}"
             raise ValueError(f"{sizes}, or set head_width")
+        if self.experts is not None and self.bias:
+            what = "bias=true is for dense layers, and experts have no bias terms"
+            raise ValueError(f"{what}; use bias=false")
         if self.heads % self.num_kv_heads:
             raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.num_kv_heads}")
         if self.position != "rotary" and self.rope_fraction != 1.0:

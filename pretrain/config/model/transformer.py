@@ -195,6 +195,12 @@ class ModelConfig(AnyKindConfig):
             if len(set(widths)) == 2:
                 sizes = "encoder.width={} must equal decoder.width={}".format(*widths)
                 raise ValueError(f"{sizes}: they share embeddings")
+            if self.encoder.experts or self.decoder.experts:
+                what = "experts are balanced over the tokens of one stack, and this model has two"
+                raise ValueError(f"{what}; leave them out, or the encoder")
+        if self.input is not None and self.last_stack.experts:
+            what = "experts are balanced over tokens, and input.kind=patches reads images"
+            raise ValueError(f"{what}; leave one out")
         head = self.head.kind
         if head != "lm" and self.tied_embeddings:
             raise ValueError(f"tied_embeddings=true needs head.kind=lm, not {head}; set it to false")

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from pretrain.config.model import StackConfig
+from pretrain.config.model import ModelConfig, StackConfig
 
 SIZES = {"layers": 4, "width": 32, "heads": 2, "ff_width": 8}
 
@@ -31,6 +31,45 @@ SIZES = {"layers": 4, "width": 32, "heads": 2, "ff_width": 8}
 def test_keys_that_do_not_fit_are_refused(values, message):
     with pytest.raises(ValidationError, match=message):
         StackConfig(**SIZES | values)
+
+
+@pytest.mark.parametrize(
+    ("experts", "message"),
+    [
+        ({"count": 4, "top_k": 5}, "top_k=5 exceeds count=4; use 4 or fewer"),
+        ({"count": 1, "top_k": 1}, "greater than or equal to 2"),
+        (
+            {"count": 4, "top_k": 1},
+            "top_k=1 with normalize=true, which makes every weight 1 and leaves the router without a gradient; "
+            "set normalize=false",
+        ),
+        ({"count": 4, "top_k": 2, "balance": "bias", "balance_weight": 0.1}, "balance_weight=0.1 needs balance=loss"),
+        ({"count": 4, "top_k": 2, "balance_rate": 0.1}, "balance_rate=0.1 needs balance=bias; leave it out"),
+        ({"count": 4, "top_k": 2, "scores": "sigmoid", "z_loss": 0.1}, "z_loss=0.1 needs scores=softmax"),
+        ({"top_k": 2}, "count"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(experts, message):
+    with pytest.raises(ValidationError, match=message):
+        StackConfig(**SIZES, experts=experts)
+
+
+def test_experts_have_no_bias():
+    experts = {"count": 4, "top_k": 2}
+    with pytest.raises(ValidationError, match="bias=true is for dense layers, and experts have no bias terms"):
+        StackConfig(**SIZES, experts=experts, bias=True)
+    assert StackConfig(**SIZES, experts=experts).expert_width == 8
+    assert StackConfig(**SIZES, experts=experts | {"width": 2}).expert_width == 2
+
+
+def test_experts_are_for_models_of_one_stack():
+    stack = StackConfig(**SIZES)
+    with pytest.raises(ValidationError, match="balanced over the tokens of one stack, and this model has two"):
+        ModelConfig(encoder=stack, decoder=StackConfig(**SIZES, experts={"count": 4, "top_k": 2}))
+    mixture = StackConfig(**SIZES, experts={"count": 4, "top_k": 2})
+    assert ModelConfig(encoder=mixture).decoder is None
+    with pytest.raises(ValidationError, match="experts are balanced over tokens, and input"):
+        ModelConfig(encoder=mixture, input={"image": 16, "size": 8}, head={"kind": "none"})
 
 
 def test_a_fraction_of_a_head_is_a_whole_number_in_spite_of_rounding():

@@ -140,3 +140,17 @@ FP8 = ["engine.precision=bf16", "engine.fp8=tensorwise"]
 def test_a_recipe_meets_the_rules_when_it_is_loaded(overrides, message):
     with pytest.raises(ConfigError, match=message):
         load_config("configs/run/quickstart.yaml", overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("engine={fp8: tensorwise, precision: bf16}", "engine.fp8 rounds linear layers, and experts are grouped ones"),
+        ("finetune={kind: lora}", "finetune.kind=lora adapts matrices, and those of experts are one parameter"),
+        ("optim={transfer: {kind: mup, base_width: 64}}", "has no rule for model.decoder.experts"),
+    ],
+)
+def test_what_works_on_single_matrices_is_refused_for_experts(override, message):
+    overrides = ["model.decoder.experts={count: 4, top_k: 2}", "init.from=models/x", "run.name=x", override]
+    with pytest.raises(ConfigError, match=message):
+        load_config("configs/run/quickstart.yaml", overrides)

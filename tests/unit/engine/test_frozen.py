@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pretrain.engine.replicated import CompleteState
+from pretrain.engine.replicated import CompleteState, KeptTensor
 from tests.helpers.fake_deepspeed import DTYPES
 from tests.helpers.thread_ranks import Ranks
 from tests.unit.engine.test_zero_state import CASES
@@ -15,7 +15,7 @@ FROZEN = ("wide", "gain")  # of three ranks the last has less of one, and only t
 def complete(ranks, stage, precision, **options):
     built = fakes(ranks, stage, precision, frozen=FROZEN, **options)
     stores = [
-        CompleteState(store, [(name, getattr(engine.module, name)) for name in FROZEN], ranks_world)
+        CompleteState(store, [KeptTensor(name, "weight", getattr(engine.module, name)) for name in FROZEN], ranks_world)
         for (engine, store, _), ranks_world in zip(built, ranks.run(lambda world: world), strict=True)
     ]
     return built, stores

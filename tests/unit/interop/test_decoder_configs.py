@@ -64,6 +64,25 @@ def test_a_published_config_is_our_preset(preset):
     assert facts(found) == facts(ModelConfig.model_validate(expected))
 
 
+@pytest.mark.parametrize(
+    ("model_type", "values", "message"),
+    [
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step=2: only 1 can be represented"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\]: only .* some layers would be dense"),
+        ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1: only 0.0 can be represented"),
+        ("mixtral", {"num_experts_per_tok": 9}, "no model of ours has these values: .*top_k=9 exceeds count=8"),
+    ],
+)
+def test_experts_of_another_kind_are_refused(model_type, values, message):
+    with pytest.raises(ConfigError, match=message):
+        read(model_type, **values)
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
+def test_the_number_of_experts_has_two_spellings(key):
+    assert read("qwen3_moe", **{key: 16}).decoder.experts.count == 16
+
+
 def test_ids_of_special_tokens_are_read():
     values = json.loads(PUBLISHED["llama3.1-8b"])
     tokens = FAMILIES["llama"].read_config(values, HEAD).special_tokens

@@ -31,7 +31,11 @@ def refusal(folder, kind=CheckpointError):
 
 
 @pytest.mark.parametrize(
-    "preset", ["gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "starcoder2-tiny"]
+    "preset",
+    [
+        *("gpt2-tiny", "llama-tiny", "mistral-tiny", "mixtral-tiny", "qwen2-tiny", "qwen3-tiny", "qwen3_moe-tiny"),
+        "starcoder2-tiny",
+    ],
 )
 def test_what_was_written_is_read_bit_for_bit(preset, tmp_path):
     config = tiny(preset)

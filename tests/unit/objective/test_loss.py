@@ -222,8 +222,9 @@ def test_of_equally_likely_tokens_the_first_is_the_answer():
 
 def test_only_what_is_minimised_can_be_differentiated():
     sums = chunked(case(), **ALL_OPTIONS)
-    assert [value.requires_grad for value in sums] == [True, False, False, False]
-    assert [value.dtype for value in sums] == [torch.float64, torch.float64, torch.int64, torch.float64]
+    assert [value.requires_grad for value in sums[:4]] == [True, False, False, False]
+    assert sums.routing_LW is None
+    assert [value.dtype for value in sums[:4]] == [torch.float64, torch.float64, torch.int64, torch.float64]
     assert all(value.shape == () for value in sums[:3])
 
 
@@ -248,7 +249,7 @@ def test_without_gradients_the_losses_are_the_same():
     with torch.no_grad():
         found = chunked(inputs, **ALL_OPTIONS)
     assert not found.loss_sum.requires_grad
-    assert all(map(torch.equal, found, chunked(inputs, **ALL_OPTIONS)))
+    assert all(map(torch.equal, found[:4], chunked(inputs, **ALL_OPTIONS)[:4]))
 
 
 @pytest.mark.parametrize("options", [{}, ALL_OPTIONS])

@@ -10,7 +10,7 @@ from pretrain.config.model import HeadConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.objective import build_loss
 from pretrain.objective.loss import sum_token_loss
-from pretrain.types import IGNORE_INDEX, Batch
+from pretrain.types import IGNORE_INDEX, Batch, ModelOutput
 from tests.unit.model.tiny import build, encoder_config, random_batch
 
 
@@ -67,7 +67,7 @@ def test_what_the_head_keeps_for_the_backward_pass_goes_with_the_places():
             return tensor
 
         def read(batch: Batch, logits: bool):
-            return type("Output", (), {"hidden_BTD": hidden_BTD})
+            return ModelOutput(hidden_BTD)
 
         stub = type("Model", (), {"head": model.head, "vocab_size": 61, "__call__": staticmethod(read)})()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

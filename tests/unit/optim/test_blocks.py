@@ -8,6 +8,7 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model
+from pretrain.optim.build import split_hidden
 from pretrain.optim.groups import block_rows, group_parameters
 
 SIZES = {"width": 12, "heads": 6, "kv_heads": 2, "head_width": 4, "ff_width": 10}
@@ -62,3 +63,19 @@ def test_the_blocks_of_a_group_are_its_parameters_one_below_the_other(model):
         for parameter, blocks in zip(group.parameters, group.blocks, strict=True):
             assert sum(block[0] for block in blocks) == parameter.shape[0]
             assert {block[1:] for block in blocks} == {tuple(parameter.shape[1:])}
+
+
+def test_each_matrix_of_each_expert_is_a_block_and_the_router_none_of_muon():
+    experts = {"count": 3, "top_k": 2, "width": 6, "shared": 1}
+    values = {k: v for k, v in TWO_STACKS.items() if k != "encoder"} | {"decoder": {**SIZES, "layers": 1}}
+    values["decoder"] |= {"experts": experts}
+    mixture = build_model(ModelConfig.model_validate(expand_preset(values)), PLAIN_ENGINE, torch.device("meta"))
+    (decaying, _) = group_parameters(mixture)
+    shapes = dict(zip(decaying.names, decaying.blocks, strict=True))
+    layer = "decoder.blocks.0.feedforward"
+    assert shapes[f"{layer}.gate_up.weight"] == ((6, 12),) * 6  # gate and up of each expert
+    assert shapes[f"{layer}.down.weight"] == ((12, 6),) * 3
+    assert shapes[f"{layer}.shared.gate_up.weight"] == ((6, 12),) * 2
+    hidden, rest = split_hidden(decaying)
+    assert f"{layer}.gate_up.weight" in hidden.names
+    assert f"{layer}.router.weight" in rest.names

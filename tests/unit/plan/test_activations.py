@@ -45,6 +45,21 @@ def test_what_a_family_keeps_is_known_within_a_tenth(preset):
     assert planned_over_kept(model_of(preset)) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.parametrize(
+    "experts",
+    [
+        {"count": 8, "top_k": 2, "width": 96},
+        {"count": 16, "top_k": 4, "width": 64, "shared": 1, "scores": "sigmoid", "balance": "bias"},
+    ],
+    ids=["softmax", "sigmoid"],
+)
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_what_a_mixture_of_experts_keeps_is_known_within_a_tenth(experts, mode):
+    config = model_of("llama-tiny", decoder={"experts": experts})
+    assert planned_over_kept(config, mode=mode) == pytest.approx(1, abs=0.1)
+    assert planned_over_kept(config, kind="single", precision="bf16", mode=mode) == pytest.approx(1, abs=0.1)
+
+
 @pytest.mark.parametrize("gated", [False, True])
 def test_what_a_squared_activation_keeps_is_known_within_a_tenth(gated):
     config = model_of("llama-tiny", decoder={"activation": "relu2", "gated": gated, "ff_width": 512})

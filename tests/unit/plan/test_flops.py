@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pretrain.config.engine import PLAIN_ENGINE
-from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
+from pretrain.config.model import ExpertsConfig, HeadConfig, ModelConfig, StackConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
 from pretrain.plan.flops import count_flops
@@ -102,6 +102,15 @@ def test_two_stacks_have_as_many_flops_as_torch_counts(preset):
     targets, source = torch.randint(0, 100, (3, 16)), torch.randint(0, 100, (3, 24))
     counted = counted_by_torch(config, Batch(targets, targets, source=SourceBatch(source)))
     assert counted == 3 * flops_of(config, 16, source_len=24)
+
+
+def test_a_mixture_counts_the_experts_that_a_token_chooses():
+    experts = ExpertsConfig(count=7, top_k=3, width=20, shared=1)
+    dense = ModelConfig(decoder=TINY, vocab_size=100, max_seq_len=16)
+    mixture = ModelConfig(decoder=TINY.model_copy(update={"experts": experts}), vocab_size=100, max_seq_len=16)
+    matrix = 3 * 32  # gate, up and down, for each unit of hidden width
+    weights = 2 * (matrix * (4 * 20 - 48) + 7 * 32)  # of 2 layers: 3 chosen and one shared, the router
+    assert flops_of(mixture, 16) - flops_of(dense, 16) == 16 * 6 * weights
 
 
 def test_planning_imports_no_torch():

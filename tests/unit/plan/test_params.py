@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.model import build_model
-from pretrain.plan.params import count_parameters, count_parts
+from pretrain.optim.build import split_hidden
+from pretrain.optim.groups import group_parameters
+from pretrain.plan.params import count_active, count_parameters, count_parts, count_values, parameter_shapes
 
 PARTS = {
     r"embedding\.weight|\w+\.(token_type|value_embedding\.\d+)\.weight": "embedding",
@@ -92,3 +95,25 @@ def test_every_part_has_as_many_parameters_as_the_built_model(config):
     counted = count_parts(config)
     assert {part: count for part, count in counted.items() if count} == dict(built)
     assert count_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("shared", [0, 2])
+def test_all_and_active_parameters_of_a_mixture(gated, shared):
+    experts = {"count": 5, "top_k": 2, "width": 6, "shared": shared}
+    stack = StackConfig(layers=3, width=8, heads=2, ff_width=20, gated=gated, experts=experts)
+    config = ModelConfig(decoder=stack, vocab_size=50)
+    model = build_model(config, PLAIN_ENGINE, torch.device("meta"))
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    assert parameter_shapes(config) == shapes
+    one = (3 if gated else 2) * 8 * 6
+    assert count_parameters(config) - count_active(config) == 3 * (5 - 2) * one
+    assert count_parts(config)["feedforward"] == 3 * ((5 + shared) * one + 5 * 8)
+    hidden = [split_hidden(group)[0] for group in group_parameters(model)]
+    numbers = sum(parameter.numel() for group in hidden for parameter in group.parameters)
+    assert count_values(config, None).hidden == numbers  # what Muon steps: not the router
+
+
+def test_all_parameters_of_a_dense_model_are_active():
+    config = ModelConfig(decoder=StackConfig(layers=1, width=8, heads=2, ff_width=20), vocab_size=50)
+    assert count_active(config) == count_parameters(config)

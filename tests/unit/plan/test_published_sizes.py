@@ -15,7 +15,7 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import PRESETS, expand_preset
 from pretrain.model import build_model
-from pretrain.plan.params import count_parameters, count_parts
+from pretrain.plan.params import count_active, count_parameters, count_parts
 
 META = torch.device("meta")
 
@@ -46,6 +46,10 @@ def rotary(
 ):
     sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": ff, "num_attention_heads": heads}
     return Release(vocab, parameters, model, sizes | {"num_key_value_heads": kv, "tie_word_embeddings": False} | rest)
+
+
+def qwen_experts(width: int) -> dict[str, Any]:
+    return {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": width, "head_dim": 128}
 
 
 def bert(layers: int, width: int, heads: int, ff: int, parameters: int | None) -> Release:
@@ -79,6 +83,7 @@ def t5(
 
 LLAMA, MISTRAL, QWEN2, QWEN3 = hf.LlamaForCausalLM, hf.MistralForCausalLM, hf.Qwen2ForCausalLM, hf.Qwen3ForCausalLM
 STARCODER2 = hf.Starcoder2ForCausalLM
+MIXTRAL, QWEN3_MOE = hf.MixtralForCausalLM, hf.Qwen3MoeForCausalLM
 TIED = {"tie_word_embeddings": True}
 
 RELEASES = {
@@ -96,6 +101,8 @@ RELEASES = {
     "llama3.2-1b": rotary(LLAMA, 128256, 1_235_814_400, 16, 2048, 8192, 32, 8, **TIED),
     "llama-1b": rotary(LLAMA, 128256, 1_235_814_400, 16, 2048, 8192, 32, 8, **TIED),
     "mistral-7b": rotary(MISTRAL, 32000, 7_241_732_096, 32, 4096, 14336, 32, 8),
+    "mixtral-8x7b": rotary(MIXTRAL, 32000, None, 32, 4096, 14336, 32, 8),
+    "mixtral-8x22b": rotary(MIXTRAL, 32000, None, 56, 6144, 16384, 48, 8),
     "qwen2-0.5b": rotary(QWEN2, 151936, 494_032_768, 24, 896, 4864, 14, 2, **TIED),
     "qwen2-1.5b": rotary(QWEN2, 151936, 1_543_714_304, 28, 1536, 8960, 12, 2, **TIED),
     "qwen2-7b": rotary(QWEN2, 152064, 7_615_616_512, 28, 3584, 18944, 28, 4),
@@ -106,6 +113,8 @@ RELEASES = {
     "qwen3-8b": rotary(QWEN3, 151936, 8_190_735_360, 36, 4096, 12288, 32, 8, head_dim=128),
     "qwen3-14b": rotary(QWEN3, 151936, 14_768_307_200, 40, 5120, 17408, 40, 8, head_dim=128),
     "qwen3-32b": rotary(QWEN3, 151936, 32_762_123_264, 64, 5120, 25600, 64, 8, head_dim=128),
+    "qwen3_moe-30b-a3b": rotary(QWEN3_MOE, 151936, None, 48, 2048, 6144, 32, 4, **qwen_experts(768)),
+    "qwen3_moe-235b-a22b": rotary(QWEN3_MOE, 151936, None, 94, 4096, 12288, 64, 4, **qwen_experts(1536)),
     "starcoder2-3b": rotary(STARCODER2, 49152, 3_030_371_328, 30, 3072, 12288, 24, 2, **TIED),
     "starcoder2-7b": rotary(STARCODER2, 49152, 7_173_923_840, 32, 4608, 18432, 36, 4, **TIED),
     "bert-base": bert(12, 768, 12, 3072, 109_514_298),
@@ -133,6 +142,10 @@ ROUNDED = {
     "transformer-base": (37_000, [63e6, 65e6], 0.04),
     "transformer-big": (37_000, [213e6, 214e6], 0.04),
     "bert-large": (30_522, [340e6], 0.02),
+    "mixtral-8x7b": (32_000, [46.7e9], 0.001),
+    "mixtral-8x22b": (32_000, [141e9], 0.005),
+    "qwen3_moe-30b-a3b": (151_936, [30.5e9], 0.002),
+    "qwen3_moe-235b-a22b": (151_936, [235e9], 0.001),
     "bert-tiny": (30_522, [4.4e6], 0.02),
     "modernbert-base": (50_368, [149e6], 0.01),
     "modernbert-large": (50_368, [395e6], 0.01),
@@ -212,6 +225,14 @@ def test_a_preset_is_as_large_as_the_paper_says(preset):
     vocab_size, published, tolerance = ROUNDED[preset]
     for size in published:
         assert count_parameters(configured(preset, vocab_size)) == pytest.approx(size, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("preset", "published"),
+    [("mixtral-8x7b", 12.9e9), ("mixtral-8x22b", 39e9), ("qwen3_moe-30b-a3b", 3.3e9), ("qwen3_moe-235b-a22b", 22e9)],
+)
+def test_a_mixture_has_as_many_active_parameters_as_published(preset, published):
+    assert count_active(configured(preset, RELEASES[preset].vocab_size)) == pytest.approx(published, rel=0.02)
 
 
 @pytest.mark.parametrize("preset", ["llama3-70b", "t5-v1.1-xxl", "gpt2-1.5b", "t5-11b", "qwen2-72b"])

@@ -39,6 +39,12 @@ def test_alone_a_rank_gets_its_own_values(loss_sum, num_correct, by_source, done
     assert totals == StepTotals(loss_sum, num_correct, tuple(by_source), done, coming, is_written, stop)
 
 
+def test_loads_of_experts_are_the_last_values():
+    values = torch.tensor([3.5, 2, 1, 1, 7, 8, 9], dtype=torch.float64)
+    totals = start_exchange(values, StepCounts(), None, num_routed=3)()
+    assert (totals.by_source, totals.routed) == ((1.0, 1.0), (7.0, 8.0, 9.0))
+
+
 @given(st.lists(counts, max_size=5))
 def test_counters_of_micro_batches_add_up(parts):
     total = sum(parts, StepCounts())
