@@ -102,7 +102,7 @@ def _model_facts(config: RunConfig, task: TrainingTask, stored: StoredData | Non
     again = recompute_share(task.model, config.engine) * in_blocks
     return {
         "vocab_size": task.model.vocab_size,
-        "vocab_assumed": config.model.vocab_size is None and stored is None,
+        "vocab_assumed": task.model.vocab_size is not None and config.model.vocab_size is None and stored is None,
         "parameters": {**parts, "total": sum(parts.values())},
         "active": count_active(task.model),
         "adapters": task.trained.adapter_values if task.trained else 0,
