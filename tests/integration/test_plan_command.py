@@ -10,6 +10,7 @@ from tests.helpers.cli import run_cli, run_light
 from tests.helpers.shards import make_shards
 
 QUICKSTART = "configs/run/quickstart.yaml"
+BATCH = "batch={global_tokens: 4096, seq_len: 256, micro: 8}"
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def here(tmp_path, monkeypatch):
 
 
 def facts_of(capsys, *arguments):
-    assert cli.run(["plan", QUICKSTART, *arguments, "--json"]) == 0
+    assert cli.run(["plan", QUICKSTART, BATCH, *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -97,7 +98,7 @@ def test_search_and_sweep_are_in_the_facts(here, capsys):
 
 def test_tables_of_search_and_sweep_fit_a_terminal_of_80_columns(tmp_path):
     arguments = ["--gpus-per-node", "2", "--search", "--sweep", "nodes=1..16", "--time", "90m"]
-    result = run_light("plan", QUICKSTART, *arguments, cwd=tmp_path, COLUMNS="80")
+    result = run_light("plan", QUICKSTART, BATCH, *arguments, cwd=tmp_path, COLUMNS="80")
     assert result.code == 0
     tables = result.stdout[result.stdout.index("Layouts that fit") :]
     assert "fastest first" in tables and "The first: engine.kind=deepspeed" in tables
@@ -107,7 +108,7 @@ def test_tables_of_search_and_sweep_fit_a_terminal_of_80_columns(tmp_path):
 
 def test_a_refused_batch_ends_the_search_for_layouts_with_an_error(tmp_path):
     asked = ["--gpus-per-node", "8", "--nodes", "2", "--search", "--time", "2d"]
-    result = run_light("plan", QUICKSTART, "--gpu", "h100", *asked, cwd=tmp_path)
+    result = run_light("plan", QUICKSTART, BATCH, "--gpu", "h100", *asked, cwd=tmp_path)
     assert result.code == 64
     assert "The first: engine.kind=deepspeed" in result.stdout and "must be a multiple" not in result.stdout
     (error,) = result.errors
@@ -126,7 +127,7 @@ def test_a_refused_batch_ends_the_search_for_layouts_with_an_error(tmp_path):
     ],
 )
 def test_what_makes_no_sense_is_one_line(here, capsys, arguments, line):
-    assert cli.run(["plan", QUICKSTART, *arguments, "--json"]) == 64
+    assert cli.run(["plan", QUICKSTART, BATCH, *arguments, "--json"]) == 64
     assert f"error: {line}" in capsys.readouterr().err
 
 
