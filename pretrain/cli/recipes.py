@@ -101,9 +101,10 @@ def presets_command(
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")  # within 80 columns
     for column in rows[0]:
-        table.add_column(column, no_wrap=True, justify="left" if column in ("preset", "stacks") else "right")
+        title = "size" if column == "parameters" else column
+        table.add_column(title, no_wrap=True, justify="left" if column in ("preset", "stacks") else "right")
     for row in rows:
         *cells, vocabulary, parameters = row.values()
         table.add_row(*map(str, cells), "" if vocabulary is None else f"{vocabulary:,}", count(parameters))
     console().print(table)
-    print("parameters with a vocabulary of V (--vocab-size); layers, width and heads are those of each stack")
+    print("size in parameters at a vocabulary of V; layers, width and heads of each stack")

@@ -163,7 +163,7 @@ def test_what_is_built_in_is_listed_and_a_recipe_copied(tmp_path):
     names = [one["name"] for one in json.loads(run_light("recipes", "--json", cwd=tmp_path).stdout)]
     assert {"run/quickstart", "finetune/chat", "prepare/chat", "engine/zero2"} <= set(names)
     presets = run_light("presets", "--vocab-size", "128256", cwd=tmp_path, without=("torch", "numpy")).stdout
-    assert presets.splitlines()[0].split()[-2:] == ["V", "parameters"]
+    assert presets.splitlines()[0].split()[-2:] == ["V", "size"]
     assert re.search(r"^llama3-8b +decoder +32 +4096 +32 +8192 +128,256 +8.03 B *$", presets, re.MULTILINE)
     presets = run_light("presets", cwd=tmp_path, without=("torch", "numpy")).stdout
     assert re.search(r"^modded-2m .* 2,048 +1.59 M *$", presets, re.MULTILINE)
@@ -226,8 +226,8 @@ def test_inspect_prints_json_that_a_program_can_read(texts):
 def test_an_option_that_is_a_key_is_answered_with_the_override(tmp_path):
     (line,) = run_light("train", "quickstart", "--steps", "3", cwd=tmp_path).errors
     assert line == "pretrain train: No such option: --steps: write train.steps=VALUE; see `pretrain train --help`"
-    (line,) = run_light("prepare", "--kind", "pairs", cwd=tmp_path).errors
-    assert line.startswith("pretrain prepare: No such option: --kind: write kind=VALUE after a CONFIG; see")
+    (line,) = run_light("prepare", "--labels", "a", cwd=tmp_path).errors
+    assert line.startswith("pretrain prepare: No such option: --labels: write labels=VALUE after a CONFIG; see")
     (line,) = run_light("prepare", "kind=pairs", "output=x", cwd=tmp_path).errors
     assert line.startswith("kind=pairs: an override without a config before it; name a YAML file, or a recipe")
     (line,) = run_light("train", "quickstart", "--hepl", cwd=tmp_path).errors

@@ -41,7 +41,7 @@ def test_a_table_names_what_fails_with_its_fix_and_the_exit_code_is_its(tmp_path
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.run(["doctor", "--quick", "configs/run/quickstart.yaml", "--ranks", "3"]) == 64
     out = capsys.readouterr().out
-    assert re.search(r"fail +batch +batch\.global_tokens=4096 must be a multiple", out)
+    assert re.search(r"fail +batch +batch\.global_tokens=2048 must be a multiple", out)
     assert re.search(r"fail +data +data/stdlib: no such shard folder", out)
     assert re.search(
         r"fix: run `pretrain prepare` with --output data/stdlib .*or correct the path \(data\.path\)", out, re.DOTALL

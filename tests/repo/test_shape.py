@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "artifact": (7, 1552),
     "attention_maps": (5, 821),
     "checkpoint": (10, 1535),
-    "cli": (13, 2437),
+    "cli": (13, 2438),
     "config": (23, 4349),
     "data": (11, 2189),
     "datacheck": (10, 1936),

@@ -118,7 +118,7 @@ def test_the_efficiency_is_what_a_step_reaches_and_never_above_one():
 
 def test_the_shape_of_kernels_is_the_configs():
     shape = shape_of(load_config(QUICKSTART), "cpu")
-    assert (shape.heads, shape.head_width, shape.seq_len, shape.causal, shape.precision) == (4, 32, 256, True, "fp32")
+    assert (shape.heads, shape.head_width, shape.seq_len, shape.causal, shape.precision) == (4, 32, 128, True, "fp32")
     recurrent = load_config("configs/run/multi30k_recurrent.yaml")
     with pytest.raises(ConfigError, match=r"model\.kind=recurrent is not calibrated; give a config with a Transformer"):
         shape_of(recurrent, "cpu")

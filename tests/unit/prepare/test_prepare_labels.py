@@ -213,7 +213,7 @@ def test_a_record_without_its_labels_is_an_error_with_its_place(tmp_path, kind, 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"labels": ["a"]}, r"labels go with kind=classes or tags, not text; leave them out"),
+        ({"labels": ["a"]}, r"labels go with kind=classes, tags or images, not text; leave them out"),
         ({"kind": "tags", "labels": ["a", "a"]}, r"labels names one twice: a, a"),
         (
             {"kind": "tags", "inputs": [{"path": "x", "normalize": {"steps": ["lowercase"]}}]},
