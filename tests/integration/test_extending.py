@@ -76,7 +76,7 @@ def test_a_module_may_add_an_objective_and_an_optimizer(tmp_path, corpus):
         "OPTIMIZERS['adam'] = OPTIMIZERS['adamw']\n"
     )
     command = [str(Path(sys.executable).with_name("pretrain")), "train", "configs/run/quickstart.yaml", *TINY]
-    names = ["objective.kind=next", "optim.kind=adam"]
+    names = ["objective.kind=next", "optim.kind=adam", "optim.muon=null"]
     run = subprocess.run(
         [*command, f"data.path={corpus}", "extend=[lab]", *names], cwd=tmp_path, capture_output=True, text=True
     )
