@@ -8,6 +8,7 @@ The bytes of a shard are a pure function of its images. Shards are read in reade
 by any user of webdataset.
 """
 
+import contextlib
 import hashlib
 import zlib
 from pathlib import Path
@@ -103,6 +104,9 @@ class ImageShardWriter:
 
     def discard(self) -> None:
         """Gives the shard up and removes what was written."""
+        # An open tar would write its end when it is collected, into a file that is closed by then.
+        with contextlib.suppress(DiskError):
+            self._tar.close()
         self._out.file.discard()
 
     def _write_sidecar(self, suffix: str, values: np.ndarray) -> Sidecar:

@@ -40,7 +40,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "report": (8, 1578),
     "run": (7, 1456),
     "scale": (7, 1231),
-    "shards": (12, 2373),
+    "shards": (12, 2377),
     "tokenizer": (7, 1257),
     "tracking": (7, 1207),
     "train": (14, 2785),
