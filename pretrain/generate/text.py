@@ -90,7 +90,7 @@ def find_prompts(prompts: list[str], file: str | None, option: str = "--prompt")
         return _read_lines(sys.stdin.buffer, "standard input")
     if file is None:
         return None
-    if Path(file).suffix == ".json":
+    if Path(file).suffix.lower() == ".json":
         what = "a .json is one list of records, and --file takes a text a line"
         raise ConfigError(what, where=file, fix="write a .jsonl, a record a line, or a text a line")
     try:
@@ -99,7 +99,7 @@ def find_prompts(prompts: list[str], file: str | None, option: str = "--prompt")
         what = f"cannot read it: {error.strerror}"
         raise ConfigError(what, where=file, fix="check the path of --file") from None
     lines = _read_lines(opened, file)
-    return _read_records(lines, file, option.lstrip("-")) if Path(file).suffix == ".jsonl" else lines
+    return _read_records(lines, file, option.lstrip("-")) if Path(file).suffix.lower() == ".jsonl" else lines
 
 
 def _is_piped() -> bool:

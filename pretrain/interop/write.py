@@ -65,7 +65,7 @@ _USES = {"text-generation": _GENERATES, "translation": _GENERATES}
 _SCORES = """inputs = tokenizer("A text", return_tensors="pt")
 outputs = model(**inputs)"""
 """Lines of the card after the model and its tokenizer are loaded, by task; else `_SCORES`."""
-_SEES = """outputs = model(**processor(image, return_tensors="pt"))  # image: of PIL, RGB"""
+_SEES = """outputs = model(**processor(image, return_tensors="pt"))  # image: of PIL, {mode}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ def model_card(
     if has_tokenizer:
         calls.append(_CHATS if about.chats else _USES.get(task, _SCORES))
     if config.input is not None:
-        calls.append(_SEES)
+        calls.append(_SEES.replace("{mode}", "L" if config.input.channels == 1 else "RGB"))
     loads = "\n".join(calls)
     imports = f"from transformers import {', '.join(classes.values())}"
     parts.append(f"## Use\n\n```python\n{imports}\n\n{loads}\n```")

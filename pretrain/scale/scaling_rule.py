@@ -43,6 +43,8 @@ class LadderRule(Section):
     """Exponent of the tokens in the learning rate; 0 under `optim.transfer`."""
     batch_by_tokens: float = 0.571
     """Exponent of the tokens in the tokens of a step."""
+    ranks: int = Field(default=2, ge=1)
+    """Number of ranks that the rows of a step and its micro-batches divide among."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +125,10 @@ def scale_model(config: RunConfig, rule: LadderRule, width: int) -> dict[str, An
     return values | {"preset": None}
 
 
-def _round_rows(rows: float) -> int:
-    """Returns the nearest number of rows of four binary digits, 8 to 15 times a power of 2, which ranks divide."""
+def _round_rows(rows: float, ranks: int) -> int:
+    """Returns the nearest multiple of `ranks` to rows of four binary digits, 8 to 15 times a power of 2."""
     unit = 2.0 ** max(0, math.floor(math.log2(max(rows, 1))) - 3)
-    return max(1, round(rows / unit)) * int(unit)
+    return max(1, round(round(rows / unit) * unit / ranks)) * ranks
 
 
 def _scale_schedule(schedule: ScheduleConfig, factor: float) -> dict[str, Any]:
@@ -141,7 +143,7 @@ def _scale_schedule(schedule: ScheduleConfig, factor: float) -> dict[str, Any]:
 def parameters_of(reference: RunConfig, rule: LadderRule, width: int, vocab_size: int | None) -> float:
     """Returns N of the reference model at another width. Raises: ConfigError: The width, or its depth, does not fit."""
     values = LocatedTree(scale_model(reference, rule, width), {})
-    model = parse_section(ModelConfig, values, f"width={width} under depth_by_width={rule.depth_by_width:g} of --rule")
+    model = parse_section(ModelConfig, values, f"width={width}; --rule depth_by_width=0 keeps the layers")
     return size_of(reference.model_copy(update={"model": model}), vocab_size).parameters
 
 
@@ -168,7 +170,7 @@ def scale_run(
     parameters = parameters_of(reference, rule, width, vocab_size)
     tokens = flops / (FLOPS_OF_A_WEIGHT * parameters)
     more = tokens / base.tokens
-    rows = _round_rows(reference.batch.rows * more**rule.batch_by_tokens)
+    rows = _round_rows(reference.batch.rows * more**rule.batch_by_tokens, rule.ranks)
     global_tokens = rows * reference.batch.seq_len
     steps = round(tokens / global_tokens)
     if steps < MIN_STEPS:
@@ -189,7 +191,7 @@ def scale_run(
     values["model"] = scale_model(reference, rule, width)
     values["batch"] |= {
         "global_tokens": global_tokens,
-        "micro": math.gcd(rows, reference.batch.micro),
+        "micro": math.gcd(rows // rule.ranks, reference.batch.micro),
     }
     for short in values["batch"]["short_rows"]:
         short["until_tokens"] = max(1, round(short["until_tokens"] * more))

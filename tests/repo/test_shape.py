@@ -39,7 +39,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "pretrain_launch": (18, 3151),
     "report": (8, 1578),
     "run": (7, 1456),
-    "scale": (7, 1231),
+    "scale": (7, 1233),
     "shards": (12, 2377),
     "tokenizer": (7, 1257),
     "tracking": (7, 1207),

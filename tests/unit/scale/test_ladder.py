@@ -9,6 +9,7 @@ import pytest
 
 from pretrain import cli
 from pretrain.cli.scale import scale_plan_command
+from pretrain.config.data import plan_batch
 from pretrain.config.load import load_config
 from pretrain.plan.course import StoredData
 from pretrain.run.folder import RunDir
@@ -73,7 +74,7 @@ def test_each_budget_has_three_sizes_and_the_largest_one(here, capsys):
         (("--rungs", "30"), "--rungs: two budgets have the same size, width "),
         (
             ("model.decoder.value_residual=true",),
-            "width=16 under depth_by_width=1 of --rule: decoder: value_residual=true needs 2 layers or more",
+            "width=16; --rule depth_by_width=0 keeps the layers: decoder: value_residual=true needs 2 layers or more",
         ),
         (("--rule", "tokens=3"), "--rule tokens: unknown key 'tokens'"),
         (("batch.global_tokens=67108864",), "tokens are too few to learn from, at least 30 are needed"),
@@ -111,7 +112,10 @@ def test_documented_ladders_can_be_planned_with_the_quickstarts_data(monkeypatch
     plans = documented_plans()
     assert len(plans) >= 2
     for number, arguments in enumerate(plans):
-        assert cli.run(["scale", "plan", *arguments, "--output", f"ladder-{number}"]) == 0
+        folder = tmp_path / f"ladder-{number}"
+        assert cli.run(["scale", "plan", *arguments, "--output", str(folder)]) == 0
+        for config in (folder / "configs").iterdir():  # on two ranks, as the document trains them
+            assert plan_batch(load_config(config).batch, 2).accumulation >= 1
 
 
 def test_widths_that_collide_are_answered_with_a_command_that_works(here, capsys):
