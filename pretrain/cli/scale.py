@@ -61,6 +61,12 @@ def scale_plan_command(
 
     loaded = load_config(config, overrides or [], extensions="require")
     stored = find_stored(loaded)
+    if stored is None:
+        # Before an error that a wrong vocabulary may be the cause of.
+        assumed = (
+            "" if loaded.model.vocab_size else ", and a vocabulary is assumed: prepare them, or give model.vocab_size"
+        )
+        typer.echo(f"the data are not here: their supply is not checked{assumed}", err=True)
     planner = LadderPlanner(loaded, _parse_rule(rule or []), output, stored.vocab_size if stored else None)
     if widths is not None and (smallest or largest):
         fix = "leave out --smallest and --largest, or --widths"
@@ -341,11 +347,6 @@ def _show_ladder(ladder: "Ladder") -> None:
         ]
         table.add_row(run.name.removeprefix(f"{ladder.name}-"), *sizes, *course)
     console().print(table)
-    if ladder.vocab_size is None:
-        typer.echo(
-            "the data are not here: their supply is not checked, and a vocabulary is assumed",
-            err=True,
-        )
 
 
 def _show_fit(facts: dict[str, Any], folder: Path) -> None:

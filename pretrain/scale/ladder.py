@@ -34,6 +34,7 @@ from pretrain.scale.scaling_rule import (
     width_step,
 )
 from pretrain.utils.io import make_dir, new_folder, write_file
+from pretrain.utils.units import count
 
 RATIO = 30.0
 """FLOPs of the large run over those of the largest run of a ladder, by default."""
@@ -127,7 +128,7 @@ class LadderPlanner:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.parameters(middle * step) < parameters else (low, middle)
-        return step * min((low, high), key=lambda count: abs(math.log(self.parameters(count * step) / parameters)))
+        return step * min((low, high), key=lambda steps: abs(math.log(self.parameters(steps * step) / parameters)))
 
 
 def plan_ladder(
@@ -190,9 +191,11 @@ def _check_sizes(
         what = f"two budgets have the same size, width {same}: widths go in steps of {step}, a group of heads"
         # Neighbouring widths from the smallest on, whose budgets are then those of their sizes.
         apart = [widths[0] + step * number for number in range(max(MIN_SIZES, len(widths)))]
-        needed = RATIO * FLOPS_OF_A_WEIGHT * planner.rule.tokens_per_parameter * planner.parameters(apart[-1]) ** 2
-        instead = f"--widths {','.join(map(str, apart))} --budget {needed:.1e}"
-        raise ConfigError(what, where=option, fix=f"use {instead}, or narrower heads in the config")
+        ratio = planner.rule.tokens_per_parameter
+        largest = planner.parameters(apart[-1])
+        instead = f"--widths {','.join(map(str, apart))} --budget {RATIO * FLOPS_OF_A_WEIGHT * ratio * largest**2:.1e}"
+        needs = f"its large run reads {count(ratio * largest * math.sqrt(RATIO))} tokens"
+        raise ConfigError(what, where=option, fix=f"use {instead} ({needs}), or narrower heads in the config")
 
 
 def describe_run(config: RunConfig, vocab_size: int | None, stored: StoredData | None) -> LadderRun:

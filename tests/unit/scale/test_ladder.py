@@ -120,7 +120,9 @@ def test_documented_ladders_can_be_planned_with_the_quickstarts_data(monkeypatch
 
 def test_widths_that_collide_are_answered_with_a_command_that_works(here, capsys):
     assert cli.run([*PLAN, "--rungs", "30"]) == 64
-    found = re.search(r"use (--widths \S+ --budget \S+), or narrower heads", capsys.readouterr().err)
+    found = re.search(
+        r"use (--widths \S+ --budget \S+) \(its large run reads [\d.]+ \w tokens\)", capsys.readouterr().err
+    )
     assert found is not None
     assert cli.run([*PLAN, *found[1].split()]) == 0
 
