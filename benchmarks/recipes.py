@@ -1,4 +1,4 @@
-"""What the ingredients of a recipe are worth, each alone and each left out, at an equal CPU time.
+"""Ablation of recipes: each ingredient alone and each left out, at an equal CPU time.
 
     python -m benchmarks.recipes quickstart --data data/stdlib --other-data data/stdlib-8192
         [--budget-s 270] [--seeds 1 2 3] [--arms before recipe]

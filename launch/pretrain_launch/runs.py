@@ -295,7 +295,7 @@ def _end_before_start(run: RunDir, journal: list[dict[str, Any]], jobs: list[str
     if state in _FAILURES:
         parts = [f"job {job} ended before the run began: {state}", *([why] if why != "None" else []), said]
         return "failed", {"exit_code": code, "reason": ", ".join(filter(None, parts))}
-    if said and not (len(begun) or _was_cancelled(run, job)):
+    if said and not begun and not _was_cancelled(run, job):
         return "lost", {"exit_code": None, "reason": said}
     return None
 

@@ -8,7 +8,7 @@ Hugging Face folder  config.json, safetensors, tokenizer files      read in plac
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from pretrain.checkpoint.format import MANIFEST, MODEL_FILE, list_checkpoints, l
 from pretrain.checkpoint.load import WeightReader, write_weights
 from pretrain.checkpoint.retention import read_best
 from pretrain.config.load import load_config
-from pretrain.config.model import parse_model
+from pretrain.config.model import AnyModelConfig, parse_model
 from pretrain.config.prepare import Template, check_template, to_jinja, turns_of
 from pretrain.config.run import RunConfig
 from pretrain.errors import CheckpointError, ConfigError, DataError
+from pretrain.generate.constraints import Codec
 from pretrain.interop.generation import load_generation_defaults, read_generation_defaults
 from pretrain.interop.release import open_release
 from pretrain.interop.tokenizer import HubTokenizer, load_hub_tokenizer, tokenizer_files, wrap_tokenizer_json
@@ -223,8 +224,13 @@ def _open_run(reader: WeightReader) -> ModelSource:
     _check_there(run, run.config)
     whole = load_config(run.config, extensions="require")
     config = whole.model
-    if getattr(config, "input", None) is not None:
-        return _open_run_of_images(reader, run, whole)
+    if config.input is not None:
+
+        def refuse_text() -> PlainCodec:
+            what = "the model reads images, not text"
+            raise ConfigError(what, where=str(run.path), fix="measure it by pretrain evaluate")
+
+        return _describe_run(reader, run, whole, config, refuse_text, list, GenerationDefaults())
     _check_there(run, run.tokenizer)
     has_source = config.shape == "encoder+decoder"
     template, begin = read_texts(run)
@@ -242,26 +248,13 @@ def _open_run(reader: WeightReader) -> ModelSource:
         chat = None if template is None else to_jinja(template, name)
         return wrap_tokenizer_json(content, special, config.max_seq_len, chat)
 
-    merged = None
-    if whole.finetune.kind == "lora":
-        merged = merge_adapters(reader, whole, open_source)
     # As transformers and servers do, a chat stops at the end of a turn.
     ends_of_turn = codec.ends_of_turn
     ends = (*codec.eos_ids, *ends_of_turn) if ends_of_turn else ()
     sees_whole = config.shape == "decoder" and whole.objective.sees_prompts_whole
-    return ModelSource(
-        path=reader.place,
-        config=config.model_copy(update={"special_tokens": special}),
-        read=(merged or reader).read,
-        shapes=(merged or reader).shapes,
-        load_codec=lambda: codec,
-        load_tokenizer_files=load_tokenizer_files,
-        generation=GenerationDefaults(sees_prompt_whole=sees_whole, eos=tuple(dict.fromkeys(ends))),
-        run=run,
-        checkpoint=reader,
-        read_part=None if merged else reader.read_part,
-        merged=merged,
-    )
+    config = config.model_copy(update={"special_tokens": special})
+    generation = GenerationDefaults(sees_prompt_whole=sees_whole, eos=tuple(dict.fromkeys(ends)))
+    return _describe_run(reader, run, whole, config, lambda: codec, load_tokenizer_files, generation)
 
 
 def _check_there(run: RunDir, file: Path) -> None:
@@ -270,22 +263,25 @@ def _check_there(run: RunDir, file: Path) -> None:
         raise CheckpointError(f"{file.name} is missing", where=str(run.path), fix=fix)
 
 
-def _open_run_of_images(reader: WeightReader, run: RunDir, whole: RunConfig) -> ModelSource:
-    """Describes a model that has no tokenizer."""
-
-    def load_codec() -> PlainCodec:
-        what = "the model reads images, not text"
-        raise ConfigError(what, where=str(run.path), fix="measure it by pretrain evaluate")
-
+def _describe_run(
+    reader: WeightReader,
+    run: RunDir,
+    whole: RunConfig,
+    config: AnyModelConfig,
+    load_codec: Callable[[], Codec],
+    load_tokenizer_files: Callable[[], TokenizerFiles],
+    generation: GenerationDefaults,
+) -> ModelSource:
+    """Describes the model of a run, with its adapters merged; `whole` is the config of the run."""
     merged = merge_adapters(reader, whole, open_source) if whole.finetune.kind == "lora" else None
     return ModelSource(
         path=reader.place,
-        config=whole.model,
+        config=config,
         read=(merged or reader).read,
         shapes=(merged or reader).shapes,
         load_codec=load_codec,
-        load_tokenizer_files=list,
-        generation=GenerationDefaults(),
+        load_tokenizer_files=load_tokenizer_files,
+        generation=generation,
         run=run,
         checkpoint=reader,
         read_part=None if merged else reader.read_part,

@@ -83,7 +83,7 @@ def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: to
 def _probe(config: AnyModelConfig) -> Batch:
     """Returns two rows of ordinary tokens, or two images of noise; the same for the same model."""
     generator = torch.Generator().manual_seed(0)
-    patches = getattr(config, "input", None)
+    patches = config.input
     if patches is not None:
         zeros = torch.zeros(2, patches.positions, dtype=torch.int64)
         size = (patches.channels, patches.image, patches.image)

@@ -82,7 +82,8 @@ def _cluster(
     measured = None if calibration is None else load_calibration(calibration, gpu)
     # A run in fp32 is one for a CPU unless a GPU is named: on a laptop its plan should not be that of an H100.
     engine = config.engine
-    default = "cpu" if engine.device == "cpu" or (engine.device, engine.precision) == ("auto", "fp32") else "h100"
+    is_for_cpu = engine.device == "cpu" or (engine.device == "auto" and engine.precision == "fp32")
+    default = "cpu" if is_for_cpu else "h100"
     name = gpu or (measured.gpu if measured else default)
     # One process has one device, on any number of GPUs.
     if per_node is None and config.engine.kind == "single":

@@ -159,7 +159,7 @@ class RunConfig(Section):
     def lengths(self) -> RowLengths:
         """Row lengths in tokens, in the data and in the model."""
         lengths = row_lengths(self.objective, self.batch, len(self.stacks))
-        patches = getattr(self.model, "input", None)
+        patches = self.model.input
         return lengths if patches is None else replace(lengths, image=patches.image_size)
 
     @model_validator(mode="after")
@@ -220,7 +220,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_images(self) -> Self:
-        patches = getattr(self.model, "input", None)
+        patches = self.model.input
         if patches is not None and self.batch.seq_len != patches.positions:
             rule = f"must be {patches.positions}, the positions of an image"
             raise ValueError(f"batch.seq_len={self.batch.seq_len} {rule} ({patches.describe()})")

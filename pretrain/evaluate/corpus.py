@@ -69,7 +69,7 @@ class EvaluationSource:
 
 def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     """Returns the settings of rows for a model. Raises: ConfigError: No data, or wrong lengths."""
-    patches = getattr(source.config, "input", None)
+    patches = source.config.input
     if patches is not None:
         objective = ObjectiveConfig(kind="images")
     elif source.config.head.kind == "labels":

@@ -4,7 +4,7 @@ A model of one stack is a language model, of two an encoder-decoder: without att
 (Sutskever et al. 2014), with Bahdanau's (2015) or with Luong's (2015).
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,8 @@ class RecurrentStackConfig(Section):
 
 class RecurrentConfig(AnyKindConfig):
     """Recurrent model; keys that a Transformer has, too, have the same meaning."""
+
+    input: ClassVar[None] = None  # token ids alone, as of a Transformer without this key
 
     kind: Annotated[Literal["recurrent"], OnResume.NEVER]
     """`recurrent`."""
