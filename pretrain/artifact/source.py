@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pretrain.checkpoint.load import WeightReader
-from pretrain.config.model import AnyModelConfig
+from pretrain.config.model import AnyModelConfig, ModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.errors import CheckpointError
 from pretrain.generate.constraints import Codec
@@ -71,6 +71,9 @@ class AdaptedModel:
         embeddings, scores of ids    new tokens get the mean of the existing rows, which makes them
                                      as likely as an average token (Hewitt 2021)
         another head                 initialised
+        feed-forward -> experts      a copy for each expert, the router initialised ("upcycling",
+                                     Komatsuzaki et al. 2023, 3): where weights of the chosen sum to 1,
+                                     the new model begins as the same function
 
     `model` and `shapes` are those of the new model; its `vocab_size` and labels are filled in.
 
@@ -93,10 +96,12 @@ class AdaptedModel:
         same_scores = is_lm or (same_kind and model.head.labels == theirs.head.labels)
         may_lack = not same_kind or model.head.kind == "labels"
         self.anew: set[str] = set()  # parameters that are initialised, not read
+        self.copied = {name for name in shapes if self._is_copied(name)}  # to each expert of their layer
         for name, shape in shapes.items():
-            if self._fits(name, shape) and (name not in SCORES or same_scores):
+            if name in self.copied or (self._fits(name, shape) and (name not in SCORES or same_scores)):
                 continue
-            if not may_lack or not name.startswith(HEAD_PARTS):
+            is_router = ".router." in name and name not in source.shapes
+            if not is_router and not (may_lack and name.startswith(HEAD_PARTS)):
                 found = "no such parameter"
                 if name in source.shapes:
                     found = f"shape {list(source.shapes[name])}"
@@ -122,6 +127,11 @@ class AdaptedModel:
             return theirs[1:] == shape[1:]
         return theirs == shape
 
+    def _is_copied(self, name: str) -> bool:
+        """Returns whether a parameter has a matrix for each expert, and is one for all tokens there."""
+        theirs, shape = self.source.shapes.get(name), self.shapes[name]
+        return ".feedforward." in name and len(shape) == 3 and theirs == shape[1:]
+
     def __contains__(self, name: str) -> bool:
         return name in self.shapes and name not in self.anew
 
@@ -135,6 +145,8 @@ class AdaptedModel:
             weight[: self._old] = known
             if self.num_added:
                 weight[self._old : self._new] = known.mean(dim=0, dtype=torch.float64).float()
+        if name in self.copied:
+            weight = weight.repeat(shape[0], 1, 1)
         self._crcs[name] = zlib.crc32(memoryview(weight.contiguous().view(-1).numpy()))
         return weight
 
@@ -169,6 +181,11 @@ class AdaptedModel:
             num_values = count_parameters(self.model.model_copy(update={"vocab_multiple": 1}))  # without padding
             line += f": {len(self.shapes)} parameters, {num_values:,} values"
         lines = [line + (f"; left there: {_listed(self.left)}" if self.left else "")]
+        if self.copied:
+            assert isinstance(self.model, ModelConfig) and self.model.last_stack.experts is not None
+            experts = self.model.last_stack.experts
+            line = f"each feed-forward layer is copied to {experts.count} experts"
+            lines.append(line if experts.normalize else f"{line}; their weights do not sum to 1, so outputs change")
         if self.num_added:
             tables = ", ".join(self.tables)
             lines.append(

@@ -304,6 +304,7 @@ class OptimConfig(Section):
             "model.decoder.experts": stack.experts is not None,
             "optim.muon.split_heads=true": self.muon.split_heads,
             "norm_placement=post": kind == "completep" and stack.norm_placement == "post",
+            "norm_placement=output": stack.norm_placement == "output",
         }
         found = next((key for key, is_set in unruled.items() if is_set), None)
         if found is not None:

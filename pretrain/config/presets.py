@@ -107,6 +107,20 @@ def _experts(count: int, top_k: int, width: int) -> Values:
     return {"count": count, "top_k": top_k, "width": width, "balance_weight": 0.001}
 
 
+_OLMO2 = Architecture(
+    ("decoder",),
+    _LLAMA_STACK | {"qk_norm": "whole", "norm_placement": "output", "norm_eps": 1e-6, "rope_theta": 500000.0},
+    {"max_seq_len": 4096, "tied_embeddings": False},
+)
+"""OLMo team 2025 (OLMo 2), 2.1, table 1: norms of the outputs of sub-layers, and of all queries and keys."""
+
+_OLMOE = Architecture(
+    ("decoder",),
+    _LLAMA_STACK | {"qk_norm": "whole"},
+    {"max_seq_len": 4096, "tied_embeddings": False},
+)
+"""Muennighoff et al. 2024 (OLMoE), 2, table 1: the scores of the eight chosen experts are their weights."""
+
 _STARCODER2 = Architecture(
     ("decoder",),
     _GPT2_STACK | {"position": "rotary", "window": 4096},
@@ -293,6 +307,17 @@ PRESETS: dict[str, Values] = {
     "qwen3_moe-tiny": _model(
         _QWEN3_MOE, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24, experts=_experts(8, 2, 48)
     ),
+    # OLMo team 2025, table 1; the eps of the releases.
+    "olmo2-1b": _model(_OLMO2, 16, 2048, 16, 8192),
+    "olmo2-7b": _model(_OLMO2, 32, 4096, 32, 11008),
+    "olmo2-13b": _model(_OLMO2, 40, 5120, 40, 13824),
+    "olmo2-32b": _model(_OLMO2, 64, 5120, 40, 27648, kv_heads=8),
+    "olmo2-tiny": _model(_OLMO2, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
+    # Muennighoff et al. 2024, table 1: 6.9B parameters, 1.3B of which meet a token.
+    "olmoe-1b-7b": _model(
+        _OLMOE, 16, 2048, 16, 1024, experts={"count": 64, "top_k": 8, "normalize": False, "z_loss": 0.001}
+    ),
+    "olmoe-tiny": _model(_OLMOE, 2, 64, 4, 48, max_seq_len=128, experts={"count": 8, "top_k": 2, "normalize": False}),
     # Periods of the rotary embeddings as released.
     "starcoder2-3b": _model(_STARCODER2, 30, 3072, 24, 12288, kv_heads=2, rope_theta=999999.4420358813),
     "starcoder2-7b": _model(_STARCODER2, 32, 4608, 36, 18432, kv_heads=4, rope_theta=1000000.0),

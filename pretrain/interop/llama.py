@@ -1,14 +1,14 @@
-"""LLaMA 2 and 3, Mistral, Mixtral, Qwen 2 and 3, the last with experts too: one layout of tensors.
+"""LLaMA 2 and 3, Mistral, Mixtral, Qwen 2 and 3, OLMo 2 and OLMoE: one layout of tensors.
 
-RMSNorm before each sub-layer, rotary positions, a gated feed-forward layer or experts. The families
-differ in the projections that have a bias, in windows, in norms of queries and keys, and in
-experts, each of whose matrices is a tensor of theirs. Rotary parameters come in the spellings of
+RMSNorm around each sub-layer, rotary positions, a gated feed-forward layer or experts. The families
+differ in the projections that have a bias, in windows, in norms of queries and keys, in the place of
+other norms, and in experts, each of whose matrices is a tensor of theirs. Rotary parameters come in the spellings of
 transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`).
 """
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.interop.family import Family, Weight, affine, own_head, table
@@ -46,6 +46,7 @@ class _ExpertKeys:
     down: str
     width: tuple[str, int] | None = None  # key of their hidden width; None: that of dense layers
     normalizes: bool | None = None  # weights of the chosen sum to 1; None: by `norm_topk_prob`
+    mixed: bool = False  # keys tell which layers have experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class _Dialect:
     head_width: int | None  # None: width / heads
     tokens: dict[str, int]
     qkv_bias: bool = False  # of queries, keys and values, and nothing else
-    qk_norm: bool = False
+    qk_norm: bool | Literal["whole"] = False
+    norm_placement: Literal["pre", "output"] = "pre"
     experts: _ExpertKeys | None = None
     missing: dict[str, Any] = field(default_factory=dict)  # further defaults
 
@@ -75,8 +77,13 @@ _QWEN_MOE_SIZES = {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size
 _QWEN_MOE_SIZES |= {"num_hidden_layers": 24}
 _QWEN_MOE_EXPERTS = _ExpertKeys(
     ("num_local_experts", "num_experts"), (128, 8), "mlp", "gate_proj", "up_proj", "down_proj",
-    width=("moe_intermediate_size", 768),
+    width=("moe_intermediate_size", 768), mixed=True,
 )  # fmt: skip
+_OLMO_SIZES = {"vocab_size": 50304}
+_OLMOE_SIZES = _OLMO_SIZES | {"hidden_size": 2048, "intermediate_size": 2048}
+_OLMOE_SIZES |= {"num_hidden_layers": 16, "num_attention_heads": 16}
+_OLMOE_EXPERTS = _ExpertKeys(("num_experts",), (64, 8), "mlp", "gate_proj", "up_proj", "down_proj")
+_OLMO_TOKENS = {"pad": 1, "eos": 50279}
 _DIALECTS = (
     _Dialect("llama", "Llama", "none", {}, None, None, _TOKENS),
     _Dialect("mistral", "Mistral", "all", _MISTRAL_SIZES, 8, None, _TOKENS),
@@ -89,6 +96,14 @@ _DIALECTS = (
     _Dialect(
         "qwen3_moe", "Qwen3Moe", "flagged", _QWEN_MOE_SIZES, 4, None, {}, qk_norm=True, experts=_QWEN_MOE_EXPERTS,
         missing={"max_position_embeddings": 32768},
+    ),
+    _Dialect(
+        "olmo2", "Olmo2", "none", _OLMO_SIZES, None, None, _OLMO_TOKENS, qk_norm="whole", norm_placement="output",
+        missing={"rms_norm_eps": 1e-5},
+    ),
+    _Dialect(
+        "olmoe", "Olmoe", "none", _OLMOE_SIZES, None, None, _OLMO_TOKENS, qk_norm="whole", experts=_OLMOE_EXPERTS,
+        missing={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.01},
     ),
 )  # fmt: skip
 
@@ -213,8 +228,9 @@ def _read_experts(keys: _ExpertKeys, fields: Fields, hidden: int) -> dict[str, A
     normalizes = keys.normalizes
     if normalizes is None:
         normalizes = fields.flag("norm_topk_prob", False)
-        fields.only("decoder_sparse_step", 1, "some layers would be dense")
-        fields.only("mlp_only_layers", [], "some layers would be dense")
+        if keys.mixed:
+            fields.only("decoder_sparse_step", 1, "some layers would be dense")
+            fields.only("mlp_only_layers", [], "some layers would be dense")
     else:
         fields.only("router_jitter_noise", 0.0, "the router would read its input times noise")
     return {
@@ -232,10 +248,10 @@ def _write_experts(keys: _ExpertKeys, stack: StackConfig) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {keys.count[-1]: experts.count, "num_experts_per_tok": experts.top_k}
     found["router_aux_loss_coef"] = experts.balance_weight if experts.balance == "loss" else 0.0
-    if keys.width is None:
-        return found | {"intermediate_size": stack.expert_width}
-    found |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
-    return found | {keys.width[0]: stack.expert_width, "norm_topk_prob": experts.normalize}
+    found[keys.width[0] if keys.width else "intermediate_size"] = stack.expert_width
+    if keys.normalizes is None:
+        found["norm_topk_prob"] = experts.normalize
+    return found | ({"decoder_sparse_step": 1, "mlp_only_layers": []} if keys.mixed else {})
 
 
 def _expert_tensors(keys: _ExpertKeys, stack: StackConfig) -> dict[str, dict[str, int]]:
@@ -281,9 +297,14 @@ def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str
         "bias": _read_bias(dialect, fields),
         "qkv_bias": True if dialect.qkv_bias else None,
         "qk_norm": dialect.qk_norm,
+        "norm_placement": dialect.norm_placement,
         **read_rope(fields, model["max_seq_len"]),
         **_read_windows(dialect, fields, stack["layers"]),
     }
+    if dialect.qk_norm == "whole":
+        fields.only("clip_qkv", None, "queries, keys and values would be clipped")
+        if stack["head_width"] is not None:
+            raise refusal("head_dim", stack["head_width"], f"transformers needs {width // heads}, hidden_size by heads")
     if dialect.experts is not None:
         stack["experts"] = _read_experts(dialect.experts, fields, stack["ff_width"])
     claimed = fields.claims(f"{dialect.name}ForCausalLM")
@@ -328,14 +349,16 @@ def qkv_rows(stack: StackConfig) -> dict[str, int]:
 def _weights(dialect: _Dialect, config: ModelConfig) -> list[Weight]:
     stack = config.last_stack
     width = stack.width
-    head = stack.per_head_width
     norms = {
         "attention_norm": {"input_layernorm": width},
         "feedforward_norm": {"post_attention_layernorm": width},
     }
+    if dialect.norm_placement == "output":
+        norms["attention_norm"] = {"post_attention_layernorm": width}
+        norms["feedforward_norm"] = {"post_feedforward_layernorm": width}
     if stack.qk_norm:
-        norms["attention.query_norm"] = {"self_attn.q_norm": head}
-        norms["attention.key_norm"] = {"self_attn.k_norm": head}
+        norms["attention.query_norm"] = {"self_attn.q_norm": stack.qk_norm_width(stack.heads)}
+        norms["attention.key_norm"] = {"self_attn.k_norm": stack.qk_norm_width(stack.num_kv_heads)}
     qkv = {"attention.qkv": qkv_rows(stack)}
     linears = {
         "attention.output": {"self_attn.o_proj": width},
@@ -358,7 +381,7 @@ def _architecture(dialect: _Dialect, config: ModelConfig) -> str:
     return f"{dialect.name}ForCausalLM" if config.head.kind == "lm" else f"{dialect.name}Model"
 
 
-LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE = (
+LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, OLMO2, OLMOE = (
     Family(
         model_type=dialect.model_type,
         read_config=partial(_read_config, dialect),

@@ -144,8 +144,8 @@ class SelfAttention(nn.Module):
         self.query_norm = None
         self.key_norm = None
         if config.qk_norm:
-            self.query_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
-            self.key_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps)
+            self.query_norm = nn.RMSNorm(config.qk_norm_width(self.heads), eps=config.norm_eps)
+            self.key_norm = nn.RMSNorm(config.qk_norm_width(self.kv_heads), eps=config.norm_eps)
         self.returns_values = config.value_residual and number == 0
         parts = config.value_parts(number)
         self.value_mix = nn.Parameter(torch.empty(parts)) if parts > 1 else None
@@ -171,8 +171,8 @@ class SelfAttention(nn.Module):
         v_BSKH = own_BTKH if self.value_mix is None else mix_values(self.value_mix, own_BTKH, others)
         if self.query_norm is not None and self.key_norm is not None:
             q_BTNH, k_BSKH = qk.split((self.heads, self.kv_heads), dim=2)
-            q_BTNH = self.query_norm(q_BTNH)
-            k_BSKH = self.key_norm(k_BSKH)
+            q_BTNH = norm_heads(self.query_norm, q_BTNH)
+            k_BSKH = norm_heads(self.key_norm, k_BSKH)
             if rotation is not None:
                 q_BTNH = rotate(q_BTNH, rotation)
                 k_BSKH = rotate(k_BSKH, rotation)
@@ -186,6 +186,13 @@ class SelfAttention(nn.Module):
         mixed_BTNH = self.backend.attend(q_BTNH, k_BSKH, v_BSKH, prepared, dropout=dropout, scale=self.scale)
         result_BTD = self.output(mixed_BTNH.flatten(2))
         return (result_BTD, own_BTKH) if self.returns_values else result_BTD
+
+
+def norm_heads(norm: nn.RMSNorm, x_BTNH: Tensor) -> Tensor:
+    """Normalises each head, or all heads of a position together if the norm is as wide as these."""
+    if norm.normalized_shape[0] == x_BTNH.shape[-1]:
+        return norm(x_BTNH)
+    return norm(x_BTNH.flatten(2)).view_as(x_BTNH)
 
 
 def mix_values(factors: Tensor, own_BTKH: Tensor, others: tuple[Tensor, ...]) -> Tensor:

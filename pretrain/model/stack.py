@@ -84,7 +84,8 @@ def _checkpointing(config: StackConfig, engine: EngineConfig, number: int) -> di
 
 
 class Block(nn.Module):
-    """Pre-norm (`x + f(norm(x))`, GPT-2 2.3) or post-norm (Vaswani et al. 2017, 3.1)."""
+    """Norm of a sub-layer's input (`x + f(norm(x))`, GPT-2 2.3), of the sum (`norm(x + f(x))`, Vaswani et
+    al. 2017, 3.1), or of its output (`x + norm(f(x))`, OLMo 2, 2.2)."""
 
     def __init__(
         self,
@@ -96,9 +97,9 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self._checkpointing = checkpointing
-        self.pre_norm = config.norm_placement == "pre"
+        self.norm_placement = config.norm_placement
         # An `input_norm` has normalised the input of the first block already.
-        skip_norm = number == 0 and self.pre_norm and config.input_norm
+        skip_norm = number == 0 and config.norm_placement == "pre" and config.input_norm
         self.attention_norm = nn.Identity() if skip_norm else build_norm(config)
         self.attention = SelfAttention(config, backend, number)
         self.residual_mix = nn.Parameter(torch.empty(2)) if config.residual_scalars and number > 0 else None
@@ -169,12 +170,14 @@ class Block(nn.Module):
 
     def _read(self, x_BTD: Tensor, norm: nn.Module) -> Tensor:
         """Returns the input of a sub-layer."""
-        return norm(x_BTD) if self.pre_norm else x_BTD
+        return norm(x_BTD) if self.norm_placement == "pre" else x_BTD
 
     def _add(self, x_BTD: Tensor, norm: nn.Module, result_BTD: Tensor) -> Tensor:
         """Adds the result of a sub-layer to the stream."""
+        if self.norm_placement == "output":
+            result_BTD = norm(result_BTD)
         sum_BTD = x_BTD + self.dropout(result_BTD)
-        return sum_BTD if self.pre_norm else norm(sum_BTD)
+        return norm(sum_BTD) if self.norm_placement == "post" else sum_BTD
 
 
 _COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -208,7 +211,7 @@ class EncoderOutput(NamedTuple):
 
 
 class Stack(nn.Module):
-    """Blocks between a norm of the input (`input_norm`) and one of the output (pre-norm stacks).
+    """Blocks between a norm of the input (`input_norm`) and one of the output (all but post-norm stacks).
 
     A decoder is causal, and has cross attention in each block if the model has an encoder too.
     """
@@ -251,7 +254,7 @@ class Stack(nn.Module):
         for number in range(config.layers):
             checkpointing = _checkpointing(config, engine, number)
             self.blocks.append(Block(config, self.backend, self.cross_backend, checkpointing, number))
-        self.norm = build_norm(config) if config.norm_placement == "pre" else nn.Identity()
+        self.norm = nn.Identity() if config.norm_placement == "post" else build_norm(config)
         self.offload = ActivationOffload(device, config.layers) if engine.offload_activations == "cpu" else None
 
     def forward(

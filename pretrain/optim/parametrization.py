@@ -99,4 +99,4 @@ def _before_logits(model: ModelConfig) -> str:
         return "head.norm"
     name = "encoder" if model.decoder is None else "decoder"
     stack = model.last_stack
-    return f"{name}.norm" if stack.norm_placement == "pre" else f"{name}.blocks.{stack.layers - 1}.feedforward_norm"
+    return f"{name}.blocks.{stack.layers - 1}.feedforward_norm" if stack.norm_placement == "post" else f"{name}.norm"

@@ -212,7 +212,7 @@ class _StackCounter:
         """Returns bytes of norms, dropout, and fp32 tables of positions outside the blocks."""
         stack = self.stack
         tokens = self.rows * self.length
-        found = tokens * self.norm() * (stack.input_norm + (stack.norm_placement == "pre"))
+        found = tokens * self.norm() * (stack.input_norm + (stack.norm_placement != "post"))
         if stack.dropout:
             found += tokens * stack.width * (self.residual if self.on_cpu else self.mask)
         found += tokens * stack.value_embeddings * stack.num_kv_heads * stack.per_head_width * self.residual

@@ -131,7 +131,7 @@ class _Walk:
 
         `patches`: the input is projected patches that have a gradient.
         """
-        pre = stack.norm_placement == "pre"
+        placement = stack.norm_placement
         frozen = 0
         first_values = False
         bias = stack.position == "relative" and self.has(f"{name}.position.weight")
@@ -141,10 +141,12 @@ class _Walk:
         stream = self.norm(f"{name}.input_norm", stream)
 
         def normed(norm: str, stream: bool) -> bool:
-            return self.norm(norm, stream) if pre else stream
+            return self.norm(norm, stream) if placement == "pre" else stream
 
         def added(norm: str, stream: bool, result: bool) -> bool:
-            return stream or result if pre else self.norm(norm, stream or result)
+            if placement == "output":
+                return stream or self.norm(norm, result)
+            return stream or result if placement == "pre" else self.norm(norm, stream or result)
 
         for number, window in enumerate(stack.windows):
             block = f"{name}.blocks.{number}"

@@ -53,8 +53,8 @@ def _attention(name: str, stack: StackConfig, parts: int = 1) -> Named:
     else:
         yield from _linear(f"{name}.qkv", stack.width, heads + 2 * kv, stack.has_qkv_bias)
         if stack.qk_norm:
-            yield f"{name}.query_norm.weight", (stack.per_head_width,)
-            yield f"{name}.key_norm.weight", (stack.per_head_width,)
+            yield f"{name}.query_norm.weight", (stack.qk_norm_width(stack.heads),)
+            yield f"{name}.key_norm.weight", (stack.qk_norm_width(stack.num_kv_heads),)
         if parts > 1:
             yield f"{name}.value_mix", (parts,)
     yield from _linear(f"{name}.output", heads, stack.width, stack.bias)
@@ -115,7 +115,7 @@ def _stack(name: str, model: ModelConfig, *, reads_encoder: bool) -> Named:
         yield from _norm(f"{name}.input_norm", stack)
     for number in range(stack.layers):
         yield from _block(f"{name}.blocks.{number}", stack, number, reads_encoder=reads_encoder)
-    if stack.norm_placement == "pre":
+    if stack.norm_placement != "post":
         yield from _norm(f"{name}.norm", stack)
 
 

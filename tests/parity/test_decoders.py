@@ -66,6 +66,15 @@ def qwen3_moe(**values):
     return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**(SIZES | experts | values), head_dim=12))
 
 
+def olmo2(**values):
+    return transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**(SIZES | values)))
+
+
+def olmoe(**values):
+    experts = {"num_experts": 6, "num_experts_per_tok": 3}
+    return transformers.OlmoeForCausalLM(transformers.OlmoeConfig(**(SIZES | experts | values)))
+
+
 def starcoder2(**values):
     return transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**(SIZES | values)))
 
@@ -91,6 +100,10 @@ MAKERS = {
     "mixtral-windows": lambda: mixtral(sliding_window=WINDOW, router_aux_loss_coef=0.0),
     "qwen3_moe": lambda: qwen3_moe(norm_topk_prob=True),
     "qwen3_moe-unusual": lambda: qwen3_moe(use_sliding_window=True, sliding_window=WINDOW, tie_word_embeddings=True),
+    "olmo2": olmo2,
+    "olmo2-unusual": lambda: olmo2(tie_word_embeddings=True, num_key_value_heads=6, rms_norm_eps=1e-3),
+    "olmoe": olmoe,
+    "olmoe-unusual": lambda: olmoe(norm_topk_prob=True, num_key_value_heads=6, rms_norm_eps=1e-3),
     "starcoder2": lambda: starcoder2(sliding_window=WINDOW),
     "starcoder2-unusual": lambda: starcoder2(
         rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
@@ -132,7 +145,7 @@ def test_logits_loss_and_gradients_agree(lent):
     check_loss_and_gradients(lent, batch, expected)
 
 
-@pytest.mark.parametrize("maker", [mixtral, qwen3_moe])
+@pytest.mark.parametrize("maker", [mixtral, qwen3_moe, olmoe])
 def test_the_loss_with_that_of_the_router_agrees_and_so_do_gradients(maker, tmp_path):
     torch.manual_seed(0)
     # Theirs mixes the loads of all layers; of one layer it is the published loss.

@@ -111,16 +111,18 @@ class StackConfig(Section):
     """Normalization: RMSNorm (`rms`) or LayerNorm (`layer`)."""
     norm_eps: Annotated[float, OnResume.ALLOW] = Field(default=1e-5, gt=0)
     """Epsilon that is added to the variance."""
-    norm_placement: Annotated[Literal["pre", "post"], OnResume.NEVER] = "pre"
-    """Norm before each sub-layer (`pre`) or after its residual sum (`post`)."""
+    norm_placement: Annotated[Literal["pre", "post", "output"], OnResume.NEVER] = "pre"
+    """Norm before each sub-layer (`pre`), after its residual sum (`post`), or of its output, before the
+    sum (`output`; OLMo 2, 2.2)."""
     input_norm: Annotated[bool, OnResume.NEVER] = False
     """Normalize the summed embeddings; pre-norm then has no norm before its first attention."""
     bias: Annotated[bool, OnResume.NEVER] = False
     """Bias terms in every linear layer and LayerNorm."""
     qkv_bias: Annotated[bool | None, OnResume.NEVER] = None
     """Bias terms in the query, key and value projections. None: same as `bias`."""
-    qk_norm: Annotated[bool, OnResume.NEVER] = False
-    """RMSNorm over the queries and keys of each head, before rotation."""
+    qk_norm: Annotated[bool | Literal["whole"], OnResume.NEVER] = False
+    """RMSNorm over the queries and keys of each head, before rotation; `whole`: over those of all heads
+    together (OLMoE, OLMo 2)."""
     residual_scalars: Annotated[bool, OnResume.NEVER] = False
     """Enter each layer but the first with `a x + b x0`: x is the stream, x0 the input of the first layer, a
     and b are learned scalars of each layer that start at 1 and 0 (modded-nanoGPT)."""
@@ -187,6 +189,10 @@ class StackConfig(Section):
     def has_qkv_bias(self) -> bool:
         """True if query, key and value projections have a bias, with the default."""
         return self.bias if self.qkv_bias is None else self.qkv_bias
+
+    def qk_norm_width(self, heads: int) -> int:
+        """Returns the width of a norm of queries or of keys, which have as many heads."""
+        return self.per_head_width * (heads if self.qk_norm == "whole" else 1)
 
     @property
     def attention_weight_dropout(self) -> float:

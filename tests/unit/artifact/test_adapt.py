@@ -6,10 +6,15 @@ import pytest
 import torch
 
 from pretrain.artifact.source import AdaptedModel
-from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
+from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.model import ExpertsConfig, HeadConfig, ModelConfig, StackConfig
 from pretrain.errors import CheckpointError
 from pretrain.interop.family import parameter_shapes
+from pretrain.model import build_model
+from pretrain.model.build import init_weights, named_weights
+from pretrain.types import Batch
 
+BALANCE = "decoder.blocks.0.feedforward.router.balance.bias"
 STACK = StackConfig(layers=1, width=8, heads=2, ff_width=12)
 
 
@@ -108,3 +113,28 @@ def test_the_identity_is_that_of_every_value_taken_in_whatever_order_it_was_read
     read = changed.source.read
     changed.source.read = lambda name: weight if name == "decoder.norm.weight" else read(name)
     assert changed.fingerprint() != one.fingerprint()
+
+
+def test_experts_that_are_copies_of_a_dense_layer_begin_as_the_same_function():
+    experts = ExpertsConfig(count=4, top_k=2, balance="bias")
+    upcycled = model().model_copy(update={"decoder": STACK.model_copy(update={"experts": experts})})
+    source = adapted(model(), upcycled)
+    assert source.anew == {"decoder.blocks.0.feedforward.router.weight", BALANCE} & source.shapes.keys()
+    assert source.describe()[1:] == ["each feed-forward layer is copied to 4 experts"]
+    built = {}
+    for config, read in ((model(), source.source.read), (upcycled, source.read)):
+        built[config.decoder.experts is None] = one = build_model(config, PLAIN_ENGINE, torch.device("cpu"))
+        init_weights(one, config, seed=0)
+        for name, weight in named_weights(one):
+            if name not in source.anew:
+                weight.data.copy_(read(name))
+    tokens = torch.randint(0, 5, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        dense, mixture = (built[is_dense](Batch(tokens, tokens)).logits_BTV for is_dense in (True, False))
+    torch.testing.assert_close(mixture, dense, rtol=1e-5, atol=1e-5)  # sums of two halves
+    part = torch.empty(19)
+    source.read_part("decoder.blocks.0.feedforward.down.weight", 90, part)
+    assert torch.equal(part, source.read("decoder.blocks.0.feedforward.down.weight").view(-1)[90:109])
+    unequal = experts.model_copy(update={"width": 6})
+    with pytest.raises(CheckpointError, match=r"feedforward.gate_up.weight has shape \[4, 12, 8\]"):
+        adapted(model(), model().model_copy(update={"decoder": STACK.model_copy(update={"experts": unequal})}))

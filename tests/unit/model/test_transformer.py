@@ -37,6 +37,7 @@ SHAPES = {
     "gpt2": {"preset": "gpt2-tiny"},
     "gpt2 without bias": {"preset": "gpt2-tiny", "bias": False, "activation": "gelu"},
     "post-norm": {"preset": "gpt2-tiny", "norm_placement": "post", "activation": "relu"},
+    "norms of outputs and of all heads": {"norm_placement": "output", "qk_norm": "whole"},
     "half of each head rotated": {"rope_fraction": 0.5, "activation": "relu2"},
     "values and streams mixed": {"value_residual": True, "value_embeddings": 1, "residual_scalars": True},
     "gated gelu, wide heads, no positions": {"head_width": 24, "activation": "gelu", "position": "none", "bias": True},

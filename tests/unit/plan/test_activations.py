@@ -67,10 +67,15 @@ def test_what_a_squared_activation_keeps_is_known_within_a_tenth(gated):
 
 
 @pytest.mark.parametrize(
-    "keys", [{"value_residual": True}, {"value_embeddings": 2}, {"residual_scalars": True}], ids=str
-)
+    "keys",
+    [
+        {"value_residual": True}, {"value_embeddings": 2}, {"residual_scalars": True},
+        {"norm_placement": "output", "qk_norm": "whole"},
+    ],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize("mode", MODES)
-def test_what_mixed_values_and_streams_keep_is_known_within_a_tenth(keys, mode):
+def test_what_further_keys_of_a_stack_keep_is_known_within_a_tenth(keys, mode):
     config = model_of("llama-tiny", decoder={"layers": 4, "kv_heads": 4, "ff_width": 64, **keys})
     assert planned_over_kept(config, mode=mode) == pytest.approx(1, abs=0.1)
     assert planned_over_kept(config, kind="single", precision="bf16", mode=mode) == pytest.approx(1, abs=0.1)
