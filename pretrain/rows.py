@@ -29,6 +29,9 @@ class TokenRows:
     loss_mask: np.ndarray | None = None  # bool [B, W+1]: tokens that are targets. None: all
     labels: np.ndarray | None = None  # int16 [B, W+1]: number of a label, or IGNORE_INDEX
     pixels: np.ndarray | None = None  # uint8 [B, C, Y, X]: images, as augmented. None: text
+    # float32 [B, 2]: number of the label of an image that was mixed in, and its share of the target,
+    # at most a half. None: labels are whole.
+    mixed: np.ndarray | None = None
     # Pairs only: [B, S+1], the last column is never read. Its document n belongs to document n of
     # the same row here.
     source: "TokenRows | None" = None
@@ -61,6 +64,7 @@ class ModelRows:
     target_positions: np.ndarray | None = None
     source: SourceRows | None = None  # input of the encoder of a model with two stacks
     pixels: np.ndarray | None = None  # uint8 [B, C, Y, X]; None: text
+    mixed: np.ndarray | None = None  # float32 [P, 2]: second target of each position, and its share
     num_padding: int = 0  # positions of padding, in the source too
 
     @property
@@ -131,5 +135,6 @@ def select_rows(rows: TokenRows, chosen: np.ndarray) -> TokenRows:
         loss_mask=None if rows.loss_mask is None else rows.loss_mask[chosen],
         labels=None if rows.labels is None else rows.labels[chosen],
         pixels=None if rows.pixels is None else rows.pixels[chosen],
+        mixed=None if rows.mixed is None else rows.mixed[chosen],
         source=None if rows.source is None else select_rows(rows.source, chosen),
     )

@@ -100,6 +100,8 @@ class Batch:
         token_types_BT: int64 segment of each token (BERT). None: 0.
         target_positions_P: int64, ascending: indices into the flattened `targets_BT` that have a
             loss, where they are few. None: all.
+        mixed_P2: fp32; a second target of each of these positions, an id, and its share of the loss.
+            None: one target each.
         source: Input of the encoder of a model with two stacks.
         pixels_BCYX: Images, uint8 as decoded, or floating point as normalised by `model.input`.
             None: the rows are text.
@@ -116,6 +118,7 @@ class Batch:
     prefix_BT: Tensor | None = None
     token_types_BT: Tensor | None = None
     target_positions_P: Tensor | None = None
+    mixed_P2: Tensor | None = None
     source: SourceBatch | None = None
     pixels_BCYX: Tensor | None = None
     sources_B: Tensor | None = None

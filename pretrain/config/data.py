@@ -56,6 +56,19 @@ Range = Annotated[list[float], Field(min_length=2, max_length=2)]
 """A least and a largest value."""
 
 
+MAX_MAGNITUDE = 30
+"""Largest magnitude of RandAugment."""
+
+
+class RandAugmentConfig(Section):
+    """RandAugment (Cubuk et al. 2020): operations drawn for each image, all at one magnitude."""
+
+    operations: Annotated[int, OnResume.ALLOW] = Field(default=0, ge=0)
+    """Operations applied to an image one after another, N of the paper. 0: off."""
+    magnitude: Annotated[float, OnResume.ALLOW] = Field(default=9.0, ge=0, le=MAX_MAGNITUDE)
+    """Strength of the operations, M of the paper; 30 is the whole range."""
+
+
 class ImagesConfig(Section):
     """Sizes and augmentation of images (docs/images.md). Evaluations take the centre crop alone.
 
@@ -76,6 +89,14 @@ class ImagesConfig(Section):
     """Least and largest width over height, for `random_resized`."""
     flip: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, le=1)
     """Probability of a mirrored image (left and right) in training."""
+    randaugment: RandAugmentConfig = RandAugmentConfig()
+    erase: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, le=1)
+    """Probability of a rectangle of noise (Zhong et al. 2020), 2% to 33% of the image."""
+    mixup: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0)
+    """Blend each image and its label with a neighbour in the order; the share is drawn from
+    Beta(mixup, mixup) (Zhang et al. 2018). 0: off. With `cutmix`: each for half of the images."""
+    cutmix: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0)
+    """Replace a rectangle by that of a neighbour, its area drawn likewise (Yun et al. 2019)."""
     interpolation: Annotated[Literal["bilinear", "bicubic"], OnResume.ALLOW] = "bilinear"
     """Filter of resizing, with antialiasing."""
 

@@ -2,7 +2,8 @@
 
     position  --SampleOrder, T = 1-->  sample j = (epoch j div N, place j mod N)  -->  shard, image
     file      --Pillow-->  size  --draw_view: a function of (seed, j)-->  box, mirror
-              --decode, crop, resize-->  uint8 [C, Y, X]
+              --decode, crop, resize, augment.py-->  uint8 [C, Y, X]
+    mixup, cutmix: the images at positions 2 n and 2 n + 1 are each other's second image
 
 N is the number of images. As the samples of text do, those of images differ from epoch to epoch, so
 that numbers drawn by (seed, sample) do. Nothing depends on ranks, workers or restarts. Not here:
@@ -13,12 +14,13 @@ import math
 from bisect import bisect_right
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pretrain.config.data import ImagesConfig
 from pretrain.config.model import ImageSize
+from pretrain.data.augment import ATTEMPTS, draw_mix, erase, mix_pixels, rand_augment
 from pretrain.data.bin_stream import EPOCHS_KEPT
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.lookahead import Layout, Lookahead, layout_of
@@ -31,8 +33,8 @@ from pretrain.shards.store import ShardStore
 from pretrain.utils.image_file import ImageFile
 from pretrain.utils.rng import draw_uniform
 
-ATTEMPTS = 10
-"""Boxes that are drawn for a random resized crop before the centre is taken, as in torchvision."""
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 class View(NamedTuple):
@@ -152,15 +154,23 @@ class ImageStream:
         """Reads the samples at some positions. Raises: DataError, naming shard and image."""
         if self._lookahead is not None and positions:
             self._lookahead.follow(self.order, self._epoch_layout, positions.start, overlap=0)
+        if not (self._config.mixup or self._config.cutmix):
+            return self._read(positions).finish()
+        first = positions.start % 2
+        rows = self._read(range(positions.start - first, positions.stop + positions.stop % 2))
+        rows.mix(self._config, self.order.seed)
+        return rows.finish(first, len(positions))
+
+    def _read(self, positions: range) -> "_ImageRows":
         samples = self.order.samples(positions)
-        rows = _ImageRows(len(samples), self._image, self.seq_len)
+        rows = _ImageRows(samples, self._image, self.seq_len)
         for row, sample in enumerate(samples.tolist()):
             epoch, place = divmod(sample, self.split.num_tokens)
             try:
                 self._fill(rows, row, self._epoch_layout(epoch), place, sample)
             except DataError as error:
                 self._damage.skip(error, self._shards, sample)
-        return rows.finish(samples)
+        return rows
 
     def num_windows(self, max_tokens: int | None = None) -> int:
         """Returns the images among the first `max_tokens` positions of the split, at least one."""
@@ -173,7 +183,7 @@ class ImageStream:
         if self._lookahead is not None and windows:
             span = (windows.start, windows.stop)
             self._lookahead.follow_fixed(self._fixed_layout, *span, num_images)
-        rows = _ImageRows(len(windows), self._image, self.seq_len)
+        rows = _ImageRows(np.array(windows, dtype=np.int64), self._image, self.seq_len)
         for row, place in enumerate(windows):
             if place >= num_images:
                 break
@@ -181,7 +191,7 @@ class ImageStream:
                 self._fill(rows, row, self._fixed_layout, place, None)
             except DataError as error:
                 self._damage.skip(error, self._shards, place)
-        return rows.finish(np.array(windows, dtype=np.int64))
+        return rows.finish()
 
     def _fill(self, rows: "_ImageRows", row: int, layout: Layout, place: int, sample: int | None) -> None:
         """Decodes the image at a place of a layout; `sample` is that of training."""
@@ -207,16 +217,18 @@ class ImageStream:
             raise DataError(f"{size}, and data.images.resize=0", where=where, fix=fix)
         if sample is None:
             view = center_view(config, width, height, side)
-        else:
-            view = draw_view(config, width, height, side, self.order.seed, sample)
-        return render(file, view, channels, side, config.interpolation)
+            return pixels_of(render(file, view, channels, side, config.interpolation))
+        seed = self.order.seed
+        view = draw_view(config, width, height, side, seed, sample)
+        image = render(file, view, channels, side, config.interpolation)
+        return erase(pixels_of(rand_augment(image, config, seed, sample)), config, seed, sample)
 
     def _build_epoch_layout(self, epoch: int) -> Layout:
         return layout_of(self._sizes, shard_order(len(self._sizes), self.order.seed, epoch))
 
 
-def render(file: ImageFile, view: View, channels: int, side: int, interpolation: str) -> np.ndarray:
-    """Decodes the part of an image that a view shows, uint8 [C, side, side]. Raises: DataError."""
+def render(file: ImageFile, view: View, channels: int, side: int, interpolation: str) -> "Image":
+    """Decodes the part of an image that a view shows, [side, side], mode L or RGB. Raises: DataError."""
     from PIL.Image import Resampling, Transpose
 
     image = file.decode(channels, view.shrink(file.width, side))
@@ -236,17 +248,24 @@ def render(file: ImageFile, view: View, channels: int, side: int, interpolation:
         image = image.resize((side, side), filtered, box)
     if view.mirrored:
         image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
+    return image
+
+
+def pixels_of(image: "Image") -> np.ndarray:
+    """Returns the pixels of an image of mode L or RGB, uint8 [C, Y, X]."""
     pixels = np.asarray(image, dtype=np.uint8)
-    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 class _ImageRows:
     """Rows of a batch; those that are not filled are padding, without a label."""
 
-    def __init__(self, num_rows: int, image: ImageSize, seq_len: int) -> None:
-        self._pixels = np.zeros((num_rows, image.channels, image.side, image.side), dtype=np.uint8)
-        self._labels = np.full((num_rows, seq_len + 1), IGNORE_INDEX, dtype=np.int16)
-        self._num_tokens = np.zeros(num_rows, dtype=np.int64)
+    def __init__(self, samples: np.ndarray, image: ImageSize, seq_len: int) -> None:
+        self._samples = samples
+        self._pixels = np.zeros((len(samples), image.channels, image.side, image.side), dtype=np.uint8)
+        self._labels = np.full((len(samples), seq_len + 1), IGNORE_INDEX, dtype=np.int16)
+        self._num_tokens = np.zeros(len(samples), dtype=np.int64)
+        self._mixed: np.ndarray | None = None
 
     def put(self, row: int, pixels: np.ndarray, label: int) -> None:
         """Fills a row."""
@@ -254,15 +273,31 @@ class _ImageRows:
         self._labels[row, 0] = label
         self._num_tokens[row] = self._labels.shape[1]
 
-    def finish(self, sample_ids: np.ndarray) -> TokenRows:
-        """Returns the rows."""
-        is_whole = bool(self._num_tokens.all())
-        width = self._labels.shape[1]
+    def mix(self, config: ImagesConfig, seed: int) -> None:
+        """Mixes neighbours into each other, an even number of rows; one without a neighbour stays."""
+        pixels, labels = self._pixels.copy(), self._labels[:, 0].copy()
+        self._mixed = np.stack([labels, np.zeros_like(labels)], axis=1).astype(np.float32)
+        for row, sample in enumerate(self._samples.tolist()):
+            mix = draw_mix(config, pixels.shape[-1], seed, sample)
+            other = row ^ 1
+            if mix is None or not (self._num_tokens[row] and self._num_tokens[other]):
+                continue
+            self._pixels[row] = mix_pixels(pixels[row], pixels[other], mix)
+            # The label with the larger share first: it is the one that is right.
+            is_less = mix.share > 0.5
+            self._labels[row, 0] = labels[other if is_less else row]
+            self._mixed[row] = labels[row if is_less else other], min(mix.share, 1 - mix.share)
+
+    def finish(self, first: int = 0, count: int | None = None) -> TokenRows:
+        """Returns some rows. None: all."""
+        kept = slice(first, None if count is None else first + count)
+        labels, num_tokens = self._labels[kept], self._num_tokens[kept]
         return TokenRows(
-            tokens=np.zeros(self._labels.shape, dtype=np.uint16),
-            starts=np.flatnonzero(self._num_tokens) * width,
-            num_tokens=None if is_whole else self._num_tokens,
-            sample_ids=sample_ids,
-            labels=self._labels,
-            pixels=self._pixels,
+            tokens=np.zeros(labels.shape, dtype=np.uint16),
+            starts=np.flatnonzero(num_tokens) * labels.shape[1],
+            num_tokens=None if num_tokens.all() else num_tokens,
+            sample_ids=self._samples[kept],
+            labels=labels,
+            pixels=self._pixels[kept],
+            mixed=None if self._mixed is None else self._mixed[kept],
         )

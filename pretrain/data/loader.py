@@ -298,6 +298,7 @@ def _build_batch(made: ModelRows, pin_memory: bool) -> Batch:
         documents_BT=optional(made.documents),
         prefix_BT=optional(made.prefix),
         target_positions_P=optional(made.target_positions),
+        mixed_P2=optional(made.mixed),
         source=source,
         pixels_BCYX=optional(made.pixels),
         sources_B=tensor(source_of(made.sample_ids)),

@@ -326,5 +326,6 @@ def merge_rows(parts: Sequence[TokenRows], places: np.ndarray) -> TokenRows:
         loss_mask=gather([part.loss_mask for part in parts]),
         labels=gather([part.labels for part in parts]),
         pixels=gather([part.pixels for part in parts]),
+        mixed=gather([part.mixed for part in parts]),
         source=merge_rows(sources, places) if sources else None,
     )

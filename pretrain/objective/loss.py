@@ -8,7 +8,8 @@
 
 with label smoothing s (Szegedy et al. 2016, section 7), the coefficient c of the z-loss (Chowdhery
 et al. 2022, section 5) and the cap of Gemma 2 (Gemma Team 2024, section 2). The mean and V are of
-the real vocabulary, without padding.
+the real vocabulary, without padding. With a second target of share a (mixup), z_target is
+(1 - a) z_first + a z_second.
 
 The head runs without materialising all logits:
 
@@ -102,6 +103,7 @@ def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_l
             targets_BT,
             vocab_size=model.head.num_scores,
             bias_V=bias,
+            mixed_P2=batch.mixed_P2,
             label_smoothing=label_smoothing,
             z_loss=z_loss,
             soft_cap=model.head.soft_cap,
@@ -137,7 +139,9 @@ class ChunkLoss(NamedTuple):
     cap_grad_PV: Tensor | None
 
 
-def score_chunk(logits_PV: Tensor, targets_P1: Tensor, form: CrossEntropy, needs_grad: bool) -> ChunkLoss:
+def score_chunk(
+    logits_PV: Tensor, targets_P1: Tensor, mixed_P2: Tensor | None, form: CrossEntropy, needs_grad: bool
+) -> ChunkLoss:
     """Computes the losses of P tokens in the precision of their logits, modified in place."""
     cap_grad_PV = None
     if form.soft_cap is not None:
@@ -146,6 +150,9 @@ def score_chunk(logits_PV: Tensor, targets_P1: Tensor, form: CrossEntropy, needs
         logits_PV.mul_(form.soft_cap)
     logits_PV[:, form.vocab_size :] = -torch.inf
     at_target_P1 = logits_PV.gather(1, targets_P1.clamp(min=0))
+    if mixed_P2 is not None:
+        second_P1, share_P1 = mixed_P2.to(logits_PV.dtype).split(1, dim=1)
+        at_target_P1 = torch.lerp(at_target_P1, logits_PV.gather(1, second_P1.long()), share_P1)
     mean_P1 = None
     if form.label_smoothing:
         mean_P1 = logits_PV[:, : form.vocab_size].mean(dim=1, keepdim=True)
@@ -173,7 +180,9 @@ def score_chunk(logits_PV: Tensor, targets_P1: Tensor, form: CrossEntropy, needs
     )
 
 
-def grad_of_chunk(chunk: ChunkLoss, targets_P1: Tensor, form: CrossEntropy, dtype: torch.dtype) -> Tensor:
+def grad_of_chunk(
+    chunk: ChunkLoss, targets_P1: Tensor, mixed_P2: Tensor | None, form: CrossEntropy, dtype: torch.dtype
+) -> Tensor:
     """Returns d loss / d logits [P, V], zero where there is no target. Modifies the chunk in place.
 
     The division by the softmax's denominator comes last, in one pass with the rounding to `dtype`.
@@ -182,6 +191,10 @@ def grad_of_chunk(chunk: ChunkLoss, targets_P1: Tensor, form: CrossEntropy, dtyp
     if form.z_loss:
         grad_PV.mul_(1 + 2 * form.z_loss * chunk.log_total_P1)
     at_target_P1 = (form.label_smoothing - 1) * chunk.total_P1
+    if mixed_P2 is not None:
+        second_P1, share_P1 = mixed_P2.to(grad_PV.dtype).split(1, dim=1)
+        grad_PV.scatter_add_(1, second_P1.long(), at_target_P1 * share_P1)
+        at_target_P1 = at_target_P1 * (1 - share_P1)
     if torch.compiler.is_compiling():
         # Fused with the passes around it; for a scatter the compiler would store the chunk in fp32.
         columns_V = torch.arange(grad_PV.shape[1], device=grad_PV.device)
@@ -198,12 +211,12 @@ def grad_of_chunk(chunk: ChunkLoss, targets_P1: Tensor, form: CrossEntropy, dtyp
 
 
 def sum_chunk(
-    logits_PV: Tensor, targets_P1: Tensor, form: CrossEntropy, needs_grad: bool
+    logits_PV: Tensor, targets_P1: Tensor, mixed_P2: Tensor | None, form: CrossEntropy, needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Returns the loss, nll_P1, the correct targets and d loss / d logits (in their dtype) of P tokens."""
     exact = torch.promote_types(logits_PV.dtype, torch.float32)
-    chunk = score_chunk(logits_PV.to(exact), targets_P1, form, needs_grad)
-    grad_PV = grad_of_chunk(chunk, targets_P1, form, logits_PV.dtype) if needs_grad else None
+    chunk = score_chunk(logits_PV.to(exact), targets_P1, mixed_P2, form, needs_grad)
+    grad_PV = grad_of_chunk(chunk, targets_P1, mixed_P2, form, logits_PV.dtype) if needs_grad else None
     return chunk.loss, chunk.nll_P1, chunk.num_correct, grad_PV
 
 
@@ -243,6 +256,7 @@ def linear_cross_entropy(
     *,
     vocab_size: int,
     bias_V: Tensor | None = None,
+    mixed_P2: Tensor | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     soft_cap: float | None = None,
@@ -258,6 +272,7 @@ def linear_cross_entropy(
         targets_BT: int64, or [P]; IGNORE_INDEX where there is no loss.
         vocab_size: Real rows of the weight.
         bias_V: Head bias; None: 0.
+        mixed_P2: Second target and its share, as in `Batch`; what is correct goes by the first.
         label_smoothing: Share of the target's probability, spread evenly over the real vocabulary.
         z_loss: Coefficient of the squared log of the softmax's denominator.
         soft_cap: Bound that logits approach, `cap tanh(logits / cap)`; None: unbounded.
@@ -273,9 +288,10 @@ def linear_cross_entropy(
         hidden = hidden.to(dtype)
         weight_VD = weight_VD.to(dtype)
         bias_V = None if bias_V is None else bias_V.to(dtype)
+    inputs = hidden, weight_VD, bias_V, targets, mixed_P2
     with torch.autocast(device, enabled=False):
         # Inside a Function gradients are always off: the current mode is passed in.
-        return LossOutput(*_Sums.apply(hidden, weight_VD, bias_V, targets, form, torch.is_grad_enabled(), sum_logits))
+        return LossOutput(*_Sums.apply(*inputs, form, torch.is_grad_enabled(), sum_logits))
 
 
 class _Sums(torch.autograd.Function):
@@ -286,6 +302,7 @@ class _Sums(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         targets_P: Tensor,
+        mixed_P2: Tensor | None,
         form: CrossEntropy,
         grad_enabled: bool,
         sum_logits: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]],
@@ -307,7 +324,8 @@ class _Sums(torch.autograd.Function):
             hidden = hidden_PD[start : start + size]
             targets_P1 = targets_P[start : start + size, None]
             logits_PV = torch.nn.functional.linear(hidden, weight_VD, bias_V)
-            loss, nll_P1, correct, grad_PV = sum_logits(logits_PV, targets_P1, form, needs_grad)
+            mixed = None if mixed_P2 is None else mixed_P2[start : start + size]
+            loss, nll_P1, correct, grad_PV = sum_logits(logits_PV, targets_P1, mixed, form, needs_grad)
             loss_sum += loss
             nll_sum += nll_P1.sum()
             nll_P[start : start + size] = nll_P1[:, 0]
@@ -336,7 +354,7 @@ class _Sums(torch.autograd.Function):
         # In place: a copy of the weight's gradient would cost a tenth of its product. Autograd
         # therefore refuses a second backward pass through the same graph.
         scaled = (None if saved is None else saved.mul_(grad) for saved in ctx.saved_tensors)
-        return *scaled, None, None, None, None
+        return *scaled, None, None, None, None, None
 
 
 def _round_like(grad: Tensor | None, parameter: Tensor | None) -> Tensor | None:

@@ -58,6 +58,8 @@ def masked_rows(
 def _place(rows: TokenRows, inputs: np.ndarray, targets: np.ndarray, document_mask: bool) -> ModelRows:
     """Returns rows of an encoder with few targets."""
     target_positions = np.flatnonzero(targets != IGNORE_INDEX)
+    # Of images: one target a row.
+    mixed = None if rows.mixed is None else rows.mixed[target_positions // targets.shape[1]]
     positions, documents = place_documents(rows, document_mask)
     return ModelRows(
         inputs=inputs,
@@ -68,6 +70,7 @@ def _place(rows: TokenRows, inputs: np.ndarray, targets: np.ndarray, document_ma
         documents=documents,
         target_positions=target_positions,
         pixels=rows.pixels,
+        mixed=mixed,
         num_padding=count_padding(rows, inputs.shape[1]),
     )
 

@@ -26,7 +26,16 @@ def draw_uniform(purpose: str, seed: int, sample_ids: np.ndarray, count: int) ->
 
     Numbers of other purposes and seeds are independent; the first ones do not depend on `count`.
     """
+    return (_draw_bits(purpose, seed, sample_ids, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def draw_bytes(purpose: str, seed: int, sample_id: int, count: int) -> np.ndarray:
+    """Returns `count` uniform bytes for a sample id, uint8; independent as those of `draw_uniform`."""
+    bits = _draw_bits(purpose, seed, np.array([sample_id]), -(-count // 8))[0]
+    return bits.astype("<u8", copy=False).view(np.uint8)[:count]
+
+
+def _draw_bits(purpose: str, seed: int, sample_ids: np.ndarray, count: int) -> np.ndarray:
     digest = hashlib.blake2b(f"{purpose} {seed}".encode(), digest_size=8).digest()
     keys_B = mix64(mix64(sample_ids.astype(np.uint64)) ^ np.frombuffer(digest, np.uint64))
-    bits = mix64(keys_B[:, None] + np.arange(count, dtype=np.uint64) * _GOLDEN)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return mix64(keys_B[:, None] + np.arange(count, dtype=np.uint64) * _GOLDEN)

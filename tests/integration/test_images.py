@@ -15,7 +15,9 @@ from tests.helpers.runs import RunMaker, assert_same_run
 CONFIG = """
 seed: 7
 run: {{dir: {runs}, name: run}}
-data: {{path: {data}, lanes: 3, block_samples: 8, images: {{crop: random_resized, flip: 0.5}}}}
+data:
+  {{path: {data}, lanes: 3, block_samples: 8, images: {{crop: random_resized, flip: 0.5, erase: 0.25, mixup: 0.2,
+    cutmix: 0.5, randaugment: {{operations: 1}}}}}}
 model: {{preset: vit-tiny, encoder: {{width: 32, ff_width: 64, dropout: 0.1, position: sinusoidal_2d}}}}
 objective: {{kind: images}}
 batch: {{global_tokens: 408, seq_len: 17, micro: 4}}

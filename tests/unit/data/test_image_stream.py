@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.config.data import BatchConfig, ImagesConfig, plan_batch
+from pretrain.config.data import BatchConfig, ImagesConfig, RandAugmentConfig, plan_batch
 from pretrain.config.model import ImageSize
+from pretrain.data.augment import draw_mix, mix_pixels
 from pretrain.data.damage import DamagePolicy
-from pretrain.data.image_stream import ImageStream, center_view, draw_view, render
+from pretrain.data.image_stream import ImageStream, center_view, draw_view, pixels_of, render
 from pretrain.data.loader import StepCounts, TrainLoader, ValidationLoader
 from pretrain.data.mixture import merge_rows
 from pretrain.errors import DataError
@@ -18,7 +19,15 @@ from pretrain.rows import IGNORE_INDEX
 from pretrain.utils.image_file import ImageFile
 from tests.helpers.images import encode, noise, prepare_colors
 
-ALL = ImagesConfig(crop="random_resized", scale=[0.3, 1.0], flip=0.5)
+ALL = ImagesConfig(
+    crop="random_resized",
+    scale=[0.3, 1.0],
+    flip=0.5,
+    randaugment=RandAugmentConfig(operations=2),
+    erase=0.5,
+    mixup=0.8,
+    cutmix=1.0,
+)
 MAKE = partial(label_rows, document_mask=True)
 SEQ_LEN = 17
 PLACES = np.array([0, 1, 4, 5, 2, 3])
@@ -55,7 +64,8 @@ def test_pixels_do_not_depend_on_ranks_workers_micro_batches_or_restarts(colors)
     expected = steps(stream_of(colors), 4)
     assert all(counts.pixel_digest for counts, _ in expected)
     assert len({counts.pixel_digest for counts, _ in expected}) == 4
-    for change in ({"ranks": 2}, {"ranks": 3, "workers": 0}, {"workers": 3, "micro": 6}):
+    changes = ({"ranks": 2}, {"ranks": 3, "workers": 0}, {"workers": 3, "micro": 6}, {"ranks": 4, "micro": 3})
+    for change in (*changes, {"ranks": 2, "micro": 1}):
         for (counts, pixels), (ours, same) in zip(steps(stream_of(colors), 4, **change), expected, strict=True):
             assert counts == ours and np.array_equal(pixels, same)
     restarted = steps(stream_of(colors), 2, first=2, ranks=2)
@@ -66,7 +76,7 @@ def test_rows_around_skipped_positions_are_those_of_one_reading(colors):
     stream = stream_of(colors)
     whole = stream.read(range(6))
     merged = merge_rows([stream.read(range(2)), stream.read(range(4, 6)), stream.read(range(2, 4))], PLACES)
-    for name in ("tokens", "labels", "pixels", "sample_ids", "starts"):
+    for name in ("tokens", "labels", "pixels", "mixed", "sample_ids", "starts"):
         assert np.array_equal(getattr(merged, name), getattr(whole, name)), name
 
 
@@ -74,9 +84,35 @@ def test_another_seed_or_augmentation_is_another_digest(colors):
     digests = {
         steps(stream_of(colors, config, seed=seed), 1)[0][0].pixel_digest
         for seed in (5, 6)
-        for config in (ALL, ImagesConfig(crop="random", padding=2), ImagesConfig())
+        for config in (
+            ALL,
+            ALL.model_copy(update={"erase": 0.0}),
+            ImagesConfig(crop="random", padding=2),
+            ImagesConfig(),
+        )
     }
-    assert len(digests) == 6
+    assert len(digests) == 8
+
+
+@pytest.mark.parametrize("config", [ImagesConfig(mixup=0.4), ImagesConfig(cutmix=1.0)], ids=["mixup", "cutmix"])
+def test_an_image_is_mixed_with_its_neighbour_in_the_order(colors, config):
+    plain, mixed = stream_of(colors, ImagesConfig()).read(range(12)), stream_of(colors, config).read(range(12))
+    for row, sample in enumerate(plain.sample_ids.tolist()):
+        mix = draw_mix(config, 8, 5, sample)
+        both = [int(plain.labels[row, 0]), int(plain.labels[row ^ 1, 0])]
+        assert np.array_equal(mixed.pixels[row], mix_pixels(plain.pixels[row], plain.pixels[row ^ 1], mix))
+        found = [int(mixed.labels[row, 0]), int(mixed.mixed[row, 0])]
+        assert found == (both if mix.share <= 0.5 else both[::-1])
+        assert mixed.mixed[row, 1] == np.float32(min(mix.share, 1 - mix.share))
+    # From an odd position on, and to one: the neighbour outside is read too.
+    for part in (range(1, 4), range(3, 4), range(4, 7)):
+        rows = stream_of(colors, config).read(part)
+        assert np.array_equal(rows.pixels, mixed.pixels[part.start : part.stop])
+        assert np.array_equal(rows.mixed, mixed.mixed[part.start : part.stop])
+    made = MAKE(mixed)
+    assert np.array_equal(made.mixed, mixed.mixed) and made.num_targets == 12
+    # Evaluations see whole images.
+    assert stream_of(colors, config, split="validation").read_windows(range(2)).mixed is None
 
 
 def test_an_epoch_has_every_image_once_and_the_next_other_views(colors):
@@ -130,7 +166,8 @@ def test_half_of_the_views_are_mirrored():
 
 
 def seen(pixels, view, side=8):
-    return render(ImageFile(encode(pixels), "a"), view, 3, side, "bilinear").transpose(1, 2, 0)
+    image = render(ImageFile(encode(pixels), "a"), view, 3, side, "bilinear")
+    return pixels_of(image).transpose(1, 2, 0)
 
 
 def test_the_centre_is_cropped_after_resizing_to_the_shorter_side():
@@ -183,3 +220,11 @@ def test_a_damaged_image_is_skipped_on_every_rank_alike(tmp_path):
     assert found[1] == found[2]
     assert sum(counts.num_skipped for counts in found[1]) >= 1
     assert sum(counts.num_targets + counts.num_skipped for counts in found[1]) == 24
+    # The neighbour of the damaged one is not mixed, and has its own label whole.
+    stream = stream_of(damaged, ImagesConfig(mixup=0.8), damage=DamagePolicy("skip", 5))
+    rows = stream.read(range(size - size % 2))
+    (lost,) = np.flatnonzero(rows.num_tokens == 0)
+    other = lost ^ 1
+    assert rows.mixed[other].tolist() == [rows.labels[other, 0], 0.0]
+    made = MAKE(rows)
+    assert len(made.mixed) == len(made.target_positions) == len(rows.pixels) - 1

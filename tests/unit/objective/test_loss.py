@@ -294,3 +294,29 @@ def test_a_second_backward_pass_is_an_error_and_not_a_wrong_gradient():
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, ALL_OPTIONS], ids=["plain", "smooth", "all"])
+def test_two_targets_of_a_position_are_the_cross_entropy_of_their_distribution(options, compiled, monkeypatch):
+    monkeypatch.setattr(
+        loss_module, "_compiled_sum_chunk", lambda: torch.compile(loss_module.sum_chunk, backend="eager")
+    )
+    one = case(shape=(9,), bias=True)
+    generator = torch.Generator().manual_seed(1)
+    second = torch.randint(one.vocab, (9,), generator=generator)
+    second[0] = one.targets[0].clamp(min=0)  # both are the same
+    share = torch.rand(9, generator=generator, dtype=torch.float64) / 2
+    mixed = torch.stack([second.double(), share], dim=1)
+    assert (one.targets == IGNORE_INDEX).any()
+    found = values_of(chunked(one, mixed_P2=mixed, compiled=compiled, **options), one)
+    # The loss of each position alone, weighted.
+    expected = [torch.zeros_like(value) for value in found]
+    for place in (one.targets != IGNORE_INDEX).nonzero()[:, 0].tolist():
+        only = torch.arange(9) == place
+        for targets, weight in ((one.targets, 1 - share[place]), (second, share[place])):
+            alone = one._replace(targets=torch.where(only, targets, IGNORE_INDEX))
+            for total, value in zip(expected, values_of(plain(alone, **options), alone), strict=True):
+                total += weight * value
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
