@@ -36,7 +36,7 @@ def prepare_command(
     split: Annotated[str | None, Option(help="hash:F (default hash:0.01), or tail:F of each.")] = None,
     processes: Annotated[int | None, Option(min=1, help="Workers. Default: one a core.")] = None,
     part: Annotated[str, Option(metavar="I/N", help="Share of this machine, from 1/N.")] = "1/1",
-    system: Annotated[str | None, Option("--from", help="Convert tokens of megatron, nanogpt, olmo or mds.")] = None,
+    system: Annotated[str | None, Option("--from", help="Tokens of megatron, nanogpt, olmo, mds; webdataset.")] = None,
     dtype: Annotated[
         str | None, Option(help="With --from: type of tokens in files that do not say it, such as uint32.")
     ] = None,
@@ -66,15 +66,15 @@ def prepare_command(
         "split": split,
     }
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    if system is not None:
-        unused = [*(given.keys() - {"output", "tokenizer", "split"}), *(["part"] if part != "1/1" else [])]
-        if unused:
-            option = min(unused).replace("_", "-")
-            raise typer.BadParameter(f"--{option} does not go with --from: leave it out")
+    if system == "webdataset":  # tars are read as they are, not converted
+        given = {"kind": "images", "format": system} | given
+        if output is None or not inputs:
+            raise typer.BadParameter("--from webdataset needs --input and --output")
+    elif system is not None:
+        _refuse_with_from({**given, "part": part} if part != "1/1" else given)
         if output is None or tokenizer is None or not inputs:
             raise typer.BadParameter("--from needs --input, --output and --tokenizer, the one that made the tokens")
-        options = ConvertOptions(output, system, tuple(inputs), tokenizer, split, dtype)
-        print(run_convert(options, processes))
+        print(run_convert(ConvertOptions(output, system, tuple(inputs), tokenizer, split, dtype), processes))
         return
     if dtype is not None:
         raise typer.BadParameter("--dtype goes with --from: leave it out")
@@ -91,6 +91,13 @@ def prepare_command(
         # A shell expands an unquoted glob: `--input a.txt b.txt` is meant as it reads.
         config = short_prepare(inputs=inputs, **given)
     print(run_prepare(config, part, processes))
+
+
+def _refuse_with_from(given: dict[str, Any]) -> None:
+    """Refuses options that a conversion of tokens does not have."""
+    if unused := given.keys() - {"output", "tokenizer", "split"}:
+        option = min(unused).replace("_", "-")
+        raise typer.BadParameter(f"--{option} does not go with --from: leave it out")
 
 
 data_app = CommandGroup("Inspect and verify shard folders.\n\nExample: pretrain data verify data/quickstart")

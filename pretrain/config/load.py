@@ -370,6 +370,7 @@ def short_prepare(
     max_document_bytes: int | None = None,
     split: str = "hash:0.01",
     kind: str = "text",
+    format: str = "auto",
 ) -> PrepareConfig:
     """Returns the config of `pretrain prepare` without a file. Raises: ConfigError: Invalid values.
 
@@ -380,7 +381,7 @@ def short_prepare(
         what = f"vocab_size={vocab_size} does not go with tokenizer={tokenizer}"
         raise ConfigError(what, fix="leave it out")
     chosen = {"kind": tokenizer} if is_trained else {"kind": "given", "path": tokenizer}
-    one: dict[str, Any] = {"path": list(inputs), "text_field": text_field}
+    one: dict[str, Any] = {"path": list(inputs), "text_field": text_field, "format": format}
     if max_document_bytes is not None:
         one["max_document_bytes"] = max_document_bytes
     values: dict[str, Any] = {

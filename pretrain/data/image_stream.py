@@ -200,7 +200,7 @@ class ImageStream:
         reader = self._reader(shards[slot])
         number = place - starts[slot]
         content, label = reader.image(number)
-        where = f"{reader.name}, image {number:08d}"
+        where = f"{reader.name}, {reader.image_name(number)}"
         rows.put(row, self._see(ImageFile(content, where), where, sample), label)
 
     def _see(self, file: ImageFile, where: str, sample: int | None) -> np.ndarray:

@@ -1,5 +1,7 @@
 """`kind: images`: folders of classes to shards of images, restartable, always the same bytes.
 
+Tars of images that others made are indexed where they are, in image_tars.py.
+
     photos/cat/1.jpg, photos/dog/a/2.png    the first folder below the input is the class
       -> listed, mixed by a hash of their names, cut into parts by size
       -> each decoded once, on all cores: a damaged file ends the command with its name
@@ -13,7 +15,8 @@ Folder, parts, locks and restarts are those of `prepare.py`.
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +24,21 @@ import numpy as np
 
 from pretrain.config.prepare import PrepareConfig
 from pretrain.errors import ConfigError, DataError
+from pretrain.prepare.image_tars import (
+    check_class_sizes,
+    find_labels,
+    index_labels,
+    index_part,
+    remove_part_tables,
+    split_tars,
+)
 from pretrain.prepare.input_parts import WHOLE, InputFile, InputPart, Report, Share, Work, plan_part_bytes, plan_parts
 from pretrain.prepare.inputs.local_files import find_local, stat_local
+from pretrain.prepare.inputs.remote_files import find_remote
 from pretrain.prepare.labelling import LabelSet, check_labels, sort_labels
 from pretrain.prepare.output import claim_lock, fill_folder
 from pretrain.prepare.part_record import PartRecord, SplitRecord, load_records, merge_splits, write_record
-from pretrain.prepare.pool import ShardJob, WorkerPool
+from pretrain.prepare.pool import ShardJob, Start, WorkerPool
 from pretrain.prepare.progress import Progress, no_progress
 from pretrain.prepare.split import SPLITS, TRAIN, VALIDATION, parse_split
 from pretrain.prepare.statistics import STATISTICS_NAME
@@ -34,12 +46,14 @@ from pretrain.prepare.steps import identity_of
 from pretrain.shards.image_writer import EncodedImage, ImageShardWriter
 from pretrain.shards.index import IMAGES, INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
 from pretrain.shards.reader import load_lengths
-from pretrain.utils.image_file import ImageFile
+from pretrain.utils.image_file import SUFFIXES, ImageFile
 from pretrain.utils.io import make_dir, write_json
-from pretrain.utils.remote import is_remote
+from pretrain.utils.remote import check_no_secrets, is_remote, without_secrets
 from pretrain.utils.units import plural
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+WEBDATASET = "webdataset"
+"""Format of an input of tars."""
+COMPRESSED = (".tar.gz", ".tgz", ".tar.zst")
 
 Facts = dict[str, object]
 """Plain values of statistics.json."""
@@ -56,7 +70,8 @@ def prepare_images(
         what = f"split={config.split} cuts texts in two, and kind=images has none"
         raise ConfigError(what, fix="use hash:F")
     files = list_images(config)
-    labels = _labels_of(config, files)
+    is_tars = files[0].format == WEBDATASET
+    labels = None if is_tars else _labels_of(config, files)
     part_bytes = config.part_bytes or plan_part_bytes(files)
     folder = Path(config.output)
     job = ShardJob(folder, plan_parts(files, part_bytes))
@@ -64,7 +79,11 @@ def prepare_images(
     identity = identity_of(config, None) | {"part_bytes": part_bytes}
 
     def build() -> DataIndex | None:
-        start = partial(_start_writing, config, labels)
+        start: Start
+        if labels is None:
+            start = partial(_start_indexing, config, split_tars(config, files, rule))
+        else:
+            start = partial(_start_writing, config, labels)
         pool.write_parts(start, share.own(job.parts), "", "reading images")
         with claim_lock(folder):
             if (folder / INDEX_NAME).exists():
@@ -72,51 +91,65 @@ def prepare_images(
             records = load_records(folder, job.parts, "")
             if len(records) < len(job.parts):
                 return None
-            return _write_index(job, labels, [records[part.number] for part in job.parts])
+            return _write_index(job, config, labels, [records[part.number] for part in job.parts])
 
     return fill_folder(folder, share, identity, files, processes, build)
 
 
 def list_images(config: PrepareConfig) -> list[InputFile]:
-    """Lists the images of all inputs, mixed by a hash of their names: a shard has all classes.
+    """Lists the images of all inputs, mixed by a hash of their names, so that a shard has all classes; or the tars.
 
-    Raises: ConfigError: An address; DataError: No images.
+    Raises: ConfigError, DataError: No images, or both images and tars.
     """
-    paths: dict[str, int] = {}
+    images: dict[str, int] = {}
+    tars: dict[str, InputFile] = {}
     others: list[str] = []
     for number, one in enumerate(config.inputs):
-        for root in one.paths:
-            if is_remote(root):
-                what = "images are read from folders of this machine"
-                raise ConfigError(what, where=root, fix="copy them first")
-            if Path(root).is_file():
-                fix = "give the folder above the classes"
-                raise DataError("a file, not a folder of classes", where=root, fix=fix)
-            for path in find_local(root):
-                if path.lower().endswith(SUFFIXES):
-                    paths.setdefault(path, number)
-                else:
-                    others.append(path)
-    if not paths:
-        where = ", ".join(root for one in config.inputs for root in one.paths) or "--input"
-        what = f"there are no images ({' '.join(SUFFIXES)})"
-        fix = "give a folder with one folder of images for each class"
+        if one.format not in ("auto", WEBDATASET):
+            raise ConfigError(f"format={one.format} holds no images", where=f"inputs.{number}", fix="leave it out")
+        for path, file in _find_files(one.paths):
+            if path.endswith(COMPRESSED):
+                what = "a compressed tar: images are read by their place in it"
+                raise DataError(what, where=without_secrets(path), fix="decompress it")
+            if path.endswith(".tar"):
+                tars.setdefault(path, replace(file or stat_local(path), input=number, format=WEBDATASET))
+            elif file is None and one.format == "auto" and path.lower().endswith(SUFFIXES):
+                images.setdefault(path, number)
+            else:
+                others.append(path)
+    if images and tars:
+        what = f"{plural(len(images), 'image')} beside {plural(len(tars), 'tar')}, which are read in other ways"
+        raise DataError(what, where=min(images), fix="give folders of classes or tars, not both")
+    if not images and not tars:
+        where = ", ".join(without_secrets(root) for one in config.inputs for root in one.paths) or "--input"
+        what = f"there are no images ({' '.join(SUFFIXES)}) and no webdataset tars (.tar)"
+        fix = "give a folder with one folder of images for each class, or tars"
         raise DataError(what, where=where, fix=fix)
     if others:
         count = plural(len(others), "other file")
-        _log.warning("%s left out, such as %s", count, others[0])
+        _log.warning("%s left out, such as %s", count, without_secrets(others[0]))
     salt = config.seed.to_bytes(8, "big")
 
     def place(path: str) -> tuple[bytes, str]:
         name = class_path(config, path).encode()
         return hashlib.blake2b(name, digest_size=8, salt=salt).digest(), path
 
-    return [_described(path, paths[path]) for path in sorted(paths, key=place)]
+    described = (replace(stat_local(path), input=images[path], format="image") for path in sorted(images, key=place))
+    return list(tars.values()) or list(described)
 
 
-def _described(path: str, number: int) -> InputFile:
-    file = stat_local(path)
-    return InputFile(file.path, file.size, file.version, number, "image")
+def _find_files(roots: Sequence[str]) -> Iterator[tuple[str, InputFile | None]]:
+    """Yields the files that paths, globs and addresses name; those of addresses described."""
+    from webdataset.shardlists import expand_urls
+
+    for root in (name for given in roots for name in (expand_urls(given) if "{" in given else [given])):
+        if is_remote(root):
+            check_no_secrets(root)
+            yield from find_remote(root).items()
+        elif Path(root).is_file() and not root.endswith((".tar", *COMPRESSED)):
+            raise DataError("a file, not a folder of classes", where=root, fix="give the folder above the classes")
+        else:
+            yield from ((path, None) for path in find_local(root))
 
 
 def class_path(config: PrepareConfig, path: str) -> str:
@@ -138,14 +171,8 @@ def _class_of(config: PrepareConfig, path: str) -> str:
 def _labels_of(config: PrepareConfig, files: Sequence[InputFile]) -> LabelSet:
     """Returns the classes: those given, or the sorted names of the folders. Raises: DataError."""
     counts = Counter(_class_of(config, file.path) for file in files)
-    alone = sorted(name for name, count in counts.items() if count == 1)
-    if alone:
-        path = next(file.path for file in files if _class_of(config, file.path) == alone[0])
-        what = f"class {alone[0]!r} has one image: it cannot be both learned and measured"
-        raise DataError(what, where=path, fix="add images of it, or remove its folder")
-    if len(counts) == 1:
-        what = f"there is one class, {min(counts)!r}: a model has nothing to distinguish"
-        raise DataError(what, fix="give the folder above the folders of the classes")
+    places = {_class_of(config, file.path): file.path for file in files}
+    check_class_sizes(counts, places, "give the folder above the folders of the classes")
     if not config.labels:
         return LabelSet(tuple(sort_labels(counts)), is_given=False)
     check_labels(config.labels)
@@ -153,6 +180,10 @@ def _labels_of(config: PrepareConfig, files: Sequence[InputFile]) -> LabelSet:
         what = f"class {unknown[0]!r} is not one of labels ({', '.join(config.labels[:20])})"
         raise DataError(what, fix="add it to labels, or remove its folder")
     return LabelSet(tuple(config.labels), is_given=True)
+
+
+def _start_indexing(config: PrepareConfig, splits: dict[str, str]) -> Work:
+    return partial(index_part, config, splits)
 
 
 def _start_writing(config: PrepareConfig, labels: LabelSet) -> Work:
@@ -188,7 +219,12 @@ def _write_part(config: PrepareConfig, numbers: dict[str, int], part: InputPart,
     write_record(folder, part, record)
 
 
-def _write_index(job: ShardJob, labels: LabelSet, records: Sequence[PartRecord]) -> DataIndex:
+def _write_index(
+    job: ShardJob, config: PrepareConfig, labels: LabelSet | None, records: Sequence[PartRecord]
+) -> DataIndex:
+    if labels is None:
+        labels = find_labels(config, records)
+        records = index_labels(job.folder, labels, records)
     splits = merge_splits(records)
     if VALIDATION not in splits:
         fix = "to hold out more, prepare another --output with --split hash:0.1"
@@ -204,11 +240,13 @@ def _write_index(job: ShardJob, labels: LabelSet, records: Sequence[PartRecord])
         raise DataError(what, fix=fix)
     # One id, of the token that stands for each vector of an image: they have no tokenizer.
     index = DataIndex("", 1, "uint16", eos_id=0, splits=splits, kind=IMAGES, labels=labels.names)
+    index = replace(index, tars={name: address for record in records for name, address in record.tars.items()})
     described = {}
     for name, split in splits.items():
         described[name] = _describe_split(job.folder, split, counts[name], labels)
     write_json(job.folder / STATISTICS_NAME, {"kind": index.kind, "splits": described})
     write_index(job.folder, index)
+    remove_part_tables(job.folder)
     return index
 
 

@@ -39,11 +39,15 @@ class LabelSet:
             numbers |= {number: number for number in range(len(self.names))}
         return numbers
 
+    def find(self, label: str | int) -> int | None:
+        """Returns the number of a label; None: it is unknown."""
+        return self._numbers.get(str(label), self._numbers.get(label))
+
     def number(self, label: str | int, split: str, text: str) -> int:
         """Returns the number of a label. Raises: DataError: unknown, with `split` and `text`."""
-        for spelling in (str(label), label):
-            if spelling in self._numbers:
-                return self._numbers[spelling]
+        number = self.find(label)
+        if number is not None:
+            return number
         more = ", ..." if len(self.names) > _MAX_SHOWN else ""
         known = ", ".join(self.names[:_MAX_SHOWN]) + more
         if self.is_given:

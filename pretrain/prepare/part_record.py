@@ -124,6 +124,10 @@ class PartRecord:
     num_empty: int = 0  # without text, or without tokens
     num_undecodable: int = 0  # files of the default corpus that are not UTF-8
     num_filtered: dict[str, int] = field(default_factory=dict)  # by reason
+    # Of image tars that others made: labels in the order of their numbers in this part, with the place
+    # of the first image of each; and the address of each tar that is not in the folder.
+    labels: dict[str, str] = field(default_factory=dict)
+    tars: dict[str, str] = field(default_factory=dict)
 
     @property
     def num_documents(self) -> int:
@@ -235,7 +239,8 @@ def _load_record(folder: Path, part: InputPart) -> PartRecord | None:
 def _sizes(record: PartRecord) -> dict[str, int]:
     """Returns the size of each file of a part's shards, by name."""
     shards = [shard for split in record.splits.values() for shard in split.shards]
-    return {name: size for shard in shards for name, size in shard.sizes.items()}
+    sizes = {name: size for shard in shards for name, size in shard.sizes.items()}
+    return {name: size for name, size in sizes.items() if name not in record.tars}
 
 
 def remove_leftovers(folder: Path, parts: Sequence[InputPart], records: dict[int, PartRecord]) -> None:

@@ -6,15 +6,18 @@
 The split is a pure function of each document, not of its place in the corpus.
 """
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import blake2b
+from pathlib import PurePosixPath
 
 from pretrain.errors import ConfigError
 
 TRAIN = "train"
 VALIDATION = "validation"
 SPLITS = (TRAIN, VALIDATION)
+_VALIDATION_NAME = re.compile(r"(?:^|[^a-z])(?:val|valid|validation)(?:[^a-z]|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,12 @@ class SplitRule:
         """Returns the split of a document under `hash`, by its `document_key`."""
         digest = blake2b(key, digest_size=8, salt=self.salt).digest()
         return VALIDATION if digest < self.threshold else TRAIN
+
+
+def is_validation(path: str) -> bool:
+    """Returns whether a file is held out by its name, or by that of its folder."""
+    names = PurePosixPath(path).parts[-2:]
+    return any(_VALIDATION_NAME.search(name.lower()) for name in names)
 
 
 def parse_split(text: str, seed: int) -> SplitRule:

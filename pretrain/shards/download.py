@@ -46,7 +46,9 @@ class DownloadProgress:
         return f"{text}, {self.trouble}" if self.trouble else text
 
 
-def download_once(url: str, file: ShardFile, path: Path, *, patience: Patience, abandoned: Callable[[], bool]) -> None:
+def download_once(
+    source: str, file: ShardFile, path: Path, *, patience: Patience, abandoned: Callable[[], bool]
+) -> None:
     """Fetches a file unless its bytes are right, in one process of several. See `download`."""
     lock_path = path.with_name(f"{path.name}.lock")
     while (descriptor := try_lock(lock_path)) is None:
@@ -57,7 +59,7 @@ def download_once(url: str, file: ShardFile, path: Path, *, patience: Patience, 
         if not _is_whole(path, file):
             for leftover in path.parent.glob(f"{path.name}.tmp-*"):
                 leftover.unlink(missing_ok=True)  # of a process that died: we have the lock
-            download(url, file, path, patience=patience, progress=DownloadProgress(), abandoned=abandoned)
+            download(source, file, path, patience=patience, progress=DownloadProgress(), abandoned=abandoned)
     finally:
         lock_path.unlink(missing_ok=True)
         os.close(descriptor)
@@ -95,7 +97,7 @@ class _Crc32:
 
 
 def download(
-    url: str,
+    source: str,
     file: ShardFile,
     path: Path,
     *,
@@ -103,7 +105,7 @@ def download(
     progress: DownloadProgress,
     abandoned: Callable[[], bool],
 ) -> None:
-    """Fetches a file; it appears as `path` when its bytes are those of the index, and durable.
+    """Fetches a file of an address; it appears as `path` when its bytes are those of the index, and durable.
 
     `abandoned` is asked between pieces and while waiting; `progress` is kept up to date.
 
@@ -113,7 +115,6 @@ def download(
         DiskError: The disk refused.
         AbandonedError: `abandoned` said so.
     """
-    source = f"{url}/{file.name}"
     for is_last in (False, True):
         writer = AtomicWriter(path)
         try:

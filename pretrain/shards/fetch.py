@@ -43,14 +43,18 @@ class Fetcher:
 
     def __init__(
         self,
-        url: str,
+        address_of: Callable[[str], str],
         shards: Mapping[str, ShardIndex],
         cache: ShardCache,
         let_go: Callable[[], None],
         patience: Patience,
     ) -> None:
-        """Starts nothing yet. `let_go` releases unused shards, in the threads, when a process lacks room."""
-        self._url = url
+        """Starts nothing yet.
+
+        `address_of` returns the address of a file by its name; `let_go` releases unused shards, in
+        the threads, when a process lacks room.
+        """
+        self._address_of = address_of
         self._shards = shards
         self._cache = cache
         self._let_go = let_go
@@ -189,7 +193,7 @@ class Fetcher:
             # The tar last: with it the shard is there.
             for file, path in ((shard.files[1], table), (shard.files[0], tar)):
                 download(
-                    self._url,
+                    self._address_of(file.name),
                     file,
                     path,
                     patience=self._patience,
@@ -295,15 +299,22 @@ def _read_tokenizer(url: str, index: DataIndex, patience: Patience, stop: Callab
     return content
 
 
-def check_remote(url: str, sizes: Iterable[tuple[str, int]], patience: Patience, stop: Callable[[], bool]) -> None:
-    """Asks for the size of files, by name and expected size. Raises: DataError, AbandonedError."""
+def check_remote(
+    url: str,
+    sizes: Iterable[tuple[str, int]],
+    address_of: Callable[[str], str],
+    patience: Patience,
+    stop: Callable[[], bool],
+) -> None:
+    """Asks for the size of files of a folder, by name and expected size. Raises: DataError, AbandonedError."""
 
     def complaint(pair: tuple[str, int]) -> str:
         name, size = pair
         if stop():
             raise AbandonedError
         try:
-            found = call_remote(f"{url}/{name}", lambda: stat_url(f"{url}/{name}")["size"], patience, stop)
+            address = address_of(name)
+            found = call_remote(address, lambda: stat_url(address)["size"], patience, stop)
         except OSError as error:
             # The server is away: nothing is known of the other files either.
             if error.errno == errno.EIO:

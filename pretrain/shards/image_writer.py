@@ -85,8 +85,8 @@ class ImageShardWriter:
         assert self._table, "a shard has at least one image"
         self._tar.close()
         try:
-            table = self._write_sidecar(".idx.npy", np.array(self._table, dtype="<i8"))
-            sizes = self._write_sidecar(".lengths.npy", np.array(self._sizes, dtype="<u4"))
+            table = write_sidecar(self.path.with_suffix(".idx.npy"), np.array(self._table, dtype="<i8"))
+            sizes = write_sidecar(self.path.with_suffix(".lengths.npy"), np.array(self._sizes, dtype="<u4"))
         except DiskError:
             self.discard()
             raise
@@ -109,11 +109,12 @@ class ImageShardWriter:
             self._tar.close()
         self._out.file.discard()
 
-    def _write_sidecar(self, suffix: str, values: np.ndarray) -> Sidecar:
-        content = npy_bytes(values)
-        path = self.path.with_suffix(suffix)
-        write_file(path, content)
-        return Sidecar(f"{path.parent.name}/{path.name}", zlib.crc32(content), values.shape[1])
+
+def write_sidecar(path: Path, values: np.ndarray) -> Sidecar:
+    """Writes an array [rows, columns] below a shard folder, DIR/SPLIT/NAME; returns its entry. Raises: DiskError."""
+    content = npy_bytes(values)
+    write_file(path, content)
+    return Sidecar(f"{path.parent.name}/{path.name}", zlib.crc32(content), values.shape[1])
 
 
 def _blocks(content: bytes) -> int:

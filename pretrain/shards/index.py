@@ -13,7 +13,7 @@ opened here.
 import hashlib
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple
 
@@ -21,6 +21,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from pretrain.errors import DataError
 from pretrain.utils.io import write_json
+from pretrain.utils.remote import is_remote
 
 INDEX_NAME = "index.json"
 INDEX_VERSION = 3
@@ -161,6 +162,8 @@ class DataIndex:
     kind: str = "text"
     labels: tuple[str, ...] = ()  # names, by their number in the shards
     begin_id: Count | None = None  # begins each document of a kind in BEGUN; None: nothing does
+    # Addresses of tars that are not in the folder, by name: those that others made, read where they are.
+    tars: dict[str, str] = field(default_factory=dict)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -179,7 +182,7 @@ class DataIndex:
 
 def write_index(folder: Path, index: DataIndex) -> None:
     """Writes DIR/index.json: the commit point of `pretrain prepare`. Raises: DiskError."""
-    fields = {name: value for name, value in asdict(index).items() if value not in ((), None)}
+    fields = {name: value for name, value in asdict(index).items() if value not in ((), None, {})}
     write_json(folder / INDEX_NAME, {"version": INDEX_VERSION, **fields})
 
 
@@ -227,9 +230,9 @@ _INDEX = TypeAdapter(DataIndex)
 def _version_of(raw: Any) -> int:
     if not isinstance(raw, dict):
         raise ValueError("the top level must be a JSON object")
-    for field in ("version", "kind"):
-        if field not in raw:
-            raise ValueError(f"field {field!r} is missing")
+    for name in ("version", "kind"):
+        if name not in raw:
+            raise ValueError(f"field {name!r} is missing")
     if type(raw["version"]) is not int:
         raise ValueError(f"field 'version' must be an integer, not {raw['version']!r}"[:200])
     return raw["version"]
@@ -238,12 +241,12 @@ def _version_of(raw: Any) -> int:
 def _describe(error: ValidationError) -> str:
     """Returns the first problem of an index, with the dotted name of its field."""
     first = error.errors(include_url=False)[0]
-    field = f"field '{'.'.join(map(str, first['loc']))}'"
+    named = f"field '{'.'.join(map(str, first['loc']))}'"
     if first["type"] == "missing":
-        return f"{field} is missing"
+        return f"{named} is missing"
     if first["type"] == "value_error":
-        return f"{field} {first['ctx']['error']}"
-    return f"{field}: {first['msg']}, not {first['input']!r}"[:200]
+        return f"{named} {first['ctx']['error']}"
+    return f"{named}: {first['msg']}, not {first['input']!r}"[:200]
 
 
 def _checked(index: DataIndex) -> DataIndex:
@@ -264,11 +267,11 @@ def _checked(index: DataIndex) -> DataIndex:
     names: Counter[str] = Counter()
     columns = (TABLE_COLUMNS[index.kind], LENGTH_COLUMNS[index.kind])
     for name, split in index.splits.items():
-        for field in ("num_tokens", "num_documents"):
-            total = sum(getattr(shard, field) for shard in split.shards)
-            stated = getattr(split, field)
+        for counted in ("num_tokens", "num_documents"):
+            total = sum(getattr(shard, counted) for shard in split.shards)
+            stated = getattr(split, counted)
             if total != stated:
-                raise ValueError(f"field 'splits.{name}.{field}' is {stated}, but its shards have {total}")
+                raise ValueError(f"field 'splits.{name}.{counted}' is {stated}, but its shards have {total}")
         for shard in split.shards:
             if (shard.table.num_columns, shard.lengths.num_columns) != columns:
                 raise ValueError(f"the sidecars of {shard.name} do not have the columns of {index.kind}")
@@ -276,13 +279,16 @@ def _checked(index: DataIndex) -> DataIndex:
     twice = sorted(name for name, count in names.items() if count > 1)
     if twice:
         raise ValueError(f"listed twice: {', '.join(twice)}")
+    for name, address in index.tars.items():
+        if name not in names or not is_remote(address):
+            raise ValueError(f"field 'tars' has no address of a shard: {name!r}, {address[:80]!r}")
     return index
 
 
 def check_shards(folder: Path, index: DataIndex, split: str | None = None) -> None:
-    """Checks the sizes of a split's files (None: of all), one `stat` each. Raises: DataError."""
+    """Checks the sizes of a split's files (None: of all) in the folder, one `stat` each. Raises: DataError."""
     splits = index.splits.values() if split is None else [index.split(split)]
-    files = [file for part in splits for shard in part.shards for file in shard.files]
+    files = [file for part in splits for shard in part.shards for file in shard.files if file.name not in index.tars]
     bad = []
     for file in files:
         path = folder / file.name

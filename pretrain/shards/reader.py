@@ -11,6 +11,7 @@ a wrong CRC32              -> the file is renewed once, where it came through a 
 
 import mmap
 import os
+import tarfile
 import threading
 import zlib
 from bisect import bisect_right
@@ -25,7 +26,7 @@ import numpy as np
 from pretrain.errors import DataError
 from pretrain.shards.index import TABLE_COLUMNS, DataIndex, ShardIndex, Sidecar
 from pretrain.shards.store import LocalStore, ShardStore, UnavailableError
-from pretrain.shards.writer import LABEL_DTYPE, RAGGED, npy_header
+from pretrain.shards.writer import LABEL_DTYPE, RAGGED, TAR_BLOCK, npy_header
 
 _T = TypeVar("_T")
 
@@ -114,10 +115,18 @@ class ShardReader:
 
         def read(mapped: mmap.mmap) -> memoryview:
             content = np.frombuffer(mapped, "u1", size, offset)
-            self._verify(f"image {number:08d}", content, offset, crc32)
+            self._verify(self.image_name(number), content, offset, crc32)
             return content.data
 
         return self._intact(read), label
+
+    def image_name(self, number: int) -> str:
+        """Returns the name of an image in the tar, by its header: in tars of others it is no number."""
+        offset = self._rows[number][0]
+        try:
+            return tarfile.TarInfo.frombuf(self._map[offset - TAR_BLOCK : offset], "utf-8", "replace").name
+        except tarfile.HeaderError:
+            return f"image {number:08d}"
 
     def _intact(self, read: Callable[[mmap.mmap], _T]) -> _T:
         """Reads the mapped file; if that is damaged, the file that replaces it."""

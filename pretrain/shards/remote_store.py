@@ -21,7 +21,7 @@ from pretrain.errors import DataError
 from pretrain.shards.cache import ShardCache, stamp, tree_bytes
 from pretrain.shards.download import download_once
 from pretrain.shards.fetch import Fetcher, check_remote, fetch_folder, gib
-from pretrain.shards.index import ShardFile, ShardIndex, load_index
+from pretrain.shards.index import INDEX_NAME, ShardFile, ShardIndex, load_index
 from pretrain.shards.store import LocalStore, Patience, ShardStore, UnavailableError, WaitStoppedError, is_remote
 from pretrain.utils.io import make_dir
 from pretrain.utils.remote import SCHEMES, AbandonedError, check_no_secrets, without_secrets
@@ -50,7 +50,7 @@ class RemoteStore:
         self._index = load_index(self.folder)
         self._shards = {shard.name: shard for split in self._index.splits.values() for shard in split.shards}
         self._owners = {name: shard for shard in self._shards.values() for name in shard.sizes}
-        self._fetcher = Fetcher(self._url, self._shards, self._cache, self._let_go, patience)
+        self._fetcher = Fetcher(self._address_of, self._shards, self._cache, self._let_go, patience)
         # Descriptors that keep each shard, one for each `path` without its `release`.
         self._in_use: dict[str, list[int]] = {}
         self._on_pressure: list[Callable[[], object]] = []
@@ -88,7 +88,7 @@ class RemoteStore:
         shard = self._owners[name]
         places = (*self._cache.paths(shard), self.folder / name)
         file, path = next(place for place in zip(shard.files, places, strict=True) if place[0].name == name)
-        _log.warning("%s/%s is damaged on this machine; fetching it again", self._url, name)
+        _log.warning("%s is damaged on this machine; fetching it again", self._address_of(name))
         self._make_whole(file, path)
         return True
 
@@ -121,7 +121,7 @@ class RemoteStore:
             if (self.folder / shard.lengths.name).is_file():
                 del sizes[shard.lengths.name]
         try:
-            check_remote(self._url, sizes.items(), self._patience, self._stop)
+            check_remote(self._url, sizes.items(), self._address_of, self._patience, self._stop)
         except AbandonedError:
             raise WaitStoppedError from None
 
@@ -146,16 +146,20 @@ class RemoteStore:
                 if descriptor is not None:
                     return descriptor
                 if time.monotonic() - since > report_s:
-                    url = f"{self._url}/{shard.name}"
+                    url = self._address_of(shard.name)
                     _log.warning("waiting for %s since %.0f s: %s", url, report_s, progress or "queued")
                     report_s *= 2
 
     def _make_whole(self, file: ShardFile, path: Path) -> None:
         """Fetches a file unless its bytes are right."""
         try:
-            download_once(self._url, file, path, patience=self._patience, abandoned=self._stop)
+            download_once(self._address_of(file.name), file, path, patience=self._patience, abandoned=self._stop)
         except AbandonedError:
             raise WaitStoppedError from None
+
+    def _address_of(self, name: str) -> str:
+        """Returns the address of a file: of the folder, or of a tar that was indexed where it is."""
+        return self._index.tars.get(name, f"{self._url}/{name}")
 
     def _let_go(self) -> None:
         for let_go in self._on_pressure:
@@ -173,6 +177,8 @@ class RemoteStore:
 
 def _folder_url(url: str) -> str:
     """Returns the address of a remote folder without a slash at its end. Raises: DataError."""
+    if url.startswith("file://"):  # by `open_store`, which knows the folder
+        return url
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES or not parts.netloc:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
@@ -191,6 +197,8 @@ def open_store(
 ) -> ShardStore:
     """Opens the shards of `data.path`: a folder, or a file, http, https, s3 or gs address.
 
+    A folder may have the index of tars at addresses alone; they are fetched as those of a remote one.
+
     Index and tokenizer of a remote folder are fetched now, into `store.folder`. Its shards are kept
     in `cache_dir`, on a disk of this machine, at most `cache_bytes` of all; `stop` ends every wait
     when it returns True, and `patience` limits waits for a server.
@@ -202,7 +210,10 @@ def open_store(
         WaitStoppedError: A stop was requested meanwhile.
     """
     if data_path.startswith("file://"):
-        return LocalStore(Path(unquote(urlsplit(data_path).path)))
+        data_path = unquote(urlsplit(data_path).path)
     if not is_remote(data_path):
-        return LocalStore(Path(data_path))
+        folder = Path(data_path)
+        if not (folder / INDEX_NAME).is_file() or not load_index(folder).tars:
+            return LocalStore(folder)
+        data_path = f"file://{folder.absolute()}"
     return RemoteStore(data_path, cache_dir, cache_bytes, stop=stop, patience=patience or Patience())

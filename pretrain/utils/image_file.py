@@ -27,6 +27,9 @@ FORMATS = {
 }
 """Formats of Pillow that are read, and the suffix of each; no format that runs another program."""
 
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+"""Endings of the names of files of these formats."""
+
 MAX_PIXELS = 2**26
 """Most pixels of an image, 67 million: a few kilobytes can claim billions."""
 

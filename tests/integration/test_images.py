@@ -9,9 +9,11 @@ from benchmarks.digits import write_digits
 from pretrain.tracking.audit import compare, read_audit
 from tests.helpers.cli import run_warm
 from tests.helpers.fork_server import ROOT
-from tests.helpers.images import write_colors
+from tests.helpers.images import encode, noise, write_colors
 from tests.helpers.runs import RunMaker, assert_same_run
+from tests.unit.prepare.readers.test_webdataset import write
 
+PNG = encode(noise(9, 12))
 CONFIG = """
 seed: 7
 run: {{dir: {runs}, name: run}}
@@ -92,6 +94,16 @@ def test_the_colors_are_learned_and_measured(golden, colors):
     assert (
         found["targets"] == json.loads((colors / "statistics.json").read_text())["splits"]["validation"]["num_images"]
     )
+
+
+def test_tars_of_others_are_indexed_by_the_command_line(tmp_path):
+    samples = [(f"{n}.{kind}", body) for n in range(6) for kind, body in (("png", PNG), ("cls", str(n % 2).encode()))]
+    write(tmp_path / "a.tar", samples)
+    words = ["prepare", "--from", "webdataset", "--input", "a.tar", "--output", "data"]
+    assert run_warm(*words[:-2], cwd=tmp_path).code == 64
+    result = run_warm(*words, "--processes", "1", cwd=tmp_path)
+    assert (result.code, result.stdout) == (0, "data: 6 training images, 2 classes\n"), result.stderr
+    assert [path.is_symlink() for path in (tmp_path / "data").rglob("*.tar")] == [True]
 
 
 @pytest.mark.long

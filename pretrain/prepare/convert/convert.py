@@ -18,7 +18,6 @@ member.
 
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -39,7 +38,7 @@ from pretrain.prepare.output import CONVERSION_NAME, fill_folder
 from pretrain.prepare.part_record import PartRecord, merge_splits
 from pretrain.prepare.pool import WorkerPool
 from pretrain.prepare.progress import Progress, no_progress
-from pretrain.prepare.split import TRAIN, VALIDATION, SplitRule, parse_split
+from pretrain.prepare.split import TRAIN, VALIDATION, SplitRule, is_validation, parse_split
 from pretrain.prepare.statistics import write_statistics
 from pretrain.shards.index import DataIndex, ShardIndex, write_index
 from pretrain.shards.reader import ShardReader
@@ -65,7 +64,6 @@ DEFAULT_SPLIT = "hash:0.01"
 # Goes up when the same options would give other bytes.
 FORMAT = 3
 
-_VALIDATION_NAME = re.compile(r"(?:^|[^a-z])(?:val|valid|validation)(?:[^a-z]|$)")
 _log = logging.getLogger(__name__)
 
 
@@ -129,7 +127,7 @@ def _identity(job: ConvertJob) -> dict[str, Any]:
 
 def _plan_split(files: Sequence[InputFile], split: str | None) -> tuple[dict[str, str], SplitRule]:
     """Returns the split of files whose names decide, and the rule for other documents."""
-    held_out = {file.path for file in files if _is_validation(Path(file.path))}
+    held_out = {file.path for file in files if is_validation(file.path)}
     if split is None and 0 < len(held_out) < len(files):
         by_file = {file.path: VALIDATION if file.path in held_out else TRAIN for file in files}
         return by_file, parse_split("hash:0", 0)
@@ -137,10 +135,6 @@ def _plan_split(files: Sequence[InputFile], split: str | None) -> tuple[dict[str
     if rule.kind != "hash":
         raise ConfigError(f"split={split!r} cuts texts, not tokens", fix="use --split hash:F")
     return {}, rule
-
-
-def _is_validation(path: Path) -> bool:
-    return any(_VALIDATION_NAME.search(name.lower()) for name in (path.name, path.parent.name))
 
 
 def _build(job: ConvertJob, progress: Progress, processes: int | None) -> DataIndex:

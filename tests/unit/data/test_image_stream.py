@@ -197,7 +197,7 @@ def test_a_mirrored_view_is_mirrored():
 
 def test_an_image_smaller_than_the_crop_is_named(colors):
     stream = stream_of(colors, ImagesConfig(resize=0), side=20)
-    message = r"train/part-.*\.tar, image 0000.*: 16 x 16 pixels are smaller than the crop of 20, and data\.images\."
+    message = r"train/part-.*\.tar, 0000.*\.png: 16 x 16 pixels are smaller than the crop of 20, and data\.images\."
     with pytest.raises(DataError, match=message):
         stream.read(range(1))
 
@@ -210,7 +210,7 @@ def test_a_damaged_image_is_skipped_on_every_rank_alike(tmp_path):
     (folder / shard.name).write_bytes(content)
     damaged = folder, index
     size = index.splits["train"].num_tokens
-    with pytest.raises(DataError, match=r"train/part-00000-0000\.tar: image 0000.* is damaged"):
+    with pytest.raises(DataError, match=r"train/part-00000-0000\.tar: 0000.*\.png is damaged"):
         stream_of(damaged).read(range(size))
     found = {}
     for ranks in (1, 2):

@@ -1,0 +1,273 @@
+"""Webdataset tars of images that others made, indexed where they are: none of their bytes is copied.
+
+    photos-000.tar     a/1.jpg, a/1.cls, ...: members whose names agree up to the first dot are a sample
+      -> read once, forward: SHA-256 of the tar, CRC32, decoding and label of each image
+      -> SPLIT/part-00007-0000-photos-000.tar    a link to it; of an address, its URL in the index
+      -> .lengths.npy beside it, parts/part-00007-0000-photos-000.npy with labels as the part numbers them
+      -> index_labels: SPLIT/....idx.npy, once the labels of all parts are known
+
+The image is .jpg, .jpeg, .png, .webp or another of `SUFFIXES`; the label .cls (a number or a name),
+else .json (a field of it), else .txt (a name). Other members are left out. A tar is of one split.
+"""
+
+import hashlib
+import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import numpy as np
+
+from pretrain.config.prepare import InputConfig, PrepareConfig
+from pretrain.errors import DataError
+from pretrain.prepare.input_parts import InputFile, InputPart, Report
+from pretrain.prepare.inputs.opening import InputStream
+from pretrain.prepare.labelling import LabelSet, check_labels, sort_labels
+from pretrain.prepare.part_record import PARTS_DIR, PartRecord, SplitRecord, write_record
+from pretrain.prepare.readers.webdataset import TarMember, TarReader, split_name
+from pretrain.prepare.split import SPLITS, TRAIN, VALIDATION, SplitRule, is_validation
+from pretrain.shards.image_writer import write_sidecar
+from pretrain.shards.index import ShardIndex
+from pretrain.shards.reader import load_table
+from pretrain.utils.image_file import SUFFIXES, ImageFile
+from pretrain.utils.io import disk_error, make_dir
+from pretrain.utils.units import plural
+
+LABEL_KINDS = ("cls", "json", "txt")
+MAX_LABEL_CHARS = 200
+
+
+class _Hashed:
+    """A stream of bytes that are hashed as they are read."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.sha256 = hashlib.sha256()
+
+    def read(self, num_bytes: int) -> bytes:
+        """Returns up to `num_bytes`."""
+        data = self._stream.read(num_bytes)
+        self.sha256.update(data)
+        return data
+
+
+class _Sample(NamedTuple):
+    key: str
+    offset: int  # of the image's bytes in the tar
+    content: bytes
+    width: int
+    height: int
+    label: str
+
+
+def split_tars(config: PrepareConfig, files: Sequence[InputFile], rule: SplitRule) -> dict[str, str]:
+    """Returns the split of each tar by its path: as given, by names such as `val`, or by a hash of the names."""
+    given = [config.inputs[file.input].split for file in files]
+    named = [is_validation(file.path) for file in files]
+    if any(given) or 0 < sum(named) < len(files):
+        held_out = {file.path for file, split, is_named in zip(files, given, named, strict=True)
+                    if split == VALIDATION or (split is None and is_named)}  # fmt: skip
+    else:
+        wanted = max(1, round(rule.fraction * len(files))) if rule.fraction and len(files) > 1 else 0
+        names = {file.path: Path(file.path).name.encode() for file in files}
+        ordered = sorted(names, key=lambda path: hashlib.blake2b(names[path], salt=rule.salt).digest())
+        held_out = set(ordered[:wanted])
+    return {file.path: VALIDATION if file.path in held_out else TRAIN for file in files}
+
+
+def index_part(config: PrepareConfig, splits: dict[str, str], part: InputPart, report: Report) -> None:
+    """Indexes the tars of a part and commits its record; an exception leaves no file."""
+    folder = Path(config.output)
+    record = PartRecord("", {name: SplitRecord() for name in SPLITS})
+    made: list[Path] = []
+    try:
+        for number, file in enumerate(piece.file for piece in part.slices):
+            stem = re.sub(r"[^A-Za-z0-9_-]", "_", Path(file.path).stem)[:100]
+            split = splits[file.path]
+            tar = make_dir(folder / split) / f"{part.name}-{number:04d}-{stem}.tar"
+            made += [tar, tar.with_suffix(".lengths.npy"), folder / PARTS_DIR / f"{tar.stem}.npy"]
+            shard = _index_tar(config.inputs[file.input], file, tar, record, report)
+            record.splits[split].shards.append(shard)
+            if file.is_remote:
+                record.tars[shard.name] = file.path
+            else:
+                _link(tar, Path(file.path))
+    except BaseException:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise
+    write_record(folder, part, record)
+
+
+def _link(link: Path, target: Path) -> None:
+    try:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target.resolve())
+    except OSError as error:
+        raise disk_error("link", link, error) from error
+
+
+def _index_tar(config: InputConfig, file: InputFile, tar: Path, record: PartRecord, report: Report) -> ShardIndex:
+    """Reads a tar, and writes its sidecars; labels are numbered as the record lists them."""
+    table, sizes = [], []
+    with InputStream(file) as stream:
+        hashed = _Hashed(stream.plain)
+        for sample, num_bytes in _read_samples(TarReader(cast(BinaryIO, hashed), file.shown), file.shown, config):
+            record.labels.setdefault(sample.label, f"{file.shown}, sample {sample.key!r}")
+            label = list(record.labels).index(sample.label)
+            record.splits[tar.parent.name].num_labelled[label] += 1
+            table.append((sample.offset, len(sample.content), zlib.crc32(sample.content), label))
+            sizes.append((1, sample.width, sample.height))
+            report(num_bytes, 1)
+        stream.check_unchanged()
+    if not table:
+        raise DataError("a tar without a sample", where=file.shown, fix="remove it")
+    counts = {"num_tokens": len(table), "num_documents": len(table), "num_members": len(table)}
+    return ShardIndex(
+        name=f"{tar.parent.name}/{tar.name}",
+        num_bytes=file.size,
+        sha256=hashed.sha256.hexdigest(),
+        table=write_sidecar(tar.parent.parent / PARTS_DIR / f"{tar.stem}.npy", np.array(table, dtype="<i8")),
+        lengths=write_sidecar(tar.with_suffix(".lengths.npy"), np.array(sizes, dtype="<u4")),
+        **counts,
+    )
+
+
+def _read_samples(tar: TarReader, name: str, config: InputConfig) -> Iterator[tuple[_Sample, int]]:
+    """Yields the samples of a tar, each with the bytes since the one before. Raises: DataError."""
+    keys: set[str] = set()
+    before = 0
+    named = (member for member in tar if split_name(member.path)[0])
+    for key, members in groupby(named, key=lambda member: split_name(member.path)[0]):
+        where = f"{name}, sample {key!r}"
+        if key in keys:
+            what = "the key comes twice, with other samples in between"
+            raise DataError(what, where=where, fix="give each sample a key of its own, and its members in a row")
+        keys.add(key)
+        yield _read_sample(tar, key, members, where, config), tar.position - before
+        before = tar.position
+
+
+def _read_sample(tar: TarReader, key: str, members: Iterator[TarMember], where: str, config: InputConfig) -> _Sample:
+    bodies: dict[str, bytes] = {}
+    places: dict[str, int] = {}
+    for member in members:
+        kind = split_name(member.path)[1]
+        if kind in places:
+            raise DataError(f"two members .{kind}", where=where, fix="give each sample a key of its own")
+        places[kind] = tar.position
+        if f".{kind}" in SUFFIXES or kind in LABEL_KINDS:
+            if member.size > config.max_document_bytes:
+                limit = f"inputs.max_document_bytes={config.max_document_bytes}"
+                what = f".{kind} of {member.size} bytes, more than {limit}"
+                raise DataError(what, where=where, fix="raise the limit, or remove the sample")
+            bodies[kind] = member.read(member.size)
+    images = [kind for kind in bodies if f".{kind}" in SUFFIXES]
+    has = ", ".join(f".{kind}" for kind in places)
+    if len(images) != 1:
+        what = f"{plural(len(images), 'image') if images else 'no image'} in a sample (it has {has})"
+        raise DataError(what, where=where, fix=f"give each sample one of {' '.join(SUFFIXES)}")
+    (kind,) = images
+    label = _label_of(bodies, where, config.label_field)
+    if label is None:
+        fix = f"give it a .cls, a .json with {config.label_field!r} (label_field of an input), or a .txt"
+        raise DataError(f"a sample without a label (it has {has})", where=where, fix=fix)
+    image = ImageFile(bodies[kind], f"{where}, .{kind}")
+    image.decode(channels=3)
+    return _Sample(key, places[kind], bodies[kind], image.width, image.height, label)
+
+
+def _label_of(bodies: dict[str, bytes], where: str, field: str) -> str | None:
+    """Returns the label of a sample; None: it has none. Raises: DataError: It is none."""
+    for kind in LABEL_KINDS:
+        if kind not in bodies:
+            continue
+        try:
+            label: Any = bodies[kind].decode().strip()
+            if kind == "json":
+                label = json.loads(label)
+                label = label.get(field) if isinstance(label, dict) else label
+        except ValueError as error:
+            raise DataError(f".{kind}: {error}", where=where, fix="write it as UTF-8") from None
+        if label is None:
+            continue
+        if type(label) not in (str, int) or not 0 < len(str(label)) <= MAX_LABEL_CHARS:
+            what = f".{kind}: {str(label)[:40]!r} is no label"
+            raise DataError(what, where=where, fix=f"give a number or a name of up to {MAX_LABEL_CHARS} characters")
+        return str(label)
+    return None
+
+
+def find_labels(config: PrepareConfig, records: Sequence[PartRecord]) -> LabelSet:
+    """Returns the names of the classes: those given, or the sorted labels of all parts. Raises: DataError."""
+    counts, places = count_labels(records)
+    check_class_sizes(counts, places, "give images with other labels")
+    if not config.labels:
+        return LabelSet(tuple(sort_labels(counts)), is_given=False)
+    check_labels(config.labels)
+    known = LabelSet(tuple(config.labels), is_given=True)
+    for label, where in places.items():
+        if _find(known, label) is None:
+            what = f"label {label!r} is not one of labels ({', '.join(config.labels[:20])})"
+            raise DataError(what, where=where, fix="add it to labels, or correct it")
+    return known
+
+
+def _find(labels: LabelSet, label: str) -> int | None:
+    """Returns the number of a label, which spells a name, or the number of one."""
+    number = labels.find(label)
+    return labels.find(int(label)) if number is None and label.isdecimal() else number
+
+
+def count_labels(records: Sequence[PartRecord]) -> tuple[Counter[str], dict[str, str]]:
+    """Returns the images of each label, and the place of the first one."""
+    counts: Counter[str] = Counter()
+    places: dict[str, str] = {}
+    for record in records:
+        for number, (label, place) in enumerate(record.labels.items()):
+            counts[label] += sum(split.num_labelled[number] for split in record.splits.values())
+            places.setdefault(label, place)
+    return counts, places
+
+
+def check_class_sizes(counts: Counter[str], places: dict[str, str], fix: str) -> None:
+    """Checks that there are two classes or more, of two images or more. Raises: DataError."""
+    if alone := sorted(name for name, count in counts.items() if count == 1):
+        what = f"class {alone[0]!r} has one image: it cannot be both learned and measured"
+        raise DataError(what, where=places[alone[0]], fix="add images of it, or remove it")
+    if len(counts) == 1:
+        what = f"there is one class, {min(counts)!r}: a model has nothing to distinguish"
+        raise DataError(what, where=places[min(counts)], fix=fix)
+
+
+def index_labels(folder: Path, labels: LabelSet, records: Sequence[PartRecord]) -> list[PartRecord]:
+    """Writes the tables of all tars with the numbers of the labels; returns the records with these."""
+    finished = []
+    for record in records:
+        numbers = [_find(labels, label) or 0 for label in record.labels]
+        splits = {}
+        for name, split in record.splits.items():
+            shards = [_renumber(folder, shard, np.array(numbers)) for shard in split.shards]
+            counts: Counter[int] = Counter()
+            for number, count in split.num_labelled.items():
+                counts[numbers[number]] += count
+            splits[name] = replace(split, shards=shards, num_labelled=counts)
+        finished.append(replace(record, splits=splits))
+    return finished
+
+
+def remove_part_tables(folder: Path) -> None:
+    """Removes the tables with the numbers of single parts, which a finished folder does not need."""
+    for path in (folder / PARTS_DIR).glob("*.npy"):
+        path.unlink()
+
+
+def _renumber(folder: Path, shard: ShardIndex, numbers: np.ndarray) -> ShardIndex:
+    table = load_table(folder, shard, 0).copy()
+    table[:, 3] = numbers[table[:, 3]]
+    return replace(shard, table=write_sidecar((folder / shard.name).with_suffix(".idx.npy"), table))
