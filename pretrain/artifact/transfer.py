@@ -292,7 +292,7 @@ def _metrics_of(run: RunDir, checkpoint: WeightReader) -> dict[str, float]:
         for key, value in row.items():
             is_own = (key == _OF_AVERAGE) == checkpoint.averaged
             is_number = isinstance(value, int | float)
-            if is_number and (key == "tokens" or ((key == "loss" or key.startswith("val_")) and is_own)):
+            if is_number and (key in ("tokens", "labels") or ((key == "loss" or key.startswith("val_")) and is_own)):
                 found[key] = float(value)
     return found
 

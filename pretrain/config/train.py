@@ -6,7 +6,7 @@ from pydantic import Field
 
 from pretrain.config.base import NAME_PATTERN, OnResume, Section, UserPath
 from pretrain.config.data import DataConfig
-from pretrain.config.objective import ObjectiveConfig
+from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import EmaConfig
 
 
@@ -103,6 +103,9 @@ def check_best(
     if best == "val_bits_per_byte" and set(kinds) != {"causal"}:
         what = f"checkpoint.best={best} needs objective.kind=causal"
         raise ValueError(f"{what}, not {'+'.join(kinds)}; use val_loss")
+    if best == "val_perplexity" and any(NEEDS[kind].head == "labels" for kind in kinds):
+        what = f"checkpoint.best={best}: a classifier has no perplexity"
+        raise ValueError(f"{what}; use val_loss or val_accuracy")
     if best == "val_ema_loss" and not (ema.is_on and evaluation.ema):
         raise ValueError(f"checkpoint.best={best} needs optim.ema and eval.ema=true; use val_loss")
     # A checkpoint without an evaluation could not be compared with the best.

@@ -46,21 +46,25 @@ class SourceLoss:
 
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""
-        facts = self.report.facts()
+        facts = self._of(self.report)
         facts |= {"bits_per_byte": self.bits_per_byte, "left_out": self.left_out}
         if self.labels is not None:
             facts["labels"] = self.labels.facts()
         if self.baseline is not None:
-            facts["baseline"] = self.baseline.facts()
+            facts["baseline"] = self._of(self.baseline)
             facts["differences"] = {name: asdict(found) for name, found in self.differences.items()}
         return facts
+
+    def _of(self, report: LossReport) -> dict[str, Any]:
+        # exp(loss) is a number of words to choose from: of a classifier it says nothing.
+        hidden = "" if self.labels is None else "perplexity"
+        return {name: value for name, value in report.facts().items() if name != hidden}
 
     def lines(self, baseline: str | None) -> list[str]:
         """Returns the lines of the report; `baseline` is the path of the baseline."""
         report = self.report
         indent = " " * 15
         bits = "" if self.bits_per_byte is None else f"  bits per byte {self.bits_per_byte:.4f}"
-        # exp(loss) is a number of words to choose from: of a classifier it says nothing.
         perplexity = f"  perplexity {report.perplexity:.3f}" if self.labels is None else ""
         left_out = f"  ({self.left_out:,} pairs longer than a row)" if self.left_out else ""
         lines = [

@@ -52,7 +52,7 @@ def draw_panel(panel: Panel) -> str:
         if low <= x <= high:
             axes.axvline(x, color=RESTART, linewidth=0.7, linestyle="dotted")
     draw_lines(axes, panel.lines, panel.is_log)
-    axes.set_xlabel("tokens" if panel.is_by_tokens else "step", labelpad=1)
+    axes.set_xlabel(panel.tokens if panel.is_by_tokens else "step", labelpad=1)
     return to_image(figure, panel.title)
 
 

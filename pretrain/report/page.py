@@ -16,7 +16,7 @@ from typing import Any
 
 from pretrain.report.charts import beyond, chart_style, draw_panel, draw_timeline
 from pretrain.report.panels import Line, Panel, choose_panels, color_of
-from pretrain.report.run_data import RunData
+from pretrain.report.run_data import RunData, target_unit
 from pretrain.report.tables import (
     Html,
     evaluation_table,
@@ -205,7 +205,7 @@ def _facts(run: RunData) -> dict[str, Any]:
         "host of rank 0": last.get("host"),
         "parameters": None if run.parameters is None else f"{run.parameters:,}",
         "newest checkpoint": newest
-        and f"step {newest.step:,}, {count(newest.tokens)} tokens, {size(newest.num_bytes)}",
+        and f"step {newest.step:,}, {count(newest.tokens)} {target_unit([run])}, {size(newest.num_bytes)}",
         "data": run.config.get("data.path"),
     }
     facts |= {f"version of {name}": str(version) for name, version in (last.get("versions") or {}).items()}
@@ -233,7 +233,16 @@ def checkpoints_table(run: RunData, number: int) -> str:
             saved.at.isoformat(sep=" ", timespec="seconds") if saved else "no longer on disk",
             *times.get(step, (None, None)), saved and saved.written_by,
         ])  # fmt: skip
-    heads = ("run", "step", "tokens", "size", "committed", "training waited, s", "until committed, s", "written by")
+    heads = (
+        "run",
+        "step",
+        target_unit([run]),
+        "size",
+        "committed",
+        "training waited, s",
+        "until committed, s",
+        "written by",
+    )
     return folded(*without_empty(heads, rows)) if rows else ""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pretrain.report.run_data import RunData
+from pretrain.report.run_data import RunData, target_unit
 from pretrain.report.series import PARTS, Curve, make_curve
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a3d9a", "#7f7f7f")
@@ -51,6 +51,7 @@ _LEARNING = (
 )
 _SPEED = (
     Metric("Throughput", "tokens/s", {"tokens_per_s": ""}),
+    Metric("Images", "images/s", {"images_per_s": ""}),
     Metric("MFU", "% of the peak", {"mfu": ""}, 100),
     Metric("Data wait", "% of the time", {"data_wait": ""}, 100),
     Metric("Step time", "s", {"step_time_s": ""}),
@@ -65,7 +66,7 @@ _FAMILIES = {
     "grad_norm/": ("Gradient norm by layer", "L2, before clipping"),
     "update_norm/": ("Update norm by layer", "L2"),
 }
-_NOT_SHOWN = {"tokens", "eta_s", "checkpoint_step", "val_tokens"}
+_NOT_SHOWN = {"tokens", "eta_s", "checkpoint_step", "val_tokens", "labels", "val_labels"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Panel:
     has_key: bool = False  # colours or line styles mean something else than runs
     is_log: bool = False
     is_by_tokens: bool = False  # over tokens, logarithmic; else over steps
+    tokens: str = "tokens"  # the word for them
 
 
 def choose_panels(runs: Sequence[RunData]) -> dict[str, list[Panel]]:
@@ -133,13 +135,14 @@ def _compare(runs: Sequence[RunData], metric: Metric, max_groups: int) -> Iterat
         if not lines or (may_hide and not any(line.curve.highs.any() for line in lines)):
             continue
         yield Panel(
-            title=f"{metric.title} by tokens" if is_by_tokens else metric.title,
+            title=f"{metric.title} by {target_unit(runs)}" if is_by_tokens else metric.title,
             unit=metric.unit,
             lines=lines,
             restarts=_restarts(runs, lines, is_by_tokens),
             has_key=len({line.key for line in lines}) > 1,
             is_log=_spreads(lines, 1 if is_by_tokens else 30) and (metric.may_log or is_by_tokens),
             is_by_tokens=is_by_tokens,
+            tokens=target_unit(runs),
         )
 
 

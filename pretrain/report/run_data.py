@@ -72,6 +72,12 @@ class RunData:
         return [point for point in self.metrics.get(name, []) if not math.isnan(point[1])]
 
 
+def target_unit(runs: Sequence[RunData]) -> str:
+    """Returns the word for what runs are trained on: tokens, labels of classifiers, or both."""
+    units = {"labels" if "labels" in run.metrics else "tokens" for run in runs}
+    return units.pop() if len(units) == 1 else "targets"
+
+
 def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]]) -> RunData:
     """Reads a run folder. Raises: ConfigError: There is no run, or its record is damaged."""
     run, notes = RunDir(path), list[str]()

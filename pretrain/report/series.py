@@ -60,7 +60,7 @@ class ProgressCurve:
     """Progress of a run by step: knots with straight lines between them, constant outside."""
 
     steps: list[float]
-    tokens: list[float]
+    tokens: list[float]  # targets of the loss: labels of a classifier
     hours: list[float]  # in the training loop, without start-up and work lost in a crash
 
     def hours_at(self, steps: Any) -> Any:
@@ -82,7 +82,7 @@ def make_course(rows: Sequence[dict[str, Any]], resumed: Sequence[int] = ()) -> 
     pace = None
     for row in rows:
         seconds = seconds_of_step(row)
-        tokens = row.get("tokens")
+        tokens = row.get("tokens", row.get("labels"))
         passed = row["step"] - course.steps[-1]
         if seconds is None or not _is_finite(tokens) or passed <= 0:
             continue

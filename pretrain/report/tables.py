@@ -12,7 +12,7 @@ from typing import Any
 from pretrain.report.charts import instant, outcome_of
 from pretrain.report.evaluations import ORDER, Evaluation
 from pretrain.report.panels import color_of
-from pretrain.report.run_data import RunData
+from pretrain.report.run_data import RunData, target_unit
 from pretrain.utils.units import count, percent, size, span
 
 _VALIDATION = {
@@ -21,6 +21,7 @@ _VALIDATION = {
     "val_bits_per_byte": "bits per byte",
     "val_accuracy": "accuracy",
     "val_tokens": "targets",
+    "val_labels": "labels",
 }
 MAX_ROWS = 200  # of a table, which says so where there are more
 MAX_OPEN_ROWS = 12
@@ -158,8 +159,8 @@ def name_cell(number: int, run: RunData) -> Html:
 
 def summary_table(runs: Sequence[RunData]) -> str:
     """Returns a row for each run with the figures that are compared first."""
-    heads = ("run", "state", "steps", "tokens", "in the loop", "starts", "loss", "best validation", "tokens/s", "MFU",
-             "data wait", "memory", "parameters")  # fmt: skip
+    heads = ("run", "state", "steps", target_unit(runs), "in the loop", "starts", "loss", "best validation", "tokens/s",
+             "MFU", "data wait", "memory", "parameters")  # fmt: skip
     rows = []
     for number, run in enumerate(runs):
         s = summarize(run)
@@ -235,7 +236,7 @@ def evaluation_table(runs: Sequence[RunData]) -> str:
             values = [_evaluated(name, columns[name].get(step)) for name in shown]
             rows.append([name_cell(number, run), mark, tokens, *values])
     titles = [_VALIDATION.get(name, name.removeprefix("val_")) for name in shown]
-    return folded(["run", "step", "tokens", *titles], rows, keep) if rows else ""
+    return folded(["run", "step", target_unit(runs), *titles], rows, keep) if rows else ""
 
 
 def _evaluated(name: str, value: float | None) -> Any:
@@ -245,7 +246,7 @@ def _evaluated(name: str, value: float | None) -> Any:
         return "not finite"
     if name == "val_accuracy":
         return f"{100 * value:.2f}%"
-    return int(value) if name == "val_tokens" else value
+    return int(value) if name in ("val_tokens", "val_labels") else value
 
 
 def evaluations_tables(runs: Sequence[RunData]) -> str:

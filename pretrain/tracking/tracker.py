@@ -38,6 +38,7 @@ def _count(value: float) -> str:
 
 _COLUMNS: dict[str, tuple[str, Callable[[float], str], int]] = {
     "loss": ("loss", "{:.4f}".format, 8),
+    "accuracy": ("acc", "{:.1%}".format, 6),
     "val_loss": ("val_loss", "{:.4f}".format, 0),
     "val_bits_per_byte": ("bits/byte", "{:.3f}".format, 0),
     "val_perplexity": ("perplexity", "{:.2f}".format, 0),
@@ -46,13 +47,14 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str], int]] = {
     "lr": ("lr", "{:.2e}".format, 8),
     "grad_norm": ("grad", "{:.2f}".format, 7),
     "tokens_per_s": ("tok/s", _count, 6),
+    "images_per_s": ("img/s", _count, 6),
     "mfu": ("mfu", "{:.1%}".format, 5),
     "data_wait": ("wait", "{:.1%}".format, 6),
     "memory_bytes": ("mem", _bytes, 5),
     "eta_s": ("eta", clock_time, 7),
 }
 """Shown metrics, in order: label, format, width. Rows without a loss show all metrics they have."""
-_LEAST_WANTED = ("mfu", "lr", "memory_bytes", "data_wait", "grad_norm", "tokens_per_s")
+_LEAST_WANTED = ("mfu", "lr", "memory_bytes", "data_wait", "grad_norm", "tokens_per_s", "images_per_s")
 """Metrics that a progress line leaves out, in order, where the terminal is narrow."""
 
 
@@ -88,9 +90,8 @@ class Console:
     reach the log file and stay above the bar. A closed terminal stops nothing (`utils/process.py`).
     """
 
-    def __init__(self, total_steps: int, row_every: int, *, of_labels: bool = False) -> None:
+    def __init__(self, total_steps: int, row_every: int) -> None:
         self._total_steps = total_steps
-        self._of_labels = of_labels
         self._row_every = row_every
         self._has_stepped = False
         self._line = status_line()
@@ -107,10 +108,10 @@ class Console:
             self._has_stepped = True
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows a row; targets of a classifier are labels, without a perplexity."""
-        if self._of_labels and "val_tokens" in metrics:
-            metrics = {name: value for name, value in metrics.items() if name != "val_perplexity"}
-            metrics["val_labels"] = metrics.pop("val_tokens")
+        """Shows a row: with the accuracy of a classifier, and images rather than their patches."""
+        hidden = [] if "labels" in metrics else ["accuracy"]
+        hidden += ["tokens_per_s"] if "images_per_s" in metrics else []
+        metrics = {name: value for name, value in metrics.items() if name not in hidden}
         if self._has_bar and "loss" in metrics:
             self._line.advance(step, self._total_steps, partial(fit_metrics, metrics))
             return
@@ -136,7 +137,6 @@ class Tracker:
         *,
         rank: int,
         total_steps: int,
-        of_labels: bool = False,
         find_facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._active = rank == 0
@@ -146,7 +146,7 @@ class Tracker:
         # Before any rewind: wandb has the rows up to here, and those after a committed step come
         # again.
         sent = self._lines.last_step()
-        self._console = Console(total_steps, config.log_every_steps, of_labels=of_labels)
+        self._console = Console(total_steps, config.log_every_steps)
         after_step = -1 if sent is None else sent
         self._wandb = WandbMirror(run_dir, config, identity, after_step, find_facts)
         self._samples = JsonLines(run_dir / "samples.jsonl") if config.samples.prompts else None

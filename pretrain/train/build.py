@@ -178,7 +178,6 @@ def _tracker(claim: Claim, world: World, run_id: str, step: int) -> Tracker:
         {"id": run_id, "name": config.run.name, "config": config.model_dump(by_alias=True, mode="json")},
         rank=world.rank,
         total_steps=config.train.steps,
-        of_labels=config.model.head.kind == "labels",
         find_facts=partial(find_facts, claim.dataset, world.size),
     )
     tracker.rewind(step)

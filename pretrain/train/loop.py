@@ -226,7 +226,9 @@ def _follow(run: Run, step: int, update: Update, agreed: StepTotals) -> None:
 
 
 def _metrics(run: Run, state: TrainState, skipped_rows: int) -> dict[str, float]:
-    metrics = {"tokens": float(state.tokens), "skipped_steps": float(state.step - state.optimizer_step)}
+    is_classifier = run.config.model.head.kind == "labels"
+    metrics = {"labels" if is_classifier else "tokens": float(state.tokens)}
+    metrics |= {"skipped_steps": float(state.step - state.optimizer_step)}
     loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale")
     if loss_scale is not None:
         metrics["loss_scale"] = loss_scale
@@ -237,6 +239,8 @@ def _metrics(run: Run, state: TrainState, skipped_rows: int) -> dict[str, float]
     epochs = run.samples.epochs(state.position)
     metrics |= {f"epochs_{name}" if len(epochs) > 1 else "epochs": count for name, count in epochs.items()}
     metrics |= run.meter.read(state.step) | run.timeline.take()
+    if run.config.objective.kind == "images" and "tokens_per_s" in metrics:
+        metrics["images_per_s"] = metrics["tokens_per_s"] / run.config.batch.seq_len
     return metrics | memory_metrics(run.engine.device)
 
 
@@ -293,11 +297,16 @@ def _measure(run: Run, should_stop: Callable[[], bool]) -> dict[str, float] | No
         if report is None:
             return None
         reports.append(report)
-    return _describe(run.validation, reports)
+    return _describe(run.validation, reports, is_classifier=run.config.model.head.kind == "labels")
 
 
-def _describe(validation: Sequence[ValidationSource], reports: Sequence[LossReport]) -> dict[str, float]:
-    """Returns the row of an evaluation: all splits, and each loss; empty without a target."""
+def _describe(
+    validation: Sequence[ValidationSource], reports: Sequence[LossReport], *, is_classifier: bool = False
+) -> dict[str, float]:
+    """Returns the row of an evaluation: all splits, and each loss; empty without a target.
+
+    The targets of a classifier are labels: exp(loss), a number of words to choose from, says nothing of them.
+    """
     whole, bits = pool(reports, [source.tokens_per_byte for source in validation])
     if not whole.num_targets:
         return {}
@@ -305,9 +314,11 @@ def _describe(validation: Sequence[ValidationSource], reports: Sequence[LossRepo
     if len(validation) > 1:
         pairs = zip(validation, reports, strict=True)
         metrics = {f"val_loss_{source.name}": one.loss for source, one in pairs if one.num_targets}
-    metrics |= {"val_loss": whole.loss, "val_perplexity": whole.perplexity}
+    metrics["val_loss"] = whole.loss
+    if not is_classifier:
+        metrics["val_perplexity"] = whole.perplexity
     metrics["val_accuracy"] = whole.accuracy
-    metrics["val_tokens"] = float(whole.num_targets)
+    metrics["val_labels" if is_classifier else "val_tokens"] = float(whole.num_targets)
     if bits is not None:
         metrics["val_bits_per_byte"] = bits
     return metrics

@@ -1,6 +1,7 @@
 """Images through everything: prepare, train, stop, resume, ranks, evaluate; and what has no use for them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,22 @@ def test_labels_that_do_not_fit_the_head_are_refused(tmp_path, colors):
     result = run_warm("train", str(runs.config()), *SINGLE, "model.head.labels=[cat, dog]", cwd=tmp_path)
     assert (result.code, len(result.errors)) == (64, 1)
     assert "model.head.labels are cat, dog, those of the data blue, green, red; leave them out" in result.errors[0]
+
+
+def test_every_word_of_a_classifier_is_of_labels_and_images(tmp_path, colors):
+    runs = RunMaker(tmp_path, colors, CONFIG)
+    options = ("train.steps=6", "train.stop_after=2", "eval.every_steps=2", "tracking.log_every_steps=1")
+    result = run_warm("train", str(runs.config()), *SINGLE, *options, cwd=tmp_path)
+    assert result.code == 0, result.stderr
+    assert re.search(r"step 2/6  loss +[0-9.]+  acc +[0-9.]+%  lr .* img/s", result.stderr), result.stderr
+    step, validated = (json.loads(line) for line in runs.folder("runs").metrics.read_text().splitlines()[-3:-1])
+    assert step["labels"] == 48 and step["images_per_s"] * 17 == pytest.approx(step["tokens_per_s"])
+    assert validated.keys() == {"step", "val_loss", "val_accuracy", "val_labels"}
+    path = str(runs.folder("runs").path)
+    page = run_warm("report", path, "--output", "page.html", cwd=tmp_path)
+    assert page.code == 0, page.stderr
+    text = (tmp_path / "page.html").read_text()
+    assert "Training loss by labels" in text and "erplexity" not in text
 
 
 @pytest.mark.long

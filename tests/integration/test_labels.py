@@ -115,7 +115,8 @@ def test_an_encoder_from_scratch_learns_classes(tmp_path, classes, packing, mode
     runs.train("runs", ranks=1)
     found = last_validation(runs, "runs")
     assert found["val_accuracy"] > 0.95
-    assert found["val_tokens"] == load_index(classes).split("validation").num_documents
+    assert found["val_labels"] == load_index(classes).split("validation").num_documents
+    assert not found.keys() & {"val_tokens", "val_perplexity"}
     assert "val_bits_per_byte" not in found
     assert load_config(runs.folder("runs").config).model.head.labels == ["BLUE", "GREEN", "RED"]
 
@@ -135,8 +136,8 @@ def test_an_encoder_from_scratch_learns_tags_on_two_ranks(golden, tags):
     found = last_validation(golden, "golden")
     assert found["val_accuracy"] > 0.95
     counts = json.loads((tags / "statistics.json").read_text())["splits"]["validation"]["labels"]
-    assert found["val_tokens"] == sum(counts.values())
-    known = counts["O"] / found["val_tokens"]
+    assert found["val_labels"] == sum(counts.values())
+    known = counts["O"] / found["val_labels"]
     assert known + (1 - known) / 3 < 0.93, "to know cats and dogs, and not the color, would not do"
 
 

@@ -32,6 +32,7 @@ def test_a_metric_of_validation_is_taken(best):
             {"best": "val_bits_per_byte", "kind": "masked"},
             "needs objective.kind=causal, not masked; use val_loss",
         ),
+        ({"best": "val_perplexity", "kind": "images"}, "a classifier has no perplexity; use val_loss or val_accuracy"),
         ({"best": "val_ema_loss"}, "checkpoint.best=val_ema_loss needs optim.ema and eval.ema=true; use val_loss"),
         ({"best": "val_ema_loss", "horizon": 10, "ema": False}, "needs optim.ema and eval.ema=true"),
         ({"best": "val_loss", "evaluated": 0}, "multiple of eval.every_steps=0, neither of them 0"),

@@ -60,7 +60,9 @@ def test_a_classifier_is_scored_as_its_documents_are_one_by_one(folder, kind):
     assert found.labels.num_documents == len(ROWS[kind])
     assert (found.report.num_targets, found.report.num_correct) == (len(gold), int((gold == predicted).sum()))
     assert found.report.loss == pytest.approx(nll.mean(), rel=1e-5)
-    scores = json.loads(json.dumps(report.facts()))["sources"]["data"]["labels"]
+    facts = json.loads(json.dumps(report.facts()))["sources"]["data"]
+    assert "perplexity" not in facts
+    scores = facts["labels"]
     assert scores["macro_f1"]["value"] == pytest.approx(metrics.f1_score(gold, predicted, average="macro"))
     assert "perplexity" not in "".join(report.lines()), "a number of words, which labels are not"
     assert [line.split()[0] for line in report.lines()[2:6]] == ["accuracy", "macro_f1", "matthews", "class"]

@@ -72,14 +72,13 @@ def test_counts_have_three_digits_and_a_unit():
     assert shown == ["0", "999", "1k", "12.3k", "1000k", "1.2M", "3.5G"]
 
 
-def test_the_targets_of_a_classifier_are_labels_without_a_perplexity(caplog):
-    row = {"val_loss": 0.5, "val_perplexity": 1.65, "val_accuracy": 0.75, "val_tokens": 40.0}
+def test_rows_of_a_classifier_have_its_accuracy_and_those_of_images_no_patches(caplog):
+    row = {"loss": 0.5, "accuracy": 0.75, "tokens_per_s": 340.0}
     caplog.set_level(logging.INFO)
-    for of_labels in (False, True):
-        Console(10, 1, of_labels=of_labels).show(5, row)
-    words, labels = (record.getMessage() for record in caplog.records)
-    assert "val_loss 0.5000  perplexity 1.65  tokens 40  val_accuracy 0.75" in words
-    assert "val_loss 0.5000  labels 40  val_accuracy 0.75" in labels
+    for added in ({"tokens": 40.0}, {"labels": 40.0}, {"labels": 40.0, "images_per_s": 20.0}):
+        Console(10, 1).show(5, row | added)
+    shown = [" ".join(record.getMessage().split()[2:]) for record in caplog.records]
+    assert shown == ["loss 0.5000 tok/s 340", "loss 0.5000 acc 75.0% tok/s 340", "loss 0.5000 acc 75.0% img/s 20"]
 
 
 def test_days_are_named():
