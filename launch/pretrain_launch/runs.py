@@ -23,7 +23,7 @@ from pretrain.config.yaml_nodes import read_yaml
 from pretrain.errors import EXIT_DATA, EXIT_LOCKED, EXIT_OK, EXIT_RESUME_ME, EXIT_USAGE, EXITS_INTERRUPTED, ConfigError
 from pretrain.run.folder import RunDir
 from pretrain.run.owner import live_owner
-from pretrain.utils.safe_read import MAX_INT, check_fields, open_file, parse_json, read_json
+from pretrain.utils.safe_read import check_fields, open_file, parse_json, read_json
 from pretrain_launch.journal import job_of, jobs_without_work, mark_of_cancel, read_journal
 from pretrain_launch.logs import last_lines, newest_log
 from pretrain_launch.slurm_tools import SlurmJob, find_jobs, job_end
@@ -213,10 +213,8 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
     if is_ours and queue is not None and all(other.is_waiting for other in queued):
         owner = None  # its job is over, and has not released the run: it was killed
     ended = counted[-1] if counted else {}
-    metrics = _last_values(run.metrics, "step", "loss", "tokens_per_s")
-    audit = _last_values(run.audit, "step")
+    metrics = _last_values(run.metrics, "loss", "tokens_per_s")
     checkpoint_step, checkpoint_age_s = _newest_checkpoint(run)
-    steps = (metrics.get("step"), audit.get("step"), checkpoint_step)
     at_work = [job.element] if job is not None and not job.is_waiting else []
     at_work += [owner.job.partition("@")[0]] if owner is not None else []
     for number in at_work:  # empty for a local process
@@ -239,7 +237,7 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
         path=run.path,
         name=str(name),
         state=state,
-        step=max((step for step in steps if isinstance(step, int) and step <= MAX_INT), default=0),
+        step=run.last_step(),
         total_steps=_total_steps(run),
         loss=_number(metrics.get("loss")),
         tokens_per_s=_number(metrics.get("tokens_per_s")),

@@ -19,15 +19,20 @@ from pretrain.checkpoint.format import MANIFEST, MODEL_FILE, Manifest, list_fold
 from pretrain.checkpoint.retention import read_best
 from pretrain.config.load import load_config
 from pretrain.config.model import AnyModelConfig, parse_model
+from pretrain.config.model.stack import ExpertsConfig
 from pretrain.errors import CheckpointError, ConfigError, DataError
+from pretrain.plan.params import count_active, count_parameters
+from pretrain.prepare.statistics import STATISTICS_NAME
 from pretrain.run.folder import RunDir
 from pretrain.run.owner import live_owner
-from pretrain.shards.index import INDEX_NAME, check_shards, load_index
+from pretrain.shards.index import INDEX_NAME, SplitIndex, check_shards, load_index
 from pretrain.utils.io import find_damage
-from pretrain.utils.jsonl import last_row
 from pretrain.utils.log import printable
 from pretrain.utils.safe_read import read_json
+from pretrain.utils.units import plural
 
+MAX_LISTED = 40
+"""Values of a list that a table shows."""
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -128,15 +133,33 @@ def _find_damage(path: Path) -> list[str]:
 def _describe_shards(path: Path) -> dict[str, Any]:
     index = load_index(path)
     check_shards(path, index)
-    facts: dict[str, Any] = {"kind": "shards", "path": str(path)}
-    facts |= {"vocab_size": index.vocab_size, "dtype": index.dtype}
+    facts: dict[str, Any] = {"kind": "shards", "path": str(path), "of": index.kind}
+    if index.has_tokenizer:
+        facts |= {"vocab_size": index.vocab_size, "dtype": index.dtype}
+    if index.labels:
+        facts |= {"classes": len(index.labels), "labels": list(index.labels)}
     for name, split in index.splits.items():
+        if not index.has_tokenizer:
+            facts[name] = _describe_images(path, name, split)
+            continue
         facts[name] = {
             "tokens": split.num_tokens,
             "documents": split.num_documents,
             "shards": len(split.shards),
             "bytes_per_token": round(split.num_bytes_text / max(split.num_tokens, 1), 3),
         }
+    return facts
+
+
+def _describe_images(path: Path, name: str, split: SplitIndex) -> dict[str, Any]:
+    """Returns the facts of a split of images; sizes in pixels, least to most, where statistics.json has them."""
+    num_bytes = sum(shard.num_bytes for shard in split.shards)
+    facts: dict[str, Any] = {"images": split.num_documents, "shards": len(split.shards), "bytes": num_bytes}
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        of_split = read_json(path / STATISTICS_NAME)["splits"][name]
+        for side in ("width", "height"):
+            least, median, most = (int(of_split[side][key]) for key in ("least", "median", "most"))
+            facts[side] = f"{least}" if least == most else f"{least} to {most} (median {median})"
     return facts
 
 
@@ -158,11 +181,13 @@ def _describe_release(path: Path) -> dict[str, Any]:
 def _describe_run(run: RunDir) -> dict[str, Any]:
     record = run.read_record()
     last = record["attempts"][-1]
-    try:
+    model: dict[str, Any] = {"model": "not known: config.yaml is missing or damaged"}
+    is_classifier = False
+    with suppress(ConfigError):
         # Code of the user is not run to describe a folder.
-        model = describe_model(load_config(run.config, extensions="ignore").model)
-    except ConfigError:
-        model = "not known: config.yaml is missing or damaged"
+        config = load_config(run.config, extensions="ignore").model
+        model = {"model": describe_model(config), "parameters": count_parameters(config), **_describe_active(config)}
+        is_classifier = config.head.kind == "labels"
     return {
         "kind": "run",
         "path": str(run.path),
@@ -171,8 +196,8 @@ def _describe_run(run: RunDir) -> dict[str, Any]:
         "created": record["created"],
         "attempts": len(record["attempts"]),
         **_describe_attempt(run, last),
-        "model": model,
-        **_describe_checkpoints(run),
+        **model,
+        **_describe_checkpoints(run, "labels" if is_classifier else "tokens"),
         "versions": last.get("versions", {}),
     }
 
@@ -185,13 +210,14 @@ def _describe_attempt(run: RunDir, attempt: dict[str, Any]) -> dict[str, Any]:
         facts = {"last_attempt": f"running: {owner}"}
     else:
         facts = {"last_attempt": "lost: killed, node lost, or disk full"}
-    with suppress(OSError):
-        facts["step"] = (last_row(run.audit) or {}).get("step")
-    return facts
+    return facts | {"step": run.last_step()}
 
 
-def _describe_checkpoints(run: RunDir) -> dict[str, Any]:
-    """Returns the checkpoints of a run, those with visible damage, and the facts of the newest other."""
+def _describe_checkpoints(run: RunDir, unit: str) -> dict[str, Any]:
+    """Returns the checkpoints of a run, those with visible damage, and the facts of the newest other.
+
+    `unit`: targets that the run learns from, tokens or labels.
+    """
     found = list_folders(run.checkpoints)
     facts: dict[str, Any] = {"checkpoints": [path.name for path in found]}
     best = read_best(run.checkpoints)
@@ -206,10 +232,11 @@ def _describe_checkpoints(run: RunDir) -> dict[str, Any]:
             files = _describe_files(path, manifest)
         except (CheckpointError, OSError) as error:
             if not path.exists():  # the run removed it meanwhile, and has a newer one
-                return _describe_checkpoints(run)
+                return _describe_checkpoints(run, unit)
             damaged[path.name] = getattr(error, "what", str(error))
             continue
-        state = {key: manifest.state[key] for key in ("step", "tokens") if key in manifest.state}
+        names = {"step": "step", "tokens": unit}
+        state = {name: manifest.state[key] for key, name in names.items() if key in manifest.state}
         facts["newest"] = {**state, **files, "written_by": manifest.topology}
         break
     if damaged:
@@ -239,7 +266,8 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
     if isinstance(value, list):
-        return ", ".join(str(item) for item in value) or "none"
+        more = f" and {len(value) - MAX_LISTED:,} more" if len(value) > MAX_LISTED else ""
+        return (", ".join(map(str, value[:MAX_LISTED])) or "none") + more  # --json has all of them
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str) and _SHA256.fullmatch(value):
@@ -306,13 +334,30 @@ def describe_model(config: AnyModelConfig) -> str:
             # Grouped-query attention: several heads of queries share one of keys and values.
             if stack.num_kv_heads != stack.heads:
                 heads += f" ({stack.num_kv_heads} of keys)"
-            stacks.append(f"{name} of {stack.layers} layers, width {stack.width}, {heads}")
+            experts = "" if stack.experts is None else f", {_describe_experts(stack.experts)}"
+            stacks.append(f"{name} of {stack.layers} layers, width {stack.width}, {heads}{experts}")
+    if config.kind != "recurrent" and (patches := config.input) is not None:
+        sides = f"{patches.image} x {patches.image} x {patches.channels}"
+        return f"{'; '.join(stacks)}; images of {sides} in patches of {patches.size} x {patches.size}"
     vocabulary = ""
     if config.vocab_size:
         # The count of parameters includes the padding, which an export leaves out.
         rows = config.padded_vocab_size
         vocabulary = f"vocabulary {config.vocab_size:,}{f' in {rows:,} rows' * (rows > config.vocab_size)}, "
     return f"{'; '.join(stacks)}; {vocabulary}up to {config.max_seq_len:,} tokens"
+
+
+def _describe_experts(experts: ExpertsConfig) -> str:
+    """Returns number, choice and balance of the experts of a layer."""
+    shared = f" and {plural(experts.shared, 'shared one')}" if experts.shared else ""
+    balance = "not balanced" if experts.balance == "none" else f"balanced by a {experts.balance}"
+    return f"{experts.count} experts a layer of which a token passes {experts.top_k}{shared}, {balance}"
+
+
+def _describe_active(config: AnyModelConfig) -> dict[str, int]:
+    """Returns the parameters that a token meets in a model with experts; of a dense model it meets all."""
+    active = count_active(config)
+    return {} if active == count_parameters(config) else {"active_parameters": active}
 
 
 def _find_model(path: Path, is_model: bool) -> str:

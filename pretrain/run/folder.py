@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -19,8 +20,8 @@ from typing import Any
 from pretrain import __version__
 from pretrain.errors import EXIT_OK, CheckpointError, ConfigError, DataError
 from pretrain.utils.io import write_json
-from pretrain.utils.jsonl import read_rows
-from pretrain.utils.safe_read import check_fields, read_json
+from pretrain.utils.jsonl import last_row, read_rows
+from pretrain.utils.safe_read import MAX_INT, check_fields, read_json
 
 TRACKED_PACKAGES = ("torch", "deepspeed", "accelerate", "webdataset", "tokenizers", "numpy", "safetensors", "wandb")
 _CHECKPOINT = re.compile(r"step-([0-9]{8,})")
@@ -79,6 +80,14 @@ class RunDir:
         """Returns the step of the newest committed checkpoint, unverified; 0 without one."""
         matches = [_CHECKPOINT.fullmatch(path.parent.name) for path in self.checkpoints.glob("*/manifest.json")]
         return max((int(match[1]) for match in matches if match), default=0)
+
+    def last_step(self) -> int:
+        """Returns the last step with a row or a commit; 0 without one. A full disk takes one and not the other."""
+        steps = [self.newest_step()]
+        for file in (self.audit, self.metrics):
+            with suppress(OSError):
+                steps.append((last_row(file) or {}).get("step", 0))
+        return max(step for step in steps if step <= MAX_INT)
 
     def is_complete(self, last_step: int) -> bool:
         """Returns whether the last attempt ended with everything done, and its checkpoint is there."""

@@ -163,10 +163,21 @@ def test_every_word_of_a_classifier_is_of_labels_and_images(tmp_path, colors):
     assert step["labels"] == 48 and step["images_per_s"] * 17 == pytest.approx(step["tokens_per_s"])
     assert validated.keys() == {"step", "val_loss", "val_accuracy", "val_labels"}
     path = str(runs.folder("runs").path)
+    described = run_warm("inspect", path, cwd=tmp_path).stdout
+    assert re.search(r"newest +step 2, labels 48,", described), described
+    assert "images of 16 x 16 x 3 in" in described and "vocabulary" not in described, described
     page = run_warm("report", path, "--output", "page.html", cwd=tmp_path)
     assert page.code == 0, page.stderr
     text = (tmp_path / "page.html").read_text()
     assert "Training loss by labels" in text and "erplexity" not in text
+
+
+def test_prepared_images_are_described_as_images(tmp_path, colors):
+    described = run_warm("inspect", str(colors), cwd=tmp_path).stdout
+    lines = [" ".join(line.split()) for line in described.splitlines()]
+    assert {"of images", "classes 3", "labels blue, green, red"} <= set(lines), described
+    assert "train images 71, shards 1, bytes 184,320, width 16, height 16" in lines, described
+    assert "token" not in described
 
 
 @pytest.mark.long

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from pretrain.checkpoint.format import MANIFEST, load_manifest
+from pretrain.config.load import load_config
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.inspect import describe
 from pretrain.inspect.describe import inspect, print_facts
 from pretrain.inspect.tensor_list import print_tensors
 from pretrain.run.lease import Lease
 from pretrain.utils.io import make_dir, write_json
+from pretrain_launch.runs import read_run
 from tests.unit.checkpoint.stand_in import save
 
 
@@ -72,6 +74,20 @@ def test_a_run_tells_of_its_newest_whole_checkpoint_and_names_what_is_damaged(tm
     assert facts["model"] == "not known: config.yaml is missing or damaged"
 
 
+def test_a_run_with_experts_tells_their_number_choice_balance_and_active_parameters(tmp_path, capsys):
+    run = make_run(tmp_path / "run", 1)
+    experts = "{count: 8, top_k: 2, width: 16, shared: 1, balance: bias}"
+    model = f"{{preset: llama-tiny, vocab_size: 64, decoder: {{layers: 2, experts: {experts}}}}}"
+    rest = "run: {name: run}\ndata: {path: d}\nbatch: {global_tokens: 64, seq_len: 16, micro: 4}\ntrain: {steps: 9}\n"
+    rest += "optim: {lr: 1e-3, schedule: {kind: constant}}\nengine: {kind: single, zero_stage: 0, precision: fp32}\n"
+    (run / "config.yaml").write_text(f"{rest}model: {model}\n")
+    facts = shown(capsys, run)
+    said = "8 experts a layer of which a token passes 2 and 1 shared one, balanced by a bias;"
+    assert said in facts["model"], facts["model"]
+    width = load_config(run / "config.yaml").model.decoder.width
+    assert facts["parameters"] - facts["active_parameters"] == 2 * (8 - 2) * 3 * 16 * width
+
+
 @pytest.mark.parametrize("is_alive", [True, False])
 def test_a_run_tells_how_its_last_attempt_is(tmp_path, capsys, is_alive):
     run = make_run(tmp_path / "run", 1)
@@ -81,6 +97,9 @@ def test_a_run_tells_how_its_last_attempt_is(tmp_path, capsys, is_alive):
     write_json(run / "run.json", record)
     facts = shown(capsys, run)
     assert (facts["last_attempt"], facts["exit_code"], facts["step"]) == ("no space left", 74, 4)
+    # A full disk took the row of the metrics, and no more of the ledger: `launch status` says the same.
+    (run / "metrics.jsonl").write_text('{"step":6,"loss":1.0}\n')
+    assert shown(capsys, run)["step"] == read_run(run).step == 6
     record["attempts"].append({"number": 2, "started": "now"})
     write_json(run / "run.json", record)
     lease = Lease(run / "lease")
