@@ -1,13 +1,17 @@
 """`train:`, `eval:`, `checkpoint:`, `run:`, `init:`, `resume:` -- course and output of a run."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pretrain.config.base import NAME_PATTERN, OnResume, Section, UserPath
 from pretrain.config.data import DataConfig
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import EmaConfig
+
+
+METRICS = ("val_loss", "val_perplexity", "val_accuracy", "val_bits_per_byte", "val_ema_loss")
+"""Values of `checkpoint.best`."""
 
 
 class TrainConfig(Section):
@@ -49,6 +53,15 @@ class CheckpointConfig(Section):
     `val_loss`, `val_perplexity`, `val_accuracy`, `val_bits_per_byte`, `val_ema_loss` (`optim.ema`),
     or `val_loss_NAME` of a source."""
 
+    @field_validator("best", mode="before")
+    @classmethod
+    def _check_best(cls, value: Any) -> Any:
+        # `true` is what one tries first; which metrics a run has is checked by `check_best`.
+        if value is not None and not isinstance(value, str):
+            shown = str(value).lower() if isinstance(value, bool) else value
+            raise ValueError(f"{shown} is no validation metric; write one of: {', '.join(METRICS)}")
+        return value
+
 
 class RunSection(Section):
     """Name and place of the run; the run folder is `dir/name`."""
@@ -78,9 +91,6 @@ class ResumeConfig(Section):
     allow: Annotated[list[str], OnResume.FREE] = Field(default_factory=list)
     """Keys or sections, such as `optim.lr` or `data`, that may differ from the resumed run."""
 
-
-METRICS = ("val_loss", "val_perplexity", "val_accuracy", "val_bits_per_byte", "val_ema_loss")
-"""Values of `checkpoint.best`."""
 
 OF_A_SOURCE = "val_loss_"
 """Prefix of the validation loss of one source."""

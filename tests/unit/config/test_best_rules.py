@@ -3,9 +3,11 @@
 import pytest
 
 from pretrain.config.data import DataConfig, SourceConfig
+from pretrain.config.load import load_config
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import EmaConfig
 from pretrain.config.train import CheckpointConfig, EvalConfig, check_best
+from pretrain.errors import ConfigError
 
 MIXTURE = [SourceConfig(name=name, path=name, weight=1.0) for name in ("web", "code")]
 
@@ -21,6 +23,12 @@ def test_a_metric_of_validation_is_taken(best):
     check(best)
     check("val_loss_code", data=DataConfig(mixture=MIXTURE))
     check("val_ema_loss", horizon=10)
+
+
+@pytest.mark.parametrize("value", ["true", "3"])
+def test_what_is_no_name_of_a_metric_is_answered_with_the_names(value):
+    with pytest.raises(ConfigError, match=f"{value} is no validation metric; write one of: val_loss, val_perplexity"):
+        load_config("configs/run/quickstart.yaml", [f"checkpoint.best={value}"])
 
 
 @pytest.mark.parametrize(
