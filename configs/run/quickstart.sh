@@ -12,6 +12,7 @@ train="pretrain launch local configs/run/quickstart.yaml --ranks 2"
 
 show() { printf '\n$ %s\n' "$1"; }
 note() { printf '\n-- %s\n' "$1"; }
+clear_bar() { [ ! -t 2 ] || printf '\r\033[K' >&2; } # a running command draws its bar again, below the next line
 fail() { printf '\nquickstart failed: %s\n' "$1" >&2; exit 1; }
 
 pid= # of the run that is stopped on purpose
@@ -42,6 +43,7 @@ if [ "$(committed_step)" -lt "$stop_at" ]; then
         kill -0 "$pid" 2>/dev/null || { wait "$pid" || fail "the run ended with exit code $?"; break; }
         sleep 1
     done
+    clear_bar
     note "kill -TERM $pid: stopping the run in the middle, as a preemption would"
     code=0
     kill -TERM "$pid" 2>/dev/null || :

@@ -1,5 +1,6 @@
 """Stop signals at chosen and at random moments of one logical run: each attempt ends with 75, and no step is lost."""
 
+import contextlib
 import os
 import random
 import re
@@ -201,6 +202,34 @@ def test_a_signal_that_comes_when_one_of_them_has_a_handler_ends_it_with_75(make
     process.send_signal(number)
     assert finish(process)[0] == ""
     assert process.returncode == EXIT_RESUME_ME
+
+
+DRAWS_A_BAR = """#!/bin/sh
+[ "$1" = launch ] || exit 0
+steps=runs/quickstart/checkpoints
+[ ! -d $steps/step-00000101 ] || { mkdir $steps/step-00000700; exit 0; }
+trap 'mkdir $steps/step-00000101; exit 75' TERM
+printf '100/700 ----' >&2
+mkdir -p $steps/step-00000100
+while :; do sleep 0.1; done
+"""
+"""`pretrain` as far as the quickstart's script sees it: the bar of a run, its checkpoints and exit codes."""
+
+
+def test_the_quickstart_leaves_no_half_drawn_bar_before_the_line_of_its_kill(tmp_path):
+    (tmp_path / "pretrain").write_text(DRAWS_A_BAR)
+    (tmp_path / "pretrain").chmod(0o755)
+    master, slave = os.openpty()
+    command = ["sh", str(ROOT / "configs/run/quickstart.sh")]
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PATH": path}, stdout=slave, stderr=slave):
+        os.close(slave)
+        with os.fdopen(master, "rb") as terminal, contextlib.suppress(OSError):  # the end of a terminal is an error
+            shown = b""
+            while part := terminal.read1():
+                shown += part
+    assert b"100/700 ----\r\x1b[K\r\n-- kill -TERM" in shown, shown
+    assert b"the same command continues" in shown
 
 
 @pytest.mark.parametrize(
