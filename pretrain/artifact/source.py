@@ -265,6 +265,19 @@ def find_start(start: Path, run: Path) -> Path:
     return next((place for place in places if split_average(place)[0].exists() and place.resolve() != run), start)
 
 
+def find_base(start: Path, run: RunDir) -> Path:
+    """Returns the place of the model under the adapters of a run. Raises: CheckpointError: It is nowhere."""
+    found = find_start(start, run.path)
+    if not split_average(found)[0].exists():
+        raise CheckpointError(
+            f"its adapters belong to {start}, and there is nothing there, above or beside the run",
+            where=str(run.path),
+            fix=f"put that model back, or name its place, also as init.from in that file: "
+            f"pretrain train {run.config} init.from=NEW/PLACE",
+        )
+    return found
+
+
 def merge_adapters(trained: WeightReader, config: RunConfig, open_other: Callable[[Path], ModelSource]) -> MergedModel:
     """Opens the base model of a checkpoint of adapters, and reads it once to verify its hash.
 
@@ -273,13 +286,7 @@ def merge_adapters(trained: WeightReader, config: RunConfig, open_other: Callabl
     """
     assert config.init.from_ is not None
     run = RunDir(trained.path.resolve().parent.parent)
-    start = find_start(Path(config.init.from_), run.path)
-    if not split_average(start)[0].exists():
-        raise CheckpointError(
-            f"holds adapters of {start}, and there is nothing there, above or beside the run",
-            where=str(trained.path),
-            fix=f"put that model back, or write its place as init.from into {run.config}",
-        )
+    start = find_base(Path(config.init.from_), run)
     base = AdaptedModel(open_other(start), config.model, parameter_shapes(config.model))
     check_base(str(trained.manifest.state.get("base_hash", "")), base, run, open_other)
     return MergedModel(base, trained, config.finetune.scale)

@@ -198,7 +198,8 @@ def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
 
 
 def _read_start(folder: Path) -> dict[str, Any]:
-    fix = "check the path; a run that has begun continues without its start: pretrain train RUN/config.yaml"
+    fix = "check the path; a run that has begun continues without its start: pretrain train RUN/config.yaml, "
+    fix += "which adapters need at its new place: init.from=NEW/PLACE"
     is_checkpoint = (folder / "manifest.json").is_file()
     for place in (folder, folder.resolve().parent.parent) if is_checkpoint else (folder,):  # the run of a checkpoint
         for name in ("model.json", "config.yaml", "config.json"):

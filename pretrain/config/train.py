@@ -9,7 +9,6 @@ from pretrain.config.data import DataConfig
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import EmaConfig
 
-
 METRICS = ("val_loss", "val_perplexity", "val_accuracy", "val_bits_per_byte", "val_ema_loss")
 """Values of `checkpoint.best`."""
 

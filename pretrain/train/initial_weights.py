@@ -17,7 +17,7 @@ from pretrain.artifact.model_path import newest_checkpoint, open_source
 from pretrain.artifact.source import (
     AdaptedModel,
     check_base,
-    find_start,
+    find_base,
     is_adapter,
     name_without_adapter,
     split_average,
@@ -128,7 +128,7 @@ def pin_start(config: RunConfig, world: World) -> RunConfig:
         if not world.is_main or (has_saved and not has_adapters):
             return init.from_  # of a run that has its weights: the start may be gone
         named = Path(str(init.from_))
-        start, is_of_run = newest_checkpoint(find_start(named, RunDir(config.folder).path) if has_saved else named)
+        start, is_of_run = newest_checkpoint(find_base(named, RunDir(config.folder)) if has_saved else named)
         # A resumption has marked it, or may be refused.
         if has_adapters and is_of_run and not has_saved:
             try:

@@ -123,6 +123,11 @@ def test_adapters_keep_the_checkpoint_of_a_base_that_trains_on(tmp_path, warm, b
     assert told in call("export", str(tuned.path), str(tmp_path / "out"), code=66)
     call(*told.split()[1:])
     call("export", str(tuned.path), str(tmp_path / "out"))
+    moved = run.rename(tmp_path / "elsewhere")
+    gone = call("train", str(tuned.config), "train.steps=9", code=66)
+    assert f"pretrain train {tuned.config} init.from=NEW/PLACE" in gone
+    call("train", str(tuned.config), "train.steps=9", f"init.from={moved / 'checkpoints' / pinned.name}")
+    moved.rename(run)
     tuned.path.rename(tmp_path / "moved")
     assert train_base_on(15) == {"step-00000010", "step-00000014", "step-00000015"}
     for mark in find_marks(pinned):

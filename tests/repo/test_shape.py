@@ -17,11 +17,11 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 ROOMS: dict[str, tuple[int, int]] = {
     "": (7, 913),
-    "artifact": (7, 1565),
+    "artifact": (7, 1572),
     "attention_maps": (5, 821),
     "checkpoint": (10, 1535),
     "cli": (13, 2447),
-    "config": (23, 4408),
+    "config": (23, 4418),
     "data": (12, 2370),
     "datacheck": (10, 1936),
     "doctor": (13, 1903),
