@@ -241,7 +241,7 @@ def _note_failure(claim: Claim, error: Exception) -> None:
     try:
         _note_end(claim, error.exit_code if isinstance(error, PretrainError) else EXIT_BUG, reason)
     except DiskError as failure:  # most likely the full disk that ended the run
-        log.warning("%s", failure)
+        log.warning("the end of this start is not in run.json: %s", failure)
 
 
 def _note_end(claim: Claim, exit_code: int, reason: str) -> None:

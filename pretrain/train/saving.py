@@ -106,8 +106,12 @@ class Saving:
             self._drop()
             self._warn("%s", error)
         if state.step != self._saved_step:
-            self._begin(state)
-            self._wait()
+            try:
+                self._begin(state)
+                self._wait()
+            except DiskError as error:
+                fix = f"{error.fix}, and the same command continues the run"
+                raise DiskError(error.what, where=error.where, fix=fix) from None
 
     def __enter__(self) -> "Saving":
         return self

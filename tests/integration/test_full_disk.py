@@ -125,6 +125,23 @@ def test_a_disk_that_stays_full_ends_the_run_after_three_saves_with_the_exit_cod
 
 
 @pytest.mark.long
+def test_a_disk_that_is_full_at_the_end_is_named_with_what_is_lost_and_the_same_command_continues(
+    disk, corpus, tmp_path
+):
+    maker, options = start(disk, corpus, tmp_path, FILL, ROOM_AT="99")
+    ended = (*ALONE, "train.stop_after=20", "checkpoint.every_steps=10")
+    output = maker.train("full", *ended, "extend=[spoil_disk]", expect=EXIT_DISK, **options)
+    assert "the end of this start is not in run.json: " in output
+    (error,) = (line for line in output.splitlines() if line.startswith("error: "))
+    assert "checkpoint of step 20 not saved: rank 0: " in error
+    assert error.endswith(" 0 free); free space, and the same command continues the run")
+    (disk / "ballast").unlink()
+    again = maker.train("full", *ended, ranks=1)
+    assert f"resuming {maker.folder('full').path} at step 10 of 20" in again
+    assert [row.step for row in read_audit(maker.folder("full").audit)] == list(range(1, 21))
+
+
+@pytest.mark.long
 def test_a_disk_that_turns_read_only_for_a_while_costs_a_save_and_no_more(tmp_path, corpus):
     disk = mounted(tmp_path / "runs" / "run" / "checkpoints", "4m")
     try:
