@@ -71,7 +71,7 @@ def copy_command(
 def presets_command(
     vocab_size: Annotated[
         int | None,
-        Option(parser=count_from(1), help="Vocabulary V of the counts. Default: 32,000, or that of a preset's name."),
+        Option(parser=count_from(1), help="Vocabulary V of the counts. Default: that of the published model."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -80,14 +80,14 @@ def presets_command(
     Example: pretrain presets --vocab-size 128256
     """
     from pretrain.config.model import ModelConfig
-    from pretrain.config.presets import NAMED_AT, PRESETS, expand_preset
+    from pretrain.config.presets import PRESETS, expand_preset, published_vocabulary
     from pretrain.plan.params import count_parameters
     from pretrain.plan.task import known_model
     from pretrain.utils.units import count
 
     rows: list[dict[str, Any]] = []
     for name in PRESETS:
-        vocabulary = vocab_size or NAMED_AT.get(name, 32000)
+        vocabulary = vocab_size or published_vocabulary(name)
         model = ModelConfig.model_validate(expand_preset({"preset": name}))
         stack = model.last_stack
         size = {"layers": stack.layers, "width": stack.width, "heads": stack.heads, "context": model.max_seq_len}

@@ -167,7 +167,7 @@ def test_what_is_built_in_is_listed_and_a_recipe_copied(tmp_path):
     assert re.search(r"^llama3-8b +decoder +32 +4096 +32 +8192 +128,256 +8.03 B *$", presets, re.MULTILINE)
     presets = run_light("presets", cwd=tmp_path, without=("torch", "numpy")).stdout
     assert re.search(r"^modded-2m .* 2,048 +1.59 M *$", presets, re.MULTILINE)
-    assert re.search(r"^qwen3-0.6b .* 32,000 +473 M *$", presets, re.MULTILINE)
+    assert re.search(r"^qwen3-0.6b .* 151,936 +596 M *$", presets, re.MULTILINE)
     done = run_light("recipes", "cp", "quickstart", "mine.yaml", cwd=tmp_path)
     assert "\npretrain train mine.yaml; " in done.stdout
     config = run_light("config", "mine.yaml", cwd=tmp_path).stdout

@@ -13,7 +13,7 @@ import transformers as hf
 
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
-from pretrain.config.presets import PRESETS, expand_preset
+from pretrain.config.presets import PRESETS, expand_preset, published_vocabulary
 from pretrain.model import build_model
 from pretrain.plan.params import count_active, count_parameters, count_parts
 
@@ -214,6 +214,7 @@ def test_every_preset_is_compared_with_its_publication():
 @pytest.mark.parametrize("preset", sorted(RELEASES))
 def test_a_preset_is_as_large_as_the_release(preset):
     release = RELEASES[preset]
+    assert published_vocabulary(preset) == release.vocab_size, "the one of `pretrain presets`"
     counted = count_parameters(configured(preset, release.vocab_size))
     assert counted == size_of(release)
     if release.parameters is not None:
