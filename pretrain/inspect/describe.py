@@ -167,12 +167,15 @@ def _describe_release(path: Path) -> dict[str, Any]:
     from pretrain.interop.release import open_release  # imports torch
 
     release = open_release(path)
+    # The files have no padding of the vocabulary, which our model of them has.
+    config = release.config.model_copy(update={"vocab_multiple": 1})
     return {
         "kind": "Hugging Face model",
         "path": str(path),
         "model_type": release.family.model_type,
-        "model": describe_model(release.config),
-        "parameters": sum(math.prod(shape) for shape in release.shapes.values()),
+        "model": describe_model(config),
+        "parameters": count_parameters(config),
+        **_describe_active(config),
         "dtype": release.dtype,
         "not_read": release.ignored,
     }
