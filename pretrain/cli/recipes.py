@@ -68,6 +68,23 @@ def copy_command(
     print(f"{target}: {recipe.summary}\npretrain {use} {target}; `pretrain config --explain KEY` says what a key means")
 
 
+_VOCABULARIES = {
+    "llama-5m": 8192, "modded-2m": 2048, "gpt2": 50257, "llama3": 128256, "llama-1b": 128256, "qwen2": 151936,
+    "qwen2-7b": 152064, "qwen2-72b": 152064, "qwen3": 151936, "starcoder2": 49152, "bert": 30522, "modernbert": 50368,
+    "marian": 80035, "transformer": 37000, "t5": 32128, "olmo2": 100352, "olmoe": 50304,
+}  # fmt: skip
+"""Vocabulary at which a preset has its published size, by the beginning of its name; else `USUAL_VOCABULARY`."""
+USUAL_VOCABULARY = 32000
+
+
+def published_vocabulary(name: str) -> int:
+    """Returns the vocabulary of the published size of a preset; a tiny one has the usual one."""
+    if name.endswith("-tiny") and name != "bert-tiny":
+        return USUAL_VOCABULARY
+    found = [beginning for beginning in _VOCABULARIES if name.startswith(beginning)]
+    return _VOCABULARIES[max(found, key=len)] if found else USUAL_VOCABULARY
+
+
 def presets_command(
     vocab_size: Annotated[
         int | None,
@@ -80,7 +97,7 @@ def presets_command(
     Example: pretrain presets --vocab-size 128256
     """
     from pretrain.config.model import ModelConfig
-    from pretrain.config.presets import PRESETS, expand_preset, published_vocabulary
+    from pretrain.config.presets import PRESETS, expand_preset
     from pretrain.plan.params import count_parameters
     from pretrain.plan.task import known_model
     from pretrain.utils.units import count

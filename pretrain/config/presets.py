@@ -371,23 +371,6 @@ PRESETS: dict[str, Values] = {
 """Values of `model:` by name, without `vocab_size`. Modules under `extend` may add entries."""
 
 
-_VOCABULARIES = {
-    "llama-5m": 8192, "modded-2m": 2048, "gpt2": 50257, "llama3": 128256, "llama-1b": 128256, "qwen2": 151936,
-    "qwen2-7b": 152064, "qwen2-72b": 152064, "qwen3": 151936, "starcoder2": 49152, "bert": 30522, "modernbert": 50368,
-    "marian": 80035, "transformer": 37000, "t5": 32128,
-}  # fmt: skip
-"""Vocabulary at which a preset has its published size, by the beginning of its name; else `USUAL_VOCABULARY`."""
-USUAL_VOCABULARY = 32000
-
-
-def published_vocabulary(name: str) -> int:
-    """Returns the vocabulary of the published size of a preset; a tiny one has the usual one."""
-    if name.endswith("-tiny") and name != "bert-tiny":
-        return USUAL_VOCABULARY
-    found = [beginning for beginning in _VOCABULARIES if name.startswith(beginning)]
-    return _VOCABULARIES[max(found, key=len)] if found else USUAL_VOCABULARY
-
-
 def expand_preset(model: Values) -> Values:
     """Lays the keys of a `model:` section over its preset; returns a section without one unchanged.
 

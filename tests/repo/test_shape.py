@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "artifact": (7, 1572),
     "attention_maps": (5, 821),
     "checkpoint": (10, 1535),
-    "cli": (13, 2447),
+    "cli": (13, 2464),
     "config": (23, 4418),
     "data": (12, 2370),
     "datacheck": (10, 1936),
@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "engine": (6, 1086),
     "evaluate": (12, 2118),
     "generate": (10, 1569),
-    "inspect": (3, 445),
+    "inspect": (3, 448),
     "interop": (18, 2969),
     "model": (18, 3880),
     "objective": (9, 1319),
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "shards": (12, 2416),
     "tokenizer": (7, 1257),
     "tracking": (7, 1207),
-    "train": (14, 2795),
+    "train": (14, 2799),
     "utils": (13, 1812),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""

@@ -11,9 +11,10 @@ import pytest
 import torch
 import transformers as hf
 
+from pretrain.cli.recipes import published_vocabulary
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
-from pretrain.config.presets import PRESETS, expand_preset, published_vocabulary
+from pretrain.config.presets import PRESETS, expand_preset
 from pretrain.model import build_model
 from pretrain.plan.params import count_active, count_parameters, count_parts
 
