@@ -124,6 +124,7 @@ def verify_command(
     world_sizes: Annotated[str, Option(help="Numbers of ranks to read with.")] = "1,2,3,4",
     restarts: Annotated[int, Option(min=0, help="Kills in each reading.")] = 3,
     max_samples: Annotated[int | None, Option(parser=count_from(1), help="Samples to read. Default: all.")] = None,
+    decode: Annotated[bool, Option("--decode", help="Decode every image too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check every byte of shards, and that any number of ranks reads each sample exactly once.
@@ -135,7 +136,7 @@ def verify_command(
 
     order = Order(seq_len, source_len, packing, lanes, block_samples, seed)
     sizes = parse_world_sizes(world_sizes)
-    proof = verify(folder, order, world_sizes=sizes, restarts=restarts, max_samples=max_samples)
+    proof = verify(folder, order, world_sizes=sizes, restarts=restarts, max_samples=max_samples, decode=decode)
     if as_json:
         print_json(proof)
     else:
@@ -149,7 +150,7 @@ def show_command(
     ],
     overrides: Overrides = None,
     position: Annotated[int, Option(min=0, help="Index of the first sample to show.")] = 0,
-    rows: Annotated[int, Option(min=1, help="Rows to show.")] = 2,
+    rows: Annotated[int | None, Option(min=1, help="Rows to show. Default: 2, of images 32.")] = None,
     split: Annotated[str, Option(help="Split: train or validation.")] = "train",
     objective: Annotated[
         str | None,
@@ -160,17 +161,30 @@ def show_command(
     source_len: SourceLen = None,
     packing: Packing = None,
     seed: Annotated[int | None, Option(min=0, help="Seed of the rows. Default: the config's, or 1234.")] = None,
+    out: Annotated[Path | None, Option("--output", help="Contact sheet to write, a .png: of images only.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print rows as the model sees them: documents, padding, hidden tokens, source and target, loss.
+    """Print rows as the model sees them: documents, padding, hidden tokens, loss; of images, draw them.
 
     Example: pretrain data show configs/run/quickstart.yaml --position 100 --rows 1
     """
+    from pretrain.datacheck.image_data import ImagesReport
     from pretrain.datacheck.show import ReadingOptions, print_rows, show
 
     place = (position, rows, split, source)
     choice = ReadingOptions(*place, objective, seq_len, source_len, packing, seed)
     shown = show(what, overrides or [], choice)
+    if isinstance(shown, ImagesReport):
+        if out is None and not as_json:
+            raise typer.BadParameter("images are shown as a picture: give --output SHEET.png")
+        line = "" if out is None else shown.write(out)
+        if as_json:
+            print_json(shown.facts())
+        else:
+            print(line)
+        return
+    if out is not None:
+        raise typer.BadParameter("--output is a picture of images, and the data are text: leave it out")
     if as_json:
         print_json(shown.facts())
         return
@@ -187,6 +201,7 @@ def stats_command(
 
     Example: pretrain data stats data/quickstart --output lengths.png
     """
+    from pretrain.datacheck.image_data import print_image_stats
     from pretrain.datacheck.stats import count_data
     from pretrain.datacheck.stats_text import draw_stats, print_stats
     from pretrain.tracking.picture_files import check_format
@@ -194,9 +209,13 @@ def stats_command(
     if out is not None:
         check_format(out)
     stats = count_data(folder)
+    if out is not None and stats["data_kind"] == "images":
+        raise typer.BadParameter("--output is of texts; images are drawn by pretrain data show")
     if out is not None:
         draw_stats(stats, out)
     if as_json:
         print_json(stats)
+    elif stats["data_kind"] == "images":
+        print_image_stats(stats)
     else:
         print_stats(stats)

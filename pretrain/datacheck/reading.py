@@ -23,6 +23,7 @@ from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import ConfigError
 from pretrain.rows import TokenRows
 from pretrain.shards.dataset import ONLY, Dataset, check_tokenizers, open_dataset
+from pretrain.shards.index import IMAGES
 from pretrain.shards.reader import ShardSet
 from pretrain.shards.store import ShardStore
 
@@ -45,7 +46,6 @@ def open_data(config: DataConfig) -> Iterator[tuple[Dataset, Sequence[ShardStore
     """Opens the sources of a config, folders or addresses through the cache, and their stores.
 
     Raises:
-        ConfigError: The data are images.
         DataError: A folder, an index or a file is missing, or has another size than in the index; a
             tokenizer is not the one that made the shards; or the sources do not go together.
         DiskError: The cache cannot be used.
@@ -58,10 +58,6 @@ def open_data(config: DataConfig) -> Iterator[tuple[Dataset, Sequence[ShardStore
         for store in stores:
             store.check()
         check_tokenizers(dataset)
-        if not dataset.index.has_tokenizer:
-            what = "the data are images, and this command reads tokens"
-            folder = str(dataset.sources[0].folder)
-            raise ConfigError(what, where=folder, fix="see its statistics.json")
         yield dataset, stores
     finally:
         for store in stores:
@@ -89,8 +85,8 @@ class Order:
 
 
 def choose_packing(kind: str) -> str:
-    """Returns the default packing: `concat` for text, and `bins` for kinds that must not be cut."""
-    return "concat" if kind == "text" else "bins"
+    """Returns the default packing: `concat` for text and images, and `bins` for kinds that must not be cut."""
+    return "concat" if kind in ("text", IMAGES) else "bins"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def check_files(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, in
     places = [(shards, number) for shards in sets for number in range(len(shards))]
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         found = list(pool.map(lambda place: _check_shard(place[0], place[1], sums, tick), places))
-    _raise_all([error for error in found if isinstance(error, DataError)])
+    raise_all([error for error in found if isinstance(error, DataError)])
     token_sums = dict.fromkeys(index.splits, 0)
     for (shards, _), total in zip(places, found, strict=True):
         assert isinstance(total, int)
@@ -123,7 +123,7 @@ def _check_shard(shards: ShardSet, place: int, sums: TokenSums, tick: Tick) -> i
         if any(not np.array_equal(expected[side], np.concatenate(found[side])) for side in sides):
             what = "its lengths are not those of the documents"
             raise DataError(what, where=shard.lengths.name, fix=FIX)
-        digest = _hash_file(shards.folder / shard.name)
+        digest = hash_file(shards.folder / shard.name)
         tick(shard.num_bytes)
         if digest != shard.sha256:
             what = f"sha256 is {digest[:12]}, the index says {shard.sha256[:12]}"
@@ -166,7 +166,8 @@ def _contradiction(reader: ShardReader, what: str) -> DataError:
     return DataError(what, where=reader.name, fix=FIX)
 
 
-def _hash_file(path: Path) -> str:
+def hash_file(path: Path) -> str:
+    """Returns the SHA-256 of a file, hex. Raises: DataError."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -174,7 +175,8 @@ def _hash_file(path: Path) -> str:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=FIX) from None
 
 
-def _raise_all(errors: Sequence[DataError]) -> None:
+def raise_all(errors: Sequence[DataError]) -> None:
+    """Raises one error of all, if there are any."""
     if len(errors) == 1:
         raise errors[0]
     if errors:

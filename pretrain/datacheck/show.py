@@ -28,6 +28,7 @@ from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import LocatedTree
 from pretrain.data.mixture import SOURCE_BITS, source_of
 from pretrain.data.stream import SourceStreams, open_windows
+from pretrain.datacheck.image_data import FOLDER_MODEL, FOLDER_POSITIONS, ROWS, ImagesReport
 from pretrain.datacheck.reading import PADDED_ROWS, choose_packing, open_data
 from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, Stretch, describe_rows
 from pretrain.errors import ConfigError, DataError
@@ -35,7 +36,7 @@ from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import TokenRows
 from pretrain.run.folder import RunDir
 from pretrain.shards.dataset import Dataset
-from pretrain.shards.index import INDEX_NAME, LABELLED
+from pretrain.shards.index import IMAGES, INDEX_NAME, LABELLED
 from pretrain.shards.store import ShardStore, is_remote
 from pretrain.tokenizer import load_tokenizer, special_tokens_of
 from pretrain.utils.log import printable
@@ -50,6 +51,7 @@ OBJECTIVE_OF = {
     "records": "supervised",
     "classes": "classify",
     "tags": "tag",
+    "images": "images",
 }
 """Default objective of a shard folder, by its kind."""
 MODEL_OF = {"decoder": "llama-tiny", "encoder": "bert-tiny", "encoder+decoder": "t5-v1.1-tiny"}
@@ -69,7 +71,7 @@ class ReadingOptions:
     """Options of `pretrain data show`; None: the config's value, or the default."""
 
     position: int = 0
-    rows: int = 2
+    rows: int | None = None
     split: str = "train"
     source: str | None = None
     objective: str | None = None
@@ -110,7 +112,7 @@ class RowsReport:
         return {"kind": "rows", "path": self.name, "split": self.choice.split, "rows": rows}
 
 
-def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsReport:
+def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsReport | ImagesReport:
     """Reads rows of a shard folder, or of a config or run with overrides, and applies the objective.
 
     Raises:
@@ -120,9 +122,12 @@ def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsRep
     config = _config_of(what, overrides, choice)
     with open_data(DataConfig(path=what) if config is None else config.data) as (dataset, stores):
         config = fit_config(config or _folder_config(what, dataset, choice), dataset)
+        if dataset.index.kind == IMAGES:
+            rows = _read_rows(dataset, stores, config, choice, ROWS)
+            return ImagesReport(what, choice.split, choice.position, rows, dataset.index.labels)
         context = context_of_run(config, dataset)
         tokenizer = load_tokenizer(dataset.tokenizer_path)
-        rows = _read_rows(dataset, stores, config, choice)
+        rows = _read_rows(dataset, stores, config, choice, 2)
         shown = describe_rows(rows, config.objective, context, tokenizer, dataset.index.labels)
     names: tuple[str, ...] = ()
     if config.data.mixture and choice.split == "train":
@@ -131,8 +136,11 @@ def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsRep
     return RowsReport(what, choice, config, names, tuple(shown))
 
 
-def _read_rows(dataset: Dataset, stores: Sequence[ShardStore], config: RunConfig, choice: ReadingOptions) -> TokenRows:
-    positions = range(choice.position, choice.position + choice.rows)
+def _read_rows(
+    dataset: Dataset, stores: Sequence[ShardStore], config: RunConfig, choice: ReadingOptions, usual: int
+) -> TokenRows:
+    """Reads as many rows as asked for; None: as `usual`."""
+    positions = range(choice.position, choice.position + (choice.rows or usual))
     batch_rows = config.batch.rows
     if choice.split == "train":
         order = (config.data, config.lengths, batch_rows, config.seed)
@@ -187,6 +195,8 @@ def _folder_config(what: str, dataset: Dataset, choice: ReadingOptions) -> RunCo
     kind = dataset.index.kind
     objective = choice.objective or OBJECTIVE_OF[kind]
     seq_len = choice.seq_len or DEFAULT_SEQ_LEN
+    if kind == IMAGES:
+        seq_len = FOLDER_POSITIONS
     shapes = NEEDS[objective].shapes if objective in NEEDS else tuple(MODEL_OF)
     preset: dict[str, Any] = {
         "preset": MODEL_OF[shapes[0]],
@@ -194,11 +204,12 @@ def _folder_config(what: str, dataset: Dataset, choice: ReadingOptions) -> RunCo
     }
     if kind in LABELLED:
         preset |= {"head": {"kind": "labels"}, "tied_embeddings": False, "pooler": False}
-    model: dict[str, Any] = expand_preset(preset)
-    has_start = special_tokens_of(load_tokenizer(dataset.tokenizer_path)).start is not None
-    if choice.objective is None and kind == "pairs" and not has_start:
-        # A run would be refused, but its data look the same.
-        model["special_tokens"] = {"start": dataset.index.eos_id}
+    model: dict[str, Any] = expand_preset(FOLDER_MODEL if kind == IMAGES else preset)
+    if choice.objective is None and kind == "pairs":
+        tokenizer = load_tokenizer(dataset.tokenizer_path)
+        if special_tokens_of(tokenizer).start is None:
+            # A run would be refused, but its data look the same.
+            model["special_tokens"] = {"start": dataset.index.eos_id}
     values = {
         "run": {"name": "show"},
         "data": {

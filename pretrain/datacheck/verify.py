@@ -18,12 +18,13 @@ from rich.progress import Progress
 
 from pretrain.config.data import DataConfig
 from pretrain.datacheck.hash import TokenSums
+from pretrain.datacheck.image_data import print_image_proof, verify_images
 from pretrain.datacheck.reading import Order, ReadingPlan, open_data, plan_reading
 from pretrain.datacheck.replay import Reading, not_exactly_once, read_course
 from pretrain.datacheck.shard_files import check_files, check_with_webdataset, shard_totals
 from pretrain.datacheck.stats_text import print_table
 from pretrain.errors import ConfigError
-from pretrain.shards.index import data_hash
+from pretrain.shards.index import IMAGES, data_hash
 from pretrain.utils.status_line import transient_bar
 from pretrain.utils.units import plural
 
@@ -55,8 +56,11 @@ def verify(
     world_sizes: Sequence[int] = WORLD_SIZES,
     restarts: int = RESTARTS,
     max_samples: int | None = None,
+    decode: bool = False,
 ) -> dict[str, Any]:
     """Returns the proof of a shard folder and its stream, as JSON. Draws a progress bar on a terminal.
+
+    Of images, every file is checked, and decoded where asked for; the rest is of tokens.
 
     Costs a CRC32 and a SHA-256 of every byte, and the reading of an epoch for each world size and
     once more. Bins of documents are made and kept in the folder, as by a run.
@@ -69,6 +73,15 @@ def verify(
     with open_data(DataConfig(path=path)) as (dataset, (store,)), transient_bar() as bar:
         index = dataset.index
         files = bar.add_task("files", total=2 * shard_totals(*index.splits.values())["bytes"])
+        facts = {
+            "kind": "proof",
+            "path": path,
+            "data_sha256": data_hash(index),
+            "data_kind": index.kind,
+            **shard_totals(*index.splits.values()),
+        }
+        if index.kind == IMAGES:
+            return facts | verify_images(store, index, order, partial(bar.advance, files), decode=decode)
         token_sums = check_files(store, index, partial(bar.advance, files))
         num_samples = check_with_webdataset(store, index)
         sums = TokenSums(index.vocab_size)
@@ -80,12 +93,7 @@ def verify(
             is_whole &= limit == course.num_rows
             readings = _read_all(course, limit, sizes, restarts, sums, bar)
             courses.append(_describe_course(course, readings))
-    return {
-        "kind": "proof",
-        "path": path,
-        "data_sha256": data_hash(index),
-        "data_kind": index.kind,
-        **shard_totals(*index.splits.values()),
+    return facts | {
         "webdataset_samples": num_samples,
         "order": asdict(order),
         "courses": courses,
@@ -148,6 +156,9 @@ def _describe_course(course: ReadingPlan, readings: Sequence[Reading]) -> dict[s
 
 def print_proof(proof: dict[str, Any]) -> None:
     """Prints the proof, a table for each course; the last line is the verdict."""
+    if proof["data_kind"] == IMAGES:
+        print_image_proof(proof)
+        return
     totals = ", ".join(plural(proof[f"{what}s"], what) for what in ("shard", "member", "byte"))
     print(f"{proof['path']}: {totals}: sizes, CRC32 and sha256 are those of the index")
     print(f"webdataset reads the {proof['webdataset_samples']:,} members of the first shard of each split alike")

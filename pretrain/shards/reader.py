@@ -226,6 +226,10 @@ class ShardSet:
         """Returns the tokens of each document, uint32, without the shard. Raises: DataError."""
         return self._lengths(number)[:, int(side == "source")]
 
+    def sizes(self, number: int) -> np.ndarray:
+        """Returns width and height of each image, uint32 [images, 2], without the shard. Raises: DataError."""
+        return self._lengths(number)[:, 1:]
+
     def _open(self, number: int) -> ShardReader:
         shard = self.split.shards[number]
         self.store.path(shard.name)

@@ -43,6 +43,7 @@ class ImageFile:
 
     Attributes:
         suffix: Usual suffix of its format, without a dot.
+        mode: Mode of its pixels as stored, by Pillow's name.
         width: Columns of pixels, upright.
         height: Rows of pixels, upright.
     """
@@ -68,6 +69,7 @@ class ImageFile:
             what = f"not an image in a format that is read ({known})"
             raise self._unreadable(what, error) from None
         self.suffix = FORMATS[str(self._image.format)]
+        self.mode = self._image.mode
         if is_animated:
             what = "an animation, of which no frame stands for all"
             raise DataError(what, where=where, fix="save one frame of it")

@@ -1,0 +1,245 @@
+"""Data of images under `pretrain data`: a contact sheet, statistics, and the check of every file.
+
+    show    rows, as augmented  ->  ImagesReport  ->  a PNG of all, with their labels; facts for --json
+    stats   headers             ->  images of each class, sizes, formats, modes
+    verify  every byte          ->  CRC32 of images, SHA-256 of tars, sizes, labels; decoded where asked for
+
+Not here: configs and rows of them (show.py).
+"""
+
+import io
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pretrain.data.order import SampleOrder
+from pretrain.datacheck.reading import Order
+from pretrain.datacheck.shard_files import FIX, MAX_THREADS, Tick, hash_file, raise_all, shard_totals
+from pretrain.datacheck.stats_text import print_table
+from pretrain.errors import ConfigError, DataError
+from pretrain.rows import TokenRows
+from pretrain.shards.index import DataIndex
+from pretrain.shards.reader import ShardSet
+from pretrain.shards.store import ShardStore
+from pretrain.utils.image_file import SUFFIXES, ImageFile
+from pretrain.utils.io import make_dir, write_file
+from pretrain.utils.log import printable
+from pretrain.utils.units import plural
+
+ROWS = 32
+"""Images of a sheet, where no number is given."""
+LEAST_CELL = 96
+"""Least side of an image on a sheet, in pixels: smaller ones are enlarged by a whole number."""
+CAPTION = 26
+GAP = 6
+MAX_CLASSES = 20
+"""Classes that are printed; of more, the largest."""
+FOLDER_MODEL = {"preset": "vit-tiny", "input": {"image": 96, "size": 16}}
+"""A model whose input stands for that of a run, for a folder without a config."""
+FOLDER_POSITIONS = 37
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesReport:
+    """Images of `name` as a model reads them, from a position of a split on."""
+
+    name: str
+    split: str
+    position: int
+    rows: TokenRows
+    labels: tuple[str, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the output of `--json`."""
+        rows = [{"position": self.position + place, **row} for place, row in enumerate(self._rows())]
+        return {"kind": "images", "path": self.name, "split": self.split, "rows": rows}
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        rows = self.rows
+        assert rows.labels is not None
+        for place, label in enumerate(rows.labels[:, 0].tolist()):
+            shares = {}
+            if label >= 0:
+                shares[self.labels[label]] = 1.0
+                second, share = (0, 0.0) if rows.mixed is None else rows.mixed[place].tolist()
+                if share:
+                    shares[self.labels[label]] -= share
+                    shares[self.labels[int(second)]] = shares.get(self.labels[int(second)], 0.0) + share
+            yield {"sample": int(rows.sample_ids[place]), "labels": shares}
+
+    def write(self, path: Path) -> str:
+        """Writes the contact sheet; returns a line about it. Raises: ConfigError, DiskError."""
+        from PIL import Image, ImageDraw, ImageFont
+
+        if path.suffix.lower() != ".png":
+            raise ConfigError(f"--output {path.name}: a contact sheet is a .png", fix="name it so")
+        pixels = self.rows.pixels
+        assert pixels is not None and len(pixels)
+        side = pixels.shape[-1]
+        cell = side * math.ceil(LEAST_CELL / side)
+        columns = math.ceil(math.sqrt(len(pixels)))
+        lines = -(-len(pixels) // columns)
+        size = (columns * (cell + GAP) + GAP, lines * (cell + CAPTION + GAP) + GAP)
+        sheet = Image.new("RGB", size, "white")
+        draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=10)
+        for place, (image, row) in enumerate(zip(pixels, self._rows(), strict=True)):
+            down, across = divmod(place, columns)
+            left, top = GAP + across * (cell + GAP), GAP + down * (cell + CAPTION + GAP)
+            seen = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
+            sheet.paste(seen.resize((cell, cell), Image.Resampling.NEAREST), (left, top))
+            names = [f"{printable(name)} {share:.0%}" if share < 1 else printable(name)
+                     for name, share in row["labels"].items()]  # fmt: skip
+            for line, text in enumerate(names or ["cannot be read"]):
+                while draw.textlength(text, font) > cell:
+                    text = text[:-4] + "..." if len(text) > 4 else ""
+                draw.text((left, top + cell + 12 * line), text, "black", font)
+        out = io.BytesIO()
+        sheet.save(out, "PNG")
+        make_dir(path.parent)
+        write_file(path, out.getvalue())
+        what = f"{plural(len(pixels), 'image')} of {self.split} from position {self.position}"
+        return f"{path}: {what}, {side} x {side} pixels, as the model reads them"
+
+
+def count_images(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, Any]:
+    """Reads the headers of all images; returns the facts of each split. Raises: DataError."""
+    found = {}
+    for name, split in index.splits.items():
+        shards = ShardSet(store, index, name)
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
+            counts = list(pool.map(partial(_count_shard, shards, tick), range(len(shards))))
+        labels = sum((labels for labels, _, _ in counts), Counter[int]())
+        kinds = sum((kinds for _, kinds, _ in counts), Counter[tuple[str, str]]())
+        sizes = np.concatenate([sizes for _, _, sizes in counts])
+        found[name] = {
+            "images": split.num_documents,
+            **shard_totals(split),
+            "classes": {label: labels[number] for number, label in enumerate(index.labels)},
+            "sizes": {
+                side: dict(zip(("min", "median", "max"), values, strict=True))
+                for side, values in zip(("width", "height"), _quantiles(sizes), strict=True)
+            },
+            "kinds": {f"{suffix} {mode}": count for (suffix, mode), count in kinds.most_common()},
+        }
+    return found
+
+
+def _quantiles(sizes: np.ndarray) -> list[list[int]]:
+    return np.quantile(sizes, (0.0, 0.5, 1.0), axis=0, method="lower").T.tolist()
+
+
+def _count_shard(shards: ShardSet, tick: Tick, place: int) -> tuple[Counter[int], Counter[tuple[str, str]], np.ndarray]:
+    """Returns the images of a shard by label, by format and mode, and their sizes, int64 [N, 2]."""
+    labels, kinds = Counter[int](), Counter[tuple[str, str]]()
+    sizes = []
+    for file, label in _files(shards, place):
+        labels[label] += 1
+        kinds[file.suffix, file.mode] += 1
+        sizes.append((file.width, file.height))
+    tick(shards.split.shards[place].num_bytes)
+    return labels, kinds, np.array(sizes)
+
+
+def _files(shards: ShardSet, place: int) -> Iterator[tuple[ImageFile, int]]:
+    """Yields the images of a shard, headers read, and their labels. Raises: DataError."""
+    reader = shards.reader(place)
+    for number in range(shards.split.shards[place].num_members):
+        content, label = reader.image(number)
+        yield ImageFile(content, f"{reader.name}, {reader.image_name(number)}"), label
+
+
+def print_image_stats(facts: dict[str, Any]) -> None:
+    """Prints the output of `count_data` of images, split by split."""
+    print(f"{facts['path']}: images of {plural(len(next(iter(facts['splits'].values()))['classes']), 'class')}")
+    for name, split in facts["splits"].items():
+        print(f"\n{name}: {plural(split['images'], 'image')}, {plural(split['shards'], 'shard')}")
+        sizes = split["sizes"].items()
+        rows = [(side, *(f"{value:,}" for value in values.values())) for side, values in sizes]
+        print_table(("pixels", "min", "median", "max"), rows, left=0)
+        kinds = [(kind, f"{count:,}") for kind, count in split["kinds"].items()]
+        print_table(("format, mode", "images"), kinds, left=0)
+        classes = sorted(split["classes"].items(), key=lambda item: -item[1])
+        shown = classes[:MAX_CLASSES]
+        print_table(("class", "images"), [(printable(label), f"{count:,}") for label, count in shown], left=0)
+        if len(classes) > MAX_CLASSES:
+            print(f"and {len(classes) - MAX_CLASSES} more classes, the smallest of {classes[-1][1]:,}")
+
+
+def verify_images(store: ShardStore, index: DataIndex, order: Order, tick: Tick, *, decode: bool) -> dict[str, Any]:
+    """Checks every byte, size and label, and that the order has each image once. Raises: DataError.
+
+    `decode`: every image is decoded too. `tick` is called with the bytes that were read, twice each.
+    """
+    sets = [ShardSet(store, index, name) for name in index.splits]
+    places = [(shards, number) for shards in sets for number in range(len(shards))]
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
+        errors = list(pool.map(lambda place: _check_shard(place[0], place[1], tick, decode=decode), places))
+    raise_all([error for error in errors if error is not None])
+    num_images = index.split("train").num_documents
+    cut = {"lanes": order.lanes, "block_samples": order.block_samples}
+    samples = SampleOrder(num_images, 1, seed=order.seed, **cut).samples(range(num_images))
+    if not np.array_equal(np.sort(samples), np.arange(num_images)):
+        raise DataError("an epoch does not have every image once", where="train", fix="report this")
+    return {
+        "images": sum(split.num_documents for split in index.splits.values()),
+        "decoded": decode,
+        "webdataset_samples": sum(_check_with_webdataset(shards) for shards in sets),
+    }
+
+
+def _check_shard(shards: ShardSet, place: int, tick: Tick, *, decode: bool) -> DataError | None:
+    """Returns the first damage of a shard."""
+    shard = shards.split.shards[place]
+    try:
+        lengths = shards.lengths(place)
+        sizes = shards.sizes(place)
+        for number, (file, label) in enumerate(_files(shards, place)):
+            if label >= len(shards.index.labels):
+                what = f"image {number} has label {label} of {len(shards.index.labels)}"
+                raise DataError(what, where=shard.name, fix=FIX)
+            if lengths[number] != 1 or (file.width, file.height) != tuple(sizes[number].tolist()):
+                what = f"the size of image {number} is not that of the file"
+                raise DataError(what, where=shard.lengths.name, fix=FIX)
+            if decode:
+                file.decode(channels=3)
+            tick(shard.num_bytes / shard.num_members)
+        digest = hash_file(shards.folder / shard.name)
+        tick(shard.num_bytes)
+        if digest != shard.sha256:
+            what = f"sha256 is {digest[:12]}, the index says {shard.sha256[:12]}, although every image is intact"
+            raise DataError(what, where=shard.name, fix=FIX)
+    except DataError as error:
+        return error
+    return None
+
+
+def _check_with_webdataset(shards: ShardSet) -> int:
+    """Compares the first shard with what webdataset reads; returns the number of samples."""
+    import webdataset  # imports torch where it is installed: seconds
+
+    reader, num_samples = shards.reader(0), 0
+    urls = [str((shards.folder / shards.split.shards[0].name).absolute())]
+    for sample in webdataset.WebDataset(urls, shardshuffle=False, empty_check=False):
+        images = [value for kind, value in sample.items() if f".{kind}" in SUFFIXES]
+        if images != [bytes(reader.image(num_samples)[0])]:
+            what = f"webdataset reads another image in sample {num_samples}"
+            raise DataError(what, where=reader.name, fix=FIX)
+        num_samples += 1
+    return num_samples
+
+
+def print_image_proof(proof: dict[str, Any]) -> None:
+    """Prints the output of `verify_images`."""
+    totals = ", ".join(plural(proof[f"{what}s"], what) for what in ("shard", "image", "byte"))
+    decoded = ", and every image decodes" if proof["decoded"] else ""
+    print(f"{proof['path']}: {totals}: sizes, CRC32 and sha256 are those of the index{decoded}")
+    print(f"webdataset reads the {proof['webdataset_samples']:,} images of the first shard of each split alike")
+    print("exactly once: yes")
