@@ -1,6 +1,6 @@
-"""Augmentation of pixels beyond crop and flip, each a pure function of (seed, sample) and its images.
+"""Augmentation of pixels beyond crop and flip: pure functions of (seed, sample) and images.
 
-    crop, mirrored  --RandAugment-->  --erase-->  uint8 [C, Y, X]  --mixup or cutmix-->  pixels, two labels
+    crop, mirrored  --RandAugment, erase-->  uint8 [C, Y, X]  --mixup, cutmix-->  two labels
 
 Random numbers are drawn by purpose (`utils/rng.py`), so that switching one augmentation on leaves
 those of the others alone. The image that is mixed in is chosen by the stream (image_stream.py).
@@ -111,7 +111,7 @@ class Mix(NamedTuple):
 
 
 def draw_mix(config: ImagesConfig, side: int, seed: int, sample: int) -> Mix | None:
-    """Draws mixup (Zhang et al. 2018) or cutmix (Yun et al. 2019); of both, one by a coin. None: neither."""
+    """Draws mixup (Zhang et al. 2018) or cutmix (Yun et al. 2019), of both either. None: none is on."""
     if not (config.mixup or config.cutmix):
         return None
     coin, *numbers, across, down = draw_uniform("image mix", seed, np.array([sample]), 5)[0].tolist()
@@ -126,7 +126,7 @@ def draw_mix(config: ImagesConfig, side: int, seed: int, sample: int) -> Mix | N
 
 
 def symmetric_beta(alpha: float, first: float, second: float) -> float:
-    """Returns a number of Beta(alpha, alpha) from two uniform ones (by Student's t: Bailey 1994)."""
+    """Returns a number of Beta(alpha, alpha) from two uniform ones (Bailey 1994)."""
     power = (1 - first) ** (1 / alpha)
     square = math.cos(2 * math.pi * second) ** 2
     root = math.sqrt((1 - power) * square / (power + (1 - power) * square))

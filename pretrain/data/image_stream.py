@@ -228,7 +228,7 @@ class ImageStream:
 
 
 def render(file: ImageFile, view: View, channels: int, side: int, interpolation: str) -> "Image":
-    """Decodes the part of an image that a view shows, [side, side], mode L or RGB. Raises: DataError."""
+    """Decodes what a view shows, [side, side], mode L or RGB. Raises: DataError."""
     from PIL.Image import Resampling, Transpose
 
     image = file.decode(channels, view.shrink(file.width, side))
@@ -274,7 +274,7 @@ class _ImageRows:
         self._num_tokens[row] = self._labels.shape[1]
 
     def mix(self, config: ImagesConfig, seed: int) -> None:
-        """Mixes neighbours into each other, an even number of rows; one without a neighbour stays."""
+        """Mixes neighbours, of an even number of rows; one without a neighbour stays."""
         pixels, labels = self._pixels.copy(), self._labels[:, 0].copy()
         self._mixed = np.stack([labels, np.zeros_like(labels)], axis=1).astype(np.float32)
         for row, sample in enumerate(self._samples.tolist()):

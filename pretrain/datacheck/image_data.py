@@ -1,8 +1,8 @@
 """Data of images under `pretrain data`: a contact sheet, statistics, and the check of every file.
 
-    show    rows, as augmented  ->  ImagesReport  ->  a PNG of all, with their labels; facts for --json
+    show    rows, as augmented  ->  ImagesReport  ->  a PNG of all, with labels; facts for --json
     stats   headers             ->  images of each class, sizes, formats, modes
-    verify  every byte          ->  CRC32 of images, SHA-256 of tars, sizes, labels; decoded where asked for
+    verify  every byte          ->  CRC32 of images, SHA-256 of tars, sizes, labels; pixels if asked
 
 Not here: configs and rows of them (show.py).
 """
@@ -59,7 +59,7 @@ class ImagesReport:
 
     def facts(self) -> dict[str, Any]:
         """Returns the output of `--json`."""
-        rows = [{"position": self.position + place, **row} for place, row in enumerate(self._rows())]
+        rows = [{"position": place, **row} for place, row in enumerate(self._rows(), self.position)]
         return {"kind": "images", "path": self.name, "split": self.split, "rows": rows}
 
     def _rows(self) -> Iterator[dict[str, Any]]:
@@ -71,8 +71,9 @@ class ImagesReport:
                 shares[self.labels[label]] = 1.0
                 second, share = (0, 0.0) if rows.mixed is None else rows.mixed[place].tolist()
                 if share:
+                    other = self.labels[int(second)]
                     shares[self.labels[label]] -= share
-                    shares[self.labels[int(second)]] = shares.get(self.labels[int(second)], 0.0) + share
+                    shares[other] = shares.get(other, 0.0) + share
             yield {"sample": int(rows.sample_ids[place]), "labels": shares}
 
     def write(self, path: Path) -> str:
@@ -158,7 +159,8 @@ def _files(shards: ShardSet, place: int) -> Iterator[tuple[ImageFile, int]]:
 
 def print_image_stats(facts: dict[str, Any]) -> None:
     """Prints the output of `count_data` of images, split by split."""
-    print(f"{facts['path']}: images of {plural(len(next(iter(facts['splits'].values()))['classes']), 'class')}")
+    classes = facts["splits"]["train"]["classes"]
+    print(f"{facts['path']}: images of {plural(len(classes), 'class')}")
     for name, split in facts["splits"].items():
         print(f"\n{name}: {plural(split['images'], 'image')}, {plural(split['shards'], 'shard')}")
         sizes = split["sizes"].items()
@@ -167,8 +169,8 @@ def print_image_stats(facts: dict[str, Any]) -> None:
         kinds = [(kind, f"{count:,}") for kind, count in split["kinds"].items()]
         print_table(("format, mode", "images"), kinds, left=0)
         classes = sorted(split["classes"].items(), key=lambda item: -item[1])
-        shown = classes[:MAX_CLASSES]
-        print_table(("class", "images"), [(printable(label), f"{count:,}") for label, count in shown], left=0)
+        shown = [(printable(label), f"{count:,}") for label, count in classes[:MAX_CLASSES]]
+        print_table(("class", "images"), shown, left=0)
         if len(classes) > MAX_CLASSES:
             print(f"and {len(classes) - MAX_CLASSES} more classes, the smallest of {classes[-1][1]:,}")
 
@@ -176,7 +178,7 @@ def print_image_stats(facts: dict[str, Any]) -> None:
 def verify_images(store: ShardStore, index: DataIndex, order: Order, tick: Tick, *, decode: bool) -> dict[str, Any]:
     """Checks every byte, size and label, and that the order has each image once. Raises: DataError.
 
-    `decode`: every image is decoded too. `tick` is called with the bytes that were read, twice each.
+    `decode`: every image is decoded too. `tick` is called with the bytes that were read.
     """
     sets = [ShardSet(store, index, name) for name in index.splits]
     places = [(shards, number) for shards in sets for number in range(len(shards))]
@@ -214,7 +216,8 @@ def _check_shard(shards: ShardSet, place: int, tick: Tick, *, decode: bool) -> D
         digest = hash_file(shards.folder / shard.name)
         tick(shard.num_bytes)
         if digest != shard.sha256:
-            what = f"sha256 is {digest[:12]}, the index says {shard.sha256[:12]}, although every image is intact"
+            what = f"sha256 is {digest[:12]}, the index says {shard.sha256[:12]}"
+            what += ", although every image is intact"
             raise DataError(what, where=shard.name, fix=FIX)
     except DataError as error:
         return error
@@ -241,5 +244,6 @@ def print_image_proof(proof: dict[str, Any]) -> None:
     totals = ", ".join(plural(proof[f"{what}s"], what) for what in ("shard", "image", "byte"))
     decoded = ", and every image decodes" if proof["decoded"] else ""
     print(f"{proof['path']}: {totals}: sizes, CRC32 and sha256 are those of the index{decoded}")
-    print(f"webdataset reads the {proof['webdataset_samples']:,} images of the first shard of each split alike")
+    alike = f"{proof['webdataset_samples']:,} images of the first shard of each split alike"
+    print(f"webdataset reads the {alike}")
     print("exactly once: yes")

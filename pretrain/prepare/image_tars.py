@@ -1,9 +1,9 @@
-"""Webdataset tars of images that others made, indexed where they are: none of their bytes is copied.
+"""Webdataset tars of images that others made, indexed where they are, without a copy.
 
-    photos-000.tar     a/1.jpg, a/1.cls, ...: members whose names agree up to the first dot are a sample
+    photos-000.tar     a/1.jpg, a/1.cls, ...: names that agree up to the first dot are a sample
       -> read once, forward: SHA-256 of the tar, CRC32, decoding and label of each image
       -> SPLIT/part-00007-0000-photos-000.tar    a link to it; of an address, its URL in the index
-      -> .lengths.npy beside it, parts/part-00007-0000-photos-000.npy with labels as the part numbers them
+      -> .lengths.npy beside it, parts/....npy with labels as the part numbers them
       -> index_labels: SPLIT/....idx.npy, once the labels of all parts are known
 
 The image is .jpg, .jpeg, .png, .webp or another of `SUFFIXES`; the label .cls (a number or a name),
@@ -40,6 +40,7 @@ from pretrain.utils.units import plural
 
 LABEL_KINDS = ("cls", "json", "txt")
 MAX_LABEL_CHARS = 200
+OWN_KEY = "give each sample a key of its own, and its members in a row"
 
 
 class _Hashed:
@@ -66,17 +67,18 @@ class _Sample(NamedTuple):
 
 
 def split_tars(config: PrepareConfig, files: Sequence[InputFile], rule: SplitRule) -> dict[str, str]:
-    """Returns the split of each tar by its path: as given, by names such as `val`, or by a hash of the names."""
+    """Returns the split of each tar by path: as given, by names such as `val`, or by a hash."""
     given = [config.inputs[file.input].split for file in files]
     named = [is_validation(file.path) for file in files]
     if any(given) or 0 < sum(named) < len(files):
         held_out = {file.path for file, split, is_named in zip(files, given, named, strict=True)
                     if split == VALIDATION or (split is None and is_named)}  # fmt: skip
     else:
-        wanted = max(1, round(rule.fraction * len(files))) if rule.fraction and len(files) > 1 else 0
+        can_hold_out = rule.fraction > 0 and len(files) > 1
+        wanted = max(1, round(rule.fraction * len(files))) if can_hold_out else 0
         names = {file.path: Path(file.path).name.encode() for file in files}
-        ordered = sorted(names, key=lambda path: hashlib.blake2b(names[path], salt=rule.salt).digest())
-        held_out = set(ordered[:wanted])
+        hashes = {path: hashlib.blake2b(name, salt=rule.salt).digest() for path, name in names.items()}
+        held_out = set(sorted(names, key=hashes.__getitem__)[:wanted])
     return {file.path: VALIDATION if file.path in held_out else TRAIN for file in files}
 
 
@@ -90,7 +92,7 @@ def index_part(config: PrepareConfig, splits: dict[str, str], part: InputPart, r
             stem = re.sub(r"[^A-Za-z0-9_-]", "_", Path(file.path).stem)[:100]
             split = splits[file.path]
             tar = make_dir(folder / split) / f"{part.name}-{number:04d}-{stem}.tar"
-            made += [tar, tar.with_suffix(".lengths.npy"), folder / PARTS_DIR / f"{tar.stem}.npy"]
+            made += [tar, tar.with_suffix(".lengths.npy"), _part_table(tar)]
             shard = _index_tar(config.inputs[file.input], file, tar, record, report)
             record.splits[split].shards.append(shard)
             if file.is_remote:
@@ -102,6 +104,10 @@ def index_part(config: PrepareConfig, splits: dict[str, str], part: InputPart, r
             path.unlink(missing_ok=True)
         raise
     write_record(folder, part, record)
+
+
+def _part_table(tar: Path) -> Path:
+    return tar.parent.parent / PARTS_DIR / f"{tar.stem}.npy"
 
 
 def _link(link: Path, target: Path) -> None:
@@ -117,7 +123,8 @@ def _index_tar(config: InputConfig, file: InputFile, tar: Path, record: PartReco
     table, sizes = [], []
     with InputStream(file) as stream:
         hashed = _Hashed(stream.plain)
-        for sample, num_bytes in _read_samples(TarReader(cast(BinaryIO, hashed), file.shown), file.shown, config):
+        tar_reader = TarReader(cast(BinaryIO, hashed), file.shown)
+        for sample, num_bytes in _read_samples(tar_reader, file.shown, config):
             record.labels.setdefault(sample.label, f"{file.shown}, sample {sample.key!r}")
             label = list(record.labels).index(sample.label)
             record.splits[tar.parent.name].num_labelled[label] += 1
@@ -132,7 +139,7 @@ def _index_tar(config: InputConfig, file: InputFile, tar: Path, record: PartReco
         name=f"{tar.parent.name}/{tar.name}",
         num_bytes=file.size,
         sha256=hashed.sha256.hexdigest(),
-        table=write_sidecar(tar.parent.parent / PARTS_DIR / f"{tar.stem}.npy", np.array(table, dtype="<i8")),
+        table=write_sidecar(_part_table(tar), np.array(table, dtype="<i8")),
         lengths=write_sidecar(tar.with_suffix(".lengths.npy"), np.array(sizes, dtype="<u4")),
         **counts,
     )
@@ -147,7 +154,7 @@ def _read_samples(tar: TarReader, name: str, config: InputConfig) -> Iterator[tu
         where = f"{name}, sample {key!r}"
         if key in keys:
             what = "the key comes twice, with other samples in between"
-            raise DataError(what, where=where, fix="give each sample a key of its own, and its members in a row")
+            raise DataError(what, where=where, fix=OWN_KEY)
         keys.add(key)
         yield _read_sample(tar, key, members, where, config), tar.position - before
         before = tar.position
@@ -159,7 +166,7 @@ def _read_sample(tar: TarReader, key: str, members: Iterator[TarMember], where: 
     for member in members:
         kind = split_name(member.path)[1]
         if kind in places:
-            raise DataError(f"two members .{kind}", where=where, fix="give each sample a key of its own")
+            raise DataError(f"two members .{kind}", where=where, fix=OWN_KEY)
         places[kind] = tar.position
         if f".{kind}" in SUFFIXES or kind in LABEL_KINDS:
             if member.size > config.max_document_bytes:
@@ -170,12 +177,14 @@ def _read_sample(tar: TarReader, key: str, members: Iterator[TarMember], where: 
     images = [kind for kind in bodies if f".{kind}" in SUFFIXES]
     has = ", ".join(f".{kind}" for kind in places)
     if len(images) != 1:
-        what = f"{plural(len(images), 'image') if images else 'no image'} in a sample (it has {has})"
+        count = plural(len(images), "image") if images else "no image"
+        what = f"{count} in a sample (it has {has})"
         raise DataError(what, where=where, fix=f"give each sample one of {' '.join(SUFFIXES)}")
     (kind,) = images
     label = _label_of(bodies, where, config.label_field)
     if label is None:
-        fix = f"give it a .cls, a .json with {config.label_field!r} (label_field of an input), or a .txt"
+        field = f"{config.label_field!r} (label_field of an input)"
+        fix = f"give it a .cls, a .json with {field}, or a .txt"
         raise DataError(f"a sample without a label (it has {has})", where=where, fix=fix)
     image = ImageFile(bodies[kind], f"{where}, .{kind}")
     image.decode(channels=3)
@@ -198,13 +207,14 @@ def _label_of(bodies: dict[str, bytes], where: str, field: str) -> str | None:
             continue
         if type(label) not in (str, int) or not 0 < len(str(label)) <= MAX_LABEL_CHARS:
             what = f".{kind}: {str(label)[:40]!r} is no label"
-            raise DataError(what, where=where, fix=f"give a number or a name of up to {MAX_LABEL_CHARS} characters")
+            fix = f"give a number or a name of up to {MAX_LABEL_CHARS} characters"
+            raise DataError(what, where=where, fix=fix)
         return str(label)
     return None
 
 
 def find_labels(config: PrepareConfig, records: Sequence[PartRecord]) -> LabelSet:
-    """Returns the names of the classes: those given, or the sorted labels of all parts. Raises: DataError."""
+    """Returns the classes: those given, or the sorted labels of all parts. Raises: DataError."""
     counts, places = count_labels(records)
     check_class_sizes(counts, places, "give images with other labels")
     if not config.labels:
@@ -246,7 +256,7 @@ def check_class_sizes(counts: Counter[str], places: dict[str, str], fix: str) ->
 
 
 def index_labels(folder: Path, labels: LabelSet, records: Sequence[PartRecord]) -> list[PartRecord]:
-    """Writes the tables of all tars with the numbers of the labels; returns the records with these."""
+    """Writes the tables of all tars, with the numbers of labels; returns such records."""
     finished = []
     for record in records:
         numbers = [_find(labels, label) or 0 for label in record.labels]
@@ -262,7 +272,7 @@ def index_labels(folder: Path, labels: LabelSet, records: Sequence[PartRecord]) 
 
 
 def remove_part_tables(folder: Path) -> None:
-    """Removes the tables with the numbers of single parts, which a finished folder does not need."""
+    """Removes the tables of single parts, which a finished folder does not need."""
     for path in (folder / PARTS_DIR).glob("*.npy"):
         path.unlink()
 

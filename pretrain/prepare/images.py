@@ -97,7 +97,7 @@ def prepare_images(
 
 
 def list_images(config: PrepareConfig) -> list[InputFile]:
-    """Lists the images of all inputs, mixed by a hash of their names, so that a shard has all classes; or the tars.
+    """Lists the images of all inputs, mixed by a hash of their names: a shard has all classes; or the tars.
 
     Raises: ConfigError, DataError: No images, or both images and tars.
     """
@@ -118,7 +118,8 @@ def list_images(config: PrepareConfig) -> list[InputFile]:
             else:
                 others.append(path)
     if images and tars:
-        what = f"{plural(len(images), 'image')} beside {plural(len(tars), 'tar')}, which are read in other ways"
+        both = f"{plural(len(images), 'image')} beside {plural(len(tars), 'tar')}"
+        what = f"{both}, which are read in other ways"
         raise DataError(what, where=min(images), fix="give folders of classes or tars, not both")
     if not images and not tars:
         where = ", ".join(without_secrets(root) for one in config.inputs for root in one.paths) or "--input"
@@ -240,7 +241,8 @@ def _write_index(
         raise DataError(what, fix=fix)
     # One id, of the token that stands for each vector of an image: they have no tokenizer.
     index = DataIndex("", 1, "uint16", eos_id=0, splits=splits, kind=IMAGES, labels=labels.names)
-    index = replace(index, tars={name: address for record in records for name, address in record.tars.items()})
+    for record in records:
+        index.tars.update(record.tars)
     described = {}
     for name, split in splits.items():
         described[name] = _describe_split(job.folder, split, counts[name], labels)

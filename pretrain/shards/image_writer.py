@@ -111,7 +111,7 @@ class ImageShardWriter:
 
 
 def write_sidecar(path: Path, values: np.ndarray) -> Sidecar:
-    """Writes an array [rows, columns] below a shard folder, DIR/SPLIT/NAME; returns its entry. Raises: DiskError."""
+    """Writes an array [rows, columns] as DIR/SPLIT/NAME; returns its entry. Raises: DiskError."""
     content = npy_bytes(values)
     write_file(path, content)
     return Sidecar(f"{path.parent.name}/{path.name}", zlib.crc32(content), values.shape[1])

@@ -162,7 +162,7 @@ class DataIndex:
     kind: str = "text"
     labels: tuple[str, ...] = ()  # names, by their number in the shards
     begin_id: Count | None = None  # begins each document of a kind in BEGUN; None: nothing does
-    # Addresses of tars that are not in the folder, by name: those that others made, read where they are.
+    # Addresses of tars that others made, by name: they are not in the folder.
     tars: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -286,9 +286,10 @@ def _checked(index: DataIndex) -> DataIndex:
 
 
 def check_shards(folder: Path, index: DataIndex, split: str | None = None) -> None:
-    """Checks the sizes of a split's files (None: of all) in the folder, one `stat` each. Raises: DataError."""
+    """Checks the sizes of a split's files (None: of all), one `stat` each. Raises: DataError."""
     splits = index.splits.values() if split is None else [index.split(split)]
-    files = [file for part in splits for shard in part.shards for file in shard.files if file.name not in index.tars]
+    listed = (file for part in splits for shard in part.shards for file in shard.files)
+    files = [file for file in listed if file.name not in index.tars]
     bad = []
     for file in files:
         path = folder / file.name

@@ -158,7 +158,7 @@ class RemoteStore:
             raise WaitStoppedError from None
 
     def _address_of(self, name: str) -> str:
-        """Returns the address of a file: of the folder, or of a tar that was indexed where it is."""
+        """Returns the address of a file; a tar that others made has its own."""
         return self._index.tars.get(name, f"{self._url}/{name}")
 
     def _let_go(self) -> None:
