@@ -6,14 +6,18 @@ it is filled in for a world of one.
 """
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pretrain.errors import ConfigError
 from pretrain.utils.net import listen_on_loopback, reserved_port
+
+if TYPE_CHECKING:
+    from torch import Tensor, cuda
 
 _of_this_process = contextlib.ExitStack()
 """Closed at the end of the process."""
@@ -106,14 +110,58 @@ def all_reduce_sum(values: Any) -> Any:
     return values
 
 
-def start_all_reduce_sum(values: Any) -> Callable[[], None]:
-    """Begins to sum a tensor over the ranks, in place; returns the function that waits for it."""
+def start_all_reduce_sum(values: "Tensor") -> Callable[[], "Tensor"]:
+    """Begins to sum a tensor over the ranks, in place; returns the function that waits for the sums on the host.
+
+    On CUDA they are summed and copied on a stream of their own, so that neither waits for what is
+    queued after this call.
+    """
+    import torch
     import torch.distributed as td
 
-    if not is_distributed():
-        return lambda: None
-    work = td.all_reduce(values, async_op=True)
-    return lambda: work.wait()
+    if not values.is_cuda:
+        work = td.all_reduce(values, async_op=True) if is_distributed() else None
+
+        def wait() -> "Tensor":
+            if work is not None:
+                work.wait()
+            return values
+
+        return wait
+    stream = _stream_of_sums(values.device)
+    stream.wait_stream(torch.cuda.current_stream())
+    values.record_stream(stream)
+    with torch.cuda.stream(stream):
+        if is_distributed():
+            td.all_reduce(values, async_op=True).wait()  # the stream waits, not the host
+        return start_copy_to_host(values)
+
+
+@functools.cache
+def _stream_of_sums(device: Any) -> "cuda.Stream":
+    import torch
+
+    return torch.cuda.Stream(device)
+
+
+def start_copy_to_host(values: "Tensor") -> Callable[[], "Tensor"]:
+    """Begins to copy a tensor to the host; returns the function that waits for the copy.
+
+    The copy waits for what is queued before this call on the current stream, and the host, then,
+    for nothing that is queued after it. A tensor that is on the host is returned itself.
+    """
+    if not values.is_cuda:
+        return lambda: values
+    import torch
+
+    copied = values.to("cpu", non_blocking=True)  # in pinned memory
+    event = torch.cuda.current_stream().record_event()
+
+    def wait() -> "Tensor":
+        event.synchronize()
+        return copied
+
+    return wait
 
 
 def broadcast_object(value: Any) -> Any:

@@ -13,7 +13,7 @@ Only this file uses attributes outside of DeepSpeed's documented interface;
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
-from pretrain.dist import World
+from pretrain.dist import World, start_copy_to_host
 from pretrain.engine.engine import Update
 from pretrain.engine.replicated import (
     ReplicatedState,
@@ -222,6 +222,9 @@ class DeepSpeedZeroEngine(WrappedModule):
         self._parameters = list(module.parameters())
         self.is_sharded = stage == 3
         never_raise(wrapped.optimizer)
+        self._norm: Callable[[], Tensor] | None = None
+        if self._clip is None:
+            wrapped.basic_optimizer.register_step_pre_hook(self._start_norm)
         self.state = build_zero_state(wrapped, names, stage, world)
         # Undo the count of the step at construction.
         set_optimizer_step(wrapped.basic_optimizer, 0)
@@ -244,11 +247,18 @@ class DeepSpeedZeroEngine(WrappedModule):
             update = clip_or_drop(self._parameters, self._clip, drop)
             self._wrapped.step()
             return update
+        self._norm = None
         with dropping(self._wrapped.optimizer) if drop else contextlib.nullcontext():
             self._wrapped.step()
         skipped = not self._wrapped.was_step_applied()
-        norm = math.nan if skipped else float(self._wrapped.get_global_grad_norm())
-        return Update(norm, skipped)
+        assert skipped or self._norm is not None, "a step that is applied has a norm"
+        return Update(math.nan if self._norm is None else float(self._norm()), skipped)
+
+    def _start_norm(self, *_: Any) -> None:
+        """Begins to copy the norm before the optimizer's work is queued, which the host need not wait for then."""
+        if self._norm is None:  # the optimizer steps once a group
+            norm = torch.as_tensor(self._wrapped.optimizer._global_grad_norm, dtype=torch.float64)
+            self._norm = start_copy_to_host(norm)
 
 
 def build_zero_state(engine: Any, names: dict[int, str], stage: int, world: World) -> FragmentStore:

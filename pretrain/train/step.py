@@ -142,7 +142,7 @@ def start_exchange(
 
     `sums` are those of the engine over this rank's micro-batches, float64 [2 + 2 per source +
     `num_routed`], on its device. They are not read here, so that the host does not wait for the
-    backward pass.
+    backward pass; it waits for no work that is queued between this call and the other.
     """
     flags = (float(coming is None), float(is_written), float(stop))
     parts = [done.pack(), (coming or StepCounts()).pack(), flags]
@@ -151,8 +151,7 @@ def start_exchange(
     wait = dist.start_all_reduce_sum(values)
 
     def finish() -> StepTotals:
-        wait()
-        totals = values.cpu().split([len(sums), *map(len, parts)])
+        totals = wait().split([len(sums), *map(len, parts)])
         (loss_sum, num_correct, *by_source), ending, following, flags = (part.tolist() for part in totals)
         num_missing, num_written, num_stops = flags
         num_by_source = len(by_source) - num_routed

@@ -131,10 +131,6 @@ class FakeEngine:
         """Whether the last step changed the weights."""
         return self.fake_applied
 
-    def get_global_grad_norm(self) -> float:
-        """The norm of the last step's gradient, before clipping."""
-        return self.optimizer.fake_norm
-
 
 class FakeAccelerator:
     """accelerate's front, on the CPU.

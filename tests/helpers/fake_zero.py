@@ -77,12 +77,12 @@ class FakeOverflowChecker:
 class _FakeOptimizer:
     """What the three have in common: a step that is skipped where the norm of the gradient is not finite."""
 
-    fake_overflow, fake_norm = False, 0.0
+    fake_overflow, _global_grad_norm = False, 0.0
 
     def fake_apply(self, scale: float, norm: float, clip: float) -> bool:
         """Says whether to go on, and how much larger than the gradient of the step what was accumulated is."""
         self.fake_overflow = not math.isfinite(norm)
-        self.fake_norm = math.inf if self.fake_overflow else norm / scale
+        self._global_grad_norm = math.inf if self.fake_overflow else norm / scale
         self.fake_divisor = scale * max(1.0, (norm / scale + 1e-6) / clip) if clip else scale
         return not self.fake_overflow
 

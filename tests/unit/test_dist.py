@@ -116,8 +116,18 @@ def test_collectives_of_one_return_what_they_were_given():
     assert dist.all_reduce_sum(values).tolist() == [1.0, 2.0]
     assert dist.gather_objects({"a": [1, None]}) == [{"a": [1, None]}]
     assert dist.broadcast_object("x") == "x"
-    dist.start_all_reduce_sum(values)()
-    assert values.tolist() == [1.0, 2.0]
+    assert dist.start_all_reduce_sum(values)().tolist() == [1.0, 2.0]
+    assert dist.start_copy_to_host(values)() is values
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_sums_are_read_without_waiting_for_what_is_queued_after_them():
+    values = torch.tensor([1.0, 2.0], device="cuda")
+    waits = [dist.start_all_reduce_sum(values), dist.start_copy_to_host(values)]
+    torch.cuda._sleep(10**10)  # cycles: some seconds, of which nothing is waited for
+    assert [wait().tolist() for wait in waits] == [[1.0, 2.0], [1.0, 2.0]]
+    assert not torch.cuda.current_stream().query()
 
 
 def test_objects_travel_as_json_alone():

@@ -10,7 +10,7 @@ from tests.helpers.thread_ranks import Ranks
 from tests.repo.source import ROOT, SOURCE_FILES, name, parse
 from tests.unit.engine.toy import Toy, adamw
 
-PRIVATE = {"_hp_mapping", "_get_norm_groups"}
+PRIVATE = {"_hp_mapping", "_get_norm_groups", "_global_grad_norm"}
 
 
 def touched(tree: ast.Module) -> set[str]:
