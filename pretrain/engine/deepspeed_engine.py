@@ -77,7 +77,8 @@ def deepspeed_config(
         # Stage 0 in fp32 is a bare torch optimizer: DeepSpeed would clip without reporting the
         # norm.
         "gradient_clipping": 0.0 if clips_itself(config) else grad_clip,
-        "bf16": {"enabled": config.precision == "bf16"},
+        # Without it the norm is not checked either, at ZeRO 1 and 2 (`judge_by_norm`).
+        "bf16": {"enabled": config.precision == "bf16", "check_grad_overflow": True},
         # A loss scale of 0 means dynamic. The rest are DeepSpeed's defaults, fixed here.
         "fp16": {
             "enabled": config.precision == "fp16",
@@ -137,6 +138,20 @@ def never_raise(optimizer: Any) -> None:
         scaler.raise_error_at_min_scale = False
 
 
+def judge_by_norm(optimizer: Any) -> None:
+    """Leaves it to the norm of the gradient to show that one is not finite.
+
+    DeepSpeed skips a step for its norm too. Before, at ZeRO 0 to 2 and in fp16, it reads every
+    gradient once more, and has the ranks and the host exchange a flag. Its own key for that,
+    `bf16.check_grad_overflow: false`, leaves out the check of the norm as well. With the optimizer
+    in host memory at ZeRO 1 and 2, the flag comes with the copies, and is kept.
+    """
+    if getattr(optimizer, "cpu_offload", False):
+        return
+    owner = getattr(optimizer, "overflow_checker", optimizer)
+    owner.has_overflow = lambda *arguments, **named: False
+
+
 # Dropping a step: DeepSpeed's own path for a gradient that is not finite, triggered by a patched
 # method: the norm of the gradient (ZeRO 1, 2), the norms of its groups (ZeRO 3), or the overflow
 # check (stage 0, bf16). Weights and moments are unchanged, buffers are cleared, and every rank
@@ -149,11 +164,14 @@ def dropping(optimizer: Any) -> Iterator[None]:
     """Context in which a step of `DeepSpeedEngine.optimizer` discards the gradient."""
     scale = read_loss_scale(optimizer)
     owner, name, answer = _overflow_hook(optimizer)
+    before = vars(owner).get(name)  # None: a method of the class
     setattr(owner, name, lambda *arguments, **named: answer)
     try:
         yield
     finally:
-        delattr(owner, name)  # uncovers the method of the class
+        delattr(owner, name)
+        if before is not None:
+            setattr(owner, name, before)
         set_loss_scale(optimizer, scale)
 
 
@@ -224,6 +242,7 @@ class DeepSpeedZeroEngine(WrappedModule):
         never_raise(wrapped.optimizer)
         self._norm: Callable[[], Tensor] | None = None
         if self._clip is None:
+            judge_by_norm(wrapped.optimizer)
             wrapped.basic_optimizer.register_step_pre_hook(self._start_norm)
         self.state = build_zero_state(wrapped, names, stage, world)
         # Undo the count of the step at construction.

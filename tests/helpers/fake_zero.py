@@ -131,9 +131,14 @@ class _FakeZero(_FakeOptimizer):
         kept = self.fake_gradients.get(parameter)
         return (torch.zeros(shape) if kept is None else kept.float()).view(-1)
 
+    def has_overflow(self, partition_gradients: bool = True) -> bool:
+        """Whether a gradient is not finite."""
+        return not all(bool(gradient.isfinite().all()) for gradient in self.fake_gradients.values())
+
     def fake_step_slots(self, norm: float) -> None:
         """`step`: of each slot by itself, its group alone having parameters."""
         scale = self.loss_scaler.cur_scale
+        norm = math.inf if self.has_overflow() else norm
         goes_on = self.fake_apply(scale, norm, self.fake_clip)
         self.loss_scaler.fake_update(not goes_on)
         groups = self.fake_base.param_groups

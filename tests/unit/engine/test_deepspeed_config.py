@@ -21,6 +21,7 @@ BASE: dict[str, Any] = {
     "gradient_accumulation_steps": 4,
     "gradient_clipping": 0.7,
     "bf16.enabled": True,
+    "bf16.check_grad_overflow": True,
     "fp16.enabled": False,
     "fp16.loss_scale": 0,
     "fp16.initial_scale_power": 16,

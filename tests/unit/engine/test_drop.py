@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from pretrain.engine.deepspeed_engine import dropping, read_loss_scale
+from tests.helpers.fake_zero import FakeOverflowChecker, FakeZero3, FakeZero12
 from tests.helpers.thread_ranks import Ranks
-from tests.unit.engine.toy import assemble, fakes, train
+from tests.unit.engine.toy import assemble, engine_config, fakes, over_fakes, train
 
 CASES = [(0, "bf16"), *((stage, precision) for stage in (1, 2, 3) for precision in ("fp32", "bf16", "fp16"))]
 
@@ -66,3 +67,18 @@ def test_a_drop_takes_what_any_arguments_and_keywords_ask():
     ((engine, _, _),) = fakes(Ranks(1), 2, "fp32")
     with dropping(engine.optimizer):
         assert engine.optimizer.scaled_global_norm(norm_type=2) == math.inf
+
+
+@pytest.mark.parametrize(("stage", "precision"), CASES)
+def test_gradients_are_read_for_their_norm_alone_also_after_a_drop(monkeypatch, stage, precision):
+    def read(*_, **__):
+        raise AssertionError("every gradient is read once more")
+
+    for kind in (FakeOverflowChecker, FakeZero12, FakeZero3):
+        monkeypatch.setattr(kind, "has_overflow", read)
+    (engine,) = over_fakes(monkeypatch, Ranks(1), engine_config(stage, precision))
+    found = []
+    for value, drop in ((0.1, False), (math.inf, False), (0.1, True), (math.nan, False), (0.1, False)):
+        engine.forward_backward(torch.tensor(value), 1.0, True)
+        found.append(engine.update(0.1, drop).skipped)
+    assert found == [False, True, True, True, False]
