@@ -111,7 +111,7 @@ def all_reduce_sum(values: Any) -> Any:
 
 
 def start_all_reduce_sum(values: "Tensor") -> Callable[[], "Tensor"]:
-    """Begins to sum a tensor over the ranks, in place; returns the function that waits for the sums on the host.
+    """Begins to sum a tensor over the ranks, in place; returns what waits for the sums on the host.
 
     On CUDA they are summed and copied on a stream of their own, so that neither waits for what is
     queued after this call.

@@ -274,7 +274,7 @@ class DeepSpeedZeroEngine(WrappedModule):
         return Update(math.nan if self._norm is None else float(self._norm()), skipped)
 
     def _start_norm(self, *_: Any) -> None:
-        """Begins to copy the norm before the optimizer's work is queued, which the host need not wait for then."""
+        """Begins to copy the norm before the optimizer's work is queued: the host waits for no more."""
         if self._norm is None:  # the optimizer steps once a group
             norm = torch.as_tensor(self._wrapped.optimizer._global_grad_norm, dtype=torch.float64)
             self._norm = start_copy_to_host(norm)

@@ -28,6 +28,9 @@ from pathlib import Path
 
 import torch
 
+from pretrain.utils.net import reserved_port
+from tests.cuda_dry.case import OFFLOADED
+
 HERE = Path(__file__).parent
 SOURCES = ("runtime.c", "driver.c", "nothing.c")
 STEPS, STEADY = 8, 6
@@ -46,6 +49,7 @@ TOKENIZERS = {
     "bert": "{kind: wordpiece, vocab_size: 300, roles: bert}",
     "t5": "{kind: bpe, vocab_size: 400, roles: t5, sentinels: 100}",
 }
+OF_8 = ["WORLD_SIZE=8", "batch.micro=1"]
 MODERNBERT = ["data.path=bert", "model.preset=modernbert-tiny", "objective.kind=masked"]
 T5 = ["data.path=t5", "model.preset=t5-v1.1-tiny", "objective.kind=span"]
 CASES = {
@@ -54,6 +58,10 @@ CASES = {
     "zero2": ["engine.zero_stage=2"],
     "zero3": ["engine.zero_stage=3"],
     "ddp": ["engine.kind=ddp", "engine.zero_stage=0"],
+    "zero1, 8 ranks": OF_8,
+    "zero2, 8 ranks": [*OF_8, "engine.zero_stage=2"],
+    "zero3, 8 ranks": [*OF_8, "engine.zero_stage=3"],
+    "ddp, 8 ranks": [*OF_8, "engine.kind=ddp", "engine.zero_stage=0"],
     "single": ["engine.kind=single", "engine.zero_stage=0"],
     "fp16": ["engine.zero_stage=2", "engine.precision=fp16"],
     "fp32": ["engine.precision=fp32"],
@@ -87,6 +95,7 @@ CASES = {
     "decode": ["decode"],
 }
 """Overrides by name; `decode` is no training. Documents of a row are masked by `varlen`, which `auto` chooses.
+With WORLD_SIZE a case is rank 0 of so many: collectives have their sizes, and every rank holds what this one holds.
 `evaluation` counts a step and the second evaluation, after it."""
 
 
@@ -153,6 +162,13 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
+def place_among(ranks: str) -> dict[str, str]:
+    """Returns the launcher's environment of rank 0."""
+    with reserved_port(None) as port:
+        of_store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, **of_store}
+
+
 def run(folder: Path, overrides: list[str]) -> dict[str, list[float]]:
     """Trains from a config to its last checkpoint, or decodes; returns calls and amounts of a steady step.
 
@@ -160,22 +176,24 @@ def run(folder: Path, overrides: list[str]) -> dict[str, list[float]]:
     """
     shutil.rmtree(folder / "runs", ignore_errors=True)
     out = folder / "table.json"
+    ranks = next((word.partition("=")[2] for word in overrides if word.startswith("WORLD_SIZE=")), "")
     trains = overrides != CASES["decode"]
     if "init.from=base" in overrides and not (folder / "base").exists():
         train_base(folder)
-    command = ["train", "dry.yaml", "run.name=dry", *overrides, f"train.steps={STEPS}"] if trains else overrides
+    words = [word for word in overrides if not word.startswith("WORLD_SIZE=")]
+    command = ["train", "dry.yaml", "run.name=dry", *words, f"train.steps={STEPS}"] if trains else words
     case = ["-m", "tests.cuda_dry.case", str(out), str(STEADY)]
     done = subprocess.run(
         [sys.executable, *case, *command],
         cwd=folder,
-        env=environment(folder),
+        env=environment(folder) | (place_among(ranks) if ranks else {}),
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {' '.join(overrides)}\n{done.stdout}{done.stderr}")
-    assert not trains or (folder / f"runs/dry/checkpoints/step-{STEPS:08d}").is_dir()
+    assert ranks or OFFLOADED in overrides or not trains or (folder / f"runs/dry/checkpoints/step-{STEPS:08d}").is_dir()
     return json.loads(out.read_text())
 
 
@@ -220,8 +238,8 @@ def main() -> None:
             print(f"{name}: {'as in the table' if not changes else 'differs'}", *changes, sep="\n  ", flush=True)
             differs = differs or bool(changes)
             table[name] = found
-    if given.update:  # also where another case failed
-        GOLDEN.write_text("\n\n".join("\n".join(table[name]) for name in CASES if name in table) + "\n")
+            if given.update:  # after each: another may fail, or take long
+                GOLDEN.write_text("\n\n".join("\n".join(table[name]) for name in CASES if name in table) + "\n")
     if differs and not given.update:
         raise SystemExit(1)
 

@@ -3,7 +3,9 @@
     LD_PRELOAD=libcuda.so.1 python -m tests.cuda_dry.case OUT STEP train CONFIG [OVERRIDES]
     LD_PRELOAD=libcuda.so.1 python -m tests.cuda_dry.case OUT STEP decode
 
-Writes a table of the step, as JSON, to OUT; exits as the command does.
+Writes a table of the step, as JSON, to OUT; exits as the command does. With WORLD_SIZE above 1 it is rank 0 of ranks
+that are not there, and exits after the step: nobody writes their parts of a checkpoint. So does it with an optimizer in
+host memory, which computes, but with gradients that nobody has.
 """
 
 import ctypes
@@ -17,15 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import TCPStore
 
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
+from pretrain.dist import leave
 from pretrain.generate import Constraints, stream
 from pretrain.model import build_model
 from pretrain.train import loop
 from pretrain.train.step import StepTotals
 
+OFFLOADED = "engine.offload_optimizer=cpu"
 OURS = ("pretrain/", "deepspeed/", "accelerate/", "torch/optim/")
 """Where a wait is looked for, from the innermost frame on."""
 
@@ -36,20 +41,27 @@ class Counters:
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
         self.waits: Counter[str] = Counter()
-        note = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._note)
+        self.ahead: Counter[str] = Counter()
+        note = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_long)(self._note)
         self._kept = note  # called from C
         self._library.dry_on_wait(note)
 
-    def _note(self, call: bytes) -> None:
-        self.waits[f"{call.decode()} in {_place()}"] += 1
+    def _note(self, call: bytes, ahead: int) -> None:
+        place = f"wait: {call.decode()} in {_place()}"
+        self.waits[place] += 1
+        self.ahead[place] += ahead
 
     def reset(self) -> None:
         """Begins to count."""
         self._library.dry_reset()
         self.waits.clear()
+        self.ahead.clear()
 
     def table(self, path: Path) -> dict[str, list[float]]:
-        """Returns calls and amount (bytes or FLOPs) by name; kernels of a kind are one row."""
+        """Returns calls and amount by name: bytes, FLOPs, of waits the kernels that they are not for.
+
+        Kernels of a kind are one row.
+        """
         self._library.dry_write(str(path).encode())
         table: dict[str, list[float]] = {}
         for line in path.read_text().splitlines():
@@ -65,7 +77,7 @@ class Counters:
         compiled = torch._dynamo.utils.counters if "torch._dynamo" in sys.modules else {}
         table["compiled graphs"] = [compiled["stats"]["unique_graphs"] if compiled else 0, 0.0]
         table["graph breaks"] = [sum(compiled["graph_break"].values()) if compiled else 0, 0.0]
-        return table | {f"wait: {place}": [count, 0.0] for place, count in self.waits.items()}
+        return table | {place: [count, self.ahead[place]] for place, count in self.waits.items()}
 
 
 def _place() -> str:
@@ -75,6 +87,23 @@ def _place() -> str:
             if part in frame.filename and "cuda_dry" not in frame.filename:
                 return f"{part}{frame.filename.rpartition(part)[2]} {frame.name}"
     return "another thread"
+
+
+def _store_of_one(host: str, port: int, rank: int, size: int, timeout: Any, *_: Any) -> TCPStore:
+    """Returns the store of a job whose other ranks are not waited for."""
+    return TCPStore(host, port, size, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True)
+
+
+def _apply_every_step() -> None:
+    """Lets DeepSpeed read whether a norm is finite, and take it to be: the device holds no values."""
+
+    def read(norm: Any) -> bool:
+        is_invalid(norm)
+        return False
+
+    for module in [found for found in sys.modules.values() if "is_invalid_grad_norm" in vars(found)]:
+        is_invalid = module.is_invalid_grad_norm
+        module.is_invalid_grad_norm = read
 
 
 def watch(counters: Counters, out: Path, step: int) -> None:
@@ -88,6 +117,8 @@ def watch(counters: Counters, out: Path, step: int) -> None:
     def counted(*given: Any) -> Any:
         nonlocal begun
         begun += 1
+        if begun == 1 and OFFLOADED not in sys.argv:
+            _apply_every_step()
         if begun == step:
             torch.cuda.reset_peak_memory_stats()
             counters.reset()
@@ -95,6 +126,8 @@ def watch(counters: Counters, out: Path, step: int) -> None:
             table = counters.table(out)
             table["memory: peak allocated"] = [1, torch.cuda.max_memory_allocated()]
             out.write_text(json.dumps(table))
+            if OFFLOADED in sys.argv or torch.distributed.get_world_size() > 1:
+                leave(0)
         return accumulate(*given)
 
     def exchanged(sums: Any, done: Any, coming: Any, **flags: Any) -> Callable[[], StepTotals]:
@@ -127,6 +160,8 @@ def decode(counters: Counters, out: Path, step: int) -> None:
 def main() -> None:
     """Runs the command."""
     out, step, *arguments = sys.argv[1:]
+    # The package hides this module by a function.
+    sys.modules["torch.distributed.rendezvous"]._create_c10d_store = _store_of_one
     if arguments == ["decode"]:
         decode(Counters(), Path(out), int(step))
         return

@@ -6,8 +6,7 @@
 NOTHING(cudaFree) NOTHING(cudaFreeAsync) NOTHING(cudaFreeHost) NOTHING(cudaHostRegister) NOTHING(cudaHostUnregister)
 NOTHING(cudaMemcpyToSymbol) NOTHING(cudaDeviceEnablePeerAccess) NOTHING(cudaMemPoolSetAttribute)
 NOTHING(cudaGetLastError) NOTHING(cudaPeekAtLastError) NOTHING(cudaStreamDestroy) NOTHING(cudaStreamQuery)
-NOTHING(cudaStreamWaitEvent) NOTHING(cudaThreadExchangeStreamCaptureMode) NOTHING(cudaEventRecord)
-NOTHING(cudaEventRecordWithFlags) NOTHING(cudaEventQuery) NOTHING(cudaEventDestroy) NOTHING(cudaFuncSetAttribute)
+NOTHING(cudaStreamWaitEvent) NOTHING(cudaThreadExchangeStreamCaptureMode) NOTHING(cudaEventQuery) NOTHING(cudaEventDestroy) NOTHING(cudaFuncSetAttribute)
 NOTHING(cudaKernelSetAttributeForDevice) NOTHING(cudaGraphDestroy) NOTHING(cudaGraphExecDestroy)
 
 /* The driver */

@@ -2,7 +2,7 @@
 
    Memory is address space that nobody touches, kernels and matrix products are counted and not run, copies of more than
    COPIED bytes or from pinned memory are not made, and every wait for the device calls back into Python, which notes
-   the stack. So torch, DeepSpeed, Triton and ptxas run as they do on a GPU, and what a step asks of the device can be
+   the stack, with the number of kernels that were launched after what is waited for. So torch, DeepSpeed, Triton and ptxas run as they do on a GPU, and what a step asks of the device can be
    read as a table.
 
    While a stream is captured as a CUDA graph, a wait is an error, as it is on a device; what is counted then is what
@@ -19,14 +19,15 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { COPIED = 4096, CLEARED = 16 << 20, PAGE = 2 << 20, NAMES = 1 << 13, KERNELS = 1 << 16 };
+enum { HANDLES = 1 << 16, COPIED = 4096, CLEARED = 16 << 20, PAGE = 2 << 20, NAMES = 1 << 13, KERNELS = 1 << 16 };
 static const size_t MEMORY = (size_t)143771 << 20; /* of an H200 */
 
 /* --- counters: calls and amounts (bytes or FLOPs) by name ----------------------------------------------------------- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct { char *name; long calls; double amount; } counters[NAMES];
-static void (*on_wait)(const char *);
+static void (*on_wait)(const char *, long);
+static long launched; /* kernels so far */
 
 void dry_count(const char *name, double amount) {
     unsigned place = 5381;
@@ -37,6 +38,11 @@ void dry_count(const char *name, double amount) {
     counters[place].calls++;
     counters[place].amount += amount;
     pthread_mutex_unlock(&lock);
+}
+
+void dry_launch(const char *name, double amount) {
+    __sync_add_and_fetch(&launched, 1);
+    dry_count(name, amount);
 }
 
 void dry_reset(void) {
@@ -53,14 +59,14 @@ void dry_write(const char *path) {
     fclose(file);
 }
 
-void dry_on_wait(void (*call)(const char *)) { on_wait = call; }
+void dry_on_wait(void (*call)(const char *, long)) { on_wait = call; }
 
 static cudaStream_t captured; /* by a graph; 0: none is */
 
-static cudaError_t waits(const char *name) {
+static cudaError_t waits(const char *name, long since) {
     if (captured) return cudaErrorStreamCaptureUnsupported;
     dry_count(name, 0);
-    if (on_wait) on_wait(name);
+    if (on_wait) on_wait(name, since);
     return cudaSuccess;
 }
 
@@ -123,7 +129,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMe
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
     copy(to, from, size);
-    return waits("cudaMemcpy");
+    return waits("cudaMemcpy", 0);
 }
 cudaError_t cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t size, cudaStream_t stream) {
     return copy(to, from, size);
@@ -197,6 +203,9 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr whi
 
 /* --- streams and events: all work is done when it is queued ---------------------------------------------------------- */
 
+static long recorded[HANDLES]; /* by event: the kernels launched before it */
+static long *record_of(cudaEvent_t event) { return &recorded[((uintptr_t)event / 16) % HANDLES]; }
+
 static cudaError_t new_handle(void **handle) {
     static uintptr_t last = 16;
     *handle = (void *)__sync_add_and_fetch(&last, 16);
@@ -206,6 +215,8 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) { return new_handle((void **)stream); }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) { return new_handle((void **)event); }
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return new_handle((void **)event); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { *record_of(event) = launched; return 0; }
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) { return cudaEventRecord(event, stream); }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) { *ms = 1; return 0; }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
     *status = captured && stream == captured;
@@ -226,12 +237,12 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *ready, cudaGraph_t gr
     return new_handle((void **)ready);
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t stream) { dry_count("graph", 0); return 0; }
-cudaError_t cudaDeviceSynchronize(void) { return waits("cudaDeviceSynchronize"); }
+cudaError_t cudaDeviceSynchronize(void) { return waits("cudaDeviceSynchronize", 0); }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     if (captured && stream != captured) return 0; /* capture_begin of torch */
-    return waits("cudaStreamSynchronize");
+    return waits("cudaStreamSynchronize", 0);
 }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return waits("cudaEventSynchronize"); }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return waits("cudaEventSynchronize", launched - *record_of(event)); }
 
 /* --- kernels: counted by the names that they are registered with ----------------------------------------------------- */
 
@@ -253,7 +264,7 @@ static cudaError_t launch(const void *function) {
     char name[1024];
     const char *known = kernels[place_of(function)].name;
     snprintf(name, sizeof name, "kernel %.1000s", known ? known : "unknown");
-    dry_count(name, 0);
+    dry_launch(name, 0);
     return 0;
 }
 cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **given, size_t shared, cudaStream_t stream) { return launch(function); }
@@ -288,7 +299,7 @@ int cublasGetPointerMode_v2(void *handle, int *mode) { *mode = 0; return 0; }
 static int product(const char *kind, double m, double n, double k, double batch) {
     char name[64];
     snprintf(name, sizeof name, "product %s", kind);
-    dry_count(name, 2 * m * n * k * batch);
+    dry_launch(name, 2 * m * n * k * batch);
     return 0;
 }
 int cublasGemmEx(void *h, int ta, int tb, int m, int n, int k) { return product("16 bits", m, n, k, 1); }

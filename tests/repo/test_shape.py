@@ -16,7 +16,7 @@ from functools import cache
 from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 ROOMS: dict[str, tuple[int, int]] = {
-    "": (7, 913),
+    "": (7, 961),
     "artifact": (7, 1572),
     "attention_maps": (5, 821),
     "checkpoint": (10, 1535),
@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "datacheck": (11, 2209),
     "doctor": (13, 1903),
     "drill": (6, 861),
-    "engine": (6, 1086),
+    "engine": (6, 1115),
     "evaluate": (12, 2118),
     "generate": (10, 1569),
     "inspect": (3, 448),
