@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pretrain.errors import ConfigError
@@ -25,16 +26,49 @@ _of_this_process = contextlib.ExitStack()
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process's place in the job."""
+    """This process's place in the job.
+
+    With sequence parallelism `sequence` consecutive ranks share the rows of a batch.
+    """
 
     rank: int
     size: int
     local_rank: int
+    sequence: int = 1
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which prints and tracks."""
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """Number of the rows of this rank among those of all ranks."""
+        return self.rank // self.sequence
+
+    @property
+    def data_size(self) -> int:
+        """Number of ranks, or groups of ranks, with rows of their own."""
+        return self.size // self.sequence
+
+    @property
+    def sequence_rank(self) -> int:
+        """Number of this rank among those that share its rows."""
+        return self.rank % self.sequence
+
+    def on(self, device: str) -> str:
+        """Describes the ranks on a device: `4 x cpu`."""
+        shared = f", {self.sequence} ranks a row" if self.sequence > 1 else ""
+        return f"{self.size} x {device}{shared}"
+
+    def sequence_group(self, timeout_s: int) -> Any:
+        """Makes the process group of the ranks that share these rows. Collective among them."""
+        import torch.distributed as td
+
+        first = self.data_rank * self.sequence
+        ranks = list(range(first, first + self.sequence))
+        # By its members alone: a barrier of all ranks for each group would add up.
+        return td.new_group(ranks, timedelta(seconds=timeout_s), use_local_synchronization=True)
 
 
 def read_world() -> World:

@@ -15,20 +15,46 @@ A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also 
 model of image patches reads `pixels_BCYX`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pretrain.rows import IGNORE_INDEX
 
 
+def _changed(value: "SourceBatch | Batch", change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """Returns the changed tensors of a batch by field."""
+    tensors = {one.name: getattr(value, one.name) for one in fields(value)}
+    return {name: change(x) for name, x in tensors.items() if isinstance(x, Tensor)}
+
+
 def _copies(value: "SourceBatch | Batch", device: torch.device) -> dict[str, Any]:
     """Returns the tensors of a batch on `device` by field, copied asynchronously from pinned memory."""
-    tensors = {one.name: getattr(value, one.name) for one in fields(value)}
-    return {name: x.to(device, non_blocking=True) for name, x in tensors.items() if isinstance(x, Tensor)}
+    return _changed(value, lambda x: x.to(device, non_blocking=True))
+
+
+class Columns(NamedTuple):
+    """The columns of each row that a rank has, the `rank`-th of `ranks` equal parts."""
+
+    rank: int
+    ranks: int
+
+    def width(self, length: int) -> int:
+        """Returns the columns of a part; those beyond the end of the last one are padding."""
+        return -(-length // self.ranks)
+
+    def fill(self, whole_BT: Tensor, padding: int) -> Tensor:
+        """Returns rows lengthened by padding to equal parts."""
+        length = whole_BT.shape[1]
+        return pad(whole_BT, (0, self.width(length) * self.ranks - length), value=padding)
+
+    def take(self, whole_BT: Tensor, padding: int = 0) -> Tensor:
+        """Returns this rank's part, in memory of its own."""
+        return self.fill(whole_BT, padding).chunk(self.ranks, dim=1)[self.rank].contiguous()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +81,8 @@ class AttentionMask:
             does not know it: in a step of fixed shapes, by `eager` and `sdpa` alone. None: it does.
         on_host: Documents and lengths on the host, to be read without a wait for the device. None:
             they are read where they are.
+        columns: Part of the queries and keys that this rank passes to `attend`; the mask is of
+            whole rows, and so are the sizes for `prepare`. None: it has whole rows.
     """
 
     causal: bool
@@ -66,6 +94,7 @@ class AttentionMask:
     query_offset: int = 0
     position_1: Tensor | None = None
     on_host: "AttentionMask | None" = None
+    columns: Columns | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +136,9 @@ class Batch:
             None: the rows are text.
         sources_B: int64 number of the mixture's source of each row. None: not from shards.
         sample_ids: Identity of each row's sample, B integers, on the host. Empty without shards.
+        columns: Part of the rows that this is, the source's too: tokens, targets, positions and
+            types are these columns, and what masks are made of (documents, lengths, prefix) is of
+            whole rows. None: whole rows.
         on_host: The batch that was copied to a device. None: this one was not.
     """
 
@@ -123,6 +155,7 @@ class Batch:
     pixels_BCYX: Tensor | None = None
     sources_B: Tensor | None = None
     sample_ids: tuple[int, ...] = ()
+    columns: Columns | None = None
     on_host: "Batch | None" = None
 
     def num_targets(self) -> int:
@@ -134,6 +167,64 @@ class Batch:
         source = None if self.source is None else self.source.to(device)
         on_host = self.on_host if self.tokens_BT.device == device else self
         return replace(self, **_copies(self, device), source=source, on_host=on_host)
+
+    def pin_memory(self) -> "Batch":
+        """Returns the batch in pinned memory, from which copies to a GPU are asynchronous."""
+        source = self.source
+        if source is not None:
+            source = replace(source, **_changed(source, Tensor.pin_memory))
+        return replace(self, **_changed(self, Tensor.pin_memory), source=source)
+
+
+def cut_columns(batch: Batch, columns: Columns) -> Batch:
+    """Returns the columns that a rank has of a batch of whole text rows on the host.
+
+    Rows are padded to equal parts: padding is no target, and no token of the row sees it.
+    """
+    length = batch.tokens_BT.shape[1]
+    target_positions_P = batch.target_positions_P
+    if target_positions_P is not None:
+        width = columns.width(length)
+        row_P, column_P = target_positions_P // length, target_positions_P % length
+        own_P = column_P // width == columns.rank
+        target_positions_P = row_P[own_P] * width + column_P[own_P] % width
+    types_BT, prefix_BT, source = batch.token_types_BT, batch.prefix_BT, batch.source
+    if source is not None:
+        inputs = source.tokens_BS, source.positions_BS, source.documents_BS, source.lengths_B
+        source = SourceBatch(*_cut_inputs(columns, *inputs))
+    inputs = batch.tokens_BT, batch.positions_BT, batch.documents_BT, batch.lengths_B
+    tokens_BT, positions_BT, documents_BT, lengths_B = _cut_inputs(columns, *inputs)
+    return replace(
+        batch,
+        tokens_BT=tokens_BT,
+        targets_BT=columns.take(batch.targets_BT, IGNORE_INDEX),
+        positions_BT=positions_BT,
+        documents_BT=documents_BT,
+        lengths_B=lengths_B,
+        prefix_BT=None if prefix_BT is None else columns.fill(prefix_BT, False),
+        token_types_BT=None if types_BT is None else columns.take(types_BT),
+        target_positions_P=target_positions_P,
+        source=source,
+        columns=columns,
+    )
+
+
+def _cut_inputs(
+    columns: Columns,
+    tokens_BT: Tensor,
+    positions_BT: Tensor | None,
+    documents_BT: Tensor | None,
+    lengths_B: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Returns tokens and positions of the columns, documents and lengths of whole rows."""
+    rows, length = tokens_BT.shape
+    if positions_BT is None:
+        positions_BT = torch.arange(length).expand(rows, length)
+    if documents_BT is not None:
+        documents_BT = columns.fill(documents_BT, -1)
+    elif lengths_B is None and length % columns.ranks:
+        lengths_B = torch.full((rows,), length, dtype=torch.int32)
+    return columns.take(tokens_BT), columns.take(positions_BT), documents_BT, lengths_B
 
 
 class ModelOutput(NamedTuple):

@@ -93,7 +93,7 @@ def node_counts(config: RunConfig, nodes: int, ranks_per_node: int, elastic: boo
     counts = []
     for count in range(1, nodes + 1):
         try:
-            plan_batch(config.batch, count * ranks_per_node)
+            plan_batch(config.batch, count * ranks_per_node, config.parallel.sequence)
         except ConfigError:
             continue
         counts.append(count)

@@ -89,10 +89,12 @@ def _cluster(
     if per_node is None and config.engine.kind == "single":
         per_node = 1
     if per_node is None:
-        rows = config.batch.common_rows // config.batch.micro
+        shared = config.parallel.sequence
+        ranks = config.batch.common_rows // config.batch.micro * shared
         most = len(os.sched_getaffinity(0)) if name == "cpu" else 8  # ranks of this machine
         sizes = [size for size in (8, 4, 2, 1) if size <= most]
-        per_node = next((size for size in sizes if rows % (size * (nodes or 1)) == 0), sizes[0])
+        fitting = [size for size in sizes if ranks % (size * (nodes or 1)) == 0]
+        per_node = next((size for size in fitting if size * (nodes or 1) % shared == 0), sizes[0])
     return Cluster(nodes or 1, per_node, find_gpu(name), measured or find_calibration(name))
 
 

@@ -306,10 +306,10 @@ class BatchConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Division of a global batch: `rows = world_size x accumulation x micro`.
+    """Division of a global batch: `rows = ranks / sequence x accumulation x micro`.
 
     It is that of the first step; `steps` has the rows of all of them, which divide alike. None:
-    all have as many.
+    all have as many. `sequence` ranks share their rows.
     """
 
     rows: int
@@ -317,6 +317,7 @@ class BatchPlan:
     micro: int
     accumulation: int
     steps: StepRows | None = None
+    sequence: int = 1
 
 
 def nearest_multiples(number: int, quantum: int) -> str:
@@ -325,20 +326,26 @@ def nearest_multiples(number: int, quantum: int) -> str:
     return " or ".join(str(size) for size in (below, below + quantum) if size)
 
 
-def plan_batch(batch: BatchConfig, world_size: int) -> BatchPlan:
-    """Divides the global batch over `world_size` ranks.
+def plan_batch(batch: BatchConfig, world_size: int, sequence: int = 1) -> BatchPlan:
+    """Divides the global batch over `world_size` ranks, of which `sequence` share the rows of one.
 
     Raises:
-        ConfigError: It is not divisible; names the two nearest sizes that are.
+        ConfigError: It, or the number of ranks, is not divisible; names the two nearest that are.
     """
-    quantum = batch.seq_len * batch.micro * world_size
+    if world_size % sequence:
+        what = f"parallel.sequence={sequence} must divide the number of ranks, {world_size}"
+        raise ConfigError(what, fix=f"start {nearest_multiples(world_size, sequence)} ranks")
+    shares = world_size // sequence
+    quantum = batch.seq_len * batch.micro * shares
+    ranks = f"ranks {world_size}" + (f" / parallel.sequence {sequence}" if sequence > 1 else "")
     for key, tokens in batch.sizes:
         if tokens % quantum:
             raise ConfigError(
                 f"{key}={tokens} must be a multiple of "
-                f"seq_len {batch.seq_len} x micro {batch.micro} x ranks {world_size} = {quantum}",
+                f"seq_len {batch.seq_len} x micro {batch.micro} x {ranks} = {quantum}",
                 fix=f"use {nearest_multiples(tokens, quantum)}",
             )
-    rows_per_rank = batch.rows // world_size
+    rows_per_rank = batch.rows // shares
+    accumulation = rows_per_rank // batch.micro
     steps = batch.steps if batch.schedule else None
-    return BatchPlan(batch.rows, rows_per_rank, batch.micro, rows_per_rank // batch.micro, steps)
+    return BatchPlan(batch.rows, rows_per_rank, batch.micro, accumulation, steps, sequence)

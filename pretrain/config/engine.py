@@ -135,5 +135,13 @@ class EngineConfig(Section):
         return self
 
 
+class ParallelConfig(Section):
+    """Ranks that share rows (docs/parallel.md). No key changes the result, up to rounding."""
+
+    sequence: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
+    """Consecutive ranks over which the columns of rows are cut, for long rows (Jacobs et al. 2023).
+    Divides the number of ranks and the heads of the model. 1: each rank has whole rows."""
+
+
 PLAIN_ENGINE = EngineConfig(kind="single", zero_stage=0, precision="fp32", compile=False)
 """One process in fp32, for models that are not trained."""

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from pretrain.config.base import OnResume, Section
 from pretrain.config.data import BatchConfig, DataConfig, ImagesConfig, nearest_multiples
-from pretrain.config.engine import EngineConfig
+from pretrain.config.engine import EngineConfig, ParallelConfig
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths, row_lengths
 from pretrain.config.model import AnyModelConfig, ModelConfig, ModelSection, StackConfig
@@ -119,6 +119,31 @@ def check_fp8(model: ModelConfig, batch: BatchConfig, lengths: RowLengths, *, cr
             raise ValueError(f"{tokens} are {batch.micro * length}, must be {rule}; use another batch.micro")
 
 
+def check_sequence(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> None:
+    """Checks that `ranks` can share the rows of a model. Raises: ValueError, with the reason."""
+    key = f"parallel.sequence={ranks}"
+    if engine.kind == "single":
+        what = "cuts rows over ranks, and engine.kind=single is one process"
+        raise ValueError(f"{key} {what}; use deepspeed or ddp")
+    whole = "use parallel.sequence=1"
+    if not isinstance(model, ModelConfig):
+        what = "cuts rows, and a recurrent model computes each column from the one before it"
+        raise ValueError(f"{key} {what}; {whole}")
+    if model.input is not None:
+        raise ValueError(f"{key} cuts rows of text, and those of model.input are images; {whole}")
+    if model.head.mean:
+        what = "leaves no rank with a whole document, of which model.head.mean is the mean"
+        raise ValueError(f"{key} {what}; {whole}")
+    if engine.fp8 != "off":
+        raise ValueError(f"{key} was not tried with engine.fp8={engine.fp8}; use engine.fp8=off")
+    for name in ("encoder", "decoder"):
+        stack: StackConfig | None = getattr(model, name)
+        if stack is not None and stack.heads % ranks:
+            fitting = [size for size in range(1, stack.heads + 1) if stack.heads % size == 0]
+            rule = f"must divide model.{name}.heads={stack.heads}: a rank attends with whole heads"
+            raise ValueError(f"{key} {rule}; use one of {', '.join(map(str, fitting))}")
+
+
 class RunConfig(Section):
     """Config of a run; `pretrain config FILE` prints it with every default filled in."""
 
@@ -136,6 +161,7 @@ class RunConfig(Section):
     train: TrainConfig
     eval: EvalConfig = EvalConfig()
     engine: EngineConfig = EngineConfig()
+    parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     guard: GuardConfig = GuardConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -173,6 +199,8 @@ class RunConfig(Section):
         check_training(self.optim, self.engine, self.model, self.train.steps, self.batch)
         if self.engine.fp8 != "off" and isinstance(self.model, ModelConfig):
             check_fp8(self.model, self.batch, self.lengths, crops=self.data.packing == "padded")
+        if self.parallel.sequence > 1:
+            check_sequence(self.parallel.sequence, self.engine, self.model)
         check_best(self.checkpoint, self.eval, self.objective, self.data, self.optim.ema)
         check_tracking(self.tracking, self.eval, self.model)
         return self

@@ -2,6 +2,7 @@
 
     step at position p  -->  global batch = positions [p, p + rows of the step), without skipped ones (order.py)
     rank r              -->  its contiguous share; micro-batch m is the m-th slice of that
+                             ranks that share rows have the same, and each some columns of them
     stream.read         -->  the objective's rows  -->  Batch of tensors, on `workers` threads,
                              `prefetch` ahead
 
@@ -24,7 +25,7 @@ from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.prefetch import Prefetcher
 from pretrain.data.stream import SplitStream
 from pretrain.rows import ModelRows, RowMaker, TokenRows, cut_rows
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, Columns, SourceBatch, cut_columns
 from pretrain.utils.rng import mix64
 
 CROP_MULTIPLE = 8
@@ -61,7 +62,7 @@ def crop(rows: TokenRows) -> TokenRows:
 
 
 def digest_rows(sample_ids: np.ndarray, rows: np.ndarray) -> int:
-    """Returns the digest of rows, by sample id and number in the global batch, int64 [rows] both."""
+    """Returns the digest of rows, by sample id and row of the global batch, int64 [rows] both."""
     mixed = mix64(mix64(sample_ids.astype(np.uint64)) ^ rows.astype(np.uint64))
     return int(mixed.sum(dtype=np.uint64))
 
@@ -84,7 +85,7 @@ def join64(high: float, low: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Counters of a step's rows: those of micro-batches add up to a rank's, and these to the step's.
+    """Counters of rows: those of micro-batches add up to a rank's, and these to the step's.
 
     Targets have a loss; tokens are those that the model reads, of two stacks source and target,
     without padding; skipped rows could not be read; the digest is that of the sample ids, that of
@@ -151,7 +152,8 @@ class TrainLoader:
     step. `crop` leaves out the columns
     that are padding in all rows of a micro-batch, `pin_memory` pins the tensors for asynchronous
     copies to a GPU, and `stop` ends a wait for data when it returns True. `length_at` returns the
-    length that the rows of a step are cut to; None: they are not cut.
+    length that the rows of a step are cut to; None: they are not cut. `columns` are those of this
+    rank, where several share rows: `rank` and `world_size` then number the groups of such ranks.
     """
 
     stream: RowSource
@@ -169,6 +171,7 @@ class TrainLoader:
     pin_memory: bool = False
     stop: Callable[[], bool] = lambda: False
     length_at: Callable[[int], int] | None = None
+    columns: Columns | None = None
 
     def __post_init__(self) -> None:
         assert self.plan.rows == self.plan.rows_per_rank * self.world_size
@@ -190,7 +193,7 @@ class TrainLoader:
         return self
 
     def __next__(self) -> StepBatch:
-        """Returns the next step. Raises: DataError; StopIteration, once closed; WaitStoppedError."""
+        """Returns the next step. Raises: DataError; StopIteration (closed); WaitStoppedError."""
         rows = self._steps.at(self._step)
         place = self._origin + self._steps.before(self._step)
         parts = [self._prefetcher.take() for _ in range(rows // self._at_once)]
@@ -203,7 +206,7 @@ class TrainLoader:
         )
 
     def restarted(self, step: int, position: int, skips: SkipRanges) -> "TrainLoader":
-        """Stops this loader; returns one that starts from another step and position, with other skips."""
+        """Stops this loader; returns one that starts elsewhere, with other skips."""
         self.close()
         return replace(self, start_step=step, start_position=position, skips=skips)
 
@@ -222,7 +225,8 @@ class TrainLoader:
         parts = [self.stream.read(span) for span in self.skips.spans(range(first, first + plan.micro))]
         rows = parts[0] if len(parts) == 1 else merge_rows(parts, np.arange(plan.micro))
         read = crop(rows) if self.crop else rows
-        made = self.make_rows(read if self.length_at is None else cut_rows(read, self.length_at(step)))
+        read = read if self.length_at is None else cut_rows(read, self.length_at(step))
+        made = self.make_rows(read)
         # A cut row has its id several times.
         of_rows = made.sample_ids[:: len(made.sample_ids) // plan.micro]
         places = np.arange(first_row, first_row + plan.micro)
@@ -230,7 +234,9 @@ class TrainLoader:
         pixel_digest = 0 if made.pixels is None else digest_rows(hash_pixels(made.pixels), places)
         counted = (made.num_targets, made.num_tokens, count_skipped(rows))
         counts = StepCounts(*counted, digest, pixel_digest)
-        return _build_batch(made, self.pin_memory), counts
+        if self.columns is not None and self.columns.rank:
+            counts = StepCounts()  # the first of the ranks that share the rows has counted them
+        return _build_batch(made, self.pin_memory, self.columns), counts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -250,6 +256,7 @@ class ValidationLoader:
     max_tokens: int | None = None
     crop: bool = False
     pin_memory: bool = False
+    columns: Columns | None = None
 
     def __len__(self) -> int:
         """Returns the number of batches, the same on every rank."""
@@ -269,7 +276,8 @@ class ValidationLoader:
     def _assemble(self, number: int) -> Batch:
         first = (number * self.world_size + self.rank) * self.micro
         rows = self.stream.read_windows(range(first, first + self.micro), self.max_tokens)
-        return _build_batch(self.make_rows(crop(rows) if self.crop else rows), self.pin_memory)
+        made = self.make_rows(crop(rows) if self.crop else rows)
+        return _build_batch(made, self.pin_memory, self.columns)
 
 
 def count_skipped(rows: TokenRows) -> int:
@@ -277,12 +285,11 @@ def count_skipped(rows: TokenRows) -> int:
     return 0 if rows.num_tokens is None else int((rows.num_tokens == 0).sum())
 
 
-def _build_batch(made: ModelRows, pin_memory: bool) -> Batch:
-    """Returns the tensors of an objective's rows."""
+def _build_batch(made: ModelRows, pin_memory: bool, columns: Columns | None) -> Batch:
+    """Returns the tensors of an objective's rows, or of some columns of them."""
 
     def tensor(array: np.ndarray) -> Tensor:
-        result = torch.from_numpy(np.ascontiguousarray(array))
-        return result.pin_memory() if pin_memory else result
+        return torch.from_numpy(np.ascontiguousarray(array))
 
     def optional(array: np.ndarray | None) -> Tensor | None:
         return None if array is None else tensor(array)
@@ -290,8 +297,9 @@ def _build_batch(made: ModelRows, pin_memory: bool) -> Batch:
     read = made.source
     source = None
     if read is not None:
-        source = SourceBatch(tensor(read.tokens), optional(read.positions), optional(read.documents))
-    return Batch(
+        positions, documents = optional(read.positions), optional(read.documents)
+        source = SourceBatch(tensor(read.tokens), positions, documents)
+    batch = Batch(
         tokens_BT=tensor(made.inputs),
         targets_BT=tensor(made.targets),
         positions_BT=optional(made.positions),
@@ -304,3 +312,6 @@ def _build_batch(made: ModelRows, pin_memory: bool) -> Batch:
         sources_B=tensor(source_of(made.sample_ids)),
         sample_ids=tuple(made.sample_ids.tolist()),
     )
+    if columns is not None:
+        batch = cut_columns(batch, columns)
+    return batch.pin_memory() if pin_memory else batch

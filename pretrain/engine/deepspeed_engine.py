@@ -57,7 +57,7 @@ def deepspeed_config(
         "overlap_comm": overlaps(config, device),
     }
     if config.zero_stage in (1, 2):
-        world_size = plan.rows // plan.rows_per_rank
+        world_size = plan.rows // plan.rows_per_rank * plan.sequence
         zero["use_multi_rank_bucket_allreduce"] = not reduces_to_owners(num_parameters, world_size)
     if config.zero_stage == 3:
         zero |= {
@@ -234,7 +234,7 @@ class DeepSpeedZeroEngine(WrappedModule):
         _check_offload(wrapped.optimizer, config, accelerator.device)
         super().__init__(wrapped, module, names)
         self.device = accelerator.device
-        devices = f"{world.size} x {self.device.type}{config.on_host}"
+        devices = f"{world.on(self.device.type)}{config.on_host}"
         self.description = f"DeepSpeed ZeRO-{stage}, {config.arithmetic}, {devices}"
         self._clip = grad_clip if clips_itself(config) else None
         self._parameters = list(module.parameters())

@@ -224,7 +224,8 @@ class TorchEngine(WrappedModule):
             raise unexpected(f"engine.kind={config.kind} was asked for, {built}")
         super().__init__(wrapped, module, names)
         self.device = accelerator.device
-        self.description = f"{config.kind}, {config.arithmetic}, {world.size} x {self.device.type}{config.on_host}"
+        devices = f"{world.on(self.device.type)}{config.on_host}"
+        self.description = f"{config.kind}, {config.arithmetic}, {devices}"
         self._optimizer = optimizer
         self._grad_clip = grad_clip
         self._is_ddp = is_ddp

@@ -10,11 +10,11 @@ from pretrain.model.backends.backend import AttentionBackend
 from pretrain.model.position import Rotation, rotate
 
 FEWEST_KEYS = 256
-"""Cached positions that a step of fixed shapes reads at least: fewer save no time, and cost captures."""
+"""Fewest cached positions of a step of fixed shapes: fewer save no time, and cost captures."""
 
 
 class CachePlace(NamedTuple):
-    """Place of T new positions in a cache: the first of them, and the cached ones that they read, S.
+    """Place of T new positions in a cache: the first of them, and the cached ones they read, S.
 
     `position_1`: the one new position on the device, int64 [1], in a step of fixed shapes: it is
     not `offset`, and cached positions after it are to be hidden.
@@ -98,7 +98,7 @@ class KVCache:
         return self._documents.append(documents_BT)[0]
 
     def fix(self, device: torch.device) -> int:
-        """Fixes the shapes of the next step, of one token a row; returns how many positions it reads.
+        """Fixes the shapes of the next step, of one token a row; returns the positions it reads.
 
         Such a step reads its position on the device, and has the same shapes up to the next power
         of two, so that it can be captured and replayed. `advance` follows it. For good: no other
@@ -196,7 +196,7 @@ def norm_heads(norm: nn.RMSNorm, x_BTNH: Tensor) -> Tensor:
 
 
 def mix_values(factors: Tensor, own_BTKH: Tensor, others: tuple[Tensor, ...]) -> Tensor:
-    """Returns the sum of a layer's values and of others by a factor each, in the dtype of its own."""
+    """Returns the sum of a layer's values and of others by a factor each, in its own dtype."""
     mixed_BTKH = factors[0] * own_BTKH
     for factor, other in zip(factors[1:], others, strict=True):
         # Under autocast an embedding is fp32.

@@ -231,7 +231,7 @@ class Router(nn.Module):
         self.balance = Balance(config.count) if config.balance == "bias" else None
 
     def forward(self, x_PD: Tensor, counted_P: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns experts_PJ (int64), weights_PJ, and packed `RoutingSums` of counted tokens [2E + 2].
+        """Returns experts_PJ (int64), weights_PJ, and packed `RoutingSums` of counted tokens.
 
         Args:
             x_PD: Tokens.

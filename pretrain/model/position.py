@@ -31,7 +31,7 @@ class Rotation(NamedTuple):
 
 
 def rotary_frequencies(rotary_width: int, theta: float, scaling: RotaryScaling | None) -> Tensor:
-    """Returns the angle of a step of each pair of rotated dimensions, [R / 2], fp64 for large angles."""
+    """Returns the angle of a step of each rotated pair, [R / 2], fp64 for large angles."""
     exponents = torch.arange(0, rotary_width, 2, dtype=torch.float64, device="cpu") / rotary_width
     frequencies = theta**-exponents
     if scaling is None:
@@ -149,7 +149,7 @@ class PositionedInput(NamedTuple):
 class NoPosition(nn.Module):
     """No position information besides the attention mask."""
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> PositionedInput:
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1) -> PositionedInput:
         return PositionedInput(x_BTD)
 
 
@@ -160,7 +160,7 @@ class LearnedPosition(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(max_seq_len, width))
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> PositionedInput:
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1) -> PositionedInput:
         if positions_BT is None:
             return PositionedInput(x_BTD + self.weight[offset : offset + x_BTD.shape[1]])
         return PositionedInput(x_BTD + nn.functional.embedding(positions_BT, self.weight))
@@ -189,7 +189,7 @@ class SinusoidalPosition(nn.Module):
         self._layout = layout
         self._table = torch.empty(0, width)
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> PositionedInput:
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1) -> PositionedInput:
         if not len(self._table):
             self._table = sinusoids(*self._shape, self._layout)
         self._table = self._table.to(x_BTD.device)
@@ -217,7 +217,7 @@ class SinusoidalPosition2d(nn.Module):
         self._shape = (patches.grid, width, patches.num_before)
         self._table = torch.empty(0, width)
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> PositionedInput:
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1) -> PositionedInput:
         if not len(self._table):
             self._table = sinusoids_2d(*self._shape)
         self._table = self._table.to(x_BTD.device)
@@ -236,7 +236,7 @@ class RotaryPosition(nn.Module):
         if local is not None:
             self._local_table = RotaryTable(max_seq_len, width, local, scaling)
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> PositionedInput:
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1) -> PositionedInput:
         place = (positions_BT, offset, x_BTD.shape[1], x_BTD.device)
         rotation = self._table(*place)
         local_rotation = rotation
@@ -274,10 +274,10 @@ class RelativePosition(nn.Module):
         self._bidirectional = not causal
         self._max_distance = config.relative_max_distance
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int) -> PositionedInput:
-        keys = offset + x_BTD.shape[1]
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1) -> PositionedInput:
+        length = x_BTD.shape[1] * ranks
         buckets_R = distance_buckets(
-            torch.arange(1 - keys, x_BTD.shape[1], device=x_BTD.device),
+            torch.arange(1 - offset - length, length, device=x_BTD.device),
             bidirectional=self._bidirectional,
             num_buckets=self.weight.shape[0],
             max_distance=self._max_distance,
@@ -291,7 +291,11 @@ class RelativePosition(nn.Module):
 def build_position(
     config: StackConfig, max_seq_len: int, *, causal: bool, patches: PatchesConfig | None = None
 ) -> nn.Module:
-    """Builds the position module of a stack, called once a forward; `patches`: `model.input`."""
+    """Builds the position module of a stack, called once a forward; `patches`: `model.input`.
+
+    It gets the stack's input, the positions of its tokens (None: they follow `offset`, the length
+    of the cache), and the number of ranks over which the columns of rows are cut.
+    """
     if config.position == "sinusoidal_2d" and patches is not None:
         return SinusoidalPosition2d(patches, config.width)
     if config.position == "learned":

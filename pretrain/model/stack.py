@@ -31,11 +31,11 @@ from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds
 from pretrain.model.feedforward import FeedForward, MixtureOfExperts
 from pretrain.model.position import PositionedInput, Rotation, build_position
-from pretrain.types import AttentionMask
+from pretrain.types import AttentionMask, Columns
 
 
 def build_norm(config: StackConfig) -> nn.Module:
-    """Builds the norm of a stack: RMSNorm (Zhang and Sennrich 2019) or LayerNorm (Ba et al. 2016)."""
+    """Builds a norm: RMSNorm (Zhang and Sennrich 2019) or LayerNorm (Ba et al. 2016)."""
     # Both are torch's fused functions, with statistics in fp32 for any dtype of the input.
     if config.norm == "rms":
         return nn.RMSNorm(config.width, eps=config.norm_eps)
@@ -43,7 +43,7 @@ def build_norm(config: StackConfig) -> nn.Module:
 
 
 class Memory(NamedTuple):
-    """Output of the encoder, None if a cache has its keys and values, and the mask over the source."""
+    """Output of the encoder, None if a cache has its keys and values; mask over the source."""
 
     hidden_BSD: Tensor | None
     prepared: Any
@@ -131,7 +131,7 @@ class Block(nn.Module):
         # Without gradients nothing is saved in any mode.
         if self._checkpointing is None or not torch.is_grad_enabled():
             return self._layers(*arguments)
-        # Within what is compiled: its policy is about operations, and a compiled block would be one.
+        # Within what is compiled: its policy is about operations, of which a compiled block is one.
         return checkpoint(self._layers, *arguments, **self._checkpointing)
 
     def _layers(
@@ -195,8 +195,14 @@ class StackRows(NamedTuple):
     prefix_BT: Tensor | None = None
     token_types_BT: Tensor | None = None
     tokens_BT: Tensor | None = None
-    # The same rows on the host. Not attributes of the tensors: under ZeRO stage 3 a module gets others.
+    columns: Columns | None = None
+    # The same rows on the host. Not attributes of tensors: under ZeRO 3 a module gets others.
     on_host: Any = None  # StackRows | None: a NamedTuple cannot name itself
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks over which the columns of the rows are cut."""
+        return 1 if self.columns is None else self.columns.ranks
 
 
 class EncoderOutput(NamedTuple):
@@ -211,7 +217,7 @@ class EncoderOutput(NamedTuple):
 
 
 class Stack(nn.Module):
-    """Blocks between a norm of the input (`input_norm`) and one of the output (all but post-norm stacks).
+    """Blocks between a norm of the input (`input_norm`) and one of the output (not post-norm).
 
     A decoder is causal, and has cross attention in each block if the model has an encoder too.
     """
@@ -260,14 +266,14 @@ class Stack(nn.Module):
     def forward(
         self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None = None, cache: KVCache | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Maps embeddings [B, T, D] to hidden states of that shape; extends the cache by T positions.
+        """Maps embeddings [B, T, D] to hidden states; extends the cache by T positions.
 
         With experts, and without a cache, returns also packed `RoutingSums`, [L, 2E + 2].
         """
         queries = x_BTD.shape[1]
         place = CachePlace(0, queries) if cache is None else cache.place(queries)
         assert place.keys <= self.max_seq_len, f"{place.keys} positions, at most {self.max_seq_len}"
-        placed = self.position(x_BTD, rows.positions_BT, place.offset)
+        placed = self.position(x_BTD, rows.positions_BT, place.offset, rows.ranks)
         if placed.bias is not None and place.position_1 is not None:
             placed = placed._replace(bias=placed.bias.at(place.position_1))
         masks = self._prepare_masks(placed, rows, cache, place)
@@ -321,9 +327,11 @@ class Stack(nn.Module):
             query_offset=place.offset,
             position_1=place.position_1,
             on_host=on_host,
+            columns=rows.columns,
         )
-        size: dict[str, Any] = {"rows": num_rows, "queries": queries, "keys": place.keys}
-        size |= {"device": placed.x_BTD.device, "bias": placed.bias}
+        size: dict[str, Any] = {"rows": num_rows, "queries": queries * rows.ranks}
+        size |= {"keys": place.keys * rows.ranks, "bias": placed.bias}
+        size |= {"device": placed.x_BTD.device}
         masks = {}
         for window in dict.fromkeys(self.windows):
             windowed = replace(mask, window=window)
@@ -334,7 +342,8 @@ class Stack(nn.Module):
         if encoded is None or self.cross_backend is None:
             return None
         num_rows, queries, _ = x_BTD.shape
-        size = {"rows": num_rows, "queries": queries, "keys": encoded.length}
+        keys = encoded.length * rows.ranks
+        size = {"rows": num_rows, "queries": queries * rows.ranks, "keys": keys}
         mask = _cross_mask(rows, encoded.rows, size, x_BTD.device)
         if rows.on_host is not None and encoded.rows.on_host is not None:
             on_host = _cross_mask(rows.on_host, encoded.rows.on_host, size, torch.device("cpu"))
@@ -345,12 +354,15 @@ class Stack(nn.Module):
 
 def _counted(x_BTD: Tensor, rows: StackRows) -> Tensor:
     """Returns the tokens that are no padding, bool [B, T]."""
-    if rows.documents_BT is not None:
-        return rows.documents_BT >= 0
     shape = x_BTD.shape[:2]
-    if rows.lengths_B is None:
+    if rows.documents_BT is not None:
+        counted_BT = rows.documents_BT >= 0
+    elif rows.lengths_B is not None:
+        columns_T = torch.arange(shape[1] * rows.ranks, device=x_BTD.device)
+        counted_BT = columns_T < rows.lengths_B[:, None]
+    else:
         return torch.ones(shape, dtype=torch.bool, device=x_BTD.device)
-    return torch.arange(shape[1], device=x_BTD.device) < rows.lengths_B[:, None]
+    return counted_BT if rows.columns is None else rows.columns.take(counted_BT)
 
 
 def _cross_mask(rows: StackRows, source: StackRows, size: dict[str, int], device: torch.device) -> AttentionMask:
@@ -366,4 +378,5 @@ def _cross_mask(rows: StackRows, source: StackRows, size: dict[str, int], device
         documents_BT=documents_BT,
         key_documents_BS=key_documents_BS,
         key_lengths_B=source.lengths_B,
+        columns=rows.columns,
     )

@@ -134,7 +134,7 @@ class PatchEmbedding(nn.Module):
 
 
 def cut_patches(pixels_BCYX: Tensor, size: int) -> Tensor:
-    """Returns the patches of images row by row, [B, patches, C P P], each flattened from [C, P, P]."""
+    """Returns patches of images row by row, [B, patches, C P P], flattened from [C, P, P]."""
     rows, channels, height, width = pixels_BCYX.shape
     parts = pixels_BCYX.reshape(rows, channels, height // size, size, width // size, size)
     return parts.permute(0, 2, 4, 1, 3, 5).flatten(1, 2).flatten(2)
@@ -209,8 +209,7 @@ class Transformer(nn.Module):
         rows = _target_rows(batch)
         encoded = None
         if self.encoder is not None and self.decoder is not None:
-            assert batch.source is not None, "a model of two stacks needs a source"
-            encoded = self._encode(batch.source, skip=cache is not None and cache.length > 0)
+            encoded = self._encode(batch, skip=cache is not None and cache.length > 0)
         pixels_BCYX = batch.pixels_BCYX
         x_BTD = self._embed(batch.tokens_BT) if pixels_BCYX is None else self.embedding(pixels_BCYX)
         hidden_BTD, routing_LW = self.stacks[-1](x_BTD, rows, encoded, cache), None
@@ -226,9 +225,11 @@ class Transformer(nn.Module):
         x_BTD = self.embedding(tokens_BT)
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
 
-    def _encode(self, source: SourceBatch, *, skip: bool) -> EncoderOutput:
-        rows = _source_rows(source)
+    def _encode(self, batch: Batch, *, skip: bool) -> EncoderOutput:
+        source = batch.source
+        assert source is not None, "a model of two stacks needs a source"
         assert self.encoder is not None
+        rows = _source_rows(source)._replace(columns=batch.columns)
         hidden_BSD = None if skip else self.encoder(self._embed(source.tokens_BS), rows)
         return EncoderOutput(hidden_BSD, source.tokens_BS.shape[1], rows)
 
@@ -254,6 +255,7 @@ def _target_rows(batch: Batch) -> StackRows:
         batch.prefix_BT,
         batch.token_types_BT,
         batch.tokens_BT,
+        batch.columns,
         on_host,
     )
 

@@ -14,6 +14,7 @@ CUDA. Not here: weights and optimizer (`memory.py`).
 """
 
 from dataclasses import dataclass
+from math import gcd
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
@@ -28,6 +29,15 @@ _TILE = 128
 """Queries of a tile where attention runs tile by tile (`model/backends/sdpa.py`)."""
 
 
+def copies_of_heads(heads: int, kv_heads: int, ranks: int) -> int:
+    """Returns how often each key-value head is sent, where `ranks` share rows and the query heads.
+
+    A copy serves as many query heads as divide both those of a rank and those of a key-value head.
+    """
+    group = heads // kv_heads
+    return group // gcd(heads // ranks, group)
+
+
 @dataclass(frozen=True, slots=True)
 class ActivationBytes:
     """Bytes that a micro-batch keeps on a rank."""
@@ -36,7 +46,7 @@ class ActivationBytes:
     ends: int = 0  # norms and dropout outside blocks, position tables, the head's own layers
     loss: int = 0  # gradients of hidden states and of the head's weight, made in the forward pass
     recomputed: int = 0  # the one block that is computed again at a time; 0 without checkpointing
-    on_host: int = 0  # what `offload_activations` keeps in host memory, at the end of the forward pass
+    on_host: int = 0  # what `offload_activations` has in host memory after the forward pass
 
     @property
     def kept(self) -> int:
@@ -52,10 +62,10 @@ class ActivationBytes:
 class _StackCounter:
     """Bytes of a micro-batch in a stack; of sub-layers a token's: all, and results of products."""
 
-    def __init__(
-        self, model: ModelConfig, name: str, engine: EngineConfig, lengths: RowLengths, rows: int, device: str
-    ) -> None:
-        self.stack: StackConfig = getattr(model, name)
+    def __init__(self, task: TrainingTask, name: str, engine: EngineConfig, rows: int, device: str) -> None:
+        self.stack: StackConfig = getattr(task.model, name)
+        self.ranks = task.sequence
+        lengths = task.columns
         self.causal = name == "decoder"
         source = lengths.source or 0
         self.length = lengths.target if self.causal else source or lengths.target
@@ -93,26 +103,52 @@ class _StackCounter:
         blockwise = self.in_tiles or stack.position == "relative"
         statistic = 0 if blockwise else _STATISTIC
         mixed = stack.heads * (stack.per_head_width * self.compute + statistic)
-        turned = 0
         # Values are a view of the product; rotated or normed queries and keys are copies.
+        turned = further = 0
         if stack.position == "rotary" or stack.qk_norm:
             turned = turned_heads * stack.per_head_width * self.compute
         if stack.qk_norm:
             # The projection keeps the input of these norms already.
             each = stack.per_head_width * (4 if self.compute == 4 else 8) if self.on_cpu else 0
-            turned += turned_heads * (each + _STATISTIC)
+            further = turned_heads * (each + _STATISTIC)
         if stack.value_parts(number) > 1:
             # The sum, and autocast's copy of an embedding.
             copied = stack.value_table(number) is not None and self.copied > 0
-            turned += (1 + copied) * stack.num_kv_heads * stack.per_head_width * self.compute
+            turned += stack.num_kv_heads * stack.per_head_width * self.compute
+            further += copied * stack.num_kv_heads * stack.per_head_width * self.compute
         results = products + mixed
-        return self.around(normed=normed) + results + turned, results + stack.width * self.compute
+        kept = results + turned + further
+        if self.ranks > 1:
+            # Attention keeps what it has received instead, and the next product what came back.
+            reads_product = stack.qk_norm or stack.value_parts(number) > 1
+            kept = sum(self.exchanged()) + mixed + further + (products if reads_product else 0)
+        return self.around(normed=normed) + kept, results + stack.width * self.compute
+
+    def exchanged(self) -> tuple[int, int]:
+        """Returns bytes a token of queries, keys and values for the exchange, and of results."""
+        stack = self.stack
+        if self.ranks == 1:
+            return 0, 0
+        copies = copies_of_heads(stack.heads, stack.num_kv_heads, self.ranks)
+        head = stack.per_head_width * self.compute
+        return (stack.heads + 2 * copies * stack.num_kv_heads) * head, stack.heads * head
+
+    def exchanges(self, engine: EngineConfig) -> int:
+        """Returns bytes that a rank exchanges for a micro-batch, in all passes of each block."""
+        sent, back = self.exchanged()
+        each = (sent + back) * self.length
+        if self.source_length:  # queries, results, keys and values
+            each += 2 * back * self.length + (sent - back) * self.source_length
+        again = engine.activation_checkpointing != "none"
+        repeated = -(-self.stack.layers // engine.activation_checkpointing_every) if again else 0
+        return self.rows * each * (2 * self.stack.layers + repeated)
 
     def cross(self) -> tuple[int, int]:
         """Counts a target token; keys and values are a source token's."""
         mixed = self.stack.heads * self.stack.per_head_width * self.compute
         results = 2 * mixed + (0 if self.in_tiles else _STATISTIC * self.stack.heads)
-        return self.around() + results, results + self.stack.width * self.compute
+        _, back = self.exchanged()
+        return self.around() + results + back, results + self.stack.width * self.compute
 
     def feedforward(self) -> tuple[int, int]:
         stack = self.stack
@@ -154,7 +190,8 @@ class _StackCounter:
         parts = [self.attention(number), self.feedforward()]
         source = self.rows * self.source_length
         # The decoder's keys and values of the source, and autocast's copy of the encoder's output.
-        shared = 2 * stack.num_kv_heads * stack.per_head_width * self.compute * source
+        copies = copies_of_heads(stack.heads, stack.num_kv_heads, self.ranks)
+        shared = 2 * copies * stack.num_kv_heads * stack.per_head_width * self.compute * source
         shared += stack.width * self.copied * source
         # Weights of attention and feed-forward layers, of which autocast makes copies.
         attention = 2 * stack.width * (stack.heads + stack.num_kv_heads) * stack.per_head_width
@@ -177,13 +214,14 @@ class _StackCounter:
         return whole + self.copied * weights, entry + products, entry + shown
 
     def scores(self) -> int:
-        """Returns what `selective` keeps of tiled attention on a CPU: its scores are products there."""
+        """Returns what `selective` keeps of tiled attention on a CPU, whose scores are products."""
         pairs = 0
-        for start in range(0, self.length, _TILE):
-            queries = min(_TILE, self.length - start)
-            keys = start + queries if self.causal else self.length
-            pairs += queries * (keys + (self.source_length if self.in_tiles else 0))
-        return self.rows * self.stack.heads * pairs * self.compute
+        length, source = self.length * self.ranks, self.source_length * self.ranks
+        for start in range(0, length, _TILE):
+            queries = min(_TILE, length - start)
+            keys = start + queries if self.causal else length
+            pairs += queries * (keys + (source if self.in_tiles else 0))
+        return self.rows * self.stack.heads // self.ranks * pairs * self.compute
 
     def blocks(self, engine: EngineConfig, frozen: int) -> tuple[int, int, int]:
         """Returns bytes of all blocks but the frozen ones, of the largest recomputed one, and on the host."""
@@ -193,7 +231,7 @@ class _StackCounter:
         mode = engine.activation_checkpointing
         for number in range(frozen, stack.layers):
             whole, selective, full = self.block(number)
-            # What is kept, and what of it autograd holds: without a graph not the results of `selective`.
+            # What is kept, and what of it autograd holds: without a graph no results of `selective`.
             if mode == "none" or number % engine.activation_checkpointing_every:
                 each.append((whole, whole))
             elif mode == "full":
@@ -225,6 +263,22 @@ class _StackCounter:
         return found
 
 
+_Stacks = dict[str, _StackCounter]
+
+
+def _count_stacks(task: TrainingTask, engine: EngineConfig, micro: int, device: str) -> _Stacks:
+    names = [name for name in ("encoder", "decoder") if getattr(task.model, name) is not None]
+    return {name: _StackCounter(task, name, engine, micro, device) for name in names}
+
+
+def exchanged_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int:
+    """Returns bytes that a rank passes to the exchanges of a micro-batch, its own part included."""
+    if isinstance(task.model, RecurrentConfig):
+        return 0
+    stacks = _count_stacks(task, engine, micro, "cuda")
+    return sum(counter.exchanges(engine) for counter in stacks.values())
+
+
 def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, device: str = "cuda") -> ActivationBytes:
     """Counts the activations of a micro-batch of `micro` rows on `cuda` or `cpu`.
 
@@ -232,17 +286,13 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
     matrix is counted, though it is not kept. Recurrent models are right to within about a third.
     """
     model = task.model
-    lengths = task.lengths
+    lengths = task.columns
     if isinstance(model, RecurrentConfig):
         return ActivationBytes(_recurrent_bytes(model, engine, lengths, micro))
     source = lengths.source or 0
     blocks = recomputed = on_host = loss = 0
     ends = micro * 8 * (2 * lengths.target + source)  # ids and targets
-    stacks = {
-        name: _StackCounter(model, name, engine, lengths, micro, device)
-        for name in ("encoder", "decoder")
-        if getattr(model, name) is not None
-    }
+    stacks = _count_stacks(task, engine, micro, device)
     for name, counter in stacks.items():
         kept, again, away = counter.blocks(engine, task.flops.frozen_blocks.get(name, 0))
         blocks += kept

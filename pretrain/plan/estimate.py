@@ -14,7 +14,15 @@ from pretrain.plan.course import StoredData
 from pretrain.plan.fp8 import fp8_products, refusal, time_ratio
 from pretrain.plan.memory import host_bytes, kept_bytes, largest_micro, memory_limit, rank_memory
 from pretrain.plan.params import count_active, count_parts
-from pretrain.plan.roofline import Rate, link_seconds, plan_work, predict_rate, recompute_share, wire_bytes
+from pretrain.plan.roofline import (
+    Rate,
+    exchange_seconds,
+    link_seconds,
+    plan_work,
+    predict_rate,
+    recompute_share,
+    wire_bytes,
+)
 from pretrain.plan.search import LayoutCandidate, ScalingPoint, check_fits, search, sweep
 from pretrain.plan.task import ParallelLayout, TrainingTask, known_model, task_of
 
@@ -62,7 +70,7 @@ def plan_facts(
         "problems": [asdict(problem) for problem in problems],
     }
     if not any(problem.kind == "batch" for problem in problems):
-        batch = plan_batch(config.batch, cluster.size)
+        batch = plan_batch(config.batch, cluster.size, config.parallel.sequence)
         layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
         facts["layout"] = {
             "engine": config.engine.kind,
@@ -81,6 +89,7 @@ def plan_facts(
         facts["rates"] = {name: _rate_facts(rate, config, cluster) for name, rate in rates.items()}
         facts["fp8"] = _fp8_facts(task, layout, cluster)
         facts["network"] = _network_facts(task, layout, cluster)
+        facts["exchange"] = _exchange_facts(task, layout, cluster)
         # The surest rate, which is the last, is the base of all that follows.
         best = list(rates.values())[-1]
         facts["course"] = _course_facts(config, task, best, cluster, options)
@@ -208,6 +217,14 @@ def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster)
         between = link_seconds(total, cluster, cluster.constants) if cluster.nodes > 1 else 0.0
         found.append({"zero_stage": stage, "bytes": total, "inside_s": inside, "between_s": between})
     return found
+
+
+def _exchange_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> dict[str, Any]:
+    """Returns what a rank sends in a step to those that share its rows."""
+    work = plan_work(task, layout, cluster.size, cluster.device)
+    count = layout.accumulation
+    seconds = count * exchange_seconds(work, cluster, cluster.constants)
+    return {"ranks": task.sequence, "bytes": count * work.exchanged, "seconds": seconds}
 
 
 def _course_facts(

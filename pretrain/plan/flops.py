@@ -37,6 +37,10 @@ class RowFlops:
         """All of it."""
         return self.projections + self.attention + self.head
 
+    def part(self, ranks: int) -> "RowFlops":
+        """Returns those of one of the ranks that share the row."""
+        return RowFlops(self.projections // ranks, self.attention // ranks, self.head // ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingFlops:

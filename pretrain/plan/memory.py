@@ -204,7 +204,7 @@ def _loss_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         return 0
     size = layout.engine.compute_bytes
     rows = task.model.padded_vocab_size
-    positions = round(layout.micro * task.lengths.target * task.head_share)
+    positions = round(layout.micro * task.columns.target * task.head_share)
     gpu_bytes = memory_limit(cluster) if cluster.device == "cuda" else 0
     logits = min(chunk_logits(gpu_bytes), positions * rows)
     if size == 4:

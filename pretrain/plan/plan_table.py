@@ -93,9 +93,10 @@ def _show_model(facts: dict[str, Any], console: Console) -> None:
     layout = facts.get("layout")
     text = ""
     if layout is not None:
+        ranks = _groups(cluster["ranks"], layout["sequence"])
         text = (
             f": {layout['engine']} ZeRO-{layout['zero_stage']}, {layout['precision']}; {layout['rows']} rows a step "
-            f"= {cluster['ranks']} ranks x {layout['accumulation']} accumulated x {layout['micro']} at once, "
+            f"= {ranks} x {layout['accumulation']} accumulated x {layout['micro']} at once, "
             f"{count(layout['tokens_per_step'])} tokens"
         )
     where = f"{cluster['nodes']} x {cluster['per_node']} {cluster['name']}"
@@ -106,6 +107,12 @@ def _show_model(facts: dict[str, Any], console: Console) -> None:
         day = measured["measured"][:10]
         console.print(f"Calibrated on {measured['device']} ({measured['host']}, {day})")
     console.print()
+
+
+def _groups(ranks: int, sequence: int) -> str:
+    """Returns the ranks, or groups of them that share rows."""
+    groups = plural(ranks // sequence, "group")
+    return f"{ranks} ranks" if sequence == 1 else f"{groups} of {sequence} ranks"
 
 
 def _show_memory(facts: dict[str, Any], console: Console) -> None:
@@ -189,6 +196,10 @@ def _show_network(facts: dict[str, Any], console: Console) -> None:
         asked = "<- asked for" if one["zero_stage"] == facts["layout"]["zero_stage"] else ""
         table.add_row(str(one["zero_stage"]), size(one["bytes"]), span(one["inside_s"]), between, asked)
     console.print(table)
+    if (exchange := facts["exchange"])["bytes"]:
+        sent = f"{size(exchange['bytes'])} in {span(exchange['seconds'])}"
+        what = f"and queries, keys, values and results to the {exchange['ranks']} ranks of a row"
+        console.print(f"{what}: {sent}", soft_wrap=True, highlight=False)
 
 
 def _show_course(course: dict[str, Any], console: Console) -> None:

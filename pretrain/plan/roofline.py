@@ -4,7 +4,8 @@
                     in FP8 as `fp8.py` has it
     elementwise     bytes over a share of the memory's bandwidth: norms, activations, softmax
     optimizer       the same, once a step
-    network         bytes by ZeRO stage over the slower of links and network, less the hidden ones
+    network         bytes by ZeRO stage over the slower of links and network, less the hidden ones;
+                    exchanges of ranks that share rows
 
 The shares are fitted on published runs (`gpus.py`). The bound is the part that takes longest.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import AnyModelConfig, RecurrentConfig
-from pretrain.plan.activations import activation_bytes
+from pretrain.plan.activations import activation_bytes, exchanged_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
 from pretrain.plan.fp8 import fp8_products, time_ratio
@@ -31,7 +32,7 @@ def overlaps(engine: EngineConfig, device: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of one rank in a step."""
+    """The work of one rank in a step; of a row that ranks share, on its part."""
 
     whole: RowFlops  # forward and backward pass of a row
     forward: RowFlops  # forward pass of a row
@@ -53,6 +54,8 @@ class Work:
     zero_stage: int = 0  # ZeRO stage; 0 also for DDP
     overlaps: bool = False  # true: communication overlaps computation
     saved_bytes: int = 0  # activations of a micro-batch that go to the host and back
+    sequence: int = 1  # ranks that share a row
+    exchanged: int = 0  # bytes of a micro-batch that these exchange, for attention
 
     @property
     def model_flops(self) -> float:
@@ -88,13 +91,13 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         offload += 2 * engine.compute_bytes * values.weights / world_size * layout.accumulation
     rows = model.padded_vocab_size if model.head.kind == "lm" else 0
     return Work(
-        whole=task.flops.whole,
-        forward=task.flops.forward,
+        whole=task.flops.whole.part(task.sequence),
+        forward=task.flops.forward.part(task.sequence),
         micro=layout.micro,
         recompute=recompute_share(model, engine),
         width=model.last_stack.width,
         kept_bytes=activation_bytes(task, plain, layout.micro).kept,
-        logits=layout.micro * task.lengths.target * task.head_share * rows,
+        logits=layout.micro * task.columns.target * task.head_share * rows,
         parameters=values.weights,
         trained=values.trained,
         weight_bytes=engine.compute_bytes,
@@ -107,6 +110,8 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         zero_stage=engine.zero_stage,
         overlaps=overlaps(engine, device),
         saved_bytes=activation_bytes(task, engine, layout.micro, device).on_host,
+        sequence=task.sequence,
+        exchanged=exchanged_bytes(task, engine, layout.micro),
     )
 
 
@@ -174,6 +179,15 @@ def link_seconds(num_bytes: float, cluster: Cluster, constants: Constants) -> fl
     return max(inside, num_bytes * (cluster.nodes - 1) / cluster.nodes / cards)
 
 
+def exchange_seconds(work: Work, cluster: Cluster, constants: Constants) -> float:
+    """Returns the seconds of the exchanges of a micro-batch among the ranks of a row."""
+    links = cluster.gpu.link_bytes_s * constants.link_share
+    network = cluster.gpu.network_bytes_s * constants.network_share
+    sent = work.exchanged * (work.sequence - 1) / work.sequence
+    outside = work.exchanged * max(0.0, 1 - cluster.per_node / work.sequence)  # to other nodes
+    return max(sent / links, outside / network)
+
+
 def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) -> StepTime:
     """Predicts a step; `constants=None` takes those of the cluster."""
     constants = constants or cluster.constants
@@ -207,7 +221,7 @@ def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) 
         attention=count * attention,
         elementwise=count * elementwise,
         optimizer=2 * work.state_bytes / bandwidth,
-        network=count * wire + last,
+        network=count * (wire + exchange_seconds(work, cluster, constants)) + last,
         offload=work.offload_bytes / constants.host_bytes_s + count * exposed,
     )
 
@@ -235,7 +249,7 @@ def predict_rate(
     if layout.engine.fp8 != "off":
         products = fp8_products(task, layout.micro, layout.engine.fp8, cluster)
         work = replace(work, fp8_ratio=time_ratio(products))
-    tokens = cluster.size * layout.micro * layout.accumulation * task.tokens
+    tokens = cluster.size // task.sequence * layout.micro * layout.accumulation * task.tokens
     # MFU is a share of the dense bf16 peak, also in fp32, as `tracking` counts it.
     flops = work.model_flops * cluster.size
     peak = cluster.size * cluster.gpu.flops
@@ -244,7 +258,7 @@ def predict_rate(
         return Rate(step_s, tokens / step_s, mfu or flops / step_s / peak, "given")
     found = time_step(work, cluster)
     # Batches are assembled while a step runs: they cost nothing until they take longer than it.
-    reading_s = tokens / cluster.size / LOADER_TOKENS_S
+    reading_s = tokens * task.sequence / cluster.size / LOADER_TOKENS_S
     step_s = max(found.total, reading_s)
     bound = "data" if reading_s > found.total else found.bound
     return Rate(step_s, tokens / step_s, flops / step_s / peak, bound, found)

@@ -66,9 +66,9 @@ def search(
     For each variant of the engine the two largest micro-batches that fit are tried: a smaller one
     is never faster. Of layouts as fast to within half a per cent, the smallest comes first.
     """
-    if rows % cluster.size:
+    if rows * task.sequence % cluster.size or cluster.size % task.sequence:
         return []
-    per_rank = rows // cluster.size
+    per_rank = rows * task.sequence // cluster.size
     limit = memory_limit(cluster)
     found = []
     for variant in _engines(engine, task):
@@ -112,12 +112,17 @@ def sweep(config: RunConfig, task: TrainingTask, cluster: Cluster, nodes: Sequen
     first = None  # tokens a second and rank
     for count in nodes:
         there = replace(cluster, nodes=count)
-        rows = config.batch.common_rows
+        rows = config.batch.common_rows * task.sequence  # as if each rank had rows of its own
         point = ScalingPoint(count, there.size)
         wanted = min(config.batch.micro, rows // there.size)
         most = largest_micro(task, config.engine, there, wanted)
-        if rows % there.size:
-            point = replace(point, why=f"{rows} rows a step do not divide over {there.size} ranks")
+        if there.size % task.sequence:
+            why = f"parallel.sequence={task.sequence} does not divide {there.size} ranks"
+            point = replace(point, why=why)
+        elif rows % there.size:
+            over = f"{there.size} ranks" + (f", {task.sequence} a row" if task.sequence > 1 else "")
+            why = f"{config.batch.common_rows} rows a step do not divide over {over}"
+            point = replace(point, why=why)
         elif not most:
             point = replace(point, why="not one row fits")
         else:
@@ -156,7 +161,7 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
         what = f"engine.kind=single is one process, not {cluster.size}"
         return [Problem("batch", what, "use engine.kind=deepspeed")]
     try:
-        plan = plan_batch(config.batch, cluster.size)
+        plan = plan_batch(config.batch, cluster.size, config.parallel.sequence)
     except ConfigError as error:
         return [Problem("batch", error.what, f"{error.fix}{_other_micro(config, cluster)}")]
     layout = ParallelLayout(config.engine, plan.micro, plan.accumulation)
@@ -176,9 +181,10 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
 
 def _other_micro(config: RunConfig, cluster: Cluster) -> str:
     """Names the largest smaller micro-batch that divides."""
-    if config.batch.common_rows % cluster.size:
+    rows = config.batch.common_rows * config.parallel.sequence
+    if rows % cluster.size or cluster.size % config.parallel.sequence:
         return ""
-    sizes = divisors(config.batch.common_rows // cluster.size)
+    sizes = divisors(rows // cluster.size)
     return f", or batch.micro={max(size for size in sizes if size <= config.batch.micro)}"
 
 

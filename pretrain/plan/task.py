@@ -1,6 +1,6 @@
 """The training task of a run, and the layouts on machines, which do not change its samples."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pretrain.config.engine import EngineConfig
@@ -24,6 +24,7 @@ class TrainingTask:
     optimizer: str = "adamw"  # `optim.kind`
     trained: TrainableSubset | None = None  # trained part of the model. None: all
     averages: bool = False  # `optim.ema`: a moving average of the trained weights
+    sequence: int = 1  # ranks that share a row
 
     @cached_property
     def values(self) -> Values:
@@ -46,6 +47,12 @@ class TrainingTask:
         """True if the output projection has a gradient."""
         name = "embedding.weight" if self.model.tied_embeddings else "head.weight"
         return self.trained is None or name in self.trained.names
+
+    @property
+    def columns(self) -> RowLengths:
+        """Tokens of a row on one of the ranks that share it."""
+        source = None if self.lengths.source is None else -(-self.lengths.source // self.sequence)
+        return replace(self.lengths, target=-(-self.lengths.target // self.sequence), source=source)
 
     @property
     def tokens(self) -> int:
@@ -89,4 +96,12 @@ def task_of(config: RunConfig, model: AnyModelConfig | None = None) -> TrainingT
     model = model or known_model(config.model)
     trained = plan_trained(model, config.init.freeze, config.finetune)
     optim = config.optim
-    return TrainingTask(model, config.lengths, config.objective.head_share, optim.kind, trained, optim.ema.is_on)
+    return TrainingTask(
+        model,
+        config.lengths,
+        config.objective.head_share,
+        optim.kind,
+        trained,
+        optim.ema.is_on,
+        config.parallel.sequence,
+    )

@@ -26,6 +26,7 @@ from pretrain.engine.build import build_engine, builds_sharded, fill_sharded, st
 from pretrain.engine.engine import Engine
 from pretrain.model import build_model
 from pretrain.model.build import fill_weights
+from pretrain.model.sequence_parallel import share_rows
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer, state_size
 from pretrain.optim.groups import group_parameters
@@ -46,6 +47,7 @@ from pretrain.train.layer_norms import LayerNorms
 from pretrain.train.rollback import agree_on_skips
 from pretrain.train.samples import AttentionPictures, Samples, build_pictures, build_samples
 from pretrain.train.step import TrainModule
+from pretrain.types import Columns
 from pretrain.utils.status_line import show_phase
 from pretrain.utils.units import count
 
@@ -92,7 +94,7 @@ class Run:
 def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> tuple[Run, TrainState]:
     """Builds every part and restores the newest checkpoint, if there is one. Collective."""
     config, folder, dataset = claim.config, claim.folder, claim.dataset
-    plan = plan_batch(config.batch, world.size)
+    plan = plan_batch(config.batch, world.size, world.sequence)
     optim, clip = config.optim, config.optim.grad_clip
     progress.enter("meet")
     accelerator = start_accelerator(config.engine, clip, plan, count_parameters(config.model), world)
@@ -105,6 +107,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     start = open_start(config, dataset.tokenizer_path)
     model = build_model(config.model, config.engine, accelerator.device, storage=not builds_sharded(config.engine))
     num_saved = start.arrange(model)
+    share_rows(model, world, config.engine.group_timeout_s)
     groups = group_parameters(model, optim.layer_decay, start.scale_of, split_heads=optim.muon.split_heads)
     if builds_sharded(config.engine):
         fill_sharded(model, start.draw, config.engine, accelerator)
@@ -198,8 +201,8 @@ def _loader(
         samples,
         claim.make_rows,
         plan,
-        rank=world.rank,
-        world_size=world.size,
+        rank=world.data_rank,
+        world_size=world.data_size,
         start_step=state.step,
         start_position=state.position,
         skips=SkipRanges(state.skips),
@@ -209,7 +212,13 @@ def _loader(
         pin_memory=pin_memory,
         stop=lambda: bool(stop),
         length_at=claim.config.batch.length_at if claim.config.batch.short_rows else None,
+        columns=_columns(world),
     )
+
+
+def _columns(world: World) -> Columns | None:
+    """Returns the columns of this rank; None: it has whole rows."""
+    return Columns(world.sequence_rank, world.sequence) if world.sequence > 1 else None
 
 
 def _meter(config: RunConfig, world: World, on_cuda: bool) -> Meter:
@@ -238,11 +247,12 @@ def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -
             open_windows(source.index, store, config.data, config.lengths, plan.rows, damage),
             claim.make_rows,
             micro=plan.micro,
-            rank=world.rank,
-            world_size=world.size,
+            rank=world.data_rank,
+            world_size=world.data_size,
             max_tokens=config.eval.max_tokens,
             crop=config.data.packing == "padded",
             pin_memory=pin_memory,
+            columns=_columns(world),
         )
         # A code for the text predicts each token from those before it, and no other objective does.
         is_code = split.num_bytes_text and all(task.kind == "causal" for task in config.objective.tasks)

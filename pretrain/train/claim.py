@@ -87,7 +87,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
             lacks a token that the objective needs.
         DataError: Shards are missing or damaged.
     """
-    plan_batch(config.batch, world.size)
+    plan_batch(config.batch, world.size, config.parallel.sequence)
     show_phase(f"reading {', '.join(dict.fromkeys(config.data.paths))}")
     stores = open_stores(config.data, lambda: bool(stop))
     folders = {path: store.folder for path, store in zip(config.data.paths, stores, strict=True)}

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -135,6 +136,7 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
 
 
 def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> int:
+    world = replace(world, sequence=claim.config.parallel.sequence)
     run, state = build_run(claim, world, stop, progress)
     try:
         state = train(run, state)

@@ -6,14 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain import dist
 from pretrain.checkpoint.load import load_checkpoint
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
 from pretrain.engine.engine import Engine
 from pretrain.model.feedforward import Router
-from tests.integration.workers import MODEL, build, train
+from tests.integration.workers import MODEL, build, train, whole_moments
 
 EXPERTS: dict[str, dict[str, Any]] = {
     "loss": {"count": 5, "top_k": 2, "width": 10, "balance_weight": 0.5, "z_loss": 0.01},
@@ -112,14 +111,5 @@ def gradients_of(world: World, cases: list[list[Any]], micro: int) -> list[dict[
     for balance, *case in cases:
         engine = build(world, *case, micro=micro, model=mixture(balance), grad_clip=0.0)
         train(engine, world, range(1), micro)
-        mine = [
-            (piece.name, piece.offset, piece.tensors["exp_avg"].tolist())
-            for piece in engine.state.owned_fragments()
-            if "exp_avg" in piece.tensors
-        ]
-        pieces = sorted(piece for part in dist.gather_objects(mine) for piece in part)
-        whole: dict[str, list[float]] = {}
-        for name, _, values in pieces:
-            whole.setdefault(name, []).extend(values)
-        found.append(whole)
+        found.append(whole_moments(engine))
     return found

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
+from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import OptimConfig
@@ -32,13 +33,16 @@ from pretrain.engine.build import build_engine, fill_sharded, start_accelerator
 from pretrain.engine.engine import Engine
 from pretrain.model import build_model
 from pretrain.model.build import fill_weights, initial_weight
+from pretrain.model.sequence_parallel import share_rows
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.plan import roofline
+from pretrain.plan.activations import exchanged_bytes
 from pretrain.plan.roofline import wire_bytes
+from pretrain.plan.task import TrainingTask
 from pretrain.train.step import TrainModule
-from pretrain.types import Batch, Fragment
+from pretrain.types import Batch, Columns, Fragment, cut_columns
 from tests.helpers.ranks import run_in_ranks
 from tests.unit.plan.test_roofline import WORK
 
@@ -63,20 +67,22 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         found = function(*arguments, **(options or {}))
         self.reads += function is torch.ops.aten._local_scalar_dense.default
-        if function.namespace == "c10d" and "barrier" not in str(function):
+        is_collective = function.namespace in ("c10d", "_c10d_functional")
+        if is_collective and not any(word in str(function) for word in ("barrier", "wait", "wrap")):
             tensors = [leaf for leaf in pytree.tree_leaves((arguments, found)) if isinstance(leaf, torch.Tensor)]
             self.bytes[function._opname] += max((t.numel() * t.element_size() for t in tensors), default=0)
         return found
 
 
 def traffic(
-    world: World, ranks: int, cases: list[tuple[int, str]], model: dict[str, Any], **changes: int
+    world: World, ranks: int, cases: list[tuple[int, str]], model: dict[str, Any], sequence: int = 1, **changes: int
 ) -> list[dict[str, Any]]:
-    """Trains as rank 0 of `ranks`, for each stage and dtype of gradients; `changes` are of DeepSpeed's ZeRO section.
+    """Trains as rank 0 of `ranks`, of which `sequence` share rows, for each stage and dtype of gradients.
 
-    Returns the collectives of the second step, and the elements that rank 0 saves.
+    `changes` are of DeepSpeed's ZeRO section. Returns the collectives of the second step, and the elements that rank 0
+    saves.
     """
-    rank_0 = _join(0, ranks)
+    rank_0 = replace(_join(0, ranks), sequence=sequence)
     configured = build.deepspeed_config
 
     def with_changes(*arguments: Any) -> dict[str, Any]:
@@ -133,7 +139,8 @@ def _start(world: World, stage: int, gradients: str, model: dict[str, Any]) -> t
     model_config = ModelConfig.model_validate(expand_preset(model))
     built = build_model(model_config, config, torch.device("cpu"), storage=stage != 3)
     size = sum(parameter.numel() for parameter in built.parameters())
-    plan = BatchPlan(ACCUMULATION * world.size, ACCUMULATION, 1, ACCUMULATION)
+    share_rows(built, world, config.group_timeout_s)
+    plan = BatchPlan(ACCUMULATION * world.data_size, ACCUMULATION, 1, ACCUMULATION, sequence=world.sequence)
     accelerator = start_accelerator(config, 1.0, plan, size, world)
     groups = group_parameters(built)
 
@@ -153,13 +160,16 @@ def _start(world: World, stage: int, gradients: str, model: dict[str, Any]) -> t
 def _step(world: World, stage: int, gradients: str, model: dict[str, Any]) -> dict[str, Any]:
     _, engine, size = _start(world, stage, gradients, model)
     tokens = torch.randint(0, 512, (1, LENGTH))
+    batch = Batch(tokens, tokens)
+    if world.sequence > 1:
+        batch = cut_columns(batch, Columns(0, world.sequence))
     # Compares with what the other ranks say.
     alike = "deepspeed.runtime.zero.partitioned_param_coordinator.assert_ints_same_as_other_ranks"
     with mock.patch(alike, lambda *_: None):
         for _ in range(2):
             with Recorder() as recorder:
                 for number in range(ACCUMULATION):
-                    engine.forward_backward(Batch(tokens, tokens), 1.0, number + 1 == ACCUMULATION)
+                    engine.forward_backward(batch, 1.0, number + 1 == ACCUMULATION)
                 reads = recorder.reads
                 engine.update(1e-3)
     owned = sum(fragment.length for fragment in engine.state.owned_fragments())
@@ -231,6 +241,21 @@ def test_the_fragments_of_1024_ranks_cover_every_element_once():
                 # A rank without a piece has no place.
                 assert (start, stop) == (wanted if wanted[0] < wanted[1] else (-1, -1)), (stage, rank, numbers)
             assert stage == 0 or part * ranks >= length
+
+
+@pytest.mark.parametrize("sequence", [2, pytest.param(8, marks=pytest.mark.long)])
+def test_ranks_that_share_rows_exchange_what_the_plan_says_and_send_nothing_else_more(sequence):
+    heads = {"decoder": {"layers": 2, "heads": 8, "kv_heads": 4, "head_width": 16}}
+    arguments = {"ranks": 8, "cases": [(2, "compute"), (3, "compute")], "model": MODEL | heads}
+    (alone,) = run_in_ranks("tests.integration.test_collectives:traffic", 1, arguments)
+    (shared,) = run_in_ranks("tests.integration.test_collectives:traffic", 1, {**arguments, "sequence": sequence})
+    model = ModelConfig.model_validate(expand_preset(MODEL | heads))
+    task = TrainingTask(model, RowLengths(LENGTH, LENGTH), sequence=sequence)
+    for mine, its in zip(shared, alone, strict=True):
+        exchanged = mine["bytes"].pop("all_to_all_single")
+        assert exchanged == ACCUMULATION * exchanged_bytes(task, EngineConfig(precision="bf16"), 1)
+        # Without the key there is no such collective, and the others are the same.
+        assert mine["bytes"] == its["bytes"]
 
 
 MOST_READS = {0: 5, 1: 4, 2: 4, 3: 2}

@@ -159,3 +159,14 @@ def test_the_plan_says_whether_fp8_pays(here, capsys):
     ):
         assert cli.run(["plan", QUICKSTART, *overrides]) == 0
         assert said in capsys.readouterr().out
+
+
+def test_ranks_that_share_rows_are_planned_with_what_they_exchange(here, capsys):
+    arguments = (QUICKSTART, BATCH, "parallel.sequence=2", "engine.precision=bf16", "--gpus-per-node", "2")
+    assert cli.run(["plan", *arguments, "--gpu", "h100"]) == 0
+    output = capsys.readouterr().out
+    assert "16 rows a step = 1 group of 2 ranks x 2 accumulated x 8 at once" in output
+    assert re.search(r"and queries, keys, values and results to the 2 ranks of a row: [\d.]+ MiB in [\d.]+ ", output)
+    # By default as many GPUs of a node as divide the batch, and the ranks of a row.
+    assert cli.run(["plan", QUICKSTART, BATCH, "parallel.sequence=4", "--gpu", "h100"]) == 0
+    assert "2 groups of 4 ranks x 1 accumulated" in capsys.readouterr().out

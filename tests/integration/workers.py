@@ -18,17 +18,18 @@ from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
 from pretrain.data.loader import StepCounts
-from pretrain.dist import World
+from pretrain.dist import World, gather_objects
 from pretrain.engine.build import build_engine, fill_sharded, start_accelerator
 from pretrain.engine.engine import Engine
 from pretrain.model import build_model
 from pretrain.model.build import fill_weights, initial_weight
+from pretrain.model.sequence_parallel import share_rows
 from pretrain.objective import build_loss
 from pretrain.optim.build import MUON_BATCH_ELEMENTS, build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.optim.parametrization import scale_of
 from pretrain.train.step import TrainModule, start_exchange
-from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
+from pretrain.types import IGNORE_INDEX, Batch, Columns, SourceBatch, cut_columns
 
 ROWS, SEQ_LEN, VOCAB = 12, 16, 61
 # 61 tokens padded to 64, tied embeddings and grouped-query attention: odd sizes, so that partitions cut parameters.
@@ -124,12 +125,15 @@ def build(
         activation_checkpointing=checkpointing,
         fp8=fp8,
     )
-    plan = plan_batch(BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size)
+    plan = plan_batch(
+        BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size, world.sequence
+    )
     recipe = optimizer.removesuffix(BY_BATCHES)
     optim = OptimConfig.model_validate({"lr": 1e-2, "grad_clip": grad_clip} | RECIPES.get(recipe, {"kind": recipe}))
     accelerator = start_accelerator(config, grad_clip, plan, 30000, world)
     model_config = parse_model(expand_preset(model))
     built = build_model(model_config, config, torch.device("cpu"), storage=not sharded)
+    share_rows(built, world, config.group_timeout_s)
     if finetune == "freeze":
         freeze(built, ["embedding.*", "decoder.blocks.0.*"])
     elif finetune == "lora":
@@ -179,8 +183,12 @@ def train(
     rows = []
     for step in steps:
         whole = global_batch(step, source)
-        mine = range(world.rank * ROWS // world.size, (world.rank + 1) * ROWS // world.size)
+        each = ROWS // world.data_size
+        mine = range(world.data_rank * each, (world.data_rank + 1) * each)
         micros = [rows_of(whole, slice(first, first + micro)) for first in range(mine.start, mine.stop, micro)]
+        if world.sequence > 1:
+            columns = Columns(world.sequence_rank, world.sequence)
+            micros = [cut_columns(batch, columns) for batch in micros]
         scale = world.size / whole.num_targets()
         if step == poison and world.rank == 0:
             scale = float("inf")
@@ -195,3 +203,16 @@ def train(
             module.balance.follow(agreed.routed)
         rows.append([agreed.loss_sum / whole.num_targets(), update.grad_norm, float(update.skipped)])
     return rows
+
+
+def whole_moments(engine: Engine) -> dict[str, list[float]]:
+    """First moment of every parameter, from all ranks. Collective."""
+    mine = [
+        (piece.name, piece.offset, piece.tensors["exp_avg"].tolist())
+        for piece in engine.state.owned_fragments()
+        if "exp_avg" in piece.tensors
+    ]
+    whole: dict[str, list[float]] = {}
+    for name, _, values in sorted(piece for part in gather_objects(mine) for piece in part):
+        whole.setdefault(name, []).extend(values)
+    return whole

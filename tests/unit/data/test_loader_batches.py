@@ -10,11 +10,12 @@ import torch
 
 from pretrain.config.data import BatchConfig, plan_batch
 from pretrain.config.objective import MaskedConfig
-from pretrain.data.loader import StepBatch, TrainLoader
+from pretrain.data.loader import StepBatch, StepCounts, TrainLoader
 from pretrain.objective.causal import prefix_rows
 from pretrain.objective.masked import masked_rows
 from pretrain.objective.seq2seq import pair_rows
 from pretrain.rows import ModelRows, TokenRows
+from pretrain.types import Batch, Columns
 from tests.unit.objective.test_masked import VOCABULARY, random_rows
 
 SEQ_LEN = 24
@@ -35,9 +36,9 @@ class Pairs:
         return replace(Texts().read(positions), source=source)
 
 
-def first_step(stream, make_rows: Callable[..., ModelRows]) -> StepBatch:
+def first_step(stream, make_rows: Callable[..., ModelRows], columns: Columns | None = None) -> StepBatch:
     plan = plan_batch(BatchConfig(global_tokens=8 * SEQ_LEN, seq_len=SEQ_LEN, micro=4), 1)
-    loader = TrainLoader(stream, make_rows, plan, rank=0, world_size=1)
+    loader = TrainLoader(stream, make_rows, plan, rank=0, world_size=1, columns=columns)
     step = next(loader)
     loader.close()
     return step
@@ -82,3 +83,36 @@ def test_a_batch_holds_what_the_objective_made(stream, make_rows):
         < step.counts.num_tokens
         < sum(rows.inputs.size + (rows.source.tokens.size if rows.source else 0) for rows in made)
     )
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+@pytest.mark.parametrize(("stream", "make_rows"), MAKERS.values(), ids=MAKERS)
+def test_ranks_that_share_rows_have_their_columns_once_and_count_them_once(stream, make_rows, ranks):
+    whole = first_step(stream, make_rows)
+    parts = [first_step(stream, make_rows, Columns(rank, ranks)) for rank in range(ranks)]
+    assert sum((part.counts for part in parts), StepCounts()) == whole.counts
+    for number, batch in enumerate(whole.micro_batches):
+        shared = [part.micro_batches[number] for part in parts]
+        assert sum(one.num_targets() for one in shared) == batch.num_targets()
+        assert all(one.sample_ids == batch.sample_ids for one in shared)
+        length = batch.tokens_BT.shape[1]
+
+        def joined(name: str, shared: list[Batch] = shared, length: int = length) -> torch.Tensor:
+            return torch.cat([getattr(one, name) for one in shared], dim=1)[:, :length]
+
+        assert torch.equal(joined("tokens_BT"), batch.tokens_BT)
+        assert torch.equal(joined("targets_BT"), batch.targets_BT)
+        positions = torch.arange(length).expand_as(batch.tokens_BT)
+        assert torch.equal(joined("positions_BT"), positions if batch.positions_BT is None else batch.positions_BT)
+        for one in shared:
+            # What masks are made of is whole, and padding beyond the rows is hidden.
+            assert one.documents_BT is None or bool((one.documents_BT[:, length:] == -1).all())
+            assert (one.documents_BT is None) == (batch.documents_BT is None)
+            if one.documents_BT is not None:
+                assert torch.equal(one.documents_BT[:, :length], batch.documents_BT)
+            elif length % ranks:
+                assert one.lengths_B is not None and one.lengths_B.tolist() == [length] * len(positions)
+        if batch.target_positions_P is not None:
+            found = [one.targets_BT.flatten()[one.target_positions_P] for one in shared]
+            expected = batch.targets_BT.flatten()[batch.target_positions_P]
+            assert sorted(torch.cat(found).tolist()) == sorted(expected.tolist())

@@ -203,3 +203,33 @@ def test_chunks_of_the_loss_are_larger_on_large_gpus_and_in_fewer_copies_where_c
     assert loss_bytes(config, "a100-40") == 8 * 2**26
     assert loss_bytes(config, "a100") == 8 * 2**28
     assert loss_bytes(compiled, "a100") == 4 * 2**28
+
+
+def test_ranks_that_share_rows_are_planned_with_their_part_of_the_activations():
+    given = [*LLAMA, "batch.global_tokens=262144", "batch.seq_len=8192", "batch.micro=1", "engine.zero_stage=3"]
+    alone, shared = (config_of(*given, f"parallel.sequence={ranks}") for ranks in (1, 4))
+    cluster = nodes_of("h100")
+    whole, part = (plan_facts(config, cluster, PlanOptions()) for config in (alone, shared))
+    assert part["layout"]["accumulation"] == 4 * whole["layout"]["accumulation"]
+    assert part["memory"]["activations"] == pytest.approx(whole["memory"]["activations"] / 4, rel=0.2)
+    assert part["memory"]["optimizer"] == whole["memory"]["optimizer"], "cut over all ranks"
+    assert whole["exchange"] == {"ranks": 1, "bytes": 0, "seconds": 0.0}
+    # 32 layers, 1,024 rows of 2,048 tokens over 2 groups; 32 + 2 x 8 + 32 heads of 128 in bf16, forward and backward.
+    assert part["exchange"]["bytes"] == 16 * 2048 * 32 * 80 * 128 * 2 * 2
+    faster, slower = (facts["rates"]["predicted"]["parts_s"] for facts in (whole, part))
+    assert slower["projections"] == pytest.approx(faster["projections"])
+    assert slower["network"] > faster["network"] + part["exchange"]["seconds"]
+
+
+def test_the_search_and_the_curve_count_groups_of_ranks():
+    config = config_of(*GPT2, "batch.global_tokens=8192", "batch.micro=1", "parallel.sequence=4")
+    cluster = nodes_of("h100")
+    for one in search(task_of(config), config.engine, cluster, config.batch.rows):
+        assert one.layout.micro * one.layout.accumulation == 4  # 8 rows, 2 groups
+    points = sweep(config, task_of(config), cluster, [1, 4, 8])
+    assert [point.micro * point.accumulation for point in points] == [4, 1, 0]
+    assert points[-1].why == "8 rows a step do not divide over 64 ranks, 4 a row"
+    odd = sweep(config, task_of(config), nodes_of("h100", 1, 2), [1])
+    assert odd[0].why == "parallel.sequence=4 does not divide 2 ranks"
+    (problem,) = check_fits(config, nodes_of("h100", 1, 2))
+    assert problem.what == "parallel.sequence=4 must divide the number of ranks, 2"

@@ -1,0 +1,117 @@
+"""Sequence parallelism: R ranks share the rows of a batch (Jacobs et al. 2023, DeepSpeed-Ulysses).
+
+    norms, products, experts, loss      all heads of T / R columns (`types.Columns`)
+        | exchange of queries, keys and values: parts of the heads, from each part of the columns
+        v
+    `attend` of any backend             N / R heads of all T columns, the mask of whole rows
+        | exchange of the result: parts of the columns, from each part of the heads
+        v
+    norms, products, experts, loss      all heads of T / R columns
+
+Everything else works on one token, so no other layer knows of it. Ranks need as many query heads
+each. Key-value heads that several ranks read are sent to each of them. The gradient of an exchange
+is an exchange: summed over all ranks, gradients of the parts are those of whole rows.
+
+Not here: the cut of a batch (`types.cut_columns`), and the sum over ranks (`engine/`).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as collectives
+from torch import Tensor, nn
+
+from pretrain.dist import World
+from pretrain.model.attention import CrossAttention, SelfAttention
+from pretrain.model.backends.backend import AttentionBackend, DistanceBias, cast_inputs
+from pretrain.model.stack import Stack
+from pretrain.plan.activations import copies_of_heads
+from pretrain.types import AttentionMask
+
+
+def _exchange(x: Tensor, group: Any) -> Tensor:
+    """Sends part i of dimension 0 to rank i; returns the parts of all ranks, by rank."""
+    # Differentiable, and traced by torch.compile, whose graph an autograd.Function would break.
+    found = collectives.all_to_all_single_autograd(x.contiguous(), None, None, group)
+    return collectives.wait_tensor(found)
+
+
+def _to_heads(parts: tuple[Tensor, ...], group: Any) -> tuple[Tensor, ...]:
+    """Exchanges [B, t, heads, H] of these columns for [B, T, heads / R, H] of all."""
+    ranks = group.size()
+    sent_BtRMH = torch.cat([x.unflatten(2, (ranks, -1)) for x in parts], dim=3)
+    found_RBtMH = _exchange(sent_BtRMH.permute(2, 0, 1, 3, 4), group)
+    heads = [x.shape[2] // ranks for x in parts]
+    return found_RBtMH.transpose(0, 1).flatten(1, 2).split(heads, dim=2)
+
+
+def _to_columns(x_BTMH: Tensor, group: Any) -> Tensor:
+    """Exchanges [B, T, N / R, H] of these heads for [B, t, N, H] of all."""
+    found_RBtMH = _exchange(x_BTMH.unflatten(1, (group.size(), -1)).transpose(0, 1), group)
+    return found_RBtMH.permute(1, 2, 0, 3, 4).flatten(2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMask:
+    """A prepared mask of whole rows, for queries and keys of which each rank has some columns."""
+
+    inner: Any
+
+
+class SharedAttention:
+    """An attention backend for columns of rows that ranks share, and for whole rows as before."""
+
+    def __init__(self, inner: AttentionBackend, group: Any) -> None:
+        self.inner = inner
+        self._group = group
+
+    def prepare(self, mask: AttentionMask, *, bias: DistanceBias | None = None, **size: Any) -> Any:
+        """Prepares the mask of whole rows, of `queries` and `keys`, for the heads of this rank."""
+        columns = mask.columns
+        if columns is None:
+            return self.inner.prepare(mask, bias=bias, **size)
+        if bias is not None:
+            bias = DistanceBias(bias.values_NR.chunk(columns.ranks)[columns.rank])
+        return SharedMask(self.inner.prepare(replace(mask, columns=None), bias=bias, **size))
+
+    def attend(
+        self,
+        q_BTNH: Tensor,
+        k_BSKH: Tensor,
+        v_BSKH: Tensor,
+        prepared: Any,
+        *,
+        dropout: float = 0.0,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Attends between two exchanges, or three of cross attention. Collective for columns."""
+        options: dict[str, Any] = {"dropout": dropout, "scale": scale}
+        if not isinstance(prepared, SharedMask):
+            return self.inner.attend(q_BTNH, k_BSKH, v_BSKH, prepared, **options)
+        heads = (q_BTNH.shape[2], k_BSKH.shape[2])
+        copies = copies_of_heads(*heads, self._group.size())
+        q, k, v = cast_inputs(q_BTNH, k_BSKH, v_BSKH)
+        if copies > 1:
+            k, v = (x.repeat_interleave(copies, dim=2) for x in (k, v))
+        if q.shape[1] == k.shape[1]:
+            q, k, v = _to_heads((q, k, v), self._group)
+        else:
+            (q,), (k, v) = _to_heads((q,), self._group), _to_heads((k, v), self._group)
+        mixed_BTMH = self.inner.attend(q, k, v, prepared.inner, **options)
+        return _to_columns(mixed_BTMH, self._group).to(q_BTNH.dtype)
+
+
+def share_rows(model: nn.Module, world: World, timeout_s: int) -> None:
+    """Makes a built model attend over columns, where ranks share rows. Collective among these.
+
+    `timeout_s` is that of their process group.
+    """
+    if world.sequence == 1:
+        return
+    group = world.sequence_group(timeout_s)
+    for module in model.modules():
+        if isinstance(module, Stack | SelfAttention | CrossAttention):
+            module.backend = SharedAttention(module.backend, group)
+        if isinstance(module, Stack) and module.cross_backend is not None:
+            module.cross_backend = SharedAttention(module.cross_backend, group)

@@ -1,0 +1,214 @@
+"""Real ranks that share rows: exact gradients and losses, memory by T / N, the same samples, any resumption."""
+
+import json
+
+import pytest
+
+from tests.helpers.ranks import run_in_ranks
+from tests.helpers.topologies import ROWS, contents, ledger, newest, run_dir, write_run
+from tests.integration.sequence_workers import MODELS
+from tests.integration.test_experts import assert_close
+
+WORKERS = "tests.integration.sequence_workers"
+JOBS = "tests.helpers.topologies:run_jobs"
+ZERO = [["deepspeed", stage, "fp32"] for stage in range(4)]
+DDP = ["ddp", 0, "fp32"]
+ALONE = ["single", 0, "fp32"]
+STEPS = 20
+LAYOUTS = 200
+
+
+def trained(world_size, cases, sequence, micro, *, model="grouped", steps=STEPS, **options):
+    """Rows of [loss, gradient norm, skipped] of each case; all ranks agree."""
+    arguments = {"cases": cases, "steps": steps, "micro": micro, "sequence": sequence, "model": model, **options}
+    ranks = run_in_ranks(f"{WORKERS}:losses_of", world_size, arguments)
+    assert all(rank == ranks[0] for rank in ranks)
+    return ranks[0]
+
+
+def test_two_ranks_that_share_rows_train_like_one_process():
+    (expected,) = trained(1, [ALONE], 1, 12)
+    (rows,) = trained(2, [ZERO[2]], 2, 6)
+    assert_close(rows, expected, loss=1e-6, norm=1e-5)
+    assert expected[-1][0] < expected[0][0] - 0.1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", MODELS)
+def test_every_stage_and_ddp_train_rows_that_are_shared_like_one_process(model):
+    (expected,) = trained(1, [ALONE], 1, 12, model=model)
+    for rows in trained(2, [*ZERO, DDP], 2, 4, model=model):
+        assert_close(rows, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("world_size", "sequence", "model"),
+    [(4, 2, "grouped"), (4, 4, "few keys"), (4, 2, "encoder"), (4, 2, "two stacks"), (3, 3, "torn groups")],
+)
+def test_data_and_sequence_ranks_multiply(world_size, sequence, model):
+    (expected,) = trained(1, [ALONE], 1, 12, model=model)
+    for rows in trained(world_size, ZERO, sequence, 3, model=model):
+        assert_close(rows, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["grouped", "few keys", "two stacks"])
+def test_the_gradient_of_every_parameter_is_that_of_one_process(model):
+    def gradients(world_size, cases, sequence, micro):
+        arguments = {"cases": cases, "micro": micro, "sequence": sequence, "model": model}
+        return run_in_ranks(f"{WORKERS}:gradients_of", world_size, arguments)[0]
+
+    (expected,) = gradients(1, [ALONE], 1, 12)
+    for found in (*gradients(2, ZERO, 2, 6), *gradients(4, ZERO[2:], 2, 3)):
+        assert found.keys() == expected.keys()
+        for name, values in found.items():
+            largest = max(map(abs, expected[name]))
+            assert values == pytest.approx(expected[name], rel=1e-5, abs=1e-5 * largest), name
+
+
+@pytest.mark.parametrize("balance", [pytest.param("loss", marks=pytest.mark.long), "bias"])
+def test_mixtures_of_experts_count_the_tokens_of_all_ranks_that_share_rows(balance):
+    def mixtures(world_size, cases, sequence, micro):
+        arguments = {"cases": [[balance, *case] for case in cases], "steps": 10, "sequence": sequence, "micro": micro}
+        return run_in_ranks(f"{WORKERS}:mixture_losses", world_size, arguments)[0]
+
+    ((*expected, final),) = mixtures(1, [ALONE], 1, 12)
+    for *rows, balanced in mixtures(2, [ZERO[3]], 2, 4):
+        assert_close(rows, expected)
+        assert balanced == final  # counts of tokens, and no rounding between them
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "options",
+    [{"checkpointing": "full"}, {"checkpointing": "selective"}, {"compile": True}, {"finetune": "lora"}],
+    ids=lambda options: "-".join(map(str, *options.items())),
+)
+def test_recomputed_compiled_and_adapted_blocks_train_shared_rows_alike(options):
+    (expected,) = trained(1, [ALONE], 1, 12, steps=5, **options)
+    for rows in trained(2, [ZERO[2], ZERO[3]], 2, 6, steps=5, **options):
+        assert_close(rows, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+def test_optimizers_of_whole_matrices_step_them_whole_where_rows_are_shared(optimizer):
+    (expected,) = trained(1, [[*ALONE, optimizer]], 1, 12, steps=5)
+    for rows in trained(4, [[*case, optimizer] for case in (ZERO[1], ZERO[3])], 2, 3, steps=5):
+        # Muon iterates in bf16: the order of an fp32 sum moves its update by up to 2**-8 of itself.
+        assert_close(rows, expected, loss=1e-4, norm=1e-3)
+
+
+def check_layouts(model, world_size, seeds):
+    # In float64, where the order of sums does not hide an error: in fp32 gradients are some 5e-7 apart.
+    arguments = {"model": model, "seeds": list(seeds), "dtype": "float64"}
+    ranks = run_in_ranks(f"{WORKERS}:layout_errors", world_size, arguments)
+    assert all(max(errors) < 1e-12 for errors in ranks)
+
+
+@pytest.mark.parametrize("model", ["window", "two stacks"])
+def test_gradients_of_some_random_layouts_are_those_of_whole_rows(model):
+    check_layouts(model, 3, range(8))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_of_200_random_layouts_are_those_of_whole_rows(model, world_size):
+    if (8 if model == "few keys" else 6) % world_size:
+        pytest.skip("heads do not divide")
+    check_layouts(model, world_size, range(LAYOUTS))
+
+
+def check_saved(model, world_size, *, whole):
+    arguments = {"model": model, "lengths": [512, 1024]}
+    for rows in run_in_ranks(f"{WORKERS}:saved_bytes", world_size, arguments):
+        for of_row, part, planned in rows:
+            assert part == pytest.approx(planned, rel=0.05)
+            # Of values that are summed in each layer a rank keeps two copies: before and after the exchange.
+            assert part == pytest.approx(of_row / world_size, rel=whole)
+        (_, short, _), (_, long, _) = rows
+        assert long == pytest.approx(2 * short, rel=0.05)
+
+
+def test_a_rank_saves_bytes_in_proportion_to_its_columns_as_planned():
+    check_saved("few keys", 2, whole=0.05)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in ("two stacks", "labels")])
+def test_every_make_of_a_stack_saves_bytes_as_planned(model):
+    check_saved(model, 2, whole=0.15)
+
+
+@pytest.mark.long
+def test_twice_as_many_ranks_save_half_as_many_bytes_each():
+    by_ranks = {}
+    for world_size in (2, 4):
+        arguments = {"model": "few keys", "lengths": [1024]}
+        ((by_ranks[world_size],), *_) = run_in_ranks(f"{WORKERS}:saved_bytes", world_size, arguments)
+    assert by_ranks[4][1] == pytest.approx(by_ranks[2][1] / 2, rel=0.05)
+
+
+def run_steps(config, ranks, sequence, stop, *more):
+    """Runs a config up to a step on so many ranks."""
+    overrides = [f"train.stop_after={stop}", f"parallel.sequence={sequence}", *more]
+    overrides.append(f"batch.micro={ROWS * sequence // ranks}")
+    overrides.append("engine={kind: deepspeed, zero_stage: 2, precision: fp32, device: cpu}")
+    job = {"config": str(config), "overrides": overrides, "saved": str(config.parent / f"loaded-{sequence}-{stop}")}
+    for found in run_in_ranks(JOBS, ranks, {"jobs": [job]}):
+        assert found[0][0] == 0
+
+
+def losses(rows):
+    return [float.fromhex(row["loss"]) for row in rows.values()]
+
+
+def samples(rows):
+    return [(row["digest"], row["tokens"]) for row in rows.values()]
+
+
+@pytest.mark.parametrize("packing", ["concat", pytest.param("padded", marks=pytest.mark.long)])
+def test_a_run_moves_between_degrees_with_the_same_samples(tmp_path, corpus, packing):
+    evaluated = (f"data.packing={packing}", "eval.every_steps=5", "tracking.log_every_steps=5")
+    evaluated += ("tracking.samples={prompts: [alpha], max_tokens: 8}",)  # generated from whole rows
+    golden, moved = (write_run(tmp_path / name, corpus) for name in ("golden", "moved"))
+    run_steps(golden, 2, 1, 15, *evaluated)
+    for stop, sequence in ((5, 2), (10, 1), (15, 2)):
+        run_steps(moved, 2, sequence, stop, *evaluated)
+    expected, found = ledger(run_dir(golden)), ledger(run_dir(moved))
+    assert samples(found) == samples(expected) and len(found) == 15
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-5)
+    # Nothing is converted: what a rank holds after loading is what was saved.
+    before = contents(run_dir(moved).checkpoints / "step-00000010")
+    after = contents(newest_of(moved.parent / "loaded-2-15"))
+    assert all(bool((before[key] == after[key]).all()) for key in before)
+    rows = [[json.loads(line) for line in run_dir(one).metrics.read_text().splitlines()] for one in (golden, moved)]
+    evaluations = [
+        [(row["step"], row["val_tokens"], row["val_loss"]) for row in one if "val_loss" in row] for one in rows
+    ]
+    assert len(evaluations[0]) == 3
+    texts = [run_dir(one).path.joinpath("samples.jsonl").read_text() for one in (golden, moved)]
+    assert texts[0] == texts[1]
+    for mine, its in zip(*evaluations, strict=True):
+        assert mine == pytest.approx(its, rel=1e-5)
+
+
+def newest_of(folder):
+    (found,) = folder.glob("step-*")
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_run_with_dropout_resumes_bit_for_bit_and_rows_that_do_not_divide_are_padded(tmp_path, corpus, ranks):
+    dropout = ("model.decoder.dropout=0.1",)
+    whole, stopped = (write_run(tmp_path / name, corpus) for name in ("whole", "stopped"))
+    run_steps(whole, ranks, ranks, 12, *dropout)
+    for stop in (7, 12):
+        run_steps(stopped, ranks, ranks, stop, *dropout)
+    left, right = ledger(run_dir(whole)), ledger(run_dir(stopped))
+    assert (samples(left), losses(left)) == (samples(right), losses(right))
+    weights, others = (contents(newest(run_dir(one))) for one in (whole, stopped))
+    assert all(bool((weights[key] == others[key]).all()) for key in weights)
