@@ -94,14 +94,15 @@ def train_run(
 ) -> tuple[list[dict[str, Any]], float]:
     """Trains a new run of `steps` steps on one thread; returns the rows of its metrics, and its CPU time in seconds.
 
-    The learning rate rises over a share `warmup` of the steps, or over 50 if that is 0, and falls to a tenth.
+    The learning rate rises over a share `warmup` of the steps, or over 50 if that is 0, and falls to a tenth by a
+    cosine, but for what `config` says of its schedule.
     """
     if (folder / name).exists():
         raise SystemExit(f"{folder / name} exists, and would be gone on with; give another --output")
     run = {**config, "run": {"dir": str(folder), "name": name}, "train": {"steps": steps}}
     warmup_steps = round(warmup * steps) or min(50, steps // 4)
     schedule = {"kind": "cosine", "warmup_steps": warmup_steps, "min_ratio": 0.1}
-    run["optim"] = {"schedule": schedule} | run["optim"]
+    run["optim"] = run["optim"] | {"schedule": schedule | run["optim"].get("schedule", {})}
     run["eval"] = {"every_steps": steps, "max_tokens": 200_000}
     path = folder / f"{name}.yaml"
     folder.mkdir(parents=True, exist_ok=True)
