@@ -15,8 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks.common import environment
 from benchmarks.recurrent import train_for
 from pretrain.config.load import load_config
@@ -37,20 +35,17 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
 def plan_run(name: str, data: Path, lr: float) -> dict[str, Any]:
     """Returns the config of an arm, without its run and length; `lr` is that of a recurrent one."""
     recipe, model = ARMS[name]
-    optim = yaml.safe_load((RECIPES / recipe).read_text())["optim"]
-    del optim["schedule"]["warmup_steps"]
-    config = {
+    config: dict[str, Any] = {
         "include": str((RECIPES / recipe).resolve()),
         "data": {"path": str(data.resolve())},
-        "optim": optim,
         "checkpoint": {"every_steps": 1_000_000},
         "tracking": {"wandb": "off"},
     }
     if recipe == LSTM:
-        del optim["schedule"]
-        config |= {"model": model, "batch": {"global_tokens": 80 * 128, "micro": 80}}
-        optim["lr"] = lr
-    return config
+        batch = {"global_tokens": 80 * 128, "micro": 80}
+        return config | {"model": model, "batch": batch, "optim": {"lr": lr}}
+    schedule = load_config(RECIPES / recipe).optim.schedule
+    return config | {"optim": {"schedule": {"kind": schedule.kind, "min_ratio": schedule.min_ratio}}}
 
 
 def score(run: Path, source: Path, reference: Path) -> dict[str, Any]:
