@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class DamagePolicy:
-    """Decides for the streams of one split, and counts skipped rows. Thread-safe."""
+    """Decides for the streams of one split, and counts skipped rows; `skips`: it allows some. Thread-safe."""
 
     def __init__(self, on_error: Literal["stop", "skip"] = "stop", max_skipped_rows: int = 0) -> None:
-        self._skips = on_error == "skip"
+        self.skips = on_error == "skip"
         self._limit = max_skipped_rows
         self._lock = threading.Lock()
         self._rows: set[tuple[str, int]] = set()
@@ -38,7 +38,7 @@ class DamagePolicy:
 
     def skip(self, error: DataError, shards: ShardSet, sample: int) -> None:
         """Counts a sample that cannot be read. Raises: DataError: `error`, unless rows are skipped."""
-        if not self._skips or isinstance(error, UnavailableError):
+        if not self.skips or isinstance(error, UnavailableError):
             raise error
         folder = str(shards.folder)
         with self._lock:
@@ -59,7 +59,7 @@ class DamagePolicy:
     def reader(self, shards: ShardSet) -> Callable[[int], ShardReader]:
         """Returns a function that opens a shard by its number."""
         # A damaged shard that was fetched is fetched again once, not for each row that is skipped.
-        if not (self._skips and shards.store.fetches):
+        if not (self.skips and shards.store.fetches):
             return shards.reader
         failed: dict[int, DataError] = {}
 

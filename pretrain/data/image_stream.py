@@ -117,7 +117,7 @@ class ImageStream:
     """The images of one split; arguments and order as of `TokenStream`, with T = 1.
 
     `image` is the input of the model, and a row has `seq_len` positions. Raises: DataError: There
-    is no such split.
+    is no such split; or images are smaller than the crop, where sizes are known without a download.
     """
 
     def __init__(
@@ -147,6 +147,10 @@ class ImageStream:
         store = self._shards.store
         self._lookahead = Lookahead(store, self.split, split) if store.fetches else None
         self._sizes = np.array([shard.num_tokens for shard in self.split.shards], dtype=np.int64)
+        self._room = 0 if config.crop == "center" or split != "train" else 2 * config.padding
+        self._crops_as_is = config.resize == 0 and (config.crop != "random_resized" or split != "train")
+        if self._crops_as_is and not (self._damage.skips or store.fetches):
+            self._check_sizes()
         self._epoch_layout = lru_cache(EPOCHS_KEPT)(self._build_epoch_layout)
         self._fixed_layout = layout_of(self._sizes, np.arange(len(self._sizes)))
 
@@ -207,14 +211,9 @@ class ImageStream:
         """Returns the view of an image, uint8 [C, Y, X]. Raises: DataError."""
         channels, side = self._image
         width, height = file.width, file.height
-        # Padding makes room of its own.
         config = self._config
-        room = 2 * config.padding if sample is not None else 0
-        is_resized = config.resize != 0 or (config.crop == "random_resized" and sample is not None)
-        if not is_resized and min(width, height) + room < side:
-            size = f"{width} x {height} pixels are smaller than the crop of {side}"
-            fix = "leave data.images.resize out, or remove the image"
-            raise DataError(f"{size}, and data.images.resize=0", where=where, fix=fix)
+        if self._crops_as_is and min(width, height) + self._room < side:
+            raise self._too_small(width, height, where)
         if sample is None:
             view = center_view(config, width, height, side)
             return pixels_of(render(file, view, channels, side, config.interpolation))
@@ -222,6 +221,21 @@ class ImageStream:
         view = draw_view(config, width, height, side, seed, sample)
         image = render(file, view, channels, side, config.interpolation)
         return erase(pixels_of(rand_augment(image, config, seed, sample)), config, seed, sample)
+
+    def _check_sizes(self) -> None:
+        """Checks the least side of every image, before a run has begun."""
+        for number, shard in enumerate(self.split.shards):
+            sizes = self._shards.sizes(number)
+            small = np.flatnonzero(sizes.min(axis=1) + self._room < self._image.side)
+            if len(small):
+                where = f"{shard.name}, {self._shards.reader(number).image_name(int(small[0]))}"
+                width, height = sizes[small[0]].tolist()
+                raise self._too_small(width, height, where)
+
+    def _too_small(self, width: int, height: int, where: str) -> DataError:
+        side = self._image.side
+        what = f"{width} x {height} pixels are smaller than the crop of {side}, and data.images.resize=0"
+        return DataError(what, where=where, fix="leave data.images.resize out, or remove the image")
 
     def _build_epoch_layout(self, epoch: int) -> Layout:
         return layout_of(self._sizes, shard_order(len(self._sizes), self.order.seed, epoch))

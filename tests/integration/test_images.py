@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,26 @@ def test_any_ranks_workers_and_engine_read_the_same_pixels(golden, ranks, overri
     expected = read_audit(golden.folder("golden").audit)[:12]
     found = read_audit(golden.folder(name).audit)
     assert [(row.digest, row.pixels) for row in found] == [(row.digest, row.pixels) for row in expected]
+
+
+@pytest.mark.long
+def test_a_damaged_image_is_skipped_by_any_number_of_ranks_alike(tmp_path, colors):
+    shutil.copytree(colors, tmp_path / "data")
+    tar = next((tmp_path / "data/train").glob("*.tar"))
+    content = bytearray(tar.read_bytes())
+    content[1600] ^= 255  # of the first image
+    tar.write_bytes(content)
+    runs = RunMaker(tmp_path, tmp_path / "data", CONFIG)
+    skipping = (*SINGLE[1:], "data.on_error=skip", "data.max_skipped_rows=9", "train.steps=8")
+    runs.train("one", "engine.kind=single", *skipping, ranks=1)
+    runs.train("two", "engine.kind=ddp", *skipping, ranks=2)
+    one, two = (read_audit(runs.folder(name).audit) for name in ("one", "two"))
+    assert [(row.digest, row.pixels, row.tokens) for row in one] == [
+        (row.digest, row.pixels, row.tokens) for row in two
+    ]
+    assert len(one) == 8 and len({row.tokens for row in one}) == 2  # a step has a row less
+    result = run_warm("train", str(runs.config("stopped")), *SINGLE, "train.steps=8", cwd=tmp_path)
+    assert result.code == 65 and re.search(r"train/part-.*\.tar: 00000000\.png is damaged: CRC32", result.stderr)
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "checkpoint": (10, 1535),
     "cli": (13, 2485),
     "config": (23, 4457),
-    "data": (12, 2381),
+    "data": (12, 2395),
     "datacheck": (11, 2209),
     "doctor": (13, 1903),
     "drill": (6, 861),

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from pretrain.config.data import BatchConfig, ImagesConfig, RandAugmentConfig, plan_batch
+from pretrain.config.load import short_prepare
 from pretrain.config.model import ImageSize
 from pretrain.data.augment import draw_mix, mix_pixels
 from pretrain.data.damage import DamagePolicy
@@ -15,9 +16,10 @@ from pretrain.data.loader import StepCounts, TrainLoader, ValidationLoader
 from pretrain.data.mixture import merge_rows
 from pretrain.errors import DataError
 from pretrain.objective.masked import label_rows
+from pretrain.prepare.prepare import prepare
 from pretrain.rows import IGNORE_INDEX
 from pretrain.utils.image_file import ImageFile
-from tests.helpers.images import encode, noise, prepare_colors
+from tests.helpers.images import encode, noise, prepare_colors, write_colors
 
 ALL = ImagesConfig(
     crop="random_resized",
@@ -195,11 +197,38 @@ def test_a_mirrored_view_is_mirrored():
     assert np.array_equal(seen(pixels, view._replace(mirrored=True)), pixels[:, ::-1])
 
 
-def test_an_image_smaller_than_the_crop_is_named(colors):
-    stream = stream_of(colors, ImagesConfig(resize=0), side=20)
+def test_an_image_smaller_than_the_crop_is_named_before_a_row_is_read(colors, tmp_path):
     message = r"train/part-.*\.tar, 0000.*\.png: 16 x 16 pixels are smaller than the crop of 20, and data\.images\."
     with pytest.raises(DataError, match=message):
-        stream.read(range(1))
+        stream_of(colors, ImagesConfig(resize=0), side=20)
+    # Padding makes room, in training; so does a size of its own.
+    padded = ImagesConfig(resize=0, crop="random", padding=2)
+    assert stream_of(colors, padded, side=20).read(range(1)).num_tokens is None
+    with pytest.raises(DataError, match=r"validation/part-.*: 16 x 16 pixels are smaller"):
+        stream_of(colors, padded, split="validation", side=20)
+    assert stream_of(colors, ImagesConfig(resize=0, crop="random_resized"), side=20).read(range(1)).num_tokens is None
+    # One of mixed sizes, met by a run that skips.
+    write_colors(tmp_path / "photos")
+    (tmp_path / "photos/red/000.png").write_bytes(encode(noise(9, 40)))
+    index = prepare(
+        short_prepare(tmp_path / "data", [str(tmp_path / "photos")], kind="images", split="hash:0"), processes=1
+    )
+    mixed = tmp_path / "data", index
+    with pytest.raises(DataError, match="40 x 9 pixels are smaller than the crop of 10"):
+        stream_of(mixed, ImagesConfig(resize=0), side=10)
+    rows = stream_of(mixed, ImagesConfig(resize=0), side=10, damage=DamagePolicy("skip", 1)).read(range(24))
+    assert (rows.num_tokens == 0).sum() == 1
+
+
+def test_pixels_that_do_not_decode_are_damage_too(tmp_path, colors, monkeypatch):
+    def fail(self, channels, shrink=1.0):
+        raise DataError("its pixels are damaged", where=self._where, fix="remove it")
+
+    monkeypatch.setattr(ImageFile, "decode", fail)
+    with pytest.raises(DataError, match=r"train/part-.*\.tar, 0000.*\.png: its pixels are damaged; remove it"):
+        stream_of(colors).read(range(1))
+    rows = stream_of(colors, damage=DamagePolicy("skip", 12)).read(range(6))
+    assert (rows.num_tokens == 0).all() and (rows.labels == IGNORE_INDEX).all()
 
 
 def test_a_damaged_image_is_skipped_on_every_rank_alike(tmp_path):

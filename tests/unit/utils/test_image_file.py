@@ -43,9 +43,12 @@ def test_grey_and_colors_are_converted_as_the_model_reads_them():
     assert read(encode(PIXELS), channels=1).shape == (6, 10)
 
 
-@pytest.mark.parametrize("mode", ["P", "RGBA", "LA", "1", "CMYK"])
-def test_other_modes_are_converted(mode):
-    content = encode(PIXELS, "TIFF" if mode == "CMYK" else "PNG", mode)
+@pytest.mark.parametrize(
+    ("mode", "format"),
+    [("P", "PNG"), ("RGBA", "PNG"), ("LA", "PNG"), ("1", "PNG"), ("P", "GIF"), ("CMYK", "TIFF"), ("CMYK", "JPEG")],
+)
+def test_other_modes_are_converted(mode, format):
+    content = encode(PIXELS, format, mode)
     assert np.array_equal(read(content), np.asarray(Image.open(io.BytesIO(content)).convert("RGB")))
 
 
@@ -54,12 +57,35 @@ def test_of_sixteen_bits_the_upper_eight_are_kept():
     assert np.array_equal(read(encode(deep), channels=1), GREY)
 
 
-def test_orientation_is_applied():
+def test_colors_of_sixteen_bits_keep_the_upper_eight():
+    deep = PIXELS.astype(np.uint16) * 256 + 77
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in deep)
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 10, 6, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    named = [(name + body, len(body)) for name, body in chunks]
+    parts = [struct.pack(">I", size) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk, size in named]
+    assert np.array_equal(read(b"\x89PNG\r\n\x1a\n" + b"".join(parts)), PIXELS)
+
+
+TURNED = {
+    1: lambda pixels: pixels,
+    2: np.fliplr,
+    3: lambda pixels: np.rot90(pixels, 2),
+    4: np.flipud,
+    5: lambda pixels: pixels.transpose(1, 0, 2),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: np.rot90(pixels, 2).transpose(1, 0, 2),
+    8: np.rot90,
+}
+
+
+@pytest.mark.parametrize("orientation", TURNED)
+def test_orientation_is_applied(orientation):
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees, clockwise
+    exif[0x0112] = orientation
     file = ImageFile(encode(PIXELS, "PNG", exif=exif), "a")
-    assert (file.width, file.height) == (6, 10)
-    assert np.array_equal(file.decode(3), np.rot90(PIXELS, -1))
+    expected = TURNED[orientation](PIXELS)
+    assert (file.height, file.width) == expected.shape[:2]
+    assert np.array_equal(file.decode(3), expected)
 
 
 def test_a_large_jpeg_is_decoded_smaller_where_that_suffices():
@@ -93,9 +119,11 @@ def frames(format: str) -> bytes:
         (claim(90_000, 90_000), r"a\.png: a picture of more than [0-9,]+ pixels is refused"),
         (frames("GIF"), r"a\.png: an animation, of which no frame stands for all; save one frame"),
         (frames("PNG"), r"a\.png: an animation"),
+        (frames("WEBP"), r"a\.png: an animation"),
+        (frames("TIFF"), r"a\.png: an animation"),
         (encode(GREY.astype(np.int32), "TIFF"), r"a\.png: has 32 bits a pixel \(mode I\); save it with 8 or 16 bits"),
     ],
-    ids=["text", "large", "bomb", "gif", "apng", "32 bits"],
+    ids=["text", "large", "bomb", "gif", "apng", "webp", "tiff", "32 bits"],
 )
 def test_what_is_refused_by_the_header(content, message):
     with pytest.raises(DataError, match=message):
