@@ -204,16 +204,19 @@ class ImageStream:
         reader = self._reader(shards[slot])
         number = place - starts[slot]
         content, label = reader.image(number)
-        where = f"{reader.name}, {reader.image_name(number)}"
-        rows.put(row, self._see(ImageFile(content, where), where, sample), label)
+        try:
+            rows.put(row, self._see(ImageFile(content, reader.name), sample), label)
+        except DataError as error:
+            where = f"{reader.name}, {reader.image_name(number)}"
+            raise DataError(error.what, where=where, fix=error.fix) from None
 
-    def _see(self, file: ImageFile, where: str, sample: int | None) -> np.ndarray:
+    def _see(self, file: ImageFile, sample: int | None) -> np.ndarray:
         """Returns the view of an image, uint8 [C, Y, X]. Raises: DataError."""
         channels, side = self._image
         width, height = file.width, file.height
         config = self._config
         if self._crops_as_is and min(width, height) + self._room < side:
-            raise self._too_small(width, height, where)
+            raise self._too_small(width, height, "")
         if sample is None:
             view = center_view(config, width, height, side)
             return pixels_of(render(file, view, channels, side, config.interpolation))

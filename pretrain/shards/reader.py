@@ -4,7 +4,7 @@ ShardSet.reader(n)         -> ShardReader of a split's shard, a few hundred kept
 ShardSet.lengths(n, side)  -> tokens of each of its documents: from a sidecar, without the shard
 ShardReader.member(i)      -> views into the mapped tar, their CRC32s checked once; source(i),
                               loss(i), labels(i) too
-ShardReader.image(i)       -> a view of the file of an image, its CRC32 checked, and its label
+ShardReader.image(i)       -> a view of the file of an image, its CRC32 checked once, and its label
 ShardReader.locate(n)      -> member, offset and length of document n
 a wrong CRC32              -> the file is renewed once, where it came through a cache; else an error
 """
@@ -65,6 +65,7 @@ class ShardReader:
         self._members: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._sources: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._beside: dict[int, np.ndarray] = {}
+        self._intact_images = bytearray(len(table))  # 1: its CRC32 was checked
         tokens, documents = _counts(table)
         # Position of each member's first token in the shard.
         self.member_starts: list[int] = (np.cumsum(tokens) - tokens).tolist()
@@ -114,9 +115,12 @@ class ShardReader:
         offset, size, crc32, label = self._rows[number]
 
         def read(mapped: mmap.mmap) -> memoryview:
-            content = np.frombuffer(mapped, "u1", size, offset)
-            self._verify(self.image_name(number), content, offset, crc32)
-            return content.data
+            content = memoryview(mapped)[offset : offset + size]
+            if not self._intact_images[number]:
+                if zlib.crc32(content) != crc32:
+                    raise self._damage(self.image_name(number), size, offset)
+                self._intact_images[number] = 1
+            return content
 
         return self._intact(read), label
 
@@ -175,11 +179,11 @@ class ShardReader:
 
     def _verify(self, name: str, array: np.ndarray, offset: int, crc32: int) -> None:
         if zlib.crc32(array.data) != crc32:
-            raise DataError(
-                f"{name} is damaged: CRC32 of the {array.nbytes} bytes at byte {offset} does not match",
-                where=self.name,
-                fix=_FIX,
-            )
+            raise self._damage(name, array.nbytes, offset)
+
+    def _damage(self, name: str, num_bytes: int, offset: int) -> DataError:
+        what = f"{name} is damaged: CRC32 of the {num_bytes} bytes at byte {offset} does not match"
+        return DataError(what, where=self.name, fix=_FIX)
 
 
 def _map_file(path: Path, num_bytes: int) -> mmap.mmap:

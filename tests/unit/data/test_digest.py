@@ -1,10 +1,11 @@
 """The digest of a step: equal for every cut into ranks, different for every other set or order of samples."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.data.loader import digest_rows, join64, split64
+from pretrain.data.loader import digest_rows, hash_pixels, join64, split64
 from pretrain.utils.rng import mix64
 
 ids = st.lists(st.integers(0, 2**62), min_size=1, max_size=24)
@@ -46,3 +47,20 @@ def test_halves_of_two_million_ranks_still_add_exactly():
 def test_the_digest_never_changes_between_releases():
     assert mix64(np.arange(1, dtype=np.uint64))[0] == 0xE220A8397B1DCDAF  # first output of splitmix64 seeded with 0
     assert digest([5, 3, 2**40]) == 0xA2DD69BDAAD35755
+    assert hash_pixels(np.arange(27, dtype=np.uint8).reshape(1, 3, 3, 3)).tolist() == [-4897847674309648071]
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (1, 2, 2), (3, 8, 8)])
+def test_every_byte_and_its_place_enter_the_hash_of_an_image(shape):
+    images = np.random.default_rng(0).integers(0, 255, (2, *shape), dtype=np.uint8)
+    first, second = hash_pixels(images).tolist()
+    assert first != second and hash_pixels(images[1:]).tolist() == [second]
+    changed = set()
+    for place in range(images[0].size):
+        other = images[:1].copy()
+        other.reshape(-1)[place] += 1
+        changed.add(hash_pixels(other).item())
+    assert len(changed | {first}) == images[0].size + 1
+    mirrored = images[:1, :, :, ::-1]
+    assert hash_pixels(mirrored).item() != first
+    assert hash_pixels(mirrored[..., ::-1]).item() == first  # by the pixels, not by their place in memory

@@ -69,6 +69,7 @@ def test_a_damaged_image_is_named(tmp_path):
     path.write_bytes(content.replace(b"y" * 513, b"z" * 513))
     reader = ShardReader(tmp_path, shard, "uint16")
     reader.image(0)
+    assert reader.image(0)[0] == IMAGES[0].content  # checked once
     with pytest.raises(DataError, match=r"train/part-00000-0000\.tar: 00000002\.jpg is damaged: CRC32 of the 513 byt"):
         reader.image(2)
 
