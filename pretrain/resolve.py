@@ -39,7 +39,7 @@ def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
     special = fill_special(config.model.special_tokens, dataset)
     vocab_size = vocab_size or (index.vocab_size if index.has_tokenizer else None)
     model = config.model.model_copy(update={"vocab_size": vocab_size, "special_tokens": special})
-    if index.labels:
+    if index.labels and config.model.head.kind == "labels":
         model = model.model_copy(update={"head": _fill_labels(config.model.head, dataset)})
     return config.model_copy(update={"model": model})
 

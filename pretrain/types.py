@@ -99,10 +99,11 @@ class AttentionMask:
 
 @dataclass(frozen=True, slots=True)
 class SourceBatch:
-    """Input of the encoder of an encoder-decoder, one source a row, or packed like the targets."""
+    """Input of the encoder of two stacks, one source a row, or packed like the targets."""
 
-    tokens_BS: Tensor  # int64 input ids
-    positions_BS: Tensor | None = None  # int64, in the document. None: 0..S-1 in every row
+    tokens_BS: Tensor  # int64 input ids; of images zeros, one for each vector that is read
+    # int64, in the document, or places of these vectors in the row of an image. None: 0..S-1
+    positions_BS: Tensor | None = None
     documents_BS: Tensor | None = None  # int32, as of their targets. None: each row is one
     lengths_B: Tensor | None = None  # int32, at least 1: tokens before padding. None: no padding
     on_host: "SourceBatch | None" = None  # the source that was copied to a device

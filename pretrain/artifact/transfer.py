@@ -21,8 +21,10 @@ from pretrain.artifact.model_path import is_release, open_source, write_model_fo
 from pretrain.artifact.open import load_model
 from pretrain.artifact.source import ModelSource
 from pretrain.checkpoint.load import WeightReader
+from pretrain.config.lengths import RowLengths, image_lengths
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import AnyModelConfig, RecurrentConfig, SpecialTokens
+from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.fields import CHAT_TEMPLATE
 from pretrain.interop.generation import load_generation_defaults, write_generation_defaults
@@ -65,6 +67,8 @@ def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: to
     theirs = _their_scores(folder, architecture, batch)
     if theirs.dim() == 2:  # of a document: ours are at its first token
         ours = ours[:, 0]
+    elif batch.pixels_BCYX is not None:  # of hidden patches: theirs have no places before them
+        ours = ours[:, -theirs.shape[1] :]
     how = ""
     if ours.shape != theirs.shape:
         how = f"{list(ours.shape)} scores became {list(theirs.shape)}"
@@ -88,7 +92,13 @@ def _probe(config: AnyModelConfig) -> Batch:
         zeros = torch.zeros(2, patches.positions, dtype=torch.int64)
         size = (patches.channels, patches.image, patches.image)
         pixels_BCYX = torch.randn(2, *size, generator=generator)
-        return Batch(zeros, zeros, pixels_BCYX=pixels_BCYX)
+        source = None
+        if config.head.kind == "pixels":
+            # The first patches are visible, as many as in their default.
+            lengths = RowLengths(patches.positions, patches.positions)
+            read = image_lengths(lengths, ObjectiveConfig(kind="masked_patches"), patches).source
+            source = SourceBatch(zeros[:, :read], torch.arange(read).expand(2, -1))
+        return Batch(zeros, zeros, source=source, pixels_BCYX=pixels_BCYX)
     assert config.vocab_size is not None
     special = set(config.special_tokens.model_dump().values())
     every = range(config.vocab_size)
@@ -139,6 +149,9 @@ def _their_scores(folder: Path, architecture: str, batch: Batch) -> Tensor:
             transformers.logging.enable_progress_bar()
     if batch.pixels_BCYX is not None:
         inputs = {"pixel_values": batch.pixels_BCYX}
+        if batch.source is not None:  # patches of the lowest noise are visible
+            number = (model.config.image_size // model.config.patch_size) ** 2
+            inputs["noise"] = torch.arange(number, dtype=torch.float32).expand(2, -1)
     else:
         inputs = {"input_ids": batch.tokens_BT, "attention_mask": torch.ones_like(batch.tokens_BT)}
     if model.config.is_encoder_decoder:

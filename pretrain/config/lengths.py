@@ -4,16 +4,17 @@
                                        --> target: input of the decoder or of the only stack
 
 The longer of source and target has `batch.seq_len` tokens, or slightly less by rounding: the source
-for corrupted text in two stacks, the target for pairs, whose source has `batch.source_len`. In a
+for corrupted text in two stacks, the target for pairs, whose source has `batch.source_len`, and for
+images, of which a masked autoencoder encodes a part. In a
 mixture the objective that lengthens rows most determines the tokens read; other rows are padded.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pretrain.config.data import BatchConfig
-from pretrain.config.model.patches import ImageSize
+from pretrain.config.model.patches import ImageSize, PatchesConfig
 from pretrain.config.objective import DenoiserConfig, ObjectiveConfig, SpanConfig, TaskConfig
 
 
@@ -25,6 +26,7 @@ class RowLengths:
     target: int  # input length of the decoder or of the only stack
     source: int | None = None  # input length of the encoder of two stacks. None: one stack
     image: ImageSize | None = None  # size of the image of a row. None: text
+    before: int = 0  # vectors of an image before its patches
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,23 @@ def row_lengths(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int)
     found = [lengths for task in tasks for _, lengths in _lengths(task, row, batch, num_stacks)]
     sources = [lengths.source for lengths in found if lengths.source is not None]
     return RowLengths(row, max(lengths.target for lengths in found), max(sources, default=None))
+
+
+def image_lengths(lengths: RowLengths, objective: TaskConfig, patches: PatchesConfig) -> RowLengths:
+    """Adds the size of images; with hidden patches the number that is read, as in MAE's release.
+
+    Raises: ValueError, where a share of the patches hides all or none.
+    """
+    source = None
+    if objective.kind == "masked_patches":
+        rate, number = objective.masked_patches.rate, patches.grid**2
+        visible = int(number * (1 - rate))
+        if not 0 < visible < number:
+            seen = f"{visible} of {number} patches visible"
+            what = f"objective.masked_patches.rate={rate} leaves {seen}"
+            raise ValueError(f"{what}; choose one that hides some, and not all")
+        source = patches.num_before + visible
+    return replace(lengths, source=source, image=patches.image_size, before=patches.num_before)
 
 
 def padding_share(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int) -> float:

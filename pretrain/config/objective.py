@@ -32,6 +32,7 @@ NEEDS: dict[str, Needs] = {
     "classify": Needs(("encoder",), ("classes",), head="labels"),
     "tag": Needs(("encoder",), ("tags",), head="labels"),
     "images": Needs(("encoder",), ("images",), head="labels", reads="patches"),
+    "masked_patches": Needs(("encoder+decoder",), ("images",), head="pixels", reads="patches"),
 }
 """Requirements by `objective.kind`. Modules under `extend` may add entries."""
 
@@ -107,7 +108,17 @@ class FimConfig(Section):
     """Special tokens before the prefix, the suffix and the middle."""
 
 
-SECTIONS = ("masked", "span", "ul2", "fim")
+class MaskedPatchesConfig(Section):
+    """Masked autoencoder of images (He et al. 2022, 3); for `kind: masked_patches`."""
+
+    rate: Annotated[float, OnResume.ALLOW] = Field(default=0.75, gt=0, lt=1)
+    """Share of the patches of an image that are hidden from the encoder and predicted."""
+    normalize: Annotated[bool, OnResume.ALLOW] = True
+    """Predict pixels minus the mean of their patch, divided by its standard deviation (He et al.
+    2022, 3). False: pixels as normalized by `model.input`."""
+
+
+SECTIONS = ("masked", "span", "ul2", "fim", "masked_patches")
 """Sections of `TaskConfig`, each of which is read by the kind of its name."""
 
 
@@ -116,11 +127,20 @@ class TaskConfig(Section):
 
     kind: Annotated[str, AfterValidator(partial(check_name, known=NEEDS)), OnResume.ALLOW] = "causal"
     """Objective: `causal`, `masked`, `span`, `prefix`, `ul2`, `fim`, `seq2seq`, `supervised`,
-    `classify`, `tag`, `images`, or one that a module under `extend` adds (docs/objectives.md)."""
+    `classify`, `tag`, `images`, `masked_patches`, or one that a module under `extend` adds
+    (docs/objectives.md)."""
     masked: MaskedConfig = MaskedConfig()
     span: SpanConfig = SpanConfig()
     ul2: Ul2Config = Ul2Config()
     fim: FimConfig = FimConfig()
+    masked_patches: MaskedPatchesConfig = MaskedPatchesConfig()
+
+    @property
+    def target_share(self) -> float:
+        """Expected share of the positions at which the head is computed."""
+        masked = {"masked": self.masked.rate, "masked_patches": self.masked_patches.rate}
+        few = masked | {"classify": 0.0, "images": 0.0}
+        return few.get(self.kind, 1.0)
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
@@ -165,10 +185,10 @@ class ObjectiveConfig(TaskConfig):
     @property
     def head_share(self) -> float:
         """Expected share of the positions at which the head is computed: the masked, or 0 of labels."""
-        if any(task.kind not in ("masked", "classify", "images") for task in self.tasks):
+        shares = [task.target_share for task in self.tasks]
+        if 1.0 in shares:
             return 1.0
-        rates = [task.masked.rate if task.kind == "masked" else 0.0 for task in self.tasks]
-        weighted = [weight * rate for weight, rate in zip(self.weights, rates, strict=True)]
+        weighted = [weight * share for weight, share in zip(self.weights, shares, strict=True)]
         return sum(weighted) / sum(self.weights)
 
     @model_validator(mode="after")

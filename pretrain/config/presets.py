@@ -224,14 +224,7 @@ _T5_V1_1 = Architecture(
 
 _VIT = Architecture(
     ("encoder",),
-    {
-        "activation": "gelu",
-        "gated": False,
-        "norm": "layer",
-        "norm_eps": 1e-12,
-        "bias": True,
-        "position": "learned",
-    },
+    _GPT2_STACK | {"activation": "gelu", "norm_eps": 1e-12},
     {"head": {"kind": "labels", "bias": True}},
 )
 """Dosovitskiy et al. 2021, 3.1 and table 1; eps as released. `max_seq_len` follows from the input."""
@@ -245,6 +238,14 @@ def _vit(layers: int, width: int, heads: int, image: int, patch: int, **patches:
     """Returns a ViT; its feed-forward layers are four times as wide as the model."""
     patches = {"kind": "patches", "image": image, "size": patch} | patches
     return _model(_VIT, layers, width, heads, 4 * width) | {"input": patches}
+
+
+def _mae(vit: Values, layers: int = 8, width: int = 512, heads: int = 16) -> Values:
+    """Returns the autoencoder of a ViT, with the decoder of He et al. 2022, 4, or another."""
+    encoder = vit["encoder"] | {"position": "sinusoidal_2d"}
+    size = {"layers": layers, "width": width, "heads": heads, "ff_width": 4 * width}
+    ends = {"decoder": encoder | size, "head": {"kind": "pixels", "bias": True}}
+    return vit | ends | {"encoder": encoder}
 
 
 def _llama3_long(*size: int, tied: bool, factor: float) -> Values:
@@ -366,6 +367,11 @@ PRESETS: dict[str, Values] = {
     "deit-s16": _vit(12, 384, 6, 224, 16, registers=1, **_IMAGENET),
     "deit-b16": _vit(12, 768, 12, 224, 16, registers=1, **_IMAGENET),
     "deit-tiny": _vit(2, 64, 4, 16, 4, registers=1),
+    # He et al. 2022, 4 and table 1, as released.
+    "vit_mae-b16": _mae(_vit(12, 768, 12, 224, 16, **_IMAGENET)),
+    "vit_mae-l16": _mae(_vit(24, 1024, 16, 224, 16, **_IMAGENET)),
+    "vit_mae-h14": _mae(_vit(32, 1280, 16, 224, 14, **_IMAGENET)),
+    "vit_mae-tiny": _mae(_vit(2, 64, 4, 16, 4), 1, 32, 4),
     "t5-v1.1-tiny": _model(_T5_V1_1, 2, 64, 4, 96, head_width=24, max_seq_len=128),
 }
 """Values of `model:` by name, without `vocab_size`. Modules under `extend` may add entries."""

@@ -1,6 +1,5 @@
 """RunConfig, the whole config of a run; its sections `guard:` and `launch:`; rules between sections."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -10,7 +9,7 @@ from pretrain.config.base import OnResume, Section
 from pretrain.config.data import BatchConfig, DataConfig, ImagesConfig, nearest_multiples
 from pretrain.config.engine import EngineConfig, ParallelConfig
 from pretrain.config.finetune import FinetuneConfig
-from pretrain.config.lengths import RowLengths, row_lengths
+from pretrain.config.lengths import RowLengths, image_lengths, row_lengths
 from pretrain.config.model import AnyModelConfig, ModelConfig, ModelSection, StackConfig
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import OptimConfig
@@ -186,7 +185,7 @@ class RunConfig(Section):
         """Row lengths in tokens, in the data and in the model."""
         lengths = row_lengths(self.objective, self.batch, len(self.stacks))
         patches = self.model.input
-        return lengths if patches is None else replace(lengths, image=patches.image_size)
+        return lengths if patches is None else image_lengths(lengths, self.objective, patches)
 
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
@@ -213,9 +212,10 @@ class RunConfig(Section):
         if not set.intersection(*(set(NEEDS[kind].data) for kind in kinds)):
             common = f"{', '.join(kinds)} have no kind of data in common"
             raise ValueError(f"objective.mixture: {common}; mix objectives that do")
-        if "seq2seq" in kinds and len(kinds) > 1:
-            fix = "use objective.kind=seq2seq alone"
-            raise ValueError(f"objective.mixture: seq2seq cannot be mixed; {fix}")
+        alone = [kind for kind in kinds if kind in ("seq2seq", "masked_patches")]
+        if alone and len(kinds) > 1:
+            fix = f"use objective.kind={alone[0]} alone"
+            raise ValueError(f"objective.mixture: {alone[0]} cannot be mixed; {fix}")
         if self.batch.short_rows and (set(kinds) != {"causal"} or self.data.packing != "concat"):
             both = f"objective.kind={'+'.join(kinds)} and data.packing={self.data.packing}"
             need = "batch.short_rows cuts rows of running text, for objective.kind=causal and data.packing=concat"
@@ -295,7 +295,9 @@ def _check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str |
     reads = getattr(model, "reads", "tokens")
     if reads != needs.reads:
         need = f"objective.kind={kind} needs a model that reads {needs.reads}, this one reads {reads}"
-        fix = "use objective.kind=images" if reads == "patches" else "choose a preset with model.input"
+        fix = "choose a preset with model.input"
+        if reads == "patches":
+            fix = f"use objective.kind={'masked_patches' if head.kind == 'pixels' else 'images'}"
         raise ValueError(f"{need}; {fix}")
     if reads == "patches" and data.packing != "concat":
         what = f"data.packing={data.packing} is of text"

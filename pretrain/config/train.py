@@ -112,9 +112,13 @@ def check_best(
     if best == "val_bits_per_byte" and set(kinds) != {"causal"}:
         what = f"checkpoint.best={best} needs objective.kind=causal"
         raise ValueError(f"{what}, not {'+'.join(kinds)}; use val_loss")
-    if best == "val_perplexity" and any(NEEDS[kind].head == "labels" for kind in kinds):
+    heads = {NEEDS[kind].head for kind in kinds}
+    if best == "val_perplexity" and "labels" in heads:
         what = f"checkpoint.best={best}: a classifier has no perplexity"
         raise ValueError(f"{what}; use val_loss or val_accuracy")
+    if best in ("val_perplexity", "val_accuracy") and "pixels" in heads:
+        what = f"checkpoint.best={best}: pixels are no choice among answers"
+        raise ValueError(f"{what}; use val_loss")
     if best == "val_ema_loss" and not (ema.is_on and evaluation.ema):
         raise ValueError(f"checkpoint.best={best} needs optim.ema and eval.ema=true; use val_loss")
     # A checkpoint without an evaluation could not be compared with the best.

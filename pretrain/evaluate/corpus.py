@@ -12,7 +12,7 @@ from typing import Any
 
 from pretrain.artifact.source import ModelSource
 from pretrain.config.data import BatchConfig, DataConfig, SourceConfig
-from pretrain.config.lengths import RowLengths, row_lengths
+from pretrain.config.lengths import RowLengths, image_lengths, row_lengths
 from pretrain.config.load import load_config
 from pretrain.config.model import AnyModelConfig
 from pretrain.config.objective import NEEDS, ObjectiveConfig
@@ -71,7 +71,8 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     """Returns the settings of rows for a model. Raises: ConfigError: No data, or wrong lengths."""
     patches = source.config.input
     if patches is not None:
-        objective = ObjectiveConfig(kind="images")
+        is_autoencoder = source.config.head.kind == "pixels"
+        objective = ObjectiveConfig(kind="masked_patches" if is_autoencoder else "images")
     elif source.config.head.kind == "labels":
         objective = ObjectiveConfig(kind="classify")
     else:
@@ -100,11 +101,10 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     try:
         rows = BatchConfig(global_tokens=seq_len, seq_len=seq_len, source_len=source_len, micro=1)
         lengths = row_lengths(objective, rows, len(source.config.shape.split("+")))
+        lengths = lengths if patches is None else image_lengths(lengths, objective, patches)
     except ValueError as error:
         what = str(error).replace("batch.seq_len", "--seq-len")
         raise ConfigError(what, fix="use longer rows") from None
-    if patches is not None:
-        lengths = replace(lengths, image=patches.image_size)
     return Setting(objective, data, lengths, seed, guessed=source.run is None)
 
 
@@ -153,7 +153,7 @@ class Corpus:
         if setting.guessed and self.objective.kind == "classify" and kind == "tags":
             self.objective = ObjectiveConfig(kind="tag")
         self._check_kind()
-        self.labels = list(self._dataset.index.labels)
+        self.labels = list(self._dataset.index.labels) if model.head.kind == "labels" else []
         packing = setting.data.packing
         if kind not in ("text", IMAGES) and packing == "concat":
             packing = "bins"

@@ -43,6 +43,7 @@ class SourceLoss:
     labels: LabelScores | None = None  # of a classifier
     baseline: LossReport | None = None
     differences: dict[str, Difference] = field(default_factory=dict)
+    chooses: bool = True  # the model chooses among answers; not of a head of pixels
 
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -57,19 +58,22 @@ class SourceLoss:
 
     def _of(self, report: LossReport) -> dict[str, Any]:
         # exp(loss) is a number of words to choose from: of a classifier it says nothing.
-        hidden = "" if self.labels is None else "perplexity"
-        return {name: value for name, value in report.facts().items() if name != hidden}
+        hidden = set() if self.labels is None else {"perplexity"}
+        hidden |= set() if self.chooses else {"perplexity", "accuracy", "correct"}
+        return {name: value for name, value in report.facts().items() if name not in hidden}
 
     def lines(self, baseline: str | None) -> list[str]:
         """Returns the lines of the report; `baseline` is the path of the baseline."""
         report = self.report
         indent = " " * 15
         bits = "" if self.bits_per_byte is None else f"  bits per byte {self.bits_per_byte:.4f}"
-        perplexity = f"  perplexity {report.perplexity:.3f}" if self.labels is None else ""
+        scores_words = self.labels is None and self.chooses
+        perplexity = f"  perplexity {report.perplexity:.3f}" if scores_words else ""
+        accuracy = f"accuracy {report.accuracy:.4f}  " if self.chooses else ""
         left_out = f"  ({self.left_out:,} pairs longer than a row)" if self.left_out else ""
         lines = [
             f"  {self.source:<12} loss {report.loss:.4f}{perplexity}{bits}  "
-            f"accuracy {report.accuracy:.4f}  {report.num_targets:,} targets{left_out}"
+            f"{accuracy}{report.num_targets:,} targets{left_out}"
         ]
         if self.labels is not None:
             lines += [indent + line for line in self.labels.lines()]
@@ -171,15 +175,17 @@ def _measure(
         measured.append(of_model)
     reports = reports or [_rows(found).report for found in measured[0]]
     losses = []
+    chooses = corpus.objective.kind != "masked_patches"
     for source, report in zip(corpus.sources, reports, strict=True):
         if not report.num_targets:
             raise DataError(f"source {source.name!r} has nothing to predict", fix="give more data")
         bits = report.bits_per_byte(source.tokens_per_byte) if source.tokens_per_byte else None
-        losses.append(SourceLoss(source.name, report, bits, source.num_left_out))
+        losses.append(SourceLoss(source.name, report, bits, source.num_left_out, chooses=chooses))
     if len(losses) > 1:
         ratios = [source.tokens_per_byte for source in corpus.sources]
         report, bits = pool([found.report for found in losses], ratios)
-        losses.append(SourceLoss(ALL, report, bits, sum(found.left_out for found in losses)))
+        left_out = sum(found.left_out for found in losses)
+        losses.append(SourceLoss(ALL, report, bits, left_out, chooses=chooses))
         for of_model in filter(None, measured):
             of_model.append(reduce(operator.add, of_model))
     if not measured[0]:

@@ -125,6 +125,7 @@ class _ReadRow:
 
     def __init__(self, model: Transformer, hidden_1TD: Tensor) -> None:
         self.head: Any = model.head
+        self.embedding: Any = model.embedding
         self.vocab_size = model.vocab_size
         self._hidden_1TD = hidden_1TD
 

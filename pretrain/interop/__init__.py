@@ -11,10 +11,10 @@ from pretrain.interop.marian import MARIAN
 from pretrain.interop.modernbert import MODERNBERT
 from pretrain.interop.starcoder2 import STARCODER2
 from pretrain.interop.t5 import T5
-from pretrain.interop.vit import DEIT, VIT
+from pretrain.interop.vit import DEIT, MAE, VIT
 
 _ALL = (
     *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, OLMOE, STARCODER2),
-    *(BERT, MODERNBERT, T5, MARIAN, VIT, DEIT),
+    *(BERT, MODERNBERT, T5, MARIAN, VIT, DEIT, MAE),
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

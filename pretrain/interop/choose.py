@@ -79,6 +79,8 @@ def facts(config: ModelConfig) -> dict[str, Any]:
     if config.head.kind == "lm":
         of_head = ("transform", "bias", "scaled", "soft_cap")
         found |= {f"head.{key}": getattr(config.head, key) for key in of_head}
+    if config.head.kind == "pixels":
+        found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias")}
     if config.head.kind == "labels":
         found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias", "mean")}
         found["head.labels"] = tuple(config.head.labels)

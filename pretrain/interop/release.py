@@ -126,7 +126,8 @@ class Release:
 
     def _check(self) -> None:
         """Compares names, shapes and dtypes with those of the config. Raises: CheckpointError."""
-        wanted: dict[str, Shape] = {}
+        constants = self.family.constants(self.config) if self.family.constants else {}
+        wanted: dict[str, Shape] = {name: tuple(values.shape) for name, values in constants.items()}
         for weight in self._weights.values():
             wanted |= their_shapes(weight, self.shapes[weight.ours])
         misshapen = []
@@ -150,6 +151,13 @@ class Release:
                 where=str(self.folder),
                 fix=f"give the {CONFIG} that belongs to these weights",
             )
+        for name, values in constants.items():
+            # Values up to 1, in 16 bits.
+            if not torch.allclose(self._load(name).float(), values, rtol=0, atol=1e-2):
+                fixed = f"the fixed ones of {self.family.model_type}"
+                what = f"{self._spelled[name]} has other values than {fixed}"
+                fix = "no model of ours has learned ones there"
+                raise CheckpointError(what, where=str(self.folder), fix=fix)
 
 
 def open_release(folder: Path) -> Release:

@@ -48,12 +48,13 @@ _USAGES = {
     WORDS: ("token-classification", f"AutoModel{WORDS}"),
     IMAGES: ("image-classification", f"AutoModel{IMAGES}"),
     "images": ("image-feature-extraction", "AutoModel"),
+    "pixels": ("image-feature-extraction", "AutoModelForPreTraining"),
     "none": ("feature-extraction", "AutoModel"),
     "decoder": ("text-generation", "AutoModelForCausalLM"),
     "encoder+decoder": ("translation", "AutoModelForSeq2SeqLM"),
     "encoder": ("fill-mask", "AutoModelForMaskedLM"),
 }
-"""Labelled unit, missing head (of images, too), or stacks -> task of the hub, class that loads it."""
+"""Labelled unit, missing head (of images, too), pixels, stacks -> task, class that loads it."""
 
 
 _GENERATES = """inputs = tokenizer("A text", return_tensors="pt", return_token_type_ids=False)
@@ -128,13 +129,14 @@ def write_release(
         own, zeros = read, torch.zeros(len(config.head.labels))
         config, read = released, lambda name: zeros if name == "head.bias" else own(name)
     chosen = choose_family(config, family)
+    constants = chosen.constants(config) if chosen.constants else {}
     architecture = chosen.architecture(config)
     if labels_words:
         architecture = architecture.replace(TEXTS, WORDS)
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not known", fix=f"use {' or '.join(_DTYPES)}")
     stored = _DTYPES[dtype]
-    plan = _ShardPlan(config, chosen, stored, max_shard_bytes)
+    plan = _ShardPlan(config, chosen, stored, max_shard_bytes, constants)
     described = chosen.write_config(config) | {
         "architectures": [architecture],
         "model_type": chosen.model_type,
@@ -143,7 +145,7 @@ def write_release(
     documents = {CONFIG: described}
     if config.input is not None:
         documents[PREPROCESSOR] = write_preprocessor(config.input)
-    if config.decoder is not None and config.head.kind != "none":
+    if config.decoder is not None and config.head.kind == "lm":
         tokens = write_tokens(config.special_tokens, "start")
         known = {key: number for key, number in tokens.items() if number is not None}
         documents[GENERATION] = known | dict(generation or {})
@@ -185,7 +187,7 @@ def model_card(
     """Returns README.md of an export, with secrets of the environment removed."""
     # The class decides before the stacks: a classifier is an encoder with another task.
     kind = "none" if config.head.kind == "none" else config.shape
-    kind = "images" if config.input is not None else kind
+    kind = ("pixels" if config.restores else "images") if config.input is not None else kind
     kind = next((unit for unit in (TEXTS, WORDS, IMAGES) if architecture.endswith(unit)), kind)
     task, auto_class = _USAGES[kind]
     stacks = filter(None, (config.encoder, config.decoder))
@@ -231,8 +233,16 @@ def model_card(
 class _ShardPlan:
     """The file of each weight, decided from shapes; `total_bytes` is the size of all files."""
 
-    def __init__(self, config: ModelConfig, family: Family, dtype: torch.dtype, max_shard_bytes: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        family: Family,
+        dtype: torch.dtype,
+        max_shard_bytes: int,
+        constants: Mapping[str, Tensor],
+    ) -> None:
         self._dtype = dtype
+        self._constants = constants
         # A base model's names lack the prefix that they have under a head.
         self._cut = len(family.prefix) if config.head.kind == "none" else 0
         shapes = parameter_shapes(config)
@@ -252,6 +262,10 @@ class _ShardPlan:
             self.total_bytes += size
             room -= size
         self.num_parameters = self.total_bytes // dtype.itemsize
+        for name, values in constants.items():
+            self._shapes[name] = {name: tuple(values.shape)}
+            self._shards[-1].append(Weight(name, ((name, len(values)),)))
+            self.total_bytes += values.numel() * dtype.itemsize
 
     def write(self, folder: Path, read: Reader) -> None:
         """Writes every shard, and the index of several. Raises: DiskError."""
@@ -284,7 +298,9 @@ class _ShardPlan:
             yield memoryview(struct.pack("<Q", len(text)) + text)
             for weight in weights:
                 # One parameter at a time is in memory.
-                for name, tensor in to_theirs(weight, read(weight.ours)):
+                constant = self._constants.get(weight.ours)
+                made = [] if constant is None else [(weight.ours, constant)]
+                for name, tensor in made or to_theirs(weight, read(weight.ours)):
                     assert tuple(tensor.shape) == self._shapes[weight.ours][name[self._cut :]], name
                     stored = tensor.detach().to(device="cpu", dtype=self._dtype).contiguous()
                     yield memoryview(stored.view(-1).view(torch.uint8).numpy())

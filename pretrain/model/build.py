@@ -41,7 +41,8 @@ _RESIDUAL_OUTPUTS = (
     "feedforward.shared.down.weight",
 )
 
-_TABLES = ("embedding.weight", "embedding.before.weight", "token_type.weight", "position.weight")
+_TABLE_NAMES = ("embedding", "embedding.before", "token_type", "position", "mask")
+_TABLES = tuple(f"{name}.weight" for name in _TABLE_NAMES)
 
 FP8_CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with FP8 products: Ada, then Hopper (9.0) and Blackwell."""
@@ -68,7 +69,7 @@ def _draw_normal(
     std = config.init_std
     if config.init_scaled and name.endswith(_RESIDUAL_OUTPUTS):
         # Attention and feed-forward of each block, and cross attention.
-        reads_encoder = name.startswith("decoder.") and config.encoder is not None
+        reads_encoder = name.startswith("decoder.") and config.reads_encoder
         std = config.init_std / math.sqrt((3 if reads_encoder else 2) * stack.layers)
     weight.normal_(0.0, std, generator=generator)
 
@@ -149,8 +150,9 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
     elif config.init_output == "zero" and (name == "head.weight" or name.endswith(_RESIDUAL_OUTPUTS)):
         weight.zero_()
     else:
-        # Parameters outside of both stacks count as the last one's.
-        stack = (config.encoder if name.startswith("encoder.") else None) or config.last_stack
+        # Parameters between and above the stacks count as the last one's.
+        of_input = name.startswith(("encoder.", "embedding."))
+        stack = config.input_stack if of_input else config.last_stack
         draw = _draw_values if ".value_embedding." in name else _DRAWS[config.init]
         draw = _draw_patches if name == "embedding.projection.weight" else draw
         draw(name, weight, config, stack, generator)

@@ -219,7 +219,8 @@ class EncoderOutput(NamedTuple):
 class Stack(nn.Module):
     """Blocks between a norm of the input (`input_norm`) and one of the output (not post-norm).
 
-    A decoder is causal, and has cross attention in each block if the model has an encoder too.
+    A decoder is causal, and has cross attention in each block if the model has an encoder too; one
+    that fills in hidden patches is neither.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ class Stack(nn.Module):
         super().__init__()
         config: StackConfig = getattr(model, name)
         self.max_seq_len = model.max_seq_len
-        self.causal = name == "decoder"
+        self.causal = name == "decoder" and not model.restores
         self.windows = config.windows
         needs = AttentionNeeds(
             device=device,
@@ -239,7 +240,7 @@ class Stack(nn.Module):
         )
         self.backend = build_backend(engine.attention, needs)
         self.cross_backend = None
-        if self.causal and model.encoder is not None:
+        if name == "decoder" and model.reads_encoder:
             # Cross attention has no positions.
             self.cross_backend = build_backend(engine.attention, replace(needs, bias=False))
         self.position = build_position(config, model.max_seq_len, causal=self.causal, patches=model.input)

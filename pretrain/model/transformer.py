@@ -3,10 +3,13 @@
     one stack    tokens_BT -> embedding -> stack (positions, blocks, norms) -> hidden_BTD
                  -> head -> logits, or a loss
     images       pixels_BCYX -> patches -> stack -> hidden_BTD -> head of labels
+    restored     visible patches -> encoder -> hidden_BSD -> bridge -> their places among T, a mask
+                 vector in the others -> decoder -> head of pixels (He et al. 2022, MAE)
     two stacks   source tokens_BS -> embedding -> encoder -> hidden_BSD
                  tokens_BT -> embedding -> decoder, reads hidden_BSD in every block -> head
 
-A decoder is causal (GPT), an encoder is not (BERT), both together make a T5, all in the same code.
+A decoder is causal (GPT), an encoder is not (BERT), both together make a T5, all in the same code;
+the decoder of a head of pixels is not causal, and has no cross attention.
 Differences between families are fields of `ModelConfig`: no code tests for a family.
 
 Not here: losses (`objective/`), sampling (`generate/`), sharding and mixed precision (`engine/`).
@@ -30,7 +33,7 @@ HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Any]
 
 
 class Head(nn.Module):
-    """Linear map from D to scores: of the padded vocabulary, or of labels.
+    """Linear map from D to scores: of the padded vocabulary, or of labels; or to pixels of a patch.
 
     With `head.transform`, a linear layer, the stack's activation and a norm come before it (BERT
     and ModernBERT, as released); a head of labels has dropout in between.
@@ -101,7 +104,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, config: PatchesConfig, width: int) -> None:
         super().__init__()
         self.size = config.size
-        self.grid = config.grid
+        self.num_before = config.num_before
         # Plain attributes, not buffers: an engine that casts a module to bf16 would round them.
         self._mean = torch.tensor(config.mean, device="cpu").view(-1, 1, 1)
         self._std = torch.tensor(config.std, device="cpu").view(-1, 1, 1)
@@ -113,10 +116,15 @@ class PatchEmbedding(nn.Module):
         """A weight whose device is that of the module, as of a token table."""
         return self.projection.weight
 
-    def forward(self, pixels_BCYX: Tensor) -> Tensor:
-        if pixels_BCYX.dtype == torch.uint8:
-            pixels_BCYX = self._normalize(pixels_BCYX)
-        x_BTD = self.projection(cut_patches(pixels_BCYX, self.size))
+    def forward(self, pixels_BCYX: Tensor, places_BS: Tensor | None = None) -> Tensor:
+        """Returns the vectors of a row, or of some places: all before the patches, then others."""
+        # Rounded once: 256 levels minus a mean are not exact in 16 bits.
+        pixels_BCYX = self.normalize(pixels_BCYX).to(self.projection.weight.dtype)
+        patches = cut_patches(pixels_BCYX, self.size)
+        if places_BS is not None:
+            numbers_BS = places_BS[:, self.num_before :, None] - self.num_before
+            patches = patches.gather(1, numbers_BS.expand(-1, -1, patches.shape[2]))
+        x_BTD = self.projection(patches)
         if self.before is None:
             return x_BTD
         # By a call of the module: ZeRO stage 3 gathers weights module by module.
@@ -124,20 +132,29 @@ class PatchEmbedding(nn.Module):
         before_TD = self.before(numbers_T).to(x_BTD.dtype)
         return torch.cat((before_TD.expand(len(x_BTD), -1, -1), x_BTD), dim=1)
 
-    def _normalize(self, pixels_BCYX: Tensor) -> Tensor:
+    def patches(self, pixels_BCYX: Tensor) -> Tensor:
+        """Returns the normalised pixels of each patch, fp32 [B, patches, P P C] (MAE)."""
+        return cut_patches(self.normalize(pixels_BCYX), self.size, channels_last=True)
+
+    def normalize(self, pixels_BCYX: Tensor) -> Tensor:
+        """Returns pixels of uint8 in fp32, by `mean` and `std` of the config; others unchanged."""
+        if pixels_BCYX.dtype != torch.uint8:
+            return pixels_BCYX
         device = pixels_BCYX.device
         if self._mean.device != device:
             self._mean, self._std = self._mean.to(device), self._std.to(device)
-        # In fp32, and rounded once: 256 levels minus a mean are not exact in 16 bits.
-        normal = (pixels_BCYX.float() / 255 - self._mean) / self._std
-        return normal.to(self.projection.weight.dtype)
+        return (pixels_BCYX.float() / 255 - self._mean) / self._std
 
 
-def cut_patches(pixels_BCYX: Tensor, size: int) -> Tensor:
-    """Returns patches of images row by row, [B, patches, C P P], flattened from [C, P, P]."""
+def cut_patches(pixels_BCYX: Tensor, size: int, *, channels_last: bool = False) -> Tensor:
+    """Returns the patches of images row by row, [B, patches, C P P], each flattened from [C, P, P].
+
+    `channels_last`: from [P, P, C].
+    """
     rows, channels, height, width = pixels_BCYX.shape
     parts = pixels_BCYX.reshape(rows, channels, height // size, size, width // size, size)
-    return parts.permute(0, 2, 4, 1, 3, 5).flatten(1, 2).flatten(2)
+    order = (0, 2, 4, 3, 5, 1) if channels_last else (0, 2, 4, 1, 3, 5)
+    return parts.permute(order).flatten(1, 2).flatten(2)
 
 
 class Transformer(nn.Module):
@@ -147,7 +164,8 @@ class Transformer(nn.Module):
     `embedding.projection.weight`, its bias, `embedding.before.weight`),
     `decoder.position.weight` (learned), `decoder.blocks.3.attention.qkv.weight`,
     `decoder.norm.weight`, `head.weight` (when tied it is the embedding's, and absent from
-    `named_parameters`). Values are unset: `init_weights` or a checkpoint fills them.
+    `named_parameters`); of a head of pixels also `bridge.weight`, its bias and `mask.weight`, the
+    vector of a hidden patch. Values are unset: `init_weights` or a checkpoint fills them.
 
     Attributes:
         max_seq_len: Longest sequence of either stack.
@@ -163,16 +181,18 @@ class Transformer(nn.Module):
         self.max_seq_len = config.max_seq_len
         self.vocab_size = config.vocab_size or 0
         self.num_layers = config.last_stack.layers
-        self.is_causal = config.decoder is not None
+        self.is_causal = config.decoder is not None and not config.restores
         self.special_tokens = config.special_tokens
         self.embedding: nn.Embedding | PatchEmbedding
         if config.input is None:
             self.embedding = nn.Embedding(config.padded_vocab_size, width)
         else:
-            self.embedding = PatchEmbedding(config.input, width)
+            self.embedding = PatchEmbedding(config.input, config.input_stack.width)
         self.embedding_scale = width**0.5 if config.scaled_embeddings else 1.0
         self.encoder = Stack(config, "encoder", engine, device) if config.encoder is not None else None
         self.decoder = Stack(config, "decoder", engine, device) if config.decoder is not None else None
+        self.bridge = nn.Linear(config.input_stack.width, width) if config.restores else None
+        self.mask = nn.Embedding(1, width) if config.restores else None
         self.head = None if config.head.kind == "none" else Head(config)
         self.averages = config.head.mean
         self.pooler = Pooler(width) if config.pooler else None
@@ -208,10 +228,14 @@ class Transformer(nn.Module):
         """
         rows = _target_rows(batch)
         encoded = None
-        if self.encoder is not None and self.decoder is not None:
-            encoded = self._encode(batch, skip=cache is not None and cache.length > 0)
-        pixels_BCYX = batch.pixels_BCYX
-        x_BTD = self._embed(batch.tokens_BT) if pixels_BCYX is None else self.embedding(pixels_BCYX)
+        if self.mask is not None:
+            x_BTD = self._restore(batch)
+        elif batch.pixels_BCYX is not None:
+            x_BTD = self.embedding(batch.pixels_BCYX)
+        else:
+            if self.encoder is not None and self.decoder is not None:
+                encoded = self._encode(batch, skip=cache is not None and cache.length > 0)
+            x_BTD = self._embed(batch.tokens_BT)
         hidden_BTD, routing_LW = self.stacks[-1](x_BTD, rows, encoded, cache), None
         if isinstance(hidden_BTD, tuple):
             hidden_BTD, routing_LW = hidden_BTD
@@ -224,6 +248,17 @@ class Transformer(nn.Module):
     def _embed(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.embedding(tokens_BT)
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
+
+    def _restore(self, batch: Batch) -> Tensor:
+        """Returns the input of a decoder that fills in patches: encoded vectors in their places."""
+        assert self.encoder is not None and self.bridge is not None and self.mask is not None
+        places_BS = None if batch.source is None else batch.source.positions_BS
+        assert places_BS is not None, "the places of what is visible"
+        x_BSD = self.embedding(batch.pixels_BCYX, places_BS)
+        x_BSD = self.bridge(self.encoder(x_BSD, StackRows(positions_BT=places_BS)))
+        mask_D = self.mask(torch.zeros_like(batch.tokens_BT[:1, :1])).to(x_BSD.dtype)
+        x_BTD = mask_D.expand(*batch.tokens_BT.shape, -1)
+        return x_BTD.scatter(1, places_BS[..., None].expand_as(x_BSD), x_BSD)
 
     def _encode(self, batch: Batch, *, skip: bool) -> EncoderOutput:
         source = batch.source

@@ -9,6 +9,7 @@ from pretrain.objective.causal import build_causal, build_prefix, build_supervis
 from pretrain.objective.fim import build_fim
 from pretrain.objective.loss import Loss, LossOutput, token_loss
 from pretrain.objective.masked import build_labels, build_masked
+from pretrain.objective.masked_patches import build_masked_patches, patch_loss
 from pretrain.objective.mixed import build_ul2, mix
 from pretrain.objective.row_maker import RowContext
 from pretrain.objective.seq2seq import build_seq2seq
@@ -35,6 +36,7 @@ OBJECTIVES: dict[str, ObjectiveKind] = {
     "classify": ObjectiveKind(build_labels),
     "tag": ObjectiveKind(build_labels),
     "images": ObjectiveKind(build_labels),
+    "masked_patches": ObjectiveKind(build_masked_patches, patch_loss),
 }
 
 

@@ -48,10 +48,12 @@ class Model(Protocol):
     `head(hidden_BTD, loss)` returns `loss(hidden_BTD, weight_VD, bias_V)`, evaluated inside of the
     head's forward: only there are the head's weights gathered under ZeRO stage 3.
     `head.num_scores` is the number of rows of the weight, without padding; `head.compiles_loss`
-    asks for the compiled loss.
+    asks for the compiled loss. `embedding.patches(pixels_BCYX)` returns what a head of pixels
+    predicts.
     """
 
     head: Any
+    embedding: Any
 
     def __call__(self, batch: Batch, *, logits: bool) -> ModelOutput:
         """Runs a batch; with `logits=False` returns hidden states only."""

@@ -63,13 +63,17 @@ class _StackCounter:
     """Bytes of a micro-batch in a stack; of sub-layers a token's: all, and results of products."""
 
     def __init__(self, task: TrainingTask, name: str, engine: EngineConfig, rows: int, device: str) -> None:
-        self.stack: StackConfig = getattr(task.model, name)
+        model = task.model
+        assert isinstance(model, ModelConfig), "recurrent models are counted apart"
+        self.stack: StackConfig = getattr(model, name)
         self.ranks = task.sequence
         lengths = task.columns
-        self.causal = name == "decoder"
+        is_last = name == "decoder"
+        self.causal = is_last and not model.restores
         source = lengths.source or 0
-        self.length = lengths.target if self.causal else source or lengths.target
-        self.source_length = source if self.causal else 0  # 0: it reads no encoder
+        self.length = lengths.target if is_last else source or lengths.target
+        # 0: it reads no encoder.
+        self.source_length = source if is_last and model.reads_encoder else 0
         self.rows = rows
         # A CPU has no fused kernels for RMSNorm, and none for dropout of attention weights.
         self.on_cpu = device == "cpu"
@@ -302,14 +306,16 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
     last = list(stacks.values())[-1]
     width = last.stack.width
     if len(stacks) == 2:
-        # The encoder's output, which every decoder block reads.
-        ends += micro * source * width * last.residual
+        # The encoder's output, which every decoder block reads, or the bridge.
+        ends += micro * source * stacks["encoder"].stack.width * last.residual
     if model.head.kind != "none":
         positions = round(micro * lengths.target * task.head_share)
         if model.head.transform:
             ends += positions * (width * 2 * last.compute + last.norm())
         sums = model.num_head_rows * (width + model.head.bias) if task.trains_head else 0
         loss = (positions * width + sums) * last.compute
+        if model.restores:  # pixels, predicted ones and their difference, by autograd
+            loss = positions * (width * last.compute + 3 * model.num_head_rows * _STATISTIC)
     if task.trained is not None:
         blocks += _adapter_bytes(model, task.trained, engine, lengths, micro)
     return ActivationBytes(blocks, ends, loss, recomputed, on_host)

@@ -12,7 +12,8 @@ A frozen W lacks its gradient: 4 N. An x that no trained parameter has gone into
 trained (Hu et al. 2022, 4.1). All weights of a recurrent model count as trained.
 
 With two stacks a source token meets the encoder and the decoder's keys and values of it, a target
-token the rest of the decoder and the head; cross attention has T x S scores.
+token the rest of the decoder and the head; cross attention has T x S scores. A masked autoencoder
+has none: of an image's T vectors the encoder reads S, the decoder all.
 """
 
 import math
@@ -58,6 +59,7 @@ class _Walk:
         self.shapes = parameter_shapes(model)
         self.names: Collection[str] = self.shapes.keys() if trained is None else trained.names
         self.layers = frozenset() if trained is None else trained.layers
+        self.causal = not model.restores
         self.rank = 0 if trained is None else trained.finetune.rank
         self.whole: Counter[str] = Counter()
         self.forward: Counter[str] = Counter()
@@ -129,18 +131,18 @@ class _Walk:
         tokens: int,
         source: int | None = None,
         encoded: bool = False,
-        patches: bool = False,
+        given: bool = False,
     ) -> tuple[bool, int]:
         """Adds all blocks; returns also how many of the first no gradient reaches.
 
-        `patches`: the input is projected patches that have a gradient.
+        `given`: the input has a gradient besides that of tables.
         """
         placement = stack.norm_placement
         frozen = 0
         first_values = False
         bias = stack.position == "relative" and self.has(f"{name}.position.weight")
         tables = ("embedding.weight", "embedding.before.weight", f"{name}.token_type.weight")
-        stream = patches or self.has(*tables)
+        stream = given or self.has(*tables)
         stream = stream or (stack.position == "learned" and self.has(f"{name}.position.weight"))
         stream = self.norm(f"{name}.input_norm", stream)
 
@@ -155,7 +157,9 @@ class _Walk:
         for number, window in enumerate(stack.windows):
             block = f"{name}.blocks.{number}"
             # Pairs of query and key of a row: its edges count as the rest.
-            reach = tokens if window is None else window if name == "decoder" else 2 * window - 1
+            reach = tokens
+            if window is not None:
+                reach = window if self.causal and name == "decoder" else 2 * window - 1
             pairs = tokens * min(tokens, reach)
             stream = stream or self.has(f"{block}.residual_mix")
             norm = f"{block}.attention_norm"
@@ -234,9 +238,12 @@ def count_flops(
         if model.input is not None:
             cut = tokens - model.input.num_before
             patches = walk.linear("embedding.projection", cut, reads=False)
-        stream, frozen["encoder"] = walk.stack("encoder", model.encoder, tokens, patches=patches)
+        stream, frozen["encoder"] = walk.stack("encoder", model.encoder, tokens, given=patches)
     if model.decoder is not None:
-        read = None if model.encoder is None else source
-        stream, frozen["decoder"] = walk.stack("decoder", model.decoder, seq_len, read, stream)
+        read = source if model.reads_encoder else None
+        given = model.restores and walk.linear("bridge", source, stream)
+        given = given or walk.has("mask.weight")
+        rows = (seq_len, read, stream, given)
+        stream, frozen["decoder"] = walk.stack("decoder", model.decoder, *rows)
     walk.head(model, seq_len, stream)
     return walk.flops(head_share, frozen)

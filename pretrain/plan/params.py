@@ -91,13 +91,16 @@ def _mixture(name: str, stack: StackConfig, experts: ExpertsConfig) -> Named:
 
 
 def _embedding(model: ModelConfig) -> Named:
-    width = model.last_stack.width
+    width = model.input_stack.width
     if model.input is None:
         yield "embedding.weight", (model.padded_vocab_size, width)
         return
     yield from _linear("embedding.projection", model.input.patch_values, width, True)
     if model.input.num_before:
         yield "embedding.before.weight", (model.input.num_before, width)
+    if model.restores:
+        yield from _linear("bridge", width, model.last_stack.width, True)
+        yield "mask.weight", (1, model.last_stack.width)
 
 
 def _stack(name: str, model: ModelConfig, *, reads_encoder: bool) -> Named:
@@ -171,8 +174,7 @@ def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
     if model.encoder is not None:
         found |= _stack("encoder", model, reads_encoder=False)
     if model.decoder is not None:
-        reads_encoder = model.encoder is not None
-        found |= _stack("decoder", model, reads_encoder=reads_encoder)
+        found |= _stack("decoder", model, reads_encoder=model.reads_encoder)
     found |= _head(model)
     if model.pooler:
         found |= _linear("pooler", model.last_stack.width, model.last_stack.width, True)
@@ -181,7 +183,7 @@ def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
 
 PARTS = (
     # Token tables, padded rows included, those of values too, and tables of token types; of images the
-    # projection of patches, class token and registers.
+    # projection of patches, class token and registers, the vector of hidden ones, and the bridge.
     "embedding",
     "position",  # tables of learned positions, or of biases by distance
     "attention",  # projections of all attention layers, with biases, and factors of values and residuals
@@ -200,7 +202,7 @@ def _part_of(name: str) -> str:
         return words[0]
     if words[-2].endswith("norm"):
         return "norm"
-    if words[-2] == "token_type" or "value_embedding" in words:
+    if words[-2] in ("token_type", "bridge", "mask") or "value_embedding" in words:
         return "embedding"
     if "rnn" in words:
         return "recurrent"
@@ -257,7 +259,8 @@ class Values:
     sides: int = 0  # squares of the sides of trained hidden matrices, the sizes of SOAP's factors
 
 
-_OUTSIDE = frozenset({"embedding", "value_embedding", "position", "token_type", "head", "router"})
+_OUTSIDE = frozenset({"embedding", "value_embedding", "position", "token_type", "mask"})
+_OUTSIDE |= {"head", "router"}
 """Name parts of matrices that Muon does not step (`optim/build.py`)."""
 
 
@@ -291,8 +294,9 @@ def _squares(shape: Shape) -> int:
 
 def _blocks(name: str, shape: Shape, model: AnyModelConfig) -> list[Shape]:
     """Returns the shapes of the matrices of a fused weight, as `optim/groups.py` steps them."""
-    first, *_, layer, _ = name.split(".")
-    stack = getattr(model, first, None)
+    *parents, _ = name.split(".")
+    layer = parents[-1]
+    stack = getattr(model, parents[0], None)
     *experts, height, columns = shape
     if layer == "qkv" and isinstance(stack, StackConfig):
         rows = [number * stack.per_head_width for number in (stack.heads, stack.num_kv_heads, stack.num_kv_heads)]

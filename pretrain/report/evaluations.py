@@ -87,9 +87,10 @@ def _loss_rows(result: _Facts, data: _Texts, settings: _Facts, _: _Texts) -> _Ro
         cells = {"of": f"{result['objective']}, {source}", "loss": _number(facts["loss"])}
         if labels is None:
             bits = facts["bits_per_byte"]
-            cells["perplexity"] = _number(facts["perplexity"])
+            chooses = "accuracy" in facts  # not of a head of pixels
+            cells["perplexity"] = _number(facts["perplexity"]) if chooses else None
             cells["bits per byte"] = bits if bits is None else _float(bits)
-            cells["accuracy"] = f"{_float(facts['accuracy']):.4f}"
+            cells["accuracy"] = f"{_float(facts['accuracy']):.4f}" if chooses else None
         else:
             for name, head in _LABEL_SCORES.items():
                 value, low, high = (_float(labels[name][part]) for part in ("value", "low", "high"))

@@ -83,7 +83,6 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         skipped_rows += agreed.done.num_skipped
         run.samples.damage.check(skipped_rows)
         loss = agreed.loss_sum / max(num_targets, 1)
-        accuracy = agreed.num_correct / max(num_targets, 1)
         state = replace(
             state,
             step=state.step + 1,
@@ -107,8 +106,8 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         run.tracker.advance(state.step)
         is_last = state.step >= target
         if state.step % config.tracking.log_every_steps == 0 or is_last:
-            metrics = {"loss": loss, "accuracy": accuracy, "lr": learning_rate, "grad_norm": update.grad_norm}
-            metrics |= _metrics(run, state, skipped_rows) | sources.take()
+            metrics = {"loss": loss, "lr": learning_rate, "grad_norm": update.grad_norm}
+            metrics |= _metrics(run, state, agreed, skipped_rows) | sources.take()
             if shows_norms:
                 metrics |= run.norms.take(update, run.engine.device)
             run.tracker.log(state.step, metrics)
@@ -225,9 +224,11 @@ def _follow(run: Run, step: int, update: Update, agreed: StepTotals) -> None:
         run.engine.average.follow(ema_decay(step, run.config.optim.ema, batch.steps.at(step) * batch.seq_len))
 
 
-def _metrics(run: Run, state: TrainState, skipped_rows: int) -> dict[str, float]:
-    is_classifier = run.config.model.head.kind == "labels"
-    metrics = {"labels" if is_classifier else "tokens": float(state.tokens)}
+def _metrics(run: Run, state: TrainState, agreed: StepTotals, skipped_rows: int) -> dict[str, float]:
+    head = run.config.model.head.kind
+    metrics = {"labels" if head == "labels" else "tokens": float(state.tokens)}
+    if head != "pixels":  # a choice among answers
+        metrics["accuracy"] = agreed.num_correct / max(agreed.done.num_targets, 1)
     metrics |= {"skipped_steps": float(state.step - state.optimizer_step)}
     loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale")
     if loss_scale is not None:
@@ -239,8 +240,9 @@ def _metrics(run: Run, state: TrainState, skipped_rows: int) -> dict[str, float]
     epochs = run.samples.epochs(state.position)
     metrics |= {f"epochs_{name}" if len(epochs) > 1 else "epochs": count for name, count in epochs.items()}
     metrics |= run.meter.read(state.step) | run.timeline.take()
-    if run.config.objective.kind == "images" and "tokens_per_s" in metrics:
-        metrics["images_per_s"] = metrics["tokens_per_s"] / run.config.batch.seq_len
+    lengths = run.config.lengths
+    if lengths.image is not None and "tokens_per_s" in metrics:
+        metrics["images_per_s"] = metrics["tokens_per_s"] / (lengths.target + (lengths.source or 0))
     return metrics | memory_metrics(run.engine.device)
 
 
@@ -297,15 +299,16 @@ def _measure(run: Run, should_stop: Callable[[], bool]) -> dict[str, float] | No
         if report is None:
             return None
         reports.append(report)
-    return _describe(run.validation, reports, is_classifier=run.config.model.head.kind == "labels")
+    return _describe(run.validation, reports, head=run.config.model.head.kind)
 
 
 def _describe(
-    validation: Sequence[ValidationSource], reports: Sequence[LossReport], *, is_classifier: bool = False
+    validation: Sequence[ValidationSource], reports: Sequence[LossReport], *, head: str = "lm"
 ) -> dict[str, float]:
     """Returns the row of an evaluation: all splits, and each loss; empty without a target.
 
     The targets of a classifier are labels: exp(loss), a number of words to choose from, says nothing of them.
+    Pixels are no choice at all.
     """
     whole, bits = pool(reports, [source.tokens_per_byte for source in validation])
     if not whole.num_targets:
@@ -315,10 +318,11 @@ def _describe(
         pairs = zip(validation, reports, strict=True)
         metrics = {f"val_loss_{source.name}": one.loss for source, one in pairs if one.num_targets}
     metrics["val_loss"] = whole.loss
-    if not is_classifier:
+    if head == "lm":
         metrics["val_perplexity"] = whole.perplexity
-    metrics["val_accuracy"] = whole.accuracy
-    metrics["val_labels" if is_classifier else "val_tokens"] = float(whole.num_targets)
+    if head != "pixels":
+        metrics["val_accuracy"] = whole.accuracy
+    metrics["val_labels" if head == "labels" else "val_tokens"] = float(whole.num_targets)
     if bits is not None:
         metrics["val_bits_per_byte"] = bits
     return metrics

@@ -172,7 +172,8 @@ def _summarize(run: Run, state: TrainState) -> Iterator[str]:
         log.warning("%s", error)
     spans = [_instant(one["ended"]) - _instant(one["started"]) for one in attempts if "ended" in one]
     time = f"{clock_time(sum(spans))} in {plural(len(attempts), 'start')}"
-    targets = "labels" if run.config.model.head.kind == "labels" else "target tokens"
+    units = {"labels": "labels", "pixels": "hidden patches"}
+    targets = units.get(run.config.model.head.kind, "target tokens")
     yield f"done: {plural(state.step, 'step')}, {state.tokens:,} {targets}, {time}"
     for name in ("loss", "val_loss"):
         if values := [(row["step"], row[name]) for row in rows if row.get(name) is not None]:
@@ -196,7 +197,7 @@ def next_command(config: RunConfig, *, has_template: bool) -> str:
     kinds = {task.kind for task in config.objective.tasks}
     if has_template and config.stacks == ["decoder"]:
         return f"pretrain generate {path} --chat"
-    if any(NEEDS[kind].head == "labels" for kind in kinds):
+    if any(NEEDS[kind].head != "lm" for kind in kinds):
         return f"pretrain evaluate {path}"
     if kinds & {"seq2seq", "supervised"}:
         return f"pretrain generate {path} --prompt 'A text like those of the data'"

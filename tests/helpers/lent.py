@@ -31,10 +31,11 @@ class Lent(NamedTuple):
 def lend(theirs: Any, folder: Path) -> Lent:
     """Gives biases and norms values that matter, saves the model as its makers would, and imports it."""
     generator = torch.Generator().manual_seed(0)
+    fixed = {parameter.data_ptr() for parameter in theirs.parameters() if not parameter.requires_grad}
     with torch.no_grad():
         # By what is saved: buffers that are not hold rotary frequencies.
         for tensor in {tensor.data_ptr(): tensor for tensor in theirs.state_dict().values()}.values():
-            if tensor.ndim == 1 or tensor.shape[0] == 1:
+            if (tensor.ndim == 1 or tensor.shape[0] == 1) and tensor.data_ptr() not in fixed:
                 tensor.add_(0.2 * torch.randn(tensor.shape, generator=generator))
     theirs.eval().save_pretrained(folder)
     release = open_release(folder)

@@ -1,17 +1,19 @@
-"""ViT and DeiT against transformers: logits, hidden states, pooler, loss, gradients; read, written, read again."""
+"""ViT, DeiT and MAE against transformers: logits, hidden states, pooler, loss, gradients; read, written, read again."""
 
 import json
 
 import pytest
 import torch
 import transformers
+from transformers.models.vit_mae.modeling_vit_mae import build_2d_sinusoidal_position_embedding
 
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.transfer import export_model, import_model
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.release import open_release
 from pretrain.objective.loss import sum_token_loss
-from pretrain.types import IGNORE_INDEX, Batch
+from pretrain.objective.masked_patches import sum_patch_loss
+from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
 from tests.helpers.lent import check_gradients, lend
 from tests.parity.exchange import check_round_trip
 from tests.unit.interop.releases import change_config
@@ -19,6 +21,10 @@ from tests.unit.interop.releases import change_config
 TINY = {
     "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 96, "image_size": 24,
     "patch_size": 8, "initializer_range": 0.1, "attn_implementation": "eager",
+}  # fmt: skip
+DECODER = {
+    "decoder_hidden_size": 32, "decoder_num_hidden_layers": 2, "decoder_num_attention_heads": 4,
+    "decoder_intermediate_size": 64,
 }  # fmt: skip
 NAMES = {"id2label": dict(enumerate(["cat", "dog", "bird"]))}
 # Logits and hidden states are of order 1: two orders of summation of fp32 differ by a few of its last bits.
@@ -37,6 +43,17 @@ def deit(**values):
     return transformers.DeiTForImageClassification(transformers.DeiTConfig(**TINY | NAMES | values))
 
 
+def mae(**values):
+    """A masked autoencoder; the tables of positions are zeros in a new one of transformers 5, and not in releases."""
+    model = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**TINY | DECODER | values))
+    tables = (model.vit.embeddings.position_embeddings, model.decoder.decoder_pos_embed)
+    with torch.no_grad():
+        for table in tables:
+            made = build_2d_sinusoidal_position_embedding(3, 3, table.shape[-1], cls_token=True)
+            table[0] = torch.cat(made.chunk(2, dim=1)[::-1], dim=1)
+    return model
+
+
 MAKERS = {
     "vit": vit,
     "vit-plain-queries": lambda: vit(qkv_bias=False, num_channels=1, hidden_act="gelu_pytorch_tanh"),
@@ -44,6 +61,11 @@ MAKERS = {
     "bare-vit-no-pooler": lambda: bare_vit(add_pooling_layer=False),
     "deit": deit,
     "bare-deit": lambda: transformers.DeiTModel(transformers.DeiTConfig(**TINY)),
+}
+MAES = {
+    "mae": mae,
+    "mae-normalized": lambda: mae(norm_pix_loss=True),
+    "mae-grey-half": lambda: mae(num_channels=1, mask_ratio=0.5, qkv_bias=False, decoder_hidden_size=48),
 }
 
 
@@ -90,6 +112,68 @@ def test_an_export_is_the_model_that_it_came_from(lent, tmp_path):
     if lent.release.config.head.kind == "none" and not lent.release.config.pooler:
         pytest.skip("the class of transformers makes a pooler that is not in the files")
     check_round_trip(lent, auto, tmp_path / "ours", pixel_values=batch_of(lent.release.config).pixels_BCYX)
+
+
+def hidden_batch(config, noise, rate):
+    """Images of which the patches of the lowest noise are visible."""
+    batch = batch_of(config, len(noise))
+    kept = int(noise.shape[1] * (1 - rate))
+    places = torch.cat((torch.zeros(len(noise), 1, dtype=torch.int64), 1 + noise.argsort()[:, :kept].sort()[0]), dim=1)
+    targets = torch.zeros_like(batch.tokens_BT).scatter(1, places, IGNORE_INDEX)
+    return Batch(
+        batch.tokens_BT,
+        targets,
+        target_positions_P=torch.nonzero(targets.flatten() != IGNORE_INDEX)[:, 0],
+        source=SourceBatch(torch.zeros_like(places), places),
+        pixels_BCYX=batch.pixels_BCYX,
+    )
+
+
+@pytest.mark.parametrize("maker", MAES)
+def test_a_masked_autoencoder_agrees_with_the_same_patches_hidden(tmp_path, maker):
+    torch.manual_seed(0)
+    lent = lend(MAES[maker](), tmp_path / "theirs")
+    theirs, ours, release = lent
+    noise = torch.rand(4, 9, generator=torch.Generator().manual_seed(2))
+    batch = hidden_batch(release.config, noise, theirs.config.mask_ratio)
+    expected = theirs(pixel_values=batch.pixels_BCYX, noise=noise)
+    torch.testing.assert_close(ours(batch).logits_BTV[:, 1:], expected.logits, **TOLERANCE)
+    output = sum_patch_loss(ours, batch, normalize=theirs.config.norm_pix_loss)
+    found = output.loss_sum / batch.num_targets()
+    torch.testing.assert_close(found, expected.loss, rtol=1e-5, atol=0)
+    torch.testing.assert_close(output.nll_P.sum(), output.nll_sum)
+    found.backward()
+    expected.loss.backward()
+    check_gradients(lent)
+    # Both are of the objective here, and no part of the model: an export has the defaults.
+    theirs.config.update({"mask_ratio": 0.75, "norm_pix_loss": False})
+    auto = transformers.AutoModelForPreTraining
+    check_round_trip(lent, auto, tmp_path / "ours", pixel_values=batch.pixels_BCYX, noise=noise)
+
+
+def test_other_positions_than_those_of_a_mae_are_refused(tmp_path):
+    model = mae()
+    with torch.no_grad():
+        model.decoder.decoder_pos_embed[0, 3, 5] += 0.1
+    model.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="decoder_pos_embed has other values than the fixed ones of vit_mae"):
+        open_release(tmp_path)
+
+
+def test_an_encoder_of_a_mae_without_its_decoder_is_refused(tmp_path):
+    transformers.ViTMAEModel(transformers.ViTMAEConfig(**TINY)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="only a ViTMAEForPreTraining, which has its decoder too, is read"):
+        open_release(tmp_path)
+
+
+def test_an_imported_mae_is_exported_again(tmp_path):
+    torch.manual_seed(0)
+    lend(mae(), tmp_path / "theirs")
+    import_model(str(tmp_path / "theirs"), tmp_path / "imported")
+    report = export_model(tmp_path / "imported", tmp_path / "released")  # compares the scores
+    assert report.architecture == "ViTMAEForPreTraining"
+    card = (tmp_path / "released/README.md").read_text()
+    assert "AutoModelForPreTraining" in card and "layers, width, heads: 3+2, 32, 4" in card
 
 
 def test_normalisation_is_that_of_the_processor(tmp_path):

@@ -1,8 +1,8 @@
 """`model:` of `kind: transformer` -- one or two stacks, embeddings and a head.
 
 One stack is a GPT (decoder), a BERT (encoder) or, over image patches, a ViT (encoder); two are a
-T5. Families differ only in these values: a preset is plain data over them, and no code in `model/`
-depends on a family.
+T5, or over image patches a masked autoencoder. Families differ only in these values: a preset is
+plain data over them, and no code in `model/` depends on a family.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -17,8 +17,9 @@ from pretrain.config.model.stack import StackConfig
 class HeadConfig(Section):
     """Output layer on the last hidden states."""
 
-    kind: Annotated[Literal["lm", "labels", "none"], OnResume.NEVER] = "lm"
-    """`lm` scores the vocabulary, `labels` scores labels, `none` returns the hidden states."""
+    kind: Annotated[Literal["lm", "labels", "pixels", "none"], OnResume.NEVER] = "lm"
+    """`lm` scores the vocabulary, `labels` scores labels, `pixels` predicts those of each patch
+    (MAE), `none` returns the hidden states."""
     transform: Annotated[bool, OnResume.NEVER] = False
     """Linear layer, activation and norm of the stack before the scores (BERT, ModernBERT)."""
     bias: Annotated[bool, OnResume.NEVER] = False
@@ -40,8 +41,9 @@ class HeadConfig(Section):
         if self.kind != "labels" and (self.labels or self.mean or self.dropout):
             what = "labels, mean and dropout go with kind=labels"
             raise ValueError(f"{what}, not {self.kind}; leave them out")
-        if self.kind == "labels" and (self.scaled or self.soft_cap):
-            raise ValueError("scaled and soft_cap go with kind=lm, not labels; leave them out")
+        if self.kind in ("labels", "pixels") and (self.scaled or self.soft_cap):
+            what = "scaled and soft_cap go with kind=lm"
+            raise ValueError(f"{what}, not {self.kind}; leave them out")
         return self
 
 
@@ -98,7 +100,9 @@ class ModelConfig(AnyKindConfig):
     encoder: StackConfig | None = None
     """Bidirectional stack. None: no encoder."""
     decoder: StackConfig | None = None
-    """Causal stack; its blocks attend to the output of the encoder, if any. None: no decoder."""
+    """Causal stack; its blocks attend to the output of the encoder, if any. With a head of pixels
+    bidirectional, of any width: it reads the output of the encoder in its places, and a learned
+    vector in those of hidden patches (He et al. 2022, MAE). None: no decoder."""
     scaled_embeddings: Annotated[bool, OnResume.ALLOW] = False
     """Multiply the embeddings by sqrt(D) (Vaswani et al. 2017, 3.4)."""
     pooler: Annotated[bool, OnResume.NEVER] = False
@@ -122,8 +126,25 @@ class ModelConfig(AnyKindConfig):
         return "tokens" if self.input is None else self.input.kind
 
     @property
+    def restores(self) -> bool:
+        """True of a masked autoencoder: the decoder fills in patches that are not read."""
+        return self.head.kind == "pixels"
+
+    @property
+    def reads_encoder(self) -> bool:
+        """True if the blocks of the decoder have cross attention to the output of the encoder."""
+        return self.encoder is not None and self.decoder is not None and not self.restores
+
+    @property
+    def input_stack(self) -> StackConfig:
+        """Stack that reads the embeddings of a model of one input, or of the source of two."""
+        return self.encoder or self.last_stack
+
+    @property
     def num_scores(self) -> int:
-        """Number of classes of the head, ids or labels, which must be known."""
+        """Number of classes of the head, ids, labels or pixels of a patch, which must be known."""
+        if self.input is not None and self.restores:
+            return self.input.patch_values
         scores = len(self.head.labels) if self.head.kind == "labels" else self.vocab_size
         assert scores, "fit_config fills in vocab_size and labels"
         return scores
@@ -131,7 +152,7 @@ class ModelConfig(AnyKindConfig):
     @property
     def num_head_rows(self) -> int:
         """Rows of the weight of the head: `num_scores`, with a padded vocabulary."""
-        return self.num_scores if self.head.kind == "labels" else self.padded_vocab_size
+        return self.padded_vocab_size if self.head.kind == "lm" else self.num_scores
 
     @property
     def last_stack(self) -> StackConfig:
@@ -157,30 +178,39 @@ class ModelConfig(AnyKindConfig):
     def _check_input(self) -> Self:
         stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
         if self.input is None:
+            if self.restores:
+                raise ValueError("head.kind=pixels is of patches; set model.input, or another head")
             if any(stack.position == "sinusoidal_2d" for stack in stacks):
                 fix = "set model.input, or use position=sinusoidal"
                 raise ValueError(f"position=sinusoidal_2d is of patches; {fix}")
             return self
-        if self.encoder is None or self.decoder is not None:
-            what = "input.kind=patches is read by a model of an encoder alone"
-            raise ValueError(f"{what}; set decoder to null")
-        for place, section, keys in (
-            ("", self, ("tied_embeddings", "scaled_embeddings", "vocab_size")),
-            ("encoder.", self.encoder, ("token_types", "value_embeddings")),
-        ):
-            for key in keys:
-                if getattr(section, key):
-                    what = f"{place}{key} is of token ids, which input.kind=patches replaces"
-                    raise ValueError(f"{what}; leave it out")
+        if self.encoder is None or (self.decoder is not None) != self.restores:
+            what = f"input.kind=patches with head.kind={self.head.kind} needs an encoder"
+            rest = "and a decoder" if self.restores else "alone; set decoder to null"
+            raise ValueError(f"{what} {rest}")
+        keys = ("tied_embeddings", "scaled_embeddings", "vocab_size")
+        of_ids = {key: getattr(self, key) for key in keys}
+        for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            for key in ("token_types", "value_embeddings"):
+                of_ids[f"{name}.{key}"] = getattr(stack, key, None)
+        for key, value in of_ids.items():
+            if value:
+                what = f"{key} is of token ids, which input.kind=patches replaces"
+                raise ValueError(f"{what}; leave it out")
         if self.head.kind == "lm":
-            raise ValueError("input.kind=patches needs head.kind=labels or none, not lm")
+            raise ValueError("input.kind=patches needs head.kind=labels, pixels or none, not lm")
+        if self.restores and (self.encoder.position == "relative" or self.encoder.window):
+            what = "relative positions and windows count all patches, and with head.kind=pixels"
+            fix = "use another encoder.position, and no window"
+            raise ValueError(f"{what} the encoder reads some; {fix}")
         if self.max_seq_len != self.input.positions:
             rule = f"must be {self.input.positions}, the positions of an image"
             parts = f"({self.input.describe()})"
             raise ValueError(f"max_seq_len={self.max_seq_len} {rule} {parts}; leave it out")
-        width = self.encoder.width
-        if self.encoder.position == "sinusoidal_2d" and width % 4:
-            raise ValueError(f"position=sinusoidal_2d needs a width that 4 divides, not {width}")
+        for stack in stacks:
+            if stack.position == "sinusoidal_2d" and stack.width % 4:
+                need = "position=sinusoidal_2d needs a width that 4 divides"
+                raise ValueError(f"{need}, not {stack.width}")
         if self.head.kind == "labels" and not (self.head.mean or self.input.class_token):
             what = "input.class_token=false leaves nothing that stands for the image"
             raise ValueError(f"{what}; set head.mean=true")
@@ -192,7 +222,7 @@ class ModelConfig(AnyKindConfig):
             raise ValueError("needs an encoder, a decoder, or a preset that has one")
         if self.encoder is not None and self.decoder is not None:
             widths = (self.encoder.width, self.decoder.width)
-            if len(set(widths)) == 2:
+            if len(set(widths)) == 2 and not self.restores:
                 sizes = "encoder.width={} must equal decoder.width={}".format(*widths)
                 raise ValueError(f"{sizes}: they share embeddings")
             if self.encoder.experts or self.decoder.experts:

@@ -41,7 +41,7 @@ def test_what_fits_is_taken(tmp_path):
         ({"model": ", input: {std: [0]}"}, "std=[0.0] must be positive"),
         ({"model": ", vocab_size: 100"}, "vocab_size is of token ids, which input.kind=patches replaces; leave it out"),
         ({"model": ", encoder: {token_types: 2}"}, "encoder.token_types is of token ids, which input.kind=patches"),
-        ({"model": ", head: {kind: lm}"}, "input.kind=patches needs head.kind=labels or none, not lm"),
+        ({"model": ", head: {kind: lm}"}, "input.kind=patches needs head.kind=labels, pixels or none, not lm"),
         (
             {"model": ", input: {class_token: false}", "seq_len": 17},
             "input.class_token=false leaves nothing that stands for the image; set head.mean=true",
@@ -60,6 +60,32 @@ def test_what_fits_is_taken(tmp_path):
 def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, values, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         load(tmp_path, **values)
+
+
+def test_a_masked_autoencoder_reads_a_quarter_of_an_image(tmp_path):
+    config = load(tmp_path, "masked_patches", preset="vit_mae-tiny")
+    assert (config.lengths.target, config.lengths.source, config.lengths.before) == (17, 5, 1)
+    assert config.objective.head_share == 0.75
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model": ", decoder: null"}, "head.kind=pixels needs an encoder and a decoder"),
+        ({"model": ", head: {kind: none}"}, "head.kind=none needs an encoder alone; set decoder to null"),
+        ({"model": ", encoder: {position: relative}"}, "use another encoder.position, and no window"),
+        ({"model": ", decoder: {width: 6, heads: 1}"}, "position=sinusoidal_2d needs a width that 4 divides, not 6"),
+        ({"model": ", decoder: {token_types: 2}"}, "decoder.token_types is of token ids, which input.kind=patches"),
+        ({"model": ", input: null"}, "head.kind=pixels is of patches; set model.input, or another head"),
+        (
+            {"kind": "images"},
+            "objective.kind=images needs a model with encoder, model.preset=vit_mae-tiny has encoder+",
+        ),
+    ],
+)
+def test_a_masked_autoencoder_that_does_not_fit_is_refused_with_the_reason(tmp_path, values, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(tmp_path, **{"kind": "masked_patches", "preset": "vit_mae-tiny"} | values)
 
 
 @pytest.mark.parametrize(

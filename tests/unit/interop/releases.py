@@ -19,9 +19,9 @@ VOCAB = 61
 def tiny(preset: str = "llama-tiny", **model: Any) -> ModelConfig:
     """A tiny preset; the vocabulary is no multiple of the padding's. Of images: with three labels."""
     values = expand_preset({"preset": preset, **model})
-    if values.get("input") is not None:
+    if values.get("input") is not None and values["head"].get("kind") == "labels":
         values["head"] = {"labels": ["a", "b", "c"], **values["head"]}
-    else:
+    elif values.get("input") is None:
         values = {"vocab_size": VOCAB, **values}
     return ModelConfig.model_validate(values)
 

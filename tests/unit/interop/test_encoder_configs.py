@@ -17,6 +17,7 @@ HEADS = {
     "t5": frozenset({"shared.weight", "lm_head.weight"}),
     "marian": frozenset({"model.shared.weight", "final_logits_bias"}),
     "vit": frozenset({"classifier.weight"}),
+    "vit_mae": frozenset({"decoder.mask_token"}),
     "deit": frozenset({"classifier.weight"}),
 }
 """Names of tensors that tell what a model has."""
@@ -128,6 +129,7 @@ def test_missing_keys_have_the_defaults_of_transformers(model_type):
         ("marian", {"activation_function": "relu", "scale_embedding": True, "decoder_layers": 2, "eos_token_id": 5}),
         ("vit", {"qkv_bias": False, "image_size": 32, "patch_size": 4, "num_channels": 1, "hidden_act": "relu"}),
         ("deit", {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2}),
+        ("vit_mae", {"decoder_hidden_size": 64, "decoder_num_attention_heads": 4, "qkv_bias": False}),
     ],
 )  # fmt: skip
 def test_what_is_written_is_read_the_same_by_transformers(model_type, values):

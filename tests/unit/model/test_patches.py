@@ -10,7 +10,7 @@ from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
 from pretrain.model.position import sinusoids_2d
 from pretrain.model.transformer import PatchEmbedding, cut_patches
-from pretrain.plan.params import parameter_shapes
+from pretrain.plan.params import count_parts, parameter_shapes
 from pretrain.types import Batch
 
 LABELS = {"kind": "labels", "labels": ["a", "b", "c"]}
@@ -104,3 +104,11 @@ def test_patches_of_any_size_begin_with_values_of_one_deviation():
     for size in (2, 8):
         module = built(configured(input={"size": size})).embedding
         assert module(pixels)[:, 1:].std().item() == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_masked_autoencoder_has_the_parameters_that_are_counted():
+    config = ModelConfig.model_validate(expand_preset({"preset": "vit_mae-tiny"}))
+    model = built(config)
+    assert {name: tuple(one.shape) for name, one in model.named_parameters()} == parameter_shapes(config)
+    assert sum(count_parts(config).values()) == sum(one.numel() for one in model.parameters())
+    assert not model.is_causal and all(block.cross is None for block in model.decoder.blocks)

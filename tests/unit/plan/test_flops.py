@@ -136,3 +136,12 @@ def test_a_head_of_labels_has_as_many_flops_as_torch_counts():
     config = ModelConfig(encoder=TINY, head=head, vocab_size=100, max_seq_len=16)
     tokens = torch.randint(0, 100, (2, 16))
     assert counted_by_torch(config, Batch(tokens, tokens)) == 2 * flops_of(config, 16)
+
+
+def test_a_masked_autoencoder_has_as_many_flops_as_torch_counts():
+    """The encoder reads the class token and 4 of 16 patches, the decoder all; the head is at all places here."""
+    config = ModelConfig.model_validate(expand_preset({"preset": "vit_mae-tiny"}))
+    tokens = torch.zeros(2, 17, dtype=torch.int64)
+    source = SourceBatch(tokens[:, :5], torch.arange(5).expand(2, -1))
+    batch = Batch(tokens, tokens, source=source, pixels_BCYX=torch.rand(2, 3, 16, 16))
+    assert counted_by_torch(config, batch) == 2 * flops_of(config, 17, source_len=5)

@@ -192,6 +192,25 @@ def test_a_vit_is_as_large_as_its_release(preset):
     assert count_parameters(config) == sum(one.numel() for one in theirs.parameters()) == parameters
 
 
+MAES = {
+    "vit_mae-b16": (768, 12, 12, 16),
+    "vit_mae-l16": (1024, 24, 16, 16),
+    "vit_mae-h14": (1280, 32, 16, 14),
+}
+"""Width, layers, heads, side of a patch."""
+
+
+@pytest.mark.parametrize("preset", sorted(MAES))
+def test_a_masked_autoencoder_is_as_large_as_its_release(preset):
+    width, layers, heads, patch = MAES[preset]
+    sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": 4 * width}
+    with META:
+        theirs = hf.ViTMAEForPreTraining(hf.ViTMAEConfig(hidden_size=width, patch_size=patch, **sizes))
+    # Their tables of positions are parameters without a gradient.
+    expected = sum(one.numel() for one in theirs.parameters() if one.requires_grad)
+    assert count_parameters(ModelConfig.model_validate(expand_preset({"preset": preset}))) == expected
+
+
 def size_of(release: Release) -> int:
     """Parameters that Hugging Face's model is trained by, on the meta device."""
     with META:
@@ -208,7 +227,7 @@ def size_of(release: Release) -> int:
 
 def test_every_preset_is_compared_with_its_publication():
     tiny = {name for name in PRESETS if name.endswith("-tiny")} - {"bert-tiny"}
-    others = {"transformer-base", "transformer-big", *VITS}
+    others = {"transformer-base", "transformer-big", *VITS, *MAES}
     assert set(PRESETS) - tiny - OWN == set(RELEASES) | others
 
 

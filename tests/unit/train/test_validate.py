@@ -33,8 +33,13 @@ def test_one_split_is_not_told_twice_and_unknown_bytes_not_at_all():
 
 
 def test_the_row_of_a_classifier_counts_labels_and_has_no_perplexity():
-    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 4)], is_classifier=True)
+    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 4)], head="labels")
     assert row == {"val_loss": 0.5, "val_accuracy": 0.4, "val_labels": 10.0}
+
+
+def test_the_row_of_pixels_has_a_loss_alone():
+    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 0)], head="pixels")
+    assert row == {"val_loss": 0.5, "val_tokens": 10.0}
 
 
 def test_no_target_is_no_loss_and_not_the_best_one():
