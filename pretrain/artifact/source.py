@@ -70,6 +70,7 @@ class AdaptedModel:
         same name, same shape        copied
         embeddings, scores of ids    new tokens get the mean of the existing rows, which makes them
                                      as likely as an average token (Hewitt 2021)
+        positions of patches         where there are more or fewer, resized by bicubic interpolation
         another head                 initialised
         feed-forward -> experts      a copy for each expert, the router initialised ("upcycling",
                                      Komatsuzaki et al. 2023, 3): where weights of the chosen sum to 1,
@@ -97,8 +98,9 @@ class AdaptedModel:
         may_lack = not same_kind or model.head.kind == "labels"
         self.anew: set[str] = set()  # parameters that are initialised, not read
         self.copied = {name for name in shapes if self._is_copied(name)}  # to each expert of their layer
+        self.resized = {name for name in shapes if self._is_resized(name)}
         for name, shape in shapes.items():
-            if name in self.copied or (self._fits(name, shape) and (name not in SCORES or same_scores)):
+            if name in self.copied | self.resized or (self._fits(name, shape) and (name not in SCORES or same_scores)):
                 continue
             is_router = ".router." in name and name not in source.shapes
             if not is_router and not (may_lack and name.startswith(HEAD_PARTS)):
@@ -132,6 +134,15 @@ class AdaptedModel:
         theirs, shape = self.source.shapes.get(name), self.shapes[name]
         return ".feedforward." in name and len(shape) == 3 and theirs == shape[1:]
 
+    def _is_resized(self, name: str) -> bool:
+        """Returns whether a parameter is a table of positions of another number of patches."""
+        ours, theirs = self.model.input, self.source.config.input
+        if name != "encoder.position.weight" or ours is None or theirs is None:
+            return False
+        old, new = self.source.shapes.get(name), self.shapes[name]
+        same = ours.num_before == theirs.num_before
+        return old is not None and same and old[1:] == new[1:] and old != new
+
     def __contains__(self, name: str) -> bool:
         return name in self.shapes and name not in self.anew
 
@@ -145,6 +156,9 @@ class AdaptedModel:
             weight[: self._old] = known
             if self.num_added:
                 weight[self._old : self._new] = known.mean(dim=0, dtype=torch.float64).float()
+        if name in self.resized:
+            assert self.model.input is not None
+            weight = _resize_positions(weight, self.model.input.num_before, shape[0])
         if name in self.copied:
             weight = weight.repeat(shape[0], 1, 1)
         self._crcs[name] = zlib.crc32(memoryview(weight.contiguous().view(-1).numpy()))
@@ -181,6 +195,9 @@ class AdaptedModel:
             num_values = count_parameters(self.model.model_copy(update={"vocab_multiple": 1}))  # without padding
             line += f": {len(self.shapes)} parameters, {num_values:,} values"
         lines = [line + (f"; left there: {_listed(self.left)}" if self.left else "")]
+        for name in self.resized:
+            sizes = f"{self.source.shapes[name][0]} positions to {self.shapes[name][0]}"
+            lines.append(f"{name} is resized from {sizes}")
         if self.copied:
             assert isinstance(self.model, ModelConfig) and self.model.last_stack.experts is not None
             experts = self.model.last_stack.experts
@@ -193,6 +210,15 @@ class AdaptedModel:
                 f"their rows of {tables} are the mean of the others"
             )
         return lines
+
+
+def _resize_positions(table_TD: Tensor, before: int, length: int) -> Tensor:
+    """Returns a table of `length` positions; those before the square of patches stay as they are."""
+    old, new = (round((count - before) ** 0.5) for count in (len(table_TD), length))
+    grid = table_TD[before:].view(1, old, old, -1).permute(0, 3, 1, 2)
+    # The arguments are those of transformers' `interpolate_pos_encoding`.
+    grid = torch.nn.functional.interpolate(grid, (new, new), mode="bicubic", align_corners=False)
+    return torch.cat((table_TD[:before], grid.permute(0, 2, 3, 1).flatten(0, 2)))
 
 
 def _listed(shapes: Mapping[str, Shape]) -> str:

@@ -189,6 +189,8 @@ def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
     if base.get("head"):
         base["head"] = {**base["head"], "labels": []}
     base["special_tokens"] = {**(base.get("special_tokens") or {}), "eos": None}
+    if model.get("input"):  # images of another size have another number of positions
+        base.pop("max_seq_len", None)
     kind = (base.get("head") or {}).get("kind", "lm")
     given = model.get("head")
     if isinstance(given, dict) and given.get("kind", kind) != kind:  # replaces that of the start

@@ -8,9 +8,15 @@ import transformers
 from transformers.models.vit_mae.modeling_vit_mae import build_2d_sinusoidal_position_embedding
 
 from pretrain.artifact.model_path import open_source
+from pretrain.artifact.source import AdaptedModel
 from pretrain.artifact.transfer import export_model, import_model
+from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.model import ModelConfig
 from pretrain.errors import CheckpointError, ConfigError
+from pretrain.interop.family import parameter_shapes
 from pretrain.interop.release import open_release
+from pretrain.model import build_model
+from pretrain.model.build import fill_weights
 from pretrain.objective.loss import sum_token_loss
 from pretrain.objective.masked_patches import sum_patch_loss
 from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
@@ -193,6 +199,22 @@ def test_normalisation_is_that_of_the_processor(tmp_path):
     (tmp_path / "theirs/preprocessor_config.json").write_text(json.dumps(facts | {"image_mean": "grey"}))
     with pytest.raises(ConfigError, match=r"image_mean='grey': must be a number for each channel"):
         open_release(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("side", [40, 16])
+@pytest.mark.parametrize("maker", ["vit", "deit"])
+def test_at_another_resolution_positions_are_those_that_transformers_interpolates(tmp_path, maker, side):
+    torch.manual_seed(0)
+    theirs, _, release = lend(MAKERS[maker](), tmp_path / "theirs")
+    values = release.config.model_dump() | {"input": release.config.input.model_dump() | {"image": side}}
+    config = ModelConfig.model_validate(values | {"max_seq_len": (side // 8) ** 2 + release.config.input.num_before})
+    source = AdaptedModel(open_source(tmp_path / "theirs"), config, parameter_shapes(config))
+    assert source.describe()[1].startswith("encoder.position.weight is resized from 1")
+    ours = build_model(config, PLAIN_ENGINE, torch.device("cpu")).eval()
+    fill_weights(ours, lambda name, shape: source.read(name))
+    batch = batch_of(config)
+    expected = theirs(pixel_values=batch.pixels_BCYX, interpolate_pos_encoding=True).logits
+    torch.testing.assert_close(ours(batch).logits_BTV[:, 0], expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize(

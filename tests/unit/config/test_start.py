@@ -38,6 +38,14 @@ def test_the_labels_of_a_start_give_way_to_those_of_the_data(start):
     assert load_config(recipe, [f"init.from={start}", *given]).model.head.labels == ["c", "d"]
 
 
+def test_images_of_another_size_than_the_start_have_another_number_of_positions(start):
+    model = expand_preset({"preset": "vit-tiny"}) | {"max_seq_len": 17}
+    (start / "model.json").write_text(json.dumps({"model": model}))
+    given = [f"init.from={start}", "model={input: {image: 28, channels: 1}}", "model.input.size=4"]
+    config = load_config("configs/run/vit_fashion.yaml", ["model=null", *given])
+    assert config.model.max_seq_len == 50
+
+
 def test_a_preset_is_not_overruled_by_the_start(start):
     config = load_config(RECIPE, [f"init.from={start}", "model={preset: llama-tiny}", "batch.seq_len=128"])
     assert config.model.preset == "llama-tiny"
