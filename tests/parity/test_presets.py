@@ -10,6 +10,7 @@ from pretrain.interop.choose import choose_family, facts
 from tests.parity.test_decoders import MAKERS as DECODERS
 from tests.parity.test_encoder_decoders import MAKERS as ENCODER_DECODERS
 from tests.parity.test_encoders import MAKERS as ENCODERS
+from tests.parity.test_vit import MAES
 from tests.parity.test_vit import MAKERS as IMAGES
 
 LLAMA3_SCALING = {
@@ -183,9 +184,11 @@ RELEASED = {
 
 def configured(preset, vocab_size=4096):
     values = expand_preset({"preset": preset})
-    if "input" in values:
-        return ModelConfig.model_validate(values | {"head": values["head"] | {"labels": ["a", "b"]}})
-    return ModelConfig.model_validate(values | {"vocab_size": vocab_size})
+    if "input" not in values:
+        values |= {"vocab_size": vocab_size}
+    elif values["head"]["kind"] == "labels":
+        values |= {"head": values["head"] | {"labels": ["a", "b"]}}
+    return ModelConfig.model_validate(values)
 
 
 @pytest.mark.parametrize("preset", sorted(RELEASED))
@@ -214,6 +217,6 @@ def test_a_preset_is_exported_as_its_own_family_or_as_none(preset):
 
 
 def test_every_family_is_compared_with_its_model_of_transformers():
-    every = (DECODERS, ENCODERS, ENCODER_DECODERS, IMAGES)
+    every = (DECODERS, ENCODERS, ENCODER_DECODERS, IMAGES, MAES)
     compared = [make() for makers in every for make in makers.values()]
     assert {model.config.model_type for model in compared} == set(FAMILIES)

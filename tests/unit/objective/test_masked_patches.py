@@ -77,7 +77,7 @@ def build(objective):
 @pytest.mark.parametrize("normalize", [True, False])
 def test_the_loss_is_the_mean_squared_error_of_hidden_patches(normalize):
     make_rows, loss, model = build({"rate": 0.5, "normalize": normalize})
-    batch = _build_batch(make_rows(image_rows(range(4), num_tokens=[18, 18, 0, 18])), False)
+    batch = _build_batch(make_rows(image_rows(range(4), num_tokens=[18, 18, 0, 18])), False, None)
     assert batch.source.tokens_BS.shape == (4, 9) and batch.num_targets() == 24
     logits = model(batch).logits_BTV
     found = loss(model, batch)
@@ -96,7 +96,7 @@ def test_the_loss_is_the_mean_squared_error_of_hidden_patches(normalize):
 
 def test_hidden_pixels_are_not_read():
     make_rows, _, model = build({})
-    batch = _build_batch(make_rows(image_rows(range(2))), False)
+    batch = _build_batch(make_rows(image_rows(range(2))), False, None)
     hidden = (batch.targets_BT[:, 1:] == 0).view(2, 1, 4, 1, 4, 1).expand(2, 3, 4, 4, 4, 4).reshape(2, 3, 16, 16)
     other = replace(batch, pixels_BCYX=torch.where(hidden, 255 - batch.pixels_BCYX, batch.pixels_BCYX))
     assert not torch.equal(other.pixels_BCYX, batch.pixels_BCYX)
