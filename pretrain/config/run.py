@@ -255,6 +255,11 @@ class RunConfig(Section):
         if patches is None and self.data.images != ImagesConfig():
             what = "data.images is of images, which a model without model.input does not read"
             raise ValueError(f"{what}; leave it out")
+        for name in ("mixup", "cutmix"):
+            for task in self.objective.tasks:
+                if getattr(self.data.images, name) and NEEDS[task.kind].head != "labels":
+                    what = f"data.images.{name} mixes labels, which objective.kind={task.kind} does not have"
+                    raise ValueError(f"{what}; leave it out")
         return self
 
     @model_validator(mode="after")

@@ -88,6 +88,15 @@ def test_a_masked_autoencoder_that_does_not_fit_is_refused_with_the_reason(tmp_p
         load(tmp_path, **{"kind": "masked_patches", "preset": "vit_mae-tiny"} | values)
 
 
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_labels_are_mixed_where_there_are_some(tmp_path, name):
+    mixed = f", images: {{{name}: 0.5}}"
+    assert getattr(load(tmp_path, data=mixed).data.images, name) == 0.5
+    message = f"data.images.{name} mixes labels, which objective.kind=masked_patches does not have; leave it out"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(tmp_path, "masked_patches", preset="vit_mae-tiny", data=mixed)
+
+
 @pytest.mark.parametrize(
     ("model", "data", "message"),
     [
