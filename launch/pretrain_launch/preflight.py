@@ -18,7 +18,6 @@ from pretrain.plan.params import count_parameters
 from pretrain.plan.search import Problem, check_fits
 from pretrain.plan.task import known_model
 from pretrain.run.folder import RunDir
-from pretrain.run.lease import refuse_if_owned
 from pretrain.shards.dataset import check_local
 from pretrain.utils.units import clock_time
 from pretrain_launch.runs import last_save_s
@@ -135,16 +134,13 @@ def plan_job(
 
 
 def check_site(config: RunConfig, spec: LaunchSpec) -> None:
-    """Checks data, owner of the run folder, and whether the config can resume the run there.
+    """Checks data, and whether the config can resume the run in its folder.
 
     Raises:
         DataError: Shards are missing or damaged.
-        LockedError: Another attempt owns the folder, and the job would not wait for it.
         ConfigError: Keys that define the run differ from those that it was started with.
     """
     check_local(config.data)
-    if not spec.singleton:
-        refuse_if_owned(spec.folder.lease)
     if spec.folder.config.is_file():
         stored = load_config(spec.folder.config, extensions="ignore")
         check_config(stored, fill_from(stored, config), has_saved=spec.folder.has_saved())

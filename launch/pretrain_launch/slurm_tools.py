@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pretrain.errors import LaunchError
+from pretrain.errors import ConfigError, LaunchError, PretrainError
 
 TIMEOUT_S = 60.0
 RETRY_S = 3.0
@@ -46,7 +46,8 @@ class ToolResult:
         """The first error line, which is the most exact, else the last line."""
         lines = [line.strip() for line in (self.error or self.output).splitlines() if line.strip()]
         named = [line for line in lines if "error:" in line]
-        return (named or lines[-1:] or [f"exit code {self.code}"])[0].rpartition("error: ")[2]
+        line = (named or lines[-1:] or [f"exit code {self.code}"])[0].rpartition("error: ")[2]
+        return line.removeprefix("allocation failure: ")  # of `sbatch --test-only`
 
 
 def run_tool(
@@ -76,19 +77,58 @@ def ask(arguments: Sequence[str], patience_s: float = 60.0) -> ToolResult:
 
 
 def submit_job(arguments: Sequence[str], fix: str) -> str:
-    """Runs sbatch once, as a repetition might submit twice; returns the job's number. Raises: LaunchError."""
-    # Without variables of another job, and without defaults of sbatch's options.
-    drop = ("SLURM_", "SBATCH_", "SRUN_")
-    names = [name for name in os.environ if not name.startswith(drop) or name == "SLURM_CONF"]
-    answer = run_tool(arguments, {name: os.environ[name] for name in names})
+    """Runs sbatch once, as a repetition might submit twice; returns the job's number.
+
+    Raises:
+        ConfigError: Slurm refuses the job.
+        LaunchError: There is no sbatch, or it does not reach Slurm.
+    """
+    answer = _run_sbatch(arguments)
     job = answer.output.strip().partition(";")[0]
     if answer.code or not job.isdecimal():
-        what = f"Slurm refuses the job: {answer.complaint}"
-        if "invalid partition" in answer.complaint:
-            partitions = ask(["sinfo", "--noheader", "--format=%R"]).output.split()
-            fix = f"the partitions are {', '.join(partitions)}"
-        raise LaunchError(what, where="sbatch", fix=fix)
+        raise _refusal(answer, fix)
     return job
+
+
+def try_job(arguments: Sequence[str], fix: str) -> str:
+    """Asks sbatch about a job without submitting it; returns what was found, such as its start.
+
+    Raises:
+        ConfigError: Slurm refuses the job.
+    """
+    try:
+        answer = _run_sbatch([arguments[0], "--test-only", *arguments[1:]])
+    except LaunchError:
+        return "Slurm is not asked, as there is no sbatch here"
+    if answer.is_away:
+        return "Slurm is not asked, as it does not answer"
+    if answer.code == 0:
+        start = answer.error.partition(" to start at ")[2].partition("\n")[0]
+        return f"Slurm would start it at {start}" if start else "Slurm accepts it"
+    if _NOT_NOW.search(answer.complaint):
+        return f"as its nodes are now, Slurm would not start it: {answer.complaint}"
+    raise _refusal(answer, fix)
+
+
+_NOT_NOW = re.compile("not available|busy")
+"""Said of nodes that are drained, whose job would wait, and of nodes that no partition has."""
+
+
+def _run_sbatch(arguments: Sequence[str]) -> ToolResult:
+    """Runs sbatch without variables of another job or defaults of options. Raises: LaunchError."""
+    drop = ("SLURM_", "SBATCH_", "SRUN_")
+    names = [name for name in os.environ if not name.startswith(drop) or name == "SLURM_CONF"]
+    return run_tool(arguments, {name: os.environ[name] for name in names})
+
+
+def _refusal(answer: ToolResult, fix: str) -> PretrainError:
+    if answer.is_away:
+        what = f"Slurm does not answer: {answer.complaint}"
+        return LaunchError(what, where="sbatch", fix="see `squeue` before another attempt")
+    if "invalid partition" in answer.complaint:
+        partitions = ask(["sinfo", "--noheader", "--format=%R"]).output.split()
+        fix = f"the partitions are {', '.join(partitions)}"
+    return ConfigError(f"Slurm refuses the job: {answer.complaint}", where="sbatch", fix=fix)
 
 
 _PARTITION = re.compile(r"^(\S+?)(\*?)\|(\d+)\|(?:\d+-)?(\d+|infinite)\|(\S+)$", re.MULTILINE)

@@ -22,7 +22,7 @@ from pretrain.config.load import load_config
 from pretrain.config.resumption import changed_keys
 from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import short
-from pretrain.errors import ConfigError, LaunchError, LockedError
+from pretrain.errors import ConfigError, LaunchError, LockedError, PretrainError
 from pretrain.run.folder import RunDir
 from pretrain.run.lease import Lease, refuse_if_owned
 from pretrain.utils.io import make_dir, write_file, write_json
@@ -146,17 +146,17 @@ def check_queue(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> st
     Raises:
         LockedError: A job in the queue does not go with the submission, or a process owns a run.
     """
+    queued: dict[str, LaunchSpec] = {}
+    found = "no job is in the queue"
     try:
         queued = queued_specs(configs, specs) if specs[0].singleton else {}
         _refuse_if_queued([spec.folder for spec in specs if spec.run not in queued])
     except LaunchError:
-        return "the queue is not checked, as Slurm does not answer"
+        found = "the queue is not checked, as Slurm does not answer"
     for spec in specs:
         if spec.run not in queued:
             refuse_if_owned(spec.folder.lease)
-    if not queued:
-        return "no job is in the queue"
-    return f"{plural(len(queued), 'run')} would join jobs in the queue"
+    return f"{plural(len(queued), 'run')} would join jobs in the queue" if queued else found
 
 
 def queued_specs(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> dict[str, LaunchSpec]:
@@ -198,7 +198,8 @@ def submit(spec: LaunchSpec) -> str:
     """Submits a run whose spec is written; returns the job's number. Undoes an earlier `cancel`.
 
     Raises:
-        LaunchError: Slurm refuses it.
+        ConfigError: Slurm refuses it.
+        LaunchError: Slurm does not answer.
         DiskError: The run folder cannot be written to.
     """
     return _submit([spec], spec.path, ())
@@ -223,13 +224,10 @@ def _submit(specs: list[LaunchSpec], target: Path, elements: Sequence[int]) -> s
     for spec in specs:
         make_dir(spec.folder.logs)
         mark_of_cancel(spec.folder).unlink(missing_ok=True)
-    fix = "see `--dry-run`"
-    if (gpus := specs[0].gpus_per_node) and specs[0].site.gpus != "none":
-        without = "--gpus-per-node 0 engine.device=cpu"
-        fix += f"; it requests GPUs ({gpus} a node), which {without} does not"
+    fix = "; ".join(filter(None, ["see `--dry-run`", without_gpus(specs[0])]))
     try:
         job = submit_job(sbatch_command(specs[0], target, elements), fix)
-    except LaunchError:
+    except PretrainError:
         for spec in specs:
             if not (read_journal(spec.folder) or spec.folder.exists()):  # it was no run before
                 spec.path.unlink()
@@ -239,6 +237,13 @@ def _submit(specs: list[LaunchSpec], target: Path, elements: Sequence[int]) -> s
     for spec, array in zip(specs, arrays, strict=True):
         append_row(spec.folder, {"event": "submit", "chain": spec.chain, "job": job, "array": array})
     return job
+
+
+def without_gpus(spec: LaunchSpec) -> str:
+    """Returns the remedy for a job whose GPUs Slurm refuses; empty where it requests none."""
+    gpus = spec.gpus_per_node if spec.site.gpus != "none" else 0
+    none = "none with --gpus-per-node 0, or with `gpus: none` in the cluster's file"
+    return f"it requests GPUs ({gpus} a node): {none}" if gpus else ""
 
 
 def array_path(first: Path) -> Path:

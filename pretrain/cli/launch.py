@@ -169,9 +169,8 @@ def submit_runs(
         _submit(configs, specs, jobs)
         return
     queue = check_queue([configs[number] for number in specs], list(specs.values()))
-    _show(first, configs, list(specs))
-    checked = "config, data and run folder are checked"
-    typer.echo(f"not submitted; {checked}; {partition}; {queue}", err=True)
+    found = f"{partition}; {queue}; {_show(first, configs, list(specs))}"
+    typer.echo(f"not submitted; config, data and run folder are checked; {found}", err=True)
 
 
 def _queued_lines(configs: "list[RunConfig]") -> list[str]:
@@ -355,17 +354,20 @@ def _spec_paths(configs: "list[RunConfig]") -> list[Path]:
     return [RunDir(config.folder.absolute()).launch / "spec.json" for config in configs]
 
 
-def _show(spec: "LaunchSpec", configs: "list[RunConfig]", numbers: list[int]) -> None:
-    """Prints the script, the command line and the spec."""
+def _show(spec: "LaunchSpec", configs: "list[RunConfig]", numbers: list[int]) -> str:
+    """Prints script, command and spec; returns what Slurm says of the job. Raises: ConfigError."""
     import shlex
 
-    from pretrain_launch.submit import array_path, sbatch_command, script_path
+    from pretrain_launch.slurm_tools import try_job
+    from pretrain_launch.submit import array_path, sbatch_command, script_path, without_gpus
 
     is_array = len(configs) > 1
     target = array_path(_spec_paths(configs)[0]) if is_array else spec.path
     typer.echo(script_path().read_text(encoding="utf-8"))
-    typer.echo(f"$ {shlex.join(sbatch_command(spec, target, numbers if is_array else ()))}\n")
+    command = sbatch_command(spec, target, numbers if is_array else ())
+    typer.echo(f"$ {shlex.join(command)}\n")
     typer.echo(f"{spec.path}:\n{json.dumps(spec.model_dump(mode='json'), indent=2)}")
+    return try_job(command, without_gpus(spec))
 
 
 def _submit(configs: "list[RunConfig]", specs: "dict[int, LaunchSpec]", jobs: int) -> None:

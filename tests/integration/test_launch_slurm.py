@@ -1,9 +1,12 @@
 """`pretrain launch slurm` where there is no Slurm: what it prints, what it refuses, and that a login node is enough."""
 
+import contextlib
 import json
+import shlex
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from pretrain import cli
 from pretrain.config.load import dump_config, load_config
 from pretrain.run.folder import RunDir
+from pretrain.run.lease import Lease
 from pretrain_launch.journal import read_journal
 from pretrain_launch.runs import find_runs
 from tests.helpers.cli import run_warm
@@ -38,7 +42,7 @@ def test_a_dry_run_needs_no_slurm_and_writes_nothing(launch, tmp_path):
     assert (code, errors) == (
         0,
         "not submitted; config, data and run folder are checked; the partition is not checked, as sinfo does not list "
-        "it; no job is in the queue\n",
+        "it; no job is in the queue; Slurm is not asked, as there is no sbatch here\n",
     )
     assert output.startswith("#!/bin/bash\n")
     assert (
@@ -92,16 +96,21 @@ def test_an_elastic_run_asks_for_a_range_and_knows_what_divides(launch):
     assert '"node_counts": [\n    1,\n    2,\n    3\n  ]' in output
 
 
-def test_a_run_that_is_at_work_is_not_submitted_twice(launch, tmp_path):
-    from pretrain.run.lease import Lease
-
-    lease = Lease(tmp_path / "runs" / "run" / "lease")
+@contextlib.contextmanager
+def held(run: Path) -> Iterator[None]:
+    """Owns a run folder, as a process that trains does."""
+    lease = Lease(run / "lease")
     try:
-        code, _, errors = launch(*NEEDED, "--dry-run")
-        assert (code, "in use by process" in errors) == (73, True)
-        assert launch(*NEEDED, "--dry-run", "--singleton")[0] == 73  # it waits for jobs alone
+        yield
     finally:
         lease.release()
+
+
+def test_a_run_that_is_at_work_is_not_submitted_twice(launch, tmp_path):
+    with held(tmp_path / "runs" / "run"):
+        for options in (["--dry-run"], [], ["--dry-run", "--singleton"]):  # it waits for jobs alone
+            code, _, errors = launch(*NEEDED, *options)
+            assert (code, "in use by process" in errors) == (73, True)
 
 
 def test_a_config_that_the_run_could_not_go_on_with_is_refused_before_it_waits_in_the_queue(launch, tmp_path):
@@ -162,15 +171,66 @@ def test_a_dry_run_makes_the_checks_of_a_submission_where_slurm_is_there(launch,
     command_of_slurm(tmp_path, "squeue", "echo '10|10|RUNNING|None|n1|0:10|1:00|x'")
     code, output, errors = launch(*NEEDED, "--dry-run")
     assert (code, output.startswith("#!/bin/bash")) == (0, True)
-    assert errors.endswith("; the partition allows its nodes and time; no job is in the queue\n")
+    assert errors.endswith("; the partition allows its nodes and time; no job is in the queue; Slurm accepts it\n")
     assert launch("--nodes", "3", "--dry-run")[0] == 64
     assert launch(*NEEDED)[0] == 0
     code, output, errors = launch(*NEEDED, "--dry-run")
     assert (code, output, "job 10 of this run is RUNNING; wait for it" in errors) == (73, "", True)
-    assert launch(*NEEDED, "--dry-run", "--singleton")[2].endswith("; 1 run would join jobs in the queue\n")
+    with held(tmp_path / "runs" / "run"):  # by the job
+        refusals = [launch(*NEEDED, *options) for options in (["--dry-run"], [])]
+    job = "job 10 of this run is RUNNING; wait for it, or cancel it: pretrain launch cancel "
+    assert refusals == [(73, "", f"error: {tmp_path}/runs/run: {job}{tmp_path}/runs/run\n")] * 2
+    joins = "; 1 run would join jobs in the queue; Slurm accepts it\n"
+    assert launch(*NEEDED, "--dry-run", "--singleton")[2].endswith(joins)
     assert launch(*NEEDED, "--dry-run", "--singleton", "optim.lr=1")[0] == 73
     command_of_slurm(tmp_path, "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
-    assert launch(*NEEDED, "--dry-run")[2].endswith("; the queue is not checked, as Slurm does not answer\n")
+    assert "; the queue is not checked, as Slurm does not answer; " in launch(*NEEDED, "--dry-run")[2]
+    with held(tmp_path / "runs" / "run"):
+        code, _, errors = launch(*NEEDED, "--dry-run")
+    assert (code, "in use by process" in errors) == (73, True)
+
+
+GRES = "sbatch: error: Invalid generic resource (gres) specification"
+NOPE = "sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name specified"
+STARTS = "2026-11-24T14:41:45 using 2 processors on nodes n[1-2] in partition main"
+FEW = "Requested node configuration is not available"
+AWAY = "allocation failure: Unable to contact slurm controller (connect failure)"
+GPUS = "it requests GPUs (1 a node): none with --gpus-per-node 0, or with `gpus: none` in the cluster's file"
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "expected"),
+    [
+        ((), f"sbatch: Job 11 to start at {STARTS}", f"no job is in the queue; Slurm would start it at {STARTS}"),
+        ((), f"allocation failure: {FEW}", f"; as its nodes are now, Slurm would not start it: {FEW}"),
+        ((), AWAY, "; Slurm is not asked, as it does not answer"),
+        (("--gpus-per-node", "1"), GRES, f"error: sbatch: Slurm refuses the job: {GRES[15:]}; {GPUS}"),
+        (
+            ("--partition", "nope"),
+            NOPE,
+            f"error: sbatch: Slurm refuses the job: {NOPE[15:48]}; the partitions are main",
+        ),
+        ((), "allocation failure: Invalid feature specification", "refuses the job: Invalid feature specification"),
+    ],
+)
+def test_a_dry_run_tells_what_slurm_says_of_the_job_that_it_shows(launch, tmp_path, options, said, expected):
+    """The answers are those of 22.05. Drained nodes, whose job would wait, and too few are one to it."""
+    script = f"echo \"$@\" >{tmp_path}/asked\necho '{said}' >&2\n[ {int('to start' in said)} = 1 ]"
+    command_of_slurm(tmp_path, "sbatch", script)
+    command_of_slurm(tmp_path, "sinfo", "echo main")
+    code, output, errors = launch(*NEEDED, *options, "--dry-run")
+    assert (code, errors.splitlines()[-1].endswith(expected)) == (64 if "refuses" in expected else 0, True), errors
+    shown = next(line for line in output.splitlines() if line.startswith("$ sbatch "))
+    asked = (tmp_path / "asked").read_text().split()
+    assert ["$", "sbatch", *asked[1:]] == shlex.split(shown) and asked[0] == "--test-only"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_controller_that_is_away_at_submission_is_no_bad_command_line(launch, tmp_path):
+    command_of_slurm(tmp_path, "sbatch", f"echo '{AWAY}' >&2; exit 1")
+    code, _, errors = launch(*NEEDED)
+    assert (code, errors.startswith("error: sbatch: Slurm does not answer: Unable to contact")) == (69, True), errors
+    assert not list((tmp_path / "runs").rglob("spec.json"))
 
 
 def test_a_sweep_is_continued_by_its_elements_that_are_neither_complete_nor_queued(
@@ -212,7 +272,7 @@ def test_a_partition_that_is_unknown_to_slurm_is_refused_with_those_that_it_has(
     command_of_slurm(tmp_path, "sinfo", "echo debug; echo long")
     code, _, errors = launch(*NEEDED, "--partition", "nope")
     assert (code, errors) == (
-        69,
+        64,
         "error: sbatch: Slurm refuses the job: invalid partition specified: nope; the partitions are debug, long\n",
     )
 

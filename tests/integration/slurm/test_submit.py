@@ -150,7 +150,7 @@ def test_hostile_names_are_refused_before_slurm_hears_of_them(lab, make_job, tmp
 
 
 def test_a_dry_run_prints_script_command_and_spec_and_submits_nothing(lab, make_job):
-    """3 s. So does a refusal: a batch that three nodes do not divide, a partition that is not there."""
+    """12 s. So does a refusal: a batch that three nodes do not divide, and what Slurm itself refuses."""
     job = make_job(lab)
     site = str(job.folder.path.parents[1] / "site.yaml")
     command = ("launch", "slurm", str(job.folder.path.parents[1] / "runs.yaml"), "--cluster", site)
@@ -159,14 +159,21 @@ def test_a_dry_run_prints_script_command_and_spec_and_submits_nothing(lab, make_
     assert said.startswith(script)
     assert "$ sbatch --parsable --job-name=run --nodes=1 " in said
     assert f"{job.folder.path}/launch/spec.json:\n{{\n" in said
+    assert re.search(r"; Slurm would start it at \S+ using 1 processors on nodes n1 in partition main\n", said), said
     assert not job.folder.path.exists()
     said = job.pretrain(*command, "--nodes", "3", "engine.kind=ddp", "engine.zero_stage=0", expect=64)
     assert "batch.global_tokens=256 must be a multiple of seq_len 32 x micro 2 x ranks 3 = 192; use " in said
     assert not job.folder.path.exists()
-    said = job.pretrain(*command, "--partition", "nowhere", expect=69)
-    assert "error: sbatch: Slurm refuses the job: invalid partition specified: nowhere; the partitions are " in said
-    said = job.pretrain(*command, "engine.device=auto", expect=69)
-    assert "Invalid generic resource (gres) specification; see `--dry-run`; it requests GPUs (1 a node), which" in said
+    for options in ((), ("--dry-run",)):
+        said = job.pretrain(*command, "--partition", "nowhere", *options, expect=64)
+        assert "error: sbatch: Slurm refuses the job: invalid partition specified: nowhere; the partitions are " in said
+        said = job.pretrain(*command, "engine.device=auto", *options, expect=64)
+        see = "" if options else "; see `--dry-run`"
+        assert f"Invalid generic resource (gres) specification{see}; it requests GPUs (1 a node): none with" in said
+    lab.drain("n1")
+    lab.drain("n2")
+    said = job.pretrain(*command, "--dry-run")  # the job would wait
+    assert "as its nodes are now, Slurm would not start it: Requested node configuration is not available" in said
     assert lab.run("squeue", "-h") == ""
 
 
