@@ -54,10 +54,12 @@ from pretrain.utils.process import guard_streams
 from pretrain.utils.units import plural
 from pretrain_launch.exits import StepExit, are_ready, read_ending
 from pretrain_launch.job_start import (
+    AT_LIMIT,
     JobStart,
     choose_nodes,
     examine_nodes,
     find_spec,
+    is_at_limit,
     is_requeued,
     note_attempt,
     read_start,
@@ -121,7 +123,7 @@ def decide(outcome: Outcome, max_idle_restarts: int) -> Decision:
 
 
 def _idle_reason(count: int, reason: str) -> str:
-    if reason.startswith("stopped by SIGUSR1"):
+    if reason.startswith(AT_LIMIT):
         reason += ": the time limit is too short to start; submit it with a longer --time"
     return f"{count} restarts in a row without a new checkpoint: {reason}"
 
@@ -272,10 +274,13 @@ class Driver:
         step = self._run.newest_step()
         job = show_job(self._start.handle)
         is_cancelled = mark_of_cancel(self._run).exists() or was_cancelled(job, self._start.restart)
-        reason = note_attempt(spec, self._start, ending.code, ending.reason)
+        is_warned = self._signals[:1] == [signal.SIGUSR1] and not is_cancelled
+        is_limit = is_warned and is_at_limit(job, spec.signal_s)
+        reason = note_attempt(spec, self._start, ending.code, ending.reason, at_limit=is_limit)
+        stopped = AT_LIMIT if is_limit else f"stopped by {self._asked()}"
         outcome = Outcome(
             code=ending.code,
-            reason=reason or ("done" if ending.code == 0 else f"stopped by {self._asked()}"),
+            reason=reason or ("done" if ending.code == 0 else stopped),
             has_progressed=step > before,
             idle_restarts=count_idle_restarts(read_journal(self._run), spec.chain, step),
             is_cancelled=is_cancelled,

@@ -9,6 +9,7 @@ a line of more than 1 KiB into pieces, and those of several nodes come mixed.
 
 import contextlib
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import ConfigError, LaunchError, PretrainError
+from pretrain.plan.course import parse_time
 from pretrain.run.folder import end_attempt, slurm_facts
 from pretrain.utils.io import write_file
 from pretrain_launch.exits import StepExit
 from pretrain_launch.slurm_tools import host_names
 from pretrain_launch.spec import LaunchSpec
 
+AT_LIMIT = "stopped at the time limit"
+EARLY_S = 60
+"""How much earlier than asked Slurm may send the signal before a limit, by sbatch's manual."""
+_BY_SIGNAL = re.compile("^stopped by (SIGUSR1|a signal to another rank)")
 LIMIT_S = 120.0
 TRIED_OUT = {"hostname", "interfaces", "loopback"}
 """Checks whose failure does not prevent training: the rendezvous finds an address by trying."""
@@ -179,14 +185,30 @@ def step_command(spec: LaunchSpec, nodes: Sequence[str], tasks: int) -> list[str
     return ["srun", *options, *site.srun]
 
 
-def note_attempt(spec: LaunchSpec, start: JobStart, code: int, reason: str) -> str:
-    """Writes the end of a start into run.json, if rank 0 could not; returns the better reason."""
+def is_at_limit(job: Mapping[str, str] | None, signal_s: int) -> bool:
+    """Returns whether the time limit of a job is near, from `show_job`; False if unknown."""
+    limit, run = ((job or {}).get(name, "") for name in ("TimeLimit", "RunTime"))
+    with contextlib.suppress(ConfigError):  # such as UNLIMITED
+        return parse_time(limit) - parse_time(run) <= signal_s + EARLY_S
+    return False
+
+
+def note_attempt(spec: LaunchSpec, start: JobStart, code: int, reason: str, *, at_limit: bool = False) -> str:
+    """Writes the end of a start into run.json, if rank 0 could not; returns the better reason.
+
+    `at_limit`: the signal was that of the time limit, which the ranks cannot know.
+    """
+    if at_limit:
+        reason = _BY_SIGNAL.sub(AT_LIMIT, reason)
     with contextlib.suppress(PretrainError):
         attempt = spec.folder.read_record()["attempts"][-1]
         slurm = attempt.get("slurm") or {}
         if (slurm.get("job"), slurm.get("restart")) != (start.job, start.restart):
             return reason
         if "ended" in attempt and attempt.get("exit_code") == code:
-            return str(attempt.get("reason") or reason)
+            known = str(attempt.get("reason") or reason)
+            reason = _BY_SIGNAL.sub(AT_LIMIT, known) if at_limit else known
+            if reason == known:
+                return known
         end_attempt(spec.folder, {"exit_code": code, "reason": reason or f"exit code {code}"})
     return reason

@@ -34,6 +34,23 @@ def test_the_ranks_of_a_killed_slurmd_come_back_on_another_node(start_lab, make_
     assert_same_folders(job.folder, golden(template), STEPS)
 
 
+def test_a_job_that_slurm_stops_at_its_time_limit_is_recorded_so(lab, make_job):
+    """50 s. The limit is moved to where Slurm signals at its next look."""
+    job = make_job(lab)
+    job.hold(25)
+    number = job.submit(*SRUN)
+    job.wait_held(25)
+    lab.expire(number, 150)
+    job.wait_told("asked to stop by SIGUSR1")
+    job.wait_asked(25)
+    job.release(25)
+    lab.wait_until(lambda: job.journal("end"), "the end of the first start", job.tell)
+    lab.run("scancel", str(number))
+    (end, *_) = job.journal("end")
+    assert (end["reason"], end["exit_code"], end["decision"]) == ("stopped at the time limit", 75, "requeue")
+    assert job.attempts()[0]["reason"] == "stopped at the time limit"
+
+
 def test_a_job_that_the_user_cancels_by_scancel_stays_cancelled(start_lab, make_job):
     """9 s. Its rank has saved before it went."""
     lab = start_lab(nodes=2, settings=["KillWait=50", "MessageTimeout=60"])

@@ -6,7 +6,7 @@ import pytest
 
 from pretrain.run.folder import RunDir
 from pretrain_launch.job import FINAL, Outcome, decide
-from pretrain_launch.job_start import is_requeued, was_cancelled
+from pretrain_launch.job_start import is_at_limit, is_requeued, was_cancelled
 from pretrain_launch.journal import append_row, count_idle_restarts, journal_path, last_end, read_journal
 
 
@@ -49,10 +49,12 @@ def test_restarts_in_a_row_without_a_checkpoint_end_the_chain_and_say_so():
     assert (decision.kind, decision.code) == ("end", 137)
     assert decision.reason == "3 restarts in a row without a new checkpoint: why"
     assert decide(outcome(137, idle_restarts=1), 1).kind == "end"
-    short = decide(outcome(75, idle_restarts=3, reason="stopped by SIGUSR1 before the first rank"), 3).reason
+    short = decide(outcome(75, idle_restarts=3, reason="stopped at the time limit before the first rank"), 3).reason
     assert short.endswith(
-        "SIGUSR1 before the first rank: the time limit is too short to start; submit it with a longer --time"
+        "limit before the first rank: the time limit is too short to start; submit it with a longer --time"
     )
+    preempted = decide(outcome(75, idle_restarts=3, reason="stopped by SIGUSR1"), 3).reason
+    assert preempted == "3 restarts in a row without a new checkpoint: stopped by SIGUSR1"
 
 
 def starts(*steps: int, chain: str = "a") -> list[dict]:
@@ -75,6 +77,22 @@ def starts(*steps: int, chain: str = "a") -> list[dict]:
 )
 def test_idle_restarts_are_those_in_a_row_up_to_now(steps, now, idle):
     assert count_idle_restarts(starts(*steps), "a", now) == idle
+
+
+@pytest.mark.parametrize(
+    ("limit", "run", "near"),
+    [
+        ("00:30:00", "00:27:00", True),
+        ("00:30:00", "00:26:59", False),
+        ("1-00:00:00", "23:58:00", True),
+        ("1-00:00:00", "1-00:00:20", True),  # Slurm is about to end it
+        ("UNLIMITED", "23:58:00", False),
+    ],
+)
+def test_a_job_is_at_its_limit_from_the_earliest_signal_of_slurm_on(limit, run, near):
+    assert is_at_limit({"TimeLimit": limit, "RunTime": run}, 120) is near
+    assert not is_at_limit({"JobState": "RUNNING"}, 120)
+    assert not is_at_limit(None, 120)
 
 
 def test_a_new_submission_is_a_new_beginning():

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pretrain.run.folder import begin_attempt
+from pretrain.run.folder import begin_attempt, end_attempt
 from pretrain.run.lease import Lease
 from pretrain_launch import job as driver
 from pretrain_launch import rank
@@ -25,7 +25,8 @@ echo "$@" >> {folder}/asked
 [ -e {folder}/away ] && rm {folder}/away && echo "slurm_requeue error: Unable to contact slurm controller" >&2 && exit 1
 [ -e {folder}/dies-$1 ] && rm {folder}/dies-$1 && echo "$((restarts + 1))" > {folder}/restarts && kill -TERM $$
 case "$1" in
-    -o) echo "JobId=7 JobState=$(cat {folder}/state) Reason=None Restarts=$(cat {folder}/restarts)";;
+    -o) echo "JobId=7 JobState=$(cat {folder}/state) Reason=None" "Restarts=$(cat {folder}/restarts)" \\
+        "$(cat {folder}/times)";;
     requeue) [ ! -e {folder}/refuses ] || {{ echo "Requested operation is presently disabled" >&2; exit 1; }};;
 esac
 """
@@ -39,6 +40,7 @@ class Desk:
         self.spec = spec(run=str(folder / "run"), nodes=2, node_counts=[2], site={"doctor": False})
         self.set("state", "RUNNING")
         self.set("restarts", "0")
+        self.set("times", "RunTime=00:10:00 TimeLimit=1-00:00:00")
 
     def set(self, name: str, text: str = "") -> None:
         """Sets what the script says."""
@@ -98,6 +100,42 @@ def test_a_run_that_was_stopped_is_requeued_once_all_is_written_down(desk, monke
     assert desk.drive(monkeypatch, StepExit(75, "", True), signals=[signal.SIGUSR1]) == 75
     assert desk.last()["reason"] == "stopped by SIGUSR1"
     assert (desk.last()["decision"], desk.requeues) == ("requeue", 1)
+
+
+NEAR = "RunTime=23:57:10 TimeLimit=1-00:00:00"
+
+
+@pytest.mark.parametrize(
+    ("told", "number", "times", "reason"),
+    [
+        ("stopped by SIGUSR1", signal.SIGUSR1, NEAR, "stopped at the time limit"),
+        ("stopped by a signal to another rank", signal.SIGUSR1, NEAR, "stopped at the time limit"),
+        ("stopped by SIGUSR1", signal.SIGUSR1, "RunTime=00:10:00 TimeLimit=1-00:00:00", "stopped by SIGUSR1"),
+        ("stopped by SIGTERM", signal.SIGTERM, NEAR, "stopped by SIGTERM"),
+    ],
+)
+def test_a_stop_at_the_time_limit_is_recorded_as_one_and_not_that_of_a_preemption(
+    desk, monkeypatch, told, number, times, reason
+):
+    run = desk.spec.folder
+    run.path.mkdir()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    begin_attempt(run, "night", {})
+    end_attempt(run, {"exit_code": 75, "reason": told})  # as rank 0 does
+    desk.set("times", times)
+    desk.drive(monkeypatch, StepExit(75, "", True), signals=[number])
+    assert (desk.last()["reason"], desk.last()["decision"]) == (reason, "requeue")
+    assert run.read_record()["attempts"][-1]["reason"] == reason
+
+
+def test_a_stop_at_the_time_limit_before_the_first_rank_is_recorded_as_one(desk, monkeypatch):
+    desk.set("times", NEAR)
+    before = StepExit(75, "stopped by SIGUSR1 before the first rank", False)
+    desk.drive(monkeypatch, before, signals=[signal.SIGUSR1])
+    assert desk.last()["reason"] == "stopped at the time limit before the first rank"
+    desk.spec.folder.launch.joinpath("cancelled").touch()
+    desk.drive(monkeypatch, signals=[signal.SIGUSR1])
+    assert desk.last()["reason"] == "cancelled by the user (not started)"
 
 
 def test_nodes_that_an_elastic_job_holds_and_does_not_use_are_named(desk, monkeypatch, capsys):
