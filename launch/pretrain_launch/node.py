@@ -19,7 +19,7 @@ from pretrain.config.engine import JOB_GPUS
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE, PretrainError
 from pretrain.utils.io import disk_errors, make_dir
 from pretrain.utils.process import guard_streams
-from pretrain_launch.exits import note_exit, noted_ranks
+from pretrain_launch.exits import find_cause, job_code, note_exit, noted_ranks
 from pretrain_launch.modes import Meeting, launcher_command, rank_variables
 from pretrain_launch.rank import BLOCKED, run_rank
 from pretrain_launch.rendezvous import interface_of, route_to
@@ -60,11 +60,11 @@ def run_node(spec: LaunchSpec, meeting: Meeting, exits: Path) -> int:
         return EXIT_OK
     first = number * meeting.ranks_per_node
     ours = range(first, first + meeting.ranks_per_node)
-    codes = [end for rank, end in noted_ranks(exits).items() if rank in ours]
-    if not codes:
+    ended = {rank: end for rank, end in noted_ranks(exits).items() if rank in ours}
+    if not ended:
         said = f"{spec.mode} ended with exit code {code} before its ranks: {own}"
         note_exit(exits, "node", number, host=host, said=said)
-    return next((end for end in codes if end > 0), EXIT_UNAVAILABLE)
+    return job_code(find_cause(ended), ended) or EXIT_UNAVAILABLE
 
 
 def main() -> None:

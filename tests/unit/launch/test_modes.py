@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -12,10 +13,11 @@ import pytest
 
 from pretrain.config.engine import JOB_GPUS
 from pretrain.errors import ConfigError, LaunchError
+from pretrain_launch import node
 from pretrain_launch.exits import note_exit, noted_ranks, read_ending
 from pretrain_launch.job_start import find_spec, read_start
 from pretrain_launch.modes import Meeting, hostfile_text, launcher_command, rank_variables
-from pretrain_launch.node import node_environment
+from pretrain_launch.node import node_environment, run_node
 from pretrain_launch.rendezvous import (
     choose_address,
     find_meeting_point,
@@ -185,6 +187,23 @@ def test_ranks_that_were_stopped_or_done_end_the_start_so(tmp_path):
 def test_a_rank_that_ended_well_does_not_hide_that_its_step_failed(tmp_path):
     end_rank(tmp_path, 0, "n1", 0, "")
     assert read_ending(tmp_path, 137).code == 137
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"), [({1: -9}, 137), ({0: 76, 1: -9}, 137), ({0: 76, 1: 65}, 65), ({}, 69), ({0: 75}, 75)]
+)
+def test_a_task_whose_launcher_failed_ends_as_the_rank_that_caused_it(tmp_path, monkeypatch, ended, code):
+    """Srun prints that code; 69 is that of a launcher without ranks."""
+    for rank, end in ended.items():
+        end_rank(tmp_path / "exits", rank, "n1", end, "")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setattr(node, "launcher_command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:
+        meeting = Meeting("127.0.0.1", 20_000, ("n1",), 8, "7-0-0")
+        assert run_node(spec(run=str(tmp_path / "run")), meeting, tmp_path / "exits") == code
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_the_spec_of_an_element_of_an_array_is_its_own(tmp_path):
