@@ -271,9 +271,11 @@ class WandbMirror:
     def _start(self) -> Any | None:
         """Starts wandb in the best mode that works; None when none does."""
         runs: list[Any] = []
-        if self._mode == "online" and not self._attempt("start online", lambda: runs.append(self._init("online"))):
-            self._mode = "offline"
-            return self._restart()
+        if self._mode == "online":
+            instead = f"; tracked offline, see {self._run_dir / 'wandb' / 'SYNC.txt'}"
+            if not self._attempt("start online", lambda: runs.append(self._init("online")), instead):
+                self._mode = "offline"
+                return self._restart()
         if self._mode == "offline":
             self._attempt("start offline", lambda: runs.append(self._init("offline")))
         return runs[0] if runs else None
@@ -281,15 +283,16 @@ class WandbMirror:
     def _restart(self) -> Any | None:
         return self._start() if self._attempt("restart", _forget_service) else None
 
-    def _attempt(self, action: str, call: Callable[[], object]) -> bool:
-        """Calls into wandb; returns whether it worked, with a warning if not."""
+    def _attempt(self, action: str, call: Callable[[], object], instead: str = "") -> bool:
+        """Calls into wandb; returns whether it worked, with a warning and `instead` if not."""
         try:
             call()
         # The one broad except: wandb raises all that its transport does, its errors share no base
         # class, and a mirror must not stop a run. The text is shown, so that nothing is hidden.
         except Exception as error:
             level = logging.DEBUG if self._is_given_up else logging.WARNING
-            logger.log(level, "wandb: cannot %s: %s: %s", action, type(error).__name__, error)
+            reason = f"{type(error).__name__}: {error}"
+            logger.log(level, "wandb: cannot %s: %s%s", action, reason, instead)
             return False
         return True
 

@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "scale": (7, 1236),
     "shards": (12, 2425),
     "tokenizer": (7, 1257),
-    "tracking": (7, 1207),
+    "tracking": (7, 1210),
     "train": (14, 2816),
     "utils": (13, 1814),
 }

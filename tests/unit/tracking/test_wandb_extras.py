@@ -158,6 +158,7 @@ def test_a_bad_server_means_offline_and_no_row_is_lost(python, tmp_path, bad_ser
     )
     assert (done.returncode, done.stdout) == (0, "trained on\n")
     assert done.stderr.count("WARNING wandb: cannot start online: ") == 1
+    assert "; tracked offline, see run/wandb/SYNC.txt\n" in done.stderr
     assert "cannot log" not in done.stderr and "Traceback" not in done.stderr
     assert KEY not in done.stderr
     assert len(read_history(tmp_path / "run")) == 1000

@@ -205,6 +205,42 @@ def test_no_wandb_at_all_is_one_warning(python, tmp_path):
     assert "wandb: cannot start offline: RuntimeError: broken installation" in done.stderr
 
 
+REFUSES = """
+import os
+
+class Settings:
+    def __init__(self, **_): pass
+
+class Run:
+    def define_metric(self, *_, **__): pass
+    log = finish = define_metric
+
+def init(mode, dir, **_):
+    if mode == "online":
+        raise RuntimeError("the API key is wrong")
+    os.mkdir(os.path.join(dir, "wandb"))
+    return Run()
+"""
+
+
+def test_a_key_that_the_server_refuses_is_one_warning_with_where_the_run_is_tracked_instead(python, tmp_path):
+    (tmp_path / "wandb.py").write_text(REFUSES)
+    done = python(
+        """
+        sys.path.insert(0, os.getcwd())
+        wandb_tracker._forget_service = lambda: None
+        m = mirror("online")
+        m.log(1, {"loss": 1.0})
+        m.close()
+        """,
+        WANDB_API_KEY=KEY,
+    )
+    instead = "; tracked offline, see run/wandb/SYNC.txt\n"
+    assert done.stderr.endswith(f" WARNING wandb: cannot start online: RuntimeError: the API key is wrong{instead}")
+    assert done.stderr.count("\n") == 1
+    assert (tmp_path / "run" / "wandb" / "SYNC.txt").is_file()
+
+
 def test_off_starts_nothing(python, tmp_path):
     done = python("m = mirror('off'); m.log(1, {'loss': 1.0}); m.close(); print('wandb' in sys.modules, children())")
     assert done.stdout == "False []\n"
