@@ -111,7 +111,7 @@ def complete_line(config: "RunConfig") -> str:
         CheckpointError: The checkpoints of the run are gone.
     """
     from pretrain.config.load import load_config
-    from pretrain.config.resumption import changed_keys, check_config, fill_from
+    from pretrain.config.resumption import changed_keys, fill_from, refuse_changes
     from pretrain.run.folder import RunDir, check_new
     from pretrain.utils.units import plural
 
@@ -124,7 +124,7 @@ def complete_line(config: "RunConfig") -> str:
     filled = fill_from(stored, config)
     if any(key.startswith(("data.", "init.")) for key in changed_keys(stored, filled)):
         return ""
-    check_config(stored, filled)
+    refuse_changes(stored, filled)
     key = "train.steps" if train.last_step == train.steps else "train.stop_after"
     return f"{run.path} is complete: {plural(run.newest_step(), 'step')}; raise {key} to go on"
 

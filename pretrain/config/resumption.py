@@ -62,18 +62,10 @@ def check_config(stored: RunConfig, config: RunConfig, *, has_saved: bool = True
     Without a checkpoint to resume from (`has_saved`), everything may change.
 
     Raises:
-        ConfigError: Keys differ that define the run; lists their values and the `resume.allow` to add.
+        ConfigError: Keys differ that define the run, see `refuse_changes`.
     """
-    changes = changed_keys(stored, config)
-    groups: dict[str, Changes] = {}
-    for key, values in changes.items():
-        kind: str = class_of(key)
-        if kind == OnResume.ALLOW and is_allowed(without_places(key), config.resume.allow):
-            kind = "allowed"
-        groups.setdefault(kind, {})[key] = values
-    if has_saved and groups.keys() & {"allow", "never"}:
-        raise _refusal(config, groups.get("allow", {}), groups.get("never", {}))
-    if changes:
+    groups = refuse_changes(stored, config) if has_saved else _by_class(stored, config)
+    if groups:
         lines = [
             f"    {kind:<7} {_shown(key, values)}"
             for kind in ("never", "allow", "allowed", "warn", "free")
@@ -82,6 +74,28 @@ def check_config(stored: RunConfig, config: RunConfig, *, has_saved: bool = True
         level = logging.INFO if groups.keys() <= {"free"} else logging.WARNING
         action = "resuming" if has_saved else "starting over, as nothing was saved,"
         log.log(level, "%s with a config that differs from the run's so far:\n%s", action, "\n".join(lines))
+
+
+def refuse_changes(stored: RunConfig, config: RunConfig) -> dict[str, Changes]:
+    """Checks that a config can continue a run; returns the differences by class.
+
+    Raises:
+        ConfigError: Keys differ that define the run; has values and the `resume.allow` to add.
+    """
+    groups = _by_class(stored, config)
+    if groups.keys() & {"allow", "never"}:
+        raise _refusal(config, groups.get("allow", {}), groups.get("never", {}))
+    return groups
+
+
+def _by_class(stored: RunConfig, config: RunConfig) -> dict[str, Changes]:
+    groups: dict[str, Changes] = {}
+    for key, values in changed_keys(stored, config).items():
+        kind: str = class_of(key)
+        if kind == OnResume.ALLOW and is_allowed(without_places(key), config.resume.allow):
+            kind = "allowed"
+        groups.setdefault(kind, {})[key] = values
+    return groups
 
 
 def _shown(key: str, values: tuple[Any, Any]) -> str:

@@ -38,11 +38,12 @@ def test_a_complete_run_says_so_at_once_without_torch_and_writes_nothing(run_fol
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run_folder.rglob("*") if path.is_file()}
     again, short, changed = (
         run_light(*command, "a.yaml", *changes, cwd=run_folder, without=["torch"])
-        for changes in ([], ["train.stop_after=3"], ["seed=8"])
+        for changes in ([], ["train.stop_after=3", "optim.lr=0.5"], ["seed=8"])
     )
     assert (again.code, again.stderr) == (0, "")
     assert again.stdout == "runs/run is complete: 4 steps; raise train.steps to go on\n"
-    assert (short.code, short.stdout) == (0, "runs/run is complete: 4 steps; raise train.stop_after to go on\n")
+    assert (short.code, short.stderr) == (0, "")  # nothing is resumed
+    assert short.stdout == "runs/run is complete: 4 steps; raise train.stop_after to go on\n"
     assert before == {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in before}
     check_refused(changed, 64, "seed: 7 -> 8")
 
@@ -70,9 +71,10 @@ def test_a_resumption_with_another_meaning_is_refused_naming_keys_and_values(run
 
 
 def test_a_changed_learning_rate_is_said_and_not_refused(run_folder, warm):
-    result = warm("train", "a.yaml", "optim.lr=0.5", "train.stop_after=4", cwd=run_folder)
+    result = warm("train", "a.yaml", "optim.lr=0.5", "train.steps=6", "train.stop_after=5", cwd=run_folder)
     assert result.code == 0, result.stderr
-    assert "    warn    optim.lr: 0.001 -> 0.5\n    free    train.stop_after: null -> 4" in result.stderr
+    assert "    warn    train.steps: 4 -> 6\n    free    train.stop_after: null -> 5" in result.stderr
+    assert "    warn    optim.lr: 0.001 -> 0.5\n" in result.stderr
 
 
 def test_a_resumption_on_other_data_is_refused_unless_allowed(run_folder, warm):

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (5, 821),
     "checkpoint": (10, 1535),
     "cli": (13, 2487),
-    "config": (23, 4545),
+    "config": (23, 4559),
     "data": (12, 2415),
     "datacheck": (11, 2209),
     "doctor": (13, 1903),
