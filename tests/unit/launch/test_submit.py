@@ -254,6 +254,8 @@ def test_a_node_without_module_is_told_with_what_was_tried(tmp_path):
     assert done.stderr.startswith(
         f"error: modules: there is no command module; tried: {tmp_path}/init/bash /etc/profile.d"
     )
+    remedy = "set MODULESHOME, or without modules the key `python` of the cluster's file\n"
+    assert done.stderr.endswith(f"/init/bash; {remedy}")
     assert run_script(tmp_path).returncode == 0  # none are asked for
 
 
