@@ -1,6 +1,6 @@
 """Writes the 1,797 digits of scikit-learn as PNG files of 8 x 8 pixels, a folder for each digit.
 
-python -m benchmarks.digits digits
+python -m benchmarks.digits digits      in a clone; needs scikit-learn, which is in the extra `dev`
 """
 
 import sys
@@ -10,7 +10,11 @@ from pathlib import Path
 def write_digits(folder: Path) -> int:
     """Writes FOLDER/7/0042.png ...; returns the number of images. Costs half a second."""
     from PIL import Image
-    from sklearn.datasets import load_digits
+
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        sys.exit("error: the digits come with scikit-learn, which is not installed; python -m pip install scikit-learn")
 
     found = load_digits()
     for number, (pixels, digit) in enumerate(zip(found.images, found.target.tolist(), strict=True)):

@@ -1,5 +1,6 @@
 """`pretrain recipes` and `presets`: lists of what is built in, to begin with."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,7 +66,9 @@ def copy_command(
 
     recipe, target = copy_recipe(name, file)
     use = "prepare" if recipe.name.startswith(PREPARE) else "train"
-    print(f"{target}: {recipe.summary}\npretrain {use} {target}; `pretrain config --explain KEY` says what a key means")
+    command = f"pretrain {use} {shlex.quote(str(target))}"
+    print(f"{target}: {recipe.summary}")
+    print(f"{command}; `pretrain config --explain KEY` says what a key means")
 
 
 _VOCABULARIES = {

@@ -7,6 +7,7 @@ copy_recipe      one of them to a file of the user, its includes named so that t
 
 import difflib
 import re
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ PARTS = ("data", "engine", "guard", "optim")
 """Folders of configs: complete ones of a run, of `pretrain prepare`, and parts of one."""
 
 
-_RUN_NAME = re.compile(r"^(run: .*\bname: )[\w.-]+", re.MULTILINE)
+_RUN_NAME = re.compile(r"^(run: .*\bname: )([\w.-]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,10 @@ def near_file(path: Path) -> Path | None:
 def copy_recipe(name: str, target: Path | None) -> tuple[Recipe, Path]:
     """Writes a built-in config to a new file, by default one of its name. Raises: ConfigError."""
     found = [one for one in match_recipes(name, (*RUNS, *PREPARE)) if one.folder not in PARTS]
+    file = next((path for path in (Path(name), Path(f"{name}.yaml")) if is_file(path)), None)
+    if not found and file is not None:
+        fix = f"copy it: cp {shlex.quote(str(file))} FILE"
+        raise ConfigError("this is a file, not a recipe", where=str(file), fix=fix)
     if not found:
         raise _unknown("no such recipe", name, (*RUNS, *PREPARE))
     if len(found) > 1:
@@ -126,9 +131,16 @@ def copy_recipe(name: str, target: Path | None) -> tuple[Recipe, Path]:
     def named(file: re.Match[str]) -> str:
         return f"configs/{(recipe.path.parent / file.group()).resolve().relative_to(root).as_posix()}"
 
-    text = recipe.path.read_text(encoding="utf-8").replace(f"configs/{recipe.name}.yaml", str(target))
-    # Else the copy would go on with the run of the recipe.
-    text = _RUN_NAME.sub(lambda match: f"{match[1]}{re.sub('[^A-Za-z0-9._-]', '-', target.stem)}", text)
+    place = shlex.quote(str(target))
+    text = recipe.path.read_text(encoding="utf-8").replace(f"configs/{recipe.name}.yaml", place)
+    if (run := _RUN_NAME.search(text)) and target.stem != recipe.short:
+        # Else the copy would go on with the run of the recipe.
+        new = re.sub("[^A-Za-z0-9._-]+", "-", target.stem).strip("-._")[:64] or run[2]
+        # In quotes: `2024` would be a number.
+        text = _RUN_NAME.sub(lambda match: f'{match[1]}"{new}"', text)
+        # The commands of the header name folders of the run.
+        made = rf"\b(runs|models|released)/{re.escape(run[2])}(?![\w.-])"
+        text = re.sub(made, rf"\1/{new}", text)
     include = re.compile(r"^include: .*$", re.MULTILINE)
     text = include.sub(lambda line: re.sub(r"[\w./]+\.yaml", named, line.group()), text)
     write_file(target, text.encode())

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,13 @@ def test_prepared_images_are_described_as_images(tmp_path, colors):
     assert {"of images", "classes 3", "labels blue, green, red"} <= set(lines), described
     assert "train images 71, shards 1, bytes 184,320, width 16, height 16" in lines, described
     assert "token" not in described
+
+
+def test_the_digits_without_scikit_learn_end_with_the_remedy(tmp_path, monkeypatch):
+    for module in ("sklearn", "sklearn.datasets"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(SystemExit, match=r"scikit-learn, which is not installed; python -m pip install scikit-learn$"):
+        write_digits(tmp_path / "digits")
 
 
 @pytest.mark.long

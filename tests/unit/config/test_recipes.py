@@ -108,3 +108,50 @@ def test_a_name_of_two_recipes_is_given_with_its_folder():
         copy_recipe("chat", None)
     recipe, target = copy_recipe("prepare/chat", None)
     assert (recipe.path, target) == (builtin_configs() / PREPARE[0] / "chat.yaml", Path("chat.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("\u044d\u043a\u0441.yaml", "quickstart"),
+        ("\u043c\u043e\u0439 q.yaml", "q"),
+        ("my first.yaml", "my-first"),
+        ("2024.yaml", "2024"),
+        ("true.yaml", "true"),
+        (f"{'a' * 80}.yaml", "a" * 64),
+    ],
+)
+def test_the_run_of_a_copy_has_a_name_that_is_allowed_for_any_file(file, name):
+    assert load_config(copy_recipe("quickstart", Path(file))[1]).run.name == name
+
+
+@pytest.mark.parametrize(
+    ("recipe", "file", "commands"),
+    [
+        ("vit_digits", None, ["pretrain train vit_digits.yaml", "pretrain evaluate runs/vit-digits"]),
+        (
+            "classify",
+            "my cl.yaml",
+            ["pretrain train 'my cl.yaml' init.from=PATH", "pretrain classify runs/my-cl --text"],
+        ),
+        (
+            "run/multi30k",
+            "m.yaml",
+            ["average runs/m --last 10 --output models/m", "evaluate models/m --source"],
+        ),
+        ("instruction_lora", "l.yaml", ["init.from=runs/base", "pretrain export runs/l released/instructed"]),
+    ],
+)
+def test_the_commands_of_the_header_of_a_copy_name_its_own_file_and_run(recipe, file, commands):
+    _, target = copy_recipe(recipe, Path(file) if file else None)
+    header = target.read_text()
+    assert all(command in header for command in commands)
+    if file is None:
+        assert "run: {name: vit-digits}" in header
+
+
+def test_a_file_is_no_recipe_and_is_copied_by_the_shell():
+    Path("mine.yaml").write_text("seed: 1\n")
+    for name in ("mine.yaml", "mine"):
+        with pytest.raises(ConfigError, match=r"^mine.yaml: this is a file, not a recipe; copy it: cp mine.yaml FILE$"):
+            copy_recipe(name, Path("other.yaml"))
