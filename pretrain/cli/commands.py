@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -158,22 +159,41 @@ def _show_usage(error: Any) -> int:
     return EXIT_USAGE
 
 
+_MAIN_SECTIONS = {"", "run", "init", "data", "model", "batch", "train", "eval", "engine", "optim"}
+
+
 def _with_key(error: Any) -> str:
-    """Returns the text of an unknown option that is the name of a key, where keys can be overridden."""
+    """Returns the text of an unknown option that is a key, or an option of another command."""
     option = getattr(error, "option_name", "")
     is_prepare = error.ctx is not None and error.ctx.command.name == "prepare"
-    if error.ctx is None or not (is_prepare or any(param.name == "overrides" for param in error.ctx.command.params)):
+    if not option or error.ctx is None:
+        return ""
+    if not (is_prepare or any(param.name == "overrides" for param in error.ctx.command.params)):
         return ""
     from pretrain.config.fields import ROOTS, known_keys
 
+    if option == "--ranks" and error.ctx.command.name == "plan":
+        return f"No such option: {option}: write --gpus-per-node"
+    # `--ranks` is no profile.ranks: an option of a command is taken for the main keys only.
+    owners = list(_commands_with(option, error.ctx.find_root().command))
     name = option.lstrip("-").replace("-", "_")
-    keys = [
-        key
-        for key in known_keys(ROOTS["prepare" if is_prepare else "run"])
-        if key.rpartition(".")[2] == name.rpartition(".")[2]
-    ]
-    after = " after a CONFIG" if is_prepare else ""
-    return f"No such option: {option}: write {keys[0]}=VALUE{after}" if option and keys else ""
+    known = known_keys(ROOTS["prepare" if is_prepare else "run"])
+    keys = sorted((key for key in known if f".{key}".endswith(f".{name}")), key=lambda key: key.count("."))
+    if owners:
+        keys = [key for key in keys if key.rpartition(".")[0] in _MAIN_SECTIONS]
+    if keys:
+        after = " after a CONFIG" if is_prepare else ""
+        return f"No such option: {option}: write {keys[0]}=VALUE{after}"
+    launch = next((owner for owner in owners if owner.startswith("launch ")), "")
+    return f"No such option: {option}: `pretrain {launch}` has it" if launch else ""
+
+
+def _commands_with(option: str, command: Any, path: str = "") -> Iterator[str]:
+    """Yields the commands that have an option, as they are typed."""
+    if any(option in param.opts for param in command.params):
+        yield path
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _commands_with(option, inner, f"{path} {name}".strip())
 
 
 def _show(error: PretrainError, rank: int) -> None:

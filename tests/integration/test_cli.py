@@ -226,12 +226,23 @@ def test_inspect_prints_json_that_a_program_can_read(texts):
 def test_an_option_that_is_a_key_is_answered_with_the_override(tmp_path):
     (line,) = run_light("train", "quickstart", "--steps", "3", cwd=tmp_path).errors
     assert line == "pretrain train: No such option: --steps: write train.steps=VALUE; see `pretrain train --help`"
+    (line,) = run_light("train", "quickstart", "--seq-len", "3", cwd=tmp_path).errors
+    assert "No such option: --seq-len: write batch.seq_len=VALUE; see" in line
     (line,) = run_light("prepare", "--labels", "a", cwd=tmp_path).errors
     assert line.startswith("pretrain prepare: No such option: --labels: write labels=VALUE after a CONFIG; see")
     (line,) = run_light("prepare", "kind=pairs", "output=x", cwd=tmp_path).errors
     assert line.startswith("kind=pairs: an override without a config before it; name a YAML file, or a recipe")
     (line,) = run_light("train", "quickstart", "--hepl", cwd=tmp_path).errors
     assert line == "pretrain train: No such option: --hepl; see `pretrain train --help`"
+
+
+def test_an_option_of_another_command_is_no_key_of_that_name(tmp_path):
+    (line,) = run_light("plan", "quickstart", "--ranks", "8", cwd=tmp_path).errors
+    assert line == "pretrain plan: No such option: --ranks: write --gpus-per-node; see `pretrain plan --help`"
+    (line,) = run_light("train", "quickstart", "--ranks", "2", cwd=tmp_path).errors
+    assert "No such option: --ranks: `pretrain launch local` has it; see" in line
+    (line,) = run_light("train", "quickstart", "--temperature", "2", cwd=tmp_path).errors
+    assert line == "pretrain train: No such option: --temperature; see `pretrain train --help`"
 
 
 def test_the_traceback_of_an_error_is_shown_on_request_only(tmp_path):
