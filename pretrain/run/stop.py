@@ -43,6 +43,8 @@ class StopFlag:
         self.signal_name: str | None = None
         self.farewell: Callable[[int, str], object] = lambda exit_code, reason: None
         """Called with exit code and reason before a signal ends the process; no reason: noted."""
+        self.is_failing: Callable[[], bool] = lambda: False
+        """Returns whether a rank has failed: the launcher signals the others."""
         self._first_at = 0.0
         # The first signal was SIGUSR1; the SIGTERM that follows at a job's limit is still to come.
         self._is_announced = False
@@ -100,7 +102,10 @@ class StopFlag:
             self.signal_name = name
             self._first_at = now
             self._is_announced = number == signal.SIGUSR1
-            _say("%s: saving and stopping after this step; a second one ends at once, without", name)
+            effect = "saving and stopping after this step; a second one ends at once, without"
+            if self.is_failing():
+                effect = "a rank has failed: ending without a save"
+            _say(f"%s: {effect}", name)
         elif self._is_announced and number == signal.SIGTERM:
             self._first_at = now
             self._is_announced = False

@@ -153,6 +153,11 @@ class Watchdog:
         self.farewell: Callable[[int, str], object] = lambda exit_code, reason: None
         """Called with exit code and reason before the process ends."""
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether this rank ends by an error, or has read that of another."""
+        return self._is_failing or self._messenger.verdict is not None
+
     def start(self) -> None:
         """Starts the threads."""
         if self._world_size > 1:

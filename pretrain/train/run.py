@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -30,6 +30,7 @@ from pretrain.errors import (
     OutOfMemoryError,
     PretrainError,
 )
+from pretrain.report.series import make_course
 from pretrain.run.folder import end_attempt
 from pretrain.run.heartbeat import Progress
 from pretrain.run.stop import StopFlag
@@ -108,6 +109,7 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
     stop, progress = stop or StopFlag(), Progress()
     stop.install()
     watchdog = Watchdog(progress, world.rank, world.size, config.engine.timeout_s)
+    stop.is_failing = lambda: watchdog.is_failing
     watchdog.start()
     try:
         claim = claim_run(config, world, stop)
@@ -170,8 +172,7 @@ def _summarize(run: Run, state: TrainState) -> Iterator[str]:
         rows, attempts = read_rows(run.folder.metrics), run.folder.read_record()["attempts"]
     except (ConfigError, DataError) as error:  # a damaged record is no failure of the training
         log.warning("%s", error)
-    spans = [_instant(one["ended"]) - _instant(one["started"]) for one in attempts if "ended" in one]
-    time = f"{clock_time(sum(spans))} in {plural(len(attempts), 'start')}"
+    time = f"{time_of_starts(rows, attempts)} in {plural(len(attempts), 'start')}"
     units = {"labels": "labels", "pixels": "hidden patches"}
     targets = units.get(run.config.model.head.kind, "target tokens")
     yield f"done: {plural(state.step, 'step')}, {state.tokens:,} {targets}, {time}"
@@ -185,6 +186,15 @@ def _summarize(run: Run, state: TrainState) -> Iterator[str]:
         template, _ = read_texts(run.folder)
     yield f"next: {next_command(run.config, has_template=template is not None)}"
     yield f"      pretrain report {shlex.quote(str(run.folder.path))}"
+
+
+def time_of_starts(rows: Sequence[dict[str, Any]], attempts: Sequence[dict[str, Any]]) -> str:
+    """Returns the time of all starts; that of the steps if a start was killed, whose end is unknown."""
+    if all("ended" in one for one in attempts):
+        spans = [_instant(one["ended"]) - _instant(one["started"]) for one in attempts]
+        return clock_time(sum(spans))
+    course = make_course(rows, [one["from_step"] for one in attempts if one.get("from_step")])
+    return f"about {clock_time(course.hours[-1] * 3600)}"
 
 
 def _instant(text: str) -> float:

@@ -105,6 +105,14 @@ def test_it_says_what_a_signal_leads_to(start):
     assert finish(process)[0].startswith("SIGTERM again: ended without a save; the same command continues")
 
 
+def test_it_says_that_a_rank_has_failed_where_the_launcher_ends_the_others(start):
+    process = start(LOGGED + "flag.install(); flag.arm(); flag.is_failing = lambda: True" + WAIT)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    lines = {process.stdout.readline() for _ in range(2)}
+    assert lines == {"SIGTERM\n", "SIGTERM: a rank has failed: ending without a save\n"}
+
+
 def test_it_says_that_there_was_nothing_to_save(start):
     process = start(LOGGED + "flag.install(); print('ready', flush=True); hang()")
     assert process.stdout.readline() == "ready\n"

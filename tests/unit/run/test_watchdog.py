@@ -146,6 +146,7 @@ def test_the_first_error_is_told_to_all_and_they_end_with_its_code(job, culprit,
 
     job.run(in_data(culprit, fail), PHASE_S)
     assert codes(job) == [65] * RANKS
+    assert all(rank.dog.is_failing for rank in job.ranks)
     for rank in range(RANKS):
         assert (f"rank {culprit} failed first: shard 7 is damaged" in said(job)[rank]) == (rank != culprit)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pretrain.config.load import load_config
-from pretrain.train.run import next_command
+from pretrain.train.run import next_command, time_of_starts
 
 CHAT = "pretrain generate runs/instruction --chat"
 LIKE = "--prompt 'A text like those of the data'"
@@ -31,3 +31,11 @@ LIKE = "--prompt 'A text like those of the data'"
 )
 def test_it_asks_the_model_for_what_it_was_trained_on(recipe, overrides, has_template, command):
     assert next_command(load_config(recipe, overrides), has_template=has_template).startswith(command)
+
+
+def test_the_time_of_a_run_has_that_of_a_start_that_was_killed():
+    first = {"started": "2126-03-01T08:00:00+00:00"}
+    second = {"started": "2126-03-01T09:00:00+00:00", "ended": "2126-03-01T09:00:14+00:00", "from_step": 300}
+    rows = [{"step": step, "tokens": step, "step_time_s": 0.2} for step in range(50, 500, 50)]
+    assert time_of_starts(rows, [second]) == "0:14"
+    assert time_of_starts(rows, [first, second]) == "about 1:30"
