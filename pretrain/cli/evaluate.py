@@ -25,6 +25,9 @@ def average_command(
 
     Example: pretrain average runs/multi30k --last 10 --output models/multi30k
     """
+    from pretrain.utils.io import check_new_folder
+
+    check_new_folder(output)  # before seconds of imports
     from pretrain.artifact.average import average_checkpoints
 
     averaged = average_checkpoints(whats, last, output)

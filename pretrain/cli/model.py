@@ -171,6 +171,9 @@ def import_command(
 
     Example: pretrain import Helsinki-NLP/opus-mt-en-it models/en-it
     """
+    from pretrain.utils.io import check_new_folder
+
+    check_new_folder(out)  # before seconds of imports
     from pretrain.artifact.transfer import import_model
     from pretrain.inspect.describe import print_facts
 
@@ -193,6 +196,9 @@ def export_command(
 
     Example: pretrain export runs/quickstart released/quickstart --dtype bf16
     """
+    from pretrain.utils.io import check_new_folder
+
+    check_new_folder(out)  # before seconds of imports
     from pretrain.artifact.lora import export_adapter
     from pretrain.artifact.transfer import export_model
     from pretrain.inspect.describe import print_facts

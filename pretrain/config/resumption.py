@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.base import OnResume, Section, expand_home, on_resume
+from pretrain.config.base import NAME_PATTERN, OnResume, Section, expand_home, on_resume
 from pretrain.config.fields import walk_fields
 from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import LocatedTree, short
@@ -126,6 +126,9 @@ def follow_folder(located: LocatedTree, source: Path, overrides: Sequence[str]) 
 
     `run.dir` of a stored config is relative to the folder of its start, where a start would find no
     run, or that of the original, and begin at step 0. An override of the place stays.
+
+    Raises:
+        ConfigError: The name of the folder is no name of a run.
     """
     run = located.values.get("run")
     is_of_run = source.name == "config.yaml" and source.with_name("run.json").is_file()
@@ -135,6 +138,9 @@ def follow_folder(located: LocatedTree, source: Path, overrides: Sequence[str]) 
     folder = source.parent.resolve() if source.parent.name in ("", "..") else source.parent
     if (Path(expand_home(str(run.get("dir", "runs")))) / str(run.get("name"))).resolve() == folder.resolve():
         return located
+    if not re.match(NAME_PATTERN, folder.name):
+        fix = "rename the folder: letters, digits, `.`, `_` and `-`, a letter or digit first"
+        raise ConfigError("the name of a run folder is its run.name, and this is none", where=str(folder), fix=fix)
     values = {**located.values, "run": {**run, "dir": str(folder.parent), "name": folder.name}}
     return LocatedTree(values, located.places | {"run.dir": str(folder), "run.name": str(folder)})
 

@@ -150,7 +150,7 @@ def plan_ladder(
         ratio = request.largest / request.smallest
         budgets = [request.smallest * ratio ** (rung / max(1, request.rungs - 1)) for rung in range(request.rungs)]
         widths = [planner.nearest_width(math.sqrt(budget / a_square)) for budget in budgets]
-    _check_sizes(widths, budgets, request, planner)
+    _check_sizes(widths, budgets, request, planner, stored)
     cells = [(width, budget) for width, budget in zip(widths, budgets, strict=True)]
     for width, budget in cells[:-1]:
         beside = [planner.nearest_width(planner.parameters(width) * factor) for factor in (1 / BESIDE, BESIDE)]
@@ -172,7 +172,11 @@ def plan_ladder(
 
 
 def _check_sizes(
-    widths: Sequence[int], budgets: Sequence[float], request: LadderRequest, planner: LadderPlanner
+    widths: Sequence[int],
+    budgets: Sequence[float],
+    request: LadderRequest,
+    planner: LadderPlanner,
+    stored: StoredData | None,
 ) -> None:
     """Refuses a ladder whose sizes cannot tell a law, or that is above its target."""
     option = "--widths" if request.widths else "--rungs"
@@ -194,8 +198,13 @@ def _check_sizes(
         ratio = planner.rule.tokens_per_parameter
         largest = planner.parameters(apart[-1])
         instead = f"--widths {','.join(map(str, apart))} --budget {RATIO * FLOPS_OF_A_WEIGHT * ratio * largest**2:.1e}"
-        needs = f"its large run reads {count(ratio * largest * math.sqrt(RATIO))} tokens"
-        raise ConfigError(what, where=option, fix=f"use {instead} ({needs}), or narrower heads in the config")
+        tokens = ratio * largest * math.sqrt(RATIO)
+        needs = f"its large run reads {count(tokens)} tokens"
+        fix = f"use {instead} ({needs}), or narrower heads in the config"
+        if stored is not None and tokens > MAX_EPOCHS * stored.tokens:
+            more = f"prepare {count(tokens / MAX_EPOCHS)} tokens (there are {count(stored.tokens)})"
+            fix = f"use narrower heads in the config, or {more} for {instead} ({needs})"
+        raise ConfigError(what, where=option, fix=fix)
 
 
 def describe_run(config: RunConfig, vocab_size: int | None, stored: StoredData | None) -> LadderRun:

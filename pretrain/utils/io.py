@@ -300,6 +300,12 @@ def publish_dir(temporary: Path, final: Path) -> None:
         _rename(temporary, final)
 
 
+def check_new_folder(out: Path) -> None:
+    """Checks that a folder to write is not there, or is empty. Raises: ConfigError."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError("exists and is not an empty folder", where=str(out), fix="give another name, or remove it")
+
+
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """Gives a temporary folder to fill; it appears as `out` when the block ends, or is removed.
@@ -309,9 +315,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         DiskError: The disk refused; nothing is left under `out`.
     """
     out = out.resolve()
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        fix = "give another name, or remove it"
-        raise ConfigError("exists and is not an empty folder", where=str(out), fix=fix)
+    check_new_folder(out)
     temporary = make_dir(out.parent) / f".tmp-{out.name}-{os.getpid()}"
     if temporary.exists():
         remove_dir(temporary)  # left by a dead process that had our process id

@@ -61,6 +61,9 @@ def test_the_version_is_shown(tmp_path, option):
         ("torch,transformers,wandb", ["launch", "local", "configs/run/quickstart.yaml", "--ranks", "2"], 65),
         ("torch,transformers,wandb", ["inspect", "."], 65),
         ("torch,transformers,wandb", ["prepare", "--input", "nope.txt", "--output", "out"], 65),
+        ("torch,transformers", ["export", "run", "/"], 64),
+        ("torch,transformers", ["import", "model", "/"], 64),
+        ("torch,transformers", ["average", "run", "--last", "2", "--output", "/"], 64),
     ],
 )
 def test_what_a_login_node_runs_imports_nothing_slow(tmp_path, slow, arguments, code):

@@ -201,6 +201,8 @@ def test_a_run_whose_folder_has_no_name_for_a_run_is_read_but_not_continued(tmp_
     folder.mkdir()
     (folder / "config.yaml").write_text(dump_config(changed()))
     (folder / "run.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"my run: run.name='my run': .*; use letters, digits"):
+    with pytest.raises(
+        ConfigError, match=r"my run: the name of a run folder is its run.name, .*; rename the folder: l"
+    ):
         load_config(folder / "config.yaml")
     assert load_config(folder / "config.yaml", extensions="ignore").run.name == "quickstart"

@@ -127,6 +127,18 @@ def test_widths_that_collide_are_answered_with_a_command_that_works(here, capsys
     assert cli.run([*PLAN, *found[1].split()]) == 0
 
 
+def test_widths_that_the_data_are_too_few_for_are_not_the_first_remedy(here, capsys, monkeypatch):
+    stored = StoredData(tokens=1_000_000, shards=1, token_bytes=2, vocab_size=2048)
+    monkeypatch.setattr("pretrain.cli.scale.find_stored", lambda config: stored)
+    assert cli.run([*PLAN, "--rungs", "30"]) == 64
+    remedy = r"use narrower heads in the config, or prepare (\S+) M tokens .there are 1.00 M. for (.*) .its"
+    found = re.search(remedy, capsys.readouterr().err)
+    assert found is not None
+    # With data of that size the command works.
+    stored = StoredData(tokens=round(float(found[1]) * 1.05e6), shards=1, token_bytes=2, vocab_size=2048)
+    assert cli.run([*PLAN, *found[2].split()]) == 0
+
+
 def test_fit_predicts_and_score_compares(here, capsys):
     assert cli.run([*PLAN, "--rungs", "4"]) == 0
     assert cli.run(["scale", "fit", "ladder"]) == 65
