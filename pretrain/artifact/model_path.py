@@ -8,6 +8,7 @@ Hugging Face folder  config.json, safetensors, tokenizer files      read in plac
 
 import logging
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -317,7 +318,7 @@ def refuse_release(path: Path) -> None:
     """Refuses a Hugging Face folder. Raises: CheckpointError."""
     if is_release(path):
         what = "a Hugging Face folder has no checkpoint of ours"
-        fix = f"make a model folder of it first: pretrain import {path} OUT"
+        fix = f"make a model folder of it first: pretrain import {shlex.quote(str(path))} OUT"
         raise CheckpointError(what, where=str(path), fix=fix)
 
 

@@ -1,6 +1,7 @@
 """Models on disk, described but not loaded: any, read as another architecture, or with adapters."""
 
 import hashlib
+import shlex
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -299,7 +300,7 @@ def find_base(start: Path, run: RunDir) -> Path:
             f"its adapters belong to {start}, and there is nothing there, above or beside the run",
             where=str(run.path),
             fix=f"put that model back, or name its place, also as init.from in that file: "
-            f"pretrain train {run.config} init.from=NEW/PLACE",
+            f"pretrain train {shlex.quote(str(run.config))} init.from=NEW/PLACE",
         )
     return found
 
@@ -331,7 +332,8 @@ def check_base(saved: str, base: AdaptedModel, run: RunDir, open_other: Callable
     for path in beside:
         with suppress(CheckpointError):  # damaged, or not of this model
             if AdaptedModel(open_other(path), base.model, base.shapes).fingerprint() == saved:
-                fix = f"those were {path}: pretrain train {run.config} init.from={path}"
+                config, start = shlex.quote(str(run.config)), shlex.quote(str(path))
+                fix = f"those were {path}: pretrain train {config} init.from={start}"
                 break
     raise CheckpointError(
         f"its adapters were trained beside other weights than those of {base.source.path} "

@@ -4,7 +4,9 @@ Where nothing here fits, the shell completes paths. Only keys import the config,
 second.
 """
 
+import os
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +71,10 @@ def _configs(folders: tuple[str, ...], incomplete: str) -> list[str]:
     from pretrain.config.recipes import list_recipes
 
     names = [recipe.short for recipe in list_recipes(folders)] + sorted(path.name for path in Path().glob("*.yaml"))
-    return [name for name in names if name.startswith(incomplete)]
+    # bash inserts a completion as it is; the other shells quote it.
+    is_bash = os.environ.get("_PRETRAIN_COMPLETE") == "complete_bash"
+    found = [name for name in names if name.startswith(incomplete)]
+    return [shlex.quote(name) if is_bash and " " in name else name for name in found]
 
 
 def _overrides(section: "type[Section]", words: list[str], incomplete: str) -> list[str]:

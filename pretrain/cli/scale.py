@@ -1,5 +1,6 @@
 """Commands of `pretrain scale`: plan, run, fit, score, coordinates."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,8 +83,9 @@ def scale_plan_command(
         print_json({"folder": str(output), **ladder.model_dump(mode="json")})
         return
     _show_ladder(ladder)
-    typer.echo(f"next: pretrain scale run {output}")
-    typer.echo(f"      pretrain scale fit {output}")
+    place = shlex.quote(str(output))
+    typer.echo(f"next: pretrain scale run {place}")
+    typer.echo(f"      pretrain scale fit {place}")
 
 
 @scale_app.command("run")

@@ -8,6 +8,7 @@ Damage is printed before it is refused. Not here: parameters, which need torch (
 import json
 import math
 import re
+import shlex
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,7 +107,7 @@ def find_damaged(path: Path) -> dict[str, list[str]]:
     if (path / MANIFEST).is_file():
         return {str(path): _find_damage(path)}
     if (path / INDEX_NAME).is_file():
-        fix = f"run `pretrain data verify {path}`"
+        fix = f"run `pretrain data verify {shlex.quote(str(path))}`"
         raise ConfigError("a shard folder has its own proof", where=str(path), fix=fix)
     if not RunDir(path).exists():
         fix = "give a run, a checkpoint or a model"
@@ -287,13 +288,17 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
     manifest = load_manifest(path)
     check_sizes(path, manifest)
     is_model = (path / MODEL_FILE).is_file()
-    state = [] if is_model else sorted(manifest.state, key=_place)
+    config = _find_config(path, is_model)
+    state = {} if is_model else {key: manifest.state[key] for key in sorted(manifest.state, key=_place)}
+    if config is not None and config.head.kind == "labels":
+        state = {"labels" if key == "tokens" else key: value for key, value in state.items()}
+    unknown = f"not known: {MODEL_FILE if is_model else 'config.yaml of the run'} is missing or damaged"
     return {
         "kind": "model" if is_model else "checkpoint",
         "path": str(path),
-        **{key: manifest.state[key] for key in state},
+        **state,
         **_describe_files(path, manifest),
-        "model": _find_model(path, is_model),
+        "model": unknown if config is None else describe_model(config),
         "parameters": sum(math.prod(shape) for shape in manifest.shapes.values()),
         "moments": manifest.moments,
         **({"scalars": manifest.scalars} if manifest.scalars else {}),
@@ -363,13 +368,13 @@ def _describe_active(config: AnyModelConfig) -> dict[str, int]:
     return {} if active == count_parameters(config) else {"active_parameters": active}
 
 
-def _find_model(path: Path, is_model: bool) -> str:
-    """Returns the shape of a checkpoint's model by its run's config, or by its own `model.json`."""
+def _find_config(path: Path, is_model: bool) -> AnyModelConfig | None:
+    """Returns a checkpoint's model by its run's config, or by its own `model.json`; None: unreadable."""
     try:
         if is_model:
             facts = read_json(path / MODEL_FILE)
-            return describe_model(parse_model(facts["model"]))
+            return parse_model(facts["model"])
         config = RunDir(path.resolve().parent.parent).config
-        return describe_model(load_config(config, extensions="ignore").model)
+        return load_config(config, extensions="ignore").model
     except (ConfigError, OSError, ValueError, KeyError, TypeError, pydantic.ValidationError):
-        return f"not known: {MODEL_FILE if is_model else 'config.yaml of the run'} is missing or damaged"
+        return None

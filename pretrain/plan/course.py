@@ -64,7 +64,7 @@ def plan_supply(
         return Supply(needed, optimal, bytes_s)
     epoch_rows = stored.tokens // row_tokens
     shared = f"data.lanes={lanes} lanes share {epoch_rows} rows of an epoch"
-    problem = None if epoch_rows >= lanes else f"{shared}: lower data.lanes, or prepare more text"
+    problem = None if epoch_rows >= lanes else f"{shared}: lower data.lanes, or prepare more data"
     epochs = needed / max(1, stored.tokens)
     return Supply(needed, optimal, bytes_s, epochs, epoch_rows // lanes, problem)
 

@@ -266,4 +266,6 @@ def _data_facts(config: RunConfig, parameters: int, step_s: float, stored: Store
         lanes=lanes,
         stored=stored,
     )
-    return {**asdict(supply), "stored": None if stored is None else asdict(stored), "lanes": lanes}
+    facts = {**asdict(supply), "stored": None if stored is None else asdict(stored), "lanes": lanes}
+    # That ratio is one of language models.
+    return facts | ({} if config.model.input is None else {"optimal_tokens": None})

@@ -235,9 +235,10 @@ def _show_data(data: dict[str, Any], console: Console) -> None:
     table = _section("Data")
     speed = f"{size(data['bytes_s'])}/s by all ranks"
     table.add_row("tokens read", count(data["needed_tokens"]), speed)
-    share = data["needed_tokens"] / data["optimal_tokens"]
-    optimal = f"20 a parameter; the run reads {share:.2f} x"
-    table.add_row("compute-optimal", count(data["optimal_tokens"]), optimal)
+    if data["optimal_tokens"] is not None:
+        share = data["needed_tokens"] / data["optimal_tokens"]
+        optimal = f"20 a parameter; the run reads {share:.2f} x"
+        table.add_row("compute-optimal", count(data["optimal_tokens"]), optimal)
     stored = data["stored"]
     if stored is None:
         table.add_row("there are", "?", "the data are not here")

@@ -79,8 +79,11 @@ def fill_folder(
     if processes is not None and processes < 1:
         fix = "leave it out for one a core"
         raise ConfigError(f"processes={processes} must be at least 1", fix=fix)
-    make_dir(folder)
-    with lock_folder(folder, share):
+    with ExitStack() as stack:
+        if not folder.exists():
+            stack.callback(_remove_if_empty, folder)
+        make_dir(folder)
+        stack.enter_context(lock_folder(folder, share))
         with claim_lock(folder):
             _claim_folder(folder, identity, files, is_first=share.is_first)
             index = _complete_index(folder, share)
@@ -95,6 +98,11 @@ def fill_folder(
                 if share.is_whole:
                     _discard_output(folder)
                 raise
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 @contextmanager
@@ -217,7 +225,7 @@ def _discard_output(folder: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path, share: Share = WHOLE) -> Iterator[None]:
-    """Locks an existing folder for one `prepare`, or one share; a complete one keeps no lock files.
+    """Locks an existing folder for one `prepare`, or one share; a complete or empty one keeps no locks.
 
     Raises: LockedError, DiskError.
     """
@@ -236,12 +244,15 @@ def lock_folder(folder: Path, share: Share = WHOLE) -> Iterator[None]:
                 what = "workers of an earlier `pretrain prepare` are still running"
                 raise LockedError(what, where=str(folder), fix="end them first")
             _flock(workers, fcntl.LOCK_UN, wait_s=0)
-        yield
-        if (folder / INDEX_NAME).exists():
-            with claim_lock(folder):
-                if _flock(descriptor, fcntl.LOCK_EX, wait_s=0):  # no other share is at work
-                    for path in folder.glob(".*.lock"):
-                        path.unlink()
+        try:
+            yield
+        finally:
+            held = [path.name for path in folder.glob("*")]
+            if all(map(_LOCK_NAME.fullmatch, held)) or (folder / INDEX_NAME).exists():
+                with claim_lock(folder):
+                    if _flock(descriptor, fcntl.LOCK_EX, wait_s=0):  # no other share is at work
+                        for path in folder.glob(".*.lock"):
+                            path.unlink()
 
 
 @contextmanager

@@ -134,7 +134,8 @@ def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
         return f"{config.output}: part {share} is done; the last one to finish writes the index"
     if index.kind == IMAGES:
         return summarize(config.output, index)
-    return _summarize(config.output, index.splits)
+    is_tail = config.split.startswith("tail") and not any(one.split for one in config.inputs)
+    return _summarize(config.output, index.splits, is_tail=is_tail)
 
 
 def run_convert(options: ConvertOptions, processes: int | None) -> str:
@@ -157,10 +158,12 @@ def _shown() -> Iterator[Progress]:
         raise KeyboardInterrupt("interrupted; finished parts are kept: the same command continues") from None
 
 
-def _summarize(folder: str, splits: dict[str, SplitIndex]) -> str:
+def _summarize(folder: str, splits: dict[str, SplitIndex], *, is_tail: bool = False) -> str:
+    """Returns the line at the end; `is_tail`: every document is in both splits."""
     validation = splits.get(VALIDATION)
     held_out = f" {validation.num_tokens:,} validation tokens," if validation else ""
-    documents = sum(split.num_documents for split in splits.values())
+    nums_documents = [split.num_documents for split in splits.values()]
+    documents = max(nums_documents) if is_tail else sum(nums_documents)
     tokens = sum(split.num_tokens for split in splits.values())
     bytes_per_token = sum(split.num_bytes_text for split in splits.values()) / tokens
     return (

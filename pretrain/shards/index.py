@@ -12,6 +12,7 @@ opened here.
 
 import hashlib
 import json
+import shlex
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -195,7 +196,8 @@ def load_index(folder: Path) -> DataIndex:
     """
     path = folder / INDEX_NAME
     if not folder.is_dir():
-        command = f"run `pretrain prepare` with --output {folder} (a recipe's first lines have the whole command)"
+        option = f"--output {shlex.quote(str(folder))}"
+        command = f"run `pretrain prepare` with {option} (a recipe's first lines have the whole command)"
         fix = f"{command}, or correct the path (data.path)"
         raise DataError("no such shard folder", where=str(folder), fix=fix)
     try:

@@ -46,7 +46,7 @@ def test_the_gpu_is_said_to_be_assumed_where_none_is_given(here, capsys):
 def test_a_model_of_images_is_planned_where_its_data_are_not(here, capsys):
     assert cli.run(["plan", "configs/run/vit_digits.yaml"]) == 0
     shown = capsys.readouterr().out
-    assert "FLOPs a token" in shown and "vocabulary" not in shown
+    assert "FLOPs a token" in shown and "vocabulary" not in shown and "compute-optimal" not in shown
 
 
 def test_json_has_every_number(here, capsys):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.checkpoint.format import MANIFEST, load_manifest
-from pretrain.config.load import load_config
+from pretrain.config.load import dump_config, load_config
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.inspect import describe
 from pretrain.inspect.describe import inspect, print_facts
@@ -52,6 +52,14 @@ def test_a_checkpoint_tells_where_it_stands_and_what_wrote_it(tmp_path, capsys):
     assert facts["saved"].startswith("20")
     keys = list(facts)
     assert keys.index("step") < keys.index("position") < keys.index("data_hash") < keys.index("saved")
+
+
+def test_the_targets_of_a_classifier_are_labels(tmp_path, capsys):
+    run = make_run(tmp_path / "run", 7)
+    config = load_config("vit_digits", [f"run.dir={tmp_path}", "run.name=run"])
+    (run / "config.yaml").write_text(dump_config(config))
+    facts = shown(capsys, run / "checkpoints/step-00000007")
+    assert facts["labels"] == 70 and "tokens" not in facts
 
 
 def test_a_hash_is_cut_in_the_table_and_whole_in_json(capsys):
