@@ -69,7 +69,7 @@ def _cells(run: RunFacts) -> list[str]:
     if run.checkpoint_step is not None:
         checkpoint = f"{run.checkpoint_step}, {_short(run.checkpoint_age_s or 0)} ago"
     job = f"{run.job or ''}{f' +{len(run.queue) - 1}' * (len(run.queue) > 1)}"  # the rest of its chain
-    return [run.state, _steps(run), _loss(run), _speed(run), checkpoint, job, str(run.restarts or "")]
+    return [run.state, _steps(run), _loss(run), _speed(run.tokens_per_s), checkpoint, job, str(run.restarts or "")]
 
 
 def show_run(run: RunFacts, console: Console) -> None:
@@ -83,7 +83,9 @@ def show_run(run: RunFacts, console: Console) -> None:
         _add(table, "", why)
     _add(table, "step", _steps(run))
     if run.loss is not None:
-        speed = f", {_speed(run)} tokens/s" if run.tokens_per_s else ""
+        speed = f", {_speed(run.tokens_per_s)} tokens/s" if run.tokens_per_s else ""
+        if run.images_per_s:
+            speed = f", {_speed(run.images_per_s)} images/s"
         _add(table, "loss", f"{_loss(run)}{speed}")
     if run.checkpoint_step is not None:
         age = span(run.checkpoint_age_s or 0)
@@ -184,8 +186,11 @@ def _loss(run: RunFacts) -> str:
     return "" if run.loss is None else f"{run.loss:.4g}"
 
 
-def _speed(run: RunFacts) -> str:
-    return "" if run.tokens_per_s is None else count(run.tokens_per_s)
+def _speed(number: float | None) -> str:
+    """Returns a speed as `count` does, but thousands as `4.27 k` below ten thousand too."""
+    if number is None:
+        return ""
+    return f"{number / 1e3:.2f} k" if 1e3 <= number < 1e4 else count(number)
 
 
 def _short(seconds: float) -> str:

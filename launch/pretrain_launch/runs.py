@@ -95,6 +95,7 @@ class RunFacts:
     total_steps: int | None
     loss: float | None  # of the last row of metrics
     tokens_per_s: float | None  # of the last row of metrics
+    images_per_s: float | None  # of a run over images
     checkpoint_step: int | None  # newest committed checkpoint
     checkpoint_age_s: float | None  # since its commit
     best: dict[str, Any] | None  # best checkpoint by `checkpoint.best`: metric, value and step
@@ -213,7 +214,7 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
     if is_ours and queue is not None and all(other.is_waiting for other in queued):
         owner = None  # its job is over, and has not released the run: it was killed
     ended = counted[-1] if counted else {}
-    metrics = _last_values(run.metrics, "loss", "tokens_per_s")
+    metrics = _last_values(run.metrics, "loss", "tokens_per_s", "images_per_s")
     checkpoint_step, checkpoint_age_s = _newest_checkpoint(run)
     at_work = [job.element] if job is not None and not job.is_waiting else []
     at_work += [owner.job.partition("@")[0]] if owner is not None else []
@@ -241,6 +242,7 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
         total_steps=_total_steps(run),
         loss=_number(metrics.get("loss")),
         tokens_per_s=_number(metrics.get("tokens_per_s")),
+        images_per_s=_number(metrics.get("images_per_s")),
         checkpoint_step=checkpoint_step,
         checkpoint_age_s=checkpoint_age_s,
         best=_best_checkpoint(run),

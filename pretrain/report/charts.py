@@ -167,7 +167,7 @@ def to_image(figure: "Figure", alt: str) -> str:
 _LANES = {"tokens_per_s": ("tokens/s", 1.0), "data_wait": ("data wait, %", 100.0)}
 _MAX_GROUPS = 600
 # Least hours, factor, name.
-_UNITS = ((72.0, 1 / 24, "days"), (1.5, 1.0, "hours"), (0.0, 60.0, "minutes"))
+_UNITS = ((72.0, 1 / 24, "days"), (1.5, 1.0, "hours"), (1 / 30, 60.0, "minutes"), (0.0, 3600.0, "seconds"))
 _CODES: dict[int | None, str] = {None: "open", EXIT_OK: "done"}
 _CODES |= dict.fromkeys((EXIT_RESUME_ME, *EXITS_INTERRUPTED), "stopped")
 _OUTCOMES = {"done": "#009e73", "stopped": "#e69f00", "failed": "#c0392b", "open": "#8a94a0"}
@@ -247,7 +247,7 @@ def draw_timeline(run: RunData, color: str) -> str:
     ends = [max([start.end or start.begin, *own[:, 0]]) for start, own in zip(starts, rows, strict=True)]
     origin = next(begin for start in run.starts if (begin := instant(start.get("started"))))
     saved = [(one.at - origin).total_seconds() / 3600 for one in run.checkpoints if one.at >= origin]
-    latest = max([*ends, *saved, 1 / 60])
+    latest = max([*ends, *saved, 1 / 3600])
     factor, unit = next((factor, unit) for least, factor, unit in _UNITS if latest >= least)
     lanes = {}
     for name, (title, scale) in _LANES.items():

@@ -73,9 +73,9 @@ def format_metrics(metrics: Mapping[str, float], *, aligned: bool) -> str:
 
 
 def fit_metrics(metrics: Mapping[str, float], width: int) -> str:
-    """Returns as much of a row as fits `width` characters; loss and time left are always in it."""
+    """Returns as much of a row as fits `width` characters; the loss is always in it."""
     shown = dict(metrics)
-    for name in (*_LEAST_WANTED, None):
+    for name in (*_LEAST_WANTED, "eta_s", None):
         text = format_metrics(shown, aligned=False)
         if len(text) <= width or name is None:
             break

@@ -115,6 +115,16 @@ def test_a_local_run_needs_no_slurm(run, squeue):
     assert [(start["world_size"], start["nodes"]) for start in facts.starts] == [(2, [socket.gethostname()])]
 
 
+def test_a_run_over_images_has_images_a_second_and_thousands_have_one_format(run, squeue):
+    train_a_little(run)
+    row = {"step": 41, "loss": 2.5, "tokens_per_s": 4267.0}
+    for more, speed in (({}, "4.27 k tokens/s"), ({"images_per_s": 251.0}, "251 images/s")):
+        run.metrics.write_text(json.dumps(row | more) + "\n")
+        console = Console(file=io.StringIO(), width=100)
+        show_run(read_run(run.path), console)
+        assert f"2.5, {speed}" in console.file.getvalue()
+
+
 def test_the_best_checkpoint_is_named_while_it_is_there(run, squeue):
     train_a_little(run)
     best = {"metric": "val_loss", "value": 1.25, "step": 40}
@@ -408,7 +418,7 @@ def test_a_table_of_runs_fits_the_terminal(run, squeue, width):
     show_runs(read_runs([run.path]), run.path.parent, console)
     shown = console.export_text()
     assert all(len(line) <= width for line in shown.splitlines())
-    for expected in ("first", "failed", "40/160", "2.5", "1,234", "40, 0s ago", "7", "65: shard-00003.tar"):
+    for expected in ("first", "failed", "40/160", "2.5", "1.23 k", "40, 0s ago", "7", "65: shard-00003.tar"):
         assert expected in shown
 
 

@@ -56,6 +56,12 @@ def test_times_that_are_none_are_left_out(tmp_path):
     assert instant(None) is None and instant("2026-03-01T08:00:00+02:00").hour == 6
 
 
+def test_a_run_of_seconds_has_an_axis_of_seconds(tmp_path, monkeypatch):
+    monkeypatch.setattr("pretrain.report.charts.to_image", lambda figure, name: figure)
+    bars = draw_timeline(run_of(tmp_path, [attempt(1, 0, 5 / 3600, 0)], []), "#000000").axes[-1]
+    assert (bars.get_xlabel(), bars.get_xlim()) == ("seconds since the first start", (0.0, 5.0))
+
+
 def test_a_run_without_rows_has_its_bars(tmp_path):
     with chart_style():
         assert draw_timeline(run_of(tmp_path, [attempt(1, 0, 1, 0)], []), "#000000").startswith("<img")
