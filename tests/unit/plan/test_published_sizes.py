@@ -85,6 +85,7 @@ def t5(
 LLAMA, MISTRAL, QWEN2, QWEN3 = hf.LlamaForCausalLM, hf.MistralForCausalLM, hf.Qwen2ForCausalLM, hf.Qwen3ForCausalLM
 STARCODER2 = hf.Starcoder2ForCausalLM
 MIXTRAL, QWEN3_MOE = hf.MixtralForCausalLM, hf.Qwen3MoeForCausalLM
+OLMO2, OLMOE = hf.Olmo2ForCausalLM, hf.OlmoeForCausalLM
 TIED = {"tie_word_embeddings": True}
 
 RELEASES = {
@@ -116,6 +117,11 @@ RELEASES = {
     "qwen3-32b": rotary(QWEN3, 151936, 32_762_123_264, 64, 5120, 25600, 64, 8, head_dim=128),
     "qwen3_moe-30b-a3b": rotary(QWEN3_MOE, 151936, None, 48, 2048, 6144, 32, 4, **qwen_experts(768)),
     "qwen3_moe-235b-a22b": rotary(QWEN3_MOE, 151936, None, 94, 4096, 12288, 64, 4, **qwen_experts(1536)),
+    "olmo2-1b": rotary(OLMO2, 100352, None, 16, 2048, 8192, 16, 16),
+    "olmo2-7b": rotary(OLMO2, 100352, None, 32, 4096, 11008, 32, 32),
+    "olmo2-13b": rotary(OLMO2, 100352, None, 40, 5120, 13824, 40, 40),
+    "olmo2-32b": rotary(OLMO2, 100352, None, 64, 5120, 27648, 40, 8),
+    "olmoe-1b-7b": rotary(OLMOE, 50304, None, 16, 2048, 1024, 16, 16),
     "starcoder2-3b": rotary(STARCODER2, 49152, 3_030_371_328, 30, 3072, 12288, 24, 2, **TIED),
     "starcoder2-7b": rotary(STARCODER2, 49152, 7_173_923_840, 32, 4608, 18432, 36, 4, **TIED),
     "bert-base": bert(12, 768, 12, 3072, 109_514_298),
@@ -147,6 +153,11 @@ ROUNDED = {
     "mixtral-8x22b": (32_000, [141e9], 0.005),
     "qwen3_moe-30b-a3b": (151_936, [30.5e9], 0.002),
     "qwen3_moe-235b-a22b": (151_936, [235e9], 0.001),
+    "olmo2-1b": (100_352, [1.48e9], 0.005),
+    "olmo2-7b": (100_352, [7.3e9], 0.005),
+    "olmo2-13b": (100_352, [13.7e9], 0.005),
+    "olmo2-32b": (100_352, [32.2e9], 0.005),
+    "olmoe-1b-7b": (50_304, [6.9e9], 0.005),
     "bert-tiny": (30_522, [4.4e6], 0.02),
     "modernbert-base": (50_368, [149e6], 0.01),
     "modernbert-large": (50_368, [395e6], 0.01),
@@ -250,8 +261,11 @@ def test_a_preset_is_as_large_as_the_paper_says(preset):
 
 @pytest.mark.parametrize(
     ("preset", "published"),
-    [("mixtral-8x7b", 12.9e9), ("mixtral-8x22b", 39e9), ("qwen3_moe-30b-a3b", 3.3e9), ("qwen3_moe-235b-a22b", 22e9)],
-)
+    [
+        ("mixtral-8x7b", 12.9e9), ("mixtral-8x22b", 39e9), ("qwen3_moe-30b-a3b", 3.3e9), ("qwen3_moe-235b-a22b", 22e9),
+        ("olmoe-1b-7b", 1.3e9),
+    ],
+)  # fmt: skip
 def test_a_mixture_has_as_many_active_parameters_as_published(preset, published):
     assert count_active(configured(preset, RELEASES[preset].vocab_size)) == pytest.approx(published, rel=0.02)
 
