@@ -18,6 +18,9 @@ class EngineConfig(Section):
     zero_stage: Annotated[int, OnResume.WARN] = Field(default=2, ge=0, le=3)
     """ZeRO stage (Rajbhandari et al. 2020): 1 shards the optimizer state, 2 also the gradients, 3
     also the weights. 0 with `ddp` and `single`."""
+    zero_hpz: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
+    """Consecutive ranks, those of a node, that also have the weights among them at ZeRO stage 3 (Wang et
+    al. 2023, ZeRO++): after the first gather of a step, gathers stay within them. 1: off."""
     precision: Annotated[Literal["fp32", "bf16", "fp16"], OnResume.WARN] = "bf16"
     """Compute dtype. `bf16`: fp32 master weights under DeepSpeed, autocast under `ddp` and
     `single`. `fp32`: on a GPU without TF32, at a tenth of the speed. `fp16`: fp32 master weights
@@ -102,6 +105,9 @@ class EngineConfig(Section):
         if self.kind != "deepspeed" and self.zero_stage:
             what = f"zero_stage={self.zero_stage} needs kind=deepspeed"
             raise ValueError(f"{what}, not {self.kind}; set zero_stage=0")
+        if self.zero_hpz > 1 and (self.zero_stage != 3 or self.offload_params != "none"):
+            what = f"zero_hpz={self.zero_hpz} needs sharded weights on the device"
+            raise ValueError(f"{what}; use zero_stage=3 and offload_params=none, or zero_hpz=1")
         if self.precision == "fp16" and self.kind != "deepspeed":
             what = "precision=fp16 needs kind=deepspeed, which scales the loss"
             raise ValueError(f"{what}, not {self.kind}; use bf16 or fp32")

@@ -64,6 +64,8 @@ def deepspeed_config(
             "stage3_prefetch_bucket_size": buckets.stage3_prefetch_bucket_size,
             "stage3_param_persistence_threshold": buckets.stage3_param_persistence_threshold,
         }
+    if config.zero_hpz > 1:
+        zero["zero_hpz_partition_size"] = config.zero_hpz
     # Pinned memory speeds up copies to a GPU; without one it is wasted.
     host = {"device": "cpu", "pin_memory": device == "cuda"}
     if config.offload_optimizer == "cpu":
@@ -386,6 +388,7 @@ class _PartitionedParameters(_Partitioned):
         self._zero.empty_partition_cache()  # an evaluation may have left any weight gathered
         for share, master in self._working:
             share.data.copy_(master)
+        self._zero.invalidate_secondary_tensor()  # the copy of `engine.zero_hpz`
         persistent = self._zero.persistent_parameters
         if persistent:
             persistent[0].all_gather(persistent)

@@ -142,7 +142,7 @@ _FRAGMENTED = 0.03
 class RankMemory:
     """Peak bytes on the device of one rank."""
 
-    weights: int  # working weights
+    weights: int  # working weights, and a node's copy of them (`engine.zero_hpz`)
     gradients: int  # gradients between micro-batches
     optimizer: int  # master weights, moments, and the average of the weights
     gathered: int  # weights that stage 3 has gathered
@@ -171,8 +171,9 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         gradient_bytes=engine.gradient_bytes,
     )
     gathers = (engine.zero_stage == 3 and cluster.size > 1) or engine.offload_params != "none"
+    copied = engine.compute_bytes / engine.zero_hpz if engine.zero_hpz > 1 else 0
     found = RankMemory(
-        weights=round(each.weights * values.weights),
+        weights=round((each.weights + copied) * values.weights),
         gradients=round(each.gradients * values.trained),
         optimizer=round(each.optimizer * values.trained),
         gathered=engine.compute_bytes * min(values.weights, MAX_LIVE) if gathers else 0,

@@ -36,6 +36,8 @@ def divisors(number: int) -> list[int]:
 def _engines(engine: EngineConfig, task: TrainingTask) -> Iterator[EngineConfig]:
     """Yields the variants of an engine of the same kind: stages, checkpointing, offload."""
     stages = (0, 1, 2, 3) if engine.kind == "deepspeed" else (0,)
+    if engine.zero_hpz > 1:
+        stages = (3,)
     modes = ("none",) if isinstance(task.model, RecurrentConfig) else ("none", "selective", "full")
     for stage in stages:
         if (engine.precision == "fp16" and not stage) or (engine.fp8 != "off" and stage == 3):
@@ -44,7 +46,7 @@ def _engines(engine: EngineConfig, task: TrainingTask) -> Iterator[EngineConfig]
         # Optimizers over whole matrices are refused on the host (`config/run.py`).
         if stage and task.optimizer == "adamw":
             places.append(("cpu", "none"))
-        if stage == 3 and task.optimizer == "adamw":
+        if stage == 3 and task.optimizer == "adamw" and engine.zero_hpz == 1:
             places.append(("cpu", "cpu"))
         for optimizer, params in places:
             for mode in modes:

@@ -274,6 +274,9 @@ class FakeZero3(_FakeZero):
         for parameter in self.persistent_parameters:
             parameter.partition([parameter])
 
+    def invalidate_secondary_tensor(self) -> None:
+        """Forgets the copies of `zero_hpz_partition_size`, of which there are none."""
+
     @torch.no_grad()
     def fake_step(self) -> None:
         """`step`."""

@@ -1,21 +1,26 @@
 """What the ranks of the engine tests do: train under every engine and option, and bring back what they saw."""
 
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 
+from pretrain.checkpoint.load import load_checkpoint
+from pretrain.checkpoint.manager import CheckpointManager
+from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchConfig, plan_batch
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.dist import World, all_reduce_sum
+from pretrain.engine import build as engine_build
 from pretrain.engine.build import fill_sharded, start_accelerator
 from pretrain.engine.engine import Engine
 from pretrain.model import build_model
 from pretrain.model.build import initial_weight
 from pretrain.model.stack import Stack
-from tests.integration.workers import MODEL, ROWS, SEQ_LEN, TWO_STACKS, build, train
+from tests.integration.workers import MODEL, ROWS, SEQ_LEN, TWO_STACKS, build, global_batch, rows_of, train
 
 
 def losses_of(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[list[list[float]]]:
@@ -127,6 +132,33 @@ def offloaded_losses(world: World, cases: list[list[Any]], steps: int, micro: in
         return rows
 
     return [[trained(case, "activations"), trained(case, "none")] for case in cases]
+
+
+def node_copies(world: World, zero_hpz: int, folder: str, loads: bool) -> dict[str, Any]:
+    """Trains at stage 3 from the start, and saves at step 3; or goes on from there. Returns rows of six steps or three.
+
+    Also the elements that this rank has of a copy of the weights that it shares with its node, after an evaluation.
+    """
+    configured = engine_build.deepspeed_config
+
+    def releasing(*arguments: Any) -> dict[str, Any]:
+        # As of a model of more than 1e9 parameters: weights are released after each use, and gathered again.
+        config = configured(*arguments)
+        released = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+        return config | {"zero_optimization": config["zero_optimization"] | released}
+
+    with mock.patch.object(engine_build, "deepspeed_config", releasing):
+        engine = build(world, "deepspeed", 3, "fp32", micro=3, sharded=True, zero_hpz=zero_hpz)
+    rows = []
+    if loads:
+        load_checkpoint(Path(folder) / "step-00000003", engine.state)
+    else:
+        rows = train(engine, world, range(3), 3)
+        CheckpointManager(Path(folder), 2, world, {}).save(engine.state, TrainState(step=3, optimizer_step=3))
+    rows += train(engine, world, range(3, 6), 3)
+    engine.evaluate(rows_of(global_batch(0), slice(0, 3)))
+    copies = [getattr(parameter, "ds_secondary_tensor", None) for parameter in engine.module.parameters()]
+    return {"rows": rows, "copied": sum(copy.numel() for copy in copies if copy is not None)}
 
 
 def first_moments(world: World, cases: list[list[Any]], clips: list[float]) -> list[list[float]]:

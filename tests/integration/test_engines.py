@@ -106,6 +106,20 @@ def test_optimizers_of_whole_matrices_follow_fp32_in_bf16(optimizer):
 
 
 @pytest.mark.long
+def test_a_copy_of_the_weights_on_each_node_changes_no_bit_and_a_resumed_run_neither(tmp_path):
+    def trained(zero_hpz, loads=False):
+        arguments = {"zero_hpz": zero_hpz, "folder": str(tmp_path / str(zero_hpz)), "loads": loads}
+        return run_in_ranks("tests.integration.engine_workers:node_copies", 4, arguments)
+
+    plain, copied, resumed = trained(1), trained(2), trained(2, loads=True)
+    assert [rank["rows"] for rank in copied] == [rank["rows"] for rank in plain]
+    assert [rank["rows"] for rank in resumed] == [rank["rows"][3:] for rank in plain]
+    assert {rank["copied"] for rank in plain} == {0}
+    # Half of the weights of the last gathers, on each of two ranks: small ones stay whole.
+    assert all(rank["copied"] > 10_000 for rank in (*copied, *resumed))
+
+
+@pytest.mark.long
 def test_the_gradient_is_clipped_to_the_global_norm_and_left_alone_without_a_limit():
     cases, clips = [*STAGES_FP32, ["ddp", 0, "fp32"]], [0.0, 0.1]
     for rows in run_in_ranks("tests.integration.engine_workers:first_moments", 2, {"cases": cases, "clips": clips}):

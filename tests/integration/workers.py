@@ -104,18 +104,21 @@ def build(
     fp8: str = "off",
     objective: ObjectiveConfig | None = None,
     finetune: str = "full",
+    zero_hpz: int = 1,
 ) -> Engine:
     """Builds an engine; several may be built one after another in a process.
 
     `offload`: `optimizer`, `params` or `both` stay in host memory; `activations` until the backward pass.
     `sharded`: its parameters are made and cut up one by one, as training does at stage 3. `finetune`: `freeze` freezes
-    the embedding and the first block, `lora` all but adapters of rank 4, which then are all of the state.
+    the embedding and the first block, `lora` all but adapters of rank 4, which then are all of the state. `zero_hpz`
+    other than 1: at most one engine in a process.
     """
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     config = EngineConfig(
         kind=kind,
         zero_stage=stage,
+        zero_hpz=zero_hpz,
         precision=precision,
         device="auto" if precision == "fp16" else "cpu",
         offload_optimizer="cpu" if offload in ("optimizer", "both") else "none",

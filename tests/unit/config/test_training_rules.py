@@ -67,6 +67,8 @@ def test_the_schedule_is_checked_against_the_length_of_the_run():
             "offload_params=cpu requires sharded weights; .*zero_stage=3",
         ),
         ({"offload_params": "cpu", "kind": "single"}, "offload_params=cpu requires sharded weights"),
+        ({"zero_hpz": 8, "zero_stage": 2}, "zero_hpz=8 needs sharded weights on the device; use zero_stage=3 and"),
+        ({"zero_hpz": 8, "zero_stage": 3, "offload_params": "cpu"}, "offload_params=none, or zero_hpz=1"),
         ({"fp8": "rowwise", "precision": "fp32"}, "fp8=rowwise needs precision=bf16, .* not fp32; change it, or use"),
         (
             {"fp8": "rowwise", "zero_stage": 3},

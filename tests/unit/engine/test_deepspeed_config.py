@@ -108,6 +108,16 @@ def test_gradients_are_reduced_to_their_owners_where_shares_are_large_enough(ran
     assert section["use_multi_rank_bucket_allreduce"] != reduces
 
 
+def test_a_copy_of_the_weights_on_each_node_is_asked_for_where_it_is_set():
+    config = engine_config(3, "bf16")
+    sections = [
+        deepspeed_config(config.model_copy(update={"zero_hpz": ranks}), "cuda", CLIP, PLAN, PARAMETERS)
+        for ranks in (1, 8)
+    ]
+    found = [section["zero_optimization"].get("zero_hpz_partition_size") for section in sections]
+    assert found == [None, 8]
+
+
 def test_no_clipping_is_zero_for_deepspeed_too():
     for stage in range(4):
         assert deepspeed_config(engine_config(stage, "bf16"), "cpu", 0.0, PLAN, 1)["gradient_clipping"] == 0

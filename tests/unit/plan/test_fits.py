@@ -1,6 +1,7 @@
 """What a launcher is told before it submits: batches that cannot be cut, and layouts that are predicted not to fit."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -203,6 +204,21 @@ def test_chunks_of_the_loss_are_larger_on_large_gpus_and_in_fewer_copies_where_c
     assert loss_bytes(config, "a100-40") == 8 * 2**26
     assert loss_bytes(config, "a100") == 8 * 2**28
     assert loss_bytes(compiled, "a100") == 4 * 2**28
+
+
+def test_a_copy_of_the_weights_on_each_node_is_counted_and_kept_by_the_search():
+    config = config_of(*LLAMA, "batch.global_tokens=4194304", "batch.micro=1", "engine.zero_stage=3")
+    copied = config_of(
+        *LLAMA, "batch.global_tokens=4194304", "batch.micro=1", "engine.zero_stage=3", "engine.zero_hpz=8"
+    )
+    cluster, layout = nodes_of("h100", 4), ParallelLayout(copied.engine, 1, 1)
+    plain = rank_memory(task_of(config), replace(layout, engine=config.engine), cluster)
+    found = rank_memory(task_of(copied), layout, cluster)
+    assert found.weights - plain.weights == pytest.approx(2 * task_of(copied).values.weights / 8)
+    layouts = search(task_of(copied), copied.engine, cluster, copied.batch.rows)
+    assert layouts and {(one.layout.engine.zero_stage, one.layout.engine.offload_params) for one in layouts} == {
+        (3, "none")
+    }
 
 
 def test_ranks_that_share_rows_are_planned_with_their_part_of_the_activations():
