@@ -7,7 +7,6 @@ PATH is a clone of github.com/karpathy/nanoGPT, bare or not.
     nanogpt    2,000 steps of 12 rows of 64 characters; train.py as it is, but for the seed that it gives to torch
     char       the same configuration here, shakespeare_char.yaml
     muon       shakespeare_muon.yaml: another optimizer, model and batch, in the CPU time of nanoGPT
-    bf16       the same in bf16 for as many steps as that leaves time for, on a CPU with bf16 units
     short      muon for as few steps as reach nanoGPT's loss, in smaller batches
 
 All run on one thread, start-up counted, and are scored in the same way: the mean over the whole validation split (the
@@ -33,7 +32,6 @@ MUON = "configs/run/shakespeare_muon.yaml"
 OURS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "char": ("configs/run/shakespeare_char.yaml", 2000, ()),
     "muon": (MUON, 1000, ()),
-    "bf16": (MUON, 1600, ("engine.precision=bf16",)),
     "short": (MUON, 250, ("batch.global_tokens=768", "batch.micro=12")),
 }
 """Recipe, steps and overrides of each arm."""
@@ -140,7 +138,6 @@ def main() -> None:
     marks = {  # arm, highest loss, largest share of nanoGPT's CPU time
         "char within 0.01 of nanoGPT": ("char", peer["loss"] + WITHIN, np.inf),
         "muon at 1.55 in nanoGPT's CPU time": ("muon", 1.55, 1.0),
-        "bf16 at 1.50 in nanoGPT's CPU time": ("bf16", 1.50, 1.0),
         "short at nanoGPT's loss in a third of its CPU time": ("short", peer["loss"], 1 / 3),
     }
     held = {
