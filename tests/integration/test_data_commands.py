@@ -127,7 +127,7 @@ def test_stats_prints_counts_and_writes_a_picture(folder, warm):
     ("arguments", "code", "words"),
     [
         (["verify", "nope"], 65, "nope: no such shard folder"),
-        (["verify", "no pe"], 65, "with --output 'no pe' (a recipe's"),
+        (["verify", "no pe"], 65, "with --output 'no pe' .a recipe's"),
         (["verify", "data", "--world-sizes", "0"], 64, "--world-sizes 0: not numbers of ranks"),
         (["verify", "data", "--packing", "x"], 64, "there is no packing 'x'; use concat, bins, padded"),
         (["verify", "data", "--seq-len", "0"], 64, "'--seq-len'.*see `pretrain data verify --help`"),

@@ -27,7 +27,7 @@ def test_a_source_that_changes_meanwhile_is_refused(source):
     )
     with pytest.raises(DataError, match=message):
         convert(options(source), change)
-    assert not [path.name for path in (source / "out").iterdir() if path.name[0] != "."]
+    assert not (source / "out").exists()
 
 
 def test_a_shard_that_is_damaged_before_the_proof_is_found(source):
@@ -84,7 +84,7 @@ def test_what_is_refused_is_taken_back(source, dtype_of_file):
     writers.write_flat(source / "in/b.bin", [1] * 500 + [300], dtype_of_file)
     with pytest.raises(DataError, match=r"b\.bin: token 300 at position \d+ is not below the vocabulary size, 300;"):
         convert(options(source, dtype="uint16"))
-    assert not [path.name for path in (source / "out").iterdir() if path.name[0] != "."]
+    assert not (source / "out").exists()
     write_again = DOCUMENTS[25:]
     writers.write_flat(source / "in/b.bin", join(write_again))
     convert(options(source))
