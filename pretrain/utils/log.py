@@ -18,6 +18,7 @@ import netrc
 import os
 import re
 import sys
+import warnings
 from pathlib import Path
 
 from pretrain.utils.io import disk_errors
@@ -175,6 +176,8 @@ def setup_logging(rank: int, world_size: int, log_file: Path | None = None) -> N
     for name in OWN_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
     logging.captureWarnings(True)
+    # requests filters it, unless another thread restores the filters of before meanwhile.
+    warnings.filterwarnings("ignore", message="SOCKS support in urllib3")
     quiet_libraries()
 
 

@@ -149,6 +149,18 @@ def test_python_warnings_come_through_logging():
     assert "beware" in done.stderr
 
 
+def test_a_missing_optional_package_of_the_client_of_wandb_is_not_told():
+    done = run_python("""
+        import contextlib
+        from pretrain.utils.log import setup_logging
+        setup_logging(0, 1)
+        # requests filters it, but a thread that restores the filters of before may undo that.
+        with contextlib.suppress(ImportError):
+            import urllib3.contrib.socks
+    """)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_reader_of_stderr_that_goes_away_changes_nothing():
     code = """
         import logging, os, sys
