@@ -36,6 +36,7 @@ from pretrain.tokenizer import (
     special_tokens_of,
     start_id,
     tokenizer_hash,
+    unknown_id,
 )
 
 BATCH_PIECES = 1024
@@ -58,13 +59,17 @@ def start_tokenizing(config: PrepareConfig, labels: LabelSet | None) -> Work:
     if config.kind in LABELLED:
         bos = special_tokens_of(tokenizer).bos
     encoder = build_encoder(tokenizer, eos_id(tokenizer, config.tokenizer.eos), bos)
-    return partial(write_part, config, labels, encoder, tokenizer_hash(path), longest)
+    # A token that ends documents as well stands for no text: GPT-2 names one for both.
+    unknown = unknown_id(tokenizer)
+    unknown = None if unknown == encoder.eos[0] else unknown
+    return partial(write_part, config, labels, encoder, unknown, tokenizer_hash(path), longest)
 
 
 def write_part(
     config: PrepareConfig,
     labels: LabelSet | None,
     encoder: Encoder,
+    unknown: int | None,
     tokenizer_sha256: str,
     longest: int,
     part: InputPart,
@@ -78,9 +83,9 @@ def write_part(
     rule = parse_split(config.split, config.seed)
     left_out: Counter[str] = Counter()
     pieces = _pieces(read_part(config, part, left_out), rule, longest)
-    assembler = Assembler(encoder, config.kind, config.end_of_document, labels)
+    assembler = Assembler(encoder, config.kind, config.end_of_document, labels, unknown)
     dtype = encoder.eos.dtype.name
-    with PartWriter(folder, part, tokenizer_sha256, dtype, config.kind, config.shard_tokens) as writer:
+    with PartWriter(folder, part, tokenizer_sha256, dtype, config.kind, config.shard_tokens, unknown) as writer:
         record = writer.record
         for batch in _batches(pieces, report):
             for piece in batch:
@@ -91,6 +96,7 @@ def write_part(
         record.num_empty += left_out.pop(EMPTY, 0)
         record.num_undecodable = left_out.pop(UNDECODABLE, 0)
         record.num_filtered = dict(left_out)
+        record.lost = list(assembler.lost)
         writer.commit()
 
 

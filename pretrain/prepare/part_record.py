@@ -102,13 +102,18 @@ class SplitRecord:
     lengths: LengthHistogram = field(default_factory=LengthHistogram)  # of pairs, of the targets
     source_lengths: LengthHistogram = field(default_factory=LengthHistogram)
     num_learned: int = 0  # tokens of records that have a loss
+    num_unknown: int | None = None  # unknown tokens, of pairs on both sides; None: not counted
     num_labelled: Counter[int] = field(default_factory=Counter)  # tokens, by number of the label
 
-    def count(self, documents: TokenDocuments) -> None:
-        """Enters documents that are written."""
+    def count(self, documents: TokenDocuments, unknown: int | None) -> None:
+        """Enters documents that are written; `unknown` is the id of the unknown token."""
         self.lengths.add(documents.tokens.lengths)
         if documents.source is not None:
             self.source_lengths.add(documents.source.lengths)
+        if unknown is not None:
+            sides = (documents.tokens, documents.source)
+            found = sum(int(np.count_nonzero(side.values == unknown)) for side in sides if side is not None)
+            self.num_unknown = (self.num_unknown or 0) + found
         if documents.loss is not None:
             self.num_learned += int(np.count_nonzero(documents.loss))
         if documents.labels is not None:
@@ -124,6 +129,7 @@ class PartRecord:
     num_empty: int = 0  # without text, or without tokens
     num_undecodable: int = 0  # files of the default corpus that are not UTF-8
     num_filtered: dict[str, int] = field(default_factory=dict)  # by reason
+    lost: list[str] = field(default_factory=list)  # the first texts that became unknown tokens
     # Of image tars that others made: labels in the order of their numbers in this part, with the place
     # of the first image of each; and the address of each tar that is not in the folder.
     labels: dict[str, str] = field(default_factory=dict)
@@ -143,7 +149,8 @@ class PartWriter:
     """Writes the shards of a part, and its record. Memory: one member of each split.
 
     A shard is closed at the first document end at or past `shard_tokens`. Leaving its `with`
-    discards what is not committed. Every method may raise a DiskError.
+    discards what is not committed. `unknown` is the id of the unknown token, whose occurrences are
+    counted; None: they are not. Every method may raise a DiskError.
     """
 
     folder: Path
@@ -152,9 +159,11 @@ class PartWriter:
     dtype: str
     kind: str
     shard_tokens: int
+    unknown: int | None = None
 
     def __post_init__(self) -> None:
-        splits = {name: SplitRecord() for name in SPLITS}
+        num_unknown = None if self.unknown is None else 0
+        splits = {name: SplitRecord(num_unknown=num_unknown) for name in SPLITS}
         self.record = PartRecord(self.tokenizer_sha256, splits)
         self._open: dict[str, ShardWriter] = {}
 
@@ -174,7 +183,7 @@ class PartWriter:
         if not has_tokens.all():
             self.record.num_empty += int(np.count_nonzero(~has_tokens))
             documents = documents.select(has_tokens)
-        self.record.splits[split].count(documents)
+        self.record.splits[split].count(documents, self.unknown)
         while documents.num_documents:
             shard = self._open.get(split) or self._open_shard(split)
             num_fitting = documents.tokens.count_up_to(self.shard_tokens - shard.num_tokens)

@@ -4,6 +4,7 @@ They are a pure function of the inputs: no time, no machine, no path.
 """
 
 import io
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,12 +13,16 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from pretrain.prepare.part_record import LengthHistogram, PartRecord, count_left_out
+from pretrain.prepare.text_pieces import MAX_LOST
 from pretrain.shards.index import DataIndex
+from pretrain.tokenizer import unknown_id
 from pretrain.utils.io import write_file, write_json
 
 STATISTICS_NAME = "statistics.json"
 CARD_NAME = "data_card.md"
 PICTURE_NAME = "lengths.png"
+
+_log = logging.getLogger(__name__)
 
 
 def write_statistics(
@@ -30,6 +35,7 @@ def write_statistics(
 ) -> None:
     """Writes the three files; `formats` and `num_bytes` are those of the input. Raises: DiskError."""
     special = tokenizer.get_added_tokens_decoder()
+    splits = {name: _describe_split(name, index, records) for name in sorted(index.splits)}
     counts = Counter(formats)
     statistics = {
         "kind": index.kind,
@@ -47,8 +53,13 @@ def write_statistics(
             "sha256": index.tokenizer_sha256,
             "special_tokens": {special[number].content: number for number in sorted(special)},
         },
-        "splits": {name: _describe_split(name, index, records) for name in sorted(index.splits)},
+        "splits": splits,
     }
+    if all("num_unknown_tokens" in split for split in splits.values()):
+        unknown = _describe_unknown(tokenizer, splits, records)
+        statistics["unknown"] = unknown
+        if unknown["num_tokens"]:
+            _log.warning("text is lost: %s; to keep it, use a tokenizer that knows it", _say_unknown(unknown))
     write_json(folder / STATISTICS_NAME, statistics)
     write_file(folder / PICTURE_NAME, draw_lengths(statistics))
     write_file(folder / CARD_NAME, _render_card(statistics).encode())
@@ -69,6 +80,8 @@ def _describe_split(name: str, index: DataIndex, records: Sequence[PartRecord]) 
         source = _add_up(part.source_lengths for part in written)
         facts["num_source_tokens"] = source.total
         facts["source_lengths"] = source.facts()
+    if all(part.num_unknown is not None for part in written):
+        facts["num_unknown_tokens"] = sum(part.num_unknown or 0 for part in written)
     if index.kind == "records":
         facts["num_learned_tokens"] = sum(part.num_learned for part in written)
     if index.labels:
@@ -77,6 +90,29 @@ def _describe_split(name: str, index: DataIndex, records: Sequence[PartRecord]) 
             counts.update(part.num_labelled)
         facts["labels"] = {name: counts[number] for number, name in enumerate(index.labels)}
     return facts
+
+
+def _describe_unknown(
+    tokenizer: Tokenizer, splits: dict[str, dict[str, Any]], records: Iterable[PartRecord]
+) -> dict[str, Any]:
+    """Returns the count of the unknown token in all splits, and the first texts that it stands for."""
+    number = unknown_id(tokenizer)
+    assert number is not None, "it was counted"
+    num_tokens = sum(split["num_tokens"] + split.get("num_source_tokens", 0) for split in splits.values())
+    num_unknown = sum(split["num_unknown_tokens"] for split in splits.values())
+    lost = dict.fromkeys(text for record in records for text in record.lost)
+    return {
+        "token": tokenizer.id_to_token(number),
+        "num_tokens": num_unknown,
+        "share": round(num_unknown / num_tokens, 8),
+        "of": list(lost)[:MAX_LOST],
+    }
+
+
+def _say_unknown(unknown: dict[str, Any]) -> str:
+    lost = ", ".join(map(repr, unknown["of"]))
+    share = f"{100 * unknown['share']:.3g}% of the tokens are {unknown['token']}"
+    return f"{share}, of: {lost}" if lost else share
 
 
 def _add_up(parts: Iterable[LengthHistogram]) -> LengthHistogram:
@@ -158,6 +194,7 @@ def _render_card(statistics: dict[str, Any]) -> str:
         "",
         "![Documents by length](lengths.png)",
         "",
+        *_unknown_table(statistics),
         "| left out | documents |",
         "|---|---|",
         *(f"| {reason.replace('_', ' ')} | {count:,} |" for reason, count in left_out),
@@ -167,6 +204,15 @@ def _render_card(statistics: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _unknown_table(statistics: dict[str, Any]) -> list[str]:
+    """Returns a table of unknown tokens by split, and the first texts lost; empty if they were not counted."""
+    if (unknown := statistics.get("unknown")) is None:
+        return []
+    rows = [f"| {name} | {split['num_unknown_tokens']:,} |" for name, split in statistics["splits"].items()]
+    said = [f"Text is lost: {_say_unknown(unknown)}.", ""] if unknown["num_tokens"] else []
+    return [f"| split | unknown tokens, `{unknown['token']}` |", "|---|---|", *rows, "", *said]
 
 
 def _label_table(splits: dict[str, Any]) -> list[str]:

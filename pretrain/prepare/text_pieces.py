@@ -24,6 +24,11 @@ from pretrain.shards.index import LABELLED
 from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate
 from pretrain.tokenizer import Encoder, cut_text
 
+MAX_LOST = 8
+MAX_LOST_CHARS = 20
+MAX_SEARCHED = 64
+"""Pieces of a part that are encoded once more, to find texts that became unknown tokens."""
+
 
 class TextPiece(NamedTuple):
     """A run of one document's text, encoded in one go. A tuple, because there are many."""
@@ -121,10 +126,16 @@ class Assembler:
     """Encodes batches of pieces and joins them to documents.
 
     A document, and a source, ends with the end-of-document token where asked for; it has a loss if
-    the token before it has one. Memory: one document and one batch.
+    the token before it has one. `lost` are up to MAX_LOST different texts that became the `unknown`
+    token, in their order. Memory: one document and one batch.
     """
 
-    def __init__(self, encoder: Encoder, kind: str, end_of_document: bool, labels: LabelSet | None) -> None:
+    def __init__(
+        self, encoder: Encoder, kind: str, end_of_document: bool, labels: LabelSet | None, unknown: int | None
+    ) -> None:
+        self.lost: dict[str, None] = {}
+        self._unknown = unknown
+        self._num_searched = 0
         self._encoder = encoder
         self._kind = kind
         self._labels = labels
@@ -165,6 +176,7 @@ class Assembler:
         else:
             markers = [number for number, piece in enumerate(pieces) if piece.is_marker]
             tokens = self._encoder.encode(texts, markers)
+        self._find_lost(texts, tokens)
         if len(self._begin):
             is_begun = np.array([piece.begins for piece in pieces])
             tokens = _insert(tokens, is_begun, self._begin, at_end=False)
@@ -172,6 +184,20 @@ class Assembler:
             is_ended = np.array([piece.ends for piece in pieces])
             tokens = _insert(tokens, is_ended, self._end, at_end=True)
         return _Encoded(pieces, tokens, places)
+
+    def _find_lost(self, texts: list[str], tokens: RaggedArrays) -> None:
+        """Enters texts that became unknown tokens in `lost`, from the first pieces that have any."""
+        if self._unknown is None or self._num_searched == MAX_SEARCHED:
+            return
+        owners = np.repeat(np.arange(len(texts)), tokens.lengths)[tokens.values == self._unknown]
+        for number in np.unique(owners)[: MAX_SEARCHED - self._num_searched]:
+            self._num_searched += 1
+            # Offsets take time, so the batch was encoded without them.
+            found = self._encoder.tokenizer.encode(texts[number], add_special_tokens=False)
+            for token, (start, stop) in zip(found.ids, found.offsets, strict=True):
+                text = texts[number][start:stop].strip()[:MAX_LOST_CHARS]
+                if token == self._unknown and text and len(self.lost) < MAX_LOST:
+                    self.lost[text] = None
 
     def _assemble(self, encoded: _Encoded) -> TokenDocuments:
         """Joins the pieces of whole documents."""

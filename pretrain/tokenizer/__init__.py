@@ -30,6 +30,7 @@ from pretrain.tokenizer.roles import (
     special_tokens_of,
     start_id,
     token_dtype,
+    unknown_id,
     vocabulary_size,
 )
 from pretrain.tokenizer.special_tokens import EOS, UNK
@@ -65,5 +66,6 @@ __all__ = [
     "token_dtype",
     "tokenizer_hash",
     "train_tokenizer",
+    "unknown_id",
     "vocabulary_size",
 ]

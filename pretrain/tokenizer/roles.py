@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 from itertools import count, pairwise, takewhile
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
@@ -65,6 +66,19 @@ def start_id(tokenizer: Tokenizer) -> int | None:
     """Returns the token that its post-processor puts in front of a text; None: none, or others too (BERT, T5)."""
     plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
     return whole[0] if whole[1:] == plain else None
+
+
+def unknown_id(tokenizer: Tokenizer) -> int | None:
+    """Returns the token that stands for text that the vocabulary lacks; None: there is none."""
+    name = _unknown_token(json.loads(tokenizer.to_str())["model"])
+    return None if name is None else tokenizer.token_to_id(name)
+
+
+def _unknown_token(model: dict[str, Any]) -> str | None:
+    """Returns the name of the unknown token, by the entry `model` of a tokenizer.json."""
+    if model.get("unk_id") is not None:
+        return str(model["vocab"][model["unk_id"]][0])
+    return model.get("unk_token")
 
 
 def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
@@ -149,9 +163,7 @@ def build_word_finder(tokenizer: Tokenizer) -> WordFinder:
     size = vocabulary_size(tokenizer)
     described = json.loads(tokenizer.to_str())
     model = described["model"]
-    unknown = model.get("unk_token")
-    if model.get("unk_id") is not None:
-        unknown = model["vocab"][model["unk_id"]][0]
+    unknown = _unknown_token(model)
     alone = np.zeros(size, dtype=bool)
     for number, added in tokenizer.get_added_tokens_decoder().items():
         alone[number] = added.content != unknown

@@ -6,10 +6,12 @@ import random
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pretrain.prepare.part_record import LengthHistogram, bins_of
 from pretrain.prepare.prepare import prepare
 from pretrain.shards.index import load_index
+from pretrain.shards.reader import ShardReader
 from tests.helpers.corpus import write_corpus
 from tests.helpers.prepare_config import prepare_config
 from tests.unit.prepare.test_prepare_kinds import columns, write_rows
@@ -79,6 +81,104 @@ def test_sources_and_learned_tokens_are_counted(tmp_path):
             assert facts["source_lengths"]["longest"] == 4
         else:
             assert facts["num_learned_tokens"] == sum(int(other.sum()) for other in others) == 9
+
+
+def write_tokenizer(path, model):
+    """A T5-style Unigram or BERT's WordPiece over the letters a to z, without bytes to fall back on."""
+    letters = [chr(number) for number in range(ord("a"), ord("z") + 1)]
+    if model == "unigram":
+        pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -2.0), *((one, -3.0) for one in letters)]
+        tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2, byte_fallback=False))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        names = ["<pad>", "</s>", "<unk>"]
+    else:
+        names = ["[PAD]", "[SEP]", "[UNK]"]
+        pieces = [*names, *letters, *(f"##{one}" for one in letters)]
+        vocabulary = {piece: number for number, piece in enumerate(pieces)}
+        tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(names)
+    tokenizer.save(str(path))
+    return str(path), names[2], 2
+
+
+def read_ids(folder, split):
+    """Returns all tokens of a split, the sources of pairs too."""
+    index = load_index(folder)
+    found = []
+    for shard in index.split(split).shards:
+        reader = ShardReader(folder, shard, index.dtype)
+        for number in range(shard.num_members):
+            found.append(reader.member(number)[0])
+            if index.kind == "pairs":
+                found.append(reader.source(number)[0])
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "lost"),
+    [
+        ("text", "unigram", ["\xeb", "\U0001f642\U0001f642"]),
+        ("pairs", "wordpiece", ["zo\xeb", "\U0001f642\U0001f642"]),
+        ("tags", "unigram", ["\xeb", "\U0001f642\U0001f642"]),
+    ],
+)
+def test_text_that_the_tokenizer_lacks_is_counted_and_named(tmp_path, caplog, kind, model, lost):
+    tokenizer, name, unknown = write_tokenizer(tmp_path / "tokenizer.json", model)
+    odd = ["zoo \U0001f642\U0001f642", "zo\xeb"]
+    texts = [f"plain words {odd[number % 2]} and more {'x' * number}" for number in range(40)]
+    words = [{"tokens": text.split(), "tags": ["O"] * len(text.split())} for text in texts]
+    rows = [{"text": text, "source": text, "target": text} | word for text, word in zip(texts, words, strict=True)]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    folders = [tmp_path / "out", tmp_path / "again"]
+    for folder, processes in zip(folders, (1, 2 if kind == "text" else 1), strict=True):
+        config = prepare_config(
+            folder, [path], kind=kind, tokenizer=tokenizer, split="hash:0.3", part_bytes=path.stat().st_size // 3
+        )
+        prepare(config, processes=processes)
+    facts, again = (json.loads((folder / "statistics.json").read_text()) for folder in folders)
+    assert facts == again
+    num_found = num_tokens = 0
+    for split in facts["splits"]:
+        ids = read_ids(tmp_path / "out", split)
+        found = int((ids == unknown).sum())
+        assert facts["splits"][split]["num_unknown_tokens"] == found > 0
+        num_found += found
+        num_tokens += len(ids)
+    assert num_found == (80 if kind == "pairs" else 40)
+    assert sorted(facts["unknown"].pop("of")) == sorted(lost)
+    share = num_found / num_tokens
+    assert facts["unknown"] == {"token": name, "num_tokens": num_found, "share": round(share, 8)}
+    said = f"{100 * share:.3g}% of the tokens are {name}, of: "
+    assert f"text is lost: {said}" in caplog.text
+    card = (tmp_path / "out/data_card.md").read_text()
+    assert f"| train | {facts['splits']['train']['num_unknown_tokens']} |" in card and said in card
+
+
+def test_parts_of_a_version_that_did_not_count_unknown_tokens_are_kept(tmp_path):
+    tokenizer, _, _ = write_tokenizer(tmp_path / "tokenizer.json", "unigram")
+    path = write_rows(tmp_path / "a.jsonl", [{"text": "zo\xeb"}] * 3)
+    config = prepare_config(tmp_path / "out", [path], tokenizer=tokenizer, split="hash:0")
+    prepare(config, processes=1)
+    (record,) = (tmp_path / "out/parts").iterdir()
+    before = json.loads(record.read_text())
+    del before["lost"]
+    for split in before["splits"].values():
+        del split["num_unknown"]
+    record.write_text(json.dumps(before))
+    (tmp_path / "out/index.json").unlink()
+    shards = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/train").iterdir()}
+    prepare(config, processes=1)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out/train").iterdir()} == shards
+    facts = json.loads((tmp_path / "out/statistics.json").read_text())
+    assert "unknown" not in facts and "num_unknown_tokens" not in facts["splits"]["train"]
+
+
+def test_no_text_is_lost_to_bytes(tmp_path, caplog):
+    path = write_rows(tmp_path / "a.jsonl", [{"text": "zo\xeb \U0001f642"}] * 3)
+    prepare(prepare_config(tmp_path / "out", [path], vocab_size=300, split="hash:0"), processes=1)
+    assert "unknown" not in json.loads((tmp_path / "out/statistics.json").read_text())
+    assert "lost" not in caplog.text
 
 
 def test_a_folder_without_its_index_gets_the_same_statistics_again(tmp_path):
