@@ -2,6 +2,8 @@
 
 a run or checkpoint        objective, rows and seed of its config; its own data, or others
 any other model            next token, masked, or sequence to sequence, by its stacks
+
+Records that are given to a model of the next token are scored on their answers only.
 """
 
 import re
@@ -152,6 +154,9 @@ class Corpus:
         kind = self._dataset.index.kind
         if setting.guessed and self.objective.kind == "classify" and kind == "tags":
             self.objective = ObjectiveConfig(kind="tag")
+        # As a run that is fine-tuned on them is scored, so that before and after compare.
+        if choice.data and kind == "records" and all(task.kind == "causal" for task in self.objective.tasks):
+            self.objective = ObjectiveConfig(kind="supervised")
         self._check_kind()
         self.labels = list(self._dataset.index.labels) if model.head.kind == "labels" else []
         packing = setting.data.packing

@@ -23,6 +23,7 @@ from pretrain.prepare.prepare import prepare
 from pretrain.shards.index import load_index
 from pretrain.tokenizer import describe_vocabulary, load_tokenizer
 from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
+from tests.helpers.corpus import write_rows
 from tests.unit.artifact.runs import NORMALIZE, TEXTS, write_pairs, write_run, write_text_run, write_texts
 
 LONG = [" ".join(text.split()[shift:] + text.split()[:shift]) for text in TEXTS for shift in range(4)]
@@ -173,6 +174,25 @@ def write_given(output, data, texts):
     tokenizer = {"kind": "given", "path": str(data / "tokenizer.json")}
     values = {"output": str(output), "inputs": [{"path": str(files)}], "tokenizer": tokenizer, "split": "hash:0"}
     prepare(PrepareConfig.model_validate(values), processes=1)
+
+
+def test_records_given_to_a_decoder_are_scored_on_their_answers_with_or_without_a_run(folder, tmp_path):
+    rows = [{"prompt": text[:20], "response": text[20:]} for text in TEXTS]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    tokenizer = {"kind": "given", "path": str(folder / "texts/tokenizer.json")}
+    inputs = [{"path": str(path), "template": "instruction"}]
+    values = {"output": str(tmp_path / "records"), "kind": "records", "inputs": inputs, "tokenizer": tokenizer}
+    index = prepare(PrepareConfig.model_validate(values | {"split": "hash:0"}), processes=1)
+    learned = json.loads((tmp_path / "records/statistics.json").read_text())["splits"]["train"]["num_learned_tokens"]
+    assert learned < index.split("train").num_tokens // 2
+    export_model(folder / "gpt", tmp_path / "released")
+    choice = CorpusOptions(data=(str(tmp_path / "records"),), split="train", seq_len=64)
+    reports = [evaluate_held_out(path, choice) for path in (tmp_path / "released", folder / "gpt")]
+    assert [report.objective for report in reports] == ["supervised"] * 2
+    released, run = (report.losses[0] for report in reports)
+    assert released.report.num_targets == run.report.num_targets == learned
+    assert released.report.loss == pytest.approx(run.report.loss, rel=1e-6)
+    assert released.bits_per_byte is None
 
 
 def test_a_comparison_has_the_losses_of_both_and_their_difference(folder):
