@@ -243,7 +243,7 @@ def check_tokens(source: ModelSource, data: Path) -> None:
         given = f"tokenizer: {{kind: given, path: {source.path}}}"
         raise DataError(
             f"the tokenizer of the data is not that of {source.path}: {token!r} has the number "
-            f"{number} there and {found} here, and {len(different) - 1} others differ",
+            f"{number} in {source.path} and {found} in {data.parent}, and {len(different) - 1} others differ",
             where=str(data),
             fix=f"prepare them with {given}, or say init.check_tokenizer=false",
         )

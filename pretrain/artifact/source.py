@@ -299,7 +299,7 @@ def find_base(start: Path, run: RunDir) -> Path:
         raise CheckpointError(
             f"its adapters belong to {start}, and there is nothing there, above or beside the run",
             where=str(run.path),
-            fix=f"put that model back, or name its place, also as init.from in that file: "
+            fix=f"put that model back, or name its place, in {run.config} as init.from or by "
             f"pretrain train {shlex.quote(str(run.config))} init.from=NEW/PLACE",
         )
     return found

@@ -268,7 +268,9 @@ class RunConfig(Section):
         for name, length in lengths.items():
             if length > self.model.max_seq_len:
                 most = self.model.max_seq_len
-                fix = f"use batch.{name}={most} or model.max_seq_len={length}"
+                # Pretrained weights know no more positions.
+                longer = "" if self.init.from_ else f" or model.max_seq_len={length}"
+                fix = f"use batch.{name}={most}{longer}"
                 raise ValueError(f"batch.{name}={length} exceeds model.max_seq_len={most}; {fix}")
         _ = self.lengths  # raises if rows are too short for the objective
         return self

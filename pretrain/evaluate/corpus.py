@@ -183,7 +183,10 @@ class Corpus:
             if len(stores) > 1 and choice.split not in source.index.splits:
                 continue
             # Any split is read as the validation split is: once, in a fixed order.
-            split = source.index.split(choice.split)
+            try:
+                split = source.index.split(choice.split)
+            except DataError as error:
+                raise DataError(error.what, where=str(path), fix=error.fix) from None
             index = replace(source.index, splits={**source.index.splits, "validation": split})
             windows = open_windows(index, store, data, setting.lengths, rows)
             loader = ValidationLoader(

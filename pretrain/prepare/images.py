@@ -228,8 +228,8 @@ def _write_index(
         records = index_labels(job.folder, labels, records)
     splits = merge_splits(records)
     if VALIDATION not in splits:
-        fix = "to hold out more, prepare another --output with --split hash:0.1"
-        _log.warning("no image is held out; %s", fix)
+        larger = parse_split(config.split, config.seed).larger
+        _log.warning("no image is held out; to hold out more, prepare another --output with --split %s", larger)
     counts = {name: Counter[int]() for name in splits}
     for part in records:
         for name in splits:

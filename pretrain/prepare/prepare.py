@@ -121,7 +121,7 @@ def _warn_of_split(job: PrepareJob, splits: dict[str, SplitIndex]) -> None:
     what = "held out one document, whose loss says little"
     if not num_documents:
         what = "held out nothing, without which runs train and are not evaluated: no val_loss, no checkpoint.best"
-    fix = "--split tail:0.05, the end of each text" if job.config.kind == "text" else "--split hash:0.1"
+    fix = "--split tail:0.05, the end of each text" if job.config.kind == "text" else f"--split {job.rule.larger}"
     _log.warning("split %s %s; to hold out more, prepare another --output with %s", job.config.split, what, fix)
 
 

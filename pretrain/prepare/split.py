@@ -42,6 +42,12 @@ class SplitRule:
         digest = blake2b(key, digest_size=8, salt=self.salt).digest()
         return VALIDATION if digest < self.threshold else TRAIN
 
+    @property
+    def larger(self) -> str:
+        """A split by hash that holds out more than this one."""
+        share = max(Fraction(1, 10), min(2 * self.fraction, (1 + self.fraction) / 2))
+        return f"hash:{float(share):.4g}"
+
 
 def is_validation(path: str) -> bool:
     """Returns whether a file is held out by its name, or by that of its folder."""

@@ -176,7 +176,8 @@ class DataIndex:
         if name not in self.splits:
             fix = f"use one of: {', '.join(sorted(self.splits))}"
             if name == "validation":
-                fix += "; or prepare another folder with --split tail:0.05"
+                share = "tail:0.05" if self.kind == "text" else "hash:0.1"
+                fix += f"; or prepare another folder with --split {share}"
             raise DataError(f"there is no split {name!r}", where=INDEX_NAME, fix=fix)
         return self.splits[name]
 

@@ -220,4 +220,7 @@ def _advice(run: Run, fault: Fault | None) -> str:
     if run.config.engine.precision == "fp16" and loss_scale <= 1.0:
         return "the loss scale is at its minimum, 1: fp16 cannot hold these values; use engine.precision=bf16"
     # Finite weights are no good ones: a high rate may have spoiled them steps before.
-    return "lower optim.lr, or skip the samples named there; `pretrain rollback` goes back to before the loss rose"
+    advice = "lower optim.lr, or skip the samples named there"
+    if not run.folder.has_saved():
+        return advice
+    return f"{advice}; `pretrain rollback` goes back to before the loss rose"

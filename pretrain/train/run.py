@@ -184,7 +184,8 @@ def _summarize(run: Run, state: TrainState) -> Iterator[str]:
     template = None
     with contextlib.suppress(CheckpointError):  # a damaged file of the run is no failure of the training
         template, _ = read_texts(run.folder)
-    yield f"next: {next_command(run.config, has_template=template is not None)}"
+    command = next_command(run.config, has_template=template is not None, has_validation=bool(run.validation))
+    yield f"next: {command}"
     yield f"      pretrain report {shlex.quote(str(run.folder.path))}"
 
 
@@ -201,14 +202,20 @@ def _instant(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def next_command(config: RunConfig, *, has_template: bool) -> str:
-    """Returns the command that uses the model of a run; `has_template`: it was trained on conversations in one."""
+def next_command(config: RunConfig, *, has_template: bool, has_validation: bool) -> str:
+    """Returns the command that uses the model of a run.
+
+    `has_template`: it was trained on conversations in one; `has_validation`: the data have that split.
+    """
     path = shlex.quote(str(config.folder))
     kinds = {task.kind for task in config.objective.tasks}
     if has_template and config.stacks == ["decoder"]:
         return f"pretrain generate {path} --chat"
+    if kinds & {"classify", "tag"}:
+        return f"pretrain classify {path} --text 'A text like those of the data'"
     if any(NEEDS[kind].head != "lm" for kind in kinds):
-        return f"pretrain evaluate {path}"
+        # `classify` reads texts only, and there may be no split to evaluate.
+        return f"pretrain evaluate {path}" if has_validation else f"pretrain inspect {path}"
     if kinds & {"seq2seq", "supervised"}:
         return f"pretrain generate {path} --prompt 'A text like those of the data'"
     # A decoder alone begins a document without a prompt, be it of prose or of code.

@@ -139,7 +139,7 @@ def test_adapters_are_not_merged_into_other_weights_or_none(base, tmp_path):
     kept = base.rename(tmp_path / "kept")
     with pytest.raises(
         CheckpointError,
-        match=r"adapters belong to .*base, and there is nothing there, .*config.yaml init.from=NEW/PLACE",
+        match=r"adapters belong to .*base, .*its place, in .*config.yaml as init.from or by pretrain train .*NEW/PLACE",
     ):
         open_source(run)
     (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(str(base), str(kept)))

@@ -16,6 +16,7 @@ from pretrain.config.objective import NEEDS
 from pretrain.config.optim import MuonConfig
 from pretrain.config.presets import PRESETS
 from pretrain.config.recipes import find_config
+from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from tests.repo.source import SOURCE_FILES, parse
 
@@ -410,3 +411,11 @@ def test_a_module_under_extend_may_add_names_before_they_are_checked(write, tmp_
     assert config.objective.kind == "lab"
     with pytest.raises(ConfigError, match=r"objective.kind: unknown name 'labb'; use lab, or add it by a module"):
         load_config(write(BASE), ["extend=[lab_names]", "objective.kind=labb"])
+
+
+def test_rows_too_long_for_pretrained_weights_are_to_be_shorter():
+    raw = load_config("quickstart", []).model_dump(by_alias=True)
+    raw["init"]["from"] = "base"
+    raw["batch"] |= {"seq_len": 4096, "global_tokens": 4096 * raw["batch"]["micro"]}
+    with pytest.raises(ValueError, match=r"exceeds model\.max_seq_len=(\d+); use batch\.seq_len=\1\b(?! or)"):
+        RunConfig.model_validate(raw)

@@ -214,7 +214,7 @@ def test_a_comparison_has_the_losses_of_both_and_their_difference(folder):
 @pytest.mark.parametrize(
     ("name", "choice", "other", "error", "message"),
     [
-        ("gpt", {"split": "test"}, None, DataError, "there is no split 'test'; use one of: train, validation"),
+        ("gpt", {"split": "test"}, None, DataError, "texts: there is no split 'test'; use one of: train, validation"),
         ("gpt", {"data": ("nowhere",)}, None, DataError, "nowhere"),
         (
             "gpt",

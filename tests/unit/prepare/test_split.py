@@ -55,3 +55,8 @@ def test_split_that_is_none_is_refused(text):
 def test_seed_outside_64_bits_is_refused(seed):
     with pytest.raises(ConfigError, match="is not a seed"):
         parse_split("hash:0.1", seed)
+
+
+def test_a_larger_split_holds_out_more_than_the_given_one():
+    found = [parse_split(split, 0).larger for split in ("hash:0", "hash:0.01", "hash:0.2", "hash:0.9")]
+    assert found == ["hash:0.1", "hash:0.1", "hash:0.4", "hash:0.95"]

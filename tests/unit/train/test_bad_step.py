@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
 from pretrain.run.folder import RunDir
-from pretrain.train.bad_step import report_bad_step
+from pretrain.train.bad_step import _advice, report_bad_step
 from pretrain.utils.io import set_fault_hook
 
 
@@ -31,3 +31,12 @@ def test_a_bad_step_is_written_down_and_a_full_disk_does_not_end_the_run_for_it(
         set_fault_hook(None)
     assert "No space left on device; free space; the report of step 5 is lost" in caplog.text
     assert json.loads((tmp_path / "bad_step.json").read_text())["step"] == 4
+
+
+def test_a_rollback_is_advised_only_where_there_is_a_checkpoint(tmp_path):
+    config = SimpleNamespace(engine=SimpleNamespace(precision="fp32"))
+    engine = SimpleNamespace(state=SimpleNamespace(scalars=dict))
+    run = SimpleNamespace(config=config, engine=engine, folder=RunDir(tmp_path))
+    assert "rollback" not in _advice(run, None)
+    (tmp_path / "checkpoints/step-00000002").mkdir(parents=True)
+    assert "`pretrain rollback` goes back" in _advice(run, None)

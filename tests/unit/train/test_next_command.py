@@ -3,6 +3,7 @@
 import pytest
 
 from pretrain.config.load import load_config
+from pretrain.config.objective import ObjectiveConfig
 from pretrain.train.run import next_command, time_of_starts
 
 CHAT = "pretrain generate runs/instruction --chat"
@@ -30,7 +31,17 @@ LIKE = "--prompt 'A text like those of the data'"
     ],
 )
 def test_it_asks_the_model_for_what_it_was_trained_on(recipe, overrides, has_template, command):
-    assert next_command(load_config(recipe, overrides), has_template=has_template).startswith(command)
+    config = load_config(recipe, overrides)
+    assert next_command(config, has_template=has_template, has_validation=True).startswith(command)
+
+
+def test_a_run_is_to_be_evaluated_only_where_there_is_a_validation_split():
+    config = load_config("vit_digits", [])
+    found = [next_command(config, has_template=False, has_validation=held_out) for held_out in (True, False)]
+    assert found == ["pretrain evaluate runs/vit-digits", "pretrain inspect runs/vit-digits"]
+    texts = load_config("bert_quickstart", []).model_copy(update={"objective": ObjectiveConfig(kind="classify")})
+    command = next_command(texts, has_template=False, has_validation=False)
+    assert command.startswith("pretrain classify runs/bert-quickstart --text ")
 
 
 def test_the_time_of_a_run_has_that_of_a_start_that_was_killed():
