@@ -149,6 +149,8 @@ def write_release(
         tokens = write_tokens(config.special_tokens, "start")
         known = {key: number for key, number in tokens.items() if number is not None}
         documents[GENERATION] = known | dict(generation or {})
+        if config.encoder is None:  # its text begins with the prompt
+            documents[GENERATION].pop("decoder_start_token_id", None)
     card = model_card(
         config, chosen, about or About(), architecture=architecture,
         num_parameters=plan.num_parameters, dtype=dtype, has_tokenizer=bool(tokenizer_files),

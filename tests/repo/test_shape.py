@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "evaluate": (12, 2133),
     "generate": (10, 1569),
     "inspect": (3, 453),
-    "interop": (18, 3069),
+    "interop": (18, 3071),
     "model": (19, 4054),
     "objective": (10, 1407),
     "optim": (6, 1314),

@@ -65,6 +65,15 @@ def test_an_import_is_exported_as_what_it_came_from(release, imported, tmp_path)
     assert all(torch.equal(first.read(name), again.read(name)) for name in first.shapes)
 
 
+def test_only_a_decoder_of_an_encoder_has_a_start_token_in_its_export(imported, tmp_path):
+    described = json.loads((imported / MODEL_FILE).read_text())
+    described["model"]["special_tokens"]["start"] = 1
+    (imported / MODEL_FILE).write_text(json.dumps(described))
+    export_model(imported, tmp_path / "out", check=False)
+    found = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert found["bos_token_id"] == 1 and "decoder_start_token_id" not in found
+
+
 def test_a_release_is_exported_in_bf16(release, tmp_path):
     export_model(release, tmp_path / "half", dtype="bf16")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "half")
