@@ -22,7 +22,7 @@ import numpy as np
 
 from pretrain.data.order import SampleOrder
 from pretrain.datacheck.reading import Order
-from pretrain.datacheck.shard_files import FIX, MAX_THREADS, Tick, hash_file, raise_all, shard_totals
+from pretrain.datacheck.shard_files import FIX, MAX_THREADS, Tick, check_hash, raise_all, shard_totals
 from pretrain.datacheck.stats_text import print_table
 from pretrain.errors import ConfigError, DataError
 from pretrain.rows import TokenRows
@@ -213,12 +213,7 @@ def _check_shard(shards: ShardSet, place: int, tick: Tick, *, decode: bool) -> D
             if decode:
                 file.decode(channels=3)
             tick(shard.num_bytes / shard.num_members)
-        digest = hash_file(shards.folder / shard.name)
-        tick(shard.num_bytes)
-        if digest != shard.sha256:
-            what = f"sha256 is {digest[:12]}, the index says {shard.sha256[:12]}"
-            what += ", although every image is intact"
-            raise DataError(what, where=shard.name, fix=FIX)
+        check_hash(shards.folder, shard, tick)
     except DataError as error:
         return error
     return None

@@ -21,7 +21,7 @@ import numpy as np
 from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import DataError
 from pretrain.rows import IGNORE_INDEX
-from pretrain.shards.index import LABELLED, DataIndex, SplitIndex
+from pretrain.shards.index import LABELLED, DataIndex, ShardIndex, SplitIndex
 from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.store import ShardStore
 
@@ -123,12 +123,7 @@ def _check_shard(shards: ShardSet, place: int, sums: TokenSums, tick: Tick) -> i
         if any(not np.array_equal(expected[side], np.concatenate(found[side])) for side in sides):
             what = "its lengths are not those of the documents"
             raise DataError(what, where=shard.lengths.name, fix=FIX)
-        digest = hash_file(shards.folder / shard.name)
-        tick(shard.num_bytes)
-        if digest != shard.sha256:
-            what = f"sha256 is {digest[:12]}, the index says {shard.sha256[:12]}"
-            what += ", although every member is intact"
-            raise DataError(what, where=shard.name, fix=FIX)
+        check_hash(shards.folder, shard, tick)
     except DataError as error:
         return error
     return total % 2**64
@@ -166,13 +161,18 @@ def _contradiction(reader: ShardReader, what: str) -> DataError:
     return DataError(what, where=reader.name, fix=FIX)
 
 
-def hash_file(path: Path) -> str:
-    """Returns the SHA-256 of a file, hex. Raises: DataError."""
+def check_hash(folder: Path, shard: ShardIndex, tick: Tick) -> None:
+    """Compares the SHA-256 of a shard whose members are intact with the index. Raises: DataError."""
+    path = folder / shard.name
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=FIX) from None
+    tick(shard.num_bytes)
+    if digest != shard.sha256:
+        what = f"sha256 is {digest[:12]}, the index says {shard.sha256[:12]}, although every member is intact"
+        raise DataError(what, where=shard.name, fix=FIX)
 
 
 def raise_all(errors: Sequence[DataError]) -> None:
