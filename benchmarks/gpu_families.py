@@ -14,7 +14,8 @@ from benchmarks.gpu_peers import Weights, Work, build_bare, build_ours, draw_wei
 from benchmarks.gpu_steps import Comparison, engine_of, with_documents
 from pretrain.config.presets import PRESETS
 
-FAMILIES = tuple(name for name in PRESETS if name.endswith("-tiny"))
+FAMILIES = tuple(name for name, model in PRESETS.items() if name.endswith("-tiny") and "input" not in model)
+"""Families of text; those of images have no documents, and so no backend of their own."""
 UNCOMPILED = {"fp32": ("auto", "eager", "sdpa"), "bf16": ("auto", "eager", "sdpa", "varlen")}
 COMPILED = {"bf16": ("flex", "auto, compiled")}
 """Backends by precision. Those that a kernel is compiled for come after all others: they take ten times as long."""
