@@ -22,6 +22,7 @@ from pretrain.plan.task import TrainingTask
 from pretrain.types import IGNORE_INDEX, Batch, Columns, SourceBatch, cut_columns
 from tests.integration import experts_workers
 from tests.integration.workers import MODEL, SEQ_LEN, TWO_STACKS, VOCAB, build, train, whole_moments
+from tests.unit.plan.kept import SavedStorages
 
 DECODER = MODEL["decoder"]
 ENCODER = MODEL | {"decoder": None, "encoder": DECODER | {"layers": 2}}
@@ -186,16 +187,8 @@ def saved_bytes(world: World, model: str, lengths: list[int]) -> list[list[int]]
 
 def _count_saved(model: Any, batch: Batch) -> int:
     """Bytes of every storage that autograd saves in a forward pass, but for parameters and what is as large as one."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    sizes: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    saved = SavedStorages(model)
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
         found = build_loss(ObjectiveConfig())(model, batch)
     assert found.loss_sum.requires_grad
-    return sum(sizes.values())
+    return saved.num_bytes()

@@ -3,7 +3,7 @@
 import gc
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import AnyModelConfig
@@ -11,6 +11,25 @@ from pretrain.config.objective import ObjectiveConfig
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
 from pretrain.types import Batch, SourceBatch
+
+
+class SavedStorages:
+    """Bytes of each storage that is packed, once; those of a model's parameters are left out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        self._sizes: dict[int, int] = {}
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Counts the storage of a tensor; a hook of autograd."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._own:
+            self._sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def num_bytes(self) -> int:
+        """Returns the bytes of all."""
+        return sum(self._sizes.values())
 
 
 def kept_bytes(config: AnyModelConfig, engine: EngineConfig, rows: int, length: int, source_length: int | None) -> int:
@@ -21,22 +40,14 @@ def kept_bytes(config: AnyModelConfig, engine: EngineConfig, rows: int, length: 
     init_weights(model, config, seed=0)
     if engine.kind == "deepspeed" and engine.precision == "bf16":
         model = model.to(torch.bfloat16)
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    sizes: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
+    saved = SavedStorages(model)
     tokens = torch.randint(0, config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0))
     source = None if source_length is None else SourceBatch(torch.zeros(rows, source_length, dtype=torch.int64))
     batch = Batch(tokens, tokens.clone(), source=source)
     autocasts = engine.kind != "deepspeed" and engine.precision == "bf16"
     loss, before = build_loss(ObjectiveConfig()), live_tensors()
     with (
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor),
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocasts),
     ):
         found = loss(model, batch)
@@ -44,10 +55,10 @@ def kept_bytes(config: AnyModelConfig, engine: EngineConfig, rows: int, length: 
     # What is checkpointed lies in Python, where no hook of autograd sees it.
     for number, tensor in live_tensors().items():
         if number not in before:
-            pack(tensor)
+            saved.pack(tensor)
     for tensor in (batch.tokens_BT, batch.targets_BT, *([] if source is None else [source.tokens_BS])):
-        pack(tensor)
-    return sum(sizes.values())
+        saved.pack(tensor)
+    return saved.num_bytes()
 
 
 def live_tensors() -> dict[int, Tensor]:
