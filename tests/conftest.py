@@ -1,6 +1,7 @@
 """For all tests."""
 
 import gc
+import logging
 import os
 import signal
 
@@ -33,3 +34,16 @@ def pytest_collection_finish() -> None:
     """Leaves what was imported so far to itself: each garbage collection would look through a million objects."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_teardown() -> None:
+    """Undoes `setup_logging`, which commands that run in the process of a test call: caplog would miss records."""
+    from pretrain.utils.log import OWN_LOGGERS
+
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if hasattr(handler, "installed_by_pretrain")]:
+        root.removeHandler(handler)
+        handler.close()
+    for name in OWN_LOGGERS:
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    logging.captureWarnings(False)

@@ -17,16 +17,6 @@ from tests.helpers.waiting import LIMIT_S, finish
 SECRET = "s3cr3t-value-of-a-key"
 
 
-@pytest.fixture(autouse=True)
-def _restore_logging():
-    root = logging.getLogger()
-    yield
-    for handler in [handler for handler in root.handlers if hasattr(handler, "installed_by_pretrain")]:
-        root.removeHandler(handler)
-        handler.close()
-    logging.captureWarnings(False)
-
-
 def run_python(code: str, arguments: tuple = (), **kwargs) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
