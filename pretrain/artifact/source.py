@@ -133,7 +133,11 @@ class AdaptedModel:
     def _is_copied(self, name: str) -> bool:
         """Returns whether a parameter has a matrix for each expert, and is one for all tokens there."""
         theirs, shape = self.source.shapes.get(name), self.shapes[name]
-        return ".feedforward." in name and len(shape) == 3 and theirs == shape[1:]
+        weight = name.removesuffix("bias") + "weight" if name.endswith(".bias") else name
+        if ".feedforward." not in name or len(self.shapes.get(weight, ())) != 3 or theirs is None:
+            return False
+        # Biases of all experts are one vector.
+        return theirs in (shape[1:], (shape[0] // self.shapes[weight][0],))
 
     def _is_resized(self, name: str) -> bool:
         """Returns whether a parameter is a table of positions of another number of patches."""
@@ -161,7 +165,7 @@ class AdaptedModel:
             assert self.model.input is not None
             weight = _resize_positions(weight, self.model.input.num_before, shape[0])
         if name in self.copied:
-            weight = weight.repeat(shape[0], 1, 1)
+            weight = weight.repeat(shape[0], 1, 1) if len(shape) == 3 else weight.repeat(shape[0] // len(weight))
         self._crcs[name] = zlib.crc32(memoryview(weight.contiguous().view(-1).numpy()))
         return weight
 

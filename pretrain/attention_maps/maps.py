@@ -33,7 +33,8 @@ class AttentionMap:
     stack: str  # of the layer and its queries: `encoder` or `decoder`
     kind: str  # `self`, or `cross`: the keys are the encoder's
     layer: int  # from 0
-    weights_NTS: Tensor  # fp32, on the CPU; each row of each head sums to 1
+    # fp32, on the CPU; each row of each head sums to 1, or with a sink to what that leaves
+    weights_NTS: Tensor
     allowed_TS: Tensor  # bool; False where the mask forbids the pair, and so the weight is 0
 
 
@@ -66,15 +67,18 @@ class _Recorder(EagerAttention):
         *,
         dropout: float = 0.0,
         scale: float | None = None,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Attends, and records the weights of the one row."""
-        weights_NTS = self.weights(q_BTNH, k_BSKH, prepared, scale=scale)[0].float().cpu()
+        weights_BNTS = self.weights(q_BTNH, k_BSKH, prepared, scale=scale, sinks_N=sinks_N)
+        weights_NTS = weights_BNTS[0].float().cpu()
         allowed_TS = torch.ones_like(weights_NTS[0], dtype=torch.bool)
         if prepared.allowed is not None:
             # Broadcastable to [1, N, T, S], and the same for all heads.
             allowed_TS = prepared.allowed.cpu().expand(1, 1, *allowed_TS.shape)[0, 0]
         self._maps.append(AttentionMap(*self._place, weights_NTS, allowed_TS))
-        return super().attend(q_BTNH, k_BSKH, v_BSKH, prepared, dropout=dropout, scale=scale)
+        options: dict[str, Any] = {"dropout": dropout, "scale": scale, "sinks_N": sinks_N}
+        return super().attend(q_BTNH, k_BSKH, v_BSKH, prepared, **options)
 
 
 def _put_recorders(model: Transformer, maps: list[AttentionMap], undo: ExitStack) -> None:

@@ -1,28 +1,40 @@
 """Presets: named models as data over `ModelConfig`, in sizes as published, and a tiny one of each family.
 
-Where a paper and the released configuration differ, the released one is here. Contexts are those of
+Contexts are those of
 training, not what a method of inference stretches them to.
 """
 
 import difflib
-from typing import Any, NamedTuple
+from typing import Any
 
+from pretrain.config.architectures import (
+    BERT,
+    GPT2,
+    GPT_OSS,
+    IMAGENET,
+    LLAMA,
+    LLAMA3,
+    MARIAN,
+    MIXTRAL,
+    MODDED,
+    MODERNBERT,
+    OLMO2,
+    OLMOE,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    STARCODER2,
+    T5,
+    T5_V1_1,
+    TRANSFORMER,
+    VIT,
+    Architecture,
+    Values,
+)
 from pretrain.config.yaml_nodes import merge
 from pretrain.errors import ConfigError
 
-Values = dict[str, Any]
-
-
-class Architecture(NamedTuple):
-    """Values that the models of a family have at any size."""
-
-    stacks: tuple[str, ...]  # two are given in full, so that a user may change either
-    stack: Values  # keys of each stack
-    ends: Values  # keys of the model besides its stacks
-
-
 _ENDS = ("max_seq_len", "tied_embeddings", "vocab_multiple")
-_BOTH = ("encoder", "decoder")
 
 
 def _model(family: Architecture, layers: int, width: int, heads: int, ff_width: int, **other: Any) -> Values:
@@ -32,212 +44,15 @@ def _model(family: Architecture, layers: int, width: int, heads: int, ff_width: 
     return dict.fromkeys(family.stacks, family.stack | size | other) | family.ends | ends
 
 
-_GPT2_STACK = {
-    "activation": "gelu_tanh",
-    "gated": False,
-    "norm": "layer",
-    "bias": True,
-    "position": "learned",
-}
-_GPT2 = Architecture(("decoder",), _GPT2_STACK, {"max_seq_len": 1024, "tied_embeddings": True})
-"""Radford et al. 2019, 2.3. Dropout, 0.1 in the release, is 0: one pass over a corpus does not overfit."""
-
-_LLAMA_STACK = {
-    "activation": "silu",
-    "gated": True,
-    "norm": "rms",
-    "bias": False,
-    "position": "rotary",
-}
-_LLAMA = Architecture(("decoder",), _LLAMA_STACK, {"max_seq_len": 4096, "tied_embeddings": False})
-"""Touvron et al. 2023, 2.2."""
-
-_LLAMA3 = _LLAMA._replace(stack=_LLAMA_STACK | {"kv_heads": 8, "rope_theta": 500000.0})
-"""Llama Team 2024, 3.2, table 3."""
-
-_QWEN2 = Architecture(
-    ("decoder",),
-    _LLAMA_STACK | {"qkv_bias": True, "norm_eps": 1e-6, "rope_theta": 1000000.0},
-    {"max_seq_len": 32768, "tied_embeddings": True},
-)
-"""Yang et al. 2024 (Qwen2), 2.2, table 1; Qwen2.5 has the same shapes."""
-
-_QWEN3 = Architecture(
-    ("decoder",),
-    _LLAMA_STACK
-    | {"qk_norm": True, "norm_eps": 1e-6, "rope_theta": 1000000.0}
-    | {"kv_heads": 8, "head_width": 128},  # heads are 128 wide at any width of the model
-    {"max_seq_len": 32768, "tied_embeddings": True},
-)
-"""Yang et al. 2025 (Qwen3), 2: a norm of each head instead of the bias of queries, keys and values."""
-
-_MODDED = Architecture(
-    ("decoder",),
-    {
-        "activation": "relu2",
-        "gated": False,
-        "norm": "rms",
-        "bias": False,
-        "position": "rotary",
-        "qk_norm": True,
-        "value_residual": True,
-        "value_embeddings": 2,
-    },
-    {"max_seq_len": 1024, "tied_embeddings": True, "init_output": "zero"},
-)
-"""Jordan et al. 2024 (modded-nanoGPT): what pays in short runs. No model of transformers is like it."""
-
-_MIXTRAL = Architecture(
-    ("decoder",),
-    _LLAMA_STACK | {"kv_heads": 8, "rope_theta": 1000000.0, "experts": {"count": 8, "top_k": 2}},
-    {"max_seq_len": 32768, "tied_embeddings": False},
-)
-"""Jiang et al. 2024 (Mixtral), 2, table 1; weights of the two chosen experts sum to 1."""
-
-_QWEN3_MOE = Architecture(
-    ("decoder",),
-    _QWEN3.stack | {"kv_heads": 4},
-    {"max_seq_len": 32768, "tied_embeddings": False},
-)
-"""Yang et al. 2025 (Qwen3), 2, table 2: of 128 experts a token chooses 8; none is shared."""
-
-
 def _experts(count: int, top_k: int, width: int) -> Values:
     """Returns experts of a width of their own, with the balance loss of Qwen3's release."""
     return {"count": count, "top_k": top_k, "width": width, "balance_weight": 0.001}
 
 
-_OLMO2 = Architecture(
-    ("decoder",),
-    _LLAMA_STACK | {"qk_norm": "whole", "norm_placement": "output", "norm_eps": 1e-6, "rope_theta": 500000.0},
-    {"max_seq_len": 4096, "tied_embeddings": False},
-)
-"""OLMo team 2025 (OLMo 2), 2.1, table 1: norms of the outputs of sub-layers, and of all queries and keys."""
-
-_OLMOE = Architecture(
-    ("decoder",),
-    _LLAMA_STACK | {"qk_norm": "whole"},
-    {"max_seq_len": 4096, "tied_embeddings": False},
-)
-"""Muennighoff et al. 2024 (OLMoE), 2, table 1: the scores of the eight chosen experts are their weights."""
-
-_STARCODER2 = Architecture(
-    ("decoder",),
-    _GPT2_STACK | {"position": "rotary", "window": 4096},
-    {"max_seq_len": 16384, "tied_embeddings": True},
-)
-"""Lozhkov et al. 2024, as released, with 16,384 positions; dropout, 0.1 in the release, is 0, as in GPT-2's."""
-
-_BERT = Architecture(
-    ("encoder",),
-    {
-        "activation": "gelu",
-        "gated": False,
-        "norm": "layer",
-        "norm_eps": 1e-12,
-        "norm_placement": "post",
-        "input_norm": True,
-        "bias": True,
-        "position": "learned",
-        "token_types": 2,
-        "dropout": 0.1,
-    },
-    {
-        "head": {"transform": True, "bias": True},
-        "max_seq_len": 512,
-        "tied_embeddings": True,
-        "init_scaled": False,
-    },
-)
-"""Devlin et al. 2019, 3 and appendix A.2; eps and initialization as released."""
-
-_MODERNBERT = Architecture(
-    ("encoder",),
-    {
-        "activation": "gelu",
-        "gated": True,
-        "norm": "layer",
-        "norm_eps": 1e-5,
-        "input_norm": True,
-        "bias": False,
-        "position": "rotary",
-        "rope_theta": 160000.0,
-        "rope_local_theta": 10000.0,
-        "global_every": 3,
-        "window": 65,  # local attention of 128 tokens, 64 on each side
-    },
-    {"head": {"transform": True, "bias": True}, "max_seq_len": 8192, "tied_embeddings": True},
-)
-"""Warner et al. 2024, 2.1; thetas as released, after the extension to 8192 tokens."""
-
-_TRANSFORMER = Architecture(
-    _BOTH,
-    {
-        "activation": "relu",
-        "gated": False,
-        "norm": "layer",
-        "norm_placement": "post",
-        "bias": True,
-        "position": "sinusoidal",
-        "dropout": 0.1,
-        "attention_dropout": 0.0,
-    },
-    # One embedding is input, output and head (3.4).
-    {"max_seq_len": 1024, "tied_embeddings": True, "scaled_embeddings": True, "init": "xavier"},
-)
-"""Vaswani et al. 2017, 3; dropout by 5.4: on the embeddings and each sub-layer, not on attention weights."""
-
-_MARIAN = Architecture(
-    _BOTH,
-    _TRANSFORMER.stack | {"activation": "silu", "sinusoid": "halves"},
-    _TRANSFORMER.ends | {"head": {"bias": True}, "max_seq_len": 512},
-)
-"""Junczys-Dowmunt et al. 2018, as trained for OPUS-MT (Tiedemann and Thottingal 2020)."""
-
-_T5 = Architecture(
-    _BOTH,
-    {
-        "activation": "relu",
-        "gated": False,
-        "norm": "rms",
-        "norm_eps": 1e-6,
-        "bias": False,
-        "scaled_attention": False,
-        "position": "relative",
-        "relative_buckets": 32,
-        "relative_max_distance": 128,
-        "dropout": 0.1,
-        "head_width": 64,
-    },
-    # The embedding, of deviation 1, is the head's too, whose input is divided by sqrt(D).
-    {"head": {"scaled": True}, "max_seq_len": 512, "tied_embeddings": True, "init": "t5"},
-)
-"""Raffel et al. 2020, 2.1 and 3.1.2."""
-
-_T5_V1_1 = Architecture(
-    _BOTH,
-    _T5.stack | {"activation": "gelu_tanh", "gated": True, "dropout": 0.0},
-    {"max_seq_len": 512, "tied_embeddings": False, "init": "t5"},
-)
-"""Shazeer 2020, 2. The release (T5 v1.1) had no dropout in pretraining; fine-tuning wants 0.1 again."""
-
-
-_VIT = Architecture(
-    ("encoder",),
-    _GPT2_STACK | {"activation": "gelu", "norm_eps": 1e-12},
-    {"head": {"kind": "labels", "bias": True}},
-)
-"""Dosovitskiy et al. 2021, 3.1 and table 1; eps as released. `max_seq_len` follows from the input."""
-
-
-_IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-"""Normalization of pixels by the means of ImageNet's channels."""
-
-
 def _vit(layers: int, width: int, heads: int, image: int, patch: int, **patches: Any) -> Values:
     """Returns a ViT; its feed-forward layers are four times as wide as the model."""
     patches = {"kind": "patches", "image": image, "size": patch} | patches
-    return _model(_VIT, layers, width, heads, 4 * width) | {"input": patches}
+    return _model(VIT, layers, width, heads, 4 * width) | {"input": patches}
 
 
 def _mae(vit: Values, layers: int = 8, width: int = 512, heads: int = 16) -> Values:
@@ -253,104 +68,110 @@ def _llama3_long(*size: int, tied: bool, factor: float) -> Values:
     scaling = {"kind": "llama3", "factor": factor, "original_max_seq_len": 8192}
     scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     ends = {"max_seq_len": 131072, "tied_embeddings": tied}
-    return _model(_LLAMA3, *size, rope_scaling=scaling, **ends)
+    return _model(LLAMA3, *size, rope_scaling=scaling, **ends)
 
 
 PRESETS: dict[str, Values] = {
     # Radford et al. 2019, table 2; named by what is really in the released checkpoints.
-    "gpt2-124m": _model(_GPT2, 12, 768, 12, 3072),
-    "gpt2-350m": _model(_GPT2, 24, 1024, 16, 4096),
-    "gpt2-774m": _model(_GPT2, 36, 1280, 20, 5120),
-    "gpt2-1.5b": _model(_GPT2, 48, 1600, 25, 6400),
-    "gpt2-tiny": _model(_GPT2, 2, 64, 4, 256, max_seq_len=128),
+    "gpt2-124m": _model(GPT2, 12, 768, 12, 3072),
+    "gpt2-350m": _model(GPT2, 24, 1024, 16, 4096),
+    "gpt2-774m": _model(GPT2, 36, 1280, 20, 5120),
+    "gpt2-1.5b": _model(GPT2, 48, 1600, 25, 6400),
+    "gpt2-tiny": _model(GPT2, 2, 64, 4, 256, max_seq_len=128),
     # nanoGPT's settings of character-level Shakespeare for a CPU.
-    "gpt-shakespeare": _model(_GPT2, 4, 128, 4, 512, max_seq_len=64, vocab_multiple=1, activation="gelu", bias=False),
+    "gpt-shakespeare": _model(GPT2, 4, 128, 4, 512, max_seq_len=64, vocab_multiple=1, activation="gelu", bias=False),
     # Touvron et al. 2023 (Llama 2), 2.2: grouped queries in the largest only.
-    "llama2-7b": _model(_LLAMA, 32, 4096, 32, 11008),
-    "llama2-13b": _model(_LLAMA, 40, 5120, 40, 13824),
-    "llama2-70b": _model(_LLAMA, 80, 8192, 64, 28672, kv_heads=8),
-    "llama3-8b": _model(_LLAMA3, 32, 4096, 32, 14336, max_seq_len=8192),
-    "llama3-70b": _model(_LLAMA3, 80, 8192, 64, 28672, max_seq_len=8192),
+    "llama2-7b": _model(LLAMA, 32, 4096, 32, 11008),
+    "llama2-13b": _model(LLAMA, 40, 5120, 40, 13824),
+    "llama2-70b": _model(LLAMA, 80, 8192, 64, 28672, kv_heads=8),
+    "llama3-8b": _model(LLAMA3, 32, 4096, 32, 14336, max_seq_len=8192),
+    "llama3-70b": _model(LLAMA3, 80, 8192, 64, 28672, max_seq_len=8192),
     "llama3.1-8b": _llama3_long(32, 4096, 32, 14336, tied=False, factor=8.0),
     "llama3.1-70b": _llama3_long(80, 8192, 64, 28672, tied=False, factor=8.0),
     "llama3.2-1b": _llama3_long(16, 2048, 32, 8192, tied=True, factor=32.0),
     # Llama 3.2 1B, at the context of its training before the rotary frequencies were rescaled.
-    "llama-1b": _model(_LLAMA3, 16, 2048, 32, 8192, max_seq_len=8192, tied_embeddings=True),
+    "llama-1b": _model(LLAMA3, 16, 2048, 32, 8192, max_seq_len=8192, tied_embeddings=True),
     # 5.05M parameters with a vocabulary of 8192.
-    "llama-5m": _model(_LLAMA, 4, 256, 4, 704, max_seq_len=1024, tied_embeddings=True, kv_heads=2),
+    "llama-5m": _model(LLAMA, 4, 256, 4, 704, max_seq_len=1024, tied_embeddings=True, kv_heads=2),
     # The quickstart's, 1.6M parameters with a vocabulary of 2048.
-    "modded-2m": _model(_MODDED, 4, 128, 4, 528),
-    "llama-tiny": _model(_LLAMA, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
+    "modded-2m": _model(MODDED, 4, 128, 4, 528),
+    "llama-tiny": _model(LLAMA, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
     # Jiang et al. 2023, table 1. Of its 32,768 positions a layer sees the last 4096.
-    "mistral-7b": _model(_LLAMA, 32, 4096, 32, 14336, max_seq_len=32768, kv_heads=8, window=4096),
-    "mistral-tiny": _model(_LLAMA, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, window=16),
+    "mistral-7b": _model(LLAMA, 32, 4096, 32, 14336, max_seq_len=32768, kv_heads=8, window=4096),
+    "mistral-tiny": _model(LLAMA, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, window=16),
     # Jiang et al. 2024; the larger one as released.
-    "mixtral-8x7b": _model(_MIXTRAL, 32, 4096, 32, 14336),
-    "mixtral-8x22b": _model(_MIXTRAL, 56, 6144, 48, 16384, max_seq_len=65536),
-    "mixtral-tiny": _model(_MIXTRAL, 2, 64, 4, 96, max_seq_len=128, kv_heads=2, experts={"count": 4, "top_k": 2}),
-    "qwen2-0.5b": _model(_QWEN2, 24, 896, 14, 4864, kv_heads=2),
-    "qwen2-1.5b": _model(_QWEN2, 28, 1536, 12, 8960, kv_heads=2),
-    "qwen2-7b": _model(_QWEN2, 28, 3584, 28, 18944, tied_embeddings=False, kv_heads=4),
+    "mixtral-8x7b": _model(MIXTRAL, 32, 4096, 32, 14336),
+    "mixtral-8x22b": _model(MIXTRAL, 56, 6144, 48, 16384, max_seq_len=65536),
+    "mixtral-tiny": _model(MIXTRAL, 2, 64, 4, 96, max_seq_len=128, kv_heads=2, experts={"count": 4, "top_k": 2}),
+    "qwen2-0.5b": _model(QWEN2, 24, 896, 14, 4864, kv_heads=2),
+    "qwen2-1.5b": _model(QWEN2, 28, 1536, 12, 8960, kv_heads=2),
+    "qwen2-7b": _model(QWEN2, 28, 3584, 28, 18944, tied_embeddings=False, kv_heads=4),
     # The release of this size has another eps than the smaller ones.
-    "qwen2-72b": _model(_QWEN2, 80, 8192, 64, 29568, tied_embeddings=False, kv_heads=8, norm_eps=1e-5),
-    "qwen2-tiny": _model(_QWEN2, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
+    "qwen2-72b": _model(QWEN2, 80, 8192, 64, 29568, tied_embeddings=False, kv_heads=8, norm_eps=1e-5),
+    "qwen2-tiny": _model(QWEN2, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
     # Yang et al. 2025, table 1.
-    "qwen3-0.6b": _model(_QWEN3, 28, 1024, 16, 3072),
-    "qwen3-1.7b": _model(_QWEN3, 28, 2048, 16, 6144),
-    "qwen3-4b": _model(_QWEN3, 36, 2560, 32, 9728),
-    "qwen3-8b": _model(_QWEN3, 36, 4096, 32, 12288, tied_embeddings=False),
-    "qwen3-14b": _model(_QWEN3, 40, 5120, 40, 17408, tied_embeddings=False),
-    "qwen3-32b": _model(_QWEN3, 64, 5120, 64, 25600, tied_embeddings=False),
-    "qwen3-tiny": _model(_QWEN3, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24),
+    "qwen3-0.6b": _model(QWEN3, 28, 1024, 16, 3072),
+    "qwen3-1.7b": _model(QWEN3, 28, 2048, 16, 6144),
+    "qwen3-4b": _model(QWEN3, 36, 2560, 32, 9728),
+    "qwen3-8b": _model(QWEN3, 36, 4096, 32, 12288, tied_embeddings=False),
+    "qwen3-14b": _model(QWEN3, 40, 5120, 40, 17408, tied_embeddings=False),
+    "qwen3-32b": _model(QWEN3, 64, 5120, 64, 25600, tied_embeddings=False),
+    "qwen3-tiny": _model(QWEN3, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24),
     # Yang et al. 2025, table 2; by the names of their releases.
-    "qwen3_moe-30b-a3b": _model(_QWEN3_MOE, 48, 2048, 32, 6144, experts=_experts(128, 8, 768)),
-    "qwen3_moe-235b-a22b": _model(_QWEN3_MOE, 94, 4096, 64, 12288, experts=_experts(128, 8, 1536)),
+    "qwen3_moe-30b-a3b": _model(QWEN3_MOE, 48, 2048, 32, 6144, experts=_experts(128, 8, 768)),
+    "qwen3_moe-235b-a22b": _model(QWEN3_MOE, 94, 4096, 64, 12288, experts=_experts(128, 8, 1536)),
     "qwen3_moe-tiny": _model(
-        _QWEN3_MOE, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24, experts=_experts(8, 2, 48)
+        QWEN3_MOE, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24, experts=_experts(8, 2, 48)
     ),
     # OLMo team 2025, table 1; the eps of the releases.
-    "olmo2-1b": _model(_OLMO2, 16, 2048, 16, 8192),
-    "olmo2-7b": _model(_OLMO2, 32, 4096, 32, 11008),
-    "olmo2-13b": _model(_OLMO2, 40, 5120, 40, 13824),
-    "olmo2-32b": _model(_OLMO2, 64, 5120, 40, 27648, kv_heads=8),
-    "olmo2-tiny": _model(_OLMO2, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
+    "olmo2-1b": _model(OLMO2, 16, 2048, 16, 8192),
+    "olmo2-7b": _model(OLMO2, 32, 4096, 32, 11008),
+    "olmo2-13b": _model(OLMO2, 40, 5120, 40, 13824),
+    "olmo2-32b": _model(OLMO2, 64, 5120, 40, 27648, kv_heads=8),
+    "olmo2-tiny": _model(OLMO2, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
     # Muennighoff et al. 2024, table 1: 6.9B parameters, 1.3B of which meet a token.
     "olmoe-1b-7b": _model(
-        _OLMOE, 16, 2048, 16, 1024, experts={"count": 64, "top_k": 8, "normalize": False, "z_loss": 0.001}
+        OLMOE, 16, 2048, 16, 1024, experts={"count": 64, "top_k": 8, "normalize": False, "z_loss": 0.001}
     ),
-    "olmoe-tiny": _model(_OLMOE, 2, 64, 4, 48, max_seq_len=128, experts={"count": 8, "top_k": 2, "normalize": False}),
+    "olmoe-tiny": _model(OLMOE, 2, 64, 4, 48, max_seq_len=128, experts={"count": 8, "top_k": 2, "normalize": False}),
+    # OpenAI 2025, table 1: 20.9B and 116.8B parameters.
+    "gpt_oss-20b": _model(GPT_OSS, 24, 2880, 64, 2880, experts={"count": 32, "top_k": 4}),
+    "gpt_oss-120b": _model(GPT_OSS, 36, 2880, 64, 2880, experts={"count": 128, "top_k": 4}),
+    "gpt_oss-tiny": _model(
+        GPT_OSS, 2, 64, 4, 48, max_seq_len=128, kv_heads=2, head_width=24, window=16, experts={"count": 4, "top_k": 2}
+    ),
     # Periods of the rotary embeddings as released.
-    "starcoder2-3b": _model(_STARCODER2, 30, 3072, 24, 12288, kv_heads=2, rope_theta=999999.4420358813),
-    "starcoder2-7b": _model(_STARCODER2, 32, 4608, 36, 18432, kv_heads=4, rope_theta=1000000.0),
-    "starcoder2-tiny": _model(_STARCODER2, 2, 64, 4, 256, max_seq_len=128, kv_heads=2, window=16),
-    "bert-base": _model(_BERT, 12, 768, 12, 3072),
-    "bert-large": _model(_BERT, 24, 1024, 16, 4096),
+    "starcoder2-3b": _model(STARCODER2, 30, 3072, 24, 12288, kv_heads=2, rope_theta=999999.4420358813),
+    "starcoder2-7b": _model(STARCODER2, 32, 4608, 36, 18432, kv_heads=4, rope_theta=1000000.0),
+    "starcoder2-tiny": _model(STARCODER2, 2, 64, 4, 256, max_seq_len=128, kv_heads=2, window=16),
+    "bert-base": _model(BERT, 12, 768, 12, 3072),
+    "bert-large": _model(BERT, 24, 1024, 16, 4096),
     # Turc et al. 2019, table 1.
-    "bert-tiny": _model(_BERT, 2, 128, 2, 512),
+    "bert-tiny": _model(BERT, 2, 128, 2, 512),
     # Warner et al. 2024, 2.1.3.
-    "modernbert-base": _model(_MODERNBERT, 22, 768, 12, 1152),
-    "modernbert-large": _model(_MODERNBERT, 28, 1024, 16, 2624),
-    "modernbert-tiny": _model(_MODERNBERT, 4, 64, 4, 96, window=9, max_seq_len=128),
+    "modernbert-base": _model(MODERNBERT, 22, 768, 12, 1152),
+    "modernbert-large": _model(MODERNBERT, 28, 1024, 16, 2624),
+    "modernbert-tiny": _model(MODERNBERT, 4, 64, 4, 96, window=9, max_seq_len=128),
     # Vaswani et al. 2017, table 3; 0.3 is the dropout of the English-German model.
-    "transformer-base": _model(_TRANSFORMER, 6, 512, 8, 2048),
-    "transformer-big": _model(_TRANSFORMER, 6, 1024, 16, 4096, dropout=0.3),
+    "transformer-base": _model(TRANSFORMER, 6, 512, 8, 2048),
+    "transformer-big": _model(TRANSFORMER, 6, 1024, 16, 4096, dropout=0.3),
     # Wu et al. 2021: of their sizes the best for the 29,000 sentences of Multi30k.
-    "transformer-tiny": _model(_TRANSFORMER, 4, 128, 4, 256, dropout=0.3),
-    "marian-base": _model(_MARIAN, 6, 512, 8, 2048),
-    "marian-tiny": _model(_MARIAN, 2, 64, 4, 256, max_seq_len=128),
+    "transformer-tiny": _model(TRANSFORMER, 4, 128, 4, 256, dropout=0.3),
+    "marian-base": _model(MARIAN, 6, 512, 8, 2048),
+    "marian-tiny": _model(MARIAN, 2, 64, 4, 256, max_seq_len=128),
     # Raffel et al. 2020, 3.7.
-    "t5-small": _model(_T5, 6, 512, 8, 2048),
-    "t5-base": _model(_T5, 12, 768, 12, 3072),
-    "t5-large": _model(_T5, 24, 1024, 16, 4096),
-    "t5-3b": _model(_T5, 24, 1024, 32, 16384, head_width=128),
-    "t5-11b": _model(_T5, 24, 1024, 128, 65536, head_width=128),
-    "t5-tiny": _model(_T5, 2, 64, 4, 192, head_width=24, max_seq_len=128),
+    "t5-small": _model(T5, 6, 512, 8, 2048),
+    "t5-base": _model(T5, 12, 768, 12, 3072),
+    "t5-large": _model(T5, 24, 1024, 16, 4096),
+    "t5-3b": _model(T5, 24, 1024, 32, 16384, head_width=128),
+    "t5-11b": _model(T5, 24, 1024, 128, 65536, head_width=128),
+    "t5-tiny": _model(T5, 2, 64, 4, 192, head_width=24, max_seq_len=128),
     # Sizes of the v1.1 release: XL and XXL stand for 3B and 11B, wider, with fewer heads.
-    "t5-v1.1-small": _model(_T5_V1_1, 8, 512, 6, 1024),
-    "t5-v1.1-base": _model(_T5_V1_1, 12, 768, 12, 2048),
-    "t5-v1.1-large": _model(_T5_V1_1, 24, 1024, 16, 2816),
-    "t5-v1.1-xl": _model(_T5_V1_1, 24, 2048, 32, 5120),
-    "t5-v1.1-xxl": _model(_T5_V1_1, 24, 4096, 64, 10240),
+    "t5-v1.1-small": _model(T5_V1_1, 8, 512, 6, 1024),
+    "t5-v1.1-base": _model(T5_V1_1, 12, 768, 12, 2048),
+    "t5-v1.1-large": _model(T5_V1_1, 24, 1024, 16, 2816),
+    "t5-v1.1-xl": _model(T5_V1_1, 24, 2048, 32, 5120),
+    "t5-v1.1-xxl": _model(T5_V1_1, 24, 4096, 64, 10240),
     # Dosovitskiy et al. 2021, table 1: patches of 16, 32 and 14 pixels.
     # Ti and S: Steiner et al. 2022, table 2.
     "vit-ti16": _vit(12, 192, 3, 224, 16),
@@ -363,16 +184,16 @@ PRESETS: dict[str, Values] = {
     "vit-h14": _vit(32, 1280, 16, 224, 14),
     "vit-tiny": _vit(2, 64, 4, 16, 4),
     # Touvron et al. 2021, table 1; the distillation token is a register.
-    "deit-ti16": _vit(12, 192, 3, 224, 16, registers=1, **_IMAGENET),
-    "deit-s16": _vit(12, 384, 6, 224, 16, registers=1, **_IMAGENET),
-    "deit-b16": _vit(12, 768, 12, 224, 16, registers=1, **_IMAGENET),
+    "deit-ti16": _vit(12, 192, 3, 224, 16, registers=1, **IMAGENET),
+    "deit-s16": _vit(12, 384, 6, 224, 16, registers=1, **IMAGENET),
+    "deit-b16": _vit(12, 768, 12, 224, 16, registers=1, **IMAGENET),
     "deit-tiny": _vit(2, 64, 4, 16, 4, registers=1),
     # He et al. 2022, 4 and table 1, as released.
-    "vit_mae-b16": _mae(_vit(12, 768, 12, 224, 16, **_IMAGENET)),
-    "vit_mae-l16": _mae(_vit(24, 1024, 16, 224, 16, **_IMAGENET)),
-    "vit_mae-h14": _mae(_vit(32, 1280, 16, 224, 14, **_IMAGENET)),
+    "vit_mae-b16": _mae(_vit(12, 768, 12, 224, 16, **IMAGENET)),
+    "vit_mae-l16": _mae(_vit(24, 1024, 16, 224, 16, **IMAGENET)),
+    "vit_mae-h14": _mae(_vit(32, 1280, 16, 224, 14, **IMAGENET)),
     "vit_mae-tiny": _mae(_vit(2, 64, 4, 16, 4), 1, 32, 4),
-    "t5-v1.1-tiny": _model(_T5_V1_1, 2, 64, 4, 96, head_width=24, max_seq_len=128),
+    "t5-v1.1-tiny": _model(T5_V1_1, 2, 64, 4, 96, head_width=24, max_seq_len=128),
 }
 """Values of `model:` by name, without `vocab_size`. Modules under `extend` may add entries."""
 

@@ -100,6 +100,7 @@ def _expert_facts(stack: StackConfig) -> dict[str, Any]:
 def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     keys = ["layers", "width", "heads", "ff_width", "activation", "gated", "norm", "norm_eps"]
     keys += ["norm_placement", "input_norm", "bias", "qk_norm", "scaled_attention", "position"]
+    keys += ["attention_sinks", "gate_limit", "gate_shift"]
     keys += ["token_types", "residual_scalars", "value_residual", "value_embeddings"]
     if stack.position == "sinusoidal":
         keys.append("sinusoid")
@@ -126,5 +127,5 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     if stack.rope_scaling.kind == "llama3":
         of_scaling += ["original_max_seq_len", "low_freq_factor", "high_freq_factor"]
     if stack.rope_scaling.kind == "yarn":
-        of_scaling += ["original_max_seq_len", "beta_slow", "beta_fast", "attention_factor"]
+        of_scaling += ["original_max_seq_len", "beta_slow", "beta_fast", "attention_factor", "truncate"]
     return found | {f"rope_scaling.{key}": getattr(stack.rope_scaling, key) for key in of_scaling}

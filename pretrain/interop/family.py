@@ -35,6 +35,9 @@ class Weight:
         row: Theirs is [1, n] where ours is [n] (Marian's final_logits_bias).
         shape: Shape of each tensor of theirs, which has the elements of ours in their order (the
             kernel of a convolution, a table of one image). None: that of ours.
+        fused: Number E of experts: theirs is one tensor, [E, inputs, outputs], or [E, outputs] of
+            biases, where ours has the rows of all experts (gpt-oss). 0: no such tensor.
+        interleaved: Outputs of a fused tensor alternate between the halves of ours, gate and up.
     """
 
     ours: str
@@ -43,6 +46,8 @@ class Weight:
     vocab: bool = False
     row: bool = False
     shape: tuple[int, ...] | None = None
+    fused: int = 0
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,14 +39,17 @@ ACTIVATIONS = {
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
     "relu2": "relu2",
 }
-"""Their name of an activation -> ours; approximations such as quick_gelu have none."""
+"""Their name of an activation -> ours; other approximations have none."""
 
-THEIR_ACTIVATIONS = {name: name for name in ("gelu", "silu", "relu", "relu2")} | {"gelu_tanh": "gelu_pytorch_tanh"}
+THEIR_ACTIVATIONS = {name: name for name in ("gelu", "quick_gelu", "silu", "relu", "relu2")} | {
+    "gelu_tanh": "gelu_pytorch_tanh"
+}
 
 TOKEN_KEYS = {
     "pad": "pad_token_id",

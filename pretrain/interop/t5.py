@@ -32,7 +32,7 @@ _STACK: Keys = {
     "dropout_rate": ("dropout", 0.1),
 }
 _MODEL: Keys = {"vocab_size": ("vocab_size", 32128), "n_positions": ("max_seq_len", 512)}
-_GATED = {name: f"gated-{name}" for name in ("silu", "relu", "relu2")}
+_GATED = {name: f"gated-{name}" for name in ("quick_gelu", "silu", "relu", "relu2")}
 _GATED |= {"gelu": "gated-gelu_python", "gelu_tanh": "gated-gelu"}
 """Our activation -> `feed_forward_proj`; theirs reads "gated-gelu" as gated gelu_new."""
 _WORDS = "shared.weight"

@@ -145,6 +145,8 @@ def from_theirs(weight: Weight, tensors: Sequence[Tensor], shape: Shape) -> Tens
     start = 0
     for tensor, (name, rows) in zip(tensors, weight.theirs, strict=True):
         turned = tensor[0] if weight.row else tensor.t() if weight.transposed else tensor
+        if weight.fused:
+            turned = _swap(tensor.mT if tensor.ndim == 3 else tensor, weight, of_theirs=True).flatten(0, 1)
         if weight.shape is not None and tensor.shape == weight.shape:
             turned = tensor.reshape(rows, *ours.shape[1:])
         assert turned.shape == (rows, *ours.shape[1:]), (name, tensor.shape, weight.ours, shape)
@@ -159,6 +161,9 @@ def to_theirs(weight: Weight, ours: Tensor) -> list[tuple[str, Tensor]]:
     rows = [count for _, count in weight.theirs]
     ours = ours.flatten(0, 1) if ours.ndim == 3 else ours
     assert sum(rows) == ours.shape[0] or (weight.vocab and sum(rows) < ours.shape[0]), weight.ours
+    if weight.fused:
+        parts_EO = _swap(ours.unflatten(0, (weight.fused, -1)), weight, of_theirs=False)
+        return [(weight.theirs[0][0], parts_EO.mT if parts_EO.ndim == 3 else parts_EO)]
     parts = torch.split(ours[: sum(rows)], rows)
     if weight.shape is not None:
         names = (name for name, _ in weight.theirs)
@@ -167,6 +172,13 @@ def to_theirs(weight: Weight, ours: Tensor) -> list[tuple[str, Tensor]]:
         (name, part[None] if weight.row else part.t() if weight.transposed else part)
         for (name, _), part in zip(weight.theirs, parts, strict=True)
     ]
+
+
+def _swap(rows_EO: Tensor, weight: Weight, *, of_theirs: bool) -> Tensor:
+    """Returns the outputs of each expert in our order, gate and then up, or in theirs."""
+    if not weight.interleaved:
+        return rows_EO
+    return rows_EO.unflatten(1, (-1, 2) if of_theirs else (2, -1)).transpose(1, 2).flatten(1, 2)
 
 
 def their_shapes(weight: Weight, shape: Shape) -> dict[str, Shape]:

@@ -129,7 +129,8 @@ class SelfAttention(nn.Module):
 
     Queries, keys and values are one matrix product: the rows of `qkv.weight` are N query heads, K
     key heads, K value heads, each of H rows. With `value_residual` and `value_embeddings` a layer
-    mixes its values with others, by the factors `value_mix`.
+    mixes its values with others, by the factors `value_mix`. `sinks`, [N], are scores of a key of
+    each head that has no value (`backends/sinks.py`).
     """
 
     def __init__(self, config: StackConfig, backend: AttentionBackend, number: int) -> None:
@@ -149,6 +150,7 @@ class SelfAttention(nn.Module):
         self.returns_values = config.value_residual and number == 0
         parts = config.value_parts(number)
         self.value_mix = nn.Parameter(torch.empty(parts)) if parts > 1 else None
+        self.sinks = nn.Parameter(torch.empty(config.heads)) if config.attention_sinks else None
         self.output = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
         self.backend = backend
 
@@ -182,8 +184,8 @@ class SelfAttention(nn.Module):
             q_BTNH, k_BSKH = qk.split((self.heads, self.kv_heads), dim=2)
         if cache is not None:
             k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
-        dropout = self.dropout if self.training else 0.0
-        mixed_BTNH = self.backend.attend(q_BTNH, k_BSKH, v_BSKH, prepared, dropout=dropout, scale=self.scale)
+        options: dict[str, Any] = {"dropout": self.dropout if self.training else 0.0, "scale": self.scale}
+        mixed_BTNH = self.backend.attend(q_BTNH, k_BSKH, v_BSKH, prepared, sinks_N=self.sinks, **options)
         result_BTD = self.output(mixed_BTNH.flatten(2))
         return (result_BTD, own_BTKH) if self.returns_values else result_BTD
 

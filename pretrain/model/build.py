@@ -4,7 +4,7 @@
     xavier   uniform by the mean of fan-in and fan-out; tables N(0, 1/D)      the 2017 Transformer
     t5       normal by fan-in, scaled for attention without a scale           T5
 
-Norm weights are 1, biases 0, and with `init_output: zero` the ends of residual branches and an
+Norm weights are 1, biases and sinks 0, and with `init_output: zero` the ends of residual branches and an
 untied head too. A fused matrix (queries, keys and values; gate and up) is drawn part by part,
 because fan-in and fan-out are those of its parts. Recurrent models: `draw_recurrent`.
 """
@@ -144,7 +144,7 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
         draw_recurrent(name, weight, config, generator)
     elif len(shape) == 1:
         share = 1.0 / shape[0] if name.endswith(".value_mix") else 1.0
-        weight.fill_(0.0 if name.endswith(".bias") else share)
+        weight.fill_(0.0 if name.endswith((".bias", ".sinks")) else share)
         if name.endswith(".residual_mix"):
             weight[1] = 0.0
     elif config.init_output == "zero" and (name == "head.weight" or name.endswith(_RESIDUAL_OUTPUTS)):

@@ -29,13 +29,41 @@ def relu_squared(x: Tensor) -> Tensor:
     return functional.relu(x).square()
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """Returns `x sigmoid(1.702 x)` (Hendrycks and Gimpel 2016, 2)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
     "silu": functional.silu,
     "relu": functional.relu,
     "relu2": relu_squared,
 }
+
+
+class Gate(nn.Module):
+    """`activation(gate) * up` of both halves of [..., 2F], or of [..., F] the activation alone.
+
+    With `gate_limit` l and `gate_shift` s, `activation(min(gate, l)) * (clamp(up, -l, l) + s)`
+    (gpt-oss, as released).
+    """
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.gated = config.gated
+        self.limit, self.shift = config.gate_limit, config.gate_shift
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.gated:
+            return self.activation(x)
+        gate, up = x.chunk(2, dim=-1)
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return self.activation(gate) * (up + self.shift if self.shift else up)
 
 
 class FeedForward(nn.Module):
@@ -54,13 +82,10 @@ class FeedForward(nn.Module):
         else:
             self.up = nn.Linear(config.width, width, bias=config.bias)
         self.down = nn.Linear(width, config.width, bias=config.bias)
-        self.activation = ACTIVATIONS[config.activation]
+        self.gate = Gate(config)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        if self.gated:
-            gate_BTF, up_BTF = self.gate_up(x_BTD).chunk(2, dim=-1)
-            return self.down(self.activation(gate_BTF) * up_BTF)
-        return self.down(self.activation(self.up(x_BTD)))
+        return self.down(self.gate(self.gate_up(x_BTD) if self.gated else self.up(x_BTD)))
 
 
 # A product of each run of rows with its expert's matrix. An operation of its own: to the compiler
@@ -143,11 +168,16 @@ grouped_linear.register_autograd(_differentiate, setup_context=_save)
 
 
 class GroupedLinear(nn.Module):
-    """A linear map for each expert, with their matrices in one parameter, [E, outputs, inputs]."""
+    """A linear map for each expert, with their matrices in one parameter, [E, outputs, inputs].
 
-    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
+    Their biases are one vector, [E outputs]: of one dimension, as any bias that is no matrix to an
+    optimizer.
+    """
+
+    def __init__(self, experts: int, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(experts * outputs)) if bias else None
 
     def forward(self, x_RI: Tensor, offsets_E: Tensor) -> Tensor:
         """Maps rows that are sorted by expert, in autocast's dtype where it is on."""
@@ -155,7 +185,12 @@ class GroupedLinear(nn.Module):
         dtype = x_RI.dtype
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-        return grouped_linear(x_RI.to(dtype), self.weight.to(dtype), offsets_E)
+        out_RO = grouped_linear(x_RI.to(dtype), self.weight.to(dtype), offsets_E)
+        if self.bias is None:
+            return out_RO
+        rows_R = torch.arange(len(out_RO), dtype=offsets_E.dtype, device=offsets_E.device)
+        experts_R = torch.searchsorted(offsets_E, rows_R, right=True)
+        return out_RO + self.bias.to(dtype).view(len(offsets_E), -1).index_select(0, experts_R)
 
 
 class _Take(torch.autograd.Function):
@@ -224,10 +259,11 @@ class Balance(nn.Module):
 class Router(nn.Module):
     """Chooses experts for each token and weighs them, in fp32 under any precision."""
 
-    def __init__(self, width: int, config: ExpertsConfig) -> None:
+    def __init__(self, width: int, config: ExpertsConfig, bias: bool) -> None:
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.count, width))
+        self.bias = nn.Parameter(torch.empty(config.count)) if bias else None
         self.balance = Balance(config.count) if config.balance == "bias" else None
 
     def forward(self, x_PD: Tensor, counted_P: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -240,7 +276,8 @@ class Router(nn.Module):
         config = self.config
         exact = torch.promote_types(x_PD.dtype, torch.float32)
         with torch.autocast(x_PD.device.type, enabled=False):
-            logits_PE = functional.linear(x_PD.to(exact), self.weight.to(exact))
+            bias_E = None if self.bias is None else self.bias.to(exact)
+            logits_PE = functional.linear(x_PD.to(exact), self.weight.to(exact), bias_E)
             is_softmax = config.scores == "softmax"
             scores_PE = logits_PE.softmax(dim=-1) if is_softmax else logits_PE.sigmoid()
             choice_PE = scores_PE.detach()
@@ -274,7 +311,8 @@ class MixtureOfExperts(nn.Module):
     """E feed-forward layers of which each token passes J, and shared ones that all pass.
 
     Parameters as in `FeedForward`, but of three dimensions: `gate_up.weight` [E, 2F, D] and
-    `down.weight` [E, D, F]; further `router.weight` [E, D] and a dense layer `shared`.
+    `down.weight` [E, D, F]; further `router.weight` [E, D] and a dense layer `shared`. Biases of
+    experts are `gate_up.bias` [2 E F] and `down.bias` [E D], and of the router [E].
     """
 
     def __init__(self, config: StackConfig) -> None:
@@ -283,14 +321,14 @@ class MixtureOfExperts(nn.Module):
         experts, width = config.experts, config.expert_width
         self.width, self.gated = config.width, config.gated
         self.count, self.top_k = experts.count, experts.top_k
-        self.router = Router(config.width, experts)
+        self.router = Router(config.width, experts, config.bias)
         if self.gated:
-            self.gate_up = GroupedLinear(experts.count, config.width, 2 * width)
+            self.gate_up = GroupedLinear(experts.count, config.width, 2 * width, config.bias)
         else:
-            self.up = GroupedLinear(experts.count, config.width, width)
-        self.down = GroupedLinear(experts.count, width, config.width)
+            self.up = GroupedLinear(experts.count, config.width, width, config.bias)
+        self.down = GroupedLinear(experts.count, width, config.width, config.bias)
         self.shared = FeedForward(config, experts.shared * width) if experts.shared else None
-        self.activation = ACTIVATIONS[config.activation]
+        self.gate = Gate(config)
 
     def forward(self, x_BTD: Tensor, counted_BT: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Maps [B, T, D] to the same; returns also the sums of the counted tokens (`Router`)."""
@@ -314,7 +352,5 @@ class MixtureOfExperts(nn.Module):
 
     def _run(self, rows_RD: Tensor, offsets_E: Tensor) -> Tensor:
         """Passes rows, sorted by expert, through their experts."""
-        if self.gated:
-            gate_RF, up_RF = self.gate_up(rows_RD, offsets_E).chunk(2, dim=-1)
-            return self.down(self.activation(gate_RF) * up_RF, offsets_E)
-        return self.down(self.activation(self.up(rows_RD, offsets_E)), offsets_E)
+        first = self.gate_up if self.gated else self.up
+        return self.down(self.gate(first(rows_RD, offsets_E)), offsets_E)

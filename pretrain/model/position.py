@@ -56,9 +56,10 @@ def _kept_by_yarn(rotary_width: int, theta: float, scaling: RotaryScaling) -> Te
     turns = (scaling.beta_fast, scaling.beta_slow)
     ratios = (scaling.original_max_seq_len / (2 * math.pi * number) for number in turns)
     fast, slow = (rotary_width * math.log(ratio) / (2 * math.log(theta)) for ratio in ratios)
-    first = max(math.floor(fast), 0)
+    if scaling.truncate:
+        fast, slow = math.floor(fast), math.ceil(slow)
     # As in transformers: the bound is R - 1, though there are R / 2 pairs, and no range is empty.
-    last = min(math.ceil(slow), rotary_width - 1)
+    first, last = max(fast, 0), min(slow, rotary_width - 1)
     width = last - first or 0.001
     pairs = torch.arange(rotary_width // 2, dtype=torch.float64, device="cpu")
     return 1 - ((pairs - first) / width).clamp(0, 1)

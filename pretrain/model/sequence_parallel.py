@@ -84,11 +84,14 @@ class SharedAttention:
         *,
         dropout: float = 0.0,
         scale: float | None = None,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Attends between two exchanges, or three of cross attention. Collective for columns."""
         options: dict[str, Any] = {"dropout": dropout, "scale": scale}
         if not isinstance(prepared, SharedMask):
-            return self.inner.attend(q_BTNH, k_BSKH, v_BSKH, prepared, **options)
+            return self.inner.attend(q_BTNH, k_BSKH, v_BSKH, prepared, sinks_N=sinks_N, **options)
+        if sinks_N is not None:
+            options["sinks_N"] = sinks_N.chunk(self._group.size())[self._group.rank()]
         heads = (q_BTNH.shape[2], k_BSKH.shape[2])
         copies = copies_of_heads(*heads, self._group.size())
         q, k, v = cast_inputs(q_BTNH, k_BSKH, v_BSKH)

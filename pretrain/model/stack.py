@@ -237,12 +237,13 @@ class Stack(nn.Module):
             head_width=config.per_head_width,
             bias=config.position == "relative",
             dropout=config.attention_weight_dropout > 0,
+            sinks=config.attention_sinks,
         )
         self.backend = build_backend(engine.attention, needs)
         self.cross_backend = None
         if name == "decoder" and model.reads_encoder:
             # Cross attention has no positions.
-            self.cross_backend = build_backend(engine.attention, replace(needs, bias=False))
+            self.cross_backend = build_backend(engine.attention, replace(needs, bias=False, sinks=False))
         self.position = build_position(config, model.max_seq_len, causal=self.causal, patches=model.input)
         self.token_type = None
         if config.token_types:

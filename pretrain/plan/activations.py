@@ -167,8 +167,12 @@ class _StackCounter:
         hidden = width * self.compute
         # The backward pass of ReLU needs its result only, which the next product holds too; a square needs its input.
         inside = 4 * hidden if stack.gated else hidden if stack.activation == "relu" else 2 * hidden
-        if stack.gated and stack.activation == "relu2":
-            inside += hidden
+        # Of x sigmoid(1.702 x) also the sigmoid; a bound or a shift of a projection is a copy of it.
+        further = int(stack.activation == "quick_gelu")
+        if stack.gated:
+            is_bounded = stack.gate_limit is not None
+            further += (stack.activation == "relu2") + is_bounded + (is_bounded or stack.gate_shift != 0)
+        inside += further * hidden
         return inside, (2 if stack.gated else 1) * hidden
 
     def mixture(self, experts: ExpertsConfig) -> tuple[int, int]:
@@ -181,6 +185,7 @@ class _StackCounter:
         scores = experts.count * _STATISTIC * (2 if experts.scores == "softmax" else 4)
         routed = experts.top_k * (3 * 8 + 3 * _STATISTIC) + scores
         routed += 0 if self.compute == 4 else 4 * stack.width  # its input in fp32
+        routed += experts.top_k * 2 * 8 * stack.bias  # experts of rows, whose biases are added
         whole = self.around() + routed + experts.top_k * (2 * row + inside)
         results = experts.count * _STATISTIC + experts.top_k * (row + up)
         if experts.shared:

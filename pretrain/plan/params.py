@@ -55,6 +55,8 @@ def _attention(name: str, stack: StackConfig, parts: int = 1) -> Named:
         if stack.qk_norm:
             yield f"{name}.query_norm.weight", (stack.qk_norm_width(stack.heads),)
             yield f"{name}.key_norm.weight", (stack.qk_norm_width(stack.num_kv_heads),)
+        if stack.attention_sinks:
+            yield f"{name}.sinks", (stack.heads,)
         if parts > 1:
             yield f"{name}.value_mix", (parts,)
     yield from _linear(f"{name}.output", heads, stack.width, stack.bias)
@@ -83,9 +85,10 @@ def _feedforward(name: str, stack: StackConfig, hidden: int) -> Named:
 
 
 def _mixture(name: str, stack: StackConfig, experts: ExpertsConfig) -> Named:
-    yield f"{name}.router.weight", (experts.count, stack.width)
+    yield from _linear(f"{name}.router", stack.width, experts.count, stack.bias)
     for kind, shape in _feedforward(name, stack, stack.expert_width):
-        yield kind, (experts.count, *shape)
+        # Biases of all experts are one vector.
+        yield kind, (experts.count, *shape) if len(shape) == 2 else (experts.count * shape[0],)
     if experts.shared:
         yield from _feedforward(f"{name}.shared", stack, experts.shared * stack.expert_width)
 
@@ -228,8 +231,10 @@ def count_active(model: AnyModelConfig) -> int:
     experts = model.last_stack.experts if isinstance(model, ModelConfig) else None
     idle = 0
     if experts is not None:
-        sizes = [math.prod(shape) for shape in parameter_shapes(model).values() if len(shape) == 3]
-        idle = sum(sizes) // experts.count * (experts.count - experts.top_k)
+        shapes = parameter_shapes(model)
+        ours = [name for name, shape in shapes.items() if len(shape) == 3]
+        ours += [bias for name in ours if (bias := name.removesuffix("weight") + "bias") in shapes]
+        idle = _count(shapes, ours) // experts.count * (experts.count - experts.top_k)
     return count_parameters(model) - idle
 
 

@@ -34,8 +34,10 @@ def lend(theirs: Any, folder: Path) -> Lent:
     fixed = {parameter.data_ptr() for parameter in theirs.parameters() if not parameter.requires_grad}
     with torch.no_grad():
         # By what is saved: buffers that are not hold rotary frequencies.
-        for tensor in {tensor.data_ptr(): tensor for tensor in theirs.state_dict().values()}.values():
-            if (tensor.ndim == 1 or tensor.shape[0] == 1) and tensor.data_ptr() not in fixed:
+        named = {tensor.data_ptr(): (name, tensor) for name, tensor in theirs.state_dict().items()}
+        for name, tensor in named.values():
+            is_small = tensor.ndim == 1 or tensor.shape[0] == 1 or name.endswith("bias")
+            if is_small and tensor.data_ptr() not in fixed:
                 tensor.add_(0.2 * torch.randn(tensor.shape, generator=generator))
     theirs.eval().save_pretrained(folder)
     release = open_release(folder)
@@ -55,7 +57,8 @@ def check_gradients(lent: Lent, tolerance: float = 1e-5) -> None:
     """Asserts that the gradients of both models agree, each parameter's to `tolerance` of its norm."""
     theirs, ours, release = lent
     named = [*theirs.named_parameters(remove_duplicate=False), *theirs.named_buffers(remove_duplicate=False)]
-    saved = [one for name, tensor in named for one in _as_saved(name, tensor.grad)]
+    as_saved = {name for weight in release.family.weights(release.config) for name, _ in weight.theirs}
+    saved = [one for name, tensor in named for one in _as_saved(name, tensor.grad, as_saved)]
     expected = {_renamed(name, release.family.renames): gradient for name, gradient in saved}
     bare = not any(name.startswith(release.family.prefix) for name in expected)
     found = dict(ours.named_parameters())
@@ -77,10 +80,10 @@ def _renamed(name: str, renames: tuple[tuple[str, str], ...]) -> str:
     return name
 
 
-def _as_saved(name: str, gradient: Tensor | None) -> list[tuple[str, Tensor | None]]:
+def _as_saved(name: str, gradient: Tensor | None, as_saved: set[str]) -> list[tuple[str, Tensor | None]]:
     """Splits what transformers fuses while it loads, the matrices of experts, by the names of its files."""
     prefix, fused, kind = name.partition(".mlp.experts.")
-    if gradient is None or not fused:
+    if gradient is None or not fused or name in as_saved:
         return [(name, gradient)]
     parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
     return [

@@ -75,6 +75,11 @@ def olmoe(**values):
     return transformers.OlmoeForCausalLM(transformers.OlmoeConfig(**(SIZES | experts | values)))
 
 
+def gpt_oss(**values):
+    sizes = SIZES | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 20, "head_dim": 12}
+    return transformers.GptOssForCausalLM(transformers.GptOssConfig(**(sizes | {"sliding_window": WINDOW} | values)))
+
+
 def starcoder2(**values):
     return transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**(SIZES | values)))
 
@@ -88,6 +93,7 @@ MAKERS = {
     "llama-3": lambda: llama(rope_parameters=LLAMA3_SCALING, tie_word_embeddings=True),
     "llama-relu2": lambda: llama(hidden_act="relu2"),
     "llama-yarn": lambda: llama(rope_parameters=YARN_SCALING),
+    "llama-yarn-exact": lambda: llama(rope_parameters=YARN_SCALING | {"truncate": False}, hidden_act="quick_gelu"),
     "llama-unusual": lambda: llama(
         rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
         attention_bias=True, mlp_bias=True, num_key_value_heads=6, head_dim=10, hidden_act="gelu",
@@ -104,6 +110,11 @@ MAKERS = {
     "olmo2-unusual": lambda: olmo2(tie_word_embeddings=True, num_key_value_heads=6, rms_norm_eps=1e-3),
     "olmoe": olmoe,
     "olmoe-unusual": lambda: olmoe(norm_topk_prob=True, num_key_value_heads=6, rms_norm_eps=1e-3),
+    "gpt_oss": gpt_oss,
+    "gpt_oss-unusual": lambda: gpt_oss(
+        rope_parameters=YARN_SCALING, layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        tie_word_embeddings=True, num_key_value_heads=6, swiglu_limit=0.1, rms_norm_eps=1e-3,
+    ),
     "starcoder2": lambda: starcoder2(sliding_window=WINDOW),
     "starcoder2-unusual": lambda: starcoder2(
         rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
@@ -145,7 +156,7 @@ def test_logits_loss_and_gradients_agree(lent):
     check_loss_and_gradients(lent, batch, expected)
 
 
-@pytest.mark.parametrize("maker", [mixtral, qwen3_moe, olmoe])
+@pytest.mark.parametrize("maker", [mixtral, qwen3_moe, olmoe, gpt_oss])
 def test_the_loss_with_that_of_the_router_agrees_and_so_do_gradients(maker, tmp_path):
     torch.manual_seed(0)
     # Theirs mixes the loads of all layers; of one layer it is the published loss.

@@ -12,13 +12,14 @@ import transformers
 
 from pretrain.generate import Beams, Constraints, beam_search, generate
 from tests.helpers.lent import lend
-from tests.parity.test_decoders import gpt2, llama, mistral
+from tests.parity.test_decoders import gpt2, gpt_oss, llama, mistral
 from tests.parity.test_encoder_decoders import PAD, marian, t5
 
 MAKERS = {
     "gpt2": gpt2,
     "llama": llama,
     "mistral": mistral,
+    "gpt_oss": gpt_oss,
     "t5": t5,
     "marian": lambda: marian(activation_function="swish", scale_embedding=True),
 }

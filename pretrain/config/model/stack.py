@@ -27,6 +27,8 @@ class RotaryScaling(Section):
     """Dimensions of more turns in `original_max_seq_len` are kept; `yarn` only."""
     attention_factor: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
     """Factor of rotated queries and of keys; `yarn` only. None: `0.1 ln(factor) + 1`, at least 1."""
+    truncate: Annotated[bool, OnResume.ALLOW] = True
+    """Round the ends of the ramp between both to whole dimensions; `yarn` only. False: gpt-oss."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -103,10 +105,15 @@ class StackConfig(Section):
     """Hidden width F of the feed-forward layer."""
     experts: ExpertsConfig | None = None
     """Mixture of experts in place of the feed-forward layer. None: a dense model."""
-    activation: Annotated[Literal["gelu", "gelu_tanh", "silu", "relu", "relu2"], OnResume.ALLOW] = "silu"
-    """Non-linearity of the feed-forward layer; `relu2` is the square of ReLU (So et al. 2021, Primer)."""
+    activation: Annotated[Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu2"], OnResume.ALLOW] = "silu"
+    """Non-linearity of the feed-forward layer; `quick_gelu` is `x sigmoid(1.702 x)`, `relu2` the square
+    of ReLU (So et al. 2021, Primer)."""
     gated: Annotated[bool, OnResume.NEVER] = True
     """Gated feed-forward layer with two input projections (SwiGLU, GeGLU)."""
+    gate_limit: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
+    """Bound of both projections of a gated layer, of the gate from above only (gpt-oss). None: none."""
+    gate_shift: Annotated[float, OnResume.ALLOW] = 0.0
+    """Added to the projection that the gate multiplies, after the bound (gpt-oss: 1)."""
     norm: Annotated[Literal["rms", "layer"], OnResume.NEVER] = "rms"
     """Normalization: RMSNorm (`rms`) or LayerNorm (`layer`)."""
     norm_eps: Annotated[float, OnResume.ALLOW] = Field(default=1e-5, gt=0)
@@ -117,7 +124,7 @@ class StackConfig(Section):
     input_norm: Annotated[bool, OnResume.NEVER] = False
     """Normalize the summed embeddings; pre-norm then has no norm before its first attention."""
     bias: Annotated[bool, OnResume.NEVER] = False
-    """Bias terms in every linear layer and LayerNorm."""
+    """Bias terms in every linear layer, those of experts and their router too, and in LayerNorm."""
     qkv_bias: Annotated[bool | None, OnResume.NEVER] = None
     """Bias terms in the query, key and value projections. None: same as `bias`."""
     qk_norm: Annotated[bool | Literal["whole"], OnResume.NEVER] = False
@@ -134,6 +141,9 @@ class StackConfig(Section):
     layers and, in the same order, of the last n, by learned factors (modded-nanoGPT). 0: none."""
     scaled_attention: Annotated[bool, OnResume.ALLOW] = True
     """Divide attention scores by sqrt(H); false in T5."""
+    attention_sinks: Annotated[bool, OnResume.NEVER] = False
+    """A learned score of each head beside those of the keys, which takes a share of the weight and has
+    no value (gpt-oss)."""
     position: Annotated[
         Literal["learned", "sinusoidal", "sinusoidal_2d", "rotary", "relative", "none"], OnResume.NEVER
     ] = "rotary"
@@ -158,6 +168,8 @@ class StackConfig(Section):
     """Keys that a query attends to on each visible side, its own included. None: all keys."""
     global_every: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
     """Every n-th layer, starting with the first, has no window. None: all layers have it."""
+    global_first: Annotated[int, OnResume.ALLOW] = Field(default=0, ge=0)
+    """Number of the first layer without a window, counted from 0; less than `global_every`."""
     token_types: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
     """Number of segment embeddings (BERT). 0: none."""
     dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
@@ -204,8 +216,8 @@ class StackConfig(Section):
         """Window of each layer; None: all keys."""
         windows = [self.window] * self.layers
         if self.global_every is not None:
-            # The first of each group of layers is global.
-            windows[:: self.global_every] = [None] * len(windows[:: self.global_every])
+            without = range(self.global_first, self.layers, self.global_every)
+            windows = [None if number in without else self.window for number in range(self.layers)]
         return tuple(windows)
 
     def value_table(self, number: int) -> int | None:
@@ -223,9 +235,6 @@ class StackConfig(Section):
         if self.head_width is None and self.width % self.heads:
             sizes = f"width={self.width} must be a multiple of heads={self.heads}"
             raise ValueError(f"{sizes}, or set head_width")
-        if self.experts is not None and self.bias:
-            what = "bias=true is for dense layers, and experts have no bias terms"
-            raise ValueError(f"{what}; use bias=false")
         if self.heads % self.num_kv_heads:
             raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.num_kv_heads}")
         if self.position != "rotary" and self.rope_fraction != 1.0:
@@ -246,6 +255,11 @@ class StackConfig(Section):
             raise ValueError(f"{tables}: use {self.layers // 2} or fewer with layers={self.layers}")
         if self.global_every is not None and self.window is None:
             raise ValueError(f"global_every={self.global_every} needs a window")
+        if self.global_first >= (self.global_every or 1):
+            every = f"global_every={self.global_every}"
+            raise ValueError(f"global_first={self.global_first} must be less than {every}")
+        if not self.gated and (self.gate_limit is not None or self.gate_shift):
+            raise ValueError("gate_limit and gate_shift are for gated=true; leave them out")
         # Half of the buckets have one distance each; the others share those up to the largest.
         if self.position == "relative" and self.relative_max_distance <= self.relative_buckets // 2:
             rule = f"must exceed half of relative_buckets={self.relative_buckets}"

@@ -40,6 +40,7 @@ class AutoAttention:
 
     def __init__(self, needs: AttentionNeeds) -> None:
         self.sdpa = SdpaAttention(needs)
+        self.has_sinks = needs.sinks
         self.others: dict[str, AttentionBackend] = {}
         self.refusals: list[str] = []
         builders: dict[str, Callable[[AttentionNeeds], AttentionBackend]]
@@ -54,7 +55,7 @@ class AutoAttention:
         self, mask: AttentionMask, *, device: torch.device, bias: DistanceBias | None = None, **size: int
     ) -> AutoMask:
         """Chooses a backend and prepares the mask with it; `size`: `rows`, `queries` and `keys`."""
-        why = _why_sdpa(mask, size, device, bias)
+        why = _why_sdpa(mask, size, device, bias, has_sinks=self.has_sinks)
         refusals = list(self.refusals)
         for name, backend in self.others.items() if why is None else ():
             try:
@@ -73,13 +74,21 @@ class AutoAttention:
         return backend.attend(q_BTNH, k_BSKH, v_BSKH, prepared.prepared, **options)
 
 
-def _why_sdpa(mask: AttentionMask, size: dict[str, int], device: torch.device, bias: DistanceBias | None) -> str | None:
+def _why_sdpa(
+    mask: AttentionMask,
+    size: dict[str, int],
+    device: torch.device,
+    bias: DistanceBias | None,
+    *,
+    has_sinks: bool,
+) -> str | None:
     """Returns the reason why no backend beats sdpa; None if one may."""
     if device.type != "cuda":
         return f"its memory is linear in length for every mask on {device.type}"
     if size["queries"] == 1 or mask.query_offset > 0:
         return "a few queries need a small mask only"
-    if bias is None and needs_no_mask(mask, **size):
+    # With sinks sdpa has its memory-efficient kernel alone, which is slower than flash.
+    if bias is None and not has_sinks and needs_no_mask(mask, **size):
         return "its kernels know this mask"
     return None
 

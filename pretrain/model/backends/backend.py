@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from pretrain.errors import ConfigError
+from pretrain.model.backends.sinks import attend_with_sinks, sdpa_kernel_of
 from pretrain.types import AttentionMask
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -53,7 +54,7 @@ class AttentionNeeds:
     """Requirements of a stack's attention, known when the model is built.
 
     `dtype` is that of queries, keys and values in training, `bias` a `DistanceBias` of the scores,
-    `dropout` one of the attention weights in training.
+    `dropout` one of the attention weights in training, `sinks` a sink of each head.
     """
 
     device: torch.device
@@ -61,6 +62,7 @@ class AttentionNeeds:
     head_width: int = 64
     bias: bool = False
     dropout: bool = False
+    sinks: bool = False
 
 
 class AttentionBackend(Protocol):
@@ -95,11 +97,13 @@ class AttentionBackend(Protocol):
         *,
         dropout: float = 0.0,
         scale: float | None = None,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Returns [B, T, N, H] in the dtype of the queries.
 
         N is a multiple of K, and query head n reads key-value head `n // (N / K)`. `dropout` is the
         probability that a weight is dropped, `scale` a factor of the scores; None: 1/sqrt(H).
+        `sinks_N` are scores of a further key of each head, without a value; None: no such key.
         """
 
 
@@ -113,6 +117,7 @@ def call_kernel(
     is_causal: bool = False,
     dropout: float = 0.0,
     scale: float | None = None,
+    sinks_N: Tensor | None = None,
     cudnn: bool = False,
 ) -> Tensor:
     """Calls torch's kernel: flash, memory-efficient or math, by torch's choice.
@@ -126,28 +131,35 @@ def call_kernel(
     """
     if allowed is not None and allowed.dtype != torch.bool:
         allowed = allowed.to(q_BTNH.dtype)
+    sinks = None if sinks_N is None else sinks_N[:, None]
     shape, group = q_BTNH.shape, q_BTNH.shape[2] // k_BSKH.shape[2]
     if group > 1 and allowed is not None and shape[1] == 1:
         # The only query: its heads of a group as queries of one head, which every kernel takes with a mask.
         q_BTNH = q_BTNH.unflatten(2, (-1, group))[:, 0].transpose(1, 2)
         if allowed.ndim > 2 and allowed.shape[-3] > 1:
             allowed = allowed.unflatten(-3, (-1, group)).squeeze(-2)
+        sinks = None if sinks_N is None else sinks_N.unflatten(0, (-1, group))
         group = 1
-    if group > 1 and not _takes_groups(q_BTNH, allowed):
+    if group > 1 and not _takes_groups(q_BTNH, allowed, sinks):
         k_BSKH, v_BSKH = (x.repeat_interleave(group, dim=2) for x in (k_BSKH, v_BSKH))
         group = 1
-    all_kernels = cudnn or q_BTNH.device.type == "cpu"
-    with nullcontext() if all_kernels else sdpa_kernel(WITHOUT_CUDNN):
-        mixed_BNTH = scaled_dot_product_attention(
-            q_BTNH.transpose(1, 2),
-            k_BSKH.transpose(1, 2),
-            v_BSKH.transpose(1, 2),
-            attn_mask=allowed,
-            dropout_p=dropout,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=group > 1,
-        )
+    q_BNTH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BTNH, k_BSKH, v_BSKH))
+    if sinks is not None:
+        kernel = sdpa_kernel_of(q_BTNH.device, allowed, is_causal=is_causal, scale=scale)
+        q_BNTH, k_BKSH, v_BKSH = cast_inputs(q_BNTH, k_BKSH, v_BKSH)
+        mixed_BNTH = attend_with_sinks(q_BNTH, k_BKSH, v_BKSH, sinks, kernel)
+    else:
+        with nullcontext() if cudnn or q_BTNH.device.type == "cpu" else sdpa_kernel(WITHOUT_CUDNN):
+            mixed_BNTH = scaled_dot_product_attention(
+                q_BNTH,
+                k_BKSH,
+                v_BKSH,
+                attn_mask=allowed,
+                dropout_p=dropout,
+                is_causal=is_causal,
+                scale=scale,
+                enable_gqa=group > 1,
+            )
     if blind is not None:
         mixed_BNTH = mixed_BNTH.masked_fill(blind, 0.0)
     if mixed_BNTH.shape[2] != shape[1]:
@@ -155,11 +167,11 @@ def call_kernel(
     return mixed_BNTH.transpose(1, 2)
 
 
-def _takes_groups(q_BTNH: Tensor, allowed: Tensor | None) -> bool:
+def _takes_groups(q_BTNH: Tensor, allowed: Tensor | None, sinks: Tensor | None = None) -> bool:
     """Returns False where a GPU has the memory-efficient kernel alone: for groups it would be the math one, T x S."""
     kind = q_BTNH.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q_BTNH.dtype
-    return kind == "cpu" or (dtype.itemsize == 2 and allowed is None)  # flash takes no mask
+    return kind == "cpu" or (dtype.itemsize == 2 and allowed is None and sinks is None)  # flash takes no mask
 
 
 def cast_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:

@@ -50,23 +50,36 @@ class EagerAttention:
         *,
         dropout: float = 0.0,
         scale: float | None = None,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Attends in the dtype of its inputs; float64 for an exact reference."""
-        weights_BNTS = self.weights(q_BTNH, k_BSKH, prepared, scale=scale)
+        weights_BNTS = self.weights(q_BTNH, k_BSKH, prepared, scale=scale, sinks_N=sinks_N)
         weights_BNTS = torch.nn.functional.dropout(weights_BNTS, dropout).to(v_BSKH.dtype)
         v_BSNH = v_BSKH.repeat_interleave(q_BTNH.shape[2] // v_BSKH.shape[2], dim=2)
         return torch.einsum("bnts,bsnh->btnh", weights_BNTS, v_BSNH)
 
-    def weights(self, q_BTNH: Tensor, k_BSKH: Tensor, prepared: EagerMask, *, scale: float | None) -> Tensor:
+    def weights(
+        self,
+        q_BTNH: Tensor,
+        k_BSKH: Tensor,
+        prepared: EagerMask,
+        *,
+        scale: float | None,
+        sinks_N: Tensor | None = None,
+    ) -> Tensor:
         """Returns the weights before dropout, [B, N, T, S]; 0 for a query that sees no key."""
         k_BSNH = k_BSKH.repeat_interleave(q_BTNH.shape[2] // k_BSKH.shape[2], dim=2)
         factor = 1 / math.sqrt(q_BTNH.shape[-1]) if scale is None else scale
         scores_BNTS = torch.einsum("btnh,bsnh->bnts", q_BTNH, k_BSNH) * factor
         if prepared.bias_NTS is not None:
             scores_BNTS = scores_BNTS + prepared.bias_NTS
-        if prepared.allowed is None:
-            return scores_BNTS.softmax(dim=-1)
-        # Not minus infinity: the softmax of a row without keys, and its gradient, would be NaN.
-        lowest = torch.finfo(scores_BNTS.dtype).min
-        weights_BNTS = scores_BNTS.masked_fill(~prepared.allowed, lowest).softmax(dim=-1)
-        return weights_BNTS.masked_fill(~prepared.allowed, 0.0)
+        if prepared.allowed is not None:
+            # Not minus infinity: the softmax of a row without keys, and its gradient, would be NaN.
+            lowest = torch.finfo(scores_BNTS.dtype).min
+            scores_BNTS = scores_BNTS.masked_fill(~prepared.allowed, lowest)
+        if sinks_N is None:
+            weights_BNTS = scores_BNTS.softmax(dim=-1)
+        else:
+            sinks_BNT1 = sinks_N.to(scores_BNTS.dtype)[:, None, None].expand(*scores_BNTS.shape[:-1], 1)
+            weights_BNTS = torch.cat((scores_BNTS, sinks_BNT1), dim=-1).softmax(dim=-1)[..., :-1]
+        return weights_BNTS if prepared.allowed is None else weights_BNTS.masked_fill(~prepared.allowed, 0.0)

@@ -6,6 +6,7 @@ For GPUs only: on a CPU it has no backward pass.
               bias by distance -> score_mod, which reads the vector and passes on its gradient
     attend    one call of the compiled kernel; blocks without a visible pair are skipped
 
+With sinks the kernel returns its log-sum-exp too, and the result is scaled.
 No T x T tensor of mask, scores or bias is made. The gradient of the bias is summed by atomic
 additions (pytorch/pytorch#137452, torch 2.6 on): its last bits differ from run to run.
 """
@@ -90,6 +91,7 @@ class FlexAttention:
         *,
         dropout: float = 0.0,
         scale: float | None = None,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Attends in one kernel."""
         assert dropout == 0.0, "the constructor refuses dropout"
@@ -101,7 +103,12 @@ class FlexAttention:
             block_mask=prepared.block_mask,
             scale=scale,
             enable_gqa=q_BTNH.shape[2] != k_BSKH.shape[2],
+            **({} if sinks_N is None else _lse_request()),
         )
+        if sinks_N is not None:
+            mixed_BNTH, more = mixed_BNTH
+            share_BNT = (more.lse - sinks_N.float()[:, None]).sigmoid()
+            mixed_BNTH = (mixed_BNTH * share_BNT[..., None]).to(mixed_BNTH.dtype)
         return mixed_BNTH.transpose(1, 2)
 
 
@@ -159,6 +166,13 @@ def build_score_mod(bias: DistanceBias, queries: int, device: torch.device) -> M
         return score + values_NR[head, s - t + last]
 
     return add_bias
+
+
+def _lse_request() -> dict[str, Any]:
+    """Returns the option of FlexAttention for its log-sum-exp, which is differentiable."""
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    return {"return_aux": AuxRequest(lse=True)}
 
 
 @cache

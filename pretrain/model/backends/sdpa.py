@@ -41,8 +41,11 @@ from pretrain.model.backends.backend import (
     is_plain,
     needs_no_mask,
     reachable_keys,
+    refusal,
 )
 from pretrain.types import AttentionMask
+
+WITHOUT_SINKS = "leave one of them out, or use engine.attention=eager"
 
 BLOCK = 128
 """Queries of a tile: enough to keep a core busy, and S x BLOCK scores stay small."""
@@ -109,9 +112,12 @@ class SdpaMask:
 
 
 class SdpaAttention:
-    """Serves every mask and bias on every device."""
+    """Serves every mask and bias on every device; sinks without dropout and bias."""
 
     def __init__(self, needs: AttentionNeeds) -> None:
+        if needs.sinks and (needs.dropout or needs.bias):
+            what = "has no dropout of attention weights" if needs.dropout else "adds no bias"
+            raise refusal("sdpa", f"{what} beside attention sinks", WITHOUT_SINKS)
         self._cudnn_shapes: set[tuple[int, int, int]] = set()
 
     def prepare(
@@ -141,13 +147,14 @@ class SdpaAttention:
         *,
         dropout: float = 0.0,
         scale: float | None = None,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Attends by the prepared plan."""
         direct = prepared.direct
         if prepared.blocks is not None and (dropout or direct is None):
-            return prepared.run(q_BTNH, k_BSKH, v_BSKH, prepared.blocks, dropout, scale)
+            return prepared.run(q_BTNH, k_BSKH, v_BSKH, prepared.blocks, dropout, scale, sinks_N)
         if isinstance(direct, Calls):
-            return prepared.run(q_BTNH, k_BSKH, v_BSKH, direct, 0.0, scale)
+            return prepared.run(q_BTNH, k_BSKH, v_BSKH, direct, 0.0, scale, sinks_N)
         assert direct is not None
         if direct.keys is not None:
             reached = slice(*direct.keys)
@@ -162,6 +169,7 @@ class SdpaAttention:
             is_causal=direct.is_causal,
             dropout=dropout,
             scale=scale,
+            sinks_N=sinks_N,
             cudnn=direct.cudnn,
         )
 
@@ -253,14 +261,15 @@ def plan_blocks(
 
 
 def _attend_parts(
-    q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, plan: Calls | Blocks, dropout: float, scale: float | None
-) -> Tensor:
+    q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, plan: Calls | Blocks,
+    dropout: float, scale: float | None, sinks_N: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Attends segment by segment, or tile by tile; [B, T, N, H]."""
     if isinstance(plan, Blocks):
         values_NR = None if plan.bias is None else plan.bias.values_NR
         # Cast here, not in each tile: the backward pass runs outside an autocast region.
         inputs = cast_inputs(q_BTNH, k_BSKH, v_BSKH)
-        return _BlockAttention.apply(*inputs, values_NR, plan, dropout, scale)
+        return _BlockAttention.apply(*inputs, values_NR, sinks_N, plan, dropout, scale)
     # split and cat, not slices: the gradient of a slice has the size of the whole.
     q_pieces = q_BTNH.flatten(0, 1).split(plan.query_lengths)
     k_pieces, v_pieces = (x.flatten(0, 1).split(plan.key_lengths) for x in (k_BSKH, v_BSKH))
@@ -271,7 +280,7 @@ def _attend_parts(
         else:
             k = k_pieces[piece]
             v = v_pieces[piece]
-            result = call_kernel(q[None], k[None], v[None], is_causal=is_causal, scale=scale)
+            result = call_kernel(q[None], k[None], v[None], is_causal=is_causal, scale=scale, sinks_N=sinks_N)
             mixed.append(result[0])
     return torch.cat(mixed).view(q_BTNH.shape)
 
@@ -283,6 +292,7 @@ class Inputs(NamedTuple):
     k_BSKH: Tensor
     v_BSKH: Tensor
     values_NR: Tensor | None
+    sinks_N: Tensor | None
 
     def of_tile(self, tile: Segment, num_queries: int) -> "Inputs":
         """Returns views of the inputs that a tile reads."""
@@ -291,7 +301,7 @@ class Inputs(NamedTuple):
         if values_NR is not None:
             values_NR = values_NR[:, distance_range(tile.queries, tile.keys, num_queries)]
         k_BSKH = self.k_BSKH[rows, keys]
-        return Inputs(self.q_BTNH[rows, queries], k_BSKH, self.v_BSKH[rows, keys], values_NR)
+        return Inputs(self.q_BTNH[rows, queries], k_BSKH, self.v_BSKH[rows, keys], values_NR, self.sinks_N)
 
     def leaves(self) -> "Inputs":
         """Returns the same values as leaves of a graph of their own."""
@@ -307,16 +317,10 @@ class _BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q_BTNH: Tensor,
-        k_BSKH: Tensor,
-        v_BSKH: Tensor,
-        values_NR: Tensor | None,
-        blocks: Blocks,
-        dropout: float,
-        scale: float | None,
-    ) -> Tensor:
-        inputs = Inputs(q_BTNH, k_BSKH, v_BSKH, values_NR)
+        ctx: Any, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, values_NR: Tensor | None, sinks_N: Tensor | None,
+        blocks: Blocks, dropout: float, scale: float | None,
+    ) -> Tensor:  # fmt: skip
+        inputs = Inputs(q_BTNH, k_BSKH, v_BSKH, values_NR, sinks_N)
         ctx.save_for_backward(*inputs)
         ctx.blocks, ctx.dropout, ctx.scale = blocks, dropout, scale
         device = q_BTNH.device
@@ -365,7 +369,7 @@ def _zeros_to_add_to(x: Tensor) -> Tensor:
 
 
 def _attend_tile(tile: Segment, part: Inputs, mask: AttentionMask, dropout: float, scale: float | None) -> Tensor:
-    q_BTNH, k_BSKH, v_BSKH, values_NR = part
+    q_BTNH, k_BSKH, v_BSKH, values_NR, sinks_N = part
     rows = slice(tile.rows.start, tile.rows.stop)
     allowed = dense_mask(mask, queries=tile.queries, keys=tile.keys, device=q_BTNH.device, rows=rows)
     blind = blind_queries(allowed)
@@ -378,7 +382,8 @@ def _attend_tile(tile: Segment, part: Inputs, mask: AttentionMask, dropout: floa
         bias_NTS = dense_bias(DistanceBias(values_NR), queries=queries, keys=keys, num_queries=len(queries))
         allowed = additive_mask(allowed, bias_NTS, q_BTNH.dtype)
     with torch.autocast(q_BTNH.device.type, enabled=False):
-        return call_kernel(q_BTNH, k_BSKH, v_BSKH, allowed=allowed, blind=blind, dropout=dropout, scale=scale)
+        options: dict[str, Any] = {"dropout": dropout, "scale": scale, "sinks_N": sinks_N}
+        return call_kernel(q_BTNH, k_BSKH, v_BSKH, allowed=allowed, blind=blind, **options)
 
 
 @contextmanager

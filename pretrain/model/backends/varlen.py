@@ -27,6 +27,7 @@ from pretrain.model.backends.backend import (
     find_segments,
     refusal,
 )
+from pretrain.model.backends.sinks import LseKernel, attend_with_sinks
 from pretrain.types import AttentionMask
 
 NEEDED_OF_TORCH = {"scale", "window_size"}
@@ -70,6 +71,10 @@ class VarlenAttention:
     def __init__(self, needs: AttentionNeeds) -> None:
         _check_needs(needs)
         self.kernel = _load_kernel()
+        self.lse_kernel = _torch_lse_kernel
+        if needs.sinks and self.kernel is not _call_torch:
+            fix = "install torch 2.13, or use engine.attention=flex or sdpa"
+            raise refusal("varlen", "has no attention sinks with this kernel", fix)
         self.dtype = needs.dtype
 
     def prepare(
@@ -104,11 +109,16 @@ class VarlenAttention:
         *,
         dropout: float = 0.0,
         scale: float | None = None,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Attends in one call, in the 16-bit dtype of `AttentionNeeds`."""
         assert dropout == 0.0, "the constructor refuses dropout"
         q, k, v = (x.flatten(0, 1).to(self.dtype) for x in (q_BTNH, k_BSKH, v_BSKH))
-        return self.kernel(q, k, v, prepared, scale).view(q_BTNH.shape).to(q_BTNH.dtype)
+        if sinks_N is None:
+            mixed = self.kernel(q, k, v, prepared, scale)
+        else:
+            mixed = attend_with_sinks(q, k, v, sinks_N, self.lse_kernel(prepared, scale))
+        return mixed.view(q_BTNH.shape).to(q_BTNH.dtype)
 
 
 def plan_varlen(mask: AttentionMask, *, rows: int, queries: int, keys: int) -> Spans:
@@ -214,6 +224,27 @@ def _call_torch(q: Tensor, k: Tensor, v: Tensor, prepared: VarlenMask, scale: fl
     grouped = q.shape[1] != k.shape[1]
     options = {"window_size": prepared.window, "enable_gqa": grouped}
     return varlen_attn(q, k, v, *prepared.places, scale=scale, **options)
+
+
+def _torch_lse_kernel(prepared: VarlenMask, scale: float | None) -> LseKernel:
+    """Returns torch's kernel with its log-sum-exp, and its backward pass; their L is [N, B x T]."""
+    window = list(prepared.window)
+    is_causal = prepared.window == (-1, 0)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        grouped = q.shape[1] != k.shape[1]
+        call = torch.ops.torch_attn._varlen_attn
+        found = call(q, k, v, *prepared.places, is_causal, scale, window, grouped)
+        return found[0], found[1].t(), (found[2],)
+
+    def undo(
+        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, lse: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        saved = (grad, q, k, v, result, lse.t().contiguous())
+        call = torch.ops.torch_attn._varlen_attn_backward
+        return call(*saved, *prepared.places, is_causal, state, scale, window)
+
+    return LseKernel(run, undo)
 
 
 def _call_older_torch(q: Tensor, k: Tensor, v: Tensor, prepared: VarlenMask, scale: float | None) -> Tensor:

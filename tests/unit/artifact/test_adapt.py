@@ -115,14 +115,17 @@ def test_the_identity_is_that_of_every_value_taken_in_whatever_order_it_was_read
     assert changed.fingerprint() != one.fingerprint()
 
 
-def test_experts_that_are_copies_of_a_dense_layer_begin_as_the_same_function():
-    experts = ExpertsConfig(count=4, top_k=2, balance="bias")
-    upcycled = model().model_copy(update={"decoder": STACK.model_copy(update={"experts": experts})})
-    source = adapted(model(), upcycled)
-    assert source.anew == {"decoder.blocks.0.feedforward.router.weight", BALANCE} & source.shapes.keys()
+@pytest.mark.parametrize("bias", [False, True])
+def test_experts_that_are_copies_of_a_dense_layer_begin_as_the_same_function(bias):
+    experts, stack = ExpertsConfig(count=4, top_k=2, balance="bias"), STACK.model_copy(update={"bias": bias})
+    dense_model = model().model_copy(update={"decoder": stack})
+    upcycled = model().model_copy(update={"decoder": stack.model_copy(update={"experts": experts})})
+    source = adapted(dense_model, upcycled)
+    router = {f"decoder.blocks.0.feedforward.router.{kind}" for kind in ("weight", "bias")}
+    assert source.anew == (router | {BALANCE}) & source.shapes.keys()
     assert source.describe()[1:] == ["each feed-forward layer is copied to 4 experts"]
     built = {}
-    for config, read in ((model(), source.source.read), (upcycled, source.read)):
+    for config, read in ((dense_model, source.source.read), (upcycled, source.read)):
         built[config.decoder.experts is None] = one = build_model(config, PLAIN_ENGINE, torch.device("cpu"))
         init_weights(one, config, seed=0)
         for name, weight in named_weights(one):

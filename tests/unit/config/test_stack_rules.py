@@ -54,12 +54,29 @@ def test_experts_that_do_not_fit_are_refused(experts, message):
         StackConfig(**SIZES, experts=experts)
 
 
-def test_experts_have_no_bias():
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"window": 4, "global_every": 2, "global_first": 2}, "global_first=2 must be less than global_every=2"),
+        ({"window": 4, "global_first": 1}, "global_first=1 must be less than global_every=None"),
+        ({"gated": False, "gate_limit": 7.0}, "gate_limit and gate_shift are for gated=true; leave them out"),
+        ({"gated": False, "gate_shift": 1.0}, "gate_limit and gate_shift are for gated=true; leave them out"),
+    ],
+)
+def test_keys_that_need_another_are_refused_without(keys, message):
+    with pytest.raises(ValidationError, match=message):
+        StackConfig(**SIZES, **keys)
+
+
+def test_experts_are_as_wide_as_the_dense_layer_unless_told():
     experts = {"count": 4, "top_k": 2}
-    with pytest.raises(ValidationError, match="bias=true is for dense layers, and experts have no bias terms"):
-        StackConfig(**SIZES, experts=experts, bias=True)
     assert StackConfig(**SIZES, experts=experts).expert_width == 8
     assert StackConfig(**SIZES, experts=experts | {"width": 2}).expert_width == 2
+
+
+def test_layers_without_a_window_may_begin_later():
+    stack = StackConfig(**SIZES | {"layers": 5}, window=4, global_every=2, global_first=1)
+    assert stack.windows == (4, None, 4, None, 4)
 
 
 def test_experts_are_for_models_of_one_stack():

@@ -166,7 +166,12 @@ def test_windows_of_mistral(window):
         ("llama", {"attention_bias": True}, "attention_bias=True: only the value of mlp_bias=False"),
         ("llama", {"mlp_bias": True}, "attention_bias=False: only the value of mlp_bias=True"),
         ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_scaling.rope_type='longrope'"),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate=False"),
+        (
+            "gpt_oss",
+            {"attention_bias": False},
+            "attention_bias=False: only True can be represented: experts have biases",
+        ),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha=1.0: only 1.702 can be represented"),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}}, "mscale=0.7: only None"),
         (
             "llama",
@@ -185,7 +190,7 @@ def test_windows_of_mistral(window):
         ("qwen3", {"attention_bias": True}, "attention_bias=True"),
         ("starcoder2", {"use_bias": False}, "use_bias=False: only True can be represented: the norms alone"),
         ("starcoder2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
-        ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}, "only every n-th layer, from the first"),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}, "only every n-th layer can lack a window"),
         ("qwen2", {"layer_types": ["full_attention"]}, "must list 32 layers"),
         ("qwen2", {"num_hidden_layers": 1, "layer_types": ["chunked_attention"]}, "layer_types='chunked_attention'"),
         ("qwen2", {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}, "needs use_sliding_window=true"),

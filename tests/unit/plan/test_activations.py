@@ -60,6 +60,16 @@ def test_what_a_mixture_of_experts_keeps_is_known_within_a_tenth(experts, mode):
     assert planned_over_kept(config, kind="single", precision="bf16", mode=mode) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"gate_limit": 7.0}, {"gate_shift": 1.0}, {"gate_limit": 7.0, "gate_shift": 1.0}, {"gated": False}],
+    ids=str,
+)
+def test_what_a_bounded_gate_keeps_is_known_within_a_tenth(keys):
+    config = model_of("llama-tiny", decoder={"activation": "quick_gelu", "ff_width": 512, **keys})
+    assert planned_over_kept(config) == pytest.approx(1, abs=0.1)
+
+
 @pytest.mark.parametrize("gated", [False, True])
 def test_what_a_squared_activation_keeps_is_known_within_a_tenth(gated):
     config = model_of("llama-tiny", decoder={"activation": "relu2", "gated": gated, "ff_width": 512})

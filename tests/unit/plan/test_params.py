@@ -19,7 +19,7 @@ PARTS = {
     r"embedding\.weight|\w+\.(token_type|value_embedding\.\d+)\.weight": "embedding",
     r"\w+\.position\.weight": "position",
     r"\w+\.blocks\.\d+\.(attention\.(qkv|output)|cross\.(query|key_value|output))\.\w+": "attention",
-    r"\w+\.blocks\.\d+\.(attention\.value|residual)_mix": "attention",
+    r"\w+\.blocks\.\d+\.(attention\.value_mix|attention\.sinks|residual_mix)": "attention",
     r"\w+\.blocks\.\d+\.feedforward\.\w+\.\w+": "feedforward",
     r"(en|de)coder\.(\w+\.)*\w*norm\.\w+": "norm",
     r"head\..+": "head",
@@ -38,6 +38,7 @@ def part_of(name):
 def stacks(draw, width):
     heads = draw(st.sampled_from([2, 4]))
     layers = draw(st.integers(1, 3))
+    position = draw(st.sampled_from(["learned", "sinusoidal", "rotary", "relative", "none"]))
     return StackConfig(
         layers=layers,
         width=width,
@@ -52,7 +53,8 @@ def stacks(draw, width):
         bias=draw(st.booleans()),
         qkv_bias=draw(st.sampled_from([None, False, True])),
         qk_norm=draw(st.sampled_from([False, True, "whole"])),
-        position=draw(st.sampled_from(["learned", "sinusoidal", "rotary", "relative", "none"])),
+        attention_sinks=position != "relative" and draw(st.booleans()),
+        position=position,
         relative_buckets=draw(st.sampled_from([4, 32])),
         window=draw(st.sampled_from([None, 5])),
         token_types=draw(st.integers(0, 3)),

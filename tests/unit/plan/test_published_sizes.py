@@ -86,6 +86,7 @@ LLAMA, MISTRAL, QWEN2, QWEN3 = hf.LlamaForCausalLM, hf.MistralForCausalLM, hf.Qw
 STARCODER2 = hf.Starcoder2ForCausalLM
 MIXTRAL, QWEN3_MOE = hf.MixtralForCausalLM, hf.Qwen3MoeForCausalLM
 OLMO2, OLMOE = hf.Olmo2ForCausalLM, hf.OlmoeForCausalLM
+GPT_OSS = hf.GptOssForCausalLM
 TIED = {"tie_word_embeddings": True}
 
 RELEASES = {
@@ -122,6 +123,8 @@ RELEASES = {
     "olmo2-13b": rotary(OLMO2, 100352, None, 40, 5120, 13824, 40, 40),
     "olmo2-32b": rotary(OLMO2, 100352, None, 64, 5120, 27648, 40, 8),
     "olmoe-1b-7b": rotary(OLMOE, 50304, None, 16, 2048, 1024, 16, 16),
+    "gpt_oss-20b": rotary(GPT_OSS, 201088, None, 24, 2880, 2880, 64, 8, num_local_experts=32),
+    "gpt_oss-120b": rotary(GPT_OSS, 201088, None, 36, 2880, 2880, 64, 8, num_local_experts=128),
     "starcoder2-3b": rotary(STARCODER2, 49152, 3_030_371_328, 30, 3072, 12288, 24, 2, **TIED),
     "starcoder2-7b": rotary(STARCODER2, 49152, 7_173_923_840, 32, 4608, 18432, 36, 4, **TIED),
     "bert-base": bert(12, 768, 12, 3072, 109_514_298),
@@ -158,6 +161,8 @@ ROUNDED = {
     "olmo2-13b": (100_352, [13.7e9], 0.005),
     "olmo2-32b": (100_352, [32.2e9], 0.005),
     "olmoe-1b-7b": (50_304, [6.9e9], 0.005),
+    "gpt_oss-20b": (201_088, [20.91e9], 0.001),
+    "gpt_oss-120b": (201_088, [116.83e9], 0.001),
     "bert-tiny": (30_522, [4.4e6], 0.02),
     "modernbert-base": (50_368, [149e6], 0.01),
     "modernbert-large": (50_368, [395e6], 0.01),
@@ -264,6 +269,8 @@ def test_a_preset_is_as_large_as_the_paper_says(preset):
     [
         ("mixtral-8x7b", 12.9e9), ("mixtral-8x22b", 39e9), ("qwen3_moe-30b-a3b", 3.3e9), ("qwen3_moe-235b-a22b", 22e9),
         ("olmoe-1b-7b", 1.3e9),
+        # Published without the embedding, which a token meets in one row: 3.61B and 5.13B.
+        ("gpt_oss-20b", 3.61e9 + 201_088 * 2880), ("gpt_oss-120b", 5.13e9 + 201_088 * 2880),
     ],
 )  # fmt: skip
 def test_a_mixture_has_as_many_active_parameters_as_published(preset, published):

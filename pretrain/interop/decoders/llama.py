@@ -2,8 +2,7 @@
 
 RMSNorm around each sub-layer, rotary positions, a gated feed-forward layer or experts. The families
 differ in the projections that have a bias, in windows, in norms of queries and keys, in the place of
-other norms, and in experts, each of whose matrices is a tensor of theirs. Rotary parameters come in the spellings of
-transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`).
+other norms, and in experts, each of whose matrices is a tensor of theirs.
 """
 
 from dataclasses import dataclass, field
@@ -11,13 +10,22 @@ from functools import partial
 from typing import Any, Literal
 
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
+from pretrain.interop.decoders.heads import (
+    FULL,
+    ROTARY_BUFFERS,
+    SLIDING,
+    qkv_rows,
+    read_heads,
+    read_layer_types,
+    read_rope,
+    write_layer_types,
+    write_rope,
+)
 from pretrain.interop.family import Family, Weight, affine, own_head, table
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _WORDS = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
-ROTARY_BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 _STACK: Keys = {
     "num_hidden_layers": ("layers", 32),
     "hidden_size": ("width", 4096),
@@ -108,52 +116,6 @@ _DIALECTS = (
 )  # fmt: skip
 
 
-def read_rope(fields: Fields, max_seq_len: int) -> dict[str, Any]:
-    """Returns period and scaling of the rotary embedding of all layers; refuses what ours lack."""
-    key = "rope_scaling" if fields.section("rope_scaling") else "rope_parameters"
-    rope = Fields(fields.section(key))
-    if {_FULL, _SLIDING} & rope.values.keys():
-        raise refusal(key, rope.values, "one rotary embedding for all layers can be represented")
-    for holder in (fields, rope):
-        holder.only("partial_rotary_factor", 1.0, "a part of each head would not be rotated")
-    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
-    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
-    if kind == "default":
-        return {"rope_theta": theta, "rope_scaling": None}
-    if kind not in ("linear", "llama3", "yarn"):
-        raise refusal(f"{key}.rope_type", kind, "only default, linear, llama3 and yarn can be represented")
-    scaling: dict[str, Any] = {"kind": kind, "factor": rope.number("factor")}
-    if kind != "linear":
-        length = rope.integer("original_max_position_embeddings", max_seq_len)
-        scaling["original_max_seq_len"] = fields.integer("original_max_position_embeddings", length)
-    if kind == "llama3":
-        scaling |= {name: rope.number(name) for name in ("low_freq_factor", "high_freq_factor")}
-    if kind == "yarn":
-        scaling |= {"beta_slow": rope.number("beta_slow", 1.0), "beta_fast": rope.number("beta_fast", 32.0)}
-        if rope.values.get("attention_factor") is not None:
-            scaling["attention_factor"] = rope.number("attention_factor")
-        rope.only("truncate", True, "the ramp would begin and end between dimensions")
-        for name in ("mscale", "mscale_all_dim"):
-            rope.only(name, None, "scores would have another factor; give it as attention_factor")
-    return {"rope_theta": theta, "rope_scaling": scaling}
-
-
-def write_rope(stack: StackConfig) -> dict[str, Any]:
-    """Returns `rope_theta` and `rope_scaling`: the older spelling, which every version reads."""
-    scaling = stack.rope_scaling
-    if scaling is None:
-        return {"rope_theta": stack.rope_theta, "rope_scaling": None}
-    values: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind != "linear":
-        values["original_max_position_embeddings"] = scaling.original_max_seq_len
-    if scaling.kind == "llama3":
-        values |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-    if scaling.kind == "yarn":
-        values |= {"beta_slow": scaling.beta_slow, "beta_fast": scaling.beta_fast}
-        values |= {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
-    return {"rope_theta": stack.rope_theta, "rope_scaling": values}
-
-
 def _read_bias(dialect: _Dialect, fields: Fields) -> bool:
     """Returns whether every linear layer has a bias."""
     if dialect.model_type == "llama":
@@ -179,27 +141,9 @@ def _read_windows(dialect: _Dialect, fields: Fields, layers: int) -> dict[str, i
         window = fields.optional_integer("sliding_window", 4096)
     if dialect.windows == "flagged":
         return {"window": window}
-    listed = fields.values.get("layer_types")
-    if listed is None:
-        full = fields.integer("max_window_layers", 28) if window else layers
-        listed = [_FULL if number < full else _SLIDING for number in range(layers)]
-    elif not isinstance(listed, list) or len(listed) != layers:
-        raise refusal("layer_types", listed, f"must list {layers} layers")
-    if unknown := [kind for kind in listed if kind not in (_FULL, _SLIDING)]:
-        raise refusal("layer_types", unknown[0], f"only {_FULL} and {_SLIDING} can be represented")
-    slides = [kind == _SLIDING for kind in listed]
-    if not any(slides):
-        return {}
-    if window is None:
-        why = f"{_SLIDING} needs use_sliding_window=true and a sliding_window"
-        raise refusal("layer_types", listed, why)
-    if all(slides):
-        return {"window": window}
-    for every in range(2, layers + 1):
-        if slides == [number % every != 0 for number in range(layers)]:
-            return {"window": window, "global_every": every}
-    # A period of layers without a window is all that `global_every` expresses.
-    raise refusal("layer_types", listed, "only every n-th layer, from the first, can lack a window")
+    full = fields.integer("max_window_layers", 28) if window else layers
+    usual = [FULL if number < full else SLIDING for number in range(layers)]
+    return read_layer_types(fields, layers, window, usual)
 
 
 def _write_windows(dialect: _Dialect, stack: StackConfig) -> dict[str, Any]:
@@ -214,7 +158,7 @@ def _write_windows(dialect: _Dialect, stack: StackConfig) -> dict[str, Any]:
         "use_sliding_window": any(slides),
         "sliding_window": stack.window if any(slides) else None,
         "max_window_layers": slides.index(True) if any(slides) else stack.layers,
-        "layer_types": [_SLIDING if slide else _FULL for slide in slides],
+        **write_layer_types(stack),
     }
 
 
@@ -266,19 +210,6 @@ def _expert_tensors(keys: _ExpertKeys, stack: StackConfig) -> dict[str, dict[str
         "feedforward.gate_up": dict.fromkeys(halves, stack.expert_width),
         "feedforward.down": dict.fromkeys((f"{name}{keys.down}" for name in numbers), stack.width),
     }
-
-
-def read_heads(
-    fields: Fields, stack: dict[str, Any], kv_heads: int | None, default_width: int | None = None
-) -> dict[str, int | None]:
-    """Returns the number of key-value heads and the width of a head, beside `heads` and `width`.
-
-    Those equal to our defaults are None, so that the config reads like a preset.
-    """
-    head_width = fields.optional_integer("head_dim", default_width)
-    if head_width is not None and head_width * stack["heads"] == stack["width"]:
-        head_width = None
-    return {"kv_heads": None if kv_heads == stack["heads"] else kv_heads, "head_width": head_width}
 
 
 def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
@@ -337,13 +268,6 @@ def _write_config(dialect: _Dialect, config: ModelConfig) -> dict[str, Any]:
         **biases,
         **(_write_experts(dialect.experts, stack) if dialect.experts else {}),
     }
-
-
-def qkv_rows(stack: StackConfig) -> dict[str, int]:
-    """Returns the rows of the projections of queries, keys and values, by their names."""
-    kv_rows = stack.num_kv_heads * stack.per_head_width
-    rows = {"q": stack.heads * stack.per_head_width, "k": kv_rows, "v": kv_rows}
-    return {f"self_attn.{part}_proj": number for part, number in rows.items()}
 
 
 def _weights(dialect: _Dialect, config: ModelConfig) -> list[Weight]:

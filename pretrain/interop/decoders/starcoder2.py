@@ -6,9 +6,9 @@ Pre-norm, a feed-forward layer without a gate, one window for all layers or none
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
+from pretrain.interop.decoders.heads import ROTARY_BUFFERS, qkv_rows, read_heads, read_rope, write_rope
 from pretrain.interop.family import Family, Weight, affine, own_head, table
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, write_keys, write_tokens
-from pretrain.interop.llama import ROTARY_BUFFERS, qkv_rows, read_heads, read_rope, write_rope
 
 _STACK: Keys = {
     "num_hidden_layers": ("layers", 30),
