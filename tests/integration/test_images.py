@@ -101,6 +101,16 @@ def test_a_damaged_image_is_skipped_by_any_number_of_ranks_alike(tmp_path, color
 
 
 @pytest.mark.long
+def test_attention_over_an_image_is_drawn(golden, colors, tmp_path):
+    (tmp_path / "cat.png").write_bytes(PNG)
+    run = str(golden.folder("golden").path)
+    for options, count in ((("--layer", "1", "--head", "0,3"), "2 maps"), (("--rollout",), "1 map")):
+        result = run_warm("attention", run, "--image", "cat.png", "--output", "map.png", *options, cwd=tmp_path)
+        assert (result.code, result.stdout) == (0, f"map.png: {count}\n"), result.stderr
+        assert (tmp_path / "map.png").stat().st_size > 5000
+
+
+@pytest.mark.long
 def test_another_augmentation_is_another_ledger(golden):
     golden.train("other", *SINGLE, "data.images.flip=0", "train.stop_after=2", ranks=1)
     difference = compare(golden.folder("golden").audit, golden.folder("other").audit, ("digest", "pixels"))
@@ -138,7 +148,9 @@ def test_tars_of_others_are_indexed_by_the_command_line(tmp_path):
             64,
             "the model reads images, not text; measure it by pretrain evaluate",
         ),
-        (("attention", "{run}", "--text", "a", "--output", "a.png"), 64, "the model reads images, not text"),
+        (("attention", "{run}", "--text", "a", "--json"), 64, "--text: the model reads images, not text; give --image"),
+        (("attention", "{run}", "--json"), 64, "the model needs one input; give --text, or to a model of images"),
+        (("attention", "{run}", "--image", "no.jpg", "--json"), 65, "--image no.jpg: cannot be read: No such file"),
         (("data", "show", "{data}"), 64, "images are shown as a picture: give --output SHEET.png"),
         (("data", "stats", "{data}", "--output", "a.png"), 64, "--output is of texts; images are drawn by pretrain"),
         (("export", "{run}", "out"), 64, "no Hugging Face family represents this model exactly; the nearest, vit, has"),

@@ -18,9 +18,9 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 ROOMS: dict[str, tuple[int, int]] = {
     "": (7, 1090),
     "artifact": (7, 1618),
-    "attention_maps": (5, 825),
+    "attention_maps": (6, 1025),
     "checkpoint": (10, 1535),
-    "cli": (13, 2526),
+    "cli": (13, 2562),
     "config": (24, 4647),
     "data": (12, 2415),
     "datacheck": (11, 2209),
