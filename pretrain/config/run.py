@@ -137,6 +137,9 @@ def check_sequence(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> N
         raise ValueError(f"{key} was not tried with engine.fp8={engine.fp8}; use engine.fp8=off")
     for name in ("encoder", "decoder"):
         stack: StackConfig | None = getattr(model, name)
+        if stack is not None and stack.drop_path:
+            what = f"would draw model.{name}.drop_path for each part of a row apart"
+            raise ValueError(f"{key} {what}; {whole}, or leave it out")
         if stack is not None and stack.heads % ranks:
             fitting = [size for size in range(1, stack.heads + 1) if stack.heads % size == 0]
             rule = f"must divide model.{name}.heads={stack.heads}: a rank attends with whole heads"

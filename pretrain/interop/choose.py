@@ -101,7 +101,7 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     keys = ["layers", "width", "heads", "ff_width", "activation", "gated", "norm", "norm_eps"]
     keys += ["norm_placement", "input_norm", "bias", "qk_norm", "scaled_attention", "position"]
     keys += ["attention_sinks", "gate_limit", "gate_shift"]
-    keys += ["token_types", "residual_scalars", "value_residual", "value_embeddings"]
+    keys += ["token_types", "residual_scalars", "value_residual", "value_embeddings", "layer_scale"]
     if stack.position == "sinusoidal":
         keys.append("sinusoid")
     if stack.position == "relative":

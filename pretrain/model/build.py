@@ -4,9 +4,10 @@
     xavier   uniform by the mean of fan-in and fan-out; tables N(0, 1/D)      the 2017 Transformer
     t5       normal by fan-in, scaled for attention without a scale           T5
 
-Norm weights are 1, biases and sinks 0, and with `init_output: zero` the ends of residual branches and an
-untied head too. A fused matrix (queries, keys and values; gate and up) is drawn part by part,
-because fan-in and fan-out are those of its parts. Recurrent models: `draw_recurrent`.
+Norm weights are 1, biases and sinks 0, factors of `layer_scale` as it says; with `init_output: zero` the ends of
+residual branches and an untied head are 0 too. A fused matrix (queries, keys and values; gate and
+up) is drawn part by part, because fan-in and fan-out are those of its parts. Recurrent models:
+`draw_recurrent`.
 """
 
 import hashlib
@@ -40,6 +41,9 @@ _RESIDUAL_OUTPUTS = (
     "feedforward.down.weight",
     "feedforward.shared.down.weight",
 )
+
+LAYER_SCALES = (".attention_scale", ".cross_scale", ".feedforward_scale")
+"""Ends of the names of learned factors of sub-layers' results, which begin at `layer_scale`."""
 
 _TABLE_NAMES = ("embedding", "embedding.before", "token_type", "position", "mask")
 _TABLES = tuple(f"{name}.weight" for name in _TABLE_NAMES)
@@ -145,18 +149,23 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
     elif len(shape) == 1:
         share = 1.0 / shape[0] if name.endswith(".value_mix") else 1.0
         weight.fill_(0.0 if name.endswith((".bias", ".sinks")) else share)
+        if name.endswith(LAYER_SCALES):
+            weight.fill_(_stack_of(name, config).layer_scale or 1.0)
         if name.endswith(".residual_mix"):
             weight[1] = 0.0
     elif config.init_output == "zero" and (name == "head.weight" or name.endswith(_RESIDUAL_OUTPUTS)):
         weight.zero_()
     else:
-        # Parameters between and above the stacks count as the last one's.
-        of_input = name.startswith(("encoder.", "embedding."))
-        stack = config.input_stack if of_input else config.last_stack
+        stack = _stack_of(name, config)
         draw = _draw_values if ".value_embedding." in name else _DRAWS[config.init]
         draw = _draw_patches if name == "embedding.projection.weight" else draw
         draw(name, weight, config, stack, generator)
     return weight
+
+
+def _stack_of(name: str, config: ModelConfig) -> StackConfig:
+    """Returns the stack of a parameter; those between and above the stacks count as the last one's."""
+    return config.input_stack if name.startswith(("encoder.", "embedding.")) else config.last_stack
 
 
 def init_weights(model: nn.Module, config: AnyModelConfig, seed: int) -> None:

@@ -4,7 +4,8 @@
     placed.x_BTD                                             input of the first block
     placed.rotation, placed.local_rotation, placed.bias      to every attention layer
 
-Rotary embedding (Su et al. 2021) rotates queries and keys by angles proportional to their position.
+Rotary embedding (Su et al. 2021) rotates queries and keys by angles proportional to their position;
+of patches, by those of column and row.
 """
 
 import math
@@ -88,9 +89,7 @@ class RotaryTable:
         """Returns the rotation of the given positions, or of `length` from `offset` on."""
         end = offset + length if positions_BT is None else self._max_seq_len
         if self._cos.shape[0] < end:
-            size = min(self._max_seq_len, 1 << (end - 1).bit_length())
-            positions = torch.arange(size, dtype=torch.float64, device="cpu")
-            angles = torch.outer(positions, self._frequencies)
+            angles = self._angles(min(self._max_seq_len, 1 << (end - 1).bit_length()))
             cos, sin = angles.cos() * self._magnitude, angles.sin() * self._magnitude
             self._cos = torch.cat((cos, cos), dim=-1).float()
             self._sin = torch.cat((-sin, sin), dim=-1).float()
@@ -99,6 +98,26 @@ class RotaryTable:
             self._sin = self._sin.to(device)
         rows = slice(offset, offset + length) if positions_BT is None else positions_BT
         return Rotation(self._cos[rows].unsqueeze(-2), self._sin[rows].unsqueeze(-2))
+
+    def _angles(self, length: int) -> Tensor:
+        """Returns the angle of each pair at each position, fp64 [length, R / 2]."""
+        return torch.outer(torch.arange(length, dtype=torch.float64, device="cpu"), self._frequencies)
+
+
+class PatchRotaryTable(RotaryTable):
+    """The rotation of a square of patches by axis: the first half of the pairs turns by the column,
+    the second by the row, at the same frequencies; what comes before the patches is not turned."""
+
+    def __init__(self, patches: PatchesConfig, rotary_width: int, theta: float) -> None:
+        super().__init__(patches.positions, rotary_width, theta, None)
+        self._grid, self._before = patches.grid, patches.num_before
+        self._frequencies = rotary_frequencies(rotary_width // 2, theta, None)
+
+    def _angles(self, length: int) -> Tensor:
+        along = super()._angles(self._grid)
+        places = (along.repeat(self._grid, 1), along.repeat_interleave(self._grid, dim=0))
+        angles = torch.cat(places, dim=1)
+        return torch.cat((angles.new_zeros(self._before, angles.shape[1]), angles))[:length]
 
 
 class _Rotate(torch.autograd.Function):
@@ -229,10 +248,13 @@ class SinusoidalPosition2d(nn.Module):
 class RotaryPosition(nn.Module):
     """Rotary angles; layers with a window use `rope_local_theta` if it is set (ModernBERT)."""
 
-    def __init__(self, config: StackConfig, max_seq_len: int) -> None:
+    def __init__(self, config: StackConfig, max_seq_len: int, patches: PatchesConfig | None = None) -> None:
         super().__init__()
         width, scaling, local = config.rotary_width, config.rope_scaling, config.rope_local_theta
-        self._table = RotaryTable(max_seq_len, width, config.rope_theta, scaling)
+        if config.position == "rotary_2d" and patches is not None:
+            self._table: RotaryTable = PatchRotaryTable(patches, width, config.rope_theta)
+        else:
+            self._table = RotaryTable(max_seq_len, width, config.rope_theta, scaling)
         self._local_table = self._table
         if local is not None:
             self._local_table = RotaryTable(max_seq_len, width, local, scaling)
@@ -303,8 +325,8 @@ def build_position(
         return LearnedPosition(max_seq_len, config.width)
     if config.position == "sinusoidal":
         return SinusoidalPosition(max_seq_len, config.width, config.sinusoid)
-    if config.position == "rotary":
-        return RotaryPosition(config, max_seq_len)
+    if config.is_rotary:
+        return RotaryPosition(config, max_seq_len, patches)
     if config.position == "relative":
         return RelativePosition(config, causal)
     return NoPosition()

@@ -42,6 +42,10 @@ def build_norm(config: StackConfig) -> nn.Module:
     return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
 
 
+def _layer_scale(config: StackConfig) -> nn.Parameter | None:
+    return None if config.layer_scale is None else nn.Parameter(torch.empty(config.width))
+
+
 class Memory(NamedTuple):
     """Output of the encoder, None if a cache has its keys and values; mask over the source."""
 
@@ -76,7 +80,7 @@ def _checkpointing(config: StackConfig, engine: EngineConfig, number: int) -> di
     """Returns the options of `torch.utils.checkpoint` for a block; None: it is not checkpointed."""
     if engine.activation_checkpointing == "none" or number % engine.activation_checkpointing_every:
         return None
-    draws_noise = config.dropout > 0 or config.attention_weight_dropout > 0
+    draws_noise = max(config.dropout, config.attention_weight_dropout, config.drop_path) > 0
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": draws_noise}
     if engine.activation_checkpointing == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
@@ -108,6 +112,10 @@ class Block(nn.Module):
         self.feedforward_norm = build_norm(config)
         self.feedforward = MixtureOfExperts(config) if config.experts else FeedForward(config)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+        self.drop_path = config.drop_path_of(number)
+        self.attention_scale = _layer_scale(config)
+        self.cross_scale = None if self.cross is None else _layer_scale(config)
+        self.feedforward_scale = _layer_scale(config)
 
     def forward(
         self,
@@ -153,30 +161,37 @@ class Block(nn.Module):
         if self.attention.returns_values:
             result_BTD, own_BTKH = result_BTD
             further = (own_BTKH,)
-        x_BTD = self._add(x_BTD, self.attention_norm, result_BTD)
+        x_BTD = self._add(x_BTD, self.attention_norm, result_BTD, self.attention_scale)
         if self.cross is not None and self.cross_norm is not None:
             assert memory is not None, "a decoder with cross attention needs a source"
             hidden_BSD, cross_prepared = memory
             result_BTD = self.cross(self._read(x_BTD, self.cross_norm), hidden_BSD, cross_prepared, cache)
-            x_BTD = self._add(x_BTD, self.cross_norm, result_BTD)
+            x_BTD = self._add(x_BTD, self.cross_norm, result_BTD, self.cross_scale)
         read_BTD = self._read(x_BTD, self.feedforward_norm)
         if isinstance(self.feedforward, MixtureOfExperts):
             result_BTD, sums_W = self.feedforward(read_BTD, counted_BT)
             further = further if sums_W is None else (*further, sums_W)
         else:
             result_BTD = self.feedforward(read_BTD)
-        x_BTD = self._add(x_BTD, self.feedforward_norm, result_BTD)
+        x_BTD = self._add(x_BTD, self.feedforward_norm, result_BTD, self.feedforward_scale)
         return (x_BTD, *further) if further else x_BTD
 
     def _read(self, x_BTD: Tensor, norm: nn.Module) -> Tensor:
         """Returns the input of a sub-layer."""
         return norm(x_BTD) if self.norm_placement == "pre" else x_BTD
 
-    def _add(self, x_BTD: Tensor, norm: nn.Module, result_BTD: Tensor) -> Tensor:
+    def _add(self, x_BTD: Tensor, norm: nn.Module, result_BTD: Tensor, scale_D: Tensor | None) -> Tensor:
         """Adds the result of a sub-layer to the stream."""
         if self.norm_placement == "output":
             result_BTD = norm(result_BTD)
-        sum_BTD = x_BTD + self.dropout(result_BTD)
+        result_BTD = self.dropout(result_BTD)
+        if scale_D is not None:
+            result_BTD = scale_D * result_BTD
+        if self.drop_path and self.training:
+            # By the generator of dropout, which each step and each recomputation seeds alike.
+            kept_B11 = nn.functional.dropout(result_BTD.new_ones(len(result_BTD), 1, 1), self.drop_path)
+            result_BTD = kept_B11 * result_BTD
+        sum_BTD = x_BTD + result_BTD
         return norm(sum_BTD) if self.norm_placement == "post" else sum_BTD
 
 

@@ -38,7 +38,7 @@ _INPUTS = frozenset({"embedding", "position", "token_type", "value_embedding"})
 _HIDDEN = frozenset({"qkv", "output", "gate_up", "up", "down", "transform", "pooler"})
 _ENDS = frozenset({"output", "down"})
 """Last layers of residual branches."""
-_MIXES = frozenset({"value_mix", "residual_mix"})
+_MIXES = frozenset({"value_mix", "residual_mix", "attention_scale", "cross_scale", "feedforward_scale"})
 """Learned factors of a block."""
 
 

@@ -95,8 +95,12 @@ class _StackCounter:
         return self.stack.width * (8 if self.on_cpu else self.residual) + _STATISTIC
 
     def around(self, *, normed: bool = True) -> int:
-        """Returns bytes a token of a sub-layer's input, its norm and its dropout."""
-        return self.stack.width * (self.compute + self.mask) + (self.norm() if normed else 0)
+        """Returns bytes a token of a sub-layer's input, its norm, its dropout and its scale."""
+        # The gradient of learned factors needs the result that they scale.
+        scaled = 0
+        if self.stack.layer_scale is not None:
+            scaled = self.residual if self.stack.norm_placement == "output" else self.compute
+        return self.stack.width * (self.compute + self.mask + scaled) + (self.norm() if normed else 0)
 
     def attention(self, number: int) -> tuple[int, int]:
         stack = self.stack
@@ -109,7 +113,7 @@ class _StackCounter:
         mixed = stack.heads * (stack.per_head_width * self.compute + statistic)
         # Values are a view of the product; rotated or normed queries and keys are copies.
         turned = further = 0
-        if stack.position == "rotary" or stack.qk_norm:
+        if stack.is_rotary or stack.qk_norm:
             turned = turned_heads * stack.per_head_width * self.compute
         if stack.qk_norm:
             # The projection keeps the input of these norms already.
@@ -265,7 +269,7 @@ class _StackCounter:
         found += tokens * stack.value_embeddings * stack.num_kv_heads * stack.per_head_width * self.residual
         if stack.position == "sinusoidal":
             found += 4 * max_seq_len * stack.width
-        if stack.position == "rotary":
+        if stack.is_rotary:
             rows = min(max_seq_len, 1 << (self.length - 1).bit_length())
             tables = 2 if stack.rope_local_theta is not None and stack.window is not None else 1
             found += 2 * _STATISTIC * rows * stack.rotary_width * tables

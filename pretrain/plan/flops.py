@@ -168,14 +168,14 @@ class _Walk:
             mixed, own = self.attention(f"{block}.attention", stack, tokens, pairs, reads, bias, others)
             if stack.value_residual and number == 0:
                 first_values = own
-            stream = added(norm, stream, mixed)
+            stream = added(norm, stream, mixed or self.has(f"{block}.attention_scale"))
             if source is not None:
                 norm = f"{block}.cross_norm"
                 mixed = self.cross(f"{block}.cross", stack, tokens, source, normed(norm, stream), encoded)
-                stream = added(norm, stream, mixed)
+                stream = added(norm, stream, mixed or self.has(f"{block}.cross_scale"))
             norm = f"{block}.feedforward_norm"
             result = self.feedforward(f"{block}.feedforward", stack, tokens, normed(norm, stream))
-            stream = added(norm, stream, result)
+            stream = added(norm, stream, result or self.has(f"{block}.feedforward_scale"))
             frozen += not stream
         return self.norm(f"{name}.norm", stream), frozen
 

@@ -68,6 +68,9 @@ def _block(name: str, stack: StackConfig, number: int, *, reads_encoder: bool) -
     if not (number == 0 and stack.norm_placement == "pre" and stack.input_norm):
         yield from _norm(f"{name}.attention_norm", stack)
     yield from _attention(f"{name}.attention", stack, stack.value_parts(number))
+    if stack.layer_scale is not None:
+        for layer in ("attention", "feedforward", *(["cross"] if reads_encoder else [])):
+            yield f"{name}.{layer}_scale", (stack.width,)
     if reads_encoder:
         yield from _norm(f"{name}.cross_norm", stack)
         yield from _attention(f"{name}.cross", stack)
@@ -189,7 +192,8 @@ PARTS = (
     # projection of patches, class token and registers, the vector of hidden ones, and the bridge.
     "embedding",
     "position",  # tables of learned positions, or of biases by distance
-    "attention",  # projections of all attention layers, with biases, and factors of values and residuals
+    # Projections of all attention layers, with biases, and factors of values, residuals and results.
+    "attention",
     "feedforward",  # projections of all feed-forward layers, with biases
     "norm",  # all norms of the stacks
     "head",  # output projection unless tied, its bias, and the layers before it

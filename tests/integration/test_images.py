@@ -23,7 +23,9 @@ run: {{dir: {runs}, name: run}}
 data:
   {{path: {data}, lanes: 3, block_samples: 8, images: {{crop: random_resized, flip: 0.5, erase: 0.25, mixup: 0.2,
     cutmix: 0.5, randaugment: {{operations: 1}}}}}}
-model: {{preset: vit-tiny, encoder: {{width: 32, ff_width: 64, dropout: 0.1, position: sinusoidal_2d}}}}
+model:
+  preset: vit-tiny
+  encoder: {{width: 32, ff_width: 64, dropout: 0.1, position: rotary_2d, layer_scale: 0.5, drop_path: 0.2}}
 objective: {{kind: images}}
 batch: {{global_tokens: 408, seq_len: 17, micro: 4}}
 optim: {{lr: 3e-3, schedule: {{kind: cosine, warmup_steps: 5}}}}

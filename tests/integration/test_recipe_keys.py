@@ -12,6 +12,7 @@ KEYS = {
     "residual_scalars": True,
     "value_residual": True,
     "value_embeddings": 1,
+    "layer_scale": 0.5,
 }
 RECIPE = {**MODEL, "tied_embeddings": False, "init_output": "zero", "decoder": MODEL["decoder"] | KEYS}
 WORKER = "tests.integration.checkpoint_workers:resumed_losses"

@@ -145,11 +145,13 @@ class StackConfig(Section):
     """A learned score of each head beside those of the keys, which takes a share of the weight and has
     no value (gpt-oss)."""
     position: Annotated[
-        Literal["learned", "sinusoidal", "sinusoidal_2d", "rotary", "relative", "none"], OnResume.NEVER
+        Literal["learned", "sinusoidal", "sinusoidal_2d", "rotary", "rotary_2d", "relative", "none"],
+        OnResume.NEVER,
     ] = "rotary"
     """`learned` or `sinusoidal` vectors added to the input, `sinusoidal_2d` of the row and column
-    of a patch, `rotary` embeddings, `relative` (a learned bias of the attention scores by distance,
-    T5), or `none`."""
+    of a patch, `rotary` embeddings, `rotary_2d` (half of the pairs turn by the column of a patch,
+    half by its row), `relative` (a learned bias of the attention scores by distance, T5), or
+    `none`."""
     sinusoid: Annotated[Literal["interleaved", "halves"], OnResume.ALLOW] = "interleaved"
     """Sine and cosine `interleaved` (Vaswani et al. 2017) or in two `halves` (Marian)."""
     rope_theta: Annotated[float, OnResume.ALLOW] = Field(default=10000.0, gt=0)
@@ -176,6 +178,12 @@ class StackConfig(Section):
     """Dropout probability after the embeddings and each sub-layer."""
     attention_dropout: Annotated[float | None, OnResume.ALLOW] = Field(default=None, ge=0, lt=1)
     """Dropout probability of attention weights. None: `dropout`."""
+    drop_path: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
+    """Stochastic depth (Huang et al. 2016): probability with which a row skips a sub-layer of the
+    last block in training; it grows linearly from 0 in the first block. What is kept is scaled."""
+    layer_scale: Annotated[float | None, OnResume.NEVER] = Field(default=None, gt=0)
+    """Initial value of a learned factor of each dimension of a sub-layer's result (Touvron et al.
+    2021, CaiT, 2: 0.1 up to 18 layers, 1e-5 at 24, 1e-6 beyond). None: no factors."""
 
     @property
     def num_kv_heads(self) -> int:
@@ -196,6 +204,15 @@ class StackConfig(Section):
     def rotary_width(self) -> int:
         """Dimensions of a head that rotary positions rotate."""
         return round(self.rope_fraction * self.per_head_width)
+
+    @property
+    def is_rotary(self) -> bool:
+        """True if queries and keys are rotated."""
+        return self.position in ("rotary", "rotary_2d")
+
+    def drop_path_of(self, number: int) -> float:
+        """Returns the probability with which a row skips a sub-layer of a block."""
+        return self.drop_path * number / (self.layers - 1) if self.drop_path else 0.0
 
     @property
     def has_qkv_bias(self) -> bool:
@@ -237,19 +254,14 @@ class StackConfig(Section):
             raise ValueError(f"{sizes}, or set head_width")
         if self.heads % self.num_kv_heads:
             raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.num_kv_heads}")
-        if self.position != "rotary" and self.rope_fraction != 1.0:
-            raise ValueError(f"rope_fraction={self.rope_fraction} needs position=rotary, not {self.position}")
-        if self.position == "rotary" and (self.rotary_width % 2 or not self.rotary_width):
-            width = self.per_head_width
-            if self.rope_fraction == 1.0:
-                raise ValueError(f"rotary positions need an even head width, not {width}")
-            part = f"rope_fraction={self.rope_fraction} rotates {self.rotary_width} of {width} dimensions of a head"
-            raise ValueError(f"{part}; choose one that gives an even number, 2 or more")
+        self._check_rotation()
         if self.position == "sinusoidal" and self.width % 2:
             raise ValueError(f"sinusoidal positions need an even width, not {self.width}")
         for name in ("residual_scalars", "value_residual"):
             if getattr(self, name) and self.layers == 1:
                 raise ValueError(f"{name}=true needs 2 layers or more")
+        if self.drop_path and self.layers == 1:
+            raise ValueError(f"drop_path={self.drop_path} needs 2 layers or more: the first is never skipped")
         if 2 * self.value_embeddings > self.layers:
             tables = f"value_embeddings={self.value_embeddings} are for as many first and as many last layers"
             raise ValueError(f"{tables}: use {self.layers // 2} or fewer with layers={self.layers}")
@@ -265,3 +277,21 @@ class StackConfig(Section):
             rule = f"must exceed half of relative_buckets={self.relative_buckets}"
             raise ValueError(f"relative_max_distance={self.relative_max_distance} {rule}")
         return self
+
+    def _check_rotation(self) -> None:
+        if not self.is_rotary and self.rope_fraction != 1.0:
+            raise ValueError(f"rope_fraction={self.rope_fraction} needs position=rotary, not {self.position}")
+        if self.position == "rotary_2d":
+            for name in ("rope_scaling", "rope_local_theta"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} goes with position=rotary, not rotary_2d; leave it out")
+        # A pair turns by one angle; of patches, as many pairs by the column as by the row.
+        divisor = 4 if self.position == "rotary_2d" else 2
+        if self.is_rotary and (self.rotary_width % divisor or not self.rotary_width):
+            width = self.per_head_width
+            kind = "an even head width" if divisor == 2 else "a head width that 4 divides"
+            if self.rope_fraction == 1.0:
+                raise ValueError(f"{self.position} positions need {kind}, not {width}")
+            part = f"rope_fraction={self.rope_fraction} rotates {self.rotary_width} of {width} dimensions of a head"
+            number = "an even number, 2 or more" if divisor == 2 else "a multiple of 4"
+            raise ValueError(f"{part}; choose one that gives {number}")

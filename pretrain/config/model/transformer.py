@@ -180,9 +180,9 @@ class ModelConfig(AnyKindConfig):
         if self.input is None:
             if self.restores:
                 raise ValueError("head.kind=pixels is of patches; set model.input, or another head")
-            if any(stack.position == "sinusoidal_2d" for stack in stacks):
-                fix = "set model.input, or use position=sinusoidal"
-                raise ValueError(f"position=sinusoidal_2d is of patches; {fix}")
+            for position in (stack.position for stack in stacks if stack.position.endswith("_2d")):
+                fix = f"set model.input, or use position={position.removesuffix('_2d')}"
+                raise ValueError(f"position={position} is of patches; {fix}")
             return self
         if self.encoder is None or (self.decoder is not None) != self.restores:
             what = f"input.kind=patches with head.kind={self.head.kind} needs an encoder"

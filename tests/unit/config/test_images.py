@@ -47,6 +47,16 @@ def test_what_fits_is_taken(tmp_path):
             "input.class_token=false leaves nothing that stands for the image; set head.mean=true",
         ),
         ({"model": ", encoder: {position: sinusoidal_2d, width: 6, heads: 1}"}, "sinusoidal_2d needs a width that 4"),
+        ({"model": ", encoder: {position: rotary_2d, head_width: 6}"}, "rotary_2d positions need a head width that 4"),
+        (
+            {"model": ", encoder: {position: rotary_2d, rope_fraction: 0.375}"},
+            "rope_fraction=0.375 rotates 6 of 16 dimensions of a head; choose one that gives a multiple of 4",
+        ),
+        (
+            {"model": ", encoder: {position: rotary_2d, rope_local_theta: 9}"},
+            "rope_local_theta goes with position=rotary, not rotary_2d; leave it out",
+        ),
+        ({"model": ", encoder: {layers: 1, drop_path: 0.1}"}, "drop_path=0.1 needs 2 layers or more"),
         ({"kind": "classify"}, "objective.kind=classify needs a model that reads tokens, this one reads patches; use"),
         ({"data": ", packing: padded"}, "data.packing=padded is of text; images are one a row, leave it out"),
         ({"data": ", images: {padding: 2}"}, "padding=2 goes with crop=random, not center; leave it out"),
@@ -106,6 +116,11 @@ def test_labels_are_mixed_where_there_are_some(tmp_path, name):
             "needs a model that reads patches, this one re",
         ),
         ("bert-tiny, tied_embeddings: false, encoder: {position: sinusoidal_2d}", "", "position=sinusoidal_2d is of"),
+        (
+            "bert-tiny, tied_embeddings: false, encoder: {position: rotary_2d}",
+            "",
+            "model.input, or use position=rotary",
+        ),
     ],
 )
 def test_a_model_of_text_reads_no_images(tmp_path, model, data, message):

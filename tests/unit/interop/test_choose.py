@@ -112,6 +112,7 @@ def test_what_transformers_would_refuse_is_a_difference():
         ({"residual_scalars": True}, "residual_scalars"),
         ({"value_residual": True}, "value_residual"),
         ({"value_embeddings": 1}, "value_embeddings"),
+        ({"layer_scale": 0.1}, "layer_scale"),
     ],
 )
 def test_a_key_that_changes_the_model_is_a_fact(stack, key):
@@ -124,7 +125,7 @@ def test_a_key_that_changes_the_model_is_a_fact(stack, key):
     [
         {"decoder": {"head_width": 16}},
         {"decoder": {"qkv_bias": False}},
-        {"decoder": {"dropout": 0.5, "attention_dropout": 0.1}},
+        {"decoder": {"dropout": 0.5, "attention_dropout": 0.1, "drop_path": 0.2}},
         {"decoder": {"relative_buckets": 64}},
         {"decoder": {"rope_local_theta": 3.0}},
         {"vocab_multiple": 1},

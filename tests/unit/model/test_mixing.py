@@ -1,4 +1,4 @@
-"""Mixed values and residual scalars: against a plain model, with caches, checkpointing, offload, compiled."""
+"""Mixed values, residual and layer scales, stochastic depth: exact, cached, recomputed, offloaded, compiled."""
 
 import math
 
@@ -22,7 +22,8 @@ KEYS = {
     "first layer": {"value_residual": True},
     "embeddings": {"value_embeddings": 2},
     "residual scalars": {"residual_scalars": True},
-    "all": {"layers": 5, "value_residual": True, "value_embeddings": 2, "residual_scalars": True},
+    "layer scale": {"layer_scale": 0.3},
+    "all": {"layers": 5, "value_residual": True, "value_embeddings": 2, "residual_scalars": True, "layer_scale": 0.3},
 }
 
 
@@ -58,10 +59,11 @@ def plain_logits(model, config, tokens_BT):
             y.view(rows, length, groups, width).transpose(1, 2).repeat_interleave(heads // groups, 1) for y in (k, v)
         )
         scores = (q @ k.transpose(-1, -2) / math.sqrt(width)).masked_fill(hidden, -torch.inf)
-        x = x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ own["attention.output.weight"].T
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ own["attention.output.weight"].T
+        x = x + own.get("attention_scale", 1) * mixed
         normed = functional.rms_norm(x, x.shape[-1:], own["feedforward_norm.weight"], stack.norm_eps)
         gate, up = (normed @ own["feedforward.gate_up.weight"].T).chunk(2, -1)
-        x = x + (functional.silu(gate) * up) @ own["feedforward.down.weight"].T
+        x = x + own.get("feedforward_scale", 1) * ((functional.silu(gate) * up) @ own["feedforward.down.weight"].T)
     x = functional.rms_norm(x, x.shape[-1:], weights["decoder.norm.weight"], stack.norm_eps)
     return x @ weights["head.weight"].T
 
@@ -70,7 +72,7 @@ def unequal(model):
     """Gives the factors values of their own, so that no two can be confused."""
     with torch.no_grad():
         for number, (name, parameter) in enumerate(model.named_parameters()):
-            if name.endswith("_mix"):
+            if name.endswith(("_mix", "_scale")):
                 parameter.copy_(torch.linspace(0.3, 1.1, len(parameter)) + 0.01 * number)
     return model
 
@@ -101,11 +103,13 @@ def test_factors_of_values_start_equal_and_tables_as_large_as_values(keys):
             assert torch.equal(parameter, torch.full_like(parameter, 1 / len(parameter)))
         if name.endswith("residual_mix"):
             assert parameter.tolist() == [1, 0]
+        if name.endswith("_scale"):
+            assert torch.equal(parameter, torch.full((256,), 0.3))
     if config.decoder.value_embeddings:
         table = initial_weight("decoder.value_embedding.0.weight", torch.Size((400, 400)), config, 0)
         assert table.std().item() == pytest.approx(0.02 * 16, rel=0.01)
     decaying = group_parameters(model)[0].names
-    assert not [name for name in decaying if "_mix" in name or "value_embedding" in name]
+    assert not [name for name in decaying if any(part in name for part in ("_mix", "_scale", "value_embedding"))]
 
 
 @pytest.mark.parametrize("sizes", [[12], [5, 1, 1, 5], [1] * 12])
@@ -138,8 +142,9 @@ def test_padded_prompts_are_continued_as_alone():
 
 @pytest.mark.parametrize("options", [{"checkpointing": "full"}, {"checkpointing": "selective"}, {"offload": "cpu"},
                                      {"checkpointing": "full", "every": 2, "offload": "cpu"}], ids=str)  # fmt: skip
-def test_what_is_recomputed_or_offloaded_changes_no_bit(options):
-    config, batch = config_of("all", dropout=0.1), packed_batch([[9, 6], [15]])
+@pytest.mark.parametrize("noise", [{"dropout": 0.1}, {"drop_path": 0.5}], ids=str)
+def test_what_is_recomputed_or_offloaded_changes_no_bit(options, noise):
+    config, batch = config_of("all", **noise), packed_batch([[9, 6], [15]])
     torch.manual_seed(5)
     loss, grads = gradients(unequal(build(config)), batch)
     torch.manual_seed(5)
@@ -150,7 +155,8 @@ def test_what_is_recomputed_or_offloaded_changes_no_bit(options):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("keys", "graphs"), [("first layer", 2), ("embeddings", 2), ("residual scalars", 2), ("all", 3)]
+    ("keys", "graphs"),
+    [("first layer", 2), ("embeddings", 2), ("residual scalars", 2), ("layer scale", 1), ("all", 3)],
 )
 def test_compiled_blocks_have_a_graph_for_each_kind_of_block_at_any_depth(keys, graphs, monkeypatch):
     counter = CompileCounter()
@@ -175,3 +181,25 @@ def test_both_stacks_of_an_encoder_decoder_have_them():
         assert f"{stack}.value_embedding.1.weight" in names
         assert f"{stack}.blocks.3.attention.value_mix" in names
         assert f"{stack}.blocks.3.residual_mix" in names
+        assert f"{stack}.blocks.0.feedforward_scale" in names
+    assert "decoder.blocks.3.cross_scale" in names and "encoder.blocks.3.cross_scale" not in names
+
+
+def test_a_row_skips_sub_layers_more_often_the_deeper_they_are():
+    model = build(config_of("layer scale", drop_path=0.3)).train()
+    assert [block.drop_path for block in model.decoder.blocks] == pytest.approx([0, 0.1, 0.2, 0.3])
+    block, stream = model.decoder.blocks[3], torch.zeros(4000, 2, 3)
+    torch.manual_seed(1)
+    found = block._add(stream, block.attention_norm, torch.ones_like(stream), None)
+    assert torch.equal(found, found[:, :1, :1].expand_as(found)), "a row is kept or skipped as a whole"
+    torch.testing.assert_close(found.unique(), torch.tensor([0, 1 / 0.7]))
+    # Deterministic by the seed; three standard deviations of the share would be 0.022.
+    assert (found[:, 0, 0] == 0).float().mean().item() == pytest.approx(0.3, abs=0.022)
+    model.eval()
+    assert torch.equal(block._add(stream, block.attention_norm, torch.ones_like(stream), None), torch.ones_like(stream))
+
+
+def test_without_noise_stochastic_depth_changes_nothing():
+    batch = random_batch(2, 11)
+    logits = [build(config_of("all", **keys)).eval()(batch).logits_BTV for keys in ({}, {"drop_path": 0.5})]
+    assert torch.equal(*logits)

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from pretrain.config.engine import PLAIN_ENGINE
-from pretrain.config.model import ModelConfig
+from pretrain.config.model import ModelConfig, PatchesConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
-from pretrain.model.position import sinusoids_2d
+from pretrain.model.position import PatchRotaryTable, rotate, sinusoids_2d
 from pretrain.model.transformer import PatchEmbedding, cut_patches
 from pretrain.plan.params import count_parts, parameter_shapes
 from pretrain.types import Batch
@@ -67,17 +67,32 @@ def test_two_dimensional_sinusoids_are_those_of_the_formula():
             np.testing.assert_allclose(table[1 + 3 * row + column], expected, atol=1e-7)  # fp32
 
 
+def test_scores_of_rotated_patches_depend_on_columns_and_rows_between_them_alone():
+    patches = PatchesConfig(image=6, size=2, registers=1)
+    table = PatchRotaryTable(patches, 8, 100.0)
+    q, k = (torch.randn(1, 1, 1, 8, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
+    q, k = (rotate(x.expand(1, 11, 1, 8), table(None, 0, 11, x.device))[0, :, 0] for x in (q, k))
+    assert torch.equal(q[0], q[1]), "what comes before the patches is not turned"
+    scores = (q @ k.T)[2:, 2:].view(3, 3, 3, 3)  # row and column of a query, then of a key
+    torch.testing.assert_close(scores[1:, :, 1:, :], scores[:-1, :, :-1, :], rtol=0, atol=1e-5)
+    torch.testing.assert_close(scores[:, 1:, :, 1:], scores[:, :-1, :, :-1], rtol=0, atol=1e-5)
+    assert not torch.allclose(scores[0, 0, 0, 1], scores[0, 0, 1, 0], atol=1e-3), "an axis is not the other"
+    chosen = table(torch.tensor([[0, 5]]), 0, 2, q.device)
+    assert torch.equal(chosen.cos[0], table(None, 0, 11, q.device).cos[[0, 5]])
+
+
 @pytest.mark.parametrize(
     "keys",
     [
         {},
         {"encoder": {"position": "sinusoidal_2d"}},
         {"encoder": {"position": "rotary"}},
+        {"encoder": {"position": "rotary_2d", "layer_scale": 0.1}},
         {"input": {"registers": 3}},
         {"input": {"class_token": False}, "head": LABELS | {"mean": True}},
         {"pooler": True, "input": {"channels": 1}},
     ],
-    ids=["learned", "2d", "rotary", "registers", "mean", "pooler"],
+    ids=["learned", "2d", "rotary", "rotary 2d", "registers", "mean", "pooler"],
 )
 def test_a_model_has_the_parameters_that_are_counted(keys):
     config = configured(**keys)

@@ -104,7 +104,10 @@ def folded(config: ModelConfig, optim: OptimConfig) -> tuple[Transformer, torch.
     ("values", "stack"),
     [
         ({}, {"layers": 5}),
-        ({}, {"layers": 3, "value_residual": True, "value_embeddings": 1, "residual_scalars": True}),
+        (
+            {},
+            {"layers": 3, "value_residual": True, "value_embeddings": 1, "residual_scalars": True, "layer_scale": 0.5},
+        ),
         ({"tied_embeddings": True}, {"bias": True, "norm": "layer"}),
         ({"init_scaled": False, "head": {"bias": True}}, {"qk_norm": True, "gated": False, "position": "learned"}),
     ],

@@ -80,7 +80,8 @@ def test_what_a_squared_activation_keeps_is_known_within_a_tenth(gated):
     "keys",
     [
         {"value_residual": True}, {"value_embeddings": 2}, {"residual_scalars": True},
-        {"norm_placement": "output", "qk_norm": "whole"},
+        {"norm_placement": "output", "qk_norm": "whole"}, {"layer_scale": 0.1, "drop_path": 0.5},
+        {"layer_scale": 0.1, "norm_placement": "output"},
     ],
     ids=str,
 )  # fmt: skip

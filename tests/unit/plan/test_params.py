@@ -20,6 +20,7 @@ PARTS = {
     r"\w+\.position\.weight": "position",
     r"\w+\.blocks\.\d+\.(attention\.(qkv|output)|cross\.(query|key_value|output))\.\w+": "attention",
     r"\w+\.blocks\.\d+\.(attention\.value_mix|attention\.sinks|residual_mix)": "attention",
+    r"\w+\.blocks\.\d+\.(attention|cross|feedforward)_scale": "attention",
     r"\w+\.blocks\.\d+\.feedforward\.\w+\.\w+": "feedforward",
     r"(en|de)coder\.(\w+\.)*\w*norm\.\w+": "norm",
     r"head\..+": "head",
@@ -61,6 +62,7 @@ def stacks(draw, width):
         residual_scalars=layers > 1 and draw(st.booleans()),
         value_residual=layers > 1 and draw(st.booleans()),
         value_embeddings=draw(st.integers(0, layers // 2)),
+        layer_scale=draw(st.sampled_from([None, 0.1])),
     )
 
 

@@ -205,11 +205,20 @@ def test_frozen_weights_have_as_many_flops_as_torch_counts(preset, patterns):
         check_flops(config, trained, arranged(config, patterns, device="cpu"))
 
 
-VALUES = {"layers": 4, "value_residual": True, "value_embeddings": 1, "residual_scalars": True}
+VALUES = {"layers": 4, "value_residual": True, "value_embeddings": 1, "residual_scalars": True, "layer_scale": 0.1}
 
 
 @pytest.mark.parametrize(
-    "left", ["*residual_mix", "*value_mix", "*.value_embedding.*", "*.blocks.0.attention.qkv.weight", "head.*"]
+    "left",
+    [
+        "*residual_mix",
+        "*value_mix",
+        "*.value_embedding.*",
+        "*.blocks.0.attention.qkv.weight",
+        "head.*",
+        "*.blocks.1.attention_scale",
+        "*.blocks.1.feedforward_scale",
+    ],
 )
 def test_mixed_values_pass_on_gradients_as_torch_counts_them(left):
     config = model_of("llama-tiny", decoder=VALUES)
