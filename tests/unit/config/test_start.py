@@ -42,6 +42,7 @@ def test_images_of_another_size_than_the_start_have_another_number_of_positions(
     model = expand_preset({"preset": "vit-tiny"}) | {"max_seq_len": 17}
     (start / "model.json").write_text(json.dumps({"model": model}))
     given = [f"init.from={start}", "model={input: {image: 28, channels: 1}}", "model.input.size=4"]
+    given += ["batch.seq_len=50", "batch.global_tokens=6400"]
     config = load_config("configs/run/vit_fashion.yaml", ["model=null", *given])
     assert config.model.max_seq_len == 50
 
