@@ -45,8 +45,12 @@ class EngineConfig(Section):
     results of matrix products and attention."""
     activation_checkpointing_every: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
     """Checkpoint only every n-th block."""
+    feedforward_tiles: Annotated[int, OnResume.WARN] = Field(default=1, ge=1)
+    """Parts of a micro-batch's tokens that pass each feed-forward layer one after another, and are
+    computed again one by one in the backward pass, so that one part's hidden values exist at a time."""
     compile: Annotated[bool | Literal["auto"], OnResume.WARN] = "auto"
-    """Compile each block, and the loss, with torch.compile. `auto`: on CUDA, where there is a C compiler.
+    """Compile each block, and the loss, with torch.compile. `auto`: on CUDA, where there is a C compiler,
+    without `feedforward_tiles`.
     On a CPU, checkpointed blocks of packed rows run uncompiled."""
     deterministic: Annotated[bool, OnResume.WARN] = False
     """Use deterministic CUDA kernels (the CPU is always deterministic)."""
@@ -69,7 +73,9 @@ class EngineConfig(Section):
 
     def compiles(self, device: str) -> bool:
         """Returns whether blocks are to be compiled on `cuda` or `cpu`."""
-        return device == "cuda" if self.compile == "auto" else self.compile
+        if self.compile == "auto":
+            return device == "cuda" and self.feedforward_tiles == 1
+        return self.compile
 
     @property
     def arithmetic(self) -> str:
@@ -128,6 +134,15 @@ class EngineConfig(Section):
             # torchao saves a view of the weight for the backward pass, and DeepSpeed frees nothing then.
             what = f"fp8={self.fp8} would keep every gathered weight until the backward pass at zero_stage=3"
             raise ValueError(f"{what}; use zero_stage=0, 1 or 2, or fp8=off")
+        if self.feedforward_tiles > 1:
+            keeps = "activation_checkpointing=selective keeps the products that they compute again"
+            others = {
+                keeps: self.activation_checkpointing == "selective",
+                "compile=true fuses them": self.compile is True,
+                "fp8 has rules for the number of their tokens": self.fp8 != "off",
+            }
+            if why := next((why for why, found in others.items() if found), None):
+                raise ValueError(f"feedforward_tiles={self.feedforward_tiles}: {why}; change that, or use 1")
         sums_bf16 = self.precision == "bf16" and self.zero_stage >= 2
         if self.gradient_bytes > self.compute_bytes and self.kind == "deepspeed" and not sums_bf16:
             what = f"gradients=fp32 needs precision=bf16 and zero_stage=2 or 3, not {self.precision}"

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from pretrain.config.model import ExpertsConfig, StackConfig
 
@@ -354,3 +355,29 @@ class MixtureOfExperts(nn.Module):
         """Passes rows, sorted by expert, through their experts."""
         first = self.gate_up if self.gated else self.up
         return self.down(self.gate(first(rows_RD, offsets_E)), offsets_E)
+
+
+def pass_tokens(
+    layer: nn.Module, x_BTD: Tensor, counted_BT: Tensor | None, tiles: int
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Passes tokens through the layer of a block in `tiles` parts; returns also the sums of experts.
+
+    Each part is computed again in its backward pass (Chen et al. 2016): saved is the input alone,
+    and the hidden values of one part at a time exist. Gradients of weights are summed over parts.
+    """
+    counted = (counted_BT,) if isinstance(layer, MixtureOfExperts) else ()
+    tiles = min(tiles, x_BTD.shape[0] * x_BTD.shape[1])
+    if tiles == 1:
+        found = layer(x_BTD, *counted)
+        return found if counted else (found, None)
+    # Pieces, not slices: the gradient of a slice has the size of the whole.
+    pieces: list[tuple[Tensor | None, ...]] = []
+    for x in (x_BTD, *counted):
+        pieces.append((None,) * tiles if x is None else x.flatten(0, 1)[None].tensor_split(tiles, dim=1))
+    again = torch.is_grad_enabled()
+    made = [
+        checkpoint(layer, *part, use_reentrant=False) if again else layer(*part) for part in zip(*pieces, strict=True)
+    ]
+    results = [one[0] for one in made] if counted else made
+    sums = [one[1] for one in made if one[1] is not None] if counted else []
+    return torch.cat(results, dim=1).view_as(x_BTD), torch.stack(sums).sum(dim=0) if sums else None

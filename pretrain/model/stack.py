@@ -9,6 +9,7 @@ Saved for the backward pass of a block, by `engine.activation_checkpointing`:
     full        the block's input; the rest is recomputed
     selective   the block's input, results of matrix products and attention; the rest is recomputed
 
+With `feedforward_tiles`, a feed-forward layer keeps its input alone in any of these.
 With `activation_checkpointing_every: n`, only every n-th block is checkpointed. With
 `offload_activations: cpu`, host memory has what is saved until its backward pass is near
 (`activation_offload.py`).
@@ -29,7 +30,7 @@ from pretrain.model.activation_offload import ActivationOffload
 from pretrain.model.attention import CachePlace, CrossAttention, KVCache, LayerCache, SelfAttention
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds
-from pretrain.model.feedforward import FeedForward, MixtureOfExperts
+from pretrain.model.feedforward import FeedForward, MixtureOfExperts, pass_tokens
 from pretrain.model.position import PositionedInput, Rotation, build_position
 from pretrain.types import AttentionMask, Columns
 
@@ -96,11 +97,12 @@ class Block(nn.Module):
         config: StackConfig,
         backend: AttentionBackend,
         cross_backend: AttentionBackend | None,
-        checkpointing: dict[str, Any] | None,
+        engine: EngineConfig,
         number: int,
     ) -> None:
         super().__init__()
-        self._checkpointing = checkpointing
+        self._checkpointing = _checkpointing(config, engine, number)
+        self._tiles = engine.feedforward_tiles
         self.norm_placement = config.norm_placement
         # An `input_norm` has normalised the input of the first block already.
         skip_norm = number == 0 and config.norm_placement == "pre" and config.input_norm
@@ -168,11 +170,8 @@ class Block(nn.Module):
             result_BTD = self.cross(self._read(x_BTD, self.cross_norm), hidden_BSD, cross_prepared, cache)
             x_BTD = self._add(x_BTD, self.cross_norm, result_BTD, self.cross_scale)
         read_BTD = self._read(x_BTD, self.feedforward_norm)
-        if isinstance(self.feedforward, MixtureOfExperts):
-            result_BTD, sums_W = self.feedforward(read_BTD, counted_BT)
-            further = further if sums_W is None else (*further, sums_W)
-        else:
-            result_BTD = self.feedforward(read_BTD)
+        result_BTD, sums_W = pass_tokens(self.feedforward, read_BTD, counted_BT, self._tiles)
+        further = further if sums_W is None else (*further, sums_W)
         x_BTD = self._add(x_BTD, self.feedforward_norm, result_BTD, self.feedforward_scale)
         return (x_BTD, *further) if further else x_BTD
 
@@ -275,8 +274,7 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList()
         for number in range(config.layers):
-            checkpointing = _checkpointing(config, engine, number)
-            self.blocks.append(Block(config, self.backend, self.cross_backend, checkpointing, number))
+            self.blocks.append(Block(config, self.backend, self.cross_backend, engine, number))
         self.norm = nn.Identity() if config.norm_placement == "post" else build_norm(config)
         self.offload = ActivationOffload(device, config.layers) if engine.offload_activations == "cpu" else None
 

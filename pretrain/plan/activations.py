@@ -6,7 +6,8 @@
     ends          input of the last norm, and the two gradients that the chunked loss makes forward
 
 Read it with `model/stack.py`. A block counts by its checkpointing mode: `none` keeps all of
-it, `full` its input, `selective` its input and the results of matrix products and attention. A
+it, `full` its input, `selective` its input and the results of matrix products and attention. With
+`feedforward_tiles` a feed-forward layer keeps its input, and a part of the rest exists at a time. A
 storage counts once, and a view keeps all of it: values are a view of the projection's result. Under
 `offload_activations` two blocks are on the device at a time: one that runs, and one that is copied.
 Attention counts as linear in length, which it is but for `eager`, and for dense masks of `sdpa` on
@@ -78,6 +79,7 @@ class _StackCounter:
         # A CPU has no fused kernels for RMSNorm, and none for dropout of attention weights.
         self.on_cpu = device == "cpu"
         self.compiles = engine.compiles(device)
+        self.tiles = engine.feedforward_tiles
         self.compute = engine.compute_bytes  # operands and results of matrix products and attention
         # The stream between blocks, and the inputs of norms: fp32 under autocast.
         self.residual = self.compute if engine.kind == "deepspeed" else 4
@@ -159,10 +161,17 @@ class _StackCounter:
         return self.around() + results + back, results + self.stack.width * self.compute
 
     def feedforward(self) -> tuple[int, int]:
+        if self.tiles > 1:
+            return self.around(), 0
+        inside, results = self.tile()
+        return self.around() + inside, results
+
+    def tile(self) -> tuple[int, int]:
+        """Returns what a feed-forward layer keeps besides its input, and results of products."""
         stack = self.stack
         if stack.experts is None:
             inside, up = self.hidden(stack.ff_width)
-            return self.around() + inside, up + stack.width * self.compute
+            return inside, up + stack.width * self.compute
         return self.mixture(stack.experts)
 
     def hidden(self, width: int) -> tuple[int, int]:
@@ -190,7 +199,7 @@ class _StackCounter:
         routed = experts.top_k * (3 * 8 + 3 * _STATISTIC) + scores
         routed += 0 if self.compute == 4 else 4 * stack.width  # its input in fp32
         routed += experts.top_k * 2 * 8 * stack.bias  # experts of rows, whose biases are added
-        whole = self.around() + routed + experts.top_k * (2 * row + inside)
+        whole = routed + experts.top_k * (2 * row + inside)
         results = experts.count * _STATISTIC + experts.top_k * (row + up)
         if experts.shared:
             inside, up = self.hidden(experts.shared * stack.expert_width)
@@ -240,8 +249,10 @@ class _StackCounter:
         """Returns bytes of all blocks but the frozen ones, of the largest recomputed one, and on the host."""
         stack = self.stack
         each = []
-        recomputed = 0
         mode = engine.activation_checkpointing
+        # A tile of the feed-forward layer, on top of a block that is computed again.
+        inside = self.tile()[0] if self.tiles > 1 else 0
+        recomputed = tile = -(-self.rows * self.length // self.tiles) * inside
         for number in range(frozen, stack.layers):
             whole, selective, full = self.block(number)
             # What is kept, and what of it autograd holds: without a graph no results of `selective`.
@@ -249,7 +260,7 @@ class _StackCounter:
                 each.append((whole, whole))
             elif mode == "full":
                 each.append((full, full))
-                recomputed = max(recomputed, whole)
+                recomputed = max(recomputed, whole + tile)
             else:
                 each.append((selective, selective if self.compiles else full))
                 recomputed = max(recomputed, whole - selective)

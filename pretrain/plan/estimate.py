@@ -108,7 +108,7 @@ def _model_facts(config: RunConfig, task: TrainingTask, stored: StoredData | Non
     parts = count_parts(task.model)
     flops = task.flops
     in_blocks = flops.forward.projections + flops.forward.attention
-    again = recompute_share(task.model, config.engine) * in_blocks
+    again = recompute_share(task, config.engine) * in_blocks
     return {
         "vocab_size": task.model.vocab_size,
         "vocab_assumed": task.model.vocab_size is not None and config.model.vocab_size is None and stored is None,

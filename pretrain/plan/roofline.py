@@ -13,13 +13,14 @@ The shares are fitted on published runs (`gpus.py`). The bound is the part that 
 from dataclasses import dataclass, replace
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import AnyModelConfig, RecurrentConfig
+from pretrain.config.model import RecurrentConfig
 from pretrain.plan.activations import activation_bytes, exchanged_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
 from pretrain.plan.fp8 import fp8_products, time_ratio
 from pretrain.plan.gpus import Constants
 from pretrain.plan.memory import MAX_LIVE, bytes_per_parameter, kept_bytes, reduces_to_owners
+from pretrain.plan.params import count_active, count_parameters, count_parts
 from pretrain.plan.task import ParallelLayout, TrainingTask
 
 
@@ -63,13 +64,22 @@ class Work:
         return self.accumulation * self.micro * self.whole.total
 
 
-def recompute_share(model: AnyModelConfig, engine: EngineConfig) -> float:
-    """Returns the share of the blocks' forward pass that is run again: products, so only under `full`."""
-    if engine.activation_checkpointing != "full" or isinstance(model, RecurrentConfig):
+def recompute_share(task: TrainingTask, engine: EngineConfig) -> float:
+    """Returns the share of the blocks' forward pass that is run again: products, under `full` and in tiles."""
+    model = task.model
+    if isinstance(model, RecurrentConfig):
         return 0.0
-    layers = [stack.layers for stack in (model.encoder, model.decoder) if stack is not None]
-    again = [-(-count // engine.activation_checkpointing_every) for count in layers]
-    return sum(again) / sum(layers)
+    found = 0.0
+    if engine.activation_checkpointing == "full":
+        layers = [stack.layers for stack in (model.encoder, model.decoder) if stack is not None]
+        again = [-(-count // engine.activation_checkpointing_every) for count in layers]
+        found = sum(again) / sum(layers)
+    if engine.feedforward_tiles > 1:
+        parts, forward = count_parts(model), task.flops.forward
+        active = parts["feedforward"] - count_parameters(model) + count_active(model)
+        share = active / (active + parts["attention"])
+        found += share * forward.projections / (forward.projections + forward.attention)
+    return found
 
 
 def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, device: str = "cuda") -> Work:
@@ -77,7 +87,9 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
     model = task.model
     values = task.values
     engine = layout.engine
-    plain = engine.model_copy(update={"activation_checkpointing": "none", "offload_activations": "none"})
+    plain = engine.model_copy(
+        update={"activation_checkpointing": "none", "offload_activations": "none", "feedforward_tiles": 1}
+    )
     on_host = engine.offload_optimizer != "none"
     each = kept_bytes(task) / values.trained
     zero = (engine.zero_stage, engine.precision, world_size, each)
@@ -94,7 +106,7 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         whole=task.flops.whole.part(task.sequence),
         forward=task.flops.forward.part(task.sequence),
         micro=layout.micro,
-        recompute=recompute_share(model, engine),
+        recompute=recompute_share(task, engine),
         width=model.last_stack.width,
         kept_bytes=activation_bytes(task, plain, layout.micro).kept,
         logits=layout.micro * task.columns.target * task.head_share * rows,

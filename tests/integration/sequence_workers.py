@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as td
 from torch import Tensor
+from torch.distributed._tools.mem_tracker import MemTracker
 
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.lengths import RowLengths
@@ -166,6 +167,37 @@ def _meet(world: World) -> World:
     """Joins the process group; returns a world in which all ranks share rows."""
     td.init_process_group("gloo", rank=world.rank, world_size=world.size)
     return replace(world, sequence=world.size)
+
+
+def peak_bytes(world: World, model: str, lengths: list[int], tiles: int) -> list[list[int]]:
+    """Peaks of forward and backward pass besides weights and gradients, of a whole row and of this rank's columns.
+
+    Blocks are computed again, feed-forward layers in tiles; the loss goes chunk by chunk.
+    """
+    world = _meet(world)
+    engine = PLAIN_ENGINE.model_copy(update={"activation_checkpointing": "full", "feedforward_tiles": tiles})
+    found = []
+    for length in lengths:
+        config = parse_model(expand_preset(MODELS[model] | {"max_seq_len": length}))
+        built = build_model(config, engine, torch.device("cpu"))
+        init_weights(built, config, seed=3)
+        share_rows(built, world, engine.group_timeout_s)
+        tokens = torch.arange(length)[None] % VOCAB
+        batch = Batch(tokens, tokens)
+        parts = (batch, cut_columns(batch, Columns(world.rank, world.size)))
+        found.append([_peak(built, part) for part in parts])
+    return found
+
+
+def _peak(model: Any, batch: Batch) -> int:
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    tracker = MemTracker()
+    tracker.track_external(model)
+    with tracker:
+        before = tracker.get_tracker_snapshot("current")[torch.device("cpu")]["Total"]
+        build_loss(ObjectiveConfig())(model, batch).loss_sum.backward()
+    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] - before
 
 
 def saved_bytes(world: World, model: str, lengths: list[int]) -> list[list[int]]:

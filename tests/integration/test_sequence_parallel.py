@@ -82,7 +82,7 @@ def test_mixtures_of_experts_count_the_tokens_of_all_ranks_that_share_rows(balan
 @pytest.mark.long
 @pytest.mark.parametrize(
     "options",
-    [{"checkpointing": "full"}, {"checkpointing": "selective"}, {"compile": True}, {"finetune": "lora"}],
+    [{"checkpointing": "full"}, {"checkpointing": "selective"}, {"compile": True}, {"finetune": "lora"}, {"tiles": 3}],
     ids=lambda options: "-".join(map(str, *options.items())),
 )
 def test_recomputed_compiled_and_adapted_blocks_train_shared_rows_alike(options):
@@ -159,6 +159,15 @@ def test_twice_as_many_ranks_save_half_as_many_bytes_each():
         arguments = {"model": "few keys", "lengths": [1024]}
         ((by_ranks[world_size],), *_) = run_in_ranks(f"{WORKERS}:saved_bytes", world_size, arguments)
     assert by_ranks[4][1] == pytest.approx(by_ranks[2][1] / 2, rel=0.05)
+
+
+@pytest.mark.long
+def test_the_peak_of_a_rank_is_in_proportion_to_its_columns_loss_and_feedforward_layer_included():
+    for rows in run_in_ranks(f"{WORKERS}:peak_bytes", 2, {"model": "few keys", "lengths": [512, 1024], "tiles": 8}):
+        for of_row, part in rows:
+            assert part == pytest.approx(of_row / 2, rel=0.05)
+        (_, short), (_, long) = rows
+        assert long == pytest.approx(2 * short, rel=0.05)
 
 
 def run_steps(config, ranks, sequence, stop, *more):

@@ -105,6 +105,7 @@ def build(
     objective: ObjectiveConfig | None = None,
     finetune: str = "full",
     zero_hpz: int = 1,
+    tiles: int = 1,
 ) -> Engine:
     """Builds an engine; several may be built one after another in a process.
 
@@ -126,6 +127,7 @@ def build(
         offload_activations="cpu" if offload == "activations" else "none",
         compile=compile,
         activation_checkpointing=checkpointing,
+        feedforward_tiles=tiles,
         fp8=fp8,
     )
     plan = plan_batch(

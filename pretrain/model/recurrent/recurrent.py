@@ -311,6 +311,7 @@ def check_engine(engine: EngineConfig) -> None:
     needs_blocks = {
         "activation_checkpointing": ("none",),
         "offload_activations": ("none",),
+        "feedforward_tiles": (1,),
         "compile": (False, "auto"),
         "fp8": ("off",),
     }

@@ -69,6 +69,14 @@ def test_the_schedule_is_checked_against_the_length_of_the_run():
         ({"offload_params": "cpu", "kind": "single"}, "offload_params=cpu requires sharded weights"),
         ({"zero_hpz": 8, "zero_stage": 2}, "zero_hpz=8 needs sharded weights on the device; use zero_stage=3 and"),
         ({"zero_hpz": 8, "zero_stage": 3, "offload_params": "cpu"}, "offload_params=none, or zero_hpz=1"),
+        (
+            {"feedforward_tiles": 4, "activation_checkpointing": "selective"},
+            "feedforward_tiles=4: activation_checkpointing=selective keeps the products that they",
+        ),
+        (
+            {"feedforward_tiles": 4, "compile": True},
+            "feedforward_tiles=4: compile=true fuses them; change that, or use 1",
+        ),
         ({"fp8": "rowwise", "precision": "fp32"}, "fp8=rowwise needs precision=bf16, .* not fp32; change it, or use"),
         (
             {"fp8": "rowwise", "zero_stage": 3},

@@ -42,9 +42,9 @@ def by_formula(layer: MixtureOfExperts, x_D: torch.Tensor) -> torch.Tensor:
     for expert, weight in zip(chosen, weights, strict=True):
         if layer.gated:
             gate, up = (layer.gate_up.weight[expert] @ x_D).chunk(2)
-            hidden = layer.activation(gate) * up
+            hidden = layer.gate.activation(gate) * up
         else:
-            hidden = layer.activation(layer.up.weight[expert] @ x_D)
+            hidden = layer.gate.activation(layer.up.weight[expert] @ x_D)
         result = result + weight * (layer.down.weight[expert] @ hidden)
     return result if layer.shared is None else result + layer.shared(x_D)
 
