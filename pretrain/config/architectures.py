@@ -114,6 +114,13 @@ GPT_OSS = Architecture(
 )
 """OpenAI 2025 (gpt-oss), 2.2, and as released: windows in every other layer, from the first."""
 
+DEEPSEEK_V3 = Architecture(
+    ("decoder",),
+    LLAMA_STACK | {"norm_eps": 1e-6, "head_width": 192},
+    {"max_seq_len": 163840, "tied_embeddings": False},
+)
+"""DeepSeek-AI 2024 (DeepSeek-V3), 2.1 and 4.2, and as released, after the extension of its context."""
+
 STARCODER2 = Architecture(
     ("decoder",),
     GPT2_STACK | {"position": "rotary", "window": 4096},

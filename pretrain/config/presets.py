@@ -9,6 +9,7 @@ from typing import Any
 
 from pretrain.config.architectures import (
     BERT,
+    DEEPSEEK_V3,
     GPT2,
     GPT_OSS,
     IMAGENET,
@@ -47,6 +48,12 @@ def _model(family: Architecture, layers: int, width: int, heads: int, ff_width: 
 def _experts(count: int, top_k: int, width: int) -> Values:
     """Returns experts of a width of their own, with the balance loss of Qwen3's release."""
     return {"count": count, "top_k": top_k, "width": width, "balance_weight": 0.001}
+
+
+def _chosen_by_bias(count: int, top_k: int, width: int, **other: int) -> Values:
+    """Returns experts of sigmoid scores, balanced by a bias, whose weights sum to 2.5 (DeepSeek-V3)."""
+    kinds = {"scores": "sigmoid", "balance": "bias", "scale": 2.5}
+    return {"count": count, "top_k": top_k, "width": width, **kinds, **other}
 
 
 def _vit(layers: int, width: int, heads: int, image: int, patch: int, **patches: Any) -> Values:
@@ -139,6 +146,34 @@ PRESETS: dict[str, Values] = {
     "gpt_oss-120b": _model(GPT_OSS, 36, 2880, 64, 2880, experts={"count": 128, "top_k": 4}),
     "gpt_oss-tiny": _model(
         GPT_OSS, 2, 64, 4, 48, max_seq_len=128, kv_heads=2, head_width=24, window=16, experts={"count": 4, "top_k": 2}
+    ),
+    # DeepSeek-AI 2024, 4.2: 671B parameters, 37B of which meet a token; without its module of further tokens.
+    "deepseek_v3-671b": _model(
+        DEEPSEEK_V3,
+        61,
+        7168,
+        128,
+        18432,
+        latent={"query_rank": 1536, "kv_rank": 512, "rope_width": 64, "value_width": 128},
+        experts=_chosen_by_bias(256, 8, 2048, shared=1, first=3, groups=8, top_groups=4),
+        rope_scaling={
+            "kind": "yarn",
+            "factor": 40.0,
+            "original_max_seq_len": 4096,
+            "attention_factor": 1.0,
+            "score_mscale": 1.0,
+        },
+    ),
+    "deepseek_v3-tiny": _model(
+        DEEPSEEK_V3,
+        2,
+        64,
+        4,
+        192,
+        max_seq_len=128,
+        head_width=24,
+        latent={"query_rank": 32, "kv_rank": 24, "rope_width": 8, "value_width": 16},
+        experts=_chosen_by_bias(8, 2, 48, shared=1, first=1, groups=4, top_groups=2),
     ),
     # Periods of the rotary embeddings as released.
     "starcoder2-3b": _model(STARCODER2, 30, 3072, 24, 12288, kv_heads=2, rope_theta=999999.4420358813),

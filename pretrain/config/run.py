@@ -98,6 +98,8 @@ def check_fp8(model: ModelConfig, batch: BatchConfig, lengths: RowLengths, *, cr
     if model.last_stack.experts:
         what = "engine.fp8 rounds linear layers, and experts are grouped ones"
         raise ValueError(f"{what}; use engine.fp8=off")
+    if model.last_stack.latent:
+        raise ValueError("engine.fp8 was not tried with latent attention; use engine.fp8=off")
     rule = f"a multiple of {FP8_MULTIPLE} for engine.fp8"
     for name in ("encoder", "decoder"):
         stack: StackConfig | None = getattr(model, name)

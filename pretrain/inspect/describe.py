@@ -342,6 +342,8 @@ def describe_model(config: AnyModelConfig) -> str:
             # Grouped-query attention: several heads of queries share one of keys and values.
             if stack.num_kv_heads != stack.heads:
                 heads += f" ({stack.num_kv_heads} of keys)"
+            if stack.latent is not None:
+                heads += f" (keys and values from {stack.latent.kv_rank} numbers a token)"
             experts = "" if stack.experts is None else f", {_describe_experts(stack.experts)}"
             stacks.append(f"{name} of {stack.layers} layers, width {stack.width}, {heads}{experts}")
     if config.kind != "recurrent" and (patches := config.input) is not None:

@@ -4,6 +4,7 @@ An export takes the first that represents a model exactly.
 """
 
 from pretrain.interop.bert import BERT
+from pretrain.interop.decoders.deepseek import DEEPSEEK_V3
 from pretrain.interop.decoders.gpt2 import GPT2
 from pretrain.interop.decoders.gpt_oss import GPT_OSS
 from pretrain.interop.decoders.llama import LLAMA, MISTRAL, MIXTRAL, OLMO2, OLMOE, QWEN2, QWEN3, QWEN3_MOE
@@ -15,7 +16,7 @@ from pretrain.interop.t5 import T5
 from pretrain.interop.vit import DEIT, MAE, VIT
 
 _ALL = (
-    *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, OLMOE, GPT_OSS, STARCODER2),
+    *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, OLMOE, GPT_OSS, DEEPSEEK_V3, STARCODER2),
     *(BERT, MODERNBERT, T5, MARIAN, VIT, DEIT, MAE),
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

@@ -92,8 +92,9 @@ def _expert_facts(stack: StackConfig) -> dict[str, Any]:
     experts = stack.experts
     if experts is None:
         return {"experts": None}
-    keys = ("count", "top_k", "shared", "scores", "normalize", "scale")
+    keys = ("count", "top_k", "shared", "scores", "normalize", "scale", "first", "groups", "top_groups")
     found = {f"experts.{key}": getattr(experts, key) for key in keys}
+    found |= {"dense_width": stack.ff_width if experts.first else None}
     return found | {"ff_width": stack.expert_width, "experts.balance": experts.balance == "bias"}
 
 
@@ -109,6 +110,8 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     found = {key: getattr(stack, key) for key in keys}
     found |= _expert_facts(stack)
     found |= {"kv_heads": stack.num_kv_heads, "head_width": stack.per_head_width}
+    latent = stack.latent.model_dump() if stack.latent else {}
+    found |= {f"latent.{key}": value for key, value in latent.items()} or {"latent": None}
     found["qkv_bias"] = stack.has_qkv_bias
     has_window = [window is not None for window in stack.windows]
     if any(has_window):
@@ -128,4 +131,5 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
         of_scaling += ["original_max_seq_len", "low_freq_factor", "high_freq_factor"]
     if stack.rope_scaling.kind == "yarn":
         of_scaling += ["original_max_seq_len", "beta_slow", "beta_fast", "attention_factor", "truncate"]
+        of_scaling.append("score_mscale")
     return found | {f"rope_scaling.{key}": getattr(stack.rope_scaling, key) for key in of_scaling}

@@ -37,6 +37,8 @@ class Weight:
             kernel of a convolution, a table of one image). None: that of ours.
         fused: Number E of experts: theirs is one tensor, [E, inputs, outputs], or [E, outputs] of
             biases, where ours has the rows of all experts (gpt-oss). 0: no such tensor.
+        order: Each run of so many rows of ours has the rows of a run of theirs in this order. Empty:
+            theirs.
         interleaved: Outputs of a fused tensor alternate between the halves of ours, gate and up.
     """
 
@@ -48,6 +50,7 @@ class Weight:
     shape: tuple[int, ...] | None = None
     fused: int = 0
     interleaved: bool = False
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,8 @@ def from_theirs(weight: Weight, tensors: Sequence[Tensor], shape: Shape) -> Tens
         assert turned.shape == (rows, *ours.shape[1:]), (name, tensor.shape, weight.ours, shape)
         ours[start : start + rows] = turned
         start += rows
+    if weight.order:
+        ours.copy_(ours.unflatten(0, (-1, len(weight.order)))[:, list(weight.order)].flatten(0, 1))
     assert start == len(ours) or weight.vocab, (weight.ours, shape, start)
     return whole
 
@@ -161,6 +163,9 @@ def to_theirs(weight: Weight, ours: Tensor) -> list[tuple[str, Tensor]]:
     rows = [count for _, count in weight.theirs]
     ours = ours.flatten(0, 1) if ours.ndim == 3 else ours
     assert sum(rows) == ours.shape[0] or (weight.vocab and sum(rows) < ours.shape[0]), weight.ours
+    if weight.order:
+        inverse = torch.tensor(weight.order).argsort().tolist()
+        ours = ours.unflatten(0, (-1, len(inverse)))[:, inverse].flatten(0, 1)
     if weight.fused:
         parts_EO = _swap(ours.unflatten(0, (weight.fused, -1)), weight, of_theirs=False)
         return [(weight.theirs[0][0], parts_EO.mT if parts_EO.ndim == 3 else parts_EO)]

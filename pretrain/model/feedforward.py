@@ -284,6 +284,8 @@ class Router(nn.Module):
             choice_PE = scores_PE.detach()
             if self.balance is not None:
                 choice_PE = choice_PE + self.balance.bias
+            if config.groups > 1:
+                choice_PE = _of_best_groups(choice_PE, config)
             experts_PJ = choice_PE.topk(config.top_k, dim=-1).indices
             weights_PJ = scores_PE.gather(1, experts_PJ)
             if config.normalize:
@@ -295,6 +297,14 @@ class Router(nn.Module):
             if not is_softmax:
                 scores_PE = scores_PE / scores_PE.sum(dim=-1, keepdim=True)
             return experts_PJ, weights_PJ, _sum_routing(logits_PE, scores_PE, experts_PJ, counted_P)
+
+
+def _of_best_groups(choice_PE: Tensor, config: ExpertsConfig) -> Tensor:
+    """Returns the scores of the groups that a token chooses, minus infinity in the others (DeepSeek-V3, 2.1.2)."""
+    choice_PGE = choice_PE.unflatten(1, (config.groups, -1))
+    groups_PG = choice_PGE.topk(2, dim=-1).values.sum(dim=-1).topk(config.top_groups, dim=-1).indices
+    hidden_PG = torch.ones_like(choice_PGE[..., 0], dtype=torch.bool).scatter(1, groups_PG, False)
+    return choice_PGE.masked_fill(hidden_PG[..., None], -torch.inf).flatten(1)
 
 
 def _sum_routing(logits_PE: Tensor, scores_PE: Tensor, experts_PJ: Tensor, counted_P: Tensor) -> Tensor:

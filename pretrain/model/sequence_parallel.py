@@ -23,7 +23,7 @@ import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 
 from pretrain.dist import World
-from pretrain.model.attention import CrossAttention, SelfAttention
+from pretrain.model.attention import CrossAttention, LatentAttention, SelfAttention
 from pretrain.model.backends.backend import AttentionBackend, DistanceBias, cast_inputs
 from pretrain.model.stack import Stack
 from pretrain.plan.activations import copies_of_heads
@@ -114,7 +114,7 @@ def share_rows(model: nn.Module, world: World, timeout_s: int) -> None:
         return
     group = world.sequence_group(timeout_s)
     for module in model.modules():
-        if isinstance(module, Stack | SelfAttention | CrossAttention):
+        if isinstance(module, Stack | SelfAttention | LatentAttention | CrossAttention):
             module.backend = SharedAttention(module.backend, group)
         if isinstance(module, Stack) and module.cross_backend is not None:
             module.cross_backend = SharedAttention(module.cross_backend, group)

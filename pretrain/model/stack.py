@@ -27,7 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.model.activation_offload import ActivationOffload
-from pretrain.model.attention import CachePlace, CrossAttention, KVCache, LayerCache, SelfAttention
+from pretrain.model.attention import CachePlace, CrossAttention, KVCache, LayerCache, build_attention
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds
 from pretrain.model.feedforward import FeedForward, MixtureOfExperts, pass_tokens
@@ -107,12 +107,12 @@ class Block(nn.Module):
         # An `input_norm` has normalised the input of the first block already.
         skip_norm = number == 0 and config.norm_placement == "pre" and config.input_norm
         self.attention_norm = nn.Identity() if skip_norm else build_norm(config)
-        self.attention = SelfAttention(config, backend, number)
+        self.attention = build_attention(config, backend, number)
         self.residual_mix = nn.Parameter(torch.empty(2)) if config.residual_scalars and number > 0 else None
         self.cross_norm = None if cross_backend is None else build_norm(config)
         self.cross = None if cross_backend is None else CrossAttention(config, cross_backend)
         self.feedforward_norm = build_norm(config)
-        self.feedforward = MixtureOfExperts(config) if config.experts else FeedForward(config)
+        self.feedforward = MixtureOfExperts(config) if config.has_experts(number) else FeedForward(config)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.drop_path = config.drop_path_of(number)
         self.attention_scale = _layer_scale(config)

@@ -108,6 +108,8 @@ class _StackCounter:
         stack = self.stack
         # An `input_norm` takes the place of the first one.
         normed = not (number == 0 and stack.norm_placement == "pre" and stack.input_norm)
+        if stack.latent is not None:
+            return self.latent(normed=normed)
         turned_heads = stack.heads + stack.num_kv_heads
         products = (turned_heads + stack.num_kv_heads) * stack.per_head_width * self.compute
         blockwise = self.in_tiles or stack.position == "relative"
@@ -133,6 +135,20 @@ class _StackCounter:
             reads_product = stack.qk_norm or stack.value_parts(number) > 1
             kept = sum(self.exchanged()) + mixed + further + (products if reads_product else 0)
         return self.around(normed=normed) + kept, results + stack.width * self.compute
+
+    def latent(self, *, normed: bool) -> tuple[int, int]:
+        """Counts latent attention: what is projected down twice, before and after its norm."""
+        stack, latent = self.stack, self.stack.latent
+        assert latent is not None
+        wide = stack.heads * stack.per_head_width * self.compute
+        ranks = latent.kv_rank + (latent.query_rank or 0)
+        norms = ranks * (4 if self.compute == 4 else 8) * self.on_cpu + 2 * _STATISTIC
+        down = (ranks + latent.rope_width) * self.compute
+        values = stack.heads * latent.value_width * self.compute  # as the output projection reads them
+        mixed = wide + _STATISTIC * stack.heads
+        kept = down + ranks * self.compute + norms + 3 * wide + mixed + values
+        up = stack.heads * (2 * stack.per_head_width - latent.rope_width + latent.value_width) * self.compute
+        return self.around(normed=normed) + kept, down + up + mixed + stack.width * self.compute
 
     def exchanged(self) -> tuple[int, int]:
         """Returns bytes a token of queries, keys and values for the exchange, and of results."""
@@ -160,16 +176,16 @@ class _StackCounter:
         _, back = self.exchanged()
         return self.around() + results + back, results + self.stack.width * self.compute
 
-    def feedforward(self) -> tuple[int, int]:
+    def feedforward(self, number: int) -> tuple[int, int]:
         if self.tiles > 1:
             return self.around(), 0
-        inside, results = self.tile()
+        inside, results = self.tile(number)
         return self.around() + inside, results
 
-    def tile(self) -> tuple[int, int]:
+    def tile(self, number: int) -> tuple[int, int]:
         """Returns what a feed-forward layer keeps besides its input, and results of products."""
         stack = self.stack
-        if stack.experts is None:
+        if stack.experts is None or not stack.has_experts(number):
             inside, up = self.hidden(stack.ff_width)
             return inside, up + stack.width * self.compute
         return self.mixture(stack.experts)
@@ -209,7 +225,7 @@ class _StackCounter:
     def block(self, number: int) -> tuple[int, int, int]:
         """Returns bytes of a block by checkpointing mode: none, selective, full."""
         stack = self.stack
-        parts = [self.attention(number), self.feedforward()]
+        parts = [self.attention(number), self.feedforward(number)]
         source = self.rows * self.source_length
         # The decoder's keys and values of the source, and autocast's copy of the encoder's output.
         copies = copies_of_heads(stack.heads, stack.num_kv_heads, self.ranks)
@@ -251,7 +267,7 @@ class _StackCounter:
         each = []
         mode = engine.activation_checkpointing
         # A tile of the feed-forward layer, on top of a block that is computed again.
-        inside = self.tile()[0] if self.tiles > 1 else 0
+        inside = max(self.tile(number)[0] for number in range(stack.layers)) if self.tiles > 1 else 0
         recomputed = tile = -(-self.rows * self.length // self.tiles) * inside
         for number in range(frozen, stack.layers):
             whole, selective, full = self.block(number)

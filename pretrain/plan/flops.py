@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, StackConfig
+from pretrain.config.model import AnyModelConfig, LatentConfig, ModelConfig, RecurrentConfig, StackConfig
 from pretrain.plan.params import TrainableSubset, parameter_shapes
 
 
@@ -97,12 +97,29 @@ class _Walk:
         self, name: str, stack: StackConfig, tokens: int, pairs: int, reads: bool, bias: bool, others: bool
     ) -> tuple[bool, bool]:
         """Adds self-attention; returns also if its own values have a gradient. `others`: those mixed with them."""
+        if stack.latent is not None:
+            return self.latent(name, stack, stack.latent, tokens, pairs, reads), False
         made = self.linear(f"{name}.qkv", tokens, reads)
         query = made or self.has(f"{name}.query_norm.weight")
         key = made or self.has(f"{name}.key_norm.weight")
         value = made or others or self.has(f"{name}.value_mix")
         mixed = self.mix(stack.heads * stack.per_head_width * pairs, query, key, value, bias)
         return self.linear(f"{name}.output", tokens, mixed), made
+
+    def latent(
+        self, name: str, stack: StackConfig, latent: LatentConfig, tokens: int, pairs: int, reads: bool
+    ) -> bool:  # fmt: skip
+        """Adds latent attention; values count in their own width."""
+        queries = reads
+        if latent.query_rank is not None:
+            queries = self.norm(f"{name}.query_norm", self.linear(f"{name}.query_down", tokens, reads))
+        query = self.linear(f"{name}.query_up", tokens, queries)
+        down = self.linear(f"{name}.kv_down", tokens, reads)
+        key = self.linear(f"{name}.kv_up", tokens, self.norm(f"{name}.kv_norm", down))
+        self.add("attention", stack.heads * stack.per_head_width * pairs, query + (key or down))
+        scores = query or key or down
+        self.add("attention", stack.heads * latent.value_width * pairs, scores + key)
+        return self.linear(f"{name}.output", tokens, scores)
 
     def cross(self, name: str, stack: StackConfig, tokens: int, source: int, reads: bool, encoded: bool) -> bool:
         query = self.linear(f"{name}.query", tokens, reads)
@@ -112,7 +129,7 @@ class _Walk:
 
     def feedforward(self, name: str, stack: StackConfig, tokens: int, reads: bool) -> bool:
         """Adds the layer; of experts, a row for each that a token chooses, and the shared ones."""
-        if stack.experts is None:
+        if stack.experts is None or f"{name}.router.weight" not in self.shapes:
             return self.branch(name, stack, tokens, reads)
         weighed = self.linear(f"{name}.router", tokens, reads)
         result = self.branch(name, stack, tokens * stack.experts.top_k, reads)

@@ -13,6 +13,7 @@ from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.model import (
     AnyModelConfig,
     ExpertsConfig,
+    LatentConfig,
     ModelConfig,
     RecurrentConfig,
     RecurrentStackConfig,
@@ -44,7 +45,23 @@ def _norm(name: str, stack: StackConfig) -> Named:
         yield f"{name}.bias", (stack.width,)
 
 
+def _latent(name: str, stack: StackConfig, latent: LatentConfig) -> Named:
+    inputs = latent.query_rank or stack.width
+    if latent.query_rank is not None:
+        yield from _linear(f"{name}.query_down", stack.width, inputs, False)
+        yield f"{name}.query_norm.weight", (inputs,)
+    yield from _linear(f"{name}.query_up", inputs, stack.heads * stack.per_head_width, False)
+    yield from _linear(f"{name}.kv_down", stack.width, latent.kv_rank + latent.rope_width, False)
+    yield f"{name}.kv_norm.weight", (latent.kv_rank,)
+    kept = stack.per_head_width - latent.rope_width + latent.value_width
+    yield from _linear(f"{name}.kv_up", latent.kv_rank, stack.heads * kept, False)
+    yield from _linear(f"{name}.output", stack.heads * latent.value_width, stack.width, False)
+
+
 def _attention(name: str, stack: StackConfig, parts: int = 1) -> Named:
+    if stack.latent is not None:
+        yield from _latent(name, stack, stack.latent)
+        return
     heads = stack.heads * stack.per_head_width
     kv = stack.num_kv_heads * stack.per_head_width
     if name.endswith("cross"):
@@ -75,10 +92,10 @@ def _block(name: str, stack: StackConfig, number: int, *, reads_encoder: bool) -
         yield from _norm(f"{name}.cross_norm", stack)
         yield from _attention(f"{name}.cross", stack)
     yield from _norm(f"{name}.feedforward_norm", stack)
-    if stack.experts is None:
-        yield from _feedforward(f"{name}.feedforward", stack, stack.ff_width)
-    else:
+    if stack.experts is not None and stack.has_experts(number):
         yield from _mixture(f"{name}.feedforward", stack, stack.experts)
+    else:
+        yield from _feedforward(f"{name}.feedforward", stack, stack.ff_width)
 
 
 def _feedforward(name: str, stack: StackConfig, hidden: int) -> Named:

@@ -76,13 +76,16 @@ def width_step(config: RunConfig) -> int:
     """Returns the smallest step between widths: each of them has whole heads of the same width, and whole groups.
 
     Raises:
-        ConfigError: The model is no Transformer.
+        ConfigError: The model is no Transformer, or has latent attention.
     """
     model = config.model
     if not isinstance(model, ModelConfig):
         what = "a ladder scales heads and blocks, which model.kind=recurrent lacks"
         raise ConfigError(what, fix="use a Transformer, with or without optim.transfer")
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+    if any(stack.latent for stack in stacks):
+        what = "a ladder has no rule for the widths of model.decoder.latent"
+        raise ConfigError(what, fix="use grouped or multi-head attention")
     common = math.gcd(*(number for stack in stacks for number in (stack.heads, stack.num_kv_heads)))
     return model.last_stack.width // common
 

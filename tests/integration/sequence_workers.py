@@ -34,6 +34,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "window": MODEL | {"decoder": DECODER | {"window": 5, "global_every": 2, "qk_norm": True}},
     "sinks": MODEL
     | {"decoder": DECODER | {"attention_sinks": True, "bias": True, "window": 5, "global_every": 2, "global_first": 1}},
+    "latent": MODEL
+    | {"decoder": DECODER | {"kv_heads": None, "latent": {"kv_rank": 12, "rope_width": 4, "value_width": 4}}},
     "relative": MODEL | {"decoder": DECODER | {"position": "relative", "relative_buckets": 8}},
     "learned": MODEL | {"decoder": DECODER | {"position": "learned", "value_residual": True, "value_embeddings": 1}},
     "encoder": ENCODER | {"encoder": DECODER | {"layers": 2, "window": 6, "global_every": 2, "token_types": 2}},

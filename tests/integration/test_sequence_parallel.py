@@ -117,7 +117,7 @@ def check_layouts(model, world_size, seeds):
     assert all(max(errors) < 1e-12 for errors in ranks)
 
 
-@pytest.mark.parametrize("model", ["window", "sinks", "two stacks"])
+@pytest.mark.parametrize("model", ["window", "sinks", "latent", "two stacks"])
 def test_gradients_of_some_random_layouts_are_those_of_whole_rows(model):
     check_layouts(model, 3, range(8))
 

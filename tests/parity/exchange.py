@@ -9,6 +9,7 @@ from torch import Tensor
 from pretrain.interop.label_names import WORDS, labelled_by
 from pretrain.interop.release import open_release
 from pretrain.interop.write import write_release
+from pretrain.model.build import named_weights
 from tests.helpers.lent import Lent, quiet_transformers
 
 
@@ -19,7 +20,7 @@ def check_round_trip(lent: Lent, auto_class: Any, out: Path, **inputs: Tensor) -
     is equal to the last bit; an import of the export has the same config and is bit-identical.
     """
     theirs, ours, release = lent
-    weights = {name: parameter.detach() for name, parameter in ours.named_parameters()}
+    weights = {name: weight.detach() for name, weight in named_weights(ours)}
     words = labelled_by(release.folder) == WORDS
     written = write_release(
         release.config, weights.__getitem__, out, family=release.family.model_type, labels_words=words

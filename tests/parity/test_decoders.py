@@ -80,6 +80,13 @@ def gpt_oss(**values):
     return transformers.GptOssForCausalLM(transformers.GptOssConfig(**(sizes | {"sliding_window": WINDOW} | values)))
 
 
+def deepseek_v3(**values):
+    sizes = SIZES | {"num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+    sizes |= {"qk_nope_head_dim": 12, "v_head_dim": 10, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
+    sizes |= {"num_experts_per_tok": 3, "moe_intermediate_size": 20, "n_shared_experts": 2, "first_k_dense_replace": 1}
+    return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**(sizes | values)))
+
+
 def starcoder2(**values):
     return transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**(SIZES | values)))
 
@@ -114,6 +121,12 @@ MAKERS = {
     "gpt_oss-unusual": lambda: gpt_oss(
         rope_parameters=YARN_SCALING, layer_types=["full_attention", "sliding_attention", "sliding_attention"],
         tie_word_embeddings=True, num_key_value_heads=6, swiglu_limit=0.1, rms_norm_eps=1e-3,
+    ),
+    "deepseek_v3": deepseek_v3,
+    "deepseek_v3-unusual": lambda: deepseek_v3(
+        rope_parameters=YARN_SCALING | {"mscale": 0.7, "mscale_all_dim": 1.5}, q_lora_rank=None, n_group=1,
+        topk_group=1, first_k_dense_replace=0, n_shared_experts=1, norm_topk_prob=False, v_head_dim=20,
+        tie_word_embeddings=True,
     ),
     "starcoder2": lambda: starcoder2(sliding_window=WINDOW),
     "starcoder2-unusual": lambda: starcoder2(

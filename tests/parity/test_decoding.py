@@ -12,7 +12,7 @@ import transformers
 
 from pretrain.generate import Beams, Constraints, beam_search, generate
 from tests.helpers.lent import lend
-from tests.parity.test_decoders import gpt2, gpt_oss, llama, mistral
+from tests.parity.test_decoders import deepseek_v3, gpt2, gpt_oss, llama, mistral
 from tests.parity.test_encoder_decoders import PAD, marian, t5
 
 MAKERS = {
@@ -20,6 +20,7 @@ MAKERS = {
     "llama": llama,
     "mistral": mistral,
     "gpt_oss": gpt_oss,
+    "deepseek_v3": deepseek_v3,
     "t5": t5,
     "marian": lambda: marian(activation_function="swish", scale_embedding=True),
 }

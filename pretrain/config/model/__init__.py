@@ -7,7 +7,7 @@ from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 from pretrain.config.base import Section
 from pretrain.config.model.patches import ImageSize, PatchesConfig
 from pretrain.config.model.recurrent import RecurrentConfig, RecurrentStackConfig
-from pretrain.config.model.stack import ExpertsConfig, RotaryScaling, StackConfig
+from pretrain.config.model.stack import ExpertsConfig, LatentConfig, RotaryScaling, StackConfig
 from pretrain.config.model.transformer import HeadConfig, ModelConfig, SpecialTokens
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "ExpertsConfig",
     "HeadConfig",
     "ImageSize",
+    "LatentConfig",
     "ModelConfig",
     "ModelSection",
     "PatchesConfig",

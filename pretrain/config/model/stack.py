@@ -1,5 +1,6 @@
 """`model.encoder`, `model.decoder` -- a stack of Transformer blocks, its scaling and experts."""
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -27,6 +28,8 @@ class RotaryScaling(Section):
     """Dimensions of more turns in `original_max_seq_len` are kept; `yarn` only."""
     attention_factor: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
     """Factor of rotated queries and of keys; `yarn` only. None: `0.1 ln(factor) + 1`, at least 1."""
+    score_mscale: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0)
+    """m: scores are multiplied by `(0.1 m ln(factor) + 1)^2` (DeepSeek-V3: 1); `yarn` only."""
     truncate: Annotated[bool, OnResume.ALLOW] = True
     """Round the ends of the ramp between both to whole dimensions; `yarn` only. False: gpt-oss."""
 
@@ -38,6 +41,20 @@ class RotaryScaling(Section):
             if low >= high:
                 raise ValueError(f"{below}={low} must be less than {above}={high}")
         return self
+
+
+class LatentConfig(Section):
+    """Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, 2.1): keys and values of all heads
+    are made from one vector of a token, which is all that a cache holds, and a key of positions."""
+
+    kv_rank: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    """Width of the vector that keys and values are made from."""
+    query_rank: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    """Width of the vector that queries are made from. None: queries are made from the input."""
+    rope_width: Annotated[int, OnResume.NEVER] = Field(ge=2)
+    """Dimensions of a head that are rotated, the first ones; in keys all heads share them."""
+    value_width: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    """Width of the values of a head, at most `head_width`, which is that of queries and keys."""
 
 
 class ExpertsConfig(Section):
@@ -52,6 +69,14 @@ class ExpertsConfig(Section):
     shared: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
     """Experts that every token passes besides (Dai et al. 2024, DeepSeekMoE), as one layer of their
     summed width."""
+    first: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    """Number of the first layer with experts, counted from 0; those before it are dense, of `ff_width`
+    (DeepSeek-V3: 3)."""
+    groups: Annotated[int, OnResume.ALLOW] = Field(default=1, ge=1)
+    """Equal groups of experts of which a token first chooses `top_groups`, by the sum of their two
+    best scores (DeepSeek-V3, 2.1.2). 1: it chooses among all."""
+    top_groups: Annotated[int, OnResume.ALLOW] = Field(default=1, ge=1)
+    """Groups that a token chooses experts of."""
     scores: Annotated[Literal["softmax", "sigmoid"], OnResume.ALLOW] = "softmax"
     """Scores of the experts for a token: `softmax` over all, `sigmoid` of each (DeepSeek-V3)."""
     normalize: Annotated[bool, OnResume.ALLOW] = True
@@ -75,6 +100,12 @@ class ExpertsConfig(Section):
         if self.top_k > self.count:
             most = self.count
             raise ValueError(f"top_k={self.top_k} exceeds count={most}; use {most} or fewer")
+        size = self.count // self.groups
+        if self.groups > 1 and (self.count % self.groups or size < 2):
+            raise ValueError(f"groups={self.groups} must divide count={self.count} into groups of 2 or more")
+        if self.top_groups > self.groups or self.top_k > self.top_groups * size:
+            chosen = f"top_groups={self.top_groups} of groups={self.groups}"
+            raise ValueError(f"{chosen} must be groups that have top_k={self.top_k} experts")
         if self.top_k == 1 and self.normalize:
             why = "which makes every weight 1 and leaves the router without a gradient"
             raise ValueError(f"top_k=1 with normalize=true, {why}; set normalize=false")
@@ -101,6 +132,8 @@ class StackConfig(Section):
     """Number K of key-value heads; fewer than `heads` is grouped-query attention. None: `heads`."""
     head_width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
     """Width H of one head. None: `width / heads`."""
+    latent: LatentConfig | None = None
+    """Latent attention in place of projections of keys and values. None: grouped or multi-head."""
     ff_width: Annotated[int, OnResume.NEVER] = Field(ge=1)
     """Hidden width F of the feed-forward layer."""
     experts: ExpertsConfig | None = None
@@ -203,6 +236,8 @@ class StackConfig(Section):
     @property
     def rotary_width(self) -> int:
         """Dimensions of a head that rotary positions rotate."""
+        if self.latent is not None:
+            return self.latent.rope_width
         return round(self.rope_fraction * self.per_head_width)
 
     @property
@@ -213,6 +248,17 @@ class StackConfig(Section):
     def drop_path_of(self, number: int) -> float:
         """Returns the probability with which a row skips a sub-layer of a block."""
         return self.drop_path * number / (self.layers - 1) if self.drop_path else 0.0
+
+    @property
+    def score_scale(self) -> float | None:
+        """Factor of the attention scores; None: 1/sqrt(H)."""
+        if not self.scaled_attention:
+            return 1.0
+        scaling = self.rope_scaling
+        if scaling is None or scaling.kind != "yarn" or not scaling.score_mscale:
+            return None
+        factor = 0.1 * scaling.score_mscale * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+        return factor * factor / math.sqrt(self.per_head_width)
 
     @property
     def has_qkv_bias(self) -> bool:
@@ -237,6 +283,10 @@ class StackConfig(Section):
             windows = [None if number in without else self.window for number in range(self.layers)]
         return tuple(windows)
 
+    def has_experts(self, number: int) -> bool:
+        """Returns whether a layer has experts."""
+        return self.experts is not None and number >= self.experts.first
+
     def value_table(self, number: int) -> int | None:
         """Returns the number of the value embedding of a layer, which two layers share; None: it has none."""
         from_last = number - (self.layers - self.value_embeddings)
@@ -247,11 +297,32 @@ class StackConfig(Section):
         """Returns how many values a layer mixes: its own, those of the first layer, an embedding."""
         return 1 + (self.value_residual and number > 0) + (self.value_table(number) is not None)
 
+    def _check_latent(self, latent: LatentConfig) -> None:
+        """Raises: ValueError: A key that latent attention has no place for."""
+        others = {
+            f"position={self.position}": self.position != "rotary" or self.rope_fraction != 1.0,
+            f"kv_heads={self.kv_heads}": self.kv_heads not in (None, self.heads),
+            "bias=true": self.bias or self.has_qkv_bias,
+            f"qk_norm={self.qk_norm}": self.qk_norm is not False,
+            "attention_sinks=true": self.attention_sinks,
+            "value_residual=true": self.value_residual,
+            f"value_embeddings={self.value_embeddings}": self.value_embeddings > 0,
+        }
+        if found := next((key for key, is_set in others.items() if is_set), None):
+            raise ValueError(f"latent attention does not go with {found}; leave one of them out")
+        if max(latent.rope_width, latent.value_width) > self.per_head_width or latent.rope_width % 2:
+            sizes = f"rope_width={latent.rope_width}, an even number, and value_width={latent.value_width}"
+            raise ValueError(f"latent: {sizes} must be at most head_width={self.per_head_width}")
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.head_width is None and self.width % self.heads:
             sizes = f"width={self.width} must be a multiple of heads={self.heads}"
             raise ValueError(f"{sizes}, or set head_width")
+        if self.experts is not None and self.experts.first >= self.layers:
+            raise ValueError(f"experts.first={self.experts.first} leaves no layer of {self.layers} with experts")
+        if self.latent is not None:
+            self._check_latent(self.latent)
         if self.heads % self.num_kv_heads:
             raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.num_kv_heads}")
         self._check_rotation()

@@ -6,6 +6,8 @@ from pydantic import ValidationError
 from pretrain.config.model import ModelConfig, StackConfig
 
 SIZES = {"layers": 4, "width": 32, "heads": 2, "ff_width": 8}
+LATENT = {"kv_rank": 8, "rope_width": 6, "value_width": 8}
+GROUPED = {"count": 8, "top_k": 2, "groups": 4, "top_groups": 2}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,14 @@ def test_experts_that_do_not_fit_are_refused(experts, message):
     [
         ({"window": 4, "global_every": 2, "global_first": 2}, "global_first=2 must be less than global_every=2"),
         ({"window": 4, "global_first": 1}, "global_first=1 must be less than global_every=None"),
+        ({"latent": LATENT | {"rope_width": 7}}, "rope_width=7, an even number, and value_width=8 must be at most"),
+        ({"latent": LATENT | {"value_width": 17}}, "value_width=17 must be at most head_width=16"),
+        ({"latent": LATENT, "kv_heads": 1}, "latent attention does not go with kv_heads=1; leave one of them out"),
+        ({"latent": LATENT, "attention_sinks": True}, "latent attention does not go with attention_sinks=true"),
+        ({"latent": LATENT, "position": "learned"}, "latent attention does not go with position=learned"),
+        ({"experts": GROUPED | {"groups": 3}}, "groups=3 must divide count=8 into groups of 2 or more"),
+        ({"experts": GROUPED | {"top_k": 5}}, "top_groups=2 of groups=4 must be groups that have top_k=5 experts"),
+        ({"experts": GROUPED | {"first": 4}}, "experts.first=4 leaves no layer of 4 with experts"),
         ({"gated": False, "gate_limit": 7.0}, "gate_limit and gate_shift are for gated=true; leave them out"),
         ({"gated": False, "gate_shift": 1.0}, "gate_limit and gate_shift are for gated=true; leave them out"),
     ],

@@ -171,6 +171,14 @@ def test_windows_of_mistral(window):
             {"attention_bias": False},
             "attention_bias=False: only True can be represented: experts have biases",
         ),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave=False: only True can be represented"),
+        (
+            "deepseek_v3",
+            {"num_key_value_heads": 8},
+            "num_key_value_heads=8: only num_attention_heads=128 has a meaning",
+        ),
+        ("deepseek_v3", {"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05: only 1e-06 can be represented"),
+        ("deepseek_v3", {"n_shared_experts": 0}, "n_shared_experts=0: transformers has 1 or more"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha=1.0: only 1.702 can be represented"),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}}, "mscale=0.7: only None"),
         (

@@ -60,6 +60,14 @@ def test_what_a_mixture_of_experts_keeps_is_known_within_a_tenth(experts, mode):
     assert planned_over_kept(config, kind="single", precision="bf16", mode=mode) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.parametrize("query_rank", [None, 32])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_latent_attention_keeps_is_known_within_a_tenth(query_rank, mode):
+    latent = {"query_rank": query_rank, "kv_rank": 24, "rope_width": 8, "value_width": 16}
+    config = model_of("llama-tiny", decoder={"kv_heads": 4, "ff_width": 64, "latent": latent})
+    assert planned_over_kept(config, mode=mode) == pytest.approx(1, abs=0.1)
+
+
 @pytest.mark.parametrize(
     "keys",
     [{}, {"gate_limit": 7.0}, {"gate_shift": 1.0}, {"gate_limit": 7.0, "gate_shift": 1.0}, {"gated": False}],

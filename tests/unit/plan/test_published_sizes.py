@@ -125,6 +125,7 @@ RELEASES = {
     "olmoe-1b-7b": rotary(OLMOE, 50304, None, 16, 2048, 1024, 16, 16),
     "gpt_oss-20b": rotary(GPT_OSS, 201088, None, 24, 2880, 2880, 64, 8, num_local_experts=32),
     "gpt_oss-120b": rotary(GPT_OSS, 201088, None, 36, 2880, 2880, 64, 8, num_local_experts=128),
+    "deepseek_v3-671b": Release(129280, None, hf.DeepseekV3ForCausalLM, {}),  # defaults of transformers
     "starcoder2-3b": rotary(STARCODER2, 49152, 3_030_371_328, 30, 3072, 12288, 24, 2, **TIED),
     "starcoder2-7b": rotary(STARCODER2, 49152, 7_173_923_840, 32, 4608, 18432, 36, 4, **TIED),
     "bert-base": bert(12, 768, 12, 3072, 109_514_298),
@@ -162,6 +163,7 @@ ROUNDED = {
     "olmo2-32b": (100_352, [32.2e9], 0.005),
     "olmoe-1b-7b": (50_304, [6.9e9], 0.005),
     "gpt_oss-20b": (201_088, [20.91e9], 0.001),
+    "deepseek_v3-671b": (129_280, [671e9], 0.001),
     "gpt_oss-120b": (201_088, [116.83e9], 0.001),
     "bert-tiny": (30_522, [4.4e6], 0.02),
     "modernbert-base": (50_368, [149e6], 0.01),
@@ -269,6 +271,7 @@ def test_a_preset_is_as_large_as_the_paper_says(preset):
     [
         ("mixtral-8x7b", 12.9e9), ("mixtral-8x22b", 39e9), ("qwen3_moe-30b-a3b", 3.3e9), ("qwen3_moe-235b-a22b", 22e9),
         ("olmoe-1b-7b", 1.3e9),
+        ("deepseek_v3-671b", 37e9),
         # Published without the embedding, which a token meets in one row: 3.61B and 5.13B.
         ("gpt_oss-20b", 3.61e9 + 201_088 * 2880), ("gpt_oss-120b", 5.13e9 + 201_088 * 2880),
     ],

@@ -1,0 +1,209 @@
+"""DeepSeek-V3: latent attention, and experts chosen by groups and biases after some dense layers.
+
+Their heads have the rotated dimensions last, in pairs of neighbours; ours have them first, in two
+halves. Scores depend on neither order, so rows of the projections are exchanged in ours. The
+released weights are in FP8 and have to be converted first; layers that predict further tokens are
+ignored, as transformers does.
+"""
+
+import math
+from typing import Any
+
+from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
+from pretrain.interop.decoders.heads import ROTARY_BUFFERS, read_rope, write_rope
+from pretrain.interop.family import Family, Weight, affine, own_head, table
+from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
+
+_WORDS = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+_STACK: Keys = {
+    "num_hidden_layers": ("layers", 61),
+    "hidden_size": ("width", 7168),
+    "num_attention_heads": ("heads", 128),
+    "intermediate_size": ("ff_width", 18432),
+    "rms_norm_eps": ("norm_eps", 1e-6),
+    "attention_dropout": ("attention_dropout", 0.0),
+}
+_MODEL: Keys = {
+    "vocab_size": ("vocab_size", 129280),
+    "max_position_embeddings": ("max_seq_len", 4096),
+    "tie_word_embeddings": ("tied_embeddings", False),
+    "initializer_range": ("init_std", 0.02),
+}
+_EXPERTS = {
+    "n_routed_experts": ("count", 256),
+    "num_experts_per_tok": ("top_k", 8),
+    "moe_intermediate_size": ("width", 2048),
+    "n_shared_experts": ("shared", 1),
+    "first_k_dense_replace": ("first", 3),
+    "n_group": ("groups", 8),
+    "topk_group": ("top_groups", 4),
+}
+_LATENT = {
+    "kv_lora_rank": ("kv_rank", 512),
+    "qk_rope_head_dim": ("rope_width", 64),
+    "v_head_dim": ("value_width", 128),
+}
+
+
+def _read_rope(fields: Fields, max_seq_len: int) -> dict[str, Any]:
+    """Reads the rotary embedding, with the two factors by which YaRN changes scores here."""
+    key = "rope_scaling" if fields.section("rope_scaling") else "rope_parameters"
+    rope = Fields(dict(fields.section(key)))
+    given = {name: rope.values.pop(name, None) for name in ("mscale", "mscale_all_dim")}
+    found = read_rope(Fields(fields.values | {key: rope.values}), max_seq_len)
+    scaling = found["rope_scaling"]
+    if scaling is None or scaling["kind"] == "default":
+        return found
+    if scaling["kind"] != "yarn":
+        if given["mscale_all_dim"]:
+            raise refusal("mscale_all_dim", given["mscale_all_dim"], "can be represented with rope_type=yarn only")
+        return found
+    numbers = Fields({name: value or 0.0 for name, value in given.items()})
+    mscale, of_scores = numbers.number("mscale"), numbers.number("mscale_all_dim")
+    if of_scores:
+        scaling["score_mscale"] = of_scores
+    if mscale and of_scores and "attention_factor" not in scaling:
+        grown = 0.1 * math.log(max(1.0, scaling["factor"]))
+        scaling["attention_factor"] = (mscale * grown + 1.0) / (of_scores * grown + 1.0)
+    return found
+
+
+def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
+    fields = Fields(values)
+    model, stack = fields.read(_MODEL), fields.read(_STACK)
+    fields.only("attention_bias", False, "projections to latent vectors would have biases")
+    fields.only("rope_interleave", True, "rotated dimensions would be in two halves")
+    fields.only("rms_norm_eps", 1e-6, "norms of latent vectors have this one, and ours have one for all")
+    kv_heads = fields.optional_integer("num_key_value_heads", stack["heads"])
+    if kv_heads not in (None, stack["heads"]):
+        raise refusal("num_key_value_heads", kv_heads, f"only num_attention_heads={stack['heads']} has a meaning")
+    experts = fields.read(_EXPERTS)
+    if experts["shared"] < 1:
+        raise refusal("n_shared_experts", experts["shared"], "transformers has 1 or more")
+    latent = fields.read(_LATENT) | {"query_rank": fields.optional_integer("q_lora_rank", 1536)}
+    width = fields.integer("qk_nope_head_dim", 128) + latent["rope_width"]
+    stack |= {
+        "head_width": None if width * stack["heads"] == stack["width"] else width,
+        "activation": fields.activation("hidden_act", "silu"),
+        "latent": latent,
+        "experts": experts
+        | {"width": None if experts["width"] == stack["ff_width"] else experts["width"]}
+        | {"scores": "sigmoid", "balance": "bias", "normalize": fields.flag("norm_topk_prob", True)}
+        | {"scale": fields.number("routed_scaling_factor", 2.5)},
+        **_read_rope(fields, model["max_seq_len"]),
+    }
+    has_head = model["tied_embeddings"] or _HEAD in names or fields.claims("DeepseekV3ForCausalLM")
+    return build_config(
+        **model,
+        decoder=stack,
+        head=HeadConfig(kind="lm" if has_head else "none"),
+        special_tokens=fields.special_tokens(bos=0, eos=1),
+    )
+
+
+def _write_config(config: ModelConfig) -> dict[str, Any]:
+    stack = config.last_stack
+    experts, latent = stack.experts, stack.latent
+    found = {
+        **write_keys(config, _MODEL),
+        **write_keys(stack, _STACK),
+        **write_tokens(config.special_tokens),
+        "num_key_value_heads": stack.num_kv_heads,
+        "hidden_act": THEIR_ACTIVATIONS[stack.activation],
+        "attention_bias": stack.bias,
+        "rope_interleave": True,
+        "num_nextn_predict_layers": 0,
+        **write_rope(stack),
+    }
+    if stack.rope_scaling is not None and stack.rope_scaling.score_mscale:
+        found["rope_scaling"] |= {"mscale_all_dim": stack.rope_scaling.score_mscale}
+    if latent is not None:
+        found |= {key: getattr(latent, ours) for key, (ours, _) in _LATENT.items()}
+        found |= {"q_lora_rank": latent.query_rank, "qk_nope_head_dim": stack.per_head_width - latent.rope_width}
+    if experts is not None:
+        found |= {key: getattr(experts, ours) for key, (ours, _) in _EXPERTS.items()}
+        found |= {"moe_intermediate_size": stack.expert_width, "norm_topk_prob": experts.normalize}
+        found |= {"routed_scaling_factor": experts.scale}
+    return found
+
+
+def _attention(stack: StackConfig, ours: str, theirs: str) -> list[Weight]:
+    latent = stack.latent
+    if latent is None:
+        return []
+    kept, half = stack.per_head_width - latent.rope_width, latent.rope_width // 2
+    halves = [2 * number + odd for odd in (0, 1) for number in range(half)]
+    # Of each head of queries the rotated part first; of the latent vectors it stays last.
+    of_heads = (*(kept + number for number in halves), *range(kept))
+    of_down = (*range(latent.kv_rank), *(latent.kv_rank + number for number in halves))
+    query_rows = stack.heads * stack.per_head_width
+    up = "q_proj" if latent.query_rank is None else "q_b_proj"
+    parts: dict[str, tuple[str, int, tuple[int, ...]]] = {
+        "query_up": (up, query_rows, of_heads),
+        "kv_down": ("kv_a_proj_with_mqa", latent.kv_rank + latent.rope_width, of_down),
+        "kv_norm": ("kv_a_layernorm", latent.kv_rank, ()),
+        "kv_up": ("kv_b_proj", stack.heads * (kept + latent.value_width), ()),
+        "output": ("o_proj", stack.width, ()),
+    }
+    if latent.query_rank is not None:
+        parts |= {"query_down": ("q_a_proj", latent.query_rank, ())}
+        parts |= {"query_norm": ("q_a_layernorm", latent.query_rank, ())}
+    return [
+        Weight(f"{ours}attention.{name}.weight", ((f"{theirs}self_attn.{part}.weight", rows),), order=order)
+        for name, (part, rows, order) in parts.items()
+    ]
+
+
+def _gated(ours: str, theirs: list[str], hidden: int, width: int) -> list[Weight]:
+    """Returns the two matrices of feed-forward layers, stacked."""
+    halves = [f"{name}{part}_proj" for name in theirs for part in ("gate", "up")]
+    downs = [f"{name}down_proj" for name in theirs]
+    linears = {"gate_up": dict.fromkeys(halves, hidden), "down": dict.fromkeys(downs, width)}
+    return affine(ours, "", linears, bias=False)
+
+
+def _weights(config: ModelConfig) -> list[Weight]:
+    stack = config.last_stack
+    norms = {
+        "attention_norm": {"input_layernorm": stack.width},
+        "feedforward_norm": {"post_attention_layernorm": stack.width},
+    }
+    found = [table("embedding.weight", _WORDS, config.vocab_size)]
+    for number in range(stack.layers):
+        ours, theirs = f"decoder.blocks.{number}.", f"model.layers.{number}."
+        found += affine(ours, theirs, norms, bias=False)
+        found += _attention(stack, ours, theirs)
+        layer, mlp = f"{ours}feedforward.", f"{theirs}mlp."
+        experts = stack.experts
+        if experts is None or not stack.has_experts(number):
+            found += _gated(layer, [mlp], stack.ff_width, stack.width)
+            continue
+        found.append(Weight(f"{layer}router.weight", ((f"{mlp}gate.weight", experts.count),)))
+        if experts.balance == "bias":
+            bias = f"{mlp}gate.e_score_correction_bias", experts.count
+            found.append(Weight(f"{layer}router.balance.bias", (bias,)))
+        each = [f"{mlp}experts.{expert}." for expert in range(experts.count)]
+        found += _gated(layer, each, stack.expert_width, stack.width)
+        if experts.shared:
+            shared = experts.shared * stack.expert_width
+            found += _gated(f"{layer}shared.", [f"{mlp}shared_experts."], shared, stack.width)
+    found += affine("decoder.", "model.", {"norm": {"norm": stack.width}}, bias=False)
+    return found + own_head(config, _HEAD)
+
+
+def _architecture(config: ModelConfig) -> str:
+    return "DeepseekV3ForCausalLM" if config.head.kind == "lm" else "DeepseekV3Model"
+
+
+DEEPSEEK_V3 = Family(
+    model_type="deepseek_v3",
+    read_config=_read_config,
+    write_config=_write_config,
+    architecture=_architecture,
+    weights=_weights,
+    aliases={_HEAD: _WORDS},
+    # The release's 62nd layer predicts a further token.
+    ignored=(ROTARY_BUFFERS, r"model\.layers\.61\..*"),
+    prefix="model.",
+)
