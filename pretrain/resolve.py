@@ -16,6 +16,7 @@ from pretrain.errors import ConfigError
 from pretrain.objective import RowContext
 from pretrain.rows import Vocabulary
 from pretrain.shards.dataset import Dataset
+from pretrain.shards.index import CAPTIONS
 from pretrain.tokenizer import describe_vocabulary, load_tokenizer, special_tokens_of
 
 
@@ -67,6 +68,8 @@ def fill_special(given: SpecialTokens, dataset: Dataset) -> SpecialTokens:
     if dataset.index.begin_id is not None:
         ends["bos"] = dataset.index.begin_id
     found = special_tokens_of(load_tokenizer(dataset.tokenizer_path)).model_copy(update=ends)
+    if dataset.index.kind == CAPTIONS and found.start is None:
+        found = found.model_copy(update={"start": found.eos})  # as decoders of GPT-2 do
     named = {name: number for name, number in given if number is not None}
     return SpecialTokens.model_validate(found.model_dump() | named)
 

@@ -225,7 +225,7 @@ def _open_run(reader: WeightReader) -> ModelSource:
     _check_there(run, run.config)
     whole = load_config(run.config, extensions="require")
     config = whole.model
-    if config.input is not None:
+    if config.input is not None and not config.captions:
 
         def refuse_text() -> PlainCodec:
             what = "the model reads images, not text"

@@ -85,13 +85,15 @@ def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: to
 
 
 def _probe(config: AnyModelConfig) -> Batch:
-    """Returns two rows of ordinary tokens, or two images of noise; the same for the same model."""
+    """Returns two rows of ordinary tokens, two images of noise, or both; the same for the same model."""
     generator = torch.Generator().manual_seed(0)
     patches = config.input
+    pixels_BCYX = None
     if patches is not None:
-        zeros = torch.zeros(2, patches.positions, dtype=torch.int64)
         size = (patches.channels, patches.image, patches.image)
         pixels_BCYX = torch.randn(2, *size, generator=generator)
+    if patches is not None and not config.captions:
+        zeros = torch.zeros(2, patches.positions, dtype=torch.int64)
         source = None
         if config.head.kind == "pixels":
             # The first patches are visible, as many as in their default.
@@ -105,8 +107,9 @@ def _probe(config: AnyModelConfig) -> Batch:
     ordinary = torch.tensor([number for number in every if number not in special])
     shape = (2, min(32, config.max_seq_len))
     tokens_BT = ordinary[torch.randint(len(ordinary), shape, generator=generator)]
-    source = SourceBatch(tokens_BT) if config.shape == "encoder+decoder" else None
-    return Batch(tokens_BT, tokens_BT, source=source)
+    reads_text = patches is None and config.shape == "encoder+decoder"
+    source = SourceBatch(tokens_BT) if reads_text else None
+    return Batch(tokens_BT, tokens_BT, source=source, pixels_BCYX=pixels_BCYX)
 
 
 @torch.no_grad()

@@ -27,12 +27,11 @@ from pretrain.attention_maps.maps import (
 )
 from pretrain.config.data import ImagesConfig
 from pretrain.config.model import ModelConfig, PatchesConfig
-from pretrain.data.image_stream import center_view, pixels_of, render
-from pretrain.errors import ConfigError, DataError
+from pretrain.data.image_stream import read_view
+from pretrain.errors import ConfigError
 from pretrain.model import LanguageModel
 from pretrain.tracking.picture_files import check_format, encode_figure, plain_style
 from pretrain.types import Batch, SourceBatch
-from pretrain.utils.image_file import ImageFile
 from pretrain.utils.io import make_dir, write_file
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def see_image(model: LanguageModel, config: ModelConfig, images: ImagesConfig, r
     """
     patches = config.input
     assert patches is not None, "a model of images"
-    pixels = read_view(request.image, patches, images)
+    pixels = read_view(request.image, patches.image_size, images)
     maps = record_attention(model, build_image_row(pixels, config, model))
     maps = [each for each in maps if each.stack == "encoder"]
     layers, heads = parse_numbers(request.layers, "layer"), parse_numbers(request.heads, "head")
@@ -93,19 +92,6 @@ def see_image(model: LanguageModel, config: ModelConfig, images: ImagesConfig, r
         return {"image": str(request.image), "heads": summaries, "out": out}
     kept = {key: summaries[0][key] for key in ("entropy_bits", "strongest_key")}
     return {"image": str(request.image), "rollout": kept, "out": out}
-
-
-def read_view(path: Path, patches: PatchesConfig, images: ImagesConfig) -> np.ndarray:
-    """Returns what evaluations see of a file, uint8 [C, Y, X]. Raises: DataError."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        what = f"cannot be read: {error.strerror or error}"
-        raise DataError(what, where=f"--image {path}", fix="give an image file") from None
-    file = ImageFile(content, str(path))
-    channels, side = patches.image_size
-    view = center_view(images, file.width, file.height, side)
-    return pixels_of(render(file, view, channels, side, images.interpolation))
 
 
 def build_image_row(pixels: np.ndarray, config: ModelConfig, model: LanguageModel) -> Batch:

@@ -209,13 +209,14 @@ def stats_command(
     if out is not None:
         check_format(out)
     stats = count_data(folder)
-    if out is not None and stats["data_kind"] == "images":
+    of_images = stats["data_kind"] in ("images", "captions")
+    if out is not None and of_images:
         raise typer.BadParameter("--output is of texts; images are drawn by pretrain data show")
     if out is not None:
         draw_stats(stats, out)
     if as_json:
         print_json(stats)
-    elif stats["data_kind"] == "images":
+    elif of_images:
         print_image_stats(stats)
     else:
         print_stats(stats)

@@ -20,6 +20,7 @@ def generate_command(
     model: ModelPath,
     prompt: Annotated[list[str] | None, Option(help="Text to continue or translate.")] = None,
     file: Annotated[str | None, Option(help="Prompts, one per line or .jsonl; - for standard input.")] = None,
+    image: Annotated[list[str] | None, Option(help="Image to caption.")] = None,
     max_tokens: Annotated[int | None, Option(min=1, help="Default: the model's, or 128.")] = None,
     temperature: Annotated[float | None, Option(help="0 is greedy. Default: 0.8 to continue a text.")] = None,
     top_k: Annotated[int | None, Option(help="Sample from k tokens; candidates of a mask.")] = None,
@@ -37,7 +38,7 @@ def generate_command(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Continue texts, translate them, or fill in [MASK], as the model can.
+    """Continue texts, translate them, caption images, or fill in [MASK], as the model can.
 
     Without --prompt and --file, prompts are piped in, one a line; without that, a document begins,
     or with --chat a conversation in the terminal.
@@ -51,25 +52,26 @@ def generate_command(
     from pretrain.artifact.open import find_normalize, load_artifact
     from pretrain.generate.chat import ChatCodec, converse
     from pretrain.generate.command import run_generate
+    from pretrain.generate.constraints import Codec
     from pretrain.generate.generation_options import Options
-    from pretrain.generate.text import find_prompts
+    from pretrain.generate.text import ImageCodec, find_prompts, open_images
     from pretrain.prepare.normalize import build_detokenizer, build_normalizers
     from pretrain.utils.units import plural
 
     search = (beams, length_penalty, early_stopping, n_best)
     options = Options(max_tokens, temperature, top_k, top_p, *search, repetition_penalty, no_repeat_ngram_size)
-    prompts = find_prompts(prompt or [], file)
+    prompts = iter(_check_alone(image, prompt, file, chat)) if image else find_prompts(prompt or [], file)
     status_line().enter(f"reading {model}")
     source = open_source(model)
     artifact = load_artifact(source, device)
     status_line().close()
-    _note_stdin(prompt, file, prompts, "--prompt")
+    _note_stdin([*(prompt or ()), *(image or ())], file, prompts, "--prompt")
     normalize = find_normalize(source)
     is_typed = chat and prompts is None
     if is_typed:
         prompts = _typed_lines(as_json)
     # Prompts are normalized like the text of the training.
-    if normalize is not None and prompts is not None:
+    if normalize is not None and prompts is not None and not image:
         prompts = map(build_normalizers(normalize)[0], prompts)
     # Not an error: a released model may name settings that only its own library has.
     for setting in artifact.generation.not_honoured():
@@ -78,7 +80,9 @@ def generate_command(
     if max_tokens is not None and max_tokens > most and artifact.model.is_causal:
         text = f"note: texts are shorter than --max-tokens {max_tokens}: model.max_seq_len is {most}"
         print(text, file=sys.stderr)
-    codec = ChatCodec(artifact.codec) if chat else artifact.codec
+    codec: Codec | ImageCodec = ChatCodec(artifact.codec) if chat else artifact.codec
+    if image:
+        codec = open_images(artifact.model, artifact.codec, source.run)
     if isinstance(codec, ChatCodec) and is_typed:
         assert prompts is not None
         converse(artifact.model, codec, artifact.generation, options, prompts, sys.stdout, seed=seed)
@@ -98,6 +102,13 @@ def generate_command(
     )
     if num_blank:
         print(f"note: {plural(num_blank, 'text')} without a visible character", file=sys.stderr)
+
+
+def _check_alone(images: list[str], prompt: list[str] | None, file: str | None, chat: bool) -> list[str]:
+    """Returns the images, which no other prompts go with. Raises: ConfigError."""
+    if prompt or file or chat:
+        raise ConfigError("--image goes without --prompt, --file and --chat", fix="leave them out")
+    return images
 
 
 def _note_stdin(given: list[str] | None, file: str | None, found: object, option: str) -> None:

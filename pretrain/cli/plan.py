@@ -112,7 +112,7 @@ def find_stored(config: "RunConfig") -> "StoredData | None":
     splits = [source.index.split("train") for source in dataset.sources]
     tokens = sum(split.num_tokens for split in splits)
     token_bytes = TOKEN_BYTES[dataset.index.dtype]
-    if not dataset.index.has_tokenizer:
+    if dataset.index.has_images:
         # An image is one token of its shards, and a row of positions to the model.
         tokens *= config.batch.seq_len
         num_bytes = sum(shard.num_bytes for split in splits for shard in split.shards)

@@ -5,8 +5,9 @@
 
 The longer of source and target has `batch.seq_len` tokens, or slightly less by rounding: the source
 for corrupted text in two stacks, the target for pairs, whose source has `batch.source_len`, and for
-images, of which a masked autoencoder encodes a part. In a
-mixture the objective that lengthens rows most determines the tokens read; other rows are padded.
+images, of which a masked autoencoder encodes a part. Captions are rows of `batch.seq_len` tokens,
+whose source is all vectors of an image. In a mixture the objective that lengthens rows most
+determines the tokens read; other rows are padded.
 """
 
 from bisect import bisect_right
@@ -80,7 +81,7 @@ def image_lengths(lengths: RowLengths, objective: TaskConfig, patches: PatchesCo
 
     Raises: ValueError, where a share of the patches hides all or none.
     """
-    source = None
+    source = patches.positions if objective.kind == "captions" else None
     if objective.kind == "masked_patches":
         rate, number = objective.masked_patches.rate, patches.grid**2
         visible = int(number * (1 - rate))

@@ -33,6 +33,7 @@ NEEDS: dict[str, Needs] = {
     "tag": Needs(("encoder",), ("tags",), head="labels"),
     "images": Needs(("encoder",), ("images",), head="labels", reads="patches"),
     "masked_patches": Needs(("encoder+decoder",), ("images",), head="pixels", reads="patches"),
+    "captions": Needs(("encoder+decoder",), ("captions",), reads="patches"),
 }
 """Requirements by `objective.kind`. Modules under `extend` may add entries."""
 
@@ -127,8 +128,8 @@ class TaskConfig(Section):
 
     kind: Annotated[str, AfterValidator(partial(check_name, known=NEEDS)), OnResume.ALLOW] = "causal"
     """Objective: `causal`, `masked`, `span`, `prefix`, `ul2`, `fim`, `seq2seq`, `supervised`,
-    `classify`, `tag`, `images`, `masked_patches`, or one that a module under `extend` adds
-    (docs/objectives.md)."""
+    `classify`, `tag`, `images`, `masked_patches`, `captions`, or one that a module under `extend`
+    adds (docs/objectives.md)."""
     masked: MaskedConfig = MaskedConfig()
     span: SpanConfig = SpanConfig()
     ul2: Ul2Config = Ul2Config()

@@ -214,7 +214,8 @@ class PrepareConfig(Section):
     """Output folder."""
     kind: DataKind = "text"
     """Kind of documents: `text`, `pairs`, `records` (prompts and responses), `classes` (texts with
-    a label), `tags` (texts with a label a word), `images` (folders of classes)."""
+    a label), `tags` (texts with a label a word), `images` (folders of classes; or with captions,
+    which need a tokenizer)."""
     inputs: list[InputConfig] = Field(default_factory=list)
     """Inputs, in the order in which they are read."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -239,10 +240,11 @@ class PrepareConfig(Section):
         if self.labels and self.kind not in ("classes", "tags", "images"):
             what = f"labels go with kind=classes, tags or images, not {self.kind}"
             raise ValueError(f"{what}; leave them out")
-        of_text = [name for name in ("tokenizer", "filter") if self.differs(name)]
-        if self.kind == "images" and of_text:
-            what = f"{of_text[0]} is of text, which kind=images does not have"
-            raise ValueError(f"{what}; leave it out")
+        if self.kind == "images" and self.differs("filter"):
+            raise ValueError("filter is of text, which kind=images does not drop; leave it out")
+        if self.kind == "images" and self.labels and self.differs("tokenizer"):
+            what = "labels name classes, and tokenizer is of captions"
+            raise ValueError(f"{what}, which kind=images has in their place; leave one out")
         if self.tokenizer.begin is not None and self.kind not in ("text", "records"):
             raise ValueError(f"tokenizer.begin goes with kind=text or records, not {self.kind}; leave it out")
         if len(set(self.labels)) < len(self.labels):

@@ -217,7 +217,7 @@ class RunConfig(Section):
         if not set.intersection(*(set(NEEDS[kind].data) for kind in kinds)):
             common = f"{', '.join(kinds)} have no kind of data in common"
             raise ValueError(f"objective.mixture: {common}; mix objectives that do")
-        alone = [kind for kind in kinds if kind in ("seq2seq", "masked_patches")]
+        alone = [kind for kind in kinds if kind in ("seq2seq", "masked_patches", "captions")]
         if alone and len(kinds) > 1:
             fix = f"use objective.kind={alone[0]} alone"
             raise ValueError(f"objective.mixture: {alone[0]} cannot be mixed; {fix}")
@@ -254,9 +254,10 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_images(self) -> Self:
         patches = self.model.input
-        if patches is not None and self.batch.seq_len != patches.positions:
-            rule = f"must be {patches.positions}, the positions of an image"
-            raise ValueError(f"batch.seq_len={self.batch.seq_len} {rule} ({patches.describe()})")
+        given = None if self.model.captions else patches
+        if given is not None and self.batch.seq_len != given.positions:
+            rule = f"must be {given.positions}, the positions of an image"
+            raise ValueError(f"batch.seq_len={self.batch.seq_len} {rule} ({given.describe()})")
         if patches is None and self.data.images != ImagesConfig():
             what = "data.images is of images, which a model without model.input does not read"
             raise ValueError(f"{what}; leave it out")
@@ -309,7 +310,8 @@ def _check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str |
         need = f"objective.kind={kind} needs a model that reads {needs.reads}, this one reads {reads}"
         fix = "choose a preset with model.input"
         if reads == "patches":
-            fix = f"use objective.kind={'masked_patches' if head.kind == 'pixels' else 'images'}"
+            kinds = {"pixels": "masked_patches", "lm": "captions"}
+            fix = f"use objective.kind={kinds.get(head.kind, 'images')}"
         raise ValueError(f"{need}; {fix}")
     if reads == "patches" and data.packing != "concat":
         what = f"data.packing={data.packing} is of text"

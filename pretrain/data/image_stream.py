@@ -4,6 +4,7 @@
     file      --Pillow-->  size  --draw_view: a function of (seed, j)-->  box, mirror
               --decode, crop, resize, augment.py-->  uint8 [C, Y, X]
     mixup, cutmix: the images at positions 2 n and 2 n + 1 are each other's second image
+    captions       tokens of a row, padded; images with a label have it at the first of theirs
 
 N is the number of images. As the samples of text do, those of images differ from epoch to epoch, so
 that numbers drawn by (seed, sample) do. Nothing depends on ranks, workers or restarts. Not here:
@@ -27,7 +28,7 @@ from pretrain.data.lookahead import Layout, Lookahead, layout_of
 from pretrain.data.order import SampleOrder, shard_order
 from pretrain.errors import DataError
 from pretrain.rows import IGNORE_INDEX, TokenRows
-from pretrain.shards.index import DataIndex
+from pretrain.shards.index import CAPTIONS, DataIndex
 from pretrain.shards.reader import ShardSet
 from pretrain.shards.store import ShardStore
 from pretrain.utils.image_file import ImageFile
@@ -117,7 +118,8 @@ class ImageStream:
     """The images of one split; arguments and order as of `TokenStream`, with T = 1.
 
     `image` is the input of the model, and a row has `seq_len` positions. Raises: DataError: There
-    is no such split; or images are smaller than the crop, where sizes are known without a download.
+    is no such split; or images are smaller than the crop, or captions longer than a row, where
+    sizes are known without a download.
     """
 
     def __init__(
@@ -146,11 +148,15 @@ class ImageStream:
         self._reader = self._damage.reader(self._shards)
         store = self._shards.store
         self._lookahead = Lookahead(store, self.split, split) if store.fetches else None
+        self._captioned = index.kind == CAPTIONS
         self._sizes = np.array([shard.num_tokens for shard in self.split.shards], dtype=np.int64)
         self._room = 0 if config.crop == "center" or split != "train" else 2 * config.padding
         self._crops_as_is = config.resize == 0 and (config.crop != "random_resized" or split != "train")
         if self._crops_as_is and not (self._damage.skips or store.fetches):
             self._check_sizes()
+        if self._captioned and not (self._damage.skips or store.fetches):
+            for number in range(len(self._sizes)):
+                self._check_captions(number)
         self._epoch_layout = lru_cache(EPOCHS_KEPT)(self._build_epoch_layout)
         self._fixed_layout = layout_of(self._sizes, np.arange(len(self._sizes)))
 
@@ -205,10 +211,17 @@ class ImageStream:
         number = place - starts[slot]
         content, label = reader.image(number)
         try:
-            rows.put(row, self._see(ImageFile(content, reader.name), sample), label)
+            pixels = self._see(ImageFile(content, reader.name), sample)
         except DataError as error:
             where = f"{reader.name}, {reader.image_name(number)}"
             raise DataError(error.what, where=where, fix=error.fix) from None
+        if self._captioned:
+            if self._shards.store.fetches:
+                self._check_captions(shards[slot])
+            tokens = self._shards.captions(shards[slot]).slice(number, number + 1).values
+            rows.put_caption(row, pixels, tokens)
+        else:
+            rows.put(row, pixels, label)
 
     def _see(self, file: ImageFile, sample: int | None) -> np.ndarray:
         """Returns the view of an image, uint8 [C, Y, X]. Raises: DataError."""
@@ -234,6 +247,16 @@ class ImageStream:
                 where = f"{shard.name}, {self._shards.reader(number).image_name(int(small[0]))}"
                 width, height = sizes[small[0]].tolist()
                 raise self._too_small(width, height, where)
+
+    def _check_captions(self, number: int) -> None:
+        """Checks that the captions of a shard fit a row. Raises: DataError."""
+        lengths = self._shards.captions(number).lengths
+        if int(lengths.max()) > self.seq_len:
+            place = int(lengths.argmax())
+            reader = self._shards.reader(number)
+            what = f"a caption of {lengths[place]} tokens, its end included, exceeds batch.seq_len={self.seq_len}"
+            fix = f"use batch.seq_len={lengths[place]}, or shorten it"
+            raise DataError(what, where=f"{reader.name}, {reader.image_name(place)}", fix=fix)
 
     def _too_small(self, width: int, height: int, where: str) -> DataError:
         side = self._image.side
@@ -274,6 +297,18 @@ def pixels_of(image: "Image") -> np.ndarray:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
+def read_view(path: Path, image: ImageSize, config: ImagesConfig) -> np.ndarray:
+    """Returns what evaluations see of a file, uint8 [C, Y, X]. Raises: DataError."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        what = f"cannot be read: {error.strerror or error}"
+        raise DataError(what, where=f"--image {path}", fix="give an image file") from None
+    file = ImageFile(content, str(path))
+    view = center_view(config, file.width, file.height, image.side)
+    return pixels_of(render(file, view, image.channels, image.side, config.interpolation))
+
+
 class _ImageRows:
     """Rows of a batch; those that are not filled are padding, without a label."""
 
@@ -282,6 +317,7 @@ class _ImageRows:
         self._pixels = np.zeros((len(samples), image.channels, image.side, image.side), dtype=np.uint8)
         self._labels = np.full((len(samples), seq_len + 1), IGNORE_INDEX, dtype=np.int16)
         self._num_tokens = np.zeros(len(samples), dtype=np.int64)
+        self._captions: np.ndarray | None = None
         self._mixed: np.ndarray | None = None
 
     def put(self, row: int, pixels: np.ndarray, label: int) -> None:
@@ -289,6 +325,14 @@ class _ImageRows:
         self._pixels[row] = pixels
         self._labels[row, 0] = label
         self._num_tokens[row] = self._labels.shape[1]
+
+    def put_caption(self, row: int, pixels: np.ndarray, tokens: np.ndarray) -> None:
+        """Fills a row of an image and its caption."""
+        if self._captions is None:
+            self._captions = np.zeros(self._labels.shape, dtype=tokens.dtype)
+        self._pixels[row] = pixels
+        self._captions[row, : len(tokens)] = tokens
+        self._num_tokens[row] = len(tokens)
 
     def mix(self, config: ImagesConfig, seed: int) -> None:
         """Mixes neighbours, of an even number of rows; one without a neighbour stays."""
@@ -309,10 +353,11 @@ class _ImageRows:
         """Returns some rows. None: all."""
         kept = slice(first, None if count is None else first + count)
         labels, num_tokens = self._labels[kept], self._num_tokens[kept]
+        tokens = np.zeros(labels.shape, dtype=np.uint16) if self._captions is None else self._captions[kept]
         return TokenRows(
-            tokens=np.zeros(labels.shape, dtype=np.uint16),
+            tokens=tokens,
             starts=np.flatnonzero(num_tokens) * labels.shape[1],
-            num_tokens=None if num_tokens.all() else num_tokens,
+            num_tokens=None if self._captions is None and num_tokens.all() else num_tokens,
             sample_ids=self._samples[kept],
             labels=labels,
             pixels=self._pixels[kept],

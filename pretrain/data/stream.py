@@ -28,7 +28,7 @@ from pretrain.data.order import SampleOrder, shard_order
 from pretrain.errors import ConfigError, DataError
 from pretrain.rows import TokenRows
 from pretrain.shards.dataset import Dataset
-from pretrain.shards.index import IMAGES, DataIndex
+from pretrain.shards.index import DataIndex
 from pretrain.shards.reader import MAX_OPEN_SHARDS, ShardReader, ShardSet
 from pretrain.shards.remote_store import open_store
 from pretrain.shards.store import ShardStore
@@ -298,7 +298,7 @@ def open_stores(data: DataConfig, stop: Callable[[], bool]) -> list[ShardStore]:
 
 def check_packing(index: DataIndex, data: DataConfig) -> None:
     """Checks the packing of a kind of data. Raises: ConfigError."""
-    if data.packing == "concat" and index.kind not in ("text", IMAGES):
+    if data.packing == "concat" and not (index.kind == "text" or index.has_images):
         raise ConfigError(
             f"data.packing=concat cuts documents, which {index.kind} must not be", fix="use data.packing=bins"
         )
@@ -326,7 +326,7 @@ def _open_split(
     damage: DamagePolicy | None,
     order: dict[str, int],
 ) -> SplitStream:
-    if index.kind == IMAGES:
+    if index.has_images:
         assert lengths.image is not None, "objectives of images are of models of images"
         return ImageStream(
             store, index, split, image=lengths.image, seq_len=lengths.row, config=data.images, damage=damage, **order

@@ -1,7 +1,7 @@
 """Data of images under `pretrain data`: a contact sheet, statistics, and the check of every file.
 
-    show    rows, as augmented  ->  ImagesReport  ->  a PNG of all, with labels; facts for --json
-    stats   headers             ->  images of each class, sizes, formats, modes
+    show    rows, as augmented  ->  ImagesReport  ->  a PNG of all, with labels or captions; --json
+    stats   headers             ->  images of each class, lengths of captions, sizes, formats, modes
     verify  every byte          ->  CRC32 of images, SHA-256 of tars, sizes, labels; pixels if asked
 
 Not here: configs and rows of them (show.py).
@@ -11,7 +11,7 @@ import io
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from pretrain.data.order import SampleOrder
 from pretrain.datacheck.reading import Order
@@ -42,9 +43,12 @@ CAPTION = 26
 GAP = 6
 MAX_CLASSES = 20
 """Classes that are printed; of more, the largest."""
-FOLDER_MODEL = {"preset": "vit-tiny", "input": {"image": 96, "size": 16}}
+FOLDER_MODEL: dict[str, Any] = {"preset": "vit-tiny", "input": {"image": 96, "size": 16}}
 """A model whose input stands for that of a run, for a folder without a config."""
 FOLDER_POSITIONS = 37
+CAPTIONS_MODEL: dict[str, Any] = FOLDER_MODEL | {"preset": "vit_gpt2-tiny"}
+LINE = 12
+"""Height of a line under an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class ImagesReport:
     position: int
     rows: TokenRows
     labels: tuple[str, ...]
+    captions: list[str] | None = None  # of captioned images
 
     def facts(self) -> dict[str, Any]:
         """Returns the output of `--json`."""
@@ -64,6 +69,10 @@ class ImagesReport:
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         rows = self.rows
+        if self.captions is not None:
+            for sample, caption in zip(rows.sample_ids.tolist(), self.captions, strict=True):
+                yield {"sample": sample, "caption": caption}
+            return
         assert rows.labels is not None
         for place, label in enumerate(rows.labels[:, 0].tolist()):
             shares = {}
@@ -88,26 +97,54 @@ class ImagesReport:
         cell = side * math.ceil(LEAST_CELL / side)
         columns = math.ceil(math.sqrt(len(pixels)))
         lines = -(-len(pixels) // columns)
-        size = (columns * (cell + GAP) + GAP, lines * (cell + CAPTION + GAP) + GAP)
+        below = CAPTION if self.captions is None else CAPTION + 2 * LINE
+        size = (columns * (cell + GAP) + GAP, lines * (cell + below + GAP) + GAP)
         sheet = Image.new("RGB", size, "white")
         draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=10)
         for place, (image, row) in enumerate(zip(pixels, self._rows(), strict=True)):
             down, across = divmod(place, columns)
-            left, top = GAP + across * (cell + GAP), GAP + down * (cell + CAPTION + GAP)
+            left, top = GAP + across * (cell + GAP), GAP + down * (cell + below + GAP)
             seen = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
             sheet.paste(seen.resize((cell, cell), Image.Resampling.NEAREST), (left, top))
             names = [f"{printable(name)} {share:.0%}" if share < 1 else printable(name)
-                     for name, share in row["labels"].items()]  # fmt: skip
+                     for name, share in row.get("labels", {}).items()]  # fmt: skip
+            if row.get("caption"):
+                widest = partial(draw.textlength, font=font)
+                names = wrap_words(printable(row["caption"]), cell, widest)[: below // LINE]
             for line, text in enumerate(names or ["cannot be read"]):
                 while draw.textlength(text, font) > cell:
                     text = text[:-4] + "..." if len(text) > 4 else ""
-                draw.text((left, top + cell + 12 * line), text, "black", font)
+                draw.text((left, top + cell + LINE * line), text, "black", font)
         out = io.BytesIO()
         sheet.save(out, "PNG")
         make_dir(path.parent)
         write_file(path, out.getvalue())
         what = f"{plural(len(pixels), 'image')} of {self.split} from position {self.position}"
         return f"{path}: {what}, {side} x {side} pixels, as the model reads them"
+
+
+def wrap_words(text: str, width: float, length_of: Callable[[str], float]) -> list[str]:
+    """Cuts a text between words into lines of at most `width`, a longer word alone in its line."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and length_of(f"{lines[-1]} {word}") <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def decode_captions(rows: TokenRows, tokenizer: Tokenizer) -> list[str]:
+    """Returns the text of each row; empty for an image that could not be read."""
+    assert rows.num_tokens is not None, "rows of captions are padded"
+    pairs = zip(rows.tokens.tolist(), rows.num_tokens.tolist(), strict=True)
+    return tokenizer.decode_batch([tokens[:length] for tokens, length in pairs])
+
+
+def longest_caption(store: ShardStore, index: DataIndex) -> int:
+    """Returns the most tokens of a caption of a folder, its end included. Raises: DataError."""
+    sets = [ShardSet(store, index, name) for name in index.splits]
+    return max(int(shards.captions(place).lengths.max()) for shards in sets for place in range(len(shards)))
 
 
 def count_images(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, Any]:
@@ -123,6 +160,7 @@ def count_images(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, A
         found[name] = {
             "images": split.num_documents,
             **shard_totals(split),
+            **(_count_captions(shards) if index.has_tokenizer else {}),
             "classes": {label: labels[number] for number, label in enumerate(index.labels)},
             "sizes": {
                 side: dict(zip(("min", "median", "max"), values, strict=True))
@@ -131,6 +169,13 @@ def count_images(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, A
             "kinds": {f"{suffix} {mode}": count for (suffix, mode), count in kinds.most_common()},
         }
     return found
+
+
+def _count_captions(shards: ShardSet) -> dict[str, Any]:
+    """Returns tokens and lengths of the captions of a split, their ends included."""
+    lengths = np.concatenate([shards.captions(place).lengths for place in range(len(shards))])
+    least, median, most = np.quantile(lengths, (0.0, 0.5, 1.0), method="lower").tolist()
+    return {"captions": {"tokens": int(lengths.sum()), "min": least, "median": median, "max": most}}
 
 
 def _quantiles(sizes: np.ndarray) -> list[list[int]]:
@@ -160,7 +205,10 @@ def _files(shards: ShardSet, place: int) -> Iterator[tuple[ImageFile, int]]:
 def print_image_stats(facts: dict[str, Any]) -> None:
     """Prints the output of `count_data` of images, split by split."""
     classes = facts["splits"]["train"]["classes"]
-    print(f"{facts['path']}: images of {plural(len(classes), 'class')}")
+    what = f"images of {plural(len(classes), 'class')}"
+    if "vocab_size" in facts:
+        what = f"captioned images, {facts['vocab_size']:,} tokens in the vocabulary"
+    print(f"{facts['path']}: {what}")
     for name, split in facts["splits"].items():
         print(f"\n{name}: {plural(split['images'], 'image')}, {plural(split['shards'], 'shard')}")
         sizes = split["sizes"].items()
@@ -168,6 +216,10 @@ def print_image_stats(facts: dict[str, Any]) -> None:
         print_table(("pixels", "min", "median", "max"), rows, left=0)
         kinds = [(kind, f"{count:,}") for kind, count in split["kinds"].items()]
         print_table(("format, mode", "images"), kinds, left=0)
+        if captions := split.get("captions"):
+            cells = tuple(f"{captions[key]:,}" for key in ("min", "median", "max", "tokens"))
+            print_table(("captions", "min", "median", "max", "all"), [("tokens", *cells)], left=0)
+            continue
         classes = sorted(split["classes"].items(), key=lambda item: -item[1])
         shown = [(printable(label), f"{count:,}") for label, count in classes[:MAX_CLASSES]]
         print_table(("class", "images"), shown, left=0)
@@ -202,9 +254,11 @@ def _check_shard(shards: ShardSet, place: int, tick: Tick, *, decode: bool) -> D
     shard = shards.split.shards[place]
     try:
         lengths = shards.lengths(place)
+        if shard.captions is not None:
+            check_captions(shards, place)
         sizes = shards.sizes(place)
         for number, (file, label) in enumerate(_files(shards, place)):
-            if label >= len(shards.index.labels):
+            if label >= len(shards.index.labels) and not shards.index.has_tokenizer:
                 what = f"image {number} has label {label} of {len(shards.index.labels)}"
                 raise DataError(what, where=shard.name, fix=FIX)
             if lengths[number] != 1 or (file.width, file.height) != tuple(sizes[number].tolist()):
@@ -217,6 +271,15 @@ def _check_shard(shards: ShardSet, place: int, tick: Tick, *, decode: bool) -> D
     except DataError as error:
         return error
     return None
+
+
+def check_captions(shards: ShardSet, place: int) -> None:
+    """Checks the tokens of the captions of a shard. Raises: DataError."""
+    shard, captions = shards.split.shards[place], shards.captions(place)
+    assert shard.captions is not None, "a shard of captions"
+    if int(captions.values.max()) >= shards.index.vocab_size:
+        what = f"has token {captions.values.max()}, the vocabulary has {shards.index.vocab_size}"
+        raise DataError(what, where=shard.captions.name, fix=FIX)
 
 
 def _check_with_webdataset(shards: ShardSet) -> int:

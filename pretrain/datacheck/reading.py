@@ -23,7 +23,7 @@ from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import ConfigError
 from pretrain.rows import TokenRows
 from pretrain.shards.dataset import ONLY, Dataset, check_tokenizers, open_dataset
-from pretrain.shards.index import IMAGES
+from pretrain.shards.index import CAPTIONS, IMAGES
 from pretrain.shards.reader import ShardSet
 from pretrain.shards.store import ShardStore
 
@@ -86,7 +86,7 @@ class Order:
 
 def choose_packing(kind: str) -> str:
     """Returns the default packing: `concat` for text and images, and `bins` for kinds that must not be cut."""
-    return "concat" if kind in ("text", IMAGES) else "bins"
+    return "concat" if kind in ("text", IMAGES, CAPTIONS) else "bins"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,15 @@ from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import LocatedTree
 from pretrain.data.mixture import SOURCE_BITS, source_of
 from pretrain.data.stream import SourceStreams, open_windows
-from pretrain.datacheck.image_data import FOLDER_MODEL, FOLDER_POSITIONS, ROWS, ImagesReport
+from pretrain.datacheck.image_data import (
+    CAPTIONS_MODEL,
+    FOLDER_MODEL,
+    FOLDER_POSITIONS,
+    ROWS,
+    ImagesReport,
+    decode_captions,
+    longest_caption,
+)
 from pretrain.datacheck.reading import PADDED_ROWS, choose_packing, open_data
 from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, Stretch, describe_rows
 from pretrain.errors import ConfigError, DataError
@@ -36,7 +44,7 @@ from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import TokenRows
 from pretrain.run.folder import RunDir
 from pretrain.shards.dataset import Dataset
-from pretrain.shards.index import IMAGES, INDEX_NAME, LABELLED
+from pretrain.shards.index import CAPTIONS, IMAGES, INDEX_NAME, LABELLED
 from pretrain.shards.store import ShardStore, is_remote
 from pretrain.tokenizer import load_tokenizer, special_tokens_of
 from pretrain.utils.log import printable
@@ -52,6 +60,7 @@ OBJECTIVE_OF = {
     "classes": "classify",
     "tags": "tag",
     "images": "images",
+    "captions": "captions",
 }
 """Default objective of a shard folder, by its kind."""
 MODEL_OF = {"decoder": "llama-tiny", "encoder": "bert-tiny", "encoder+decoder": "t5-v1.1-tiny"}
@@ -121,10 +130,13 @@ def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsRep
     """
     config = _config_of(what, overrides, choice)
     with open_data(DataConfig(path=what) if config is None else config.data) as (dataset, stores):
-        config = fit_config(config or _folder_config(what, dataset, choice), dataset)
-        if dataset.index.kind == IMAGES:
+        config = fit_config(config or _folder_config(what, dataset, stores[0], choice), dataset)
+        if dataset.index.has_images:
             rows = _read_rows(dataset, stores, config, choice, ROWS)
-            return ImagesReport(what, choice.split, choice.position, rows, dataset.index.labels)
+            captions = None
+            if dataset.index.has_tokenizer:
+                captions = decode_captions(rows, load_tokenizer(dataset.tokenizer_path))
+            return ImagesReport(what, choice.split, choice.position, rows, dataset.index.labels, captions)
         context = context_of_run(config, dataset)
         tokenizer = load_tokenizer(dataset.tokenizer_path)
         rows = _read_rows(dataset, stores, config, choice, 2)
@@ -190,13 +202,15 @@ def _config_of(what: str, overrides: Sequence[str], choice: ReadingOptions) -> R
     return load_config(source, [*overrides, *given], extensions="require") if given else config
 
 
-def _folder_config(what: str, dataset: Dataset, choice: ReadingOptions) -> RunConfig:
+def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: ReadingOptions) -> RunConfig:
     """Returns the config of a run that could read a shard folder."""
     kind = dataset.index.kind
     objective = choice.objective or OBJECTIVE_OF[kind]
     seq_len = choice.seq_len or DEFAULT_SEQ_LEN
     if kind == IMAGES:
         seq_len = FOLDER_POSITIONS
+    if kind == CAPTIONS and choice.seq_len is None:
+        seq_len = longest_caption(store, dataset.index)
     shapes = NEEDS[objective].shapes if objective in NEEDS else tuple(MODEL_OF)
     preset: dict[str, Any] = {
         "preset": MODEL_OF[shapes[0]],
@@ -204,7 +218,8 @@ def _folder_config(what: str, dataset: Dataset, choice: ReadingOptions) -> RunCo
     }
     if kind in LABELLED:
         preset |= {"head": {"kind": "labels"}, "tied_embeddings": False, "pooler": False}
-    model: dict[str, Any] = expand_preset(FOLDER_MODEL if kind == IMAGES else preset)
+    of_images = {IMAGES: FOLDER_MODEL, CAPTIONS: CAPTIONS_MODEL | {"max_seq_len": seq_len}}
+    model: dict[str, Any] = expand_preset(of_images.get(kind, preset))
     if choice.objective is None and kind == "pairs":
         tokenizer = load_tokenizer(dataset.tokenizer_path)
         if special_tokens_of(tokenizer).start is None:

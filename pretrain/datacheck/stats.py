@@ -25,7 +25,7 @@ from pretrain.datacheck.image_data import count_images
 from pretrain.datacheck.reading import open_data
 from pretrain.datacheck.shard_files import FIX, MAX_THREADS, Tick, shard_totals, token_sides
 from pretrain.errors import DataError
-from pretrain.shards.index import IMAGES, data_hash
+from pretrain.shards.index import data_hash
 from pretrain.shards.reader import ShardSet
 from pretrain.tokenizer import display_tokens, load_tokenizer
 from pretrain.utils.status_line import transient_bar
@@ -51,8 +51,15 @@ def count_data(path: str, row_lengths: Sequence[int] = ROW_LENGTHS) -> dict[str,
             raise DataError("holds no tokens", where=path, fix="give `pretrain prepare` more text")
         task = bar.add_task("shards", total=shard_totals(*index.splits.values())["bytes"])
         tick = partial(bar.advance, task)
-        if index.kind == IMAGES:
-            facts = {"kind": "statistics", "path": path, "data_sha256": data_hash(index), "data_kind": index.kind}
+        if index.has_images:
+            facts: dict[str, Any] = {
+                "kind": "statistics",
+                "path": path,
+                "data_sha256": data_hash(index),
+                "data_kind": index.kind,
+            }
+            if index.has_tokenizer:
+                facts["vocab_size"] = index.vocab_size
             return facts | {"splits": count_images(store, index, tick)}
         tokenizer = load_tokenizer(dataset.tokenizer_path)
         splits = {name: _count_split(ShardSet(store, index, name), tokenizer, row_lengths, tick) for name in names}

@@ -24,7 +24,7 @@ from pretrain.datacheck.replay import Reading, not_exactly_once, read_course
 from pretrain.datacheck.shard_files import check_files, check_with_webdataset, shard_totals
 from pretrain.datacheck.stats_text import print_table
 from pretrain.errors import ConfigError
-from pretrain.shards.index import IMAGES, data_hash
+from pretrain.shards.index import CAPTIONS, IMAGES, data_hash
 from pretrain.utils.status_line import transient_bar
 from pretrain.utils.units import plural
 
@@ -80,7 +80,7 @@ def verify(
             "data_kind": index.kind,
             **shard_totals(*index.splits.values()),
         }
-        if index.kind == IMAGES:
+        if index.has_images:
             return facts | verify_images(store, index, order, partial(bar.advance, files), decode=decode)
         token_sums = check_files(store, index, partial(bar.advance, files))
         num_samples = check_with_webdataset(store, index)
@@ -156,7 +156,7 @@ def _describe_course(course: ReadingPlan, readings: Sequence[Reading]) -> dict[s
 
 def print_proof(proof: dict[str, Any]) -> None:
     """Prints the proof, a table for each course; the last line is the verdict."""
-    if proof["data_kind"] == IMAGES:
+    if proof["data_kind"] in (CAPTIONS, IMAGES):
         print_image_proof(proof)
         return
     totals = ", ".join(plural(proof[f"{what}s"], what) for what in ("shard", "member", "byte"))

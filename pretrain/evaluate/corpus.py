@@ -27,12 +27,14 @@ from pretrain.evaluate.label_scores import check_labels
 from pretrain.objective import build_rows
 from pretrain.resolve import build_context, fill_special
 from pretrain.shards.dataset import open_dataset
-from pretrain.shards.index import IMAGES, data_hash
+from pretrain.shards.index import data_hash
 from pretrain.tokenizer import load_tokenizer, parse_tokenizer
 
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_SEED = 1234
 _OBJECTIVES = {"decoder": "causal", "encoder": "masked", "encoder+decoder": "seq2seq"}
+_OF_IMAGES = {"pixels": "masked_patches", "lm": "captions"}
+"""Objective of a model of images by the kind of its head."""
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -73,8 +75,7 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     """Returns the settings of rows for a model. Raises: ConfigError: No data, or wrong lengths."""
     patches = source.config.input
     if patches is not None:
-        is_autoencoder = source.config.head.kind == "pixels"
-        objective = ObjectiveConfig(kind="masked_patches" if is_autoencoder else "images")
+        objective = ObjectiveConfig(kind=_OF_IMAGES.get(source.config.head.kind, "images"))
     elif source.config.head.kind == "labels":
         objective = ObjectiveConfig(kind="classify")
     else:
@@ -94,9 +95,10 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     if choice.data:
         given = {"path": None, "mixture": [], "curriculum": []} | _sources(choice.data)
         data = data.model_copy(update=given)
-    seq_len = choice.seq_len or (seq_len if patches is None else patches.positions)
-    if patches is not None and seq_len != patches.positions:
-        what = f"--seq-len {seq_len} must be {patches.positions}, the positions of an image"
+    positions = None if patches is None or source.config.captions else patches.positions
+    seq_len = choice.seq_len or positions or seq_len
+    if seq_len != (positions or seq_len):
+        what = f"--seq-len {seq_len} must be {positions}, the positions of an image"
         raise ConfigError(what, where=str(source.path), fix="leave it out")
     source_len = choice.source_len or source_len
     check_length(source, max(seq_len, source_len or 0))
@@ -160,7 +162,7 @@ class Corpus:
         self._check_kind()
         self.labels = list(self._dataset.index.labels) if model.head.kind == "labels" else []
         packing = setting.data.packing
-        if kind not in ("text", IMAGES) and packing == "concat":
+        if kind != "text" and not self._dataset.index.has_images and packing == "concat":
             packing = "bins"
         data = setting.data.model_copy(update={"packing": packing})
         context = build_context(

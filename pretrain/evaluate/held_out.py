@@ -26,7 +26,16 @@ from pretrain.evaluate.label_scores import (
     score_labels,
     sum_documents,
 )
-from pretrain.evaluate.row_loss import LossReport, ModelLoss, RowSums, compare_rows, evaluate_loss, pool, sum_rows
+from pretrain.evaluate.row_loss import (
+    LossReport,
+    ModelLoss,
+    RowSums,
+    compare_exact,
+    compare_rows,
+    evaluate_loss,
+    pool,
+    sum_rows,
+)
 from pretrain.objective import build_loss
 
 ALL = "all"
@@ -44,11 +53,14 @@ class SourceLoss:
     baseline: LossReport | None = None
     differences: dict[str, Difference] = field(default_factory=dict)
     chooses: bool = True  # the model chooses among answers; not of a head of pixels
+    exact: float | None = None  # share of captions that greedy decoding writes as they are
 
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""
         facts = self._of(self.report)
         facts |= {"bits_per_byte": self.bits_per_byte, "left_out": self.left_out}
+        if self.exact is not None:
+            facts["exact_match"] = self.exact
         if self.labels is not None:
             facts["labels"] = self.labels.facts()
         if self.baseline is not None:
@@ -75,6 +87,8 @@ class SourceLoss:
             f"  {self.source:<12} loss {report.loss:.4f}{perplexity}{bits}  "
             f"{accuracy}{report.num_targets:,} targets{left_out}"
         ]
+        if self.exact is not None:
+            lines.append(f"{indent}exact match {self.exact:.4f} (greedy decoding of whole captions)")
         if self.labels is not None:
             lines += [indent + line for line in self.labels.lines()]
         if self.baseline is not None:
@@ -165,10 +179,10 @@ def _measure(
                 of_model.append(read_answers(model, batches))
                 continue
             loss = ModelLoss(model, build_loss(corpus.objective))
-            if len(models) > 1:
+            if len(models) > 1 or corpus.objective.kind == "captions":
                 of_model.append(sum_rows(loss, batches))
                 continue
-            # Rows matter for comparisons only: without one, batches are summed at once.
+            # Rows matter for comparisons and captions only: otherwise batches are summed at once.
             report = evaluate_loss(loss, batches, lambda: False)
             assert report is not None, "no stop was requested"
             reports.append(report)
@@ -191,7 +205,8 @@ def _measure(
     if not measured[0]:
         return losses
     pairs = zip(losses, zip(*measured, strict=True), strict=True)
-    return [_judged(found, by_model, corpus.labels, resamples) for found, by_model in pairs]
+    captions = corpus.objective.kind == "captions"
+    return [_judged(found, by_model, corpus.labels, captions, resamples) for found, by_model in pairs]
 
 
 def _rows(measured: RowSums | Answers) -> RowSums:
@@ -199,10 +214,12 @@ def _rows(measured: RowSums | Answers) -> RowSums:
 
 
 def _judged(
-    found: SourceLoss, by_model: Sequence[RowSums | Answers], labels: Sequence[str], resamples: int
+    found: SourceLoss, by_model: Sequence[RowSums | Answers], labels: Sequence[str], captions: bool, resamples: int
 ) -> SourceLoss:
-    """Adds the scores of labels, and the comparison with the baseline where there is one."""
+    """Adds the scores of labels or captions, and the comparison with the baseline where there is one."""
     mine, *others = by_model
+    if captions:
+        found = replace(found, exact=float(_rows(mine).exact.mean()))
     if isinstance(mine, Answers):
         found = replace(found, labels=score_labels(mine, labels, resamples))
     if not others:
@@ -214,4 +231,6 @@ def _judged(
     if isinstance(mine, Answers) and isinstance(theirs, Answers):
         scores = compare_labels(theirs, mine, len(labels), resamples)
         differences = {"loss": differences["loss"]} | scores
+    if captions:
+        differences["exact"] = compare_exact(baseline, _rows(mine), resamples)
     return replace(found, baseline=baseline.report, differences=differences)

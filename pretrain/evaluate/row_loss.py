@@ -160,6 +160,14 @@ class RowSums:
         loss = float(self.nll.sum() / max(count, 1.0))
         return LossReport(loss, int(count), int(self.correct.sum()))
 
+    @property
+    def exact(self) -> np.ndarray:
+        """Rows whose targets all have the largest scores, float64 of 0 and 1.
+
+        Such a row is what greedy decoding writes, token by token, and no other is.
+        """
+        return (self.correct == self.counts).astype(np.float64)
+
     def __add__(self, other: "RowSums") -> "RowSums":
         pairs = ((self.nll, other.nll), (self.correct, other.correct), (self.counts, other.counts))
         return RowSums(*(np.concatenate(pair) for pair in pairs))
@@ -175,6 +183,11 @@ def sum_rows(engine: ModelLoss, batches: Iterable[Batch]) -> RowSums:
     rows = [row for batch in gather_batches(found) for row in batch]
     columns = np.array(rows, dtype=np.float64).reshape(-1, 3)
     return RowSums(columns[:, 0], columns[:, 1], columns[:, 2])
+
+
+def compare_exact(baseline: RowSums, model: RowSums, resamples: int) -> Difference:
+    """Returns the difference in the share of rows that are right as a whole. Raises: DataError: Too few rows."""
+    return compare_means(baseline.exact, model.exact, np.ones_like(model.counts), resamples, "captions")
 
 
 def compare_rows(baseline: RowSums, model: RowSums, resamples: int, unit: str = "rows") -> dict[str, Difference]:

@@ -3,6 +3,7 @@
 one prompt, drawn or greedy     the text as it comes, after the prompt if it continues it
 one prompt, beams               the text
 --chat                          the answer to a turn of the user, without the turn
+--image                         the caption of each image
 several prompts                 a line each, in order: a batch at a time; line breaks become \\n
 several texts a prompt          a line each: score, tab, text
 --json                          an object a line
@@ -25,7 +26,7 @@ from pretrain.generate.constraints import Codec, Constraints
 from pretrain.generate.generation_options import Options
 from pretrain.generate.incremental_decoder import check_prompt
 from pretrain.generate.sampling import Sampling
-from pretrain.generate.text import generate_text, stream_text, text_after
+from pretrain.generate.text import ImageCodec, generate_text, stream_text, text_after
 from pretrain.model import LanguageModel
 from pretrain.types import Batch, GenerationDefaults
 
@@ -111,7 +112,7 @@ def _spell_filled(codec: Codec, ids: list[int], places: list[int]) -> str:
 
 def run_generate(
     model: LanguageModel,
-    codec: Codec,
+    codec: Codec | ImageCodec,
     defaults: GenerationDefaults,
     options: Options,
     prompts: Iterator[str] | None,
@@ -130,7 +131,7 @@ def run_generate(
     """
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # the terminal may lack a character
-    if not model.is_causal:
+    if not model.is_causal and not isinstance(codec, ImageCodec):
         top_k = options.candidates()
         texts = _needed(prompts, f"give --prompt, with {MASK} in it")
         for number, prompt in enumerate(texts, start=1):
@@ -140,7 +141,8 @@ def run_generate(
     constraints = options.constraints(model, codec, defaults)
     method = options.method(model, defaults)
     if model.encoder is not None:
-        prompts = _needed(prompts, "give --prompt, --file, or pipe a text in")
+        is_image = isinstance(codec, ImageCodec)
+        prompts = _needed(prompts, "give --image" if is_image else "give --prompt, --file, or pipe a text in")
     remaining = iter([""]) if prompts is None else prompts
     first = list(islice(remaining, 2))
     alone = len(first) == 1
@@ -177,7 +179,7 @@ def _needed(prompts: Iterator[str] | None, fix: str) -> Iterator[str]:
 
 def _stream(
     model: LanguageModel,
-    codec: Codec,
+    codec: Codec | ImageCodec,
     prompt: str,
     constraints: Constraints,
     sampling: Sampling,

@@ -7,7 +7,7 @@ from pretrain.errors import ConfigError
 from pretrain.generate.beam import Beams
 from pretrain.generate.constraints import Codec, Constraints
 from pretrain.generate.sampling import GREEDY, Sampling
-from pretrain.generate.text import Method
+from pretrain.generate.text import ImageCodec, Method
 from pretrain.model import LanguageModel
 from pretrain.types import GenerationDefaults
 
@@ -60,7 +60,7 @@ class Options:
     def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def constraints(self, model: LanguageModel, codec: Codec, defaults: GenerationDefaults) -> Constraints:
+    def constraints(self, model: LanguageModel, codec: Codec | ImageCodec, defaults: GenerationDefaults) -> Constraints:
         """Returns the limits on tokens and length."""
         length = defaults.max_new_tokens
         if length is None and defaults.max_length is not None and model.encoder is not None:

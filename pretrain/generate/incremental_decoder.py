@@ -14,6 +14,7 @@ row gets the same scores as alone, up to rounding.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,8 +26,12 @@ from pretrain.model.backends.auto import AutoAttention
 from pretrain.model.backends.sdpa import SdpaAttention
 from pretrain.types import Batch, SourceBatch
 
-Prompts = Sequence[Sequence[int]]
-"""Token ids, one prompt a row: a text to continue, or the source of an encoder-decoder."""
+Prompt: TypeAlias = Sequence[int] | Tensor
+"""Token ids: a text to continue, or the source of an encoder-decoder; or an image that is captioned,
+uint8 or normalised [C, Y, X]."""
+
+Prompts = Sequence[Prompt]
+"""One prompt a row."""
 
 PADDING = -1
 """Document number of padding, and its token in `read_BT`."""
@@ -56,14 +61,19 @@ class IncrementalDecoder:
         self._model = model
         self._device = model.embedding.weight.device
         self._source: SourceBatch | None = None
+        images = [prompt for prompt in prompts if isinstance(prompt, Tensor)]
         self._documents_B1: Tensor | None = None
         self._positions_B1: Tensor | None = None
         if model.encoder is not None:
             start = model.special_tokens.start
             assert start is not None
             tokens_B1 = torch.full((len(prompts), 1), start, device=self._device)
-            self._source = self._pad_sources(prompts)
-            self._first = Batch(tokens_B1, tokens_B1)
+            pixels_BCYX = None
+            if images:
+                pixels_BCYX = torch.stack(images).to(self._device)
+            else:
+                self._source = self._pad_sources(prompts)
+            self._first = Batch(tokens_B1, tokens_B1, pixels_BCYX=pixels_BCYX)
         else:
             self._first = self._pad_prompts(prompts)
             if sees_prompt_whole:  # padding is another document
@@ -252,8 +262,19 @@ def check_prompts(model: LanguageModel, prompts: Prompts) -> None:
         check_prompt(model, prompt, where=f"prompt {number}" if len(prompts) > 1 else "")
 
 
-def check_prompt(model: LanguageModel, prompt: Sequence[int], *, where: str = "", name: str = "prompt") -> None:
+def check_prompt(model: LanguageModel, prompt: Prompt, *, where: str = "", name: str = "prompt") -> None:
     """Refuses a prompt, or another text of that name, that a model cannot read. Raises: ConfigError."""
+    patches = model.patches if isinstance(model, Transformer) else None
+    if patches is not None:
+        size = patches.image_size
+        if not isinstance(prompt, Tensor):
+            what = f"the {name} is a text, and the model reads images of {size.side} x {size.side} pixels"
+            raise ConfigError(what, where=where, fix="caption an image by `pretrain generate RUN --image FILE`")
+        assert prompt.shape == (size.channels, size.side, size.side), "of `ImageCodec`"
+        return
+    if isinstance(prompt, Tensor):
+        fix = "use one whose objective is captions"
+        raise ConfigError("the model reads text, and no images", where=where, fix=fix)
     if not prompt:
         raise ConfigError(f"the {name} has no tokens", where=where, fix="give at least one")
     if len(prompt) > model.max_seq_len:

@@ -18,6 +18,7 @@ from pretrain.errors import ConfigError
 from pretrain.generate.constraints import Constraints
 from pretrain.generate.incremental_decoder import (
     IncrementalDecoder,
+    Prompt,
     Prompts,
     check_prompts,
     group_rows,
@@ -91,9 +92,10 @@ class RowSeeds:
         self._seed = seed
         self._seen = Counter[bytes]()
 
-    def __call__(self, prompt: Sequence[int]) -> int:
+    def __call__(self, prompt: Prompt) -> int:
         """Returns the seed of the next row that begins with `prompt`."""
-        identity = repr((self._seed, list(prompt))).encode()
+        values = prompt.flatten().tolist() if isinstance(prompt, Tensor) else list(prompt)
+        identity = repr((self._seed, values)).encode()
         key = hashlib.blake2b(identity, digest_size=16).digest()
         self._seen[key] += 1
         numbered = key + repr(self._seen[key]).encode()

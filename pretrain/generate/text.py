@@ -9,13 +9,21 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+import torch
+from torch import Tensor
+
+from pretrain.config.data import ImagesConfig
+from pretrain.config.load import load_config
+from pretrain.config.model import ImageSize
+from pretrain.data.image_stream import read_view
 from pretrain.errors import ConfigError, DataError
 from pretrain.generate.beam import Beams, beam_search
 from pretrain.generate.constraints import Codec, Constraints
-from pretrain.generate.incremental_decoder import check_prompt, check_prompts
+from pretrain.generate.incremental_decoder import Prompt, check_prompt, check_prompts
 from pretrain.generate.sampling import RowSeeds, Sampling, generate, stream
-from pretrain.model import LanguageModel
+from pretrain.model import LanguageModel, Transformer
 from pretrain.prepare.readers.records import RecordError, parse_object, text_of
+from pretrain.run.folder import RunDir
 
 _BROKEN = "\ufffd"
 
@@ -30,7 +38,7 @@ class Detokenizer:
     codec with a few tokens; those before the first piece include the context.
     """
 
-    def __init__(self, codec: Codec, context: Sequence[int] = ()) -> None:
+    def __init__(self, codec: "Codec | ImageCodec", context: Sequence[int] = ()) -> None:
         self._codec = codec
         self._ids = list(context)
         self._given = len(context)
@@ -57,10 +65,38 @@ class Detokenizer:
         return text_after(self._codec, self._ids[: self._given], self._ids[self._given :])
 
 
-def text_after(codec: Codec, context: Sequence[int], ids: Sequence[int]) -> str:
+def text_after(codec: "Codec | ImageCodec", context: Sequence[int], ids: Sequence[int]) -> str:
     """Returns the text that `ids` add to that of `context`, at once."""
     before = codec.decode(list(context))
     return codec.decode([*context, *ids])[len(before) :]
+
+
+class ImageCodec:
+    """A codec whose prompts are the paths of images, seen as evaluation does: the centre."""
+
+    def __init__(self, codec: Codec, size: ImageSize, config: ImagesConfig) -> None:
+        self._size, self._config = size, config
+        self.eos_ids = codec.eos_ids
+        self.mask_id = codec.mask_id
+        self.decode = codec.decode
+        self.tokens = codec.tokens
+
+    def encode(self, path: str) -> Tensor:
+        """Returns the pixels of an image, uint8 [C, Y, X]. Raises: DataError."""
+        return torch.from_numpy(read_view(Path(path), self._size, self._config).copy())
+
+
+def open_images(model: LanguageModel, codec: Codec, run: RunDir | None) -> ImageCodec:
+    """Returns the codec of images that a model captions; `run` is its run, if any.
+
+    Raises: ConfigError: The model reads text.
+    """
+    patches = model.patches if isinstance(model, Transformer) else None
+    if patches is None:
+        fix = "use one whose objective is captions"
+        raise ConfigError("the model reads text, and --image is for models of captions", fix=fix)
+    images = ImagesConfig() if run is None else load_config(run.config, extensions="require").data.images
+    return ImageCodec(codec, patches.image_size, images)
 
 
 STDIN = "-"
@@ -150,7 +186,7 @@ class GeneratedText:
 
 def generate_text(
     model: LanguageModel,
-    codec: Codec,
+    codec: Codec | ImageCodec,
     prompts: Iterable[str],
     constraints: Constraints,
     method: Method,
@@ -182,8 +218,7 @@ def generate_text(
             seeds = [row_seeds(row) for row in rows]
             found = [[one] for one in generate(model, rows, constraints, method, seed=seeds)]
         for prompt, row, continuations in zip(batch, rows, found, strict=True):
-            # An answer stands alone; the text of a decoder depends on its prompt.
-            context = row if model.encoder is None else []
+            context = context_of(model, row)
             texts = [text_after(codec, context, one.tokens) for one in continuations]
             yield [
                 GeneratedText(prompt, text, len(one.tokens), one.score)
@@ -193,7 +228,7 @@ def generate_text(
 
 def stream_text(
     model: LanguageModel,
-    codec: Codec,
+    codec: Codec | ImageCodec,
     prompt: str,
     constraints: Constraints,
     sampling: Sampling,
@@ -203,7 +238,7 @@ def stream_text(
     """Yields the text of `generate_text` for one prompt in pieces of whole characters."""
     check_prompts(model, [])
     ids = encode_prompt(model, codec, prompt)
-    text = Detokenizer(codec, ids if model.encoder is None else [])
+    text = Detokenizer(codec, context_of(model, ids))
     for ((_, token, _, ends),) in stream(model, [ids], constraints, sampling, seed=seed):
         if not ends and (piece := text.add(token)):
             yield piece
@@ -211,14 +246,19 @@ def stream_text(
         yield piece
 
 
-def encode_prompt(model: LanguageModel, codec: Codec, prompt: str, *, where: str = "") -> list[int]:
-    """Returns the ids of a prompt; for a decoder at least the token that begins a document.
+def context_of(model: LanguageModel, prompt: Prompt) -> list[int]:
+    """Returns the ids on which the text after a prompt depends: those of a decoder. An answer stands alone."""
+    return [] if isinstance(prompt, Tensor) or model.encoder is not None else list(prompt)
+
+
+def encode_prompt(model: LanguageModel, codec: Codec | ImageCodec, prompt: str, *, where: str = "") -> Prompt:
+    """Returns the ids of a prompt, or the pixels of an image; for a decoder at least the token that begins a document.
 
     Raises ConfigError where the prompt does not fit the model, or is empty and nothing begins a
     text.
     """
     ids = codec.encode(prompt)
-    if not ids and model.encoder is None:
+    if not isinstance(ids, Tensor) and not ids and model.encoder is None:
         bos = model.special_tokens.bos
         ids = list(codec.eos_ids[:1]) if bos is None else [bos]
         if not ids:

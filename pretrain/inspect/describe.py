@@ -140,7 +140,7 @@ def _describe_shards(path: Path) -> dict[str, Any]:
     if index.labels:
         facts |= {"classes": len(index.labels), "labels": list(index.labels)}
     for name, split in index.splits.items():
-        if not index.has_tokenizer:
+        if index.has_images:
             facts[name] = _describe_images(path, name, split)
             continue
         facts[name] = {
@@ -348,7 +348,9 @@ def describe_model(config: AnyModelConfig) -> str:
             stacks.append(f"{name} of {stack.layers} layers, width {stack.width}, {heads}{experts}")
     if config.kind != "recurrent" and (patches := config.input) is not None:
         sides = f"{patches.image} x {patches.image} x {patches.channels}"
-        return f"{'; '.join(stacks)}; images of {sides} in patches of {patches.size} x {patches.size}"
+        stacks.append(f"images of {sides} in patches of {patches.size} x {patches.size}")
+        if not config.captions:
+            return "; ".join(stacks)
     vocabulary = ""
     if config.vocab_size:
         # The count of parameters includes the padding, which an export leaves out.

@@ -13,10 +13,10 @@ from pretrain.interop.family import Family
 from pretrain.interop.marian import MARIAN
 from pretrain.interop.modernbert import MODERNBERT
 from pretrain.interop.t5 import T5
-from pretrain.interop.vit import DEIT, MAE, VIT
+from pretrain.interop.vit import CAPTIONER, DEIT, MAE, VIT
 
 _ALL = (
     *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, OLMOE, GPT_OSS, DEEPSEEK_V3, STARCODER2),
-    *(BERT, MODERNBERT, T5, MARIAN, VIT, DEIT, MAE),
+    *(BERT, MODERNBERT, T5, MARIAN, VIT, DEIT, MAE, CAPTIONER),
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

@@ -4,16 +4,21 @@ ViT and DeiT have a head over labels, or none, with or without the pooler. The d
 a DeiT is a register of ours; the class with a second head that reads it is refused. A MAE is read
 with its decoder. Its tables of positions are constants, which files of theirs have and a model of
 ours computes; share of hidden patches and normalised pixels are of our objective.
+
+A `VisionEncoderDecoderModel` is read where its encoder is a ViT or DeiT, and its decoder a GPT-2
+with cross attention. Nothing reads the pooler of its encoder, which is left out.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
+from pretrain.interop.decoders.gpt2 import gpt2_weights, read_gpt2, write_gpt2
 from pretrain.interop.family import Family, Weight, affine
-from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys
+from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
 from pretrain.interop.label_names import IMAGES, label_weights, read_label_head, write_label_names
 from pretrain.model.position import sinusoids_2d
 
@@ -136,7 +141,7 @@ def _weights(config: ModelConfig, *, kind: str) -> list[Weight]:
         Weight("embedding.before.weight", tuple(before), shape=(1, 1, width)),
     ]
     if stack.position == "learned":
-        length = config.max_seq_len
+        length = config.positions_of("encoder")
         table = ((f"{tables}position_embeddings", length),)
         weights.append(Weight("encoder.position.weight", table, shape=(1, length, width)))
     weights += _blocks("encoder.blocks.", f"{kind}.encoder.layer.", stack)
@@ -162,6 +167,58 @@ def _mae_weights(config: ModelConfig) -> list[Weight]:
     return weights + affine("", "decoder.", head, bias=True)
 
 
+def _read_captioner(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
+    fields = Fields(values)
+    parts = {name: fields.section(name) for name in ("encoder", "decoder")}
+    known = {"encoder": ("vit", "deit"), "decoder": ("gpt2",)}
+    for name, kinds in known.items():
+        found = parts[name].get("model_type")
+        if found not in kinds:
+            raise refusal(f"{name}.model_type", found, f"only {' or '.join(kinds)} can be represented")
+    kind = parts["encoder"]["model_type"]
+    of_decoder = parts["decoder"]
+    why = "keys and values would have the width of the encoder"
+    Fields(of_decoder).only("cross_attention_hidden_size", None, why)
+    encoder = _read_config(parts["encoder"] | {"architectures": None}, frozenset(), kind=kind)
+    decoder = read_gpt2(of_decoder | {"architectures": ["GPT2LMHeadModel"]}, names, cross=True)
+    given = {key: value for key, value in values.items() if key.endswith("_token_id")}
+    tokens = Fields(of_decoder | given).special_tokens(bos=50256, eos=50256, start=None)
+    if tokens.start is None:
+        tokens = tokens.model_copy(update={"start": tokens.bos})
+    both = {"input": encoder.input, "encoder": encoder.encoder, "special_tokens": tokens}
+    of_text = decoder.model_dump(exclude_unset=True)
+    return build_config(**of_text | {name: part.model_dump() for name, part in both.items() if part})
+
+
+def _write_captioner(config: ModelConfig) -> dict[str, Any]:
+    patches = config.input
+    kind = "deit" if patches is not None and patches.registers else "vit"
+    of_encoder = _write_config(config.model_copy(update={"head": HeadConfig(kind="none")}))
+    of_decoder = {"model_type": "gpt2", "is_decoder": True, "add_cross_attention": config.captions}
+    return {
+        "encoder": {"model_type": kind, **of_encoder},
+        "decoder": write_gpt2(config) | of_decoder,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": False,  # the decoder's is the one that counts
+        **write_tokens(config.special_tokens, "start"),
+    }
+
+
+def _captioner_weights(config: ModelConfig) -> list[Weight]:
+    kind = "deit" if config.input is not None and config.input.registers else "vit"
+    weights = []
+    for weight in _weights(config.model_copy(update={"pooler": False}), kind=kind):
+        ours = weight.ours.replace("embedding.", "patches.", 1)
+        theirs = tuple((name.replace(f"{kind}.", "encoder.", 1), rows) for name, rows in weight.theirs)
+        weights.append(replace(weight, ours=ours, theirs=theirs))
+    if config.has_bridge:
+        weights += affine("", "", {"bridge": {"enc_to_dec_proj": config.last_stack.width}}, bias=True)
+    for weight in gpt2_weights(config) if config.captions else ():
+        theirs = tuple((f"decoder.{name}", rows) for name, rows in weight.theirs)
+        weights.append(replace(weight, theirs=theirs))
+    return weights
+
+
 def _mae_tables(config: ModelConfig) -> dict[str, Tensor]:
     """Returns the vectors of positions of both stacks, [1, T, D]."""
     grid, before = (config.input.grid, config.input.num_before) if config.input else (0, 0)
@@ -177,13 +234,14 @@ def _family(kind: str, name: str, **differs: Any) -> Family:
         "read_config": partial(_read_config, kind=kind),
         "architecture": lambda config: name + (IMAGES if config.head.kind == "labels" else "Model"),
         "weights": partial(_weights, kind=kind),
+        "write_config": _write_config,
+        "ignored": (rf"{kind}\.pooler\..*", rf"{kind}\.embeddings\.mask_token"),
+        "prefix": f"{kind}.",
     }
     return Family(
-        write_config=_write_config,
-        ignored=(rf"{kind}\.pooler\..*", rf"{kind}\.embeddings\.mask_token"),
         # Names of transformers 5 in memory; files keep those of its first release.
         renames=(
-            (rf"^({kind}\.|)layers\.", r"\1encoder.layer."),
+            (rf"^({kind}\.|encoder\.|)layers\.", r"\1encoder.layer."),
             # So written by transformers 5.
             (r"^decoder\.decoder_encoder\.layer\.", "decoder.decoder_layers."),
             (r"\.attention\.q_proj\.", ".attention.attention.query."),
@@ -193,7 +251,6 @@ def _family(kind: str, name: str, **differs: Any) -> Family:
             (r"\.mlp\.fc1\.", ".intermediate.dense."),
             (r"\.mlp\.fc2\.", ".output.dense."),
         ),
-        prefix=f"{kind}.",
         reads="patches",
         **(usual | differs),
     )
@@ -209,4 +266,20 @@ MAE = _family(
     architecture=lambda config: f"ViTMAE{'ForPreTraining' if config.restores else 'Model'}",
     weights=_mae_weights,
     constants=_mae_tables,
+)
+CAPTIONER = _family(
+    "vit",
+    "",
+    model_type="vision-encoder-decoder",
+    read_config=_read_captioner,
+    write_config=_write_captioner,
+    architecture=lambda config: "VisionEncoderDecoderModel",
+    weights=_captioner_weights,
+    aliases={"decoder.lm_head.weight": "decoder.transformer.wte.weight"},
+    ignored=(
+        r"encoder\.pooler\..*",
+        r"encoder\.embeddings\.mask_token",
+        r"decoder\.transformer\.h\.\d+\.(attn|crossattention)\.(masked_)?bias",
+    ),
+    prefix="",
 )

@@ -49,12 +49,13 @@ _USAGES = {
     IMAGES: ("image-classification", f"AutoModel{IMAGES}"),
     "images": ("image-feature-extraction", "AutoModel"),
     "pixels": ("image-feature-extraction", "AutoModelForPreTraining"),
+    "captions": ("image-to-text", "VisionEncoderDecoderModel"),
     "none": ("feature-extraction", "AutoModel"),
     "decoder": ("text-generation", "AutoModelForCausalLM"),
     "encoder+decoder": ("translation", "AutoModelForSeq2SeqLM"),
     "encoder": ("fill-mask", "AutoModelForMaskedLM"),
 }
-"""Labelled unit, missing head (of images, too), pixels, stacks -> task, class that loads it."""
+"""Labelled unit, missing head (of images, too), pixels, captions, stacks -> task, class that loads it."""
 
 
 _GENERATES = """inputs = tokenizer("A text", return_tensors="pt", return_token_type_ids=False)
@@ -67,6 +68,10 @@ _SCORES = """inputs = tokenizer("A text", return_tensors="pt")
 outputs = model(**inputs)"""
 """Lines of the card after the model and its tokenizer are loaded, by task; else `_SCORES`."""
 _SEES = """outputs = model(**processor(image, return_tensors="pt"))  # image: of PIL, {mode}"""
+
+
+_CAPTIONS = """inputs = processor(image, return_tensors="pt")  # image: of PIL, {mode}
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0], skip_special_tokens=True))"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +195,7 @@ def model_card(
     # The class decides before the stacks: a classifier is an encoder with another task.
     kind = "none" if config.head.kind == "none" else config.shape
     kind = ("pixels" if config.restores else "images") if config.input is not None else kind
+    kind = "captions" if config.captions else kind
     kind = next((unit for unit in (TEXTS, WORDS, IMAGES) if architecture.endswith(unit)), kind)
     task, auto_class = _USAGES[kind]
     stacks = filter(None, (config.encoder, config.decoder))
@@ -199,9 +205,9 @@ def model_card(
         "parameters": f"{num_parameters:,}, {dtype}",
         "layers, width, heads": f"{layers}, {config.last_stack.width}, {config.last_stack.heads}",
     }
-    if config.input is None:
+    if config.input is None or config.captions:
         facts |= {"vocabulary": config.vocab_size, "longest sequence": config.max_seq_len}
-    else:
+    if config.input is not None:
         size = f"{config.input.image} x {config.input.image} x {config.input.channels}"
         facts |= {"image": size, "patch": f"{config.input.size} x {config.input.size}"}
     if config.head.labels:
@@ -217,10 +223,11 @@ def model_card(
     classes |= {"processor": "AutoImageProcessor"} if config.input is not None else {}
     calls = [f'name = "{about.folder}"  # this folder, or its name on the hub']
     calls += [f"{name} = {loader}.from_pretrained(name)" for name, loader in classes.items()]
-    if has_tokenizer:
+    if has_tokenizer and not config.captions:
         calls.append(_CHATS if about.chats else _USES.get(task, _SCORES))
     if config.input is not None:
-        calls.append(_SEES.replace("{mode}", "L" if config.input.channels == 1 else "RGB"))
+        call = _CAPTIONS if config.captions and has_tokenizer else _SEES
+        calls.append(call.replace("{mode}", "L" if config.input.channels == 1 else "RGB"))
     loads = "\n".join(calls)
     imports = f"from transformers import {', '.join(classes.values())}"
     parts.append(f"## Use\n\n```python\n{imports}\n\n{loads}\n```")

@@ -45,8 +45,9 @@ _RESIDUAL_OUTPUTS = (
 LAYER_SCALES = (".attention_scale", ".cross_scale", ".feedforward_scale")
 """Ends of the names of learned factors of sub-layers' results, which begin at `layer_scale`."""
 
-_TABLE_NAMES = ("embedding", "embedding.before", "token_type", "position", "mask")
+_TABLE_NAMES = ("embedding", "embedding.before", "patches.before", "token_type", "position", "mask")
 _TABLES = tuple(f"{name}.weight" for name in _TABLE_NAMES)
+_PROJECTIONS = ("embedding.projection.weight", "patches.projection.weight")
 
 FP8_CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with FP8 products: Ada, then Hopper (9.0) and Blackwell."""
@@ -158,14 +159,15 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
     else:
         stack = _stack_of(name, config)
         draw = _draw_values if ".value_embedding." in name else _DRAWS[config.init]
-        draw = _draw_patches if name == "embedding.projection.weight" else draw
+        draw = _draw_patches if name in _PROJECTIONS else draw
         draw(name, weight, config, stack, generator)
     return weight
 
 
 def _stack_of(name: str, config: ModelConfig) -> StackConfig:
     """Returns the stack of a parameter; those between and above the stacks count as the last one's."""
-    return config.input_stack if name.startswith(("encoder.", "embedding.")) else config.last_stack
+    of_input = ("encoder.", "patches." if config.captions else "embedding.")
+    return config.input_stack if name.startswith(of_input) else config.last_stack
 
 
 def init_weights(model: nn.Module, config: AnyModelConfig, seed: int) -> None:

@@ -242,7 +242,7 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         config: StackConfig = getattr(model, name)
-        self.max_seq_len = model.max_seq_len
+        self.max_seq_len = model.positions_of(name)
         self.causal = name == "decoder" and not model.restores
         self.windows = config.windows
         needs = AttentionNeeds(
@@ -258,7 +258,8 @@ class Stack(nn.Module):
         if name == "decoder" and model.reads_encoder:
             # Cross attention has no positions.
             self.cross_backend = build_backend(engine.attention, replace(needs, bias=False, sinks=False))
-        self.position = build_position(config, model.max_seq_len, causal=self.causal, patches=model.input)
+        patches = model.patches_of(name)
+        self.position = build_position(config, self.max_seq_len, causal=self.causal, patches=patches)
         self.token_type = None
         if config.token_types:
             self.token_type = nn.Embedding(config.token_types, config.width)

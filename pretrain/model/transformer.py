@@ -7,6 +7,8 @@
                  vector in the others -> decoder -> head of pixels (He et al. 2022, MAE)
     two stacks   source tokens_BS -> embedding -> encoder -> hidden_BSD
                  tokens_BT -> embedding -> decoder, reads hidden_BSD in every block -> head
+    captions     pixels_BCYX -> patches -> encoder -> bridge, where widths differ -> hidden_BSD
+                 tokens_BT -> embedding -> decoder, as of two stacks
 
 A decoder is causal (GPT), an encoder is not (BERT), both together make a T5, all in the same code;
 the decoder of a head of pixels is not causal, and has no cross attention.
@@ -104,6 +106,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, config: PatchesConfig, width: int) -> None:
         super().__init__()
         self.size = config.size
+        self.image_size = config.image_size
         self.num_before = config.num_before
         # Plain attributes, not buffers: an engine that casts a module to bf16 would round them.
         self._mean = torch.tensor(config.mean, device="cpu").view(-1, 1, 1)
@@ -161,11 +164,12 @@ class Transformer(nn.Module):
     """Embedding, one or two stacks, head.
 
     Parameter names are part of the checkpoint format: `embedding.weight` (of images
-    `embedding.projection.weight`, its bias, `embedding.before.weight`),
+    `embedding.projection.weight`, its bias, `embedding.before.weight`; of images with captions the
+    same of `patches`, beside the table of tokens),
     `decoder.position.weight` (learned), `decoder.blocks.3.attention.qkv.weight`,
     `decoder.norm.weight`, `head.weight` (when tied it is the embedding's, and absent from
-    `named_parameters`); of a head of pixels also `bridge.weight`, its bias and `mask.weight`, the
-    vector of a hidden patch. Values are unset: `init_weights` or a checkpoint fills them.
+    `named_parameters`); between stacks of different widths `bridge.weight` and its bias; of a head
+    of pixels `mask.weight`, the vector of a hidden patch. Values are unset: `init_weights` or a checkpoint fills them.
 
     Attributes:
         max_seq_len: Longest sequence of either stack.
@@ -183,15 +187,19 @@ class Transformer(nn.Module):
         self.num_layers = config.last_stack.layers
         self.is_causal = config.decoder is not None and not config.restores
         self.special_tokens = config.special_tokens
+        patches = None
+        if config.input is not None:
+            patches = PatchEmbedding(config.input, config.input_stack.width)
         self.embedding: nn.Embedding | PatchEmbedding
-        if config.input is None:
+        if patches is None or config.captions:
             self.embedding = nn.Embedding(config.padded_vocab_size, width)
         else:
-            self.embedding = PatchEmbedding(config.input, config.input_stack.width)
+            self.embedding = patches
+        self.patches = patches if config.captions else None
         self.embedding_scale = width**0.5 if config.scaled_embeddings else 1.0
         self.encoder = Stack(config, "encoder", engine, device) if config.encoder is not None else None
         self.decoder = Stack(config, "decoder", engine, device) if config.decoder is not None else None
-        self.bridge = nn.Linear(config.input_stack.width, width) if config.restores else None
+        self.bridge = nn.Linear(config.input_stack.width, width) if config.has_bridge else None
         self.mask = nn.Embedding(1, width) if config.restores else None
         self.head = None if config.head.kind == "none" else Head(config)
         self.averages = config.head.mean
@@ -230,7 +238,7 @@ class Transformer(nn.Module):
         encoded = None
         if self.mask is not None:
             x_BTD = self._restore(batch)
-        elif batch.pixels_BCYX is not None:
+        elif isinstance(self.embedding, PatchEmbedding):
             x_BTD = self.embedding(batch.pixels_BCYX)
         else:
             if self.encoder is not None and self.decoder is not None:
@@ -261,12 +269,25 @@ class Transformer(nn.Module):
         return x_BTD.scatter(1, places_BS[..., None].expand_as(x_BSD), x_BSD)
 
     def _encode(self, batch: Batch, *, skip: bool) -> EncoderOutput:
+        assert self.encoder is not None
+        if self.patches is not None:
+            return self._encode_pixels(batch.pixels_BCYX, skip=skip)
         source = batch.source
         assert source is not None, "a model of two stacks needs a source"
-        assert self.encoder is not None
         rows = _source_rows(source)._replace(columns=batch.columns)
         hidden_BSD = None if skip else self.encoder(self._embed(source.tokens_BS), rows)
         return EncoderOutput(hidden_BSD, source.tokens_BS.shape[1], rows)
+
+    def _encode_pixels(self, pixels_BCYX: Tensor | None, *, skip: bool) -> EncoderOutput:
+        """Encodes images, all of whose vectors every token of their captions sees."""
+        assert self.encoder is not None and self.patches is not None
+        hidden_BSD = None
+        if not skip:
+            assert pixels_BCYX is not None, "captions need an image"
+            hidden_BSD = self.encoder(self.patches(pixels_BCYX), StackRows())
+            if self.bridge is not None:
+                hidden_BSD = self.bridge(hidden_BSD)
+        return EncoderOutput(hidden_BSD, self.encoder.max_seq_len, StackRows())
 
     def _summarize(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
         """Returns the input of a label head; at the first position of a document, its summary."""

@@ -12,7 +12,7 @@ from pretrain.objective.masked import build_labels, build_masked
 from pretrain.objective.masked_patches import build_masked_patches, patch_loss
 from pretrain.objective.mixed import build_ul2, mix
 from pretrain.objective.row_maker import RowContext
-from pretrain.objective.seq2seq import build_seq2seq
+from pretrain.objective.seq2seq import build_captions, build_seq2seq
 from pretrain.objective.span import build_span
 from pretrain.rows import RowMaker
 
@@ -37,6 +37,7 @@ OBJECTIVES: dict[str, ObjectiveKind] = {
     "tag": ObjectiveKind(build_labels),
     "images": ObjectiveKind(build_labels),
     "masked_patches": ObjectiveKind(build_masked_patches, patch_loss),
+    "captions": ObjectiveKind(build_captions),
 }
 
 

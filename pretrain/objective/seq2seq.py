@@ -5,6 +5,11 @@
                                 (teacher forcing)
 
 Document n of a target row attends to document n of its source row only.
+
+Captions of images (Vinyals et al. 2015) are the same, each with a row of its own:
+
+    pixels [B, C, Y, X]      ->  encoder
+    tokens of captions       ->  targets and inputs, as above
 """
 
 from functools import partial
@@ -29,6 +34,34 @@ def start_of(context: RowContext) -> int:
         fix = f"prepare with {token}, or set model.special_tokens.start"
         raise ConfigError("the tokenizer has no token that a decoder reads first", fix=fix)
     return context.vocabulary.start
+
+
+def build_captions(config: TaskConfig, context: RowContext) -> RowMaker:
+    """Captions of images. Raises: ConfigError: The tokenizer has no decoder start token."""
+    assert context.lengths.source is not None, "a model of images, by `image_lengths`"
+    return partial(caption_rows, start_id=start_of(context), num_read=context.lengths.source)
+
+
+def caption_rows(rows: TokenRows, start_id: int, num_read: int) -> ModelRows:
+    """Makes rows of a caption and its image, of which the encoder reads `num_read` vectors."""
+    assert rows.num_tokens is not None, "rows of captions are padded"
+    num_rows, seq_len = len(rows.tokens), rows.tokens.shape[1] - 1
+    targets = rows.tokens[:, :-1].astype(np.int64)
+    inputs = np.empty_like(targets)
+    inputs[:, 1:] = targets[:, :-1]
+    inputs[:, 0] = start_id
+    targets[np.arange(seq_len) >= rows.num_tokens[:, None]] = IGNORE_INDEX
+    # An image that could not be read has no caption either.
+    num_unread = int(np.count_nonzero(rows.num_tokens == 0))
+    return ModelRows(
+        inputs=inputs,
+        targets=targets,
+        num_targets=int((targets != IGNORE_INDEX).sum()),
+        sample_ids=rows.sample_ids,
+        source=SourceRows(np.zeros((num_rows, num_read), dtype=np.int64)),
+        pixels=rows.pixels,
+        num_padding=count_padding(rows, seq_len) + num_read * num_unread,
+    )
 
 
 def pair_rows(rows: TokenRows, start_id: int) -> ModelRows:

@@ -56,8 +56,8 @@ def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tup
     return blocks * math.prod(parameter.shape[:-2])
 
 
-EMBEDDING_PARTS = frozenset({"embedding", "position"})
-"""Parts of the parameter names of look-up tables whose module is not nn.Embedding."""
+EMBEDDING_PARTS = frozenset({"embedding", "patches", "position"})
+"""Parts of the parameter names of inputs whose module is not nn.Embedding: tables, and patches."""
 
 _ABOVE = frozenset({"head", "pooler"})
 """First part of the parameter names of modules above the last block."""

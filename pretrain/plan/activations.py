@@ -338,7 +338,7 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
         blocks += kept
         on_host += away
         recomputed = max(recomputed, again)
-        ends += counter.ends(model.max_seq_len)
+        ends += counter.ends(model.positions_of(name))
     last = list(stacks.values())[-1]
     width = last.stack.width
     if len(stacks) == 2:

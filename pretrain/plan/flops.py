@@ -22,7 +22,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pretrain.config.model import AnyModelConfig, LatentConfig, ModelConfig, RecurrentConfig, StackConfig
-from pretrain.plan.params import TrainableSubset, parameter_shapes
+from pretrain.plan.params import TrainableSubset, parameter_shapes, patches_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class _Walk:
         self.names: Collection[str] = self.shapes.keys() if trained is None else trained.names
         self.layers = frozenset() if trained is None else trained.layers
         self.causal = not model.restores
+        self.captions = model.captions
         self.rank = 0 if trained is None else trained.finetune.rank
         self.whole: Counter[str] = Counter()
         self.forward: Counter[str] = Counter()
@@ -158,7 +159,9 @@ class _Walk:
         frozen = 0
         first_values = False
         bias = stack.position == "relative" and self.has(f"{name}.position.weight")
-        tables = ("embedding.weight", "embedding.before.weight", f"{name}.token_type.weight")
+        tables = ["embedding.weight", "embedding.before.weight", f"{name}.token_type.weight"]
+        if self.captions and name == "encoder":
+            tables = ["patches.before.weight"]
         stream = given or self.has(*tables)
         stream = stream or (stack.position == "learned" and self.has(f"{name}.position.weight"))
         stream = self.norm(f"{name}.input_norm", stream)
@@ -254,12 +257,13 @@ def count_flops(
         patches = False
         if model.input is not None:
             cut = tokens - model.input.num_before
-            patches = walk.linear("embedding.projection", cut, reads=False)
+            patches = walk.linear(f"{patches_name(model)}.projection", cut, reads=False)
         stream, frozen["encoder"] = walk.stack("encoder", model.encoder, tokens, given=patches)
     if model.decoder is not None:
         read = source if model.reads_encoder else None
-        given = model.restores and walk.linear("bridge", source, stream)
-        given = given or walk.has("mask.weight")
+        if model.has_bridge:
+            stream = walk.linear("bridge", source, stream)
+        given = model.restores and (stream or walk.has("mask.weight"))
         rows = (seq_len, read, stream, given)
         stream, frozen["decoder"] = walk.stack("decoder", model.decoder, *rows)
     walk.head(model, seq_len, stream)

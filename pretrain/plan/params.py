@@ -115,21 +115,28 @@ def _mixture(name: str, stack: StackConfig, experts: ExpertsConfig) -> Named:
 
 def _embedding(model: ModelConfig) -> Named:
     width = model.input_stack.width
-    if model.input is None:
-        yield "embedding.weight", (model.padded_vocab_size, width)
-        return
-    yield from _linear("embedding.projection", model.input.patch_values, width, True)
-    if model.input.num_before:
-        yield "embedding.before.weight", (model.input.num_before, width)
-    if model.restores:
+    if model.input is None or model.captions:
+        yield "embedding.weight", (model.padded_vocab_size, model.last_stack.width)
+    if model.input is not None:
+        name = patches_name(model)
+        yield from _linear(f"{name}.projection", model.input.patch_values, width, True)
+        if model.input.num_before:
+            yield f"{name}.before.weight", (model.input.num_before, width)
+    if model.has_bridge:
         yield from _linear("bridge", width, model.last_stack.width, True)
+    if model.restores:
         yield "mask.weight", (1, model.last_stack.width)
+
+
+def patches_name(model: ModelConfig) -> str:
+    """Returns the name of the module that projects patches."""
+    return "patches" if model.captions else "embedding"
 
 
 def _stack(name: str, model: ModelConfig, *, reads_encoder: bool) -> Named:
     stack: StackConfig = getattr(model, name)
     if stack.position == "learned":
-        yield f"{name}.position.weight", (model.max_seq_len, stack.width)
+        yield f"{name}.position.weight", (model.positions_of(name), stack.width)
     elif stack.position == "relative":
         yield f"{name}.position.weight", (stack.relative_buckets, stack.heads)
     if stack.token_types:
@@ -226,7 +233,7 @@ def _part_of(name: str) -> str:
         return words[0]
     if words[-2].endswith("norm"):
         return "norm"
-    if words[-2] in ("token_type", "bridge", "mask") or "value_embedding" in words:
+    if words[-2] in ("token_type", "bridge", "mask") or not {"value_embedding", "patches"}.isdisjoint(words):
         return "embedding"
     if "rnn" in words:
         return "recurrent"
@@ -285,7 +292,7 @@ class Values:
     sides: int = 0  # squares of the sides of trained hidden matrices, the sizes of SOAP's factors
 
 
-_OUTSIDE = frozenset({"embedding", "value_embedding", "position", "token_type", "mask"})
+_OUTSIDE = frozenset({"embedding", "patches", "value_embedding", "position", "token_type", "mask"})
 _OUTSIDE |= {"head", "router"}
 """Name parts of matrices that Muon does not step (`optim/build.py`)."""
 

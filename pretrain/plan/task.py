@@ -84,7 +84,7 @@ def changes(layout: ParallelLayout, config: RunConfig) -> list[str]:
 def known_model(model: AnyModelConfig, vocab_size: int | None = None, labels: tuple[str, ...] = ()) -> AnyModelConfig:
     """Fills in the vocabulary and labels of tokenizer and data; None or empty: assumed ones."""
     update: dict[str, object] = {}
-    if model.vocab_size is None and model.input is None:
+    if model.vocab_size is None and (model.input is None or model.captions):
         update["vocab_size"] = vocab_size or ASSUMED_VOCAB_SIZE
     if model.head.kind == "labels" and not model.head.labels:
         update["head"] = model.head.model_copy(update={"labels": list(labels or ASSUMED_LABELS)})

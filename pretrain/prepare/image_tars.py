@@ -7,7 +7,9 @@
       -> index_labels: SPLIT/....idx.npy, once the labels of all parts are known
 
 The image is .jpg, .jpeg, .png, .webp or another of `SUFFIXES`; the label .cls (a number or a name),
-else .json (a field of it), else .txt (a name). Other members are left out. A tar is of one split.
+else .json (a field of it), else .txt (a name); a caption .txt, else a field of .json. Other members
+are left out. A tar is of one split. Of captioned images the record of a part keeps the texts, and
+no labels are numbered.
 """
 
 import hashlib
@@ -25,6 +27,7 @@ import numpy as np
 
 from pretrain.config.prepare import InputConfig, PrepareConfig
 from pretrain.errors import DataError
+from pretrain.prepare.captions import decode_caption
 from pretrain.prepare.input_parts import InputFile, InputPart, Report
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.labelling import LabelSet, check_labels, sort_labels
@@ -40,6 +43,7 @@ from pretrain.utils.units import plural
 
 LABEL_KINDS = ("cls", "json", "txt")
 MAX_LABEL_CHARS = 200
+OF_CAPTIONS = "captions need --vocab-size N, or a --tokenizer of another kind"
 OWN_KEY = "give each sample a key of its own, and its members in a row"
 
 
@@ -63,7 +67,7 @@ class _Sample(NamedTuple):
     content: bytes
     width: int
     height: int
-    label: str
+    label: str  # or caption
 
 
 def split_tars(config: PrepareConfig, files: Sequence[InputFile], rule: SplitRule) -> dict[str, str]:
@@ -82,7 +86,7 @@ def split_tars(config: PrepareConfig, files: Sequence[InputFile], rule: SplitRul
     return {file.path: VALIDATION if file.path in held_out else TRAIN for file in files}
 
 
-def index_part(config: PrepareConfig, splits: dict[str, str], part: InputPart, report: Report) -> None:
+def index_part(config: PrepareConfig, splits: dict[str, str], captioned: bool, part: InputPart, report: Report) -> None:
     """Indexes the tars of a part and commits its record; an exception leaves no file."""
     folder = Path(config.output)
     record = PartRecord("", {name: SplitRecord() for name in SPLITS})
@@ -92,7 +96,9 @@ def index_part(config: PrepareConfig, splits: dict[str, str], part: InputPart, r
             stem = re.sub(r"[^A-Za-z0-9_-]", "_", Path(file.path).stem)[:100]
             split = splits[file.path]
             tar = make_dir(folder / split) / f"{part.name}-{number:04d}-{stem}.tar"
-            made += [tar, tar.with_suffix(".lengths.npy"), _part_table(tar)]
+            made += [tar, tar.with_suffix(".lengths.npy"), tar.with_suffix(".idx.npy"), _part_table(tar)]
+            if captioned:
+                record.captions[f"{split}/{tar.name}"] = []
             shard = _index_tar(config.inputs[file.input], file, tar, record, report)
             record.splits[split].shards.append(shard)
             if file.is_remote:
@@ -119,33 +125,43 @@ def _link(link: Path, target: Path) -> None:
 
 
 def _index_tar(config: InputConfig, file: InputFile, tar: Path, record: PartRecord, report: Report) -> ShardIndex:
-    """Reads a tar, and writes its sidecars; labels are numbered as the record lists them."""
+    """Reads a tar, and writes its sidecars; labels are numbered as the record lists them.
+
+    The captions of the tar, which the record has a list of, are appended to that.
+    """
     table, sizes = [], []
+    captions = record.captions.get(f"{tar.parent.name}/{tar.name}")
     with InputStream(file) as stream:
         hashed = _Hashed(stream.plain)
         tar_reader = TarReader(cast(BinaryIO, hashed), file.shown)
-        for sample, num_bytes in _read_samples(tar_reader, file.shown, config):
-            record.labels.setdefault(sample.label, f"{file.shown}, sample {sample.key!r}")
-            label = list(record.labels).index(sample.label)
-            record.splits[tar.parent.name].num_labelled[label] += 1
+        for sample, num_bytes in _read_samples(tar_reader, file.shown, config, captions is not None):
+            label = 0
+            if captions is None:
+                record.labels.setdefault(sample.label, f"{file.shown}, sample {sample.key!r}")
+                label = list(record.labels).index(sample.label)
+                record.splits[tar.parent.name].num_labelled[label] += 1
+            else:
+                captions.append(sample.label)
             table.append((sample.offset, len(sample.content), zlib.crc32(sample.content), label))
             sizes.append((1, sample.width, sample.height))
             report(num_bytes, 1)
         stream.check_unchanged()
     if not table:
         raise DataError("a tar without a sample", where=file.shown, fix="remove it")
-    counts = {"num_tokens": len(table), "num_documents": len(table), "num_members": len(table)}
+    place = _part_table(tar) if captions is None else tar.with_suffix(".idx.npy")
     return ShardIndex(
         name=f"{tar.parent.name}/{tar.name}",
         num_bytes=file.size,
         sha256=hashed.sha256.hexdigest(),
-        table=write_sidecar(_part_table(tar), np.array(table, dtype="<i8")),
+        num_tokens=len(table),
+        num_documents=len(table),
+        num_members=len(table),
+        table=write_sidecar(place, np.array(table, dtype="<i8")),
         lengths=write_sidecar(tar.with_suffix(".lengths.npy"), np.array(sizes, dtype="<u4")),
-        **counts,
     )
 
 
-def _read_samples(tar: TarReader, name: str, config: InputConfig) -> Iterator[tuple[_Sample, int]]:
+def _read_samples(tar: TarReader, name: str, config: InputConfig, captioned: bool) -> Iterator[tuple[_Sample, int]]:
     """Yields the samples of a tar, each with the bytes since the one before. Raises: DataError."""
     keys: set[str] = set()
     before = 0
@@ -156,11 +172,13 @@ def _read_samples(tar: TarReader, name: str, config: InputConfig) -> Iterator[tu
             what = "the key comes twice, with other samples in between"
             raise DataError(what, where=where, fix=OWN_KEY)
         keys.add(key)
-        yield _read_sample(tar, key, members, where, config), tar.position - before
+        yield _read_sample(tar, key, members, where, config, captioned), tar.position - before
         before = tar.position
 
 
-def _read_sample(tar: TarReader, key: str, members: Iterator[TarMember], where: str, config: InputConfig) -> _Sample:
+def _read_sample(
+    tar: TarReader, key: str, members: Iterator[TarMember], where: str, config: InputConfig, captioned: bool
+) -> _Sample:
     bodies: dict[str, bytes] = {}
     places: dict[str, int] = {}
     for member in members:
@@ -181,7 +199,10 @@ def _read_sample(tar: TarReader, key: str, members: Iterator[TarMember], where: 
         what = f"{count} in a sample (it has {has})"
         raise DataError(what, where=where, fix=f"give each sample one of {' '.join(SUFFIXES)}")
     (kind,) = images
-    label = _label_of(bodies, where, config.label_field)
+    label = (_caption_of if captioned else _label_of)(bodies, where, config)
+    if label is None and captioned:
+        fix = f"give it a .txt, or a .json with {config.text_field!r} (text_field of an input)"
+        raise DataError(f"an image without a caption (the sample has {has})", where=where, fix=fix)
     if label is None:
         field = f"{config.label_field!r} (label_field of an input)"
         fix = f"give it a .cls, a .json with {field}, or a .txt"
@@ -191,8 +212,21 @@ def _read_sample(tar: TarReader, key: str, members: Iterator[TarMember], where: 
     return _Sample(key, places[kind], bodies[kind], image.width, image.height, label)
 
 
-def _label_of(bodies: dict[str, bytes], where: str, field: str) -> str | None:
+def _caption_of(bodies: dict[str, bytes], where: str, config: InputConfig) -> str | None:
+    """Returns the caption of a sample; None: it has none. Raises: DataError: It is empty."""
+    if "txt" in bodies:
+        return decode_caption(bodies["txt"], f"{where}, .txt")
+    try:
+        values = json.loads(bodies.get("json", b"{}"))
+    except ValueError as error:
+        raise DataError(f".json: {error}", where=where, fix="write it as JSON") from None
+    text = values.get(config.text_field) if isinstance(values, dict) else None
+    return None if text is None else decode_caption(str(text).encode(), f"{where}, .json")
+
+
+def _label_of(bodies: dict[str, bytes], where: str, config: InputConfig) -> str | None:
     """Returns the label of a sample; None: it has none. Raises: DataError: It is none."""
+    field = config.label_field
     for kind in LABEL_KINDS:
         if kind not in bodies:
             continue
@@ -207,7 +241,7 @@ def _label_of(bodies: dict[str, bytes], where: str, field: str) -> str | None:
             continue
         if type(label) not in (str, int) or not 0 < len(str(label)) <= MAX_LABEL_CHARS:
             what = f".{kind}: {str(label)[:40]!r} is no label"
-            fix = f"give a number or a name of up to {MAX_LABEL_CHARS} characters"
+            fix = f"give a number or a name of up to {MAX_LABEL_CHARS} characters; {OF_CAPTIONS}"
             raise DataError(what, where=where, fix=fix)
         return str(label)
     return None
@@ -249,7 +283,7 @@ def check_class_sizes(counts: Counter[str], places: dict[str, str], fix: str) ->
     """Checks that there are two classes or more, of two images or more. Raises: DataError."""
     if alone := sorted(name for name, count in counts.items() if count == 1):
         what = f"class {alone[0]!r} has one image: it cannot be both learned and measured"
-        raise DataError(what, where=places[alone[0]], fix="add images of it, or remove it")
+        raise DataError(what, where=places[alone[0]], fix=f"add images of it, or remove it; {OF_CAPTIONS}")
     if len(counts) == 1:
         what = f"there is one class, {min(counts)!r}: a model has nothing to distinguish"
         raise DataError(what, where=places[min(counts)], fix=fix)

@@ -1,4 +1,4 @@
-"""`kind: images`: folders of classes to shards of images, restartable, always the same bytes.
+"""`kind: images`: folders of classes, or captions, to shards of images, restartable, always the same bytes.
 
 Tars of images that others made are indexed where they are, in image_tars.py.
 
@@ -8,6 +8,9 @@ Tars of images that others made are indexed where they are, in image_tars.py.
       -> SPLIT/part-00007-0000.tar ...       the files as they are, with their labels
       -> statistics.json, index.json
 
+    photos/1.jpg, photos/1.txt              captions, where a tokenizer is asked for, or where no
+                                            image lies in a folder: the same, and captions.py
+
 The split is by the bytes of each file, as for texts: copies of an image are all on one side.
 Folder, parts, locks and restarts are those of `prepare.py`.
 """
@@ -15,7 +18,7 @@ Folder, parts, locks and restarts are those of `prepare.py`.
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +27,7 @@ import numpy as np
 
 from pretrain.config.prepare import PrepareConfig
 from pretrain.errors import ConfigError, DataError
+from pretrain.prepare.captions import decode_caption, describe_captions, encode_captions
 from pretrain.prepare.image_tars import (
     check_class_sizes,
     find_labels,
@@ -42,10 +46,11 @@ from pretrain.prepare.pool import ShardJob, Start, WorkerPool
 from pretrain.prepare.progress import Progress, no_progress
 from pretrain.prepare.split import SPLITS, TRAIN, VALIDATION, parse_split
 from pretrain.prepare.statistics import STATISTICS_NAME
-from pretrain.prepare.steps import identity_of
+from pretrain.prepare.steps import identity_of, settle_tokenizer
 from pretrain.shards.image_writer import EncodedImage, ImageShardWriter
-from pretrain.shards.index import IMAGES, INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
+from pretrain.shards.index import CAPTIONS, IMAGES, INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
 from pretrain.shards.reader import load_lengths
+from pretrain.tokenizer import eos_id, token_dtype, tokenizer_hash, vocabulary_size
 from pretrain.utils.image_file import SUFFIXES, ImageFile
 from pretrain.utils.io import make_dir, write_json
 from pretrain.utils.remote import check_no_secrets, is_remote, without_secrets
@@ -71,17 +76,21 @@ def prepare_images(
         raise ConfigError(what, fix="use hash:F")
     files = list_images(config)
     is_tars = files[0].format == WEBDATASET
-    labels = None if is_tars else _labels_of(config, files)
+    captioned = files[0].pair is not None or (is_tars and config.differs("tokenizer"))
+    given = None
+    if captioned:
+        config, given = settle_tokenizer(config)
+    labels = None if is_tars or captioned else _labels_of(config, files)
     part_bytes = config.part_bytes or plan_part_bytes(files)
     folder = Path(config.output)
     job = ShardJob(folder, plan_parts(files, part_bytes))
     pool = WorkerPool(folder, progress, processes, share)
-    identity = identity_of(config, None) | {"part_bytes": part_bytes}
+    identity = identity_of(config, given) | {"part_bytes": part_bytes}
 
     def build() -> DataIndex | None:
         start: Start
-        if labels is None:
-            start = partial(_start_indexing, config, split_tars(config, files, rule))
+        if is_tars:
+            start = partial(_start_indexing, config, split_tars(config, files, rule), captioned)
         else:
             start = partial(_start_writing, config, labels)
         pool.write_parts(start, share.own(job.parts), "", "reading images")
@@ -91,7 +100,10 @@ def prepare_images(
             records = load_records(folder, job.parts, "")
             if len(records) < len(job.parts):
                 return None
-            return _write_index(job, config, labels, [records[part.number] for part in job.parts])
+            found = [records[part.number] for part in job.parts]
+            if captioned:
+                return _write_captions_index(job, config, given, found)
+            return _write_index(job, config, labels, found)
 
     return fill_folder(folder, share, identity, files, processes, build)
 
@@ -99,7 +111,8 @@ def prepare_images(
 def list_images(config: PrepareConfig) -> list[InputFile]:
     """Lists the images of all inputs, mixed by a hash of their names: a shard has all classes; or the tars.
 
-    Raises: ConfigError, DataError: No images, or both images and tars.
+    Captions are the `pair` of each image. Raises: ConfigError, DataError: No images, both images
+    and tars, or an image without a caption beside others.
     """
     images: dict[str, int] = {}
     tars: dict[str, InputFile] = {}
@@ -126,6 +139,8 @@ def list_images(config: PrepareConfig) -> list[InputFile]:
         what = f"there are no images ({' '.join(SUFFIXES)}) and no webdataset tars (.tar)"
         fix = "give a folder with one folder of images for each class, or tars"
         raise DataError(what, where=where, fix=fix)
+    captions = _find_captions(config, images, others)
+    others = [path for path in others if path not in captions]
     if others:
         count = plural(len(others), "other file")
         _log.warning("%s left out, such as %s", count, without_secrets(others[0]))
@@ -136,7 +151,26 @@ def list_images(config: PrepareConfig) -> list[InputFile]:
         return hashlib.blake2b(name, digest_size=8, salt=salt).digest(), path
 
     described = (replace(stat_local(path), input=images[path], format="image") for path in sorted(images, key=place))
+    if captions:
+        return [replace(file, pair=stat_local(_caption_path(file.path))) for file in described]
     return list(tars.values()) or list(described)
+
+
+def _caption_path(path: str) -> str:
+    return str(Path(path).with_suffix(".txt"))
+
+
+def _find_captions(config: PrepareConfig, images: Iterable[str], others: Iterable[str]) -> set[str]:
+    """Returns the captions beside images; none of classes. Raises: DataError: An image has none."""
+    wanted = {_caption_path(path): path for path in images}
+    found = wanted.keys() & set(others)
+    in_folders = any(len(Path(class_path(config, path)).parts) > 1 for path in images)
+    if not wanted or not (config.differs("tokenizer") or (found and not in_folders)):
+        return set()
+    if without := sorted(wanted.keys() - found):
+        fix = f"write it to {Path(without[0]).name} beside it, or remove the image"
+        raise DataError("an image without a caption", where=wanted[without[0]], fix=fix)
+    return found
 
 
 def _find_files(roots: Sequence[str]) -> Iterator[tuple[str, InputFile | None]]:
@@ -163,7 +197,7 @@ def _class_of(config: PrepareConfig, path: str) -> str:
     """Returns the first folder below the input. Raises: DataError: There is none."""
     below = Path(class_path(config, path)).parts
     if len(below) < 2:
-        fix = "put it into a folder named after its class"
+        fix = "put it into a folder named after its class, or its caption beside it, as .txt"
         what = "an image without a class: it lies in no folder below the input"
         raise DataError(what, where=path, fix=fix)
     return below[0]
@@ -183,12 +217,13 @@ def _labels_of(config: PrepareConfig, files: Sequence[InputFile]) -> LabelSet:
     return LabelSet(tuple(config.labels), is_given=True)
 
 
-def _start_indexing(config: PrepareConfig, splits: dict[str, str]) -> Work:
-    return partial(index_part, config, splits)
+def _start_indexing(config: PrepareConfig, splits: dict[str, str], captioned: bool) -> Work:
+    return partial(index_part, config, splits, captioned)
 
 
-def _start_writing(config: PrepareConfig, labels: LabelSet) -> Work:
-    return partial(_write_part, config, {name: number for number, name in enumerate(labels.names)})
+def _start_writing(config: PrepareConfig, labels: LabelSet | None) -> Work:
+    names = () if labels is None else labels.names
+    return partial(_write_part, config, {name: number for number, name in enumerate(names)})
 
 
 def _write_part(config: PrepareConfig, numbers: dict[str, int], part: InputPart, report: Report) -> None:
@@ -206,11 +241,16 @@ def _write_part(config: PrepareConfig, numbers: dict[str, int], part: InputPart,
             if split not in writers:
                 make_dir(folder / split)
                 writers[split] = ImageShardWriter(folder / split / f"{part.name}-0000.tar")
-            label = numbers[_class_of(config, file.path)]
             size = (image.width, image.height)
+            label: int | str
+            if file.pair is not None:
+                label = decode_caption(Path(file.pair.path).read_bytes(), file.pair.path)
+                record.captions.setdefault(f"{split}/{writers[split].path.name}", []).append(label)
+            else:
+                label = numbers[_class_of(config, file.path)]
+                record.splits[split].num_labelled[label] += 1
             writers[split].add(EncodedImage(content, image.suffix, *size, label))
-            record.splits[split].num_labelled[label] += 1
-            report(file.size, 1)
+            report(file.num_bytes, 1)
         for split, writer in writers.items():
             record.splits[split].shards.append(writer.close())
     except BaseException:
@@ -227,9 +267,7 @@ def _write_index(
         labels = find_labels(config, records)
         records = index_labels(job.folder, labels, records)
     splits = merge_splits(records)
-    if VALIDATION not in splits:
-        larger = parse_split(config.split, config.seed).larger
-        _log.warning("no image is held out; to hold out more, prepare another --output with --split %s", larger)
+    _warn_of_split(config, splits)
     counts = {name: Counter[int]() for name in splits}
     for part in records:
         for name in splits:
@@ -245,14 +283,42 @@ def _write_index(
         index.tars.update(record.tars)
     described = {}
     for name, split in splits.items():
-        described[name] = _describe_split(job.folder, split, counts[name], labels)
+        named = {label: counts[name][number] for number, label in enumerate(labels.names)}
+        described[name] = _describe_split(job.folder, split) | {"labels": named}
     write_json(job.folder / STATISTICS_NAME, {"kind": index.kind, "splits": described})
     write_index(job.folder, index)
     remove_part_tables(job.folder)
     return index
 
 
-def _describe_split(folder: Path, split: SplitIndex, counts: Counter[int], labels: LabelSet) -> Facts:
+def _write_captions_index(
+    job: ShardJob, config: PrepareConfig, given: bytes | None, records: Sequence[PartRecord]
+) -> DataIndex:
+    records, tokenizer = encode_captions(job, config, given, records)
+    splits = merge_splits(records)
+    _warn_of_split(config, splits)
+    size = vocabulary_size(tokenizer)
+    end = eos_id(tokenizer, config.tokenizer.eos)
+    sha256 = tokenizer_hash(job.tokenizer_path)
+    index = DataIndex(sha256, size, token_dtype(size), end, splits, kind=CAPTIONS)
+    for record in records:
+        index.tars.update(record.tars)
+    described = {}
+    for name, split in splits.items():
+        captions = describe_captions(name, records)
+        described[name] = _describe_split(job.folder, split) | {"captions": captions}
+    write_json(job.folder / STATISTICS_NAME, {"kind": index.kind, "splits": described})
+    write_index(job.folder, index)
+    return index
+
+
+def _warn_of_split(config: PrepareConfig, splits: dict[str, SplitIndex]) -> None:
+    if VALIDATION not in splits:
+        larger = parse_split(config.split, config.seed).larger
+        _log.warning("no image is held out; to hold out more, prepare another --output with --split %s", larger)
+
+
+def _describe_split(folder: Path, split: SplitIndex) -> Facts:
     sizes = np.concatenate([load_lengths(folder, shard)[:, 1:] for shard in split.shards])
     smallest, median, largest = np.quantile(sizes, (0.0, 0.5, 1.0), axis=0, method="lower").tolist()
     return {
@@ -261,7 +327,6 @@ def _describe_split(folder: Path, split: SplitIndex, counts: Counter[int], label
         "num_shards": len(split.shards),
         "width": {"least": smallest[0], "median": median[0], "most": largest[0]},
         "height": {"least": smallest[1], "median": median[1], "most": largest[1]},
-        "labels": {name: counts[number] for number, name in enumerate(labels.names)},
     }
 
 
@@ -270,4 +335,7 @@ def summarize(output: str, index: DataIndex) -> str:
     held_out = index.splits.get(VALIDATION)
     validation = f" {held_out.num_documents:,} validation images," if held_out else ""
     images = f"{index.splits[TRAIN].num_documents:,} training images"
+    if index.kind == CAPTIONS:
+        words = f"captions of {plural(index.vocab_size, 'token')} in the vocabulary"
+        return f"{output}: {images},{validation} {words}"
     return f"{output}: {images},{validation} {plural(len(index.labels), 'class')}"

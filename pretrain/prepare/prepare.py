@@ -132,7 +132,7 @@ def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
         index = prepare(config, progress, share=share, processes=processes)
     if index is None:
         return f"{config.output}: part {share} is done; the last one to finish writes the index"
-    if index.kind == IMAGES:
+    if index.has_images:
         return summarize(config.output, index)
     is_tail = config.split.startswith("tail") and not any(one.split for one in config.inputs)
     return _summarize(config.output, index.splits, is_tail=is_tail)

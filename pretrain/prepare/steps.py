@@ -95,11 +95,7 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     for one in config.inputs:
         if one.normalize is not None:
             check_normalize(one.normalize)
-    check_tokenizer(config.tokenizer)
-    given = None
-    if config.tokenizer.kind == "given":
-        given = read_given(config.tokenizer)
-        config = config.model_copy(update={"tokenizer": _resolve(config, given)})
+    config, given = settle_tokenizer(config)
     files = list_inputs(config.inputs, config.kind)
     part_bytes = config.part_bytes or plan_part_bytes(files)
     parts = plan_parts(files, part_bytes)
@@ -109,6 +105,15 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
         what = f"the input is empty ({len(files)} files, 0 bytes)"
         raise DataError(what, fix="give files with text in them")
     return job
+
+
+def settle_tokenizer(config: PrepareConfig) -> tuple[PrepareConfig, bytes | None]:
+    """Returns a config with a checked tokenizer, and the content of a given one. Raises: as `read_given`."""
+    check_tokenizer(config.tokenizer)
+    if config.tokenizer.kind != "given":
+        return config, None
+    given = read_given(config.tokenizer)
+    return config.model_copy(update={"tokenizer": _resolve(config, given)}), given
 
 
 def _resolve(config: PrepareConfig, given: bytes) -> TokenizerConfig:

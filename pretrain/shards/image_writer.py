@@ -1,8 +1,10 @@
 """Shards of images: plain webdataset tars, by `webdataset.TarWriter`, with our table beside them.
 
-    NAME.tar            00000000.cls, 00000000.jpg, 00000001.cls, ...: number of a label, image file
-    NAME.idx.npy        int64 [images, 4]: offset, bytes, CRC32 of an image, number of its label
+    NAME.tar            00000000.cls, 00000000.jpg, 00000001.cls, ...: number of a label, image file;
+                        of captioned images .txt, the caption, in place of .cls
+    NAME.idx.npy        int64 [images, 4]: offset, bytes, CRC32 of an image, number of its label or 0
     NAME.lengths.npy    uint32 [images, 3]: 1 (an image counts as a token), width, height in pixels
+    NAME.captions.npy   of captioned images, uint32 [1, N + 1 + tokens]: bounds of captions, tokens
 
 The bytes of a shard are a pure function of its images. Shards are read in reader.py (`image`), and
 by any user of webdataset.
@@ -23,13 +25,13 @@ from pretrain.utils.io import AtomicWriter, write_file
 
 
 class EncodedImage(NamedTuple):
-    """An image as stored: its file, suffix without a dot, size in pixels, number of its label."""
+    """An image as stored: file, suffix without a dot, size in pixels, number of its label or caption."""
 
     content: bytes
     suffix: str
     width: int
     height: int
-    label: int
+    label: int | str
 
 
 class _HashedFile:
@@ -70,14 +72,16 @@ class ImageShardWriter:
         return int(self._tar.tarstream.offset)
 
     def add(self, image: EncodedImage) -> None:
-        """Appends an image and its label."""
+        """Appends an image, and its label or caption."""
         key = f"{len(self._table):08d}"
         label = str(image.label).encode()
-        self._tar.write({"__key__": key, "cls": label, image.suffix: image.content})
+        kind = "txt" if isinstance(image.label, str) else "cls"
+        self._tar.write({"__key__": key, kind: label, image.suffix: image.content})
         # TarWriter sorts the members of a sample by name; each has a header of one block.
-        later = _blocks(label) if image.suffix < "cls" else 0
+        later = _blocks(label) if image.suffix < kind else 0
         offset = self.num_bytes - later - _blocks(image.content) + TAR_BLOCK
-        self._table.append((offset, len(image.content), zlib.crc32(image.content), image.label))
+        number = image.label if isinstance(image.label, int) else 0
+        self._table.append((offset, len(image.content), zlib.crc32(image.content), number))
         self._sizes.append((1, image.width, image.height))
 
     def close(self) -> ShardIndex:

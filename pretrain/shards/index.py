@@ -29,17 +29,20 @@ INDEX_VERSION = 3
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 NPY_HEADER_BYTES = 128
 # Columns of a shard's table, by the kind of data (see writer.py, image_writer.py).
-TABLE_COLUMNS = {"text": 6, "pairs": 12, "records": 8, "classes": 8, "tags": 8, "images": 4}
+TABLE_COLUMNS = {"text": 6, "pairs": 12, "records": 8, "classes": 8, "tags": 8, "images": 4, "captions": 4}
 
 # Columns of the lengths of its documents: of pairs, the target's and the source's; of images 1, the
 # one token that each counts as, then width and height in pixels.
-LENGTH_COLUMNS = {"text": 1, "pairs": 2, "records": 1, "classes": 1, "tags": 1, "images": 3}
+LENGTH_COLUMNS = {"text": 1, "pairs": 2, "records": 1, "classes": 1, "tags": 1, "images": 3, "captions": 3}
 
 # Kinds whose documents have labels, which the index names: one a document, or one a word.
 LABELLED = ("classes", "tags")
 
 IMAGES = "images"
 """Kind of data without tokens and tokenizer: one image is one document, and counts as one token."""
+
+CAPTIONS = "captions"
+"""Images, each with a text; tokens of the texts are in a sidecar, and an image counts as one token."""
 
 # Kinds whose documents begin with the start token of a given tokenizer, where texts do in its released model.
 BEGUN = ("text", "records")
@@ -90,6 +93,7 @@ class ShardIndex:
 
     A member is one run of whole documents; tokens of pairs are those of the targets. The table has
     the offset of every member, the lengths the tokens of every document, known without the tar.
+    Captions of images, uint32 [1, columns]: N + 1 bounds of N captions, then their tokens.
     """
 
     name: FileName
@@ -100,6 +104,7 @@ class ShardIndex:
     num_members: Count
     table: Sidecar
     lengths: Sidecar
+    captions: Sidecar | None = None
 
     @property
     def table_bytes(self) -> int:
@@ -112,13 +117,17 @@ class ShardIndex:
         return NPY_HEADER_BYTES + self.num_documents * self.lengths.num_columns * LENGTH_BYTES
 
     @property
-    def files(self) -> tuple[ShardFile, ShardFile, ShardFile]:
-        """The tar, its table, and the lengths of its documents."""
-        return (
+    def files(self) -> tuple[ShardFile, ...]:
+        """The tar, its table, the lengths of its documents, and captions, if any."""
+        files = (
             ShardFile(self.name, self.num_bytes, self.sha256),
             ShardFile(self.table.name, self.table_bytes, f"{self.table.crc32:08x}"),
             ShardFile(self.lengths.name, self.lengths_bytes, f"{self.lengths.crc32:08x}"),
         )
+        if self.captions is None:
+            return files
+        num_bytes = NPY_HEADER_BYTES + self.captions.num_columns * LENGTH_BYTES
+        return (*files, ShardFile(self.captions.name, num_bytes, f"{self.captions.crc32:08x}"))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -151,8 +160,8 @@ class DataIndex:
     """A whole shard folder.
 
     Its kind is `text`, `pairs` (source and target), `records` (tokens with a loss mask), `classes`
-    (texts with a label), `tags` (texts whose words have labels) or `images` (with a label). There
-    is a split `train`, and maybe `validation`.
+    (texts with a label), `tags` (texts whose words have labels), `images` (with a label) or
+    `captions` (images with a text). There is a split `train`, and maybe `validation`.
     """
 
     tokenizer_sha256: str  # of DIR/tokenizer.json, hex; empty for images
@@ -165,6 +174,11 @@ class DataIndex:
     begin_id: Count | None = None  # begins each document of a kind in BEGUN; None: nothing does
     # Addresses of tars that others made, by name: they are not in the folder.
     tars: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def has_images(self) -> bool:
+        """True of images, with labels or captions."""
+        return self.kind in (IMAGES, CAPTIONS)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -185,6 +199,9 @@ class DataIndex:
 def write_index(folder: Path, index: DataIndex) -> None:
     """Writes DIR/index.json: the commit point of `pretrain prepare`. Raises: DiskError."""
     fields = {name: value for name, value in asdict(index).items() if value not in ((), None, {})}
+    for shard in (shard for split in fields["splits"].values() for shard in split["shards"]):
+        if shard["captions"] is None:
+            del shard["captions"]
     write_json(folder / INDEX_NAME, {"version": INDEX_VERSION, **fields})
 
 
@@ -278,6 +295,8 @@ def _checked(index: DataIndex) -> DataIndex:
         for shard in split.shards:
             if (shard.table.num_columns, shard.lengths.num_columns) != columns:
                 raise ValueError(f"the sidecars of {shard.name} do not have the columns of {index.kind}")
+            if (shard.captions is not None) != (index.kind == CAPTIONS):
+                raise ValueError(f"field 'captions' of {shard.name} does not go with the kind {index.kind}")
             names.update(file.name for file in shard.files)
     twice = sorted(name for name, count in names.items() if count > 1)
     if twice:

@@ -5,6 +5,7 @@ ShardSet.lengths(n, side)  -> tokens of each of its documents: from a sidecar, w
 ShardReader.member(i)      -> views into the mapped tar, their CRC32s checked once; source(i),
                               loss(i), labels(i) too
 ShardReader.image(i)       -> a view of the file of an image, its CRC32 checked once, and its label
+ShardSet.captions(n)       -> the tokens of the captions of a shard's images, from a sidecar
 ShardReader.locate(n)      -> member, offset and length of document n
 a wrong CRC32              -> the file is renewed once, where it came through a cache; else an error
 """
@@ -25,6 +26,7 @@ import numpy as np
 
 from pretrain.errors import DataError
 from pretrain.shards.index import TABLE_COLUMNS, DataIndex, ShardIndex, Sidecar
+from pretrain.shards.ragged import RaggedArrays
 from pretrain.shards.store import LocalStore, ShardStore, UnavailableError
 from pretrain.shards.writer import LABEL_DTYPE, RAGGED, TAR_BLOCK, npy_header
 
@@ -221,6 +223,7 @@ class ShardSet:
         self.reader: Callable[[int], ShardReader] = open_shards
         self.store.on_pressure(open_shards.cache_clear)
         self._lengths: Callable[[int], np.ndarray] = lru_cache(max_open_shards)(self._load_lengths)
+        self.captions: Callable[[int], RaggedArrays] = lru_cache(max_open_shards)(self._load_captions)
 
     def __len__(self) -> int:
         """Returns the number of shards."""
@@ -251,6 +254,14 @@ class ShardSet:
         self.store.sidecar(shard.lengths.name)
         name = shard.lengths.name
         return _load_renewed(lambda: load_lengths(self.folder, shard), self.store.renew, name)
+
+    def _load_captions(self, number: int) -> RaggedArrays:
+        """Returns the tokens of each caption of a shard, without the shard. Raises: DataError."""
+        shard = self.split.shards[number]
+        assert shard.captions is not None, "a shard of captions"
+        name = shard.captions.name
+        self.store.sidecar(name)
+        return _load_renewed(lambda: load_captions(self.folder, shard), self.store.renew, name)
 
 
 def load_table(folder: Path, shard: ShardIndex, token_bytes: int) -> np.ndarray:
@@ -294,7 +305,18 @@ def load_lengths(folder: Path, shard: ShardIndex) -> np.ndarray:
     return lengths
 
 
-def _load_renewed(load: Callable[[], np.ndarray], renew: Callable[[str], bool], name: str) -> np.ndarray:
+def load_captions(folder: Path, shard: ShardIndex) -> RaggedArrays:
+    """Reads the captions of a shard's images, uint32. Raises: DataError."""
+    assert shard.captions is not None, "a shard of captions"
+    values = _load(folder, shard.captions, np.dtype("<u4"), 1)[0]
+    bounds, tokens = values[: shard.num_documents + 1], values[shard.num_documents + 1 :]
+    lengths = np.diff(bounds.astype(np.int64))
+    if bounds[0] or len(lengths) < shard.num_documents or (lengths < 1).any() or bounds[-1] != len(tokens):
+        raise _contradiction(folder / shard.captions.name, "bounds")
+    return RaggedArrays(tokens, lengths)
+
+
+def _load_renewed(load: Callable[[], _T], renew: Callable[[str], bool], name: str) -> _T:
     """Calls `load`; of a damaged file, once more after it was renewed. Raises: DataError."""
     try:
         return load()

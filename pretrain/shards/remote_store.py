@@ -76,7 +76,7 @@ class RemoteStore:
     def sidecar(self, name: str) -> Path:
         """See `ShardStore`."""
         path = self.folder / name
-        file = self._owners[name].files[2]
+        file = next(file for file in self._owners[name].files if file.name == name)
         with suppress(OSError):
             if path.stat().st_size == file.num_bytes:
                 return path
@@ -86,8 +86,9 @@ class RemoteStore:
     def renew(self, name: str) -> bool:
         """See `ShardStore`. An old file that is still mapped takes room, uncounted."""
         shard = self._owners[name]
-        places = (*self._cache.paths(shard), self.folder / name)
-        file, path = next(place for place in zip(shard.files, places, strict=True) if place[0].name == name)
+        file = next(file for file in shard.files if file.name == name)
+        cached = dict(zip((shard.name, shard.table.name), self._cache.paths(shard), strict=True))
+        path = cached.get(name, self.folder / name)
         _log.warning("%s is damaged on this machine; fetching it again", self._address_of(name))
         self._make_whole(file, path)
         return True
@@ -118,8 +119,9 @@ class RemoteStore:
             sizes |= shard.sizes
             if self._cache.has(shard):
                 del sizes[shard.name], sizes[shard.table.name]
-            if (self.folder / shard.lengths.name).is_file():
-                del sizes[shard.lengths.name]
+            for file in shard.files[2:]:  # those of `sidecar`
+                if (self.folder / file.name).is_file():
+                    del sizes[file.name]
         try:
             check_remote(self._url, sizes.items(), self._address_of, self._patience, self._stop)
         except AbandonedError:

@@ -62,12 +62,12 @@ class ShardStore(Protocol):
         """Takes one `path` back."""
 
     def sidecar(self, name: str) -> Path:
-        """Returns the path of a shard's document lengths, fetched alone. Raises as `path`."""
+        """Returns the path of a shard's document lengths, or captions, fetched alone. Raises as `path`."""
 
     def renew(self, name: str) -> bool:
         """Fetches a damaged file again, once for all processes; False: this is the only copy.
 
-        `name` is that of a shard in use (`path` without `release`), its table, or its lengths.
+        `name` is that of a shard in use (`path` without `release`), or of one of its sidecars.
         Raises as `path`.
         """
 

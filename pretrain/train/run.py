@@ -216,6 +216,8 @@ def next_command(config: RunConfig, *, has_template: bool, has_validation: bool)
     if any(NEEDS[kind].head != "lm" for kind in kinds):
         # `classify` reads texts only, and there may be no split to evaluate.
         return f"pretrain evaluate {path}" if has_validation else f"pretrain inspect {path}"
+    if kinds == {"captions"}:
+        return f"pretrain generate {path} --image cat.jpg"
     if kinds & {"seq2seq", "supervised"}:
         return f"pretrain generate {path} --prompt 'A text like those of the data'"
     # A decoder alone begins a document without a prompt, be it of prose or of code.

@@ -26,7 +26,8 @@ from pretrain.dist import World
 from pretrain.engine.engine import Engine
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate import Constraints, RowSeeds, Sampling, generate
-from pretrain.generate.text import encode_prompt, text_after
+from pretrain.generate.incremental_decoder import Prompt
+from pretrain.generate.text import context_of, encode_prompt, text_after
 from pretrain.model import LanguageModel
 from pretrain.prepare.normalize import build_normalizers
 from pretrain.shards.dataset import Dataset
@@ -110,11 +111,11 @@ class Samples:
             return []
         return list(zip(self._config.prompts, texts, strict=True))
 
-    def _text(self, prompt: list[int], tokens: list[int]) -> str:
+    def _text(self, prompt: Prompt, tokens: list[int]) -> str:
         """Returns the text that tokens add to a prompt (two stacks: their own), up to its end."""
         ends = [place for place, token in enumerate(tokens) if token in self._codec.eos_ids]
         kept = tokens[: ends[0]] if ends else tokens
-        return text_after(self._codec, prompt if self._model.encoder is None else [], kept)
+        return text_after(self._codec, context_of(self._model, prompt), kept)
 
 
 def build_samples(config: RunConfig, dataset: Dataset, engine: Engine, world: World) -> Samples | None:

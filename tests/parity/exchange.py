@@ -13,11 +13,13 @@ from pretrain.model.build import named_weights
 from tests.helpers.lent import Lent, quiet_transformers
 
 
-def check_round_trip(lent: Lent, auto_class: Any, out: Path, **inputs: Tensor) -> None:
+def check_round_trip(
+    lent: Lent, auto_class: Any, out: Path, unread: frozenset[str] = frozenset(), **inputs: Tensor
+) -> None:
     """Asserts that an export of ours is the model that it came from.
 
-    transformers finds no key missing, unexpected or mismatched, picks the same class, and its first output for `inputs`
-    is equal to the last bit; an import of the export has the same config and is bit-identical.
+    transformers finds no key missing but `unread`, unexpected or mismatched, picks the same class, and its first output
+    for `inputs` is equal to the last bit; an import of the export has the same config and is bit-identical.
     """
     theirs, ours, release = lent
     weights = {name: weight.detach() for name, weight in named_weights(ours)}
@@ -31,6 +33,7 @@ def check_round_trip(lent: Lent, auto_class: Any, out: Path, **inputs: Tensor) -
         assert torch.equal(again.read(name), weight), name
     with quiet_transformers():
         loaded, info = auto_class.from_pretrained(out, output_loading_info=True, attn_implementation="eager")
+    assert set(info.pop("missing_keys")) == unread
     assert {key: value for key, value in info.items() if value} == {}
     assert type(loaded).__name__ == type(theirs).__name__ == written.architecture
     with torch.no_grad():

@@ -37,7 +37,9 @@ class RecurrentStackConfig(Section):
 class RecurrentConfig(AnyKindConfig):
     """Recurrent model; keys that a Transformer has, too, have the same meaning."""
 
-    input: ClassVar[None] = None  # token ids alone, as of a Transformer without this key
+    # Token ids alone, as of a Transformer without this key.
+    input: ClassVar[None] = None
+    captions: ClassVar[bool] = False
 
     kind: Annotated[Literal["recurrent"], OnResume.NEVER]
     """`recurrent`."""

@@ -1,7 +1,8 @@
 """`model:` of `kind: transformer` -- one or two stacks, embeddings and a head.
 
 One stack is a GPT (decoder), a BERT (encoder) or, over image patches, a ViT (encoder); two are a
-T5, or over image patches a masked autoencoder. Families differ only in these values: a preset is
+T5, or over image patches a masked autoencoder, or a ViT whose states a text decoder reads (image
+captions). Families differ only in these values: a preset is
 plain data over them, and no code in `model/` depends on a family.
 """
 
@@ -96,11 +97,13 @@ class ModelConfig(AnyKindConfig):
     kind: Annotated[Literal["transformer"], OnResume.NEVER] = "transformer"
     """`transformer`, or `recurrent`, which has the other keys of this section."""
     input: PatchesConfig | None = None
-    """Image patches that the stack reads. None: token ids."""
+    """Image patches that the encoder reads. None: token ids. A decoder beside it reads token ids, or
+    with a head of pixels the patches."""
     encoder: StackConfig | None = None
     """Bidirectional stack. None: no encoder."""
     decoder: StackConfig | None = None
-    """Causal stack; its blocks attend to the output of the encoder, if any. With a head of pixels
+    """Causal stack; its blocks attend to the output of the encoder, if any: of one over image
+    patches through a matrix, `bridge`, where widths differ. With a head of pixels
     bidirectional, of any width: it reads the output of the encoder in its places, and a learned
     vector in those of hidden patches (He et al. 2022, MAE). None: no decoder."""
     scaled_embeddings: Annotated[bool, OnResume.ALLOW] = False
@@ -136,6 +139,26 @@ class ModelConfig(AnyKindConfig):
         return self.encoder is not None and self.decoder is not None and not self.restores
 
     @property
+    def captions(self) -> bool:
+        """True of a decoder of text over an encoder of images."""
+        return self.input is not None and self.reads_encoder
+
+    @property
+    def has_bridge(self) -> bool:
+        """True if a matrix maps the output of the encoder to the width of the decoder."""
+        widths_differ = self.captions and self.input_stack.width != self.last_stack.width
+        return self.restores or widths_differ
+
+    def patches_of(self, stack: str) -> PatchesConfig | None:
+        """Returns the patches at whose places a stack, `encoder` or `decoder`, is. None: tokens."""
+        return None if stack == "decoder" and self.captions else self.input
+
+    def positions_of(self, stack: str) -> int:
+        """Returns the most positions of a stack, the rows of a learned table."""
+        patches = self.patches_of(stack)
+        return self.max_seq_len if patches is None else patches.positions
+
+    @property
     def input_stack(self) -> StackConfig:
         """Stack that reads the embeddings of a model of one input, or of the source of two."""
         return self.encoder or self.last_stack
@@ -168,6 +191,10 @@ class ModelConfig(AnyKindConfig):
         given = values.get("input") if isinstance(values, dict) else None
         if not given or "max_seq_len" in values:
             return values
+        head = values.get("head") or {}
+        kind = head.kind if isinstance(head, HeadConfig) else head.get("kind", "lm")
+        if values.get("decoder") and kind == "lm":
+            return values  # the length of captions
         try:
             patches = given if isinstance(given, PatchesConfig) else PatchesConfig.model_validate(given)
         except ValueError:
@@ -184,29 +211,25 @@ class ModelConfig(AnyKindConfig):
                 fix = f"set model.input, or use position={position.removesuffix('_2d')}"
                 raise ValueError(f"position={position} is of patches; {fix}")
             return self
-        if self.encoder is None or (self.decoder is not None) != self.restores:
+        has_decoder = self.head.kind in ("lm", "pixels")
+        if self.encoder is None or (self.decoder is not None) != has_decoder:
             what = f"input.kind=patches with head.kind={self.head.kind} needs an encoder"
-            rest = "and a decoder" if self.restores else "alone; set decoder to null"
-            raise ValueError(f"{what} {rest}")
-        keys = ("tied_embeddings", "scaled_embeddings", "vocab_size")
-        of_ids = {key: getattr(self, key) for key in keys}
-        for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
-            for key in ("token_types", "value_embeddings"):
-                of_ids[f"{name}.{key}"] = getattr(stack, key, None)
-        for key, value in of_ids.items():
-            if value:
-                what = f"{key} is of token ids, which input.kind=patches replaces"
-                raise ValueError(f"{what}; leave it out")
-        if self.head.kind == "lm":
-            raise ValueError("input.kind=patches needs head.kind=labels, pixels or none, not lm")
+            rest = "and a decoder" if has_decoder else "alone; set decoder to null"
+            fix = "; for an encoder alone use head.kind=labels or none" if self.head.kind == "lm" else ""
+            raise ValueError(f"{what} {rest}{fix}")
+        self._check_no_ids()
         if self.restores and (self.encoder.position == "relative" or self.encoder.window):
             what = "relative positions and windows count all patches, and with head.kind=pixels"
             fix = "use another encoder.position, and no window"
             raise ValueError(f"{what} the encoder reads some; {fix}")
-        if self.max_seq_len != self.input.positions:
+        if not self.captions and self.max_seq_len != self.input.positions:
             rule = f"must be {self.input.positions}, the positions of an image"
             parts = f"({self.input.describe()})"
             raise ValueError(f"max_seq_len={self.max_seq_len} {rule} {parts}; leave it out")
+        if self.captions and self.last_stack.position.endswith("_2d"):
+            position = self.last_stack.position
+            fix = f"use {position.removesuffix('_2d')}"
+            raise ValueError(f"decoder.position={position} is of patches, captions are tokens; {fix}")
         for stack in stacks:
             if stack.position == "sinusoidal_2d" and stack.width % 4:
                 need = "position=sinusoidal_2d needs a width that 4 divides"
@@ -216,13 +239,26 @@ class ModelConfig(AnyKindConfig):
             raise ValueError(f"{what}; set head.mean=true")
         return self
 
+    def _check_no_ids(self) -> None:
+        """Checks that stacks of patches have no keys of token ids. Raises: ValueError."""
+        keys = () if self.captions else ("tied_embeddings", "scaled_embeddings", "vocab_size")
+        of_ids = {key: getattr(self, key) for key in keys}
+        for name in ("encoder", "decoder"):
+            if self.patches_of(name) is not None:
+                for key in ("token_types", "value_embeddings"):
+                    of_ids[f"{name}.{key}"] = getattr(getattr(self, name), key, None)
+        for key, value in of_ids.items():
+            if value:
+                what = f"{key} is of token ids, which input.kind=patches replaces"
+                raise ValueError(f"{what}; leave it out")
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.encoder is None and self.decoder is None:
             raise ValueError("needs an encoder, a decoder, or a preset that has one")
         if self.encoder is not None and self.decoder is not None:
             widths = (self.encoder.width, self.decoder.width)
-            if len(set(widths)) == 2 and not self.restores:
+            if len(set(widths)) == 2 and not self.has_bridge:
                 sizes = "encoder.width={} must equal decoder.width={}".format(*widths)
                 raise ValueError(f"{sizes}: they share embeddings")
             if self.encoder.experts or self.decoder.experts:

@@ -1,4 +1,7 @@
-"""GPT-2 (Radford et al. 2019): pre-norm, learned positions, weights stored as [in, out]."""
+"""GPT-2 (Radford et al. 2019): pre-norm, learned positions, weights stored as [in, out].
+
+With cross attention it is the decoder of a `VisionEncoderDecoderModel`, in vit.py.
+"""
 
 from typing import Any
 
@@ -25,10 +28,13 @@ _WORDS = "transformer.wte.weight"
 _HEAD = "lm_head.weight"
 
 
-def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
+def read_gpt2(values: dict[str, Any], names: frozenset[str], *, cross: bool = False) -> ModelConfig:
+    """Reads the config.json of a GPT-2; with `cross` of one that reads an encoder."""
     fields = Fields(values)
     fields.only("scale_attn_by_inverse_layer_idx", False, "scores would be divided by the layer number")
-    fields.only("add_cross_attention", False, "the decoder would read an encoder")
+    why = "a decoder without cross attention would not read the encoder"
+    why = why if cross else "the decoder would read an encoder"
+    fields.only("add_cross_attention", cross, why, missing=False)
     model = fields.read(_MODEL)
     stack = fields.read(_STACK)
     has_head = model["tied_embeddings"] or _HEAD in names or fields.claims("GPT2LMHeadModel")
@@ -48,7 +54,8 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     )
 
 
-def _write_config(config: ModelConfig) -> dict[str, Any]:
+def write_gpt2(config: ModelConfig) -> dict[str, Any]:
+    """Returns the config.json of a GPT-2."""
     stack = config.last_stack
     # The tanh approximation has two names in transformers, and a GPT-2 is released with this one.
     activations = THEIR_ACTIVATIONS | {"gelu_tanh": "gelu_new"}
@@ -62,7 +69,8 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _weights(config: ModelConfig) -> list[Weight]:
+def gpt2_weights(config: ModelConfig) -> list[Weight]:
+    """Returns the weights of a GPT-2, with cross attention where the model has it."""
     stack = config.last_stack
     qkv_rows = (stack.heads + 2 * stack.num_kv_heads) * stack.per_head_width
     norms = {"attention_norm": {"ln_1": stack.width}, "feedforward_norm": {"ln_2": stack.width}}
@@ -72,6 +80,13 @@ def _weights(config: ModelConfig) -> list[Weight]:
         "feedforward.up": {"mlp.c_fc": stack.ff_width},
         "feedforward.down": {"mlp.c_proj": stack.width},
     }
+    if config.reads_encoder:
+        norms["cross_norm"] = {"ln_cross_attn": stack.width}
+        linears |= {
+            "cross.query": {"crossattention.q_attn": stack.width},
+            "cross.key_value": {"crossattention.c_attn": 2 * stack.width},
+            "cross.output": {"crossattention.c_proj": stack.width},
+        }
     found = [
         table("embedding.weight", _WORDS, config.vocab_size),
         Weight("decoder.position.weight", (("transformer.wpe.weight", config.max_seq_len),)),
@@ -86,10 +101,10 @@ def _weights(config: ModelConfig) -> list[Weight]:
 
 GPT2 = Family(
     model_type="gpt2",
-    read_config=_read_config,
-    write_config=_write_config,
+    read_config=read_gpt2,
+    write_config=write_gpt2,
     architecture=lambda config: "GPT2LMHeadModel" if config.head.kind == "lm" else "GPT2Model",
-    weights=_weights,
+    weights=gpt2_weights,
     aliases={_HEAD: _WORDS},
     # Causal masks that older versions saved as buffers.
     ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),

@@ -11,7 +11,6 @@ from PIL import Image
 from pretrain.attention_maps.image_maps import (
     ImageRequest,
     build_image_row,
-    read_view,
     render_image_maps,
     roll_out,
     see_image,
@@ -20,6 +19,7 @@ from pretrain.attention_maps.maps import AttentionMap, HeadMap, record_attention
 from pretrain.config.data import ImagesConfig
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
+from pretrain.data.image_stream import read_view
 from pretrain.errors import ConfigError, DataError
 from tests.helpers.images import encode, noise
 from tests.unit.model.tiny import build
@@ -50,7 +50,7 @@ def test_every_head_is_drawn_and_summarised_by_the_row_that_stands_for_the_image
     model, config = model_of(name)
     request = ImageRequest(photo, layers="1", out=tmp_path / "new" / "map.png")
     facts = see_image(model, config, ImagesConfig(), request)
-    pixels = read_view(photo, config.input, ImagesConfig())
+    pixels = read_view(photo, config.input.image_size, ImagesConfig())
     (found,) = (
         each
         for each in record_attention(model, build_image_row(pixels, config, model))

@@ -41,7 +41,10 @@ def test_what_fits_is_taken(tmp_path):
         ({"model": ", input: {std: [0]}"}, "std=[0.0] must be positive"),
         ({"model": ", vocab_size: 100"}, "vocab_size is of token ids, which input.kind=patches replaces; leave it out"),
         ({"model": ", encoder: {token_types: 2}"}, "encoder.token_types is of token ids, which input.kind=patches"),
-        ({"model": ", head: {kind: lm}"}, "input.kind=patches needs head.kind=labels, pixels or none, not lm"),
+        (
+            {"model": ", head: {kind: lm}"},
+            "input.kind=patches with head.kind=lm needs an encoder and a decoder; for an encoder alone",
+        ),
         (
             {"model": ", input: {class_token: false}", "seq_len": 17},
             "input.class_token=false leaves nothing that stands for the image; set head.mean=true",

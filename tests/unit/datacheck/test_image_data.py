@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.datacheck.image_data import print_image_stats
+from benchmarks.shapes import write_shapes
+from pretrain.datacheck.image_data import print_image_stats, wrap_words
 from pretrain.datacheck.reading import Order
 from pretrain.datacheck.show import ReadingOptions, show
 from pretrain.datacheck.stats import count_data
@@ -15,6 +16,7 @@ from pretrain.errors import ConfigError, DataError
 from pretrain.utils.image_file import ImageFile
 from tests.helpers.images import prepare_colors
 from tests.unit.prepare.readers.test_webdataset import write
+from tests.unit.prepare.test_captions import captioned, texts_of
 from tests.unit.prepare.test_image_tars import index, members
 
 CONFIG = """
@@ -104,3 +106,31 @@ def test_verify_finds_pixels_that_were_damaged_before_the_index_was_made(tmp_pat
     assert verify(str(tmp_path / "data"), Order())["images"] == 4
     with pytest.raises(DataError, match=r"a/0\.jpg: its pixels are damaged"):
         verify(str(tmp_path / "data"), Order(), decode=True)
+
+
+def test_captions_are_shown_counted_and_checked(tmp_path, capsys):
+    write_shapes(tmp_path / "shapes", 24)
+    folder = captioned(tmp_path / "data", tmp_path / "shapes")
+    texts = {path.read_text().strip() for path in (tmp_path / "shapes").glob("*.txt")}
+    shown = show(str(folder), [], ReadingOptions(rows=5))
+    captions = [row["caption"] for row in shown.facts()["rows"]]
+    assert len(captions) == 5 and set(captions) <= texts
+    shown.write(tmp_path / "sheet.png")
+    sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
+    assert (sheet[6 + 96 : 6 + 96 + 50, 6:102] < 100).any()  # the first caption
+    facts = count_data(str(folder))
+    split = facts["splits"]["train"]["captions"]
+    assert split["max"] == 1 + max(map(len, texts_of(folder).values())) and facts["vocab_size"] > 20
+    print_image_stats(facts)
+    assert "captioned images" in capsys.readouterr().out
+    proof = verify(str(folder), Order(), decode=True)
+    assert proof["images"] == 24
+    tokens = next((folder / "train").glob("*.captions.npy"))
+    tokens.write_bytes(tokens.read_bytes()[:-1] + b"\x07")
+    with pytest.raises(DataError, match=r"captions\.npy: its CRC32 or its shape differs"):
+        verify(str(folder), Order())
+
+
+def test_words_are_wrapped_and_a_long_one_stands_alone():
+    assert wrap_words("a cat on a mat", 6, len) == ["a cat", "on a", "mat"]
+    assert wrap_words("an extraordinary cat", 6, len) == ["an", "extraordinary", "cat"]

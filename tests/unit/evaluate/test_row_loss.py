@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
+from pretrain.config.presets import expand_preset
 from pretrain.errors import DataError
 from pretrain.evaluate.row_loss import ModelLoss, RowSums, compare_rows, evaluate_loss, sum_rows
+from pretrain.generate import Constraints, generate
+from pretrain.model import build_model
+from pretrain.model.build import init_weights
 from pretrain.objective import build_loss
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.unit.generate.models import tiny_model
@@ -115,3 +121,16 @@ def test_the_share_of_right_answers_is_compared_over_the_same_rows():
 def test_a_few_rows_are_refused():
     with pytest.raises(DataError, match="4 units are too few to tell a difference from chance; use more data"):
         compare_rows(*random_sums(0.1, rows=4), 100)
+
+
+def test_an_exact_caption_is_what_greedy_decoding_writes():
+    values = {"preset": "vit_gpt2-tiny", "vocab_size": 50, "special_tokens": {"start": 1}, "init_std": 0.2}
+    config = ModelConfig.model_validate(expand_preset(values))
+    model = build_model(config, PLAIN_ENGINE, torch.device("cpu")).eval()
+    init_weights(model, config, seed=3)
+    pixels = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([one.tokens for one in generate(model, list(pixels), Constraints(6))])
+    targets[1, 3] = (targets[1, 3] + 1) % 50
+    inputs = torch.cat((torch.ones(3, 1, dtype=torch.int64), targets[:, :-1]), dim=1)
+    sums = sum_rows(ModelLoss(model, build_loss(ObjectiveConfig())), [Batch(inputs, targets, pixels_BCYX=pixels)])
+    assert sums.exact.tolist() == [1, 0, 1]

@@ -21,7 +21,7 @@ def tiny(preset: str = "llama-tiny", **model: Any) -> ModelConfig:
     values = expand_preset({"preset": preset, **model})
     if values.get("input") is not None and values["head"].get("kind") == "labels":
         values["head"] = {"labels": ["a", "b", "c"], **values["head"]}
-    elif values.get("input") is None:
+    elif values.get("input") is None or values["head"]["kind"] == "lm":
         values = {"vocab_size": VOCAB, **values}
     return ModelConfig.model_validate(values)
 

@@ -229,6 +229,15 @@ def test_a_masked_autoencoder_is_as_large_as_its_release(preset):
     assert count_parameters(ModelConfig.model_validate(expand_preset({"preset": preset}))) == expected
 
 
+def test_a_captioner_is_as_large_as_the_model_of_transformers_without_the_pooler_that_nothing_reads():
+    both = (hf.ViTConfig(), hf.GPT2Config(add_cross_attention=True, is_decoder=True))
+    with META:
+        theirs = hf.VisionEncoderDecoderModel(hf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(*both))
+    named = theirs.named_parameters()
+    expected = sum(one.numel() for name, one in named if "pooler" not in name)
+    assert count_parameters(configured("vit_gpt2-b16", 50257)) == expected
+
+
 def size_of(release: Release) -> int:
     """Parameters that Hugging Face's model is trained by, on the meta device."""
     with META:
@@ -245,7 +254,7 @@ def size_of(release: Release) -> int:
 
 def test_every_preset_is_compared_with_its_publication():
     tiny = {name for name in PRESETS if name.endswith("-tiny")} - {"bert-tiny"}
-    others = {"transformer-base", "transformer-big", *VITS, *MAES}
+    others = {"transformer-base", "transformer-big", "vit_gpt2-b16", *VITS, *MAES}
     assert set(PRESETS) - tiny - OWN == set(RELEASES) | others
 
 

@@ -129,7 +129,7 @@ def test_a_class_that_is_held_out_whole(tmp_path):
     [
         ("s3://a:b@bucket/photos", {}, r"s3://bucket/photos: an address of data has no user, password, query or"),
         ("photos", {"split": "tail:0.1"}, r"split=tail:0\.1 cuts texts in two, and kind=images has none; use hash:F"),
-        ("photos", {"tokenizer": "char"}, r"tokenizer is of text, which kind=images does not have; leave it out"),
+        ("photos", {"tokenizer": "char"}, r"blue/000\.png: an image without a caption; write it to 000\.txt beside"),
         ("missing", {}, r"missing: no such file or folder; correct the path"),
     ],
 )

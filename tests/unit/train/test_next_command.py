@@ -20,6 +20,7 @@ LIKE = "--prompt 'A text like those of the data'"
             False,
             "pretrain generate runs/bert-quickstart --prompt 'Once upon a [M",
         ),
+        ("captions_synthetic", [], False, "pretrain generate runs/captions-synthetic --image cat.jpg"),
         ("multi30k", [], False, f"pretrain generate runs/multi30k {LIKE}"),
         ("quickstart", ["run.name=instruction", "objective.kind=supervised"], True, CHAT),
         (
