@@ -31,8 +31,9 @@ from pretrain.dist import World
 from pretrain.engine.engine import Update
 from pretrain.engine.replicated import ReplicatedState
 from pretrain.model import build_model, init_weights
-from pretrain.tracking import Tracker
+from pretrain.tracking import RunOutput
 from pretrain.tracking.meter import Meter, SourceLosses, Timeline, memory_metrics
+from pretrain.tracking.tracker import Identity
 from pretrain.train.layer_norms import LayerNorms
 
 STEP_US, LIMIT = 50_000, 0.005
@@ -67,8 +68,8 @@ class Watched:
 
     def __init__(self, run_dir: Path) -> None:
         self.config = TrackingConfig(wandb="offline")
-        identity = {"id": "bench", "name": "bench", "config": {}}
-        self.tracker = Tracker(run_dir, self.config, identity, rank=0, total_steps=10**6)
+        identity = Identity("bench", "bench", {})
+        self.tracker = RunOutput(run_dir, self.config, identity, rank=0, total_steps=10**6)
         self.timeline, self.meter = Timeline(), Meter(10**6, flops_per_token=1.0, peak=1.0)
         self.sources = SourceLosses(["web", "books", "code"])
         model_config = parse_model(expand_preset(MODEL))

@@ -1,16 +1,20 @@
 """`tracking:` and `profile:` -- metrics, generated texts, attention maps, and traces."""
 
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import OnResume, Section, UserPath
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig
 from pretrain.config.train import EvalConfig
 
+NO_TRACKERS = {"wandb": "off", "tensorboard": False, "mlflow": None, "trackio": False, "prometheus": None}
+"""Keys of `tracking` for a run that no tracker shows."""
+
 
 class SamplesConfig(Section):
-    """Texts generated during the run: `samples.jsonl`, and a table in Weights & Biases."""
+    """Texts generated during the run: `samples.jsonl`, and trackers."""
 
     prompts: Annotated[list[str], OnResume.FREE] = Field(default_factory=list)
     """Prompts that a decoder continues, or inputs of an encoder-decoder. Empty: no texts."""
@@ -23,7 +27,7 @@ class SamplesConfig(Section):
 
 
 class AttentionConfig(Section):
-    """Attention maps drawn during the run: files in `attention/`, and images in Weights & Biases."""
+    """Attention maps drawn during the run: files in `attention/`, and images in trackers."""
 
     text: Annotated[str | None, OnResume.FREE] = None
     """Input of the model; of an encoder-decoder, the source. None: no pictures."""
@@ -48,22 +52,31 @@ class TrackingConfig(Section):
     """Steps between norms by layer, which are part of the next row. 0: never."""
     wandb: Annotated[Literal["auto", "online", "offline", "off"], OnResume.FREE] = "auto"
     """Weights & Biases. `auto`: online if there is an API key, otherwise offline."""
+    tensorboard: Annotated[bool, OnResume.FREE] = False
+    """TensorBoard: event files in `tensorboard/` of the run folder."""
+    mlflow: Annotated[str | None, OnResume.FREE] = None
+    """MLflow: `auto` for MLFLOW_TRACKING_URI, or without it `mlflow.db` in the run folder; or an
+    address, as `http://HOST:5000` or `sqlite:////PATH/mlflow.db`. None: off."""
+    trackio: Annotated[bool, OnResume.FREE] = False
+    """Trackio: a local database, or what TRACKIO_DIR, TRACKIO_SPACE_ID or TRACKIO_SERVER_URL name."""
+    prometheus: Annotated[UserPath | None, OnResume.FREE] = None
+    """Prometheus: folder of node_exporter's textfile collector, for the last row. None: off."""
     project: Annotated[str, OnResume.FREE] = "pretrain"
-    """Weights & Biases project."""
+    """Project of Weights & Biases and Trackio, experiment of MLflow."""
     entity: Annotated[str | None, OnResume.FREE] = None
     """Weights & Biases team or user. None: the default of the API key."""
     name: Annotated[str | None, OnResume.FREE] = None
-    """Weights & Biases: display name of the run. None: `run.name`."""
+    """Display name of the run in trackers. None: `run.name`."""
     group: Annotated[str | None, OnResume.FREE] = None
-    """Weights & Biases: group of the run. `launch slurm --vary` sets it to `run.name`."""
+    """Group of the run in trackers. `launch slurm --vary` sets it to `run.name`."""
     job_type: Annotated[str | None, OnResume.FREE] = None
-    """Weights & Biases: kind of the run within its group, such as `baseline`."""
+    """Kind of the run within its group, such as `baseline`."""
     tags: Annotated[list[str], OnResume.FREE] = Field(default_factory=list)
-    """Weights & Biases: tags to filter runs by."""
+    """Tags to filter runs by in trackers."""
     notes: Annotated[str | None, OnResume.FREE] = None
-    """Weights & Biases: description of the run."""
+    """Description of the run in trackers."""
     alerts: Annotated[bool, OnResume.FREE] = True
-    """Send Weights & Biases alerts: a non-finite step, a loss spike, a stalled run."""
+    """Send alerts to trackers: a non-finite step, a loss spike, a stalled run."""
     stall_alert_s: Annotated[float, OnResume.FREE] = Field(default=600.0, ge=0)
     """Seconds without a row, and 3 of the longest intervals, until a run is stalled. 0: never."""
     artifacts: Annotated[Literal["none", "references", "files"], OnResume.FREE] = "none"
@@ -76,6 +89,13 @@ class TrackingConfig(Section):
         # wandb refuses these when the run starts, and all rows with them.
         if len(self.project) > 128 or set(self.project) & set("/\\#?%:"):
             raise ValueError(f"project={self.project[:200]!r}: use at most 128 characters, without / \\ # ? % :")
+        if self.mlflow is not None and self.mlflow != "auto":
+            parts = urlsplit(self.mlflow)
+            if not parts.scheme:
+                raise ValueError(f"mlflow={self.mlflow}: use auto, or an address such as http://HOST:5000")
+            if "@" in parts.netloc or parts.query:
+                fix = "set MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+                raise ValueError(f"mlflow: an address in a config has no credentials; use auto, and {fix}")
         if any(not 1 <= len(tag) <= 64 for tag in self.tags):
             raise ValueError("tags: use 1 to 64 characters each")
         return self

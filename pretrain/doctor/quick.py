@@ -27,7 +27,14 @@ from pretrain.doctor.machine import (
     read_memory,
 )
 from pretrain.doctor.place import JobTopology
-from pretrain.doctor.services import check_data, check_interfaces, check_loopback, check_name, check_wandb
+from pretrain.doctor.services import (
+    check_data,
+    check_interfaces,
+    check_loopback,
+    check_name,
+    check_tracker_packages,
+    check_wandb,
+)
 from pretrain.doctor.versions import check_packages, own_versions
 from pretrain.errors import EXIT_USAGE, ConfigError
 from pretrain.plan.cluster import Cluster
@@ -60,6 +67,7 @@ def look(config: RunConfig | None, place: JobTopology, *, is_quick: bool) -> Rep
         *batch_checks,
         *(check_data(config.data, is_quick=is_quick) if config else ()),
         check_wandb(config.tracking.wandb if config else "auto", is_quick=is_quick),
+        check_tracker_packages(config.tracking) if config else None,
     ]
     return Report(host, [check for check in found if check is not None], versions)
 

@@ -1,4 +1,4 @@
-"""Checks of the network, the data and wandb."""
+"""Checks of the network, the data and trackers."""
 
 import logging
 import os
@@ -11,8 +11,9 @@ from typing import Literal
 from urllib.parse import urlparse
 
 from pretrain.config.data import DataConfig
+from pretrain.config.tracking import TrackingConfig
 from pretrain.doctor.check import Check, Status
-from pretrain.errors import EXIT_DATA, PretrainError
+from pretrain.errors import EXIT_DATA, LaunchError, PretrainError
 from pretrain.utils.log import WANDB_HOST
 from pretrain.utils.net import usable_addresses
 
@@ -163,3 +164,15 @@ def check_wandb(wanted: Literal["auto", "online", "offline", "off"], *, is_quick
         text = f"there is a key, but {host}:{port} does not answer: {error}"
         return Check("wandb", "warn", text, fix)
     return Check("wandb", "pass", f"there is a key, and {host}:{port} answers")
+
+
+def check_tracker_packages(tracking: TrackingConfig) -> Check | None:
+    """Looks for the packages of the other trackers; None: the config has none that needs one."""
+    from pretrain.tracking.run_output import PACKAGES, check_trackers
+
+    used = [key for key in PACKAGES if getattr(tracking, key)]
+    try:
+        check_trackers(tracking)
+    except LaunchError as error:
+        return Check("trackers", "fail", error.what, error.fix)
+    return Check("trackers", "pass", f"installed: {', '.join(used)}") if used else None

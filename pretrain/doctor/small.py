@@ -3,12 +3,14 @@
 Widths, heads, lengths, micro-batch, objective, optimizer, precision and data stay the same.
 """
 
+import json
 import os
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pretrain.config.run import RunConfig
+from pretrain.config.tracking import NO_TRACKERS
 from pretrain.doctor.machine import ask_driver, read_memory
 from pretrain.doctor.place import JobTopology
 from pretrain.plan.cluster import Cluster
@@ -88,6 +90,6 @@ def small_overrides(
         "eval.every_steps=0",
         "checkpoint.every_steps=0",
         "tracking.log_every_steps=1",
-        "tracking.wandb=off",
+        *(f"tracking.{key}={json.dumps(value)}" for key, value in NO_TRACKERS.items()),
         *(f"model.{stack}.layers={count}" for stack, count in layers.items() if count != full[stack]),
     ]

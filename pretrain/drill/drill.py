@@ -14,6 +14,7 @@ from typing import Any
 
 from pretrain.config.load import dump_config
 from pretrain.config.run import RunConfig
+from pretrain.config.tracking import NO_TRACKERS
 from pretrain.drill.attempt import STEPS_SPREAD, AttemptOutcome, DrillAttempts, check_platform
 from pretrain.drill.drill_folder import (
     GOLDEN,
@@ -77,14 +78,14 @@ class Drill:
         return len(self._state.kills)
 
     def _config_of(self, config: RunConfig, name: str) -> RunConfig:
-        """Returns the config of a run: shorter, more checkpoints, deterministic, no wandb."""
+        """Returns the config of a run: shorter, more checkpoints, deterministic, no trackers."""
         settings = self._settings
         every = settings.every_steps
         changes = {
             "run": config.run.model_copy(update={"dir": str(self._folder.path), "name": name}),
             "train": config.train.model_copy(update={"stop_after": settings.steps}),
             "checkpoint": config.checkpoint.model_copy(update={"every_steps": every}),
-            "tracking": config.tracking.model_copy(update={"wandb": "off"}),
+            "tracking": config.tracking.model_copy(update=NO_TRACKERS),
         }
         if config.engine.device != "cpu":
             changes["engine"] = config.engine.model_copy(update={"deterministic": True})

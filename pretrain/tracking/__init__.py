@@ -1,5 +1,5 @@
-"""Output of a run: console, metrics.jsonl, audit.jsonl, Weights & Biases."""
+"""Output of a run: console, metrics.jsonl, audit.jsonl, experiment trackers."""
 
-from pretrain.tracking.tracker import Tracker
+from pretrain.tracking.run_output import RunOutput
 
-__all__ = ["Tracker"]
+__all__ = ["RunOutput"]

@@ -1,239 +1,324 @@
-"""Output of a run on rank 0 to console, metrics.jsonl and Weights & Biases.
+"""One interface of experiment trackers, and the thread that keeps each of them away from a run.
 
-Not here: the audit ledger, which must not be best effort (audit.py).
+    RunOutput.log  ->  Mirror: a queue  ->  its thread: Tracker.open, log, samples, ..., close
+    no row for too long                 ->  an alert from the thread itself: the run has stalled
+
+A thread waits for its store, so that training does not. Each failure of a client is one warning:
+the next mode of the tracker is tried (wandb: online, then offline), and without one its rows are
+in metrics.jsonl alone. A client that hangs takes no more rows, and delays the end of the run by
+the time that `close` is given.
+
+Signals: Slurm sends SIGTERM and SIGUSR1 to every process of a job step. Processes that a client
+starts inherit a mask that blocks both, and SIGINT.
 """
 
+import contextlib
 import logging
-import math
+import queue
+import signal
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from pretrain.config.tracking import TrackingConfig
-from pretrain.errors import DataError, DiskError
-from pretrain.tracking.picture_files import ATTENTION, Pictures
-from pretrain.tracking.wandb_tracker import FINISH_TIMEOUT_S, WandbMirror
-from pretrain.utils.jsonl import JsonLines
-from pretrain.utils.status_line import status_line, stderr_console
-from pretrain.utils.units import clock_time
+from pretrain.utils.log import redact
 
 logger = logging.getLogger(__name__)
 
-
-def _bytes(value: float) -> str:
-    """Returns a size with three digits and a binary unit: 950M, 1.20G."""
-    return f"{value / 2**20:.0f}M" if value < 1000 * 2**20 else f"{value / 2**30:.3g}G"
-
-
-def _count(value: float) -> str:
-    """Returns a number with three digits and a unit: 950, 12.3k, 1.20M."""
-    for limit, unit in ((1e3, ""), (1e6, "k"), (1e9, "M")):
-        if value < limit:
-            scaled = value / limit * 1e3
-            return f"{scaled:.0f}{unit}" if not unit or scaled >= 100 else f"{scaled:.3g}{unit}"
-    return f"{value / 1e9:.3g}G"
+FINISH_TIMEOUT_S = 60.0
+_BLOCKED = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
+_MAX_RESTARTS = 3
+_MAX_QUEUED_ROWS = 10_000
+_PERFORMANCE = {"mfu", "data_wait", "checkpoint_step"}
+"""Metrics of the section `perf` besides those in seconds."""
 
 
-_COLUMNS: dict[str, tuple[str, Callable[[float], str], int]] = {
-    "loss": ("loss", "{:.4f}".format, 8),
-    "accuracy": ("acc", "{:.1%}".format, 6),
-    "val_loss": ("val_loss", "{:.4f}".format, 0),
-    "val_bits_per_byte": ("bits/byte", "{:.3f}".format, 0),
-    "val_perplexity": ("perplexity", "{:.2f}".format, 0),
-    "val_tokens": ("tokens", _count, 0),
-    "val_labels": ("labels", _count, 0),
-    "lr": ("lr", "{:.2e}".format, 8),
-    "grad_norm": ("grad", "{:.2f}".format, 7),
-    "tokens_per_s": ("tok/s", _count, 6),
-    "images_per_s": ("img/s", _count, 6),
-    "mfu": ("mfu", "{:.1%}".format, 5),
-    "data_wait": ("wait", "{:.1%}".format, 6),
-    "memory_bytes": ("mem", _bytes, 5),
-    "eta_s": ("eta", clock_time, 7),
-}
-"""Shown metrics, in order: label, format, width. Rows without a loss show all metrics they have."""
-_LEAST_WANTED = ("mfu", "lr", "memory_bytes", "data_wait", "grad_norm", "tokens_per_s", "images_per_s")
-"""Metrics that a progress line leaves out, in order, where the terminal is narrow."""
+class Identity(NamedTuple):
+    """A run as trackers show it: the id of run.json, the same over resumes; its name; its config."""
+
+    id: str
+    name: str
+    config: Mapping[str, Any]
 
 
-def format_metrics(metrics: Mapping[str, float], *, aligned: bool) -> str:
-    """Returns `loss   3.2145  lr 3.00e-04 ...`; aligned: each value in a column of fixed width."""
-    shown = [name for name in _COLUMNS if name in metrics]
-    if "loss" not in metrics:
-        shown += [name for name in metrics if name not in _COLUMNS]
-    parts = []
-    for name in shown:
-        label, form, width = _COLUMNS.get(name, (name, "{:.4g}".format, 0))
-        value = metrics[name]
-        text = form(value) if math.isfinite(value) else str(value)
-        parts.append(f"{label} {text:>{width if aligned else 0}}")
-    return ("  " if aligned else " ").join(parts)
+class Tracker(Protocol):
+    """A store of the metrics of a run; the thread of its mirror calls it, but for `abandon`.
 
-
-def fit_metrics(metrics: Mapping[str, float], width: int) -> str:
-    """Returns as much of a row as fits `width` characters; the loss is always in it."""
-    shown = dict(metrics)
-    for name in (*_LEAST_WANTED, "eta_s", None):
-        text = format_metrics(shown, aligned=False)
-        if len(text) <= width or name is None:
-            break
-        shown.pop(name, None)
-    return text
-
-
-class Console:
-    """Shows rows: behind the bar of the status line where stderr is a terminal, else a line each.
-
-    Rows without a loss (validation) are lines in both cases. Lines go through `logging`, so they
-    reach the log file and stay above the bar. A closed terminal stops nothing (`utils/process.py`).
+    Each call may block, and may raise anything. Strings in the identity and the facts that it is
+    given are redacted. What a store has no place for is left to the run folder: a class that names
+    this one as its base inherits methods that do nothing.
     """
 
-    def __init__(self, total_steps: int, row_every: int) -> None:
-        self._total_steps = total_steps
-        self._row_every = row_every
-        self._has_stepped = False
-        self._line = status_line()
-        self._has_bar = bool(stderr_console().is_terminal)
+    name: ClassVar[str]  # for warnings
+    can_rewind: ClassVar[bool] = False
+    """True: `rewind` hides rows, so those after it are sent again. False: a step is sent once."""
+    modes: list[str]  # ways to open it, the best first
 
-    def advance(self, step: int, phase: str = "") -> None:
-        """Moves the bar; `phase` is shown in place of the last row, until the next call."""
-        self._line.advance(step, self._total_steps)
-        if phase:
-            self._line.enter(phase)
-        elif not self._has_bar and not self._has_stepped and step % self._row_every:
-            # Rows are minutes apart on a slow machine: whoever waits sees that it works, and how fast.
-            logger.info("step %d/%d is done; rows follow every %d steps", step, self._total_steps, self._row_every)
-            self._has_stepped = True
+    def open(self, mode: str, facts: Mapping[str, Any]) -> None:
+        """Begins the run in the store, or continues it; `facts` are those of `find_facts`."""
+        ...
 
-    def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows a row: with the accuracy of a classifier, and images rather than their patches."""
-        hidden = [] if "labels" in metrics else ["accuracy"]
-        hidden += ["tokens_per_s"] if "images_per_s" in metrics else []
-        metrics = {name: value for name, value in metrics.items() if name not in hidden}
-        if self._has_bar and "loss" in metrics:
-            self._line.advance(step, self._total_steps, partial(fit_metrics, metrics))
-            return
-        width = len(str(self._total_steps))
-        logger.info("step %*d/%d  %s", width, step, self._total_steps, format_metrics(metrics, aligned=True))
+    def instead(self, mode: str) -> str:
+        """Returns what a warning says of a mode that failed: where the rows go instead."""
+        return "; metrics.jsonl has the rows"
 
-    def close(self) -> None:
-        """Leaves the last state of the bar on the screen. Idempotent."""
-        self._line.close()
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes a row; several may have the same step."""
+        ...
+
+    def samples(self, step: int, rows: Sequence[tuple[str, str]]) -> None:
+        """Takes the (prompt, text) pairs of a step."""
+        return
+
+    def picture(self, step: int, name: str, path: Path) -> None:
+        """Takes an image file."""
+        return
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """Takes a committed checkpoint."""
+        return
+
+    def alert(self, title: str, text: str) -> None:
+        """Tells the followers of the run."""
+        return
+
+    def rewind(self, step: int) -> None:
+        """Hides what came after `step`. Not called where `can_rewind` is false."""
+        return
+
+    def reset(self) -> None:
+        """Drops a broken connection before the next `open`."""
+        return
+
+    def close(self, *, is_failing: bool) -> None:
+        """Sends all that is left, and ends the run in the store."""
+        ...
+
+    def abandon(self) -> None:
+        """Ends what would keep the process from exiting: another call hangs. From any thread."""
+        return
 
 
-class Tracker:
-    """Takes the metrics of a run. On ranks other than 0 it does nothing. It never stops a run.
+def panel_name(metric: str) -> str:
+    """Returns the name of a metric in a tracker; its prefix is the section of its panel."""
+    if metric == "step":
+        return metric
+    if metric.startswith("val_"):
+        return f"val/{metric.removeprefix('val_')}"
+    if metric.startswith("memory_"):
+        return f"system/{metric}"
+    # A source of a mixture, as in `loss_NAME`, may have any ending.
+    is_time = metric.endswith("_s") and not metric.startswith(("loss_", "epochs_"))
+    return f"{'perf' if is_time or metric in _PERFORMANCE else 'train'}/{metric}"
 
-    For the arguments see `WandbMirror`. Raises: DiskError, where metrics.jsonl cannot be opened.
+
+def without_secrets(value: Any) -> Any:
+    """Returns a copy of nested lists and dicts with every string redacted."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {key: without_secrets(item) for key, item in value.items()}
+    return [without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class StallWatch:
+    """Time between rows. From `least_s` seconds without one on, the run has stalled; 0: never."""
+
+    def __init__(self, least_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._least_s = least_s
+        self._clock = clock
+        self._longest_s = 0.0
+        self._seen_at: float | None = None
+        self._is_over = False
+        self.last_step = 0
+
+    @property
+    def patience_s(self) -> float | None:
+        """Longest wait for the next row; None: no limit, after the alert or without alerts."""
+        return None if self._is_over or not self._least_s else max(self._least_s, 3 * self._longest_s)
+
+    def see(self, step: int) -> None:
+        """Notes a row."""
+        now = self._clock()
+        if self._seen_at is not None:
+            self._longest_s = max(self._longest_s, now - self._seen_at)
+        self._seen_at = now
+        self._is_over = False
+        self.last_step = step
+
+    def give_up(self) -> None:
+        """Ends the patience: one alert until the next row."""
+        self._is_over = True
+
+
+class _Row(NamedTuple):
+    step: int
+    metrics: Mapping[str, float]
+
+
+class _Extra(NamedTuple):
+    """A message besides rows: its name, for the warning, and the call that sends it."""
+
+    action: str
+    send: Callable[[], object]
+
+
+class Mirror:
+    """Feeds one tracker from a thread of its own.
+
+    Rows up to `after_step` were sent before the run was resumed: steps never go backwards, unless
+    the tracker can rewind. `find_facts` is called in the thread, for facts besides the config.
     """
 
     def __init__(
         self,
-        run_dir: Path,
+        tracker: Tracker,
         config: TrackingConfig,
-        identity: Mapping[str, Any],
-        *,
-        rank: int,
-        total_steps: int,
+        after_step: int = -1,
         find_facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self._active = rank == 0
-        if not self._active:
-            return
-        self._lines = JsonLines(run_dir / "metrics.jsonl")
-        # Before any rewind: wandb has the rows up to here, and those after a committed step come
-        # again.
-        sent = self._lines.last_step()
-        self._console = Console(total_steps, config.log_every_steps)
-        after_step = -1 if sent is None else sent
-        self._wandb = WandbMirror(run_dir, config, identity, after_step, find_facts)
-        self._samples = JsonLines(run_dir / "samples.jsonl") if config.samples.prompts else None
-        self._pictures = Pictures(run_dir / ATTENTION)
+        self._tracker = tracker
+        self._has_alerts = config.alerts
+        self._watch = StallWatch(config.stall_alert_s if config.alerts else 0.0)
+        self._after_step = -1 if tracker.can_rewind else after_step
+        self._find_facts = find_facts
+        self._rows: queue.Queue[_Row | _Extra | None] = queue.Queue(_MAX_QUEUED_ROWS)
+        self._warned_full = False
+        self._is_failing = False
+        self._is_closing = threading.Event()
+        self._is_given_up = False  # its calls fail, as `abandon` wants them to
+        self._thread = threading.Thread(target=self._work, name=f"{tracker.name}-mirror", daemon=True)
+        self._thread.start()
 
-    def log(self, step: int, metrics: Mapping[str, float], *, shown: bool = True) -> None:
-        """Takes the row of a step. Steps never go backwards, but after `rewind`.
-
-        A value that is not finite is null in metrics.jsonl, since JSON has no such number.
-        """
-        if not self._active:
-            return
-        row = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        _append(self._lines, {"step": step, **row}, "metrics")
-        if shown:
-            self._console.show(step, metrics)
-        self._wandb.log(step, metrics)
-
-    def advance(self, step: int, phase: str = "") -> None:
-        """Shows that a step is done, or a phase between two steps."""
-        if self._active:
-            self._console.advance(step, phase)
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hands a row to the thread; about 2 us. A full queue drops it."""
+        if step > self._after_step:
+            self._put(_Row(step, metrics))
 
     def samples(self, step: int, rows: Sequence[tuple[str, str]]) -> None:
-        """Takes the (prompt, text) pairs of a step, for samples.jsonl, the log and wandb."""
-        if not self._active or self._samples is None:
-            return
-        row = {"step": step, "samples": [{"prompt": prompt, "text": text} for prompt, text in rows]}
-        _append(self._samples, row, "samples")
-        for prompt, text in rows:
-            logger.info("sample %r: %r", prompt, text)
-        self._wandb.samples(step, rows)
+        """Hands over the (prompt, text) pairs of a step."""
+        if step > self._after_step:
+            self._put(_Extra("log samples", partial(self._tracker.samples, step, rows)))
 
-    def attention(self, step: int, png: bytes) -> None:
-        """Takes the picture of attention of a step, for `attention/` and as an image in wandb."""
-        if not self._active:
-            return
-        try:
-            path = self._pictures.write(step, png)
-        except DiskError as error:
-            logger.warning("a picture of attention is left out: %s", error)
-            return
-        self._wandb.picture(step, "attention", path)
+    def picture(self, step: int, name: str, path: Path) -> None:
+        """Hands over the image file of a step, which the thread copies."""
+        if step > self._after_step:
+            send = partial(self._tracker.picture, step, name, path)
+            self._put(_Extra(f"log the picture {path.name}", send))
 
     def checkpoint(self, step: int, path: Path) -> None:
-        """Takes a committed checkpoint."""
-        if self._active:
-            self._wandb.checkpoint(step, path)
+        """Hands over a committed checkpoint."""
+        self._put(_Extra(f"log the checkpoint {path.name}", partial(self._tracker.checkpoint, step, path)))
 
     def alert(self, title: str, text: str) -> None:
-        """Sends an alert to the followers of the run; the log has it already."""
-        if self._active:
-            self._wandb.alert(title, text)
+        """Sends an alert, unless alerts are off."""
+        if self._has_alerts:
+            self._put(_Extra("alert", partial(self._tracker.alert, title, redact(text))))
 
-    def rewind(self, step: int) -> None:
-        """Drops the rows after a committed step, which the run will come to once more."""
-        if not self._active:
+    def rewind(self, step: int, sent: int) -> None:
+        """Goes back to `step`; rows up to `sent` were logged. They come again, hidden or left out."""
+        if self._tracker.can_rewind:
+            self._after_step = step
+            self._put(_Extra("rewind", partial(self._tracker.rewind, step)))
+        else:
+            self._after_step = max(self._after_step, sent)
+
+    def _put(self, item: _Row | _Extra) -> None:
+        if not self._thread.is_alive():
             return
-        sent = self._lines.last_step()
-        if sent is not None:
-            self._wandb.resume_after(sent)
-        for lines in filter(None, (self._lines, self._samples)):
-            try:
-                lines.rewind(step)
-            except (DiskError, DataError) as error:
-                logger.warning("metrics after step %d are kept beside their repetition: %s", step, error)
-        self._pictures.rewind(step)
+        try:
+            self._rows.put_nowait(item)
+        except queue.Full:
+            if not self._warned_full:
+                logger.warning("%s: takes no rows; they go to metrics.jsonl only", self._tracker.name)
+            self._warned_full = True
+
+    def begin_close(self, *, is_failing: bool = False) -> None:
+        """Lets the thread end once the queue is empty, without a wait. Idempotent.
+
+        `is_failing`: the run ends by an error, whose message is not to stand below a warning.
+        """
+        self._is_failing = self._is_failing or is_failing
+        self._is_closing.set()
+        with contextlib.suppress(queue.Full):  # the thread looks after each item
+            self._rows.put_nowait(None)
 
     def close(self, timeout_s: float = FINISH_TIMEOUT_S, *, is_failing: bool = False) -> None:
-        """Finishes the bar, the file and the wandb run. Idempotent.
-
-        `timeout_s`: longest wait for wandb; short before a preemption's SIGKILL. `is_failing`: without a word of it.
-        """
-        if not self._active:
+        """Ends the run in the store; waits at most `timeout_s` for the queued rows. Idempotent."""
+        if not self._thread.is_alive():
             return
-        self._console.close()
-        self._wandb.close(timeout_s, is_failing=is_failing)
-        for lines in filter(None, (self._lines, self._samples)):
-            with suppress(DiskError):  # the first refusal was a warning
-                lines.flush()
-            lines.close()
+        self.begin_close(is_failing=is_failing)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive() and not self._is_given_up:
+            level = logging.DEBUG if self._is_failing else logging.WARNING
+            text = "%s: not finished after %.1f s; the run folder has what was not uploaded"
+            logger.log(level, text, self._tracker.name, timeout_s)
+            self._is_given_up = True
+            self._tracker.abandon()
 
+    def _work(self) -> None:
+        # By mask, not by SIG_IGN: a thread can set it, and no signal that is meant for the run
+        # itself is lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        facts: dict[str, Any] = {}
+        self._attempt("describe the run", lambda: facts.update(without_secrets(self._find_facts())))
+        is_open, restarts = self._open(facts), 0
+        while (item := self._next(is_open)) is not None:
+            if isinstance(item, _Extra):
+                if is_open:
+                    self._attempt(item.action, item.send)
+                continue
+            while is_open and not self._attempt("log", partial(self._tracker.log, *item)):
+                restarts += 1
+                is_open = restarts <= _MAX_RESTARTS and self._reset() and self._open(facts)
+        if is_open:
+            self._attempt("finish", partial(self._tracker.close, is_failing=self._is_failing))
 
-def _append(lines: JsonLines, row: dict[str, Any], what: str) -> None:
-    """Writes a row; where the disk refuses it, warns once, and rows wait for room."""
-    try:
-        lines.append(row)
-    except DiskError as error:
-        if lines.num_waiting == 1:
-            logger.warning("%s; %s wait in memory until it can be written", error, what)
+    def _next(self, is_open: bool) -> _Row | _Extra | None:
+        """Waits for the next item; sends an alert when no row comes for too long. None: the end."""
+        while True:
+            if self._is_closing.is_set() and self._rows.empty():
+                return None  # the queue was too full for the None
+            try:
+                item = self._rows.get(timeout=self._watch.patience_s)
+            except queue.Empty:
+                text = f"no metrics for {self._watch.patience_s:.0f} s, the last of step {self._watch.last_step}"
+                self._watch.give_up()
+                if is_open:
+                    self._attempt("alert", partial(self._tracker.alert, "The run stands still", text))
+                continue
+            if isinstance(item, _Row):
+                self._watch.see(item.step)
+            return item
+
+    def _open(self, facts: Mapping[str, Any]) -> bool:
+        """Opens the tracker in the best mode that works; returns whether one does."""
+        modes = self._tracker.modes
+        while modes:
+            mode = modes[0]
+            instead = self._tracker.instead(mode)
+            if self._attempt(f"start {mode}".rstrip(), partial(self._tracker.open, mode, facts), instead):
+                return True
+            del modes[0]
+            if not modes or not self._reset():
+                break
+        return False
+
+    def _reset(self) -> bool:
+        return self._attempt("restart", self._tracker.reset)
+
+    def _attempt(self, action: str, call: Callable[[], object], instead: str = "") -> bool:
+        """Calls into the client; returns whether it worked, with a warning and `instead` if not."""
+        try:
+            call()
+        # The one broad except: clients raise all that their transports do, their errors share no
+        # base class, and a mirror must not stop a run. The text is shown, so that nothing is hidden.
+        except Exception as error:
+            level = logging.DEBUG if self._is_given_up else logging.WARNING
+            reason = f"{type(error).__name__}: {error}"
+            logger.log(level, "%s: cannot %s: %s%s", self._tracker.name, action, reason, instead)
+            return False
+        return True

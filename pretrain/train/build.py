@@ -40,7 +40,8 @@ from pretrain.shards.dataset import Dataset
 from pretrain.tracking.audit import AuditLedger
 from pretrain.tracking.meter import Meter, PhaseClock, Profiler, Timeline, peak_flops
 from pretrain.tracking.run_facts import find_facts
-from pretrain.tracking.tracker import Tracker
+from pretrain.tracking.run_output import RunOutput
+from pretrain.tracking.tracker import Identity
 from pretrain.train.claim import Claim, agree_on_versions, begin, check_data, recall_evaluations
 from pretrain.train.initial_weights import InitialWeights, open_start, pin_start
 from pretrain.train.layer_norms import LayerNorms
@@ -77,7 +78,7 @@ class Run:
     samples: SourceStreams
     loader: TrainLoader
     validation: list[ValidationSource]
-    tracker: Tracker
+    tracker: RunOutput
     audit: AuditLedger | None
     meter: Meter
     timeline: Timeline
@@ -173,12 +174,12 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     return run, state
 
 
-def _tracker(claim: Claim, world: World, run_id: str, step: int) -> Tracker:
+def _tracker(claim: Claim, world: World, run_id: str, step: int) -> RunOutput:
     config = claim.config
-    tracker = Tracker(
+    tracker = RunOutput(
         claim.folder.path,
         config.tracking,
-        {"id": run_id, "name": config.run.name, "config": config.model_dump(by_alias=True, mode="json")},
+        Identity(run_id, config.run.name, config.model_dump(by_alias=True, mode="json")),
         rank=world.rank,
         total_steps=config.train.steps,
         find_facts=partial(find_facts, claim.dataset, world.size),

@@ -32,6 +32,7 @@ from pretrain.run.stop import StopFlag
 from pretrain.shards.dataset import Dataset, check_tokenizers, open_dataset
 from pretrain.shards.store import ShardStore
 from pretrain.tracking.picture_files import ATTENTION
+from pretrain.tracking.run_output import check_trackers
 from pretrain.utils.io import write_file
 from pretrain.utils.jsonl import read_rows
 from pretrain.utils.status_line import show_phase
@@ -85,9 +86,12 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
         LockedError: Another live run owns the folder.
         ConfigError: The config contradicts the data or the run that is resumed, or the tokenizer
             lacks a token that the objective needs.
+        LaunchError: A tracker's package is missing.
         DataError: Shards are missing or damaged.
     """
     plan_batch(config.batch, world.size, config.parallel.sequence)
+    if world.is_main:
+        check_trackers(config.tracking)
     show_phase(f"reading {', '.join(dict.fromkeys(config.data.paths))}")
     stores = open_stores(config.data, lambda: bool(stop))
     folders = {path: store.folder for path, store in zip(config.data.paths, stores, strict=True)}

@@ -36,7 +36,7 @@ from pretrain.run.heartbeat import Progress
 from pretrain.run.stop import StopFlag
 from pretrain.run.watchdog import Watchdog
 from pretrain.tracking.meter import FOLDER
-from pretrain.tracking.wandb_tracker import FINISH_TIMEOUT_S
+from pretrain.tracking.tracker import FINISH_TIMEOUT_S
 from pretrain.train.build import Run, build_run
 from pretrain.train.claim import Claim, claim_run
 from pretrain.train.loop import train
@@ -91,7 +91,7 @@ def _advice(config: RunConfig) -> Iterator[str]:
 
 
 STOPPED_TRACKER_S = 20.0
-"""Wait for wandb's rows after a stop: a loaded node took more than 5 s to end a run that it
+"""Wait for the rows of trackers after a stop: a loaded node took more than 5 s to end a run that it
 tracked offline, and wandb writes in blocks of 32 KiB, so that cutting it off costs the last of
 them."""
 
@@ -144,7 +144,7 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
         state = train(run, state)
     except BaseException:
         # Other ranks may be gone, and the launcher is about to kill this one: no time for uploads
-        # of wandb.
+        # of trackers.
         _close(run, claim, tracker_timeout_s=1.0, is_failing=True)
         raise
     progress.enter("close")

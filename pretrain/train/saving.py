@@ -24,7 +24,7 @@ from pretrain.errors import DiskError, DivergedError, PretrainError
 from pretrain.run.folder import SAVED, RunDir
 from pretrain.run.heartbeat import Progress
 from pretrain.tracking.audit import AuditLedger
-from pretrain.tracking.tracker import Tracker
+from pretrain.tracking.run_output import RunOutput
 from pretrain.train.claim import note_commit
 from pretrain.types import FragmentStore
 
@@ -44,7 +44,7 @@ class Saving:
     folder: RunDir
     # Durable before each commit; None on ranks other than 0.
     audit: AuditLedger | None
-    tracker: Tracker
+    tracker: RunOutput
     # Extends the time limit of the watchdog while a save is waited for.
     progress: Progress
     world: World

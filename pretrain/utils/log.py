@@ -26,7 +26,10 @@ from pretrain.utils.process import guard_stderr
 from pretrain.utils.status_line import status_line, stderr_console
 
 OWN_LOGGERS = ("pretrain", "pretrain_launch")
-NOISY_LIBRARIES = ("DeepSpeed", "accelerate", "torch", "transformers", "wandb", "webdataset")
+NOISY_LIBRARIES = (
+    *("DeepSpeed", "accelerate", "torch", "transformers", "webdataset"),
+    *("wandb", "mlflow", "alembic", "trackio", "tensorboard"),
+)
 WANDB_HOST = "api.wandb.ai"
 
 _SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)

@@ -22,6 +22,21 @@ def check(model=DECODER, every=10, samples=NONE, **attention):
     check_tracking(tracking, EvalConfig(every_steps=every), model)
 
 
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("nowhere", "use auto, or an address such as http://HOST:5000"),
+        ("http://me:pw@host:5000", "has no credentials; use auto, and set MLFLOW_TRACKING_URI"),
+        ("http://host:5000?token=pw", "has no credentials"),
+    ],
+)
+def test_an_address_of_mlflow_is_one_without_credentials(address, text):
+    with pytest.raises(ValueError, match=text) as refused:
+        TrackingConfig(mlflow=address)
+    assert "pw" not in str(refused.value).replace(f"input_value='{address}'", "").split("[type")[0]
+    assert TrackingConfig(mlflow="sqlite:////data/mlflow.db").mlflow
+
+
 @pytest.mark.parametrize("bad", [{"project": "a/b"}, {"project": "a" * 129}, {"tags": ["a" * 65]}, {"tags": [""]}])
 def test_names_that_wandb_refuses_are_refused_before_the_run(bad):
     with pytest.raises(ValueError, match="characters"):

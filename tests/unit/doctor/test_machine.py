@@ -7,12 +7,14 @@ import pytest
 
 from pretrain.config.engine import PLAIN_ENGINE, EngineConfig
 from pretrain.config.load import load_config
+from pretrain.config.tracking import TrackingConfig
 from pretrain.doctor import machine, services
 from pretrain.doctor import services as network
 from pretrain.doctor.machine import GpuFound, check_compiler, check_cores, check_gpus, check_memory, parse_gpus
 from pretrain.doctor.place import find_place, first_node, slurm_environment
 from pretrain.doctor.rank_checks import check_torch, import_torch
 from pretrain.errors import LaunchError
+from pretrain.tracking import run_output
 from tests.helpers.shards import make_shards
 
 H100 = GpuFound("NVIDIA H100 80GB HBM3", 81559 * 2**20, "550.54", 9.0)
@@ -142,6 +144,18 @@ def test_wandb_never_fails(monkeypatch, tmp_path):
         taken.listen(1)
         assert services.check_wandb("online", is_quick=False).detail == f"there is a key, and {address} answers"
     assert "x" * 40 not in check.detail
+
+
+def test_a_tracker_without_its_package_fails(monkeypatch):
+    assert services.check_tracker_packages(TrackingConfig(prometheus="folder")) is None
+    monkeypatch.setattr(run_output, "find_spec", lambda name: None)
+    check = services.check_tracker_packages(TrackingConfig(mlflow="auto"))
+    assert check.status == "fail" and "tracking.mlflow needs the package mlflow" in check.detail
+    monkeypatch.setattr(run_output, "find_spec", lambda name: name)
+    assert (
+        services.check_tracker_packages(TrackingConfig(mlflow="auto", trackio=True)).detail
+        == "installed: mlflow, trackio"
+    )
 
 
 def fake_torch(**changes):

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from contextlib import suppress
 
-from pretrain.tracking.tracker import Console, fit_metrics, format_metrics
+from pretrain.tracking.run_output import Console, fit_metrics, format_metrics
 from tests.helpers.waiting import finish
 
 ROW = {"loss": 3.21454, "lr": 3e-4, "grad_norm": 1.0, "tokens_per_s": 12345.0, "data_wait": 0.004, "eta_s": 3725.0}
@@ -17,7 +17,7 @@ ROW = {"loss": 3.21454, "lr": 3e-4, "grad_norm": 1.0, "tokens_per_s": 12345.0, "
 CODE = """
     import logging, signal, sys
     from pretrain.utils.log import setup_logging
-    from pretrain.tracking.tracker import Console
+    from pretrain.tracking.run_output import Console
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     setup_logging(0, 1)

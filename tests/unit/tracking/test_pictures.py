@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.tracking.picture_files import Pictures
 from pretrain.utils import io
-from tests.unit.tracking.test_tracker import make
+from tests.unit.tracking.test_run_output import make
 
 
 def names(folder: Path) -> list[str]:

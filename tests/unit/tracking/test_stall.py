@@ -1,6 +1,6 @@
 """Patience with a run that sends no rows."""
 
-from pretrain.tracking.wandb_tracker import StallWatch
+from pretrain.tracking.tracker import StallWatch
 
 
 def test_patience_grows_with_the_longest_gap_and_one_stall_is_told_once():

@@ -84,7 +84,7 @@ def test_a_run_that_sends_no_rows_is_told_once(python, tmp_path):
         import queue, threading
         from types import SimpleNamespace
 
-        waits, logged, waits_for_ever, begin = [], threading.Event(), threading.Event(), WandbMirror._start
+        waits, logged, waits_for_ever, begin = [], threading.Event(), threading.Event(), Mirror._open
 
         class Rows(queue.Queue):  # where nothing is to be had, the time that somebody waits passes at once
             def get(self, timeout):
@@ -95,8 +95,9 @@ def test_a_run_that_sends_no_rows_is_told_once(python, tmp_path):
                     raise queue.Empty
                 return super().get()
 
-        wandb_tracker.queue = SimpleNamespace(Queue=Rows, Empty=queue.Empty, Full=queue.Full)
-        WandbMirror._start = lambda self: begin(self) if logged.wait(LIMIT_S) else None  # else there may be no row yet
+        tracker.queue = SimpleNamespace(Queue=Rows, Empty=queue.Empty, Full=queue.Full)
+        # Without the wait there may be no row yet.
+        Mirror._open = lambda self, facts: begin(self, facts) if logged.wait(LIMIT_S) else None
         m = mirror(stall_alert_s=1800)
         m.log(3, {"loss": 1.0})
         logged.set()

@@ -13,7 +13,8 @@ import pytest
 
 from pretrain.config.tracking import SamplesConfig, TrackingConfig
 from pretrain.errors import DiskError
-from pretrain.tracking import Tracker
+from pretrain.tracking import RunOutput
+from pretrain.tracking.tracker import Identity
 from pretrain.utils import io
 from pretrain.utils.jsonl import read_rows
 from tests.helpers.waiting import LIMIT_S
@@ -22,11 +23,11 @@ from tests.unit.tracking.wandb_file import read_history
 ROOT = str(Path(__file__).parents[3])
 
 
-def make(run_dir: Path, *, rank: int = 0, wandb: str = "off") -> Tracker:
-    return Tracker(
+def make(run_dir: Path, *, rank: int = 0, wandb: str = "off") -> RunOutput:
+    return RunOutput(
         run_dir,
         TrackingConfig(wandb=wandb),
-        {"id": "abc123", "name": "name", "config": {"seed": 1}},
+        Identity("abc123", "name", {"seed": 1}),
         rank=rank,
         total_steps=100,
     )
@@ -71,7 +72,7 @@ def test_a_resumed_run_has_each_step_once_in_the_file_and_in_wandb(tmp_path):
             import sys
             from pathlib import Path
             sys.path.insert(0, {ROOT!r})
-            from tests.unit.tracking.test_tracker import make
+            from tests.unit.tracking.test_run_output import make
             tracker = make(Path({str(tmp_path)!r}), wandb="offline")
             tracker.rewind({committed})
             for step in range({first}, {last + 1}):
@@ -98,7 +99,7 @@ def test_a_run_that_goes_back_shows_each_step_once_and_none_of_them_backwards(tm
         import sys
         from pathlib import Path
         sys.path.insert(0, {ROOT!r})
-        from tests.unit.tracking.test_tracker import make
+        from tests.unit.tracking.test_run_output import make
         tracker = make(Path({str(tmp_path)!r}), wandb="offline")
         for start, last, loss in ((1, 6, 2.0), (5, 9, 1.0)):
             tracker.rewind(start - 1)
@@ -123,7 +124,7 @@ def test_rows_wait_for_a_full_disk_which_is_one_warning_and_the_console_goes_on(
         from pathlib import Path
         sys.path.insert(0, {ROOT!r})
         from pretrain.utils.log import setup_logging
-        from tests.unit.tracking.test_tracker import make
+        from tests.unit.tracking.test_run_output import make
         setup_logging(0, 1)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         tracker = make(Path({str(tmp_path)!r}))
@@ -168,7 +169,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path):
 
 def test_texts_are_kept_by_step_and_those_after_a_commit_are_forgotten(tmp_path, caplog):
     config = TrackingConfig(wandb="off", samples=SamplesConfig(prompts=["Once"]))
-    tracker = Tracker(tmp_path, config, {"id": "a", "name": "name", "config": {}}, rank=0, total_steps=9)
+    tracker = RunOutput(tmp_path, config, Identity("a", "name", {}), rank=0, total_steps=9)
     with caplog.at_level(logging.INFO, logger="pretrain"):
         for step in (2, 4):
             tracker.samples(step, [("Once", f" upon {step}\n")])
