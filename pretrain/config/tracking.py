@@ -9,7 +9,14 @@ from pretrain.config.base import OnResume, Section, UserPath
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig
 from pretrain.config.train import EvalConfig
 
-NO_TRACKERS = {"wandb": "off", "tensorboard": False, "mlflow": None, "trackio": False, "prometheus": None}
+NO_TRACKERS = {
+    "wandb": "off",
+    "wandb_fork": False,
+    "tensorboard": False,
+    "mlflow": None,
+    "trackio": False,
+    "prometheus": None,
+}
 """Keys of `tracking` for a run that no tracker shows."""
 
 
@@ -52,6 +59,9 @@ class TrackingConfig(Section):
     """Steps between norms by layer, which are part of the next row. 0: never."""
     wandb: Annotated[Literal["auto", "online", "offline", "off"], OnResume.FREE] = "auto"
     """Weights & Biases. `auto`: online if there is an API key, otherwise offline."""
+    wandb_fork: Annotated[bool, OnResume.FREE] = False
+    """Begin a Weights & Biases run of its own, by `fork_from`, after a rollback, and where
+    `init.from` is a run that was tracked: both keep the history up to there. Online only."""
     tensorboard: Annotated[bool, OnResume.FREE] = False
     """TensorBoard: event files in `tensorboard/` of the run folder."""
     mlflow: Annotated[str | None, OnResume.FREE] = None

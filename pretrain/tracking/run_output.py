@@ -21,7 +21,7 @@ from pretrain.tracking.prometheus_file import PrometheusFile
 from pretrain.tracking.tensorboard_tracker import TensorBoardTracker
 from pretrain.tracking.tracker import FINISH_TIMEOUT_S, Identity, Mirror, Tracker, without_secrets
 from pretrain.tracking.trackio_tracker import TrackioTracker
-from pretrain.tracking.wandb_tracker import WandbTracker, choose_mode
+from pretrain.tracking.wandb_tracker import WandbTracker, check_fork, choose_mode
 from pretrain.utils.jsonl import JsonLines
 from pretrain.utils.status_line import status_line, stderr_console
 from pretrain.utils.units import clock_time
@@ -135,7 +135,14 @@ PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "trackio": "tracki
 
 
 def check_trackers(config: TrackingConfig) -> None:
-    """Refuses trackers whose packages are missing, before the run begins. Raises: LaunchError."""
+    """Refuses what a tracker cannot do, before the run begins.
+
+    Raises:
+        LaunchError: A package is missing.
+        ConfigError: A fork without wandb online.
+    """
+    if config.wandb_fork:
+        check_fork(config.wandb)
     for key, package in PACKAGES.items():
         if getattr(config, key) and find_spec(package) is None:
             what = f"tracking.{key} needs the package {package}, which is not installed"
@@ -241,13 +248,16 @@ class RunOutput:
         for mirror in self._mirrors if self._active else ():
             mirror.alert(title, text)
 
-    def rewind(self, step: int) -> None:
-        """Drops the rows after a committed step, which the run will come to once more."""
+    def rewind(self, step: int, rollbacks: int = 0) -> None:
+        """Drops the rows after a committed step, which the run will come to once more.
+
+        `rollbacks`: number of those in run.json.
+        """
         if not self._active:
             return
         sent = self._lines.last_step()
         for mirror in self._mirrors:
-            mirror.rewind(step, -1 if sent is None else sent)
+            mirror.rewind(step, -1 if sent is None else sent, rollbacks)
         for lines in filter(None, (self._lines, self._samples)):
             try:
                 lines.rewind(step)

@@ -18,7 +18,6 @@ class TensorBoardTracker(Tracker):
     """Scalars, texts and images; written through after each row."""
 
     name: ClassVar[str] = "tensorboard"
-    can_rewind: ClassVar[bool] = True
 
     def __init__(self, run_dir: Path, identity: Identity) -> None:
         self._folder = run_dir / FOLDER
@@ -70,7 +69,11 @@ class TensorBoardTracker(Tracker):
         """Writes an alert beside the texts."""
         self._files().add_text("alerts", f"**{title}**: {text}", self._step)
 
-    def rewind(self, step: int) -> None:
+    def hides(self, rollbacks: int) -> bool:
+        """Returns True: rows come as they did last."""
+        return True
+
+    def rewind(self, step: int, rollbacks: int) -> None:
         """Ends the present file; what the next one begins with hides the steps after `step`."""
         self.close(is_failing=False)
         self._step = step

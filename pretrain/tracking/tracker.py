@@ -42,6 +42,7 @@ class Identity(NamedTuple):
     id: str
     name: str
     config: Mapping[str, Any]
+    parent: tuple[str, int] | None = None  # folder and step of the run whose weights it began with
 
 
 class Tracker(Protocol):
@@ -53,8 +54,6 @@ class Tracker(Protocol):
     """
 
     name: ClassVar[str]  # for warnings
-    can_rewind: ClassVar[bool] = False
-    """True: `rewind` hides rows, so those after it are sent again. False: a step is sent once."""
     modes: list[str]  # ways to open it, the best first
 
     def open(self, mode: str, facts: Mapping[str, Any]) -> None:
@@ -85,8 +84,16 @@ class Tracker(Protocol):
         """Tells the followers of the run."""
         return
 
-    def rewind(self, step: int) -> None:
-        """Hides what came after `step`. Not called where `can_rewind` is false."""
+    def hides(self, rollbacks: int) -> bool:
+        """Returns whether `rewind` hides rows, so that those after it are sent again.
+
+        Else a step is sent once. `rollbacks`: number of those in run.json: a start that continues
+        a run that was killed is none. From any thread.
+        """
+        return False
+
+    def rewind(self, step: int, rollbacks: int) -> None:
+        """Hides what came after `step`. Called where `hides` is true."""
         return
 
     def reset(self) -> None:
@@ -170,7 +177,7 @@ class Mirror:
     """Feeds one tracker from a thread of its own.
 
     Rows up to `after_step` were sent before the run was resumed: steps never go backwards, unless
-    the tracker can rewind. `find_facts` is called in the thread, for facts besides the config.
+    the tracker hides the first ones. `find_facts` is called in the thread, for facts besides the config.
     """
 
     def __init__(
@@ -183,7 +190,7 @@ class Mirror:
         self._tracker = tracker
         self._has_alerts = config.alerts
         self._watch = StallWatch(config.stall_alert_s if config.alerts else 0.0)
-        self._after_step = -1 if tracker.can_rewind else after_step
+        self._after_step = after_step
         self._find_facts = find_facts
         self._rows: queue.Queue[_Row | _Extra | None] = queue.Queue(_MAX_QUEUED_ROWS)
         self._warned_full = False
@@ -218,11 +225,11 @@ class Mirror:
         if self._has_alerts:
             self._put(_Extra("alert", partial(self._tracker.alert, title, redact(text))))
 
-    def rewind(self, step: int, sent: int) -> None:
+    def rewind(self, step: int, sent: int, rollbacks: int = 0) -> None:
         """Goes back to `step`; rows up to `sent` were logged. They come again, hidden or left out."""
-        if self._tracker.can_rewind:
+        if self._tracker.hides(rollbacks):
             self._after_step = step
-            self._put(_Extra("rewind", partial(self._tracker.rewind, step)))
+            self._put(_Extra("rewind", partial(self._tracker.rewind, step, rollbacks)))
         else:
             self._after_step = max(self._after_step, sent)
 

@@ -8,10 +8,13 @@ Siblings meet here and nowhere else.
 import hashlib
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from pretrain.artifact.source import split_average
+from pretrain.checkpoint.format import step_of
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchPlan, plan_batch
@@ -137,7 +140,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     state = state.leaving_out(skips.ranges)
     samples.check_supply(skips.position_of(config.batch.steps.before(config.train.last_step)))
     loader = _loader(claim, samples, plan, world, state, stop, on_cuda)
-    tracker = _tracker(claim, world, record["id"], state.step)
+    tracker = _tracker(claim, world, record, state.step)
     audit = None if claim.lease is None else AuditLedger(folder.audit, claim.lease.check_after_stall)
     if audit is not None:
         audit.rewind(state.step)
@@ -174,17 +177,20 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     return run, state
 
 
-def _tracker(claim: Claim, world: World, run_id: str, step: int) -> RunOutput:
+def _tracker(claim: Claim, world: World, record: dict[str, Any], step: int) -> RunOutput:
     config = claim.config
+    start, _ = split_average(Path(config.init.from_ or ""))
+    begun_at = step_of(start)
+    parent = None if begun_at is None else (str(start.parent.parent), begun_at)
     tracker = RunOutput(
         claim.folder.path,
         config.tracking,
-        Identity(run_id, config.run.name, config.model_dump(by_alias=True, mode="json")),
+        Identity(record["id"], config.run.name, config.model_dump(by_alias=True, mode="json"), parent),
         rank=world.rank,
         total_steps=config.train.steps,
         find_facts=partial(find_facts, claim.dataset, world.size),
     )
-    tracker.rewind(step)
+    tracker.rewind(step, len(record.get("rollbacks", [])))
     return tracker
 
 

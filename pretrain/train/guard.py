@@ -275,10 +275,11 @@ def go_back(run: Run, spike: SpikeError) -> TrainState:
         times = sum(entry["automatic"] for entry in run.folder.read_record().get("rollbacks", []))
         return times, bool(list_checkpoints(run.folder.checkpoints))
 
-    def record(loaded: TrainState) -> list[list[int]]:
+    def record(loaded: TrainState) -> tuple[list[list[int]], int]:
         num_samples = skips.place_of(spike.state.position) - skips.place_of(loaded.position)
         rollback = plan_rollback(loaded, skips, num_samples, automatic=True)
-        return [list(pair) for pair in record_rollback(run.folder, rollback, skips).ranges]
+        ranges = [list(pair) for pair in record_rollback(run.folder, rollback, skips).ranges]
+        return ranges, len(run.folder.read_record()["rollbacks"])
 
     times, has_saved = agree(lambda: look() if run.world.is_main else None)[0]
     if times >= limit:
@@ -288,10 +289,11 @@ def go_back(run: Run, spike: SpikeError) -> TrainState:
         loaded = run.checkpoints.load_newest(run.engine.state)
         if loaded is None:
             raise CheckpointError("the checkpoint to go back to is gone", where=str(run.folder.checkpoints))
-        skips = SkipRanges.of(agree(lambda: record(loaded) if run.world.is_main else None)[0])
+        ranges, rollbacks = agree(lambda: record(loaded) if run.world.is_main else None)[0]
+        skips = SkipRanges.of(ranges)
         ours = replace(loaded, data_hash=state.data_hash, tokenizer_hash=state.tokenizer_hash)
         state = ours.leaving_out(skips.ranges)
-        run.tracker.rewind(state.step)
+        run.tracker.rewind(state.step, rollbacks)
         if run.audit is not None:
             run.audit.rewind(state.step)
         outcome = f"back to step {state.step}, without the samples since then"

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (6, 1025),
     "checkpoint": (10, 1535),
     "cli": (13, 2579),
-    "config": (24, 4878),
+    "config": (24, 4888),
     "data": (12, 2460),
     "datacheck": (11, 2289),
     "doctor": (13, 1926),
@@ -42,8 +42,8 @@ ROOMS: dict[str, tuple[int, int]] = {
     "scale": (7, 1248),
     "shards": (12, 2475),
     "tokenizer": (7, 1271),
-    "tracking": (12, 1750),
-    "train": (14, 2844),
+    "tracking": (12, 1854),
+    "train": (14, 2852),
     "utils": (13, 1824),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
