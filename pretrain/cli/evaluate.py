@@ -54,6 +54,8 @@ def evaluate_command(
     ] = None,
     length_penalty: Annotated[float | None, Option(help="Above 0: longer translations.")] = None,
     early_stopping: Annotated[str | None, Option(help="Beam search: true, false, never.")] = None,
+    repetition_penalty: Annotated[float | None, Option(help="Above 1: fewer repeated tokens.")] = None,
+    no_repeat_ngram_size: Annotated[int | None, Option(min=0, help="N-grams that come once only.")] = None,
     max_tokens: Annotated[int | None, Option(parser=count_from(1), help="Limit of an output or split.")] = None,
     batch_tokens: Annotated[int, Option(min=1, help="Tokens per batch.")] = 8192,
     output: Annotated[Path | None, Option(help="File for the translations.")] = None,
@@ -107,18 +109,25 @@ def evaluate_command(
                 beams=parse_beams(beams),
                 length_penalty=length_penalty,
                 early_stopping=early_stopping,
+                repetition_penalty=repetition_penalty,
+                no_repeat_ngram_size=no_repeat_ngram_size,
                 max_tokens=max_tokens,
                 batch_tokens=batch_tokens,
                 resamples=resamples,
             )
             report = evaluate_translation(model, asked, other=compare, output=output, device=device)
     if world.is_main:
-        try:
-            text = json.dumps(report.facts(), indent=2) if as_json else printable("\n".join(report.lines()), keep="\n")
-            print(text, flush=True)
-        finally:  # kept even if printing fails
-            from pretrain.evaluate.evaluation_log import keep_evaluation
+        settings = {"resamples": resamples, "device": device, "ranks": world.size}
+        _show_and_keep(report, asdict(asked) | settings, as_json)
 
-            settings = {"resamples": resamples, "device": device, "ranks": world.size}
-            if report.subject is not None:
-                keep_evaluation(report.subject, report.data, asdict(asked) | settings, report.facts())
+
+def _show_and_keep(report: Any, settings: dict[str, Any], as_json: bool) -> None:
+    """Prints a report, and keeps it in the folder of the model, even if printing fails."""
+    try:
+        text = json.dumps(report.facts(), indent=2) if as_json else printable("\n".join(report.lines()), keep="\n")
+        print(text, flush=True)
+    finally:
+        from pretrain.evaluate.evaluation_log import keep_evaluation
+
+        if report.subject is not None:
+            keep_evaluation(report.subject, report.data, settings, report.facts())

@@ -163,7 +163,12 @@ class HarnessModel(_TemplateLM):
         """Returns the continuation of each, cut at the first stop string."""
         (end,) = self._codec.tokens([self.eot_token_id])
         stops = [text for text in (*settings["until"], end) if text]
-        limits = Constraints(int(settings["max_gen_toks"]), eos_ids=(self.eot_token_id,))
+        limits = Constraints(
+            int(settings["max_gen_toks"]),
+            eos_ids=(self.eot_token_id,),
+            repetition_penalty=float(settings.get("repetition_penalty", 1.0)),
+            no_repeat_ngram_size=int(settings.get("no_repeat_ngram_size", 0)),
+        )
         tokens: list[list[int]] = [[] for _ in contexts]
         is_open = [True] * len(contexts)
         for step in stream(self._model, contexts, limits):

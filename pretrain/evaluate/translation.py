@@ -169,6 +169,8 @@ class TranslationTask:
     beams: tuple[int, ...] = ()  # 1 is greedy; empty: the default of the release
     length_penalty: float | None = None
     early_stopping: str | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
     max_tokens: int | None = None
     batch_tokens: int = BATCH_TOKENS
     resamples: int = RESAMPLES
@@ -178,7 +180,12 @@ class TranslationTask:
         several = any(number > 1 for number in self.beams)
         found = []
         for number in self.beams or (None,):
-            options = Options(max_tokens=self.max_tokens, beams=number)
+            options = Options(
+                max_tokens=self.max_tokens,
+                beams=number,
+                repetition_penalty=self.repetition_penalty,
+                no_repeat_ngram_size=self.no_repeat_ngram_size,
+            )
             # Next to a search, greedy decoding takes no options of the search.
             if number != 1 or not several:
                 early = self.early_stopping

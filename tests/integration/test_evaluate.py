@@ -94,6 +94,7 @@ def test_two_models_are_compared_on_the_same_rows_and_a_run_that_cannot_keep_it_
         (["gpt", *TEST], 64, "this one has a decoder alone; give --data, for its loss"),
         (["mt", *TEST, "--beams", "0"], 64, "--beams 0 is no list of beam sizes"),
         (["mt", *TEST, "--length-penalty", "99"], 64, "length_penalty=99"),
+        (["mt", *TEST, "--repetition-penalty", "0"], 64, "repetition_penalty=0.0 must be above 0"),
         (["nothing", *TEST], 66, "nothing: neither a checkpoint nor a run with one"),
         (["gpt", "--data", "mt-data"], 64, "objective.kind=causal on text or records, and the data are pairs"),
         (["gpt", "--split", "test"], 65, "there is no split 'test'"),

@@ -25,12 +25,13 @@ ROLLING = SHARED | {
     "doc_to_target": "{{question}}",
     "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
 }
+REPEATS = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2}
 ANSWERS = SHARED | {
     "task": "our_answers",
     "output_type": "generate_until",
     "doc_to_text": "{{question}}",
     "doc_to_target": "{{choices[0]}}",
-    "generation_kwargs": {"until": ["e"], "max_gen_toks": 8, "do_sample": False},
+    "generation_kwargs": {"until": ["e"], "max_gen_toks": 8, "do_sample": False, **REPEATS},
     "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
 }
 NAMES = ("our_choices", "our_text", "our_answers")

@@ -20,6 +20,7 @@ from pretrain.evaluate.translation import (
 )
 from pretrain.generate.beam import Beams, beam_search
 from pretrain.generate.constraints import Constraints
+from pretrain.generate.sampling import generate
 from tests.unit.artifact.runs import TEXTS, write_run
 
 
@@ -72,6 +73,22 @@ def test_raw_text_goes_through_what_the_training_text_went_through(folder):
     tokenized = sacrebleu.corpus_bleu(decoded.found.texts, [references], tokenize="none", force=True)
     assert scores[0].metric == "bleu_tokenized"
     assert scores[0].score == tokenized.score
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_repetitions_are_limited_as_by_generate(folder, beams):
+    limits = {"repetition_penalty": 1.7, "no_repeat_ngram_size": 1}
+    ((decoded, _),) = evaluate_translation(folder / "run", task(folder, beams=(beams,), **limits)).systems
+    ((free, _),) = evaluate_translation(folder / "run", task(folder, beams=(beams,))).systems
+    artifact = open_artifact(folder / "run")
+    sources = encode_sources(artifact.model, artifact.codec, [normalized(text, "en") for text in TEXTS], "")
+    constraints = Constraints(12, eos_ids=artifact.codec.eos_ids, **limits)
+    if beams > 1:
+        found = [one[0] for one in beam_search(artifact.model, sources, constraints, Beams(beams))]
+    else:
+        found = generate(artifact.model, sources, constraints)
+    assert all(len(set(one.tokens)) == len(one.tokens) for one in found)
+    assert decoded.found.texts == [artifact.codec.decode(one.tokens) for one in found] != free.found.texts
 
 
 def test_preprocessed_text_is_taken_as_it_is(folder, tmp_path):
