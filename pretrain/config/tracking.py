@@ -68,7 +68,7 @@ class TrackingConfig(Section):
     """MLflow: `auto` for MLFLOW_TRACKING_URI, or without it `mlflow.db` in the run folder; or an
     address, as `http://HOST:5000` or `sqlite:////PATH/mlflow.db`. None: off."""
     trackio: Annotated[bool, OnResume.FREE] = False
-    """Trackio: a local database, or what TRACKIO_DIR, TRACKIO_SPACE_ID or TRACKIO_SERVER_URL name."""
+    """Trackio: a local database (TRACKIO_DIR), or what TRACKIO_SPACE_ID or TRACKIO_SERVER_URL name."""
     prometheus: Annotated[UserPath | None, OnResume.FREE] = None
     """Prometheus: folder of node_exporter's textfile collector, for the last row. None: off."""
     project: Annotated[str, OnResume.FREE] = "pretrain"
@@ -102,10 +102,11 @@ class TrackingConfig(Section):
         if self.mlflow is not None and self.mlflow != "auto":
             parts = urlsplit(self.mlflow)
             if not parts.scheme:
-                raise ValueError(f"mlflow={self.mlflow}: use auto, or an address such as http://HOST:5000")
+                fix = "use auto, or an address such as http://HOST:5000"
+                raise ValueError(f"mlflow={self.mlflow}: {fix}")
             if "@" in parts.netloc or parts.query:
-                fix = "set MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-                raise ValueError(f"mlflow: an address in a config has no credentials; use auto, and {fix}")
+                fix = "use auto, and set MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and _PASSWORD"
+                raise ValueError(f"mlflow: an address in a config has no credentials; {fix}")
         if any(not 1 <= len(tag) <= 64 for tag in self.tags):
             raise ValueError("tags: use 1 to 64 characters each")
         return self

@@ -35,7 +35,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 
 class MlflowTracker(Tracker):
-    """Metrics; the config as params of a new run and as a file; facts as tags; texts and pictures as files."""
+    """Metrics; the config as params and as a file; facts as tags; texts and pictures as files."""
 
     name: ClassVar[str] = "mlflow"
 
@@ -60,8 +60,12 @@ class MlflowTracker(Tracker):
         project = self._config.project
         experiment = client.get_experiment_by_name(project)
         place = self._artifacts if self._is_local else None
-        number = experiment.experiment_id if experiment else client.create_experiment(project, artifact_location=place)
-        found = client.search_runs([number], f"tags.`{_TAG}` = '{self._identity.id}'", max_results=1)
+        if experiment is None:
+            number = client.create_experiment(project, artifact_location=place)
+        else:
+            number = experiment.experiment_id
+        ours = f"tags.`{_TAG}` = '{self._identity.id}'"
+        found = client.search_runs([number], ours, max_results=1)
         tags = without_secrets(
             {
                 "mlflow.note.content": self._config.notes,
@@ -98,7 +102,8 @@ class MlflowTracker(Tracker):
 
     def samples(self, step: int, rows: Sequence[tuple[str, str]]) -> None:
         """Sends the texts, as a file of the step."""
-        content = {"step": step, "samples": [{"prompt": prompt, "text": text} for prompt, text in rows]}
+        texts = [{"prompt": prompt, "text": text} for prompt, text in rows]
+        content = {"step": step, "samples": texts}
         self._client.log_dict(self._run_id, content, f"samples/step-{step:08d}.json")
 
     def picture(self, step: int, name: str, path: Path) -> None:

@@ -57,7 +57,8 @@ class PrometheusFile(Tracker):
             labels = self._labels | ({"part": part} if part else {})
             # A name that had to be changed may be that of another metric.
             labels |= {"metric": base} if name != f"pretrain_{base}" else {}
-            shown = ",".join(f'{key}="{text.translate(_ESCAPES)}"' for key, text in sorted(labels.items()))
+            pairs = (f'{key}="{text.translate(_ESCAPES)}"' for key, text in sorted(labels.items()))
+            shown = ",".join(pairs)
             families[name].append(f"{name}{{{shown}}} {_number(value)}\n")
         head = "# HELP {0} Of a training run, docs/observability.md\n# TYPE {0} gauge\n"
         text = "".join(head.format(name) + "".join(lines) for name, lines in families.items())

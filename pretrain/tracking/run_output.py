@@ -186,13 +186,14 @@ class RunOutput:
         if not self._active:
             return
         self._lines = JsonLines(run_dir / "metrics.jsonl")
-        # Before any rewind: trackers have the rows up to here, and those after a committed step come
-        # again.
+        # Before any rewind: trackers have the rows up to here, and those after a committed step
+        # come again.
         sent = self._lines.last_step()
         self._console = Console(total_steps, config.log_every_steps)
         shown = Identity(*without_secrets(identity))
         trackers = build_trackers(run_dir, config, shown)
-        self._mirrors = [Mirror(tracker, config, -1 if sent is None else sent, find_facts) for tracker in trackers]
+        after_step = -1 if sent is None else sent
+        self._mirrors = [Mirror(tracker, config, after_step, find_facts) for tracker in trackers]
         self._samples = JsonLines(run_dir / "samples.jsonl") if config.samples.prompts else None
         self._pictures = Pictures(run_dir / ATTENTION)
 
@@ -227,7 +228,7 @@ class RunOutput:
             mirror.samples(step, rows)
 
     def attention(self, step: int, png: bytes) -> None:
-        """Takes the picture of attention of a step, for `attention/` and as an image in trackers."""
+        """Takes the picture of attention of a step, for `attention/` and the trackers."""
         if not self._active:
             return
         try:

@@ -37,7 +37,7 @@ _PERFORMANCE = {"mfu", "data_wait", "checkpoint_step"}
 
 
 class Identity(NamedTuple):
-    """A run as trackers show it: the id of run.json, the same over resumes; its name; its config."""
+    """A run as trackers show it: the id of run.json, the same over resumes; name; config."""
 
     id: str
     name: str
@@ -197,7 +197,8 @@ class Mirror:
         self._is_failing = False
         self._is_closing = threading.Event()
         self._is_given_up = False  # its calls fail, as `abandon` wants them to
-        self._thread = threading.Thread(target=self._work, name=f"{tracker.name}-mirror", daemon=True)
+        name = f"{tracker.name}-mirror"
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -218,7 +219,8 @@ class Mirror:
 
     def checkpoint(self, step: int, path: Path) -> None:
         """Hands over a committed checkpoint."""
-        self._put(_Extra(f"log the checkpoint {path.name}", partial(self._tracker.checkpoint, step, path)))
+        send = partial(self._tracker.checkpoint, step, path)
+        self._put(_Extra(f"log the checkpoint {path.name}", send))
 
     def alert(self, title: str, text: str) -> None:
         """Sends an alert, unless alerts are off."""
@@ -226,7 +228,7 @@ class Mirror:
             self._put(_Extra("alert", partial(self._tracker.alert, title, redact(text))))
 
     def rewind(self, step: int, sent: int, rollbacks: int = 0) -> None:
-        """Goes back to `step`; rows up to `sent` were logged. They come again, hidden or left out."""
+        """Goes back to `step`. Rows up to `sent`, which come again, are hidden or left out."""
         if self._tracker.hides(rollbacks):
             self._after_step = step
             self._put(_Extra("rewind", partial(self._tracker.rewind, step, rollbacks)))
@@ -240,7 +242,8 @@ class Mirror:
             self._rows.put_nowait(item)
         except queue.Full:
             if not self._warned_full:
-                logger.warning("%s: takes no rows; they go to metrics.jsonl only", self._tracker.name)
+                text = "%s: takes no rows; they go to metrics.jsonl only"
+                logger.warning(text, self._tracker.name)
             self._warned_full = True
 
     def begin_close(self, *, is_failing: bool = False) -> None:
@@ -292,7 +295,8 @@ class Mirror:
             try:
                 item = self._rows.get(timeout=self._watch.patience_s)
             except queue.Empty:
-                text = f"no metrics for {self._watch.patience_s:.0f} s, the last of step {self._watch.last_step}"
+                last = self._watch.last_step
+                text = f"no metrics for {self._watch.patience_s:.0f} s, the last of step {last}"
                 self._watch.give_up()
                 if is_open:
                     self._attempt("alert", partial(self._tracker.alert, "The run stands still", text))
@@ -322,7 +326,7 @@ class Mirror:
         try:
             call()
         # The one broad except: clients raise all that their transports do, their errors share no
-        # base class, and a mirror must not stop a run. The text is shown, so that nothing is hidden.
+        # base class, and a mirror must not stop a run. The text is shown: nothing is hidden.
         except Exception as error:
             level = logging.DEBUG if self._is_given_up else logging.WARNING
             reason = f"{type(error).__name__}: {error}"

@@ -28,7 +28,7 @@ class TrackioTracker(Tracker):
         self._step = 0
 
     def open(self, mode: str, facts: Mapping[str, Any]) -> None:
-        """Continues the run, or begins it. No hardware monitors: `metrics.jsonl` has memory and times."""
+        """Continues the run, or begins it. No hardware monitors: rows have memory and times."""
         import trackio
 
         _silence(trackio)
@@ -75,7 +75,7 @@ class TrackioTracker(Tracker):
 
 
 def _silence(trackio: Any) -> None:
-    """Sends what Trackio prints to our log at the level of debugging: standard output is the run's."""
+    """Sends what Trackio prints to our log, for debugging: standard output is the run's."""
 
     def note(*values: object, **_: object) -> None:
         logger.debug("%s", printable(" ".join(map(str, values))))

@@ -52,8 +52,9 @@ def choose_mode(wanted: Literal["auto", "online", "offline", "off"]) -> Mode:
 def check_fork(wanted: Literal["auto", "online", "offline", "off"]) -> None:
     """Refuses `tracking.wandb_fork` where wandb cannot fork. Raises: ConfigError."""
     if choose_mode(wanted) != "online":
-        what = "tracking.wandb_fork needs wandb online: its server copies the history, an offline run has none to copy"
-        raise ConfigError(what, fix="set WANDB_API_KEY and tracking.wandb=online, or tracking.wandb_fork=false")
+        why = "its server copies the history, an offline run has none to copy"
+        fix = "set WANDB_API_KEY and tracking.wandb=online, or tracking.wandb_fork=false"
+        raise ConfigError(f"tracking.wandb_fork needs wandb online: {why}", fix=fix)
 
 
 class Point(NamedTuple):
@@ -70,7 +71,8 @@ class Point(NamedTuple):
         """Returns the newest point of a run, up to `step`; None: it has none that can be read."""
         with contextlib.suppress(DataError, TypeError):
             points = [Point(**row) for row in read_rows(run_dir / "wandb" / STEPS)]
-            return next((point for point in reversed(points) if step is None or point.step <= step), None)
+            found = (point for point in reversed(points) if step is None or point.step <= step)
+            return next(found, None)
         return None
 
 
@@ -168,7 +170,8 @@ class WandbTracker(Tracker):
             with contextlib.suppress(DiskError):  # without the note, a fork begins earlier
                 if self._steps is None:
                     self._steps = JsonLines(make_dir(self._run_dir / "wandb") / STEPS)
-                self._steps.append(self._point._replace(step=step, rollbacks=self._rollbacks)._asdict())
+                point = self._point._replace(step=step, rollbacks=self._rollbacks)
+                self._steps.append(point._asdict())
         self._point = self._point._replace(history_step=self._point.history_step + 1)
 
     def samples(self, step: int, rows: Sequence[tuple[str, str]]) -> None:
@@ -191,7 +194,8 @@ class WandbTracker(Tracker):
         if self._config.artifacts == "none":
             return
         metadata = {"step": step}
-        artifact = wandb.Artifact(f"checkpoint-{self._identity.id}", type="checkpoint", metadata=metadata)
+        name = f"checkpoint-{self._identity.id}"
+        artifact = wandb.Artifact(name, type="checkpoint", metadata=metadata)
         if self._config.artifacts == "files":
             for file in sorted(path.iterdir()):  # a whole folder would write to the terminal
                 artifact.add_file(str(file))
