@@ -209,12 +209,14 @@ def _fp8_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> 
 def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> list[dict[str, Any]]:
     """Returns what a rank sends in a step at each ZeRO stage, without overlap."""
     work = plan_work(task, layout, cluster.size, cluster.device)
+    node = replace(cluster, nodes=1)
     found = []
     for stage in range(4):
-        often, once = wire_bytes(replace(work, zero_stage=stage), cluster.size)
-        total = layout.accumulation * often + once
-        inside = link_seconds(total, replace(cluster, nodes=1), cluster.constants)
-        between = link_seconds(total, cluster, cluster.constants) if cluster.nodes > 1 else 0.0
+        sent = wire_bytes(replace(work, zero_stage=stage), cluster.size)
+        total = sent.total(layout.accumulation)
+        inside = link_seconds(total, node, cluster.constants)
+        to_all = total - layout.accumulation * sent.inside
+        between = link_seconds(to_all, cluster, cluster.constants) if cluster.nodes > 1 else 0.0
         found.append({"zero_stage": stage, "bytes": total, "inside_s": inside, "between_s": between})
     return found
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from pretrain.config.engine import EngineConfig
-from pretrain.plan.activations import activation_bytes
+from pretrain.plan.activations import ActivationBytes, activation_bytes
 from pretrain.plan.cluster import Cluster
+from pretrain.plan.gathers import GatherPlan, plan_gathers
 from pretrain.plan.params import Values
 from pretrain.plan.task import ParallelLayout, TrainingTask
 
@@ -126,9 +127,6 @@ def bytes_per_parameter(
     )
 
 
-MAX_LIVE = 1_000_000_000
-"""DeepSpeed's default of `stage3_max_live_parameters`: those that stage 3 may leave gathered."""
-
 _ALL_REDUCED = 500_000_000
 """Gradients that DeepSpeed copies and reduces at once at stage 0 (`MEMORY_OPT_ALLREDUCE_SIZE`)."""
 
@@ -145,7 +143,7 @@ class RankMemory:
     weights: int  # working weights, and a node's copy of them (`engine.zero_hpz`)
     gradients: int  # gradients between micro-batches
     optimizer: int  # master weights, moments, and the average of the weights
-    gathered: int  # weights that stage 3 has gathered
+    gathered: int  # whole weights at stage 3, and the whole gradients that are on their way
     activations: int  # activations of a micro-batch, and of the block that is computed again
     loss: int  # logits of a chunk, and the sum of the head's gradient
     buckets: int  # communication buckets
@@ -170,19 +168,55 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         offload_params=engine.offload_params != "none",
         gradient_bytes=engine.gradient_bytes,
     )
-    gathers = (engine.zero_stage == 3 and cluster.size > 1) or engine.offload_params != "none"
     copied = engine.compute_bytes / engine.zero_hpz if engine.zero_hpz > 1 else 0
+    kept = activation_bytes(task, engine, layout.micro, cluster.device)
     found = RankMemory(
         weights=round((each.weights + copied) * values.weights),
         gradients=round(each.gradients * values.trained),
         optimizer=round(each.optimizer * values.trained),
-        gathered=engine.compute_bytes * min(values.weights, MAX_LIVE) if gathers else 0,
-        activations=activation_bytes(task, engine, layout.micro, cluster.device).peak,
+        gathered=0,
+        activations=kept.peak,
         loss=_loss_bytes(task, layout, cluster),
         buckets=_bucket_bytes(task, layout, cluster.size),
     )
+    if engine.zero_stage == 3:
+        phases = _phases(task, engine, cluster, found, kept)
+        found = max(phases, key=lambda phase: phase.total)
     overhead = _fixed_bytes(cluster) + round(_FRAGMENTED * found.total)
     return replace(found, overhead=overhead)
+
+
+def gathers_of(task: TrainingTask, engine: EngineConfig, device: str, ranks: int) -> GatherPlan:
+    """Returns what stage 3 gathers in a micro-batch, with the buckets of the engine."""
+    buckets = plan_buckets(_sized_by(task), 3)
+    return plan_gathers(
+        task,
+        engine,
+        device,
+        ranks,
+        ahead=buckets.stage3_prefetch_bucket_size,
+        bucket=buckets.reduce_bucket_size,
+        small=buckets.stage3_param_persistence_threshold,
+    )
+
+
+def _phases(
+    task: TrainingTask, engine: EngineConfig, cluster: Cluster, found: RankMemory, kept: ActivationBytes
+) -> list[RankMemory]:
+    """Returns the peaks of stage 3: in the head's loss, in the blocks' backward pass, and after it.
+
+    Whole weights and gradients come and go, and of a large model they are more than all the rest;
+    that of the head is reduced before the blocks' are made.
+    """
+    size = engine.compute_bytes
+    if cluster.size == 1 and engine.offload_params == "none":
+        return [found]
+    plan = gathers_of(task, engine, cluster.device, cluster.size)
+    whole = {phase: size * (values + plan.small) for phase, values in plan.whole.items()}
+    in_loss = replace(found, gathered=whole["loss"], activations=kept.kept)
+    in_blocks = replace(found, gathered=whole["blocks"], activations=kept.peak - kept.loss, loss=0)
+    at_end = replace(found, gathered=whole["end"], activations=kept.ends, loss=0)
+    return [in_loss, in_blocks, at_end]
 
 
 def chunk_logits(gpu_bytes: int) -> int:
@@ -211,12 +245,18 @@ def _loss_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
     if size == 4:
         return 4 * logits
     # In 16 bits: scores before, and gradients after the fp32 pass, which a compiled loss does not store.
-    sums = rows * task.model.last_stack.width * (4 + size if task.trains_head else 0)
+    # Sums in fp32; rounded, they are among the activations.
+    sums = rows * task.model.last_stack.width * (4 if task.trains_head else 0)
     return logits * ((0 if layout.engine.compiles(cluster.device) else 4) + 2 * size) + sums
 
 
+def _sized_by(task: TrainingTask) -> int:
+    """Returns the parameters that buckets are sized by: without adapters."""
+    return task.values.weights - (task.trained.adapter_values if task.trained else 0)
+
+
 def _bucket_bytes(task: TrainingTask, layout: ParallelLayout, world_size: int) -> int:
-    """Returns bytes of communication buckets, which are sized without adapters."""
+    """Returns bytes of communication buckets; weights gathered ahead at stage 3 are not among them."""
     engine = layout.engine
     trained = task.values.trained
     if world_size == 1 and engine.kind != "deepspeed":
@@ -225,9 +265,8 @@ def _bucket_bytes(task: TrainingTask, layout: ParallelLayout, world_size: int) -
         return 4 * trained  # DDP's buckets are a copy of the gradients
     if not engine.zero_stage:
         return engine.compute_bytes * min(trained, _ALL_REDUCED) if world_size > 1 else 0
-    parameters = task.values.weights - (task.trained.adapter_values if task.trained else 0)
-    buckets = plan_buckets(parameters, engine.zero_stage)
-    gathered = max(buckets.allgather_bucket_size, buckets.stage3_prefetch_bucket_size)
+    buckets = plan_buckets(_sized_by(task), engine.zero_stage)
+    gathered = buckets.allgather_bucket_size if engine.zero_stage < 3 else 0
     found = engine.compute_bytes * (buckets.reduce_bucket_size + gathered)
     if engine.gradient_bytes > engine.compute_bytes:
         found += engine.gradient_bytes * buckets.reduce_bucket_size  # the copy that is sent

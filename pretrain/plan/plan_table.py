@@ -11,7 +11,7 @@ _MEMORY = {
     "weights": "weights",
     "gradients": "gradients",
     "optimizer": "optimizer, master weights",
-    "gathered": "gathered by stage 3",
+    "gathered": "gathered whole by stage 3",
     "activations": "activations",
     "loss": "chunk of logits",
     "buckets": "communication buckets",

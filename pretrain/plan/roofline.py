@@ -11,6 +11,7 @@ The shares are fitted on published runs (`gpus.py`). The bound is the part that 
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import RecurrentConfig
@@ -19,7 +20,7 @@ from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
 from pretrain.plan.fp8 import fp8_products, time_ratio
 from pretrain.plan.gpus import Constants
-from pretrain.plan.memory import MAX_LIVE, bytes_per_parameter, kept_bytes, reduces_to_owners
+from pretrain.plan.memory import bytes_per_parameter, gathers_of, kept_bytes, reduces_to_owners
 from pretrain.plan.params import count_active, count_parameters, count_parts
 from pretrain.plan.task import ParallelLayout, TrainingTask
 
@@ -46,6 +47,8 @@ class Work:
     trained: float  # weights with a gradient
     weight_bytes: int  # bytes of a working weight
     gradient_bytes: int  # bytes of a gradient on the wire
+    gathered: float  # weights that stage 3 gathers for a micro-batch, each time that it does
+    small: float  # weights that it gathers once a step
     layers: int  # blocks, as many as there are gathers
     state_bytes: float  # gradients and optimizer state that the update reads, on this rank
     offload_bytes: float  # bytes of state and weights between host and device in a step
@@ -53,6 +56,7 @@ class Work:
     fp32: bool = False  # true: products are in fp32
     fp8_ratio: float = 1.0  # time of the blocks' products over that in bf16
     zero_stage: int = 0  # ZeRO stage; 0 also for DDP
+    zero_hpz: int = 1  # ranks of a node that have all weights at stage 3; 1: of all nodes
     overlaps: bool = False  # true: communication overlaps computation
     saved_bytes: int = 0  # activations of a micro-batch that go to the host and back
     sequence: int = 1  # ranks that share a row
@@ -102,6 +106,8 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
     if engine.offload_params != "none":
         offload += 2 * engine.compute_bytes * values.weights / world_size * layout.accumulation
     rows = model.padded_vocab_size if model.head.kind == "lm" else 0
+    gathers = gathers_of(task, engine, device, world_size)
+    adapters = task.trained.adapter_values if task.trained else 0
     return Work(
         whole=task.flops.whole.part(task.sequence),
         forward=task.flops.forward.part(task.sequence),
@@ -114,12 +120,15 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         trained=values.trained,
         weight_bytes=engine.compute_bytes,
         gradient_bytes=engine.gradient_bytes,
+        gathered=gathers.gathered + 2 * adapters,
+        small=gathers.small,
         layers=sum(stack.layers for stack in (model.encoder, model.decoder) if stack is not None),
         state_bytes=(state.gradients + state.optimizer) * values.trained,
         offload_bytes=offload,
         accumulation=layout.accumulation,
         fp32=engine.precision == "fp32",
         zero_stage=engine.zero_stage,
+        zero_hpz=engine.zero_hpz,
         overlaps=overlaps(engine, device),
         saved_bytes=activation_bytes(task, engine, layout.micro, device).on_host,
         sequence=task.sequence,
@@ -160,25 +169,47 @@ class StepTime:
         return max(names, key=lambda name: float(getattr(self, name)))
 
 
-def wire_bytes(work: Work, world_size: int) -> tuple[float, float]:
-    """Returns bytes over a rank's link in a step: with each micro-batch, and once.
+class Traffic(NamedTuple):
+    """Bytes that a rank passes to collectives in a step, each as often as it passes a link of a ring.
+
+    Attributes:
+        often: Among all ranks, with each micro-batch.
+        once: Among all ranks, once a step.
+        inside: Within the ranks of `engine.zero_hpz`, with each micro-batch.
+    """
+
+    often: float
+    once: float
+    inside: float = 0.0
+
+    def total(self, accumulation: int) -> float:
+        """Returns the bytes of a step of so many micro-batches."""
+        return accumulation * (self.often + self.inside) + self.once
+
+
+def wire_bytes(work: Work, world_size: int) -> Traffic:
+    """Returns the bytes over a rank's link in a step.
 
     An all-reduce of gradients costs twice their size, a reduction to their owners once
     (Rajbhandari et al. 2020, 7), and so does the gathering of the new weights. DeepSpeed's stage 2
-    reduces after every micro-batch. Stage 3 gathers all weights for each pass; a small model's
-    stay from one to the other.
+    reduces after every micro-batch. Stage 3 gathers weights for each pass (`gathers.py`); with
+    `engine.zero_hpz` all gathers of a weight but the first of a step stay within its ranks.
     """
     if world_size == 1:
-        return 0.0, 0.0
+        return Traffic(0.0, 0.0)
     gradients = work.trained * work.gradient_bytes
     if work.zero_stage == 0:
-        return 0.0, 2 * gradients
+        return Traffic(0.0, 2 * gradients)
     if work.zero_stage == 3:
-        gathers = 1 if work.parameters <= MAX_LIVE else 2
-        return gathers * work.parameters * work.weight_bytes + gradients, 0.0
+        gathered = work.gathered * work.weight_bytes
+        once = work.small * work.weight_bytes
+        if work.zero_hpz == 1:
+            return Traffic(gathered + gradients, once)
+        first = work.parameters * work.weight_bytes - once
+        return Traffic(gradients, once + first, gathered - first / work.accumulation)
     reduced = gradients if reduces_to_owners(int(work.trained), world_size) else 2 * gradients
     gathered = work.trained * work.weight_bytes
-    return (reduced, gathered) if work.zero_stage == 2 else (0.0, reduced + gathered)
+    return Traffic(reduced, gathered) if work.zero_stage == 2 else Traffic(0.0, reduced + gathered)
 
 
 def link_seconds(num_bytes: float, cluster: Cluster, constants: Constants) -> float:
@@ -216,11 +247,12 @@ def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) 
     moved = constants.passes * work.kept_bytes * again + constants.logit_bytes * work.logits
     elementwise = moved / bandwidth
     micro = projections + attention + elementwise
-    often, once = wire_bytes(work, cluster.size)
+    sent = wire_bytes(work, cluster.size)
+    groups = replace(cluster, nodes=max(1, work.zero_hpz // cluster.per_node))
     gathers = 3 * work.layers if work.zero_stage == 3 and cluster.size > 1 else 0
     latency = gathers * (constants.latency_s + constants.latency_node_s * cluster.nodes)
-    wire = link_seconds(often, cluster, constants) + latency
-    last = link_seconds(once, cluster, constants)
+    wire = link_seconds(sent.often, cluster, constants) + link_seconds(sent.inside, groups, constants) + latency
+    last = link_seconds(sent.once, cluster, constants)
     if work.overlaps:
         wire = max(constants.never_hidden * wire, wire - constants.hides * micro)
         last = max(constants.never_hidden * last, last - constants.hides * micro * 2 / 3)

@@ -6,10 +6,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published_runs import ROWS, error_table, predict_row
+from pretrain.config.engine import EngineConfig
+from pretrain.config.lengths import RowLengths
+from pretrain.config.model import ModelConfig
+from pretrain.plan import gathers
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
 from pretrain.plan.gpus import CONSTANTS, GPUS
 from pretrain.plan.roofline import Work, link_seconds, time_step, wire_bytes
+from pretrain.plan.task import TrainingTask
 
 WORK = Work(
     whole=RowFlops(projections=6e12, attention=1e12, head=1e11),
@@ -23,6 +28,8 @@ WORK = Work(
     trained=1e9,
     weight_bytes=2,
     gradient_bytes=2,
+    gathered=2e9,
+    small=0.0,
     layers=16,
     state_bytes=1e10,
     offload_bytes=0.0,
@@ -55,15 +62,42 @@ def test_the_document_prints_the_errors_as_they_are():
 @pytest.mark.parametrize(("stage", "often", "once"), [(0, 0, 8), (1, 0, 8), (2, 4, 4), (3, 12, 0)])
 def test_what_passes_a_link_by_stage(stage, often, once):
     """Twice the gradients and weights of 2 bytes; stage 3 half as much again, with every micro-batch."""
-    work = replace(WORK, parameters=2e9, trained=2e9, zero_stage=stage)
-    assert wire_bytes(work, 16) == (often * 1e9, once * 1e9)
+    work = replace(WORK, parameters=2e9, trained=2e9, gathered=4e9, zero_stage=stage)
+    assert wire_bytes(work, 16) == (often * 1e9, once * 1e9, 0)
 
 
-def test_a_small_model_is_gathered_once_and_small_shares_are_all_reduced():
-    work = replace(WORK, parameters=1e9, trained=1e9)
-    assert wire_bytes(replace(work, zero_stage=3), 16) == (4e9, 0)
-    assert wire_bytes(replace(work, zero_stage=2), 8192) == (4e9, 2e9)
-    assert wire_bytes(replace(work, zero_stage=1), 8192) == (0, 6e9)
+def test_small_shares_are_all_reduced():
+    assert wire_bytes(replace(WORK, zero_stage=2), 8192) == (4e9, 2e9, 0)
+    assert wire_bytes(replace(WORK, zero_stage=1), 8192) == (0, 6e9, 0)
+
+
+def test_a_node_with_all_weights_sends_its_gathers_between_nodes_once_a_step():
+    """Four micro-batches of two gathers of 2e9 bytes each: seven of eight stay within the node, and take less time."""
+    work = replace(WORK, zero_stage=3, zero_hpz=8)
+    found = wire_bytes(work, 16)
+    assert (found.often, found.once, 4 * found.inside) == (2e9, 2e9, 7 * 2e9)
+    assert found.total(4) == wire_bytes(replace(work, zero_hpz=1), 16).total(4)
+    node, all_nodes = (time_step(replace(work, zero_hpz=ranks), Cluster(2, 8, GPUS["a100"])) for ranks in (8, 1))
+    assert node.network < all_nodes.network
+
+
+def test_a_layer_is_gathered_again_where_more_than_the_bound_lies_between_its_uses(monkeypatch):
+    """A block has 3, 1, 2 and 1 D^2; of 5, only what is used next stays, and checkpointing uses all once more."""
+    decoder = {"layers": 4, "width": 64, "heads": 1, "ff_width": 64, "gated": True}
+    model = ModelConfig.model_validate({"decoder": decoder, "vocab_size": 64, "max_seq_len": 64})
+
+    def gathered(checkpointing: str) -> float:
+        task = TrainingTask(model, RowLengths(64, 64))
+        engine = EngineConfig(activation_checkpointing=checkpointing)
+        gathers._pass.cache_clear()
+        found = gathers.plan_gathers(task, engine, "cpu", 8, ahead=1, bucket=2**20, small=64)
+        return found.gathered / (task.values.weights - found.small)
+
+    once = gathered("none")
+    monkeypatch.setattr(gathers, "MAX_LIVE", 5 * 64**2)
+    twice, thrice = gathered("none"), gathered("full")
+    gathers._pass.cache_clear()
+    assert once == 1 and 1.7 < twice < 2 and 2.2 < thrice < 3
 
 
 def test_one_rank_sends_nothing():

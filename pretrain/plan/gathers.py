@@ -1,0 +1,243 @@
+"""Weights that ZeRO stage 3 gathers in a micro-batch, by the rules of DeepSpeed's coordinator.
+
+    order of use   forward pass, then back; a checkpointed block forward again before it goes back
+    before a use   what is missing is gathered, and a bucket of what comes next
+    after a use    released, unless used again within `MAX_LIVE` values, or passed over by the
+                   search for what comes next
+
+Small tensors, which are always whole, are left out. A weight of more than `MAX_LIVE` values, or
+with so many between its uses, is gathered at each: under checkpointing up to three times. The rules
+are those of `partitioned_param_coordinator.py` once it has seen a whole micro-batch; a step that the
+real engine takes gathers the same bytes (`tests/integration/test_collectives.py`).
+"""
+
+import math
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import groupby, islice
+from typing import Literal, NamedTuple
+
+from pretrain.config.engine import EngineConfig
+from pretrain.config.model import AnyModelConfig, ModelConfig
+from pretrain.plan.params import parameter_shapes
+from pretrain.plan.task import TrainingTask
+
+MAX_LIVE = 1_000_000_000
+"""DeepSpeed's default of `stage3_max_live_parameters` and of `stage3_max_reuse_distance`."""
+
+Phase = Literal["loss", "blocks", "end"]
+"""The head's forward pass; all blocks and the head's backward pass; what is behind all blocks."""
+
+
+class Step(NamedTuple):
+    """A use of a module; one whose input is computed again is fetched before, released after."""
+
+    phase: Phase
+    kind: Literal["forward", "again", "backward", "fetch", "release"]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPlan:
+    """Values that a rank gathers in a micro-batch, and the most that it has at once."""
+
+    gathered: int  # values gathered, each time that they are
+    small: int  # values of the tensors that are always whole, gathered once a step
+    whole: dict[Phase, int]  # most whole weights, whole gradients, and copies of these in a message
+
+
+def _block(name: str) -> str | None:
+    words = name.split(".")
+    return ".".join(words[:3]) if "blocks" in words else None
+
+
+def _steps(model: AnyModelConfig, names: list[str], engine: EngineConfig, device: str) -> list[Step]:
+    """Returns the uses of modules in a micro-batch, in order."""
+    by_block = engine.compiles(device)  # gathered as a whole (`set_z3_leaf_modules`)
+    every = 0 if by_block or engine.activation_checkpointing == "none" else engine.activation_checkpointing_every
+
+    def module(name: str) -> str:
+        return (by_block and _block(name)) or name.rpartition(".")[0]
+
+    forward = [tuple(found) for _, found in groupby(names, module)]
+    if isinstance(model, ModelConfig) and model.tied_embeddings and "embedding.weight" in names:
+        forward.append(("embedding.weight",))
+    steps = [Step("blocks", "forward", used) for used in forward]
+    if model.head.kind != "none":
+        steps[-1] = steps[-1]._replace(phase="loss")
+    done = 0  # steps up to the end of the last block
+    for block, found in groupby(reversed(forward), lambda used: _block(used[0])):
+        back = list(found)
+        if block is None or not every or int(block.split(".")[2]) % every:
+            steps += [Step("blocks", "backward", used) for used in back]
+        elif getattr(model, block.split(".")[0]).norm_placement == "pre":
+            # The gradient reaches the last product first, whose input is then computed again.
+            last, *others = back
+            steps.append(Step("blocks", "fetch", last))
+            steps += [Step("blocks", "again", used) for used in reversed(others)]
+            steps += [Step("blocks", "fetch", last), Step("blocks", "release", last)]
+            steps += [Step("blocks", "backward", used) for used in others]
+        else:
+            steps += [Step("blocks", "again", used) for used in reversed(back)]
+            steps += [Step("blocks", "backward", used) for used in back]
+        done = len(steps) if block else done
+    behind = len(steps) - done if done else 0
+    return steps[: len(steps) - behind] + [step._replace(phase="end") for step in steps[len(steps) - behind :]]
+
+
+@dataclass
+class _Coordinator:
+    """The state of DeepSpeed's coordinator, and of its bucket of gradients."""
+
+    sizes: dict[str, int]  # values of each weight
+    trained: Collection[str]  # those with a gradient
+    ahead: int  # values gathered ahead of use
+    bucket: int  # values of gradients reduced at once
+    ranks: int
+    copies: int  # size of a message's copies in that of its gradients
+    by_block: bool  # blocks are gathered as a whole
+    turn: int = -1  # first step back, where the search of a block meets the model, with all weights
+    live: set[str] = field(default_factory=set)
+    held: int = 0  # values of these
+    gathered: int = 0
+    flying: list[list[str]] = field(default_factory=list)  # gathered as one, and not yet used
+    again: set[str] = field(default_factory=set)  # released, but still saved for the backward pass
+    marked: dict[str, int] = field(default_factory=dict)  # last use that the search has seen
+    pending: list[int] = field(default_factory=list)  # gradients in the bucket
+    whole: dict[Phase, int] = field(default_factory=lambda: {"loss": 0, "blocks": 0, "end": 0})
+
+    def run(self, steps: tuple[Step, ...]) -> None:
+        """Passes through a micro-batch."""
+        trace = [step.names for step in steps if step.kind != "release"]
+        coming = deque((name, place) for place, names in enumerate(trace) for name in names)
+        if self.by_block:
+            self.turn = [step.kind for step in steps].index("backward")
+        place = 0
+        for step in steps:
+            if step.kind != "release":
+                self._gather([name for name in step.names if name not in self.live])
+                fresh = {name for name in step.names if self.marked.get(name, -1) < place}
+                while fresh:
+                    name, self.marked[name] = coming.popleft()
+                    fresh.discard(name)
+                self._land(step)
+                self._look_ahead(coming)
+                place += 1
+            self._note(step.phase, 0)
+            if step.kind in ("backward", "release"):
+                for name in step.names:
+                    self._note(step.phase, self.sizes[name] if name in self.trained else 0)
+                self.again.difference_update(step.names)  # what is saved goes before gradients arrive
+                for name in step.names:
+                    self._reduce(step.phase, name)
+            if step.kind != "fetch":
+                self._release(step, trace, place)
+        self._note(steps[-1].phase, self._message())
+
+    def _gather(self, names: list[str]) -> None:
+        self.live.update(names)
+        values = sum(self.sizes[name] for name in names)
+        self.held += values
+        self.gathered += values
+        if len(names) > 1:
+            self.flying.append(names)
+
+    def _land(self, step: Step) -> None:
+        """Takes the weights that this step waits for out of their message, which is as large as they are."""
+        for names in [names for names in self.flying if not set(names).isdisjoint(step.names)]:
+            self._note(step.phase, sum(self.sizes[name] for name in names))
+            self.flying.remove(names)
+
+    def _look_ahead(self, coming: deque[tuple[str, int]]) -> None:
+        most = min(MAX_LIVE - self.held, self.ahead)
+        found: list[str] = []
+        values = 0
+        while coming and values < most:
+            name, place = coming.popleft()
+            self.marked[name] = max(place, self.marked.get(name, -1))
+            if name not in self.live and name not in found:
+                found.append(name)
+                values += self.sizes[name]
+        self._gather(found)
+
+    def _release(self, step: Step, trace: list[tuple[str, ...]], place: int) -> None:
+        gone = {name for name in step.names if self.marked.get(name, -1) <= place}
+        passed = 0
+        for number, later in enumerate(islice(trace, place, None), place):
+            if passed >= MAX_LIVE:
+                break
+            if number == self.turn:
+                gone.clear()
+                break
+            gone.difference_update(later)
+            passed += sum(self.sizes[name] for name in later)
+        for name in gone & self.live:
+            self.live.remove(name)
+            self.held -= self.sizes[name]
+            if step.kind == "again":  # torch's checkpoint saves an alias of its memory
+                self.again.add(name)
+
+    def _note(self, phase: Phase, more: int) -> None:
+        # Gradients that fit the bucket lie in it, and count as a bucket.
+        own = sum(size for size in self.pending if size > self.bucket)
+        own += sum(self.sizes[name] for name in self.again)
+        self.whole[phase] = max(self.whole[phase], self.held + own + more)
+
+    def _message(self) -> int:
+        """Returns the values of the copies that a message of the bucket is made of."""
+        values = sum(self.pending)
+        is_view = len(self.pending) == 1 and values % self.ranks == 0 and self.copies == 1
+        return 0 if is_view else self.copies * values
+
+    def _reduce(self, phase: Phase, name: str) -> None:
+        if name not in self.trained:
+            return
+        size = self.sizes[name]
+        if self.pending and sum(self.pending) + size > self.bucket:
+            self._note(phase, size + self._message())
+            self.pending.clear()
+        self.pending.append(size)
+        self._note(phase, 0)
+
+
+@lru_cache(maxsize=64)
+def _pass(
+    sizes: tuple[tuple[str, int], ...],
+    steps: tuple[Step, ...],
+    trained: frozenset[str] | None,
+    limits: tuple[int, int, int, int],
+    by_block: bool,
+) -> _Coordinator:
+    each = dict(sizes)
+    found = _Coordinator(each, each if trained is None else trained, *limits, by_block)
+    if steps:
+        found.run(steps)
+    return found
+
+
+def plan_gathers(
+    task: TrainingTask, engine: EngineConfig, device: str, ranks: int, *, ahead: int, bucket: int, small: int
+) -> GatherPlan:
+    """Plans a micro-batch of stage 3; adapters are not gathered here.
+
+    Args:
+        task: Model and its trained parameters.
+        engine: Checkpointing, compilation and precision are read.
+        device: `cuda` or `cpu`.
+        ranks: Number of ranks.
+        ahead: Values gathered ahead of use (`stage3_prefetch_bucket_size`).
+        bucket: Values of gradients that are reduced at once.
+        small: Tensors of no more values are always whole (`stage3_param_persistence_threshold`).
+    """
+    sizes = {name: math.prod(shape) for name, shape in parameter_shapes(task.model).items()}
+    large = [name for name in sizes if sizes[name] > small]
+    steps = tuple(_steps(task.model, large, engine, device))
+    # A message in another dtype, of twice the size, is made of a copy of each gradient.
+    copies = 1 if engine.gradient_bytes == engine.compute_bytes else 4
+    trained = None if task.trained is None else task.trained.names
+    each = tuple((name, sizes[name]) for name in large)
+    found = _pass(each, steps, trained, (ahead, bucket, ranks, copies), engine.compiles(device))
+    whole = sum(sizes[name] for name in large)
+    return GatherPlan(found.gathered, sum(sizes.values()) - whole, dict(found.whole))
