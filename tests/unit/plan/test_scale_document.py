@@ -11,7 +11,7 @@ from pretrain import cli
 from tests.helpers.documents import ROOT, pretrain_arguments
 
 DOCUMENT = "docs/scale.md"
-SIMULATED = ("A month with failures, simulated",)
+SIMULATED = ("Ten thousand ranks, simulated", "A month with failures, simulated")
 """Sections whose numbers are those of benchmarks."""
 TEXT = (ROOT / DOCUMENT).read_text(encoding="utf-8")
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
