@@ -241,6 +241,9 @@ class DeepSpeedZeroEngine(WrappedModule):
         self._clip = grad_clip if clips_itself(config) else None
         self._parameters = list(module.parameters())
         self.is_sharded = stage == 3
+        if self.is_sharded:
+            # Gathered with those of a block: not behind the optimizer, which waits for the device.
+            wrapped.optimizer.persistent_parameters = []
         never_raise(wrapped.optimizer)
         self._norm: Callable[[], Tensor] | None = None
         if self._clip is None:
@@ -383,12 +386,9 @@ class _PartitionedParameters(_Partitioned):
 
     @torch.no_grad()
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
-        """Copies masters to the working shares, and gathers the small parameters again."""
+        """Copies masters to the working shares."""
         self._restore(optimizer_step, scalars)
         self._zero.empty_partition_cache()  # an evaluation may have left any weight gathered
         for share, master in self._working:
             share.data.copy_(master)
         self._zero.invalidate_secondary_tensor()  # the copy of `engine.zero_hpz`
-        persistent = self._zero.persistent_parameters
-        if persistent:
-            persistent[0].all_gather(persistent)

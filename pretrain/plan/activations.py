@@ -19,8 +19,8 @@ from math import gcd
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
-from pretrain.config.model import ExpertsConfig, ModelConfig, RecurrentConfig, RecurrentStackConfig, StackConfig
-from pretrain.plan.params import TrainableSubset, decoder_input_width, parameter_shapes
+from pretrain.config.model import ExpertsConfig, ModelConfig, RecurrentConfig, StackConfig
+from pretrain.plan.params import TrainableSubset, cell_elements, decoder_input_width, parameter_shapes
 from pretrain.plan.task import TrainingTask
 
 _STATISTIC = 4
@@ -47,6 +47,7 @@ class ActivationBytes:
     ends: int = 0  # norms and dropout outside blocks, position tables, the head's own layers
     loss: int = 0  # gradients of hidden states and of the head's weight, made in the forward pass
     recomputed: int = 0  # the one block that is computed again at a time; 0 without checkpointing
+    gradient: int = 0  # the gradient of the widest product's result, in the block that runs backward
     on_host: int = 0  # what `offload_activations` has in host memory after the forward pass
 
     @property
@@ -56,8 +57,8 @@ class ActivationBytes:
 
     @property
     def peak(self) -> int:
-        """Peak of the backward pass."""
-        return self.kept + self.recomputed
+        """Peak of the backward pass of the blocks."""
+        return self.kept + self.recomputed + self.gradient
 
 
 class _StackCounter:
@@ -204,6 +205,14 @@ class _StackCounter:
         inside += further * hidden
         return inside, (2 if stack.gated else 1) * hidden
 
+    def widest(self) -> int:
+        """Returns bytes of the widest product's result of a micro-batch."""
+        stack = self.stack
+        experts = stack.experts
+        often, width = (experts.top_k, stack.expert_width) if experts else (1, stack.ff_width)
+        projected = (stack.heads + 2 * stack.num_kv_heads) * stack.per_head_width * self.compute
+        return max(often * self.hidden(width)[1] // self.tiles, projected) * self.rows * self.length
+
     def mixture(self, experts: ExpertsConfig) -> tuple[int, int]:
         """Counts a row of each expert chosen, before and after it; and shared ones."""
         stack = self.stack
@@ -330,7 +339,7 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
     if isinstance(model, RecurrentConfig):
         return ActivationBytes(_recurrent_bytes(model, engine, lengths, micro))
     source = lengths.source or 0
-    blocks = recomputed = on_host = loss = 0
+    blocks = recomputed = gradient = on_host = loss = 0
     ends = micro * 8 * (2 * lengths.target + source)  # ids and targets
     stacks = _count_stacks(task, engine, micro, device)
     for name, counter in stacks.items():
@@ -338,6 +347,7 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
         blocks += kept
         on_host += away
         recomputed = max(recomputed, again)
+        gradient = max(gradient, counter.widest() if kept else 0)
         ends += counter.ends(model.positions_of(name))
     last = list(stacks.values())[-1]
     width = last.stack.width
@@ -354,7 +364,7 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
             loss = positions * (width * last.compute + 3 * model.num_head_rows * _STATISTIC)
     if task.trained is not None:
         blocks += _adapter_bytes(model, task.trained, engine, lengths, micro)
-    return ActivationBytes(blocks, ends, loss, recomputed, on_host)
+    return ActivationBytes(blocks, ends, loss, recomputed, gradient, on_host)
 
 
 def _adapter_bytes(
@@ -375,23 +385,13 @@ def _adapter_bytes(
     return kept * engine.compute_bytes
 
 
-_KEPT_STATES = {"rnn": 1, "gru": 7, "lstm": 16}
-"""State vectors that a step keeps on a CPU: gates before and after, state, and products of both."""
-
-
-def _cell_elements(stack: RecurrentStackConfig, input_width: int) -> int:
-    inputs = input_width + stack.width * (stack.layers - 1)
-    states = stack.layers * _KEPT_STATES[stack.cell] * stack.width
-    return inputs + states + (2 * stack.width if stack.dropout else 0)
-
-
 def _recurrent_bytes(model: RecurrentConfig, engine: EngineConfig, lengths: RowLengths, micro: int) -> int:
     """Counts cells, head and attention; additive attention keeps a vector a pair of tokens."""
     width = model.decoder.width
-    elements = lengths.target * _cell_elements(model.decoder, decoder_input_width(model))
+    elements = lengths.target * cell_elements(model.decoder, decoder_input_width(model))
     source = lengths.source or lengths.target
     if model.encoder is not None:
-        elements += source * _cell_elements(model.encoder, width)
+        elements += source * cell_elements(model.encoder, width)
     if model.attention != "none":
         elements += lengths.target * 3 * width + source * width
         elements += lengths.target * source * (2 + (width if model.attention == "bahdanau" else 0))

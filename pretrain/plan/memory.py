@@ -1,7 +1,8 @@
 """The memory of one rank, on its device and on the host.
 
-    device    weights + gradients + optimizer, by ZeRO stage, + activations at the peak
-              + the loss's chunk of logits + buckets by `plan_buckets` + weights gathered by stage 3
+    device    weights + gradients + optimizer, by ZeRO stage, + activations at the peak:
+              with the loss's chunk of logits, or in a block's backward pass
+              + buckets by `plan_buckets` + weights gathered by stage 3
               + context and fragmentation
     host      offloaded state and activations, and the copy that a checkpoint is written from
 
@@ -145,7 +146,7 @@ class RankMemory:
     optimizer: int  # master weights, moments, and the average of the weights
     gathered: int  # whole weights at stage 3, and the whole gradients that are on their way
     activations: int  # activations of a micro-batch, and of the block that is computed again
-    loss: int  # logits of a chunk, and the sum of the head's gradient
+    loss: int  # logits of a chunk, and the sum of the head's gradient, where the backward pass needs less
     buckets: int  # communication buckets
     overhead: int = 0  # context, NCCL, fragmentation
 
@@ -170,17 +171,19 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
     )
     copied = engine.compute_bytes / engine.zero_hpz if engine.zero_hpz > 1 else 0
     kept = activation_bytes(task, engine, layout.micro, cluster.device)
+    logits = _loss_bytes(task, layout, cluster)
     found = RankMemory(
         weights=round((each.weights + copied) * values.weights),
         gradients=round(each.gradients * values.trained),
         optimizer=round(each.optimizer * values.trained),
         gathered=0,
         activations=kept.peak,
-        loss=_loss_bytes(task, layout, cluster),
+        # Gone when blocks run backward.
+        loss=max(0, logits - kept.recomputed - kept.gradient),
         buckets=_bucket_bytes(task, layout, cluster.size),
     )
-    if engine.zero_stage == 3:
-        phases = _phases(task, engine, cluster, found, kept)
+    if engine.zero_stage == 3 and (cluster.size > 1 or engine.offload_params != "none"):
+        phases = _phases(task, engine, cluster, replace(found, loss=logits), kept)
         found = max(phases, key=lambda phase: phase.total)
     overhead = _fixed_bytes(cluster) + round(_FRAGMENTED * found.total)
     return replace(found, overhead=overhead)
@@ -205,12 +208,11 @@ def _phases(
 ) -> list[RankMemory]:
     """Returns the peaks of stage 3: in the head's loss, in the blocks' backward pass, and after it.
 
-    Whole weights and gradients come and go, and of a large model they are more than all the rest;
-    that of the head is reduced before the blocks' are made.
+    `found` has the whole working memory of the loss. Whole weights and gradients come and go, and of
+    a large model they are more than all the rest; that of the head is reduced before the blocks' are
+    made.
     """
     size = engine.compute_bytes
-    if cluster.size == 1 and engine.offload_params == "none":
-        return [found]
     plan = gathers_of(task, engine, cluster.device, cluster.size)
     whole = {phase: size * (values + plan.small) for phase, values in plan.whole.items()}
     in_loss = replace(found, gathered=whole["loss"], activations=kept.kept)

@@ -369,3 +369,14 @@ def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: Finet
     names = frozenset(name for name in shapes if matches(name, also))
     adapters = sum(finetune.rank * sum(shapes[f"{layer}.weight"]) for layer in layers)
     return TrainableSubset(names, layers, finetune, adapters, saves_all=False)
+
+
+_KEPT_STATES = {"rnn": 1, "gru": 7, "lstm": 16}
+"""State vectors that a step keeps on a CPU: gates before and after, state, and products of both."""
+
+
+def cell_elements(stack: RecurrentStackConfig, input_width: int) -> int:
+    """Returns the values a position that the layers of a recurrent stack keep for the backward pass."""
+    inputs = input_width + stack.width * (stack.layers - 1)
+    states = stack.layers * _KEPT_STATES[stack.cell] * stack.width
+    return inputs + states + (2 * stack.width if stack.dropout else 0)

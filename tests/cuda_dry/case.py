@@ -30,9 +30,8 @@ from pretrain.model import build_model
 from pretrain.train import loop
 from pretrain.train.step import StepTotals
 
-OFFLOADED = "engine.offload_optimizer=cpu"
-OURS = ("pretrain/", "deepspeed/", "accelerate/", "torch/optim/")
-"""Where a wait is looked for, from the innermost frame on."""
+OURS = ("pretrain/", "deepspeed/runtime/", "accelerate/", "torch/optim/")
+"""Where a wait is looked for, from the innermost frame on: not in DeepSpeed's wrapper of torch.cuda."""
 
 
 class Counters:
@@ -117,7 +116,7 @@ def watch(counters: Counters, out: Path, step: int) -> None:
     def counted(*given: Any) -> Any:
         nonlocal begun
         begun += 1
-        if begun == 1 and OFFLOADED not in sys.argv:
+        if begun == 1:
             _apply_every_step()
         if begun == step:
             torch.cuda.reset_peak_memory_stats()
@@ -126,7 +125,7 @@ def watch(counters: Counters, out: Path, step: int) -> None:
             table = counters.table(out)
             table["memory: peak allocated"] = [1, torch.cuda.max_memory_allocated()]
             out.write_text(json.dumps(table))
-            if OFFLOADED in sys.argv or torch.distributed.get_world_size() > 1:
+            if torch.distributed.get_world_size() > 1:
                 leave(0)
         return accumulate(*given)
 

@@ -1,9 +1,9 @@
 /* The CUDA runtime, cuBLAS and NCCL without a device, to be preloaded (LD_PRELOAD) under the CUDA build of torch.
 
-   Memory is address space that nobody touches, kernels and matrix products are counted and not run, copies of more than
-   COPIED bytes or from pinned memory are not made, and every wait for the device calls back into Python, which notes
-   the stack, with the number of kernels that were launched after what is waited for. So torch, DeepSpeed, Triton and ptxas run as they do on a GPU, and what a step asks of the device can be
-   read as a table.
+   Memory is address space that nobody touches, kernels and matrix products are counted and not run. Copies are not made
+   of more than COPIED bytes, to pinned memory of more than NUMBERS, and from it. Every wait for the device calls back
+   into Python, which notes the stack, with the number of kernels that were launched after what is waited for. So torch,
+   DeepSpeed, Triton and ptxas run as they do on a GPU, and what a step asks of the device can be read as a table.
 
    While a stream is captured as a CUDA graph, a wait is an error, as it is on a device; what is counted then is what
    the graph has.
@@ -19,7 +19,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { HANDLES = 1 << 16, COPIED = 4096, CLEARED = 16 << 20, PAGE = 2 << 20, NAMES = 1 << 13, KERNELS = 1 << 16 };
+enum { HANDLES = 1 << 16, COPIED = 4096, NUMBERS = 256, CLEARED = 16 << 20, PAGE = 2 << 20, NAMES = 1 << 13, KERNELS = 1 << 16 };
 static const size_t MEMORY = (size_t)143771 << 20; /* of an H200 */
 
 /* --- counters: calls and amounts (bytes or FLOPs) by name ----------------------------------------------------------- */
@@ -120,8 +120,10 @@ static cudaError_t copy(void *to, const void *from, size_t size) {
     else if (lies_in(DEVICE, from)) kind = lies_in(PINNED, to) ? "copy to the host" : "copy to the host, pageable";
     dry_count(kind, size);
     if (lies_in(DEVICE, to) && lies_in(PINNED, from)) return 0; /* batches: their bytes are no numbers of a kernel */
-    if (size <= COPIED) memmove(to, from, size);
-    else if (size <= CLEARED && lies_in(DEVICE, from) && !lies_in(DEVICE, to)) memset(to, 0, size); /* used before */
+    /* Tensors that the host reads, as an optimizer there does, are zeros: on the device is what was there before. */
+    size_t most = lies_in(DEVICE, from) && lies_in(PINNED, to) ? NUMBERS : COPIED;
+    if (size <= most) memmove(to, from, size);
+    else if (size <= CLEARED && lies_in(DEVICE, from) && !lies_in(DEVICE, to)) memset(to, 0, size);
     return 0;
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {

@@ -93,7 +93,7 @@ class FakeEngine:
     def fake_cut(self) -> None:
         """Lets go of what stage 3 has gathered."""
         for parameter in self.module.parameters() if self.fake_stage == 3 else ():
-            if not any(parameter is kept for kept in self.optimizer.persistent_parameters):
+            if not any(parameter is kept for kept in self.optimizer.fake_persistent):
                 parameter.partition([parameter])
 
     def backward(self, loss: Tensor, *, scale_wrt_gas: bool) -> None:

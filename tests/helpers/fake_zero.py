@@ -236,7 +236,7 @@ class FakeZero3(_FakeZero):
     ) -> None:
         super().__init__(base, ranks, clip, precision)
         self.offload_optimizer, self.offload_param = offload
-        self.persistent_parameters = persistent
+        self.persistent_parameters = self.fake_persistent = persistent
         self.fp16_groups, self.fp32_partitioned_groups_flat = [], []
         self.grad_position: dict[int, list[int]] = {}
         self.fake_number_of_group: list[int] = []
@@ -271,7 +271,7 @@ class FakeZero3(_FakeZero):
 
     def empty_partition_cache(self) -> None:
         """Leaves this rank the shares of what it has gathered."""
-        for parameter in self.persistent_parameters:
+        for parameter in self.fake_persistent:
             parameter.partition([parameter])
 
     def invalidate_secondary_tensor(self) -> None:

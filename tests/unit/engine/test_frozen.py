@@ -44,12 +44,13 @@ def test_they_are_saved_once_without_moments_and_loaded_in_full(size, stage, pre
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_small_ones_that_stage_3_keeps_whole_are_gathered_after_they_are_filled(size):
+def test_small_ones_that_stage_3_keeps_whole_are_gathered_with_what_they_were_filled_with(size):
     ranks = Ranks(size)
     built, stores = complete(ranks, 3, "bf16", persistent=3)
     ranks.run(lambda world: train(built[world.rank][0], range(1)))
     saved = {key: torch.full_like(tensor, 0.75) for key, tensor in assemble(stores).items()}
     load(stores, ranks, saved, 1)
+    ranks.run(torch.no_grad()(lambda world: built[world.rank][0](torch.tensor(1.0))))
     for engine, _, _ in built:
         assert engine.module.gain.data.tolist() == [0.75]
 

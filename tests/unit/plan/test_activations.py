@@ -147,7 +147,9 @@ def test_what_is_computed_again_is_of_one_block():
     full = activation_bytes(deeper[0], engine, ROWS)
     whole = [activation_bytes(task, EngineConfig(), ROWS).kept for task in deeper]
     assert full.recomputed == whole[1] - whole[0]
-    assert full.peak == full.kept + full.recomputed
+    stack = deeper[0].model.decoder
+    assert full.gradient == ROWS * LENGTH * 2 * stack.ff_width * engine.compute_bytes  # of gate and up
+    assert full.peak == full.kept + full.recomputed + full.gradient
 
 
 def test_the_head_of_a_masked_model_keeps_the_places_that_it_reads_only():
