@@ -7,8 +7,8 @@
 
 Small tensors, which are always whole, are left out. A weight of more than `MAX_LIVE` values, or
 with so many between its uses, is gathered at each: under checkpointing up to three times. The rules
-are those of `partitioned_param_coordinator.py` once it has seen a whole micro-batch; a step that the
-real engine takes gathers the same bytes (`tests/integration/test_collectives.py`).
+are those of `partitioned_param_coordinator.py` once it has seen a whole micro-batch; a step that
+the real engine takes gathers the same bytes (`tests/integration/test_collectives.py`).
 """
 
 import math
@@ -53,10 +53,13 @@ def _block(name: str) -> str | None:
     return ".".join(words[:3]) if "blocks" in words else None
 
 
-def _steps(model: AnyModelConfig, names: list[str], engine: EngineConfig, device: str) -> list[Step]:
+def _steps(
+    model: AnyModelConfig, names: list[str], engine: EngineConfig, device: str
+) -> list[Step]:  # fmt: skip
     """Returns the uses of modules in a micro-batch, in order."""
     by_block = engine.compiles(device)  # gathered as a whole (`set_z3_leaf_modules`)
-    every = 0 if by_block or engine.activation_checkpointing == "none" else engine.activation_checkpointing_every
+    again = engine.activation_checkpointing != "none" and not by_block
+    every = engine.activation_checkpointing_every if again else 0
 
     def module(name: str) -> str:
         return (by_block and _block(name)) or name.rpartition(".")[0]
@@ -83,8 +86,8 @@ def _steps(model: AnyModelConfig, names: list[str], engine: EngineConfig, device
             steps += [Step("blocks", "again", used) for used in reversed(back)]
             steps += [Step("blocks", "backward", used) for used in back]
         done = len(steps) if block else done
-    behind = len(steps) - done if done else 0
-    return steps[: len(steps) - behind] + [step._replace(phase="end") for step in steps[len(steps) - behind :]]
+    done = done or len(steps)
+    return steps[:done] + [step._replace(phase="end") for step in steps[done:]]
 
 
 @dataclass
@@ -129,7 +132,8 @@ class _Coordinator:
             if step.kind in ("backward", "release"):
                 for name in step.names:
                     self._note(step.phase, self.sizes[name] if name in self.trained else 0)
-                self.again.difference_update(step.names)  # what is saved goes before gradients arrive
+                # What is saved goes before gradients arrive.
+                self.again.difference_update(step.names)
                 for name in step.names:
                     self._reduce(step.phase, name)
             if step.kind != "fetch":
@@ -145,7 +149,7 @@ class _Coordinator:
             self.flying.append(names)
 
     def _land(self, step: Step) -> None:
-        """Takes the weights that this step waits for out of their message, which is as large as they are."""
+        """Copies the weights that this step waits for out of their message, which is as large."""
         for names in [names for names in self.flying if not set(names).isdisjoint(step.names)]:
             self._note(step.phase, sum(self.sizes[name] for name in names))
             self.flying.remove(names)
@@ -218,7 +222,14 @@ def _pass(
 
 
 def plan_gathers(
-    task: TrainingTask, engine: EngineConfig, device: str, ranks: int, *, ahead: int, bucket: int, small: int
+    task: TrainingTask,
+    engine: EngineConfig,
+    device: str,
+    ranks: int,
+    *,
+    ahead: int,
+    bucket: int,
+    small: int,
 ) -> GatherPlan:
     """Plans a micro-batch of stage 3; adapters are not gathered here.
 

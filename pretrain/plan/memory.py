@@ -77,7 +77,7 @@ def state_bytes(optimizer: str, values: Values) -> int:
 
 
 def kept_bytes(task: TrainingTask) -> int:
-    """Returns the bytes that all ranks keep beside the masters: optimizer state, and the average of the weights."""
+    """Returns the bytes of optimizer state and of the average of the weights, over all ranks."""
     average = 4 * task.values.trained if task.averages else 0
     return state_bytes(task.optimizer, task.values) + average
 
@@ -204,7 +204,11 @@ def gathers_of(task: TrainingTask, engine: EngineConfig, device: str, ranks: int
 
 
 def _phases(
-    task: TrainingTask, engine: EngineConfig, cluster: Cluster, found: RankMemory, kept: ActivationBytes
+    task: TrainingTask,
+    engine: EngineConfig,
+    cluster: Cluster,
+    found: RankMemory,
+    kept: ActivationBytes,
 ) -> list[RankMemory]:
     """Returns the peaks of stage 3: in the head's loss, in the blocks' backward pass, and after it.
 
@@ -258,7 +262,7 @@ def _sized_by(task: TrainingTask) -> int:
 
 
 def _bucket_bytes(task: TrainingTask, layout: ParallelLayout, world_size: int) -> int:
-    """Returns bytes of communication buckets; weights gathered ahead at stage 3 are not among them."""
+    """Returns bytes of communication buckets, without weights gathered ahead at stage 3."""
     engine = layout.engine
     trained = task.values.trained
     if world_size == 1 and engine.kind != "deepspeed":
@@ -286,7 +290,7 @@ def _fixed_bytes(cluster: Cluster) -> int:
 
 
 def host_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> int:
-    """Returns bytes of a rank on its host: what is offloaded, and the copy that a save writes from."""
+    """Returns bytes of a rank on its host: what is offloaded, and the copy for a save."""
     engine = layout.engine
     values = task.values
     state = kept_bytes(task)

@@ -170,7 +170,7 @@ class StepTime:
 
 
 class Traffic(NamedTuple):
-    """Bytes that a rank passes to collectives in a step, each as often as it passes a link of a ring.
+    """Bytes of a rank's collectives in a step, each as often as it passes a link of a ring.
 
     Attributes:
         often: Among all ranks, with each micro-batch.
@@ -251,7 +251,8 @@ def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) 
     groups = replace(cluster, nodes=max(1, work.zero_hpz // cluster.per_node))
     gathers = 3 * work.layers if work.zero_stage == 3 and cluster.size > 1 else 0
     latency = gathers * (constants.latency_s + constants.latency_node_s * cluster.nodes)
-    wire = link_seconds(sent.often, cluster, constants) + link_seconds(sent.inside, groups, constants) + latency
+    wire = link_seconds(sent.often, cluster, constants) + latency
+    wire += link_seconds(sent.inside, groups, constants)
     last = link_seconds(sent.once, cluster, constants)
     if work.overlaps:
         wire = max(constants.never_hidden * wire, wire - constants.hides * micro)

@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "model": (20, 4476),
     "objective": (10, 1441),
     "optim": (6, 1314),
-    "plan": (15, 3325),
+    "plan": (15, 3341),
     "prepare": (38, 6358),
     "pretrain_launch": (18, 3227),
     "report": (8, 1598),
