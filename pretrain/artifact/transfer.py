@@ -85,7 +85,7 @@ def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: to
 
 
 def _probe(config: AnyModelConfig) -> Batch:
-    """Returns two rows of ordinary tokens, two images of noise, or both; the same for the same model."""
+    """Returns two rows of ordinary tokens, two images of noise, or both, by the model alone."""
     generator = torch.Generator().manual_seed(0)
     patches = config.input
     pixels_BCYX = None

@@ -254,7 +254,8 @@ class ImageStream:
         if int(lengths.max()) > self.seq_len:
             place = int(lengths.argmax())
             reader = self._shards.reader(number)
-            what = f"a caption of {lengths[place]} tokens, its end included, exceeds batch.seq_len={self.seq_len}"
+            what = f"a caption of {lengths[place]} tokens, its end included,"
+            what += f" exceeds batch.seq_len={self.seq_len}"
             fix = f"use batch.seq_len={lengths[place]}, or shorten it"
             raise DataError(what, where=f"{reader.name}, {reader.image_name(place)}", fix=fix)
 
@@ -353,7 +354,9 @@ class _ImageRows:
         """Returns some rows. None: all."""
         kept = slice(first, None if count is None else first + count)
         labels, num_tokens = self._labels[kept], self._num_tokens[kept]
-        tokens = np.zeros(labels.shape, dtype=np.uint16) if self._captions is None else self._captions[kept]
+        tokens = np.zeros(labels.shape, dtype=np.uint16)
+        if self._captions is not None:
+            tokens = self._captions[kept]
         return TokenRows(
             tokens=tokens,
             starts=np.flatnonzero(num_tokens) * labels.shape[1],

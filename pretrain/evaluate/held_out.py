@@ -88,7 +88,8 @@ class SourceLoss:
             f"{accuracy}{report.num_targets:,} targets{left_out}"
         ]
         if self.exact is not None:
-            lines.append(f"{indent}exact match {self.exact:.4f} (greedy decoding of whole captions)")
+            how = "greedy decoding of whole captions"
+            lines.append(f"{indent}exact match {self.exact:.4f} ({how})")
         if self.labels is not None:
             lines += [indent + line for line in self.labels.lines()]
         if self.baseline is not None:
@@ -216,7 +217,7 @@ def _rows(measured: RowSums | Answers) -> RowSums:
 def _judged(
     found: SourceLoss, by_model: Sequence[RowSums | Answers], labels: Sequence[str], captions: bool, resamples: int
 ) -> SourceLoss:
-    """Adds the scores of labels or captions, and the comparison with the baseline where there is one."""
+    """Adds the scores of labels or captions, and the comparison with a baseline, if any."""
     mine, *others = by_model
     if captions:
         found = replace(found, exact=float(_rows(mine).exact.mean()))

@@ -186,8 +186,12 @@ def sum_rows(engine: ModelLoss, batches: Iterable[Batch]) -> RowSums:
 
 
 def compare_exact(baseline: RowSums, model: RowSums, resamples: int) -> Difference:
-    """Returns the difference in the share of rows that are right as a whole. Raises: DataError: Too few rows."""
-    return compare_means(baseline.exact, model.exact, np.ones_like(model.counts), resamples, "captions")
+    """Returns the difference in the share of rows that are right as a whole.
+
+    Raises: DataError: Too few rows.
+    """
+    each = np.ones_like(model.counts)
+    return compare_means(baseline.exact, model.exact, each, resamples, "captions")
 
 
 def compare_rows(baseline: RowSums, model: RowSums, resamples: int, unit: str = "rows") -> dict[str, Difference]:

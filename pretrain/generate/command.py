@@ -141,8 +141,8 @@ def run_generate(
     constraints = options.constraints(model, codec, defaults)
     method = options.method(model, defaults)
     if model.encoder is not None:
-        is_image = isinstance(codec, ImageCodec)
-        prompts = _needed(prompts, "give --image" if is_image else "give --prompt, --file, or pipe a text in")
+        texts_fix = "give --prompt, --file, or pipe a text in"
+        prompts = _needed(prompts, "give --image" if isinstance(codec, ImageCodec) else texts_fix)
     remaining = iter([""]) if prompts is None else prompts
     first = list(islice(remaining, 2))
     alone = len(first) == 1

@@ -27,8 +27,8 @@ from pretrain.model.backends.sdpa import SdpaAttention
 from pretrain.types import Batch, SourceBatch
 
 Prompt: TypeAlias = Sequence[int] | Tensor
-"""Token ids: a text to continue, or the source of an encoder-decoder; or an image that is captioned,
-uint8 or normalised [C, Y, X]."""
+"""Token ids: a text to continue, or the source of an encoder-decoder; or an image that is
+captioned, uint8 or normalised [C, Y, X]."""
 
 Prompts = Sequence[Prompt]
 """One prompt a row."""
@@ -268,8 +268,10 @@ def check_prompt(model: LanguageModel, prompt: Prompt, *, where: str = "", name:
     if patches is not None:
         size = patches.image_size
         if not isinstance(prompt, Tensor):
-            what = f"the {name} is a text, and the model reads images of {size.side} x {size.side} pixels"
-            raise ConfigError(what, where=where, fix="caption an image by `pretrain generate RUN --image FILE`")
+            pixels = f"{size.side} x {size.side} pixels"
+            what = f"the {name} is a text, and the model reads images of {pixels}"
+            fix = "caption an image by `pretrain generate RUN --image FILE`"
+            raise ConfigError(what, where=where, fix=fix)
         assert prompt.shape == (size.channels, size.side, size.side), "of `ImageCodec`"
         return
     if isinstance(prompt, Tensor):

@@ -95,7 +95,9 @@ def open_images(model: LanguageModel, codec: Codec, run: RunDir | None) -> Image
     if patches is None:
         fix = "use one whose objective is captions"
         raise ConfigError("the model reads text, and --image is for models of captions", fix=fix)
-    images = ImagesConfig() if run is None else load_config(run.config, extensions="require").data.images
+    images = ImagesConfig()
+    if run is not None:
+        images = load_config(run.config, extensions="require").data.images
     return ImageCodec(codec, patches.image_size, images)
 
 
@@ -247,12 +249,14 @@ def stream_text(
 
 
 def context_of(model: LanguageModel, prompt: Prompt) -> list[int]:
-    """Returns the ids on which the text after a prompt depends: those of a decoder. An answer stands alone."""
+    """Returns the ids on which the text after a prompt depends; an answer stands alone."""
     return [] if isinstance(prompt, Tensor) or model.encoder is not None else list(prompt)
 
 
 def encode_prompt(model: LanguageModel, codec: Codec | ImageCodec, prompt: str, *, where: str = "") -> Prompt:
-    """Returns the ids of a prompt, or the pixels of an image; for a decoder at least the token that begins a document.
+    """Returns the ids of a prompt, or the pixels of an image.
+
+    For a decoder at least the token that begins a document.
 
     Raises ConfigError where the prompt does not fit the model, or is empty and nothing begins a
     text.

@@ -174,7 +174,8 @@ def _read_captioner(values: dict[str, Any], names: frozenset[str]) -> ModelConfi
     for name, kinds in known.items():
         found = parts[name].get("model_type")
         if found not in kinds:
-            raise refusal(f"{name}.model_type", found, f"only {' or '.join(kinds)} can be represented")
+            why = f"only {' or '.join(kinds)} can be represented"
+            raise refusal(f"{name}.model_type", found, why)
     kind = parts["encoder"]["model_type"]
     of_decoder = parts["decoder"]
     why = "keys and values would have the width of the encoder"
@@ -212,7 +213,8 @@ def _captioner_weights(config: ModelConfig) -> list[Weight]:
         theirs = tuple((name.replace(f"{kind}.", "encoder.", 1), rows) for name, rows in weight.theirs)
         weights.append(replace(weight, ours=ours, theirs=theirs))
     if config.has_bridge:
-        weights += affine("", "", {"bridge": {"enc_to_dec_proj": config.last_stack.width}}, bias=True)
+        bridge = {"bridge": {"enc_to_dec_proj": config.last_stack.width}}
+        weights += affine("", "", bridge, bias=True)
     for weight in gpt2_weights(config) if config.captions else ():
         theirs = tuple((f"decoder.{name}", rows) for name, rows in weight.theirs)
         weights.append(replace(weight, theirs=theirs))

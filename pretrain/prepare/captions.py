@@ -36,11 +36,12 @@ from pretrain.utils.io import write_file
 
 
 def decode_caption(content: bytes, where: str) -> str:
-    """Returns the text of a caption, without white space around it. Raises: DataError: There is none."""
+    """Returns the text of a caption, without white space around it. Raises: DataError: None."""
     try:
         text = content.decode().strip()
     except UnicodeDecodeError as error:
-        raise DataError(f"a caption that is not UTF-8: {error}", where=where, fix="write it as UTF-8") from None
+        what = f"a caption that is not UTF-8: {error}"
+        raise DataError(what, where=where, fix="write it as UTF-8") from None
     if not text:
         raise DataError("an empty caption", where=where, fix="write one, or remove the image")
     return text

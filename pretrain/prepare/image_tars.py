@@ -283,7 +283,8 @@ def check_class_sizes(counts: Counter[str], places: dict[str, str], fix: str) ->
     """Checks that there are two classes or more, of two images or more. Raises: DataError."""
     if alone := sorted(name for name, count in counts.items() if count == 1):
         what = f"class {alone[0]!r} has one image: it cannot be both learned and measured"
-        raise DataError(what, where=places[alone[0]], fix=f"add images of it, or remove it; {OF_CAPTIONS}")
+        more = f"add images of it, or remove it; {OF_CAPTIONS}"
+        raise DataError(what, where=places[alone[0]], fix=more)
     if len(counts) == 1:
         what = f"there is one class, {min(counts)!r}: a model has nothing to distinguish"
         raise DataError(what, where=places[min(counts)], fix=fix)

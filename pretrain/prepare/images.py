@@ -1,4 +1,4 @@
-"""`kind: images`: folders of classes, or captions, to shards of images, restartable, always the same bytes.
+"""`kind: images`: folders of classes, or captions, to shards; restartable, the same bytes.
 
 Tars of images that others made are indexed where they are, in image_tars.py.
 

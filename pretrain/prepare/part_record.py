@@ -134,7 +134,7 @@ class PartRecord:
     # of the first image of each; and the address of each tar that is not in the folder.
     labels: dict[str, str] = field(default_factory=dict)
     tars: dict[str, str] = field(default_factory=dict)
-    captions: dict[str, list[str]] = field(default_factory=dict)  # of images, by the name of their shard
+    captions: dict[str, list[str]] = field(default_factory=dict)  # of images, by shard
 
     @property
     def num_documents(self) -> int:

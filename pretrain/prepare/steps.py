@@ -108,7 +108,10 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
 
 
 def settle_tokenizer(config: PrepareConfig) -> tuple[PrepareConfig, bytes | None]:
-    """Returns a config with a checked tokenizer, and the content of a given one. Raises: as `read_given`."""
+    """Returns a config whose tokenizer is checked, and the content of a given one.
+
+    Raises: The errors of `read_given`.
+    """
     check_tokenizer(config.tokenizer)
     if config.tokenizer.kind != "given":
         return config, None

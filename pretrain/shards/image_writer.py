@@ -25,7 +25,7 @@ from pretrain.utils.io import AtomicWriter, write_file
 
 
 class EncodedImage(NamedTuple):
-    """An image as stored: file, suffix without a dot, size in pixels, number of its label or caption."""
+    """An image as stored: file, suffix without a dot, size in pixels, its label or caption."""
 
     content: bytes
     suffix: str

@@ -42,7 +42,7 @@ IMAGES = "images"
 """Kind of data without tokens and tokenizer: one image is one document, and counts as one token."""
 
 CAPTIONS = "captions"
-"""Images, each with a text; tokens of the texts are in a sidecar, and an image counts as one token."""
+"""Images, each with a text; their tokens are in a sidecar, and an image counts as one token."""
 
 # Kinds whose documents begin with the start token of a given tokenizer, where texts do in its released model.
 BEGUN = ("text", "records")

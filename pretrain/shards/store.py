@@ -62,7 +62,7 @@ class ShardStore(Protocol):
         """Takes one `path` back."""
 
     def sidecar(self, name: str) -> Path:
-        """Returns the path of a shard's document lengths, or captions, fetched alone. Raises as `path`."""
+        """Returns the path of a shard's lengths or captions, fetched alone. Raises as `path`."""
 
     def renew(self, name: str) -> bool:
         """Fetches a damaged file again, once for all processes; False: this is the only copy.

@@ -97,8 +97,8 @@ class ModelConfig(AnyKindConfig):
     kind: Annotated[Literal["transformer"], OnResume.NEVER] = "transformer"
     """`transformer`, or `recurrent`, which has the other keys of this section."""
     input: PatchesConfig | None = None
-    """Image patches that the encoder reads. None: token ids. A decoder beside it reads token ids, or
-    with a head of pixels the patches."""
+    """Image patches that the encoder reads. None: token ids. A decoder beside it reads token ids,
+    or with a head of pixels the patches."""
     encoder: StackConfig | None = None
     """Bidirectional stack. None: no encoder."""
     decoder: StackConfig | None = None
@@ -215,8 +215,8 @@ class ModelConfig(AnyKindConfig):
         if self.encoder is None or (self.decoder is not None) != has_decoder:
             what = f"input.kind=patches with head.kind={self.head.kind} needs an encoder"
             rest = "and a decoder" if has_decoder else "alone; set decoder to null"
-            fix = "; for an encoder alone use head.kind=labels or none" if self.head.kind == "lm" else ""
-            raise ValueError(f"{what} {rest}{fix}")
+            alone = "; for an encoder alone use head.kind=labels or none"
+            raise ValueError(f"{what} {rest}{alone if self.head.kind == 'lm' else ''}")
         self._check_no_ids()
         if self.restores and (self.encoder.position == "relative" or self.encoder.window):
             what = "relative positions and windows count all patches, and with head.kind=pixels"
