@@ -211,7 +211,7 @@ def build_ours(work: Work, weights: Weights, config: EngineConfig) -> tuple[Step
 
     groups = group_parameters(model)
     if builds_sharded(config):
-        fill_sharded(model, draw, config, accelerator)
+        fill_sharded(model, draw, config, accelerator, world)
     else:
         fill_weights(model, draw)
     names = {id(parameter): name for name, parameter in model.named_parameters()}

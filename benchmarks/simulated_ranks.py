@@ -55,6 +55,7 @@ from pretrain.plan.activations import exchanged_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.gpus import GPUS
 from pretrain.plan.memory import rank_memory
+from pretrain.plan.params import count_parameters
 from pretrain.plan.roofline import plan_work, wire_bytes
 from pretrain.plan.task import ParallelLayout, TrainingTask
 from pretrain.train.step import TrainModule
@@ -197,15 +198,14 @@ def start_rank(
     AcceleratorState._reset_state(reset_partial_state=True)  # of an engine before it
     GradientState._reset_state()
     is_sharded = build.builds_sharded(config)
-    built = build_model(model, config, torch.device("cpu"), storage=not is_sharded)
-    prepare(built)
-    count = sum(parameter.numel() for parameter in built.parameters())
-    share_rows(built, world, config.group_timeout_s)
     plan = BatchPlan(accumulation * world.data_size, accumulation, 1, accumulation, sequence=world.sequence)
-    accelerator = build.start_accelerator(config, 1.0, plan, size or count, world)
+    accelerator = build.start_accelerator(config, 1.0, plan, size or count_parameters(model), world)
+    built = build_model(model, config, torch.device("cpu"), storage=not is_sharded, world=world)
+    prepare(built)
+    share_rows(built, world, config.group_timeout_s)
     groups = group_parameters(built)
     if is_sharded:
-        build.fill_sharded(built, draw, config, accelerator)
+        build.fill_sharded(built, draw, config, accelerator, world)
     else:
         fill_weights(built, draw)
     names = {id(parameter): name for name, parameter in built.named_parameters()}

@@ -28,13 +28,15 @@ _of_this_process = contextlib.ExitStack()
 class World:
     """This process's place in the job.
 
-    With sequence parallelism `sequence` consecutive ranks share the rows of a batch.
+    With sequence parallelism `sequence` consecutive ranks share the rows of a batch, and with
+    expert parallelism `experts` consecutive ranks share the experts of each layer.
     """
 
     rank: int
     size: int
     local_rank: int
     sequence: int = 1
+    experts: int = 1
 
     @property
     def is_main(self) -> bool:
@@ -59,16 +61,31 @@ class World:
     def on(self, device: str) -> str:
         """Describes the ranks on a device: `4 x cpu`."""
         shared = f", {self.sequence} ranks a row" if self.sequence > 1 else ""
+        shared += f", experts over {self.experts} ranks" if self.experts > 1 else ""
         return f"{self.size} x {device}{shared}"
 
     def sequence_group(self, timeout_s: int) -> Any:
         """Makes the process group of the ranks that share these rows. Collective among them."""
-        import torch.distributed as td
-
         first = self.data_rank * self.sequence
-        ranks = list(range(first, first + self.sequence))
-        # By its members alone: a barrier of all ranks for each group would add up.
-        return td.new_group(ranks, timedelta(seconds=timeout_s), use_local_synchronization=True)
+        return _group_of(tuple(range(first, first + self.sequence)), timeout_s)
+
+    def expert_group(self, timeout_s: int) -> Any:
+        """Makes the process group of the ranks that share experts with this one. Collective."""
+        first = self.rank - self.rank % self.experts
+        return _group_of(tuple(range(first, first + self.experts)), timeout_s)
+
+    def copies_group(self, timeout_s: int) -> Any:
+        """Makes the process group of the ranks that have the same experts. Collective."""
+        return _group_of(tuple(range(self.rank % self.experts, self.size, self.experts)), timeout_s)
+
+
+@functools.cache
+def _group_of(ranks: tuple[int, ...], timeout_s: int) -> Any:
+    """Makes a process group, once: the model and the engine share that of experts."""
+    import torch.distributed as td
+
+    # By its members alone: a barrier of all ranks for each group would add up.
+    return td.new_group(list(ranks), timedelta(seconds=timeout_s), use_local_synchronization=True)
 
 
 def read_world() -> World:

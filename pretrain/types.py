@@ -15,7 +15,7 @@ A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also 
 model of image patches reads `pixels_BCYX`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -55,6 +55,30 @@ class Columns(NamedTuple):
     def take(self, whole_BT: Tensor, padding: int = 0) -> Tensor:
         """Returns this rank's part, in memory of its own."""
         return self.fill(whole_BT, padding).chunk(self.ranks, dim=1)[self.rank].contiguous()
+
+
+class Part(NamedTuple):
+    """The experts of a layer that a rank has: part `rank` of `ranks` equal parts of dimension 0."""
+
+    rank: int = 0
+    ranks: int = 1
+
+    def whole(self, shape: Sequence[int]) -> torch.Size:
+        """Returns the shape of a parameter, given that of a part."""
+        return torch.Size((shape[0] * self.ranks, *shape[1:]) if self.ranks > 1 else shape)
+
+    def take(self, whole: Tensor) -> Tensor:
+        """Returns this part, a view."""
+        return whole.chunk(self.ranks)[self.rank] if self.ranks > 1 else whole
+
+    def offset(self, length: int) -> int:
+        """Returns the first element of this part of `length` in the flattened parameter."""
+        return self.rank * length
+
+
+def part_of(parameter: Tensor) -> Part:
+    """Returns the part of a parameter that this rank has; all of it, but for experts over ranks."""
+    return getattr(parameter, "part", Part())
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,15 +326,18 @@ def nearest_multiples(number: int, quantum: int) -> str:
     return " or ".join(str(size) for size in (below, below + quantum) if size)
 
 
-def plan_batch(batch: BatchConfig, world_size: int, sequence: int = 1) -> BatchPlan:
+def plan_batch(batch: BatchConfig, world_size: int, sequence: int = 1, experts: int = 1) -> BatchPlan:
     """Divides the global batch over `world_size` ranks, of which `sequence` share the rows of one.
+
+    `experts` ranks share the experts of each layer, whichever rows they have.
 
     Raises:
         ConfigError: It, or the number of ranks, is not divisible; names the two nearest that are.
     """
-    if world_size % sequence:
-        what = f"parallel.sequence={sequence} must divide the number of ranks, {world_size}"
-        raise ConfigError(what, fix=f"start {nearest_multiples(world_size, sequence)} ranks")
+    for key, shared in (("sequence", sequence), ("experts", experts)):
+        if world_size % shared:
+            what = f"parallel.{key}={shared} must divide the number of ranks, {world_size}"
+            raise ConfigError(what, fix=f"start {nearest_multiples(world_size, shared)} ranks")
     shares = world_size // sequence
     quantum = batch.seq_len * batch.micro * shares
     ranks = f"ranks {world_size}" + (f" / parallel.sequence {sequence}" if sequence > 1 else "")

@@ -157,11 +157,15 @@ class EngineConfig(Section):
 
 
 class ParallelConfig(Section):
-    """Ranks that share rows (docs/parallel.md). No key changes the result, up to rounding."""
+    """Ranks that share rows or experts (docs/parallel.md). No key changes a result but by rounding."""
 
     sequence: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
     """Consecutive ranks over which the columns of rows are cut, for long rows (Jacobs et al. 2023).
     Divides the number of ranks and the heads of the model. 1: each rank has whole rows."""
+    experts: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
+    """Consecutive ranks over which experts of each layer are cut (Lepikhin et al. 2020, GShard).
+    Divides the number of ranks and `model.decoder.experts.count`. 1: each rank has all experts, or
+    by ZeRO a share of each."""
 
 
 PLAIN_ENGINE = EngineConfig(kind="single", zero_stage=0, precision="fp32", compile=False)

@@ -148,6 +148,39 @@ def check_sequence(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> N
             raise ValueError(f"{key} {rule}; use one of {', '.join(map(str, fitting))}")
 
 
+def check_experts(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> None:
+    """Checks that `ranks` can share the experts of a model. Raises: ValueError, with the reason."""
+    key = f"parallel.experts={ranks}"
+    whole = "use parallel.experts=1"
+    experts = model.last_stack.experts if isinstance(model, ModelConfig) else None
+    if experts is None:
+        raise ValueError(f"{key} cuts experts over ranks, and this model has none; {whole}")
+    if experts.count % ranks:
+        fitting = [size for size in range(1, experts.count + 1) if experts.count % size == 0]
+        stack = "encoder" if model.decoder is None else "decoder"
+        rule = f"must divide model.{stack}.experts.count={experts.count}"
+        raise ValueError(f"{key} {rule}; use one of {', '.join(map(str, fitting))}")
+    if engine.kind != "deepspeed":
+        what = "needs engine.kind=deepspeed"
+        why = "which reduces each expert over the ranks that have it"
+        raise ValueError(f"{key} {what}, {why}, not {engine.kind}; change it, or {whole}")
+    if engine.zero_stage == 0 and engine.precision != "fp32":
+        # FP16_UnfusedOptimizer of DeepSpeed 0.19 leaves experts out of the norm.
+        what = f"is clipped by a norm without experts at zero_stage=0 in {engine.precision}"
+        raise ValueError(f"{key} {what}; use engine.zero_stage=1, 2 or 3, or engine.precision=fp32")
+    if engine.zero_hpz > 1:
+        what = f"and engine.zero_hpz={engine.zero_hpz} shard experts over different ranks"
+        raise ValueError(f"{key} {what}; use engine.zero_hpz=1, or {whole}")
+    if engine.precision == "fp16":
+        what = "was not tried with engine.precision=fp16"
+        raise ValueError(f"{key} {what}; use engine.precision=bf16")
+    if engine.feedforward_tiles > 1:
+        # A rank with fewer tokens than tiles would exchange less often than the others.
+        tiles = f"engine.feedforward_tiles={engine.feedforward_tiles}"
+        what = f"exchanges as often on each rank, and {tiles} may not"
+        raise ValueError(f"{key} {what}; use engine.feedforward_tiles=1")
+
+
 class RunConfig(Section):
     """Config of a run; `pretrain config FILE` prints it with every default filled in."""
 
@@ -205,6 +238,8 @@ class RunConfig(Section):
             check_fp8(self.model, self.batch, self.lengths, crops=self.data.packing == "padded")
         if self.parallel.sequence > 1:
             check_sequence(self.parallel.sequence, self.engine, self.model)
+        if self.parallel.experts > 1:
+            check_experts(self.parallel.experts, self.engine, self.model)
         check_best(self.checkpoint, self.eval, self.objective, self.data, self.optim.ema)
         check_tracking(self.tracking, self.eval, self.model)
         return self

@@ -87,7 +87,8 @@ def _plan_ranks(config: RunConfig | None, place: JobTopology) -> tuple[int, list
     if config is None or not place.size:
         return 0, []
     try:
-        batch = plan_batch(config.batch, place.size, config.parallel.sequence)
+        shared = config.parallel
+        batch = plan_batch(config.batch, place.size, shared.sequence, shared.experts)
     except ConfigError as error:
         return 0, [Check("batch", "fail", error.what, error.fix, EXIT_USAGE)]
     num_nodes = max(1, place.size // max(1, place.local_size))

@@ -20,9 +20,11 @@ from pretrain.config.engine import JOB_GPUS, EngineConfig
 from pretrain.dist import World, loopback_store
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, deepspeed_config
 from pretrain.engine.engine import Engine
+from pretrain.engine.expert_groups import describe_experts
 from pretrain.engine.replicated import CompleteState, KeptTensor, TorchEngine
 from pretrain.engine.weight_average import AveragedState
 from pretrain.errors import ConfigError, LaunchError, install_fix
+from pretrain.types import part_of
 from pretrain.utils.log import quiet_libraries
 from pretrain.utils.status_line import show_phase
 from pretrain.utils.units import plural
@@ -40,7 +42,11 @@ def builds_sharded(config: EngineConfig) -> bool:
 
 
 def fill_sharded(
-    model: nn.Module, draw: Callable[[str, torch.Size], Tensor], config: EngineConfig, accelerator: "Accelerator"
+    model: nn.Module,
+    draw: Callable[[str, torch.Size], Tensor],
+    config: EngineConfig,
+    accelerator: "Accelerator",
+    world: World,
 ) -> None:
     """Initialises and shards the parameters of a model on the meta device, one by one. Collective.
 
@@ -53,8 +59,13 @@ def fill_sharded(
     dtype = _WORKING_DTYPES[config.precision]
     shard: Any = None
     for name, parameter in model.named_parameters():
-        value = draw(name, parameter.shape).to(accelerator.device, dtype)
-        torch.utils.swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
+        part = part_of(parameter)
+        value = part.take(draw(name, part.whole(parameter.shape))).to(accelerator.device, dtype)
+        filled: Any = nn.Parameter(value, requires_grad=parameter.requires_grad)
+        if part.ranks > 1:  # a swap takes the attributes, too
+            filled.part = part
+            describe_experts(filled, world, config.group_timeout_s)
+        torch.utils.swap_tensors(parameter, filled)
         if shard is None:
             # The first parameter goes through zero.Init, which gives it the method that shards the
             # others.

@@ -23,6 +23,7 @@ from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World, start_copy_to_host
 from pretrain.engine.engine import Update
+from pretrain.engine.expert_groups import known_experts
 from pretrain.engine.replicated import (
     ReplicatedState,
     WrappedModule,
@@ -36,7 +37,7 @@ from pretrain.model.stack import Block
 from pretrain.optim.matrices import Span, WeightPiece
 from pretrain.plan.memory import plan_buckets, reduces_to_owners
 from pretrain.plan.roofline import overlaps
-from pretrain.types import Batch, Fragment, FragmentStore
+from pretrain.types import Batch, Fragment, FragmentStore, part_of
 
 
 def deepspeed_config(
@@ -223,11 +224,12 @@ class DeepSpeedZeroEngine(WrappedModule):
         if config.compiles(accelerator.device.type) and config.zero_stage == 3:
             # Gathers the weights of a block at once, by hooks outside of its compiled graph.
             deepspeed.utils.set_z3_leaf_modules(module, [Block])
-        # Some of DeepSpeed's optimizers step with zero gradients when they are built, and weight
-        # decay would shrink the fp32 masters then. `update` sets the learning rate of each step.
+        # Some of DeepSpeed's optimizers step with zero gradients when built, and weight decay would
+        # shrink the fp32 masters. `update` sets the learning rate of each step.
         for group in optimizer.param_groups:
             group["lr"] = 0.0
-        wrapped, _ = accelerator.prepare(module, optimizer)
+        with known_experts(module, optimizer, world, config):
+            wrapped, _ = accelerator.prepare(module, optimizer)
         if not isinstance(wrapped, deepspeed.DeepSpeedEngine):
             raise unexpected(f"DeepSpeed was asked for, accelerate built {type(wrapped).__name__}")
         stage = wrapped.zero_optimization_stage()
@@ -240,7 +242,7 @@ class DeepSpeedZeroEngine(WrappedModule):
         self.description = f"DeepSpeed ZeRO-{stage}, {config.arithmetic}, {devices}"
         self._clip = grad_clip if clips_itself(config) else None
         self._parameters = list(module.parameters())
-        self.is_sharded = stage == 3
+        self.is_sharded, self.needs_all_ranks = stage == 3, stage == 3 or world.experts > 1
         if self.is_sharded:
             # Gathered with those of a block: not behind the optimizer, which waits for the device.
             wrapped.optimizer.persistent_parameters = []
@@ -250,8 +252,7 @@ class DeepSpeedZeroEngine(WrappedModule):
             judge_by_norm(wrapped.optimizer)
             wrapped.basic_optimizer.register_step_pre_hook(self._start_norm)
         self.state = build_zero_state(wrapped, names, stage, world)
-        # Undo the count of the step at construction.
-        set_optimizer_step(wrapped.basic_optimizer, 0)
+        set_optimizer_step(wrapped.basic_optimizer, 0)  # undoes the step at construction
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
         """See `Engine.forward_backward`."""
@@ -352,9 +353,10 @@ class _PartitionedGroups(_Partitioned):
                 mapping = parameter._hp_mapping
                 if mapping is not None:
                     place = mapping.hp_fragment_address
-                    offset = mapping.lp_fragment_address.start
+                    part = part_of(parameter)
+                    offset = part.offset(parameter.numel()) + mapping.lp_fragment_address.start
                     span = Span(names[id(parameter)], slot, offset, place.start, place.numel)
-                    pieces.append(WeightPiece(span, tuple(parameter.shape), master))
+                    pieces.append(WeightPiece(span, tuple(part.whole(parameter.shape)), master))
         super().__init__(engine, pieces, masters, world.rank)
 
     @torch.no_grad()
@@ -379,9 +381,12 @@ class _PartitionedParameters(_Partitioned):
             # Within its group, which need not be the world.
             offset = parameter.ds_zero_partition_rank * share
             length = min(share, parameter.ds_numel - offset)
+            part = part_of(parameter)
             if length > 0:
+                offset += part.offset(parameter.ds_numel)
                 span = Span(names[id(parameter)], slot, offset, start, length)
-                pieces.append(WeightPiece(span, tuple(parameter.ds_shape), masters[slot]))
+                whole = tuple(part.whole(parameter.ds_shape))
+                pieces.append(WeightPiece(span, whole, masters[slot]))
         super().__init__(engine, pieces, masters, world.rank)
 
     @torch.no_grad()

@@ -43,6 +43,7 @@ class Engine(Protocol):
         description: Engine, precision, ranks and offload in one line, for logs.
         module: The trained module, without wrappers.
         is_sharded: Each rank has a share of the weights only (ZeRO 3).
+        needs_all_ranks: A forward pass is collective (ZeRO 3, experts over ranks).
         average: The moving average of the weights, part of `state`; None: there is none.
     """
 
@@ -50,6 +51,7 @@ class Engine(Protocol):
     description: str
     module: nn.Module
     is_sharded: bool
+    needs_all_ranks: bool
     average: AveragedState | None
 
     @property

@@ -25,11 +25,12 @@ from pretrain import dist
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Update
+from pretrain.engine.expert_groups import norm_over_ranks
 from pretrain.engine.weight_average import AveragedState
 from pretrain.errors import LaunchError
 from pretrain.optim.matrices import Span, WeightPiece, WholeOptimizer
 from pretrain.optim.rules import Lion
-from pretrain.types import Batch, Fragment, FragmentStore
+from pretrain.types import Batch, Fragment, FragmentStore, Part, part_of
 
 MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
@@ -40,9 +41,20 @@ MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
 
 
 def place_whole(optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], pieces: Sequence[WeightPiece]) -> None:
-    """Registers the matrices of an optimizer over whole matrices: each is whole on every rank."""
+    """Registers the matrices of an optimizer over whole matrices: each is whole on every rank.
+
+    Of experts over ranks each is whole on the rank that has it.
+    """
     if isinstance(optimizer, WholeOptimizer):
-        optimizer.place(masters, pieces, [[piece.span for piece in pieces]], rank=0)
+        parts = [part_of(piece.master) for piece in pieces]
+        mine = max(parts, key=lambda part: part.ranks)
+        spans: list[list[Span]] = [[] for _ in range(mine.ranks)]
+        for piece, part in zip(pieces, parts, strict=True):
+            name, slot, offset, start, length = piece.span
+            for rank in range(part.ranks) if part.ranks > 1 else (mine.rank,):
+                offset = Part(rank, part.ranks).offset(length) if part.ranks > 1 else offset
+                spans[rank].append(Span(name, slot, offset, start, length))
+        optimizer.place(masters, pieces, spans, mine.rank)
 
 
 def place_cut(
@@ -93,7 +105,10 @@ def working_weights(module: nn.Module, names: dict[int, str]) -> Iterator[tuple[
     """Yields name in checkpoints and live tensor of each parameter; at ZeRO 3 its shares."""
     for parameter in module.parameters():
         share = getattr(parameter, "ds_tensor", None)
-        yield names[id(parameter)], parameter.data if share is None else share.data
+        weight: Any = parameter.data if share is None else share.data
+        if part_of(parameter).ranks > 1:
+            weight.part = part_of(parameter)
+        yield names[id(parameter)], weight
 
 
 def unexpected(problem: str) -> LaunchError:
@@ -134,22 +149,22 @@ class WrappedModule:
 
 
 def _is_whole(parameter: Tensor) -> bool:
-    """Returns whether every rank has all of a parameter, and the same gradient of it."""
+    """Returns whether a rank has all of a parameter and of its gradient, or is to have its experts."""
     # Marks of ZeRO 3, of DTensor, and of an expert of DeepSpeed, whose gradient is not the world's.
     is_sharded = hasattr(parameter, "ds_tensor") or hasattr(parameter, "to_local")
-    return not is_sharded and getattr(parameter, "allreduce", True)
+    is_shared = part_of(parameter).ranks > 1
+    return not is_sharded and (is_shared or getattr(parameter, "allreduce", True))
 
 
 def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = False) -> Update:
     """Clips reduced gradients to a global norm; discards them if it is not finite, or with `drop`.
 
     Every torch optimizer skips a parameter without a gradient, its moments and step count too. All
-    ranks have the same reduced gradients and decide alike: the norm is of what this rank has, so a
-    parameter that is sharded, or reduced over a part of the ranks (an expert), is refused.
+    ranks have the same reduced gradients, and the norm those of the experts of others, so that they
+    decide alike; other parameters that are sharded, or reduced over some ranks, are refused.
     """
     assert all(map(_is_whole, parameters)), "a norm over several process groups is its engine's"
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = norm_over_ranks(parameters)
     grad_norm = float(norm)
     skipped = drop or not math.isfinite(grad_norm)
     if skipped:
@@ -160,24 +175,28 @@ def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = Fa
     return Update(grad_norm, skipped)
 
 
-def _even_share(length: int, world: World) -> slice:
-    """Returns the elements that this rank saves of a tensor that is whole on every rank."""
-    return slice(length * world.rank // world.size, length * (world.rank + 1) // world.size)
+def _even_share(length: int, world: World, part: Part) -> slice:
+    """Returns the elements that this rank saves of a tensor that all ranks with this part have."""
+    rank, size = world.rank // part.ranks, world.size // part.ranks
+    return slice(length * rank // size, length * (rank + 1) // size)
 
 
 class ReplicatedState:
     """Master weights and moments that are whole on every rank; each rank saves an even share.
 
-    `masters` are the names and fp32 parameters that the optimizer updates.
+    `masters` are the names and fp32 parameters that the optimizer updates. Experts over ranks are
+    whole on the ranks that have them.
     """
 
     def __init__(self, masters: list[tuple[str, Tensor]], optimizer: torch.optim.Optimizer, world: World) -> None:
         self._optimizer = optimizer
         self._world = world
         self._pieces = []
+        self._parts = {name: part_of(master) for name, master in masters}
         for slot, (name, master) in enumerate(masters):
-            span = Span(name, slot, offset=0, start=0, length=master.numel())
-            self._pieces.append(WeightPiece(span, tuple(master.shape), master))
+            part, length = self._parts[name], master.numel()
+            span = Span(name, slot, part.offset(length), start=0, length=length)
+            self._pieces.append(WeightPiece(span, tuple(part.whole(master.shape)), master))
         place_whole(optimizer, [master for _, master in masters], self._pieces)
 
     def held_fragments(self) -> Iterator[Fragment]:
@@ -187,7 +206,7 @@ class ReplicatedState:
     def owned_fragments(self) -> Iterator[Fragment]:
         """Yields this rank's even share of every fragment."""
         for whole in self.held_fragments():
-            share = _even_share(whole.length, self._world)
+            share = _even_share(whole.length, self._world, self._parts[whole.name])
             if share.start < share.stop:
                 tensors = {key: tensor[share] for key, tensor in whole.tensors.items()}
                 yield Fragment(whole.name, whole.offset + share.start, whole.shape, tensors)
@@ -230,7 +249,7 @@ class TorchEngine(WrappedModule):
         self._grad_clip = grad_clip
         self._is_ddp = is_ddp
         self._parameters = list(module.parameters())
-        self.is_sharded = False
+        self.is_sharded = self.needs_all_ranks = False
         masters = [(names[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
         self.state: FragmentStore = ReplicatedState(masters, optimizer, world)
 
@@ -297,19 +316,22 @@ class CompleteState:
         for name, kind, tensor, shape in self._kept:
             live, offset, whole = self._place(tensor)
             if not hasattr(tensor, "ds_tensor"):
-                share = _even_share(live.numel(), self._world)
-                live, offset = live[share], share.start
+                share = _even_share(live.numel(), self._world, part_of(tensor))
+                live, offset = live[share], offset + share.start
             if live.numel():
                 yield Fragment(name, offset, shape or whole, {kind: live.float()})
 
     def _place(self, tensor: Any) -> tuple[Tensor, int, tuple[int, ...]]:
         """Returns this rank's part of a tensor, flat, its offset, and the shape of the whole."""
+        part = part_of(tensor)
         if not hasattr(tensor, "ds_tensor"):
-            return tensor.data.view(-1), 0, tuple(tensor.shape)
+            first = part.offset(tensor.numel())
+            return tensor.data.view(-1), first, tuple(part.whole(tensor.shape))
         share = tensor.ds_tensor.ds_numel
         offset = tensor.ds_zero_partition_rank * share
         length = max(0, min(share, tensor.ds_numel - offset))
-        return tensor.ds_tensor.data[:length], offset, tuple(tensor.ds_shape)
+        offset += part.offset(tensor.ds_numel)
+        return tensor.ds_tensor.data[:length], offset, tuple(part.whole(tensor.ds_shape))
 
     def scalars(self) -> dict[str, float]:
         """See `FragmentStore.scalars`."""

@@ -27,9 +27,12 @@ from torch import Tensor, nn
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, StackConfig
+from pretrain.dist import World
 from pretrain.errors import ConfigError, install_fix
+from pretrain.model.expert_parallel import share_experts
 from pretrain.model.recurrent.recurrent import Recurrent, check_engine, draw_recurrent
 from pretrain.model.transformer import Transformer
+from pretrain.types import part_of
 
 log = logging.getLogger(__name__)
 
@@ -183,9 +186,13 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def fill_weights(model: nn.Module, draw: Callable[[str, torch.Size], Tensor]) -> None:
-    """Overwrites every weight in place, one at a time; costs one fp32 copy of the largest."""
+    """Overwrites every weight in place, one at a time; costs one fp32 copy of the largest.
+
+    `draw` returns a whole parameter, of which this rank may have a part.
+    """
     for name, weight in named_weights(model):
-        weight.copy_(draw(name, weight.shape))
+        part = part_of(weight)
+        weight.copy_(part.take(draw(name, part.whole(weight.shape))))
 
 
 def _compiles(engine: EngineConfig, device: torch.device) -> bool:
@@ -256,11 +263,17 @@ def activate_fa3() -> None:
 
 
 def build_model(
-    config: AnyModelConfig, engine: EngineConfig, device: torch.device, *, storage: bool = True
+    config: AnyModelConfig,
+    engine: EngineConfig,
+    device: torch.device,
+    *,
+    storage: bool = True,
+    world: World | None = None,
 ) -> LanguageModel:
     """Builds a model on `device` with its weights unset.
 
-    Without `storage` the parameters stay on the meta device, to be filled one by one.
+    Without `storage` the parameters stay on the meta device, to be filled one by one. `world`: the
+    ranks that share its experts, and then collective; None: this rank has all.
 
     Raises:
         ConfigError: The attention backend does not support the model or the device, or the engine
@@ -275,6 +288,8 @@ def build_model(
             model = Recurrent(config)
         else:
             model = Transformer(config, engine, device)
+            if world is not None:
+                share_experts(model, world, engine.group_timeout_s)
             for stack in model.stacks if engine.fp8 != "off" else ():
                 convert_to_fp8(stack.blocks, engine.fp8, device)
             if device.type == "cuda":

@@ -12,17 +12,17 @@ no engine waits for a gradient that never comes.
 Not here: even use of the experts (`train/balance.py`), for which a layer returns `RoutingSums`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pretrain.config.model import ExpertsConfig, StackConfig
+from pretrain.model.grouped import GroupedLinear, Take
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -87,130 +87,6 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(self.gate(self.gate_up(x_BTD) if self.gated else self.up(x_BTD)))
-
-
-# A product of each run of rows with its expert's matrix. An operation of its own: to the compiler
-# it is opaque and has a fixed shape, where a loop over the experts depends on the data. On one core
-# of a CPU the loop is as fast as one dense product of as many rows (64 experts: within 5%), as is
-# torch's grouped kernel there, which only takes rows of whole 16 bytes.
-
-
-def _has_kernel(x: Tensor, weight_EOI: Tensor) -> bool:
-    """Returns whether torch's grouped kernel runs: bf16 on CUDA, where a loop waits for offsets."""
-    sizes = weight_EOI.shape[1:]
-    is_fit = x.is_cuda and x.dtype == torch.bfloat16 and not any(size % 8 for size in sizes)
-    return is_fit and hasattr(functional, "grouped_mm")
-
-
-def _runs(offsets_E: Tensor) -> Iterator[tuple[int, slice]]:
-    """Yields the experts that have rows, and these."""
-    start = 0
-    for expert, end in enumerate(offsets_E.tolist()):
-        if end > start:
-            yield expert, slice(start, end)
-        start = end
-
-
-@torch.library.custom_op("pretrain::grouped_linear", mutates_args=())
-def grouped_linear(x_RI: Tensor, weight_EOI: Tensor, offsets_E: Tensor) -> Tensor:
-    """Returns `x W_e^T` of the rows of each expert, [R, outputs]; differentiable once.
-
-    Args:
-        x_RI: Rows, sorted by expert, [R, inputs].
-        weight_EOI: Matrices in the dtype of the rows, [E, outputs, inputs].
-        offsets_E: int32; end of each expert's rows, which may have none.
-    """
-    if _has_kernel(x_RI, weight_EOI):
-        return functional.grouped_mm(x_RI, weight_EOI.transpose(1, 2), offs=offsets_E)
-    out_RO = x_RI.new_empty(x_RI.shape[0], weight_EOI.shape[1])
-    for expert, rows in _runs(offsets_E):
-        torch.mm(x_RI[rows], weight_EOI[expert].t(), out=out_RO[rows])
-    return out_RO
-
-
-@grouped_linear.register_fake
-def _grouped_shape(x_RI: Tensor, weight_EOI: Tensor, offsets_E: Tensor) -> Tensor:
-    return x_RI.new_empty(x_RI.shape[0], weight_EOI.shape[1])
-
-
-@torch.library.custom_op("pretrain::grouped_linear_backward", mutates_args=())
-def _grouped_backward(
-    grad_RO: Tensor, x_RI: Tensor, weight_EOI: Tensor, offsets_E: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Returns the gradients of rows and matrices; zeros for an expert without rows."""
-    if _has_kernel(x_RI, weight_EOI):
-        grad_x_RI = functional.grouped_mm(grad_RO, weight_EOI, offs=offsets_E)
-        return grad_x_RI, functional.grouped_mm(grad_RO.t(), x_RI, offs=offsets_E)
-    grad_x_RI = torch.empty_like(x_RI)
-    grad_weight_EOI = torch.zeros_like(weight_EOI)
-    for expert, rows in _runs(offsets_E):
-        torch.mm(grad_RO[rows], weight_EOI[expert], out=grad_x_RI[rows])
-        torch.mm(grad_RO[rows].t(), x_RI[rows], out=grad_weight_EOI[expert])
-    return grad_x_RI, grad_weight_EOI
-
-
-@_grouped_backward.register_fake
-def _backward_shapes(
-    grad_RO: Tensor, x_RI: Tensor, weight_EOI: Tensor, offsets_E: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(x_RI), torch.empty_like(weight_EOI)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _differentiate(ctx: Any, grad_RO: Tensor) -> tuple[Tensor, Tensor, None]:
-    x_RI, weight_EOI, offsets_E = ctx.saved_tensors
-    return *_grouped_backward(grad_RO.contiguous(), x_RI, weight_EOI, offsets_E), None
-
-
-grouped_linear.register_autograd(_differentiate, setup_context=_save)
-
-
-class GroupedLinear(nn.Module):
-    """A linear map for each expert, with their matrices in one parameter, [E, outputs, inputs].
-
-    Their biases are one vector, [E outputs]: of one dimension, as any bias that is no matrix to an
-    optimizer.
-    """
-
-    def __init__(self, experts: int, inputs: int, outputs: int, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(experts * outputs)) if bias else None
-
-    def forward(self, x_RI: Tensor, offsets_E: Tensor) -> Tensor:
-        """Maps rows that are sorted by expert, in autocast's dtype where it is on."""
-        device = x_RI.device.type
-        dtype = x_RI.dtype
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-        out_RO = grouped_linear(x_RI.to(dtype), self.weight.to(dtype), offsets_E)
-        if self.bias is None:
-            return out_RO
-        rows_R = torch.arange(len(out_RO), dtype=offsets_E.dtype, device=offsets_E.device)
-        experts_R = torch.searchsorted(offsets_E, rows_R, right=True)
-        return out_RO + self.bias.to(dtype).view(len(offsets_E), -1).index_select(0, experts_R)
-
-
-class _Take(torch.autograd.Function):
-    """Row `index_R[i] // copies` at place i; its gradient is a gather too: sums have one order."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index_R: Tensor, inverse_R: Tensor, copies: int) -> Tensor:
-        ctx.save_for_backward(inverse_R)
-        ctx.copies = copies
-        return x.index_select(0, index_R // copies if copies > 1 else index_R)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (inverse_R,) = ctx.saved_tensors
-        rows = grad.index_select(0, inverse_R)
-        if ctx.copies > 1:
-            rows = rows.unflatten(0, (-1, ctx.copies)).sum(1)
-        return rows, None, None, None
 
 
 class RoutingSums(NamedTuple):
@@ -340,6 +216,8 @@ class MixtureOfExperts(nn.Module):
         self.down = GroupedLinear(experts.count, width, config.width, config.bias)
         self.shared = FeedForward(config, experts.shared * width) if experts.shared else None
         self.gate = Gate(config)
+        # With experts over ranks, what sends rows to their experts (`expert_parallel.py`).
+        self.send: Callable[..., Tensor] | None = None
 
     def forward(self, x_BTD: Tensor, counted_BT: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Maps [B, T, D] to the same; returns also the sums of the counted tokens (`Router`)."""
@@ -352,17 +230,20 @@ class MixtureOfExperts(nn.Module):
         inverse_R = torch.empty_like(order_R).scatter_(0, order_R, places_R)
         sizes_E = torch.zeros(self.count, dtype=torch.int32, device=chosen_R.device)
         sizes_E = sizes_E.scatter_add(0, chosen_R, torch.ones_like(chosen_R, dtype=torch.int32))
-        rows_RD = _Take.apply(x_PD, order_R, inverse_R, self.top_k)
-        rows_RD = self._run(rows_RD, sizes_E.cumsum(0, dtype=torch.int32))
-        rows_PJD = _Take.apply(rows_RD, inverse_R, order_R, 1).unflatten(0, (-1, self.top_k))
+        rows_RD = Take.apply(x_PD, order_R, inverse_R, self.top_k)
+        if self.send is None:
+            rows_RD = self.run(rows_RD, sizes_E.cumsum(0, dtype=torch.int32))
+        else:
+            rows_RD = self.send(rows_RD, sizes_E, self.run)
+        rows_PJD = Take.apply(rows_RD, inverse_R, order_R, 1).unflatten(0, (-1, self.top_k))
         result_PD = (rows_PJD * weights_PJ[..., None].to(rows_PJD.dtype)).sum(dim=1)
         result_BTD = result_PD.view_as(x_BTD)
         if self.shared is not None:
             result_BTD = result_BTD + self.shared(x_BTD)
         return result_BTD, sums_W
 
-    def _run(self, rows_RD: Tensor, offsets_E: Tensor) -> Tensor:
-        """Passes rows, sorted by expert, through their experts."""
+    def run(self, rows_RD: Tensor, offsets_E: Tensor) -> Tensor:
+        """Passes rows, sorted by expert, through the experts of this rank."""
         first = self.gate_up if self.gated else self.up
         return self.down(self.gate(first(rows_RD, offsets_E)), offsets_E)
 

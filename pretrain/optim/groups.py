@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from torch import nn
 
+from pretrain.types import part_of
+
 _HALVES = frozenset({"key_value", "gate_up"})
 """Layers whose weight consists of two matrices of equal height."""
 
@@ -32,17 +34,20 @@ _HEADS = frozenset({"qkv", "query", "key_value"})
 def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tuple[int, ...]:
     """Returns the number of rows of each matrix of a parameter, or with `split_heads` of each head.
 
-    One number if it is not fused.
+    One number if it is not fused; of experts over ranks the rows of all.
 
     To be called before an engine partitions the parameters.
     """
     parameter = model.get_parameter(name)
-    if parameter.ndim < 2:
-        return (parameter.numel(),)
-    rows = parameter.shape[-2]
     owner_name, _, _ = name.rpartition(".")
     parent_name, _, layer = owner_name.rpartition(".")
     owner = model.get_submodule(owner_name)
+    if parameter.ndim < 2:
+        matrix = getattr(owner, "weight", None)
+        # Biases of experts are a vector each, as their matrices are; here those of this rank.
+        experts = matrix.shape[0] if isinstance(matrix, nn.Parameter) and matrix.ndim == 3 else 1
+        return (parameter.numel() // experts,) * experts * part_of(parameter).ranks
+    rows = parameter.shape[-2]
     parent = model.get_submodule(parent_name)
     if split_heads and layer in _HEADS and hasattr(parent, "head_width"):
         blocks = (int(parent.head_width),) * (rows // int(parent.head_width))
@@ -53,7 +58,7 @@ def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tup
         parts = 2 if layer in _HALVES else _GATES.get(type(owner), 1)
         blocks = (rows // parts,) * parts
     assert sum(blocks) == rows, f"{name}: {blocks} are not {rows} rows"
-    return blocks * math.prod(parameter.shape[:-2])
+    return blocks * math.prod(part_of(parameter).whole(parameter.shape)[:-2])
 
 
 EMBEDDING_PARTS = frozenset({"embedding", "patches", "position"})
@@ -80,8 +85,7 @@ class ParameterGroup:
 
     Attributes:
         name: `decay` or `no_decay`; under `layer_decay`, with the depth: `decay.3`; of several
-        scales, with
-            the number of its own: `decay.s1`.
+            scales, with the number of its own: `decay.s1`; of experts over ranks `decay.experts`.
         decays: `optim.weight_decay` applies.
         names: Parameter names, in the order of registration in the model.
         parameters: The parameters, in the same order.
@@ -140,8 +144,8 @@ def group_parameters(
         split_heads: The matrices of projections to heads are those of each head.
 
     Returns:
-        At most two groups, the decaying one first; for each depth with `layer_decay`, and for each
-        scale.
+        At most two groups, the decaying one first; for each depth with `layer_decay`, for each
+        scale, and for experts over ranks.
     """
     embeddings = {
         id(parameter)
@@ -150,23 +154,28 @@ def group_parameters(
         for parameter in module.parameters(recurse=False)
     }
     depth_of, head_depth = depths(name for name, _ in model.named_parameters())
-    members: dict[tuple[int, bool, Scale], list[tuple[str, nn.Parameter]]] = {}
+    members: dict[tuple[int, bool, Scale, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_table = not EMBEDDING_PARTS.isdisjoint(name.split("."))
             decays = parameter.ndim >= 2 and not is_table and id(parameter) not in embeddings
             depth = head_depth if layer_decay is None else depth_of[name]
-            members.setdefault((depth, decays, scale_of(name)), []).append((name, parameter))
-    scales = list(dict.fromkeys(scale for *_, scale in members))
+            # Reduced over other ranks than the rest, so that an engine needs them apart.
+            is_part = part_of(parameter).ranks > 1
+            key = (depth, decays, scale_of(name), is_part)
+            members.setdefault(key, []).append((name, parameter))
+    scales = list(dict.fromkeys(scale for _, _, scale, _ in members))
     groups = []
-    for depth, decays, scale in sorted(members, key=lambda key: (key[0], not key[1], scales.index(key[2]))):
-        names, parameters = zip(*members[depth, decays, scale], strict=True)
+    for key in sorted(members, key=lambda key: (key[0], not key[1], scales.index(key[2]), key[3])):
+        depth, decays, scale, is_part = key
+        names, parameters = zip(*members[key], strict=True)
         blocks = []
-        for name, parameter in members[depth, decays, scale]:
+        for name, parameter in members[key]:
             rows_of = block_rows(model, name, split_heads=split_heads)
             blocks.append(tuple((rows, *parameter.shape[1:][-1:]) for rows in rows_of))
         suffix = "" if layer_decay is None else f".{depth}"
         suffix += f".s{scales.index(scale)}" if len(scales) > 1 else ""
+        suffix += ".experts" if is_part else ""
         ratio = scale.lr * (layer_decay or 1.0) ** (head_depth - depth)
         name = ("decay" if decays else "no_decay") + suffix
         groups.append(ParameterGroup(name, decays, names, parameters, tuple(blocks), ratio, scale))

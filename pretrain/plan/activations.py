@@ -68,7 +68,7 @@ class _StackCounter:
         model = task.model
         assert isinstance(model, ModelConfig), "recurrent models are counted apart"
         self.stack: StackConfig = getattr(model, name)
-        self.ranks = task.sequence
+        self.ranks, self.shares_experts = task.sequence, task.experts > 1
         lengths = task.columns
         is_last = name == "decoder"
         self.causal = is_last and not model.restores
@@ -223,7 +223,7 @@ class _StackCounter:
         scores = experts.count * _STATISTIC * (2 if experts.scores == "softmax" else 4)
         routed = experts.top_k * (3 * 8 + 3 * _STATISTIC) + scores
         routed += 0 if self.compute == 4 else 4 * stack.width  # its input in fp32
-        routed += experts.top_k * 2 * 8 * stack.bias  # experts of rows, whose biases are added
+        routed += experts.top_k * 2 * 8 * (stack.bias + self.shares_experts)
         whole = routed + experts.top_k * (2 * row + inside)
         results = experts.count * _STATISTIC + experts.top_k * (row + up)
         if experts.shared:

@@ -70,7 +70,8 @@ def plan_facts(
         "problems": [asdict(problem) for problem in problems],
     }
     if not any(problem.kind == "batch" for problem in problems):
-        batch = plan_batch(config.batch, cluster.size, config.parallel.sequence)
+        shared = config.parallel
+        batch = plan_batch(config.batch, cluster.size, shared.sequence, shared.experts)
         layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
         facts["layout"] = {
             "engine": config.engine.kind,
@@ -89,7 +90,7 @@ def plan_facts(
         facts["rates"] = {name: _rate_facts(rate, config, cluster) for name, rate in rates.items()}
         facts["fp8"] = _fp8_facts(task, layout, cluster)
         facts["network"] = _network_facts(task, layout, cluster)
-        facts["exchange"] = _exchange_facts(task, layout, cluster)
+        facts |= _exchange_facts(task, layout, cluster)
         # The surest rate, which is the last, is the base of all that follows.
         best = list(rates.values())[-1]
         facts["course"] = _course_facts(config, task, best, cluster, options)
@@ -222,11 +223,17 @@ def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster)
 
 
 def _exchange_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> dict[str, Any]:
-    """Returns what a rank sends in a step to those that share its rows."""
+    """Returns what a rank sends in a step to those that share its rows, and its experts."""
     work = plan_work(task, layout, cluster.size, cluster.device)
-    count = layout.accumulation
-    seconds = count * exchange_seconds(work, cluster, cluster.constants)
-    return {"ranks": task.sequence, "bytes": count * work.exchanged, "seconds": seconds}
+    of_step = {
+        "exchange": (task.sequence, layout.accumulation * work.exchanged),
+        "experts": (task.experts, layout.accumulation * work.routed),
+    }
+    found = {}
+    for name, (ranks, sent) in of_step.items():
+        seconds = exchange_seconds(sent, ranks, cluster, cluster.constants)
+        found[name] = {"ranks": ranks, "bytes": sent, "seconds": seconds}
+    return found
 
 
 def _course_facts(

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import AnyModelConfig, ModelConfig
-from pretrain.plan.params import parameter_shapes
+from pretrain.plan.params import names_of_experts, parameter_shapes
 from pretrain.plan.task import TrainingTask
 
 MAX_LIVE = 1_000_000_000
@@ -96,6 +96,7 @@ class _Coordinator:
 
     sizes: dict[str, int]  # values of each weight
     trained: Collection[str]  # those with a gradient
+    alone: Collection[str]  # those that no other rank has, gathered without a byte
     ahead: int  # values gathered ahead of use
     bucket: int  # values of gradients reduced at once
     ranks: int
@@ -142,9 +143,8 @@ class _Coordinator:
 
     def _gather(self, names: list[str]) -> None:
         self.live.update(names)
-        values = sum(self.sizes[name] for name in names)
-        self.held += values
-        self.gathered += values
+        self.held += sum(self.sizes[name] for name in names)
+        self.gathered += sum(self.sizes[name] for name in names if name not in self.alone)
         if len(names) > 1:
             self.flying.append(names)
 
@@ -211,11 +211,12 @@ def _pass(
     sizes: tuple[tuple[str, int], ...],
     steps: tuple[Step, ...],
     trained: frozenset[str] | None,
+    alone: frozenset[str],
     limits: tuple[int, int, int, int],
     by_block: bool,
 ) -> _Coordinator:
     each = dict(sizes)
-    found = _Coordinator(each, each if trained is None else trained, *limits, by_block)
+    found = _Coordinator(each, each if trained is None else trained, alone, *limits, by_block)
     if steps:
         found.run(steps)
     return found
@@ -242,13 +243,17 @@ def plan_gathers(
         bucket: Values of gradients that are reduced at once.
         small: Tensors of no more values are always whole (`stage3_param_persistence_threshold`).
     """
-    sizes = {name: math.prod(shape) for name, shape in parameter_shapes(task.model).items()}
+    shapes = parameter_shapes(task.model)
+    experts = names_of_experts(shapes)
+    sizes = {name: math.prod(shape) // (task.experts if name in experts else 1) for name, shape in shapes.items()}
+    # With as many ranks as share experts, each is alone with its own.
+    alone = frozenset(experts) if ranks == task.experts else frozenset()
     large = [name for name in sizes if sizes[name] > small]
     steps = tuple(_steps(task.model, large, engine, device))
     # A message in another dtype, of twice the size, is made of a copy of each gradient.
     copies = 1 if engine.gradient_bytes == engine.compute_bytes else 4
     trained = None if task.trained is None else task.trained.names
     each = tuple((name, sizes[name]) for name in large)
-    found = _pass(each, steps, trained, (ahead, bucket, ranks, copies), engine.compiles(device))
+    found = _pass(each, steps, trained, alone, (ahead, bucket, ranks, copies), engine.compiles(device))
     whole = sum(sizes[name] for name in large)
     return GatherPlan(found.gathered, sum(sizes.values()) - whole, dict(found.whole))

@@ -172,10 +172,13 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
     copied = engine.compute_bytes / engine.zero_hpz if engine.zero_hpz > 1 else 0
     kept = activation_bytes(task, engine, layout.micro, cluster.device)
     logits = _loss_bytes(task, layout, cluster)
+    # A stage shards what it shards over all ranks, the experts too: a part of a part.
+    stage, of_experts = engine.zero_stage, task.elsewhere
+    held = values.weights - (of_experts if stage < 3 else 0)
     found = RankMemory(
-        weights=round((each.weights + copied) * values.weights),
-        gradients=round(each.gradients * values.trained),
-        optimizer=round(each.optimizer * values.trained),
+        weights=round((each.weights + copied) * held),
+        gradients=round(each.gradients * (values.trained - (of_experts if stage < 2 else 0))),
+        optimizer=round(each.optimizer * (values.trained - (of_experts if stage < 1 else 0))),
         gathered=0,
         activations=kept.peak,
         # Gone when blocks run backward.
@@ -270,7 +273,8 @@ def _bucket_bytes(task: TrainingTask, layout: ParallelLayout, world_size: int) -
     if engine.kind == "ddp":
         return 4 * trained  # DDP's buckets are a copy of the gradients
     if not engine.zero_stage:
-        return engine.compute_bytes * min(trained, _ALL_REDUCED) if world_size > 1 else 0
+        sent = trained - task.elsewhere
+        return engine.compute_bytes * min(sent, _ALL_REDUCED) if world_size > 1 else 0
     buckets = plan_buckets(_sized_by(task), engine.zero_stage)
     gathered = buckets.allgather_bucket_size if engine.zero_stage < 3 else 0
     found = engine.compute_bytes * (buckets.reduce_bucket_size + gathered)

@@ -260,10 +260,14 @@ def count_active(model: AnyModelConfig) -> int:
     idle = 0
     if experts is not None:
         shapes = parameter_shapes(model)
-        ours = [name for name, shape in shapes.items() if len(shape) == 3]
-        ours += [bias for name in ours if (bias := name.removesuffix("weight") + "bias") in shapes]
-        idle = _count(shapes, ours) // experts.count * (experts.count - experts.top_k)
+        idle = _count(shapes, names_of_experts(shapes)) // experts.count * (experts.count - experts.top_k)
     return count_parameters(model) - idle
+
+
+def names_of_experts(shapes: dict[str, Shape]) -> set[str]:
+    """Returns the names of the matrices of experts, and of their biases."""
+    ours = {name for name, shape in shapes.items() if len(shape) == 3}
+    return ours | ({f"{name.removesuffix('weight')}bias" for name in ours} & shapes.keys())
 
 
 def _count(shapes: dict[str, Shape], names: Collection[str]) -> int:
@@ -290,6 +294,7 @@ class Values:
     hidden: int  # trained values of matrices between embedding and head, which Muon steps
     saved: int  # weights in a checkpoint
     sides: int = 0  # squares of the sides of trained hidden matrices, the sizes of SOAP's factors
+    experts: int = 0  # trained values of experts, without shared ones and routers
 
 
 _OUTSIDE = frozenset({"embedding", "patches", "value_embedding", "position", "token_type", "mask"})
@@ -306,8 +311,9 @@ def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Valu
     inside = [name for name in matrices if _OUTSIDE.isdisjoint(name.split("."))]
     hidden = _count(shapes, inside)
     sides = sum(_squares(block) for name in inside for block in _blocks(name, shapes[name], model))
+    experts = _count(shapes, names_of_experts(shapes) & set(names))
     if trained is None:
-        return Values(total, total, hidden, total, sides)
+        return Values(total, total, hidden, total, sides, experts)
     rank = trained.finetune.rank
     for outputs, inputs in (shapes[f"{layer}.weight"] for layer in trained.layers):
         sides += _squares((rank, inputs)) + _squares((outputs, rank))
@@ -318,6 +324,7 @@ def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Valu
         hidden=hidden + trained.adapter_values,
         saved=total if trained.saves_all else values,
         sides=sides,
+        experts=experts,
     )
 
 

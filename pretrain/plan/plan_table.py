@@ -196,10 +196,14 @@ def _show_network(facts: dict[str, Any], console: Console) -> None:
         asked = "<- asked for" if one["zero_stage"] == facts["layout"]["zero_stage"] else ""
         table.add_row(str(one["zero_stage"]), size(one["bytes"]), span(one["inside_s"]), between, asked)
     console.print(table)
-    if (exchange := facts["exchange"])["bytes"]:
-        sent = f"{size(exchange['bytes'])} in {span(exchange['seconds'])}"
-        what = f"and queries, keys, values and results to the {exchange['ranks']} ranks of a row"
-        console.print(f"{what}: {sent}", soft_wrap=True, highlight=False)
+    for key, what, whose in (
+        ("exchange", "queries, keys, values and results", "ranks of a row"),
+        ("experts", "tokens and results of experts", "ranks that share them"),
+    ):
+        if (exchange := facts[key])["bytes"]:
+            sent = f"{size(exchange['bytes'])} in {span(exchange['seconds'])}"
+            text = f"and {what} to the {exchange['ranks']} {whose}: {sent}"
+            console.print(text, soft_wrap=True, highlight=False)
 
 
 def _show_course(course: dict[str, Any], console: Console) -> None:

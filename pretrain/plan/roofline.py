@@ -5,7 +5,7 @@
     elementwise     bytes over a share of the memory's bandwidth: norms, activations, softmax
     optimizer       the same, once a step
     network         bytes by ZeRO stage over the slower of links and network, less the hidden ones;
-                    exchanges of ranks that share rows
+                    exchanges of ranks that share rows, and of those that share experts
 
 The shares are fitted on published runs (`gpus.py`). The bound is the part that takes longest.
 """
@@ -61,6 +61,9 @@ class Work:
     saved_bytes: int = 0  # activations of a micro-batch that go to the host and back
     sequence: int = 1  # ranks that share a row
     exchanged: int = 0  # bytes of a micro-batch that these exchange, for attention
+    experts: int = 1  # ranks that share the experts of a layer
+    routed: int = 0  # bytes of a micro-batch that these exchange
+    elsewhere: int = 0  # weights of experts that other ranks reduce and gather
 
     @property
     def model_flops(self) -> float:
@@ -84,6 +87,21 @@ def recompute_share(task: TrainingTask, engine: EngineConfig) -> float:
         share = active / (active + parts["attention"])
         found += share * forward.projections / (forward.projections + forward.attention)
     return found
+
+
+def routed_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int:
+    """Returns bytes that a rank exchanges with those that share experts, its own part included."""
+    experts = None if isinstance(task.model, RecurrentConfig) else task.model.last_stack.experts
+    if experts is None or task.experts == 1:
+        return 0
+    stack = task.model.last_stack
+    layers = range(experts.first, stack.layers)
+    again = engine.activation_checkpointing != "none"
+    every = engine.activation_checkpointing_every
+    forward = len(layers) + (sum(number % every == 0 for number in layers) if again else 0)
+    # To the experts and back, in each pass; and counts of rows, which have no gradient.
+    rows = 2 * experts.top_k * micro * task.columns.target * stack.width * engine.compute_bytes
+    return rows * (forward + len(layers)) + 4 * experts.count * forward
 
 
 def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, device: str = "cuda") -> Work:
@@ -133,6 +151,10 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         saved_bytes=activation_bytes(task, engine, layout.micro, device).on_host,
         sequence=task.sequence,
         exchanged=exchanged_bytes(task, engine, layout.micro),
+        experts=task.experts,
+        routed=routed_bytes(task, engine, layout.micro),
+        # With as many ranks as share experts, each is alone with its own.
+        elsewhere=task.elsewhere if world_size > task.experts else values.experts,
     )
 
 
@@ -197,7 +219,7 @@ def wire_bytes(work: Work, world_size: int) -> Traffic:
     """
     if world_size == 1:
         return Traffic(0.0, 0.0)
-    gradients = work.trained * work.gradient_bytes
+    gradients = (work.trained - work.elsewhere) * work.gradient_bytes
     if work.zero_stage == 0:
         return Traffic(0.0, 2 * gradients)
     if work.zero_stage == 3:
@@ -205,10 +227,10 @@ def wire_bytes(work: Work, world_size: int) -> Traffic:
         once = work.small * work.weight_bytes
         if work.zero_hpz == 1:
             return Traffic(gathered + gradients, once)
-        first = work.parameters * work.weight_bytes - once
+        first = (work.parameters - work.elsewhere) * work.weight_bytes - once
         return Traffic(gradients, once + first, gathered - first / work.accumulation)
     reduced = gradients if reduces_to_owners(int(work.trained), world_size) else 2 * gradients
-    gathered = work.trained * work.weight_bytes
+    gathered = (work.trained - work.elsewhere) * work.weight_bytes
     return Traffic(reduced, gathered) if work.zero_stage == 2 else Traffic(0.0, reduced + gathered)
 
 
@@ -222,12 +244,12 @@ def link_seconds(num_bytes: float, cluster: Cluster, constants: Constants) -> fl
     return max(inside, num_bytes * (cluster.nodes - 1) / cluster.nodes / cards)
 
 
-def exchange_seconds(work: Work, cluster: Cluster, constants: Constants) -> float:
-    """Returns the seconds of the exchanges of a micro-batch among the ranks of a row."""
+def exchange_seconds(num_bytes: int, ranks: int, cluster: Cluster, constants: Constants) -> float:
+    """Returns the seconds of exchanges among consecutive ranks, given the bytes of one."""
     links = cluster.gpu.link_bytes_s * constants.link_share
     network = cluster.gpu.network_bytes_s * constants.network_share
-    sent = work.exchanged * (work.sequence - 1) / work.sequence
-    outside = work.exchanged * max(0.0, 1 - cluster.per_node / work.sequence)  # to other nodes
+    sent = num_bytes * (ranks - 1) / ranks
+    outside = num_bytes * max(0.0, 1 - cluster.per_node / ranks)  # to other nodes
     return max(sent / links, outside / network)
 
 
@@ -261,12 +283,14 @@ def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) 
     saved = work.saved_bytes / constants.host_bytes_s
     exposed = max(0.0, saved - micro / 3) + max(0.0, saved - micro * 2 / 3)
     count = work.accumulation
+    exchanges = exchange_seconds(work.exchanged, work.sequence, cluster, constants)
+    exchanges += exchange_seconds(work.routed, work.experts, cluster, constants)
     return StepTime(
         projections=count * projections,
         attention=count * attention,
         elementwise=count * elementwise,
         optimizer=2 * work.state_bytes / bandwidth,
-        network=count * (wire + exchange_seconds(work, cluster, constants)) + last,
+        network=count * (wire + exchanges) + last,
         offload=work.offload_bytes / constants.host_bytes_s + count * exposed,
     )
 

@@ -1,5 +1,6 @@
 """The search for layouts that fit, the scaling curve, and the check before a job is submitted."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,9 @@ def _engines(engine: EngineConfig, task: TrainingTask) -> Iterator[EngineConfig]
     for stage in stages:
         if (engine.precision == "fp16" and not stage) or (engine.fp8 != "off" and stage == 3):
             continue
+        # Refused (`config/run.py`).
+        if task.experts > 1 and engine.precision != "fp32" and not stage:
+            continue
         places = [("none", "none")]
         # Optimizers over whole matrices are refused on the host (`config/run.py`).
         if stage and task.optimizer == "adamw":
@@ -68,7 +72,7 @@ def search(
     For each variant of the engine the two largest micro-batches that fit are tried: a smaller one
     is never faster. Of layouts as fast to within half a per cent, the smallest comes first.
     """
-    if rows * task.sequence % cluster.size or cluster.size % task.sequence:
+    if rows * task.sequence % cluster.size or cluster.size % math.lcm(task.sequence, task.experts):
         return []
     per_rank = rows * task.sequence // cluster.size
     limit = memory_limit(cluster)
@@ -118,9 +122,10 @@ def sweep(config: RunConfig, task: TrainingTask, cluster: Cluster, nodes: Sequen
         point = ScalingPoint(count, there.size)
         wanted = min(config.batch.micro, rows // there.size)
         most = largest_micro(task, config.engine, there, wanted)
-        if there.size % task.sequence:
-            why = f"parallel.sequence={task.sequence} does not divide {there.size} ranks"
-            point = replace(point, why=why)
+        shared = {"sequence": task.sequence, "experts": task.experts}
+        uneven = [f"parallel.{key}={ranks}" for key, ranks in shared.items() if there.size % ranks]
+        if uneven:
+            point = replace(point, why=f"{uneven[0]} does not divide {there.size} ranks")
         elif rows % there.size:
             over = f"{there.size} ranks" + (f", {task.sequence} a row" if task.sequence > 1 else "")
             why = f"{config.batch.common_rows} rows a step do not divide over {over}"
@@ -163,7 +168,8 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
         what = f"engine.kind=single is one process, not {cluster.size}"
         return [Problem("batch", what, "use engine.kind=deepspeed")]
     try:
-        plan = plan_batch(config.batch, cluster.size, config.parallel.sequence)
+        shared = config.parallel
+        plan = plan_batch(config.batch, cluster.size, shared.sequence, shared.experts)
     except ConfigError as error:
         return [Problem("batch", error.what, f"{error.fix}{_other_micro(config, cluster)}")]
     layout = ParallelLayout(config.engine, plan.micro, plan.accumulation)

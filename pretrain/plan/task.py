@@ -25,6 +25,7 @@ class TrainingTask:
     trained: TrainableSubset | None = None  # trained part of the model. None: all
     averages: bool = False  # `optim.ema`: a moving average of the trained weights
     sequence: int = 1  # ranks that share a row
+    experts: int = 1  # ranks that share the experts of a layer
 
     @cached_property
     def values(self) -> Values:
@@ -47,6 +48,11 @@ class TrainingTask:
         """True if the output projection has a gradient."""
         name = "embedding.weight" if self.model.tied_embeddings else "head.weight"
         return self.trained is None or name in self.trained.names
+
+    @property
+    def elsewhere(self) -> int:
+        """Trained weights of experts that a rank leaves to those with which it shares them."""
+        return self.values.experts - self.values.experts // self.experts
 
     @property
     def columns(self) -> RowLengths:
@@ -104,4 +110,5 @@ def task_of(config: RunConfig, model: AnyModelConfig | None = None) -> TrainingT
         trained,
         optim.ema.is_on,
         config.parallel.sequence,
+        config.parallel.experts,
     )

@@ -65,7 +65,7 @@ def find_fault(engine: Engine, batches: Sequence[Batch], seed: Callable[[int], N
         what = "the first output that is not finite is that of {} on rank {}"
         if fault := _agree(what, name, batch.sample_ids):
             return fault
-    if engine.is_sharded:
+    if engine.needs_all_ranks:
         return Fault("every output is finite: the gradient overflows")
     for number, batch in enumerate(batches):
         seed(number)

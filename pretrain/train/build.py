@@ -109,12 +109,13 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     claim = replace(claim, config=config)
     show_phase(f"building a model of {count(count_parameters(config.model))} parameters")
     start = open_start(config, dataset.tokenizer_path)
-    model = build_model(config.model, config.engine, accelerator.device, storage=not builds_sharded(config.engine))
+    storage = not builds_sharded(config.engine)
+    model = build_model(config.model, config.engine, accelerator.device, storage=storage, world=world)
     num_saved = start.arrange(model)
     share_rows(model, world, config.engine.group_timeout_s)
     groups = group_parameters(model, optim.layer_decay, start.scale_of, split_heads=optim.muon.split_heads)
     if builds_sharded(config.engine):
-        fill_sharded(model, start.draw, config.engine, accelerator)
+        fill_sharded(model, start.draw, config.engine, accelerator, world)
     else:
         fill_weights(model, start.draw)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -126,9 +127,8 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     identity = hashlib.sha256(dump_config(config).encode()).hexdigest()  # of config.yaml
     topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number, "config": identity}
     saved, best = config.checkpoint, config.checkpoint.best
-    checkpoints = CheckpointManager(
-        folder.checkpoints, saved.keep, world, topology, claim.check_lease, saved.keep_every_steps, best
-    )
+    kept_by = (saved.keep_every_steps, best)
+    checkpoints = CheckpointManager(folder.checkpoints, saved.keep, world, topology, claim.check_lease, *kept_by)
     optimized = state_size(groups, optim)
     size = checkpoint_bytes(num_saved + optimized.elements, len(names) + optimized.tensors, world.size)
     state = _restore(start, dataset, engine, checkpoints, size)
@@ -147,7 +147,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     validation = _validation(claim, plan, world, on_cuda)
     recall_evaluations(checkpoints, best, folder)
     meter = _meter(config, world, on_cuda)
-    norms = LayerNorms(list(names.values()), optimizer, engine.state, is_cut=config.engine.zero_stage > 0)
+    norms = LayerNorms([*names.values()], optimizer, engine.state, is_cut=_cuts_state(config))
     timeline = Timeline(on_cuda)
     module.register_forward_hook(timeline.after_forward)
     run = Run(
@@ -177,7 +177,16 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     return run, state
 
 
+<<<<<<< ours
 def _tracker(claim: Claim, world: World, record: dict[str, Any], step: int) -> RunOutput:
+=======
+def _cuts_state(config: RunConfig) -> bool:
+    """Returns whether a rank has a part of the optimizer's state."""
+    return config.engine.zero_stage > 0 or config.parallel.experts > 1
+
+
+def _tracker(claim: Claim, world: World, run_id: str, step: int) -> Tracker:
+>>>>>>> theirs
     config = claim.config
     start, _ = split_average(Path(config.init.from_ or ""))
     begun_at = step_of(start)

@@ -89,7 +89,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
         LaunchError: A tracker's package is missing.
         DataError: Shards are missing or damaged.
     """
-    plan_batch(config.batch, world.size, config.parallel.sequence)
+    plan_batch(config.batch, world.size, config.parallel.sequence, config.parallel.experts)
     if world.is_main:
         check_trackers(config.tracking)
     show_phase(f"reading {', '.join(dict.fromkeys(config.data.paths))}")

@@ -33,6 +33,7 @@ from pretrain.errors import CheckpointError, DivergedError
 from pretrain.train.build import Run
 from pretrain.train.rollback import plan_rollback, record_rollback
 from pretrain.train.step import StepTotals
+from pretrain.types import Part, part_of
 from pretrain.utils.units import plural
 
 log = logging.getLogger(__name__)
@@ -43,26 +44,43 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def check_replicas(engine: Engine, step: int) -> None:
     """Compares the weights of all ranks: reads each once, gathers 8 bytes a rank. Collective.
 
+    Experts over ranks are compared among the ranks that have the same ones.
+
     Raises:
         DivergedError: They differ; names the minority of ranks, or all without a majority, and the
             first weight.
     """
+    parts = [part_of(weight) for _, weight in engine.working_weights()]
     names, sums = zip(*bit_sums(engine.working_weights()), strict=True)
     each = torch.stack(sums)
-    totals = dist.gather_objects(int(each.sum()))
-    if len(set(totals)) == 1:
+    # One total of what all ranks have, and one of this rank's experts.
+    widest = max(part.ranks for part in parts)
+    totals = dist.gather_objects([int(each[_places(parts, n)].sum()) for n in sorted({1, widest})])
+    ranks = range(len(totals))
+    alike = [(0, ranks), *((1, ranks[first::widest]) for first in range(widest) if widest > 1)]
+    found = [(kind, those) for kind, those in alike if len({totals[rank][kind] for rank in those}) > 1]
+    if not found:
         return
+    kind, those = found[0]
     rows = dist.gather_objects({"sums": each.tolist(), "host": socket.gethostname()})
-    odd = odd_ones(totals)
-    columns = zip(*(row["sums"] for row in rows), strict=True)
-    differing = next(name for name, column in zip(names, columns, strict=True) if len(set(column)) > 1)
+    odd = [those[place] for place in odd_ones([totals[rank][kind] for rank in those])]
+    differing = next(
+        names[place]
+        for place in _places(parts, widest if kind else 1)
+        if len({rows[rank]["sums"][place] for rank in those}) > 1
+    )
     listed = " and ".join(f"rank {rank} on {rows[rank]['host']}" for rank in odd)
-    num_others = len(rows) - len(odd)
+    num_others = len(those) - len(odd)
     others = f"the other {num_others} agree" if num_others else "no majority tells which is right"
     raise DivergedError(
         f"the weights of {listed} differ at step {step}, first {differing}; {others}",
         fix="the last checkpoint is good; look for memory errors there, and resume without these machines",
     )
+
+
+def _places(parts: list[Part], ranks: int) -> list[int]:
+    """Returns the numbers of the parameters that so many ranks share."""
+    return [place for place, part in enumerate(parts) if part.ranks == ranks]
 
 
 def bit_sums(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -36,7 +36,7 @@ from pretrain.model.build import initial_weight
 from pretrain.optim.groups import Scale
 from pretrain.optim.parametrization import scale_of
 from pretrain.run.folder import RunDir
-from pretrain.types import EMA, FragmentStore
+from pretrain.types import EMA, FragmentStore, part_of
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class InitialWeights:
             if self.config.init.freeze:
                 num = freeze(model, self.config.init.freeze)
                 log.info("%s values are frozen, %s are trained", f"{num:,}", f"{_num_trained(model):,}")
-            return sum(parameter.numel() for parameter in model.parameters())
+            return sum(part_of(one).ranks * one.numel() for one in model.parameters())
         layers = add_adapters(model, finetune)
         beside = train_beside(model, self.base.anew, finetune.also)
         frozen = [name for name in self.base.tables if name not in beside]

@@ -75,7 +75,9 @@ class LayerNorms:
         self._hooks = [self._optimizer.register_step_pre_hook(self._before_step)]
         if self._has_updates:
             self._hooks.append(self._optimizer.register_step_post_hook(self._after_step))
-        for fragment in self._state.held_fragments():
+        # Of what several ranks have, each measures the share that it saves.
+        state = self._state
+        for fragment in state.owned_fragments() if self._is_cut else state.held_fragments():
             weight = fragment.tensors.get("weight")
             if weight is not None and fragment.name in self._place:
                 piece = (weight.storage_offset(), weight.numel(), self._place[fragment.name])

@@ -138,7 +138,8 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
 
 
 def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> int:
-    world = replace(world, sequence=claim.config.parallel.sequence)
+    parallel = claim.config.parallel
+    world = replace(world, sequence=parallel.sequence, experts=parallel.experts)
     run, state = build_run(claim, world, stop, progress)
     try:
         state = train(run, state)

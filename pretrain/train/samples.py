@@ -64,7 +64,7 @@ def build_reader(dataset: Dataset, model: LanguageModel) -> TextReader:
 def takes_part(dataset: Dataset, engine: Engine, world: World, effect: str) -> bool:
     """Returns whether this rank takes part after evaluations; warns without a validation split."""
     if any("validation" in source.index.splits for source in dataset.sources):
-        return world.is_main or engine.is_sharded
+        return world.is_main or engine.needs_all_ranks
     if world.is_main:
         log.warning("%s, as the data have no validation split", effect)
     return False
@@ -125,7 +125,7 @@ def build_samples(config: RunConfig, dataset: Dataset, engine: Engine, world: Wo
     if not prompts or not takes_part(dataset, engine, world, effect):
         return None
     model: LanguageModel = engine.module.model
-    return Samples(config, build_reader(dataset, model), model, in_step=engine.is_sharded)
+    return Samples(config, build_reader(dataset, model), model, in_step=engine.needs_all_ranks)
 
 
 class AttentionPictures:

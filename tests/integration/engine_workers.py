@@ -90,7 +90,7 @@ def sharded_peak(world: World) -> list[int]:
         peak = max(peak, held + whole + shape.numel())
         return initial_weight(name, shape, model_config, 5)
 
-    fill_sharded(model, draw, config, accelerator)
+    fill_sharded(model, draw, config, accelerator, world)
     return [sum(sizes), max(sizes), peak]
 
 

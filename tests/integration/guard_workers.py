@@ -133,15 +133,15 @@ def replicas(world: World, cases: list[list[Any]], flipped: list[int]) -> list[l
     for case in cases:
         engine = build(world, *case, micro=12 // world.size)
         train(engine, world, range(2), 12 // world.size)
-        said = [_compared(engine)]
+        said = [compared(engine)]
         with torch.no_grad():
             if world.rank in flipped:
                 _set_weight(engine, "decoder.blocks.1.feedforward_norm.weight", 1.25)
-        results.append([*said, _compared(engine)])
+        results.append([*said, compared(engine)])
     return results
 
 
-def _compared(engine: Engine) -> str | None:
+def compared(engine: Engine) -> str | None:
     try:
         check_replicas(engine, 7)
     except DivergedError as error:

@@ -36,7 +36,8 @@ from pretrain.model.build import initial_weight
 from pretrain.optim.groups import group_parameters
 from pretrain.plan import gathers
 from pretrain.plan.activations import exchanged_bytes
-from pretrain.plan.roofline import Traffic, plan_work, wire_bytes
+from pretrain.plan.params import count_parameters
+from pretrain.plan.roofline import Traffic, plan_work, routed_bytes, wire_bytes
 from pretrain.plan.task import ParallelLayout, TrainingTask
 from pretrain.types import Batch, Columns, Fragment, cut_columns
 from tests.helpers.ranks import run_in_ranks
@@ -114,8 +115,8 @@ def _start(world: World, stage: int, gradients: str, model: dict[str, Any], hpz:
 
 
 def _step(world: World, stage: int, gradients: str, model: dict[str, Any], hpz: int) -> dict[str, Any]:
-    built, engine = _start(world, stage, gradients, model, hpz)
-    size = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in built.parameters())
+    _, engine = _start(world, stage, gradients, model, hpz)
+    size = count_parameters(ModelConfig.model_validate(expand_preset(model)))
     tokens = torch.randint(0, 512, (1, LENGTH))
     batch = Batch(tokens, tokens)
     if world.sequence > 1:
@@ -253,6 +254,41 @@ def test_ranks_that_share_rows_exchange_what_the_plan_says_and_send_nothing_else
         assert exchanged == ACCUMULATION * exchanged_bytes(task, EngineConfig(precision="bf16"), 1)
         # Without the key there is no such collective, and the others are the same.
         assert mine["bytes"] == its["bytes"]
+
+
+MIXTURE = SMALL | {"decoder": {"layers": 2, "experts": {"count": 8, "top_k": 2, "width": 256}}}
+
+
+def shared_experts(world: World, experts: int, stages: list[int]) -> list[dict[str, Any]]:
+    """The collectives of a step of a mixture on ranks that are there, as rows come from all of them."""
+    found = []
+    for stage in stages:
+        step = _step(replace(world, experts=experts), stage, "compute", MIXTURE)
+        # The lengths of what a rank gets depend on the others' tokens; what all pass is known.
+        passed = torch.tensor(step["bytes"].pop("all_to_all_single", 0) + step["bytes"].pop("alltoall_base_", 0))
+        td.all_reduce(passed)
+        found.append(step | {"passed": int(passed)})
+    return found
+
+
+def test_ranks_that_share_experts_send_what_the_plan_says():
+    """What a rank keeps and sends of experts is its part: it reduces and gathers that with the ranks that have it."""
+    model = ModelConfig.model_validate(expand_preset(MIXTURE))
+    engine, stages = EngineConfig(precision="bf16"), [1, 2, 3]
+    for experts in (1, 2):
+        arguments = {"experts": experts, "stages": stages}
+        task = TrainingTask(model, RowLengths(LENGTH, LENGTH), experts=experts)
+        for ranks in zip(*run_in_ranks("tests.integration.test_collectives:shared_experts", 4, arguments), strict=True):
+            stage = stages.pop(0)
+            layout = ParallelLayout(engine.model_copy(update={"zero_stage": stage}), 1, ACCUMULATION)
+            wanted = wire_bytes(plan_work(task, layout, 4, "cpu"), 4).total(ACCUMULATION)
+            for step in ranks:
+                sent = sum(RINGS[name] * count for name, count in step["bytes"].items())
+                assert sent == pytest.approx(wanted, rel=0.01), (stage, step)
+                assert step["owned"] == pytest.approx(step["parameters"] / 4, rel=0.02)
+                routed = 4 * ACCUMULATION * routed_bytes(task, engine, 1)
+                assert routed <= step["passed"] < 1.5 * routed if experts > 1 else step["passed"] == routed == 0
+        stages = [1, 2, 3]
 
 
 MOST_READS = {0: 5, 1: 4, 2: 4, 3: 2}

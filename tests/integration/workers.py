@@ -137,7 +137,7 @@ def build(
     optim = OptimConfig.model_validate({"lr": 1e-2, "grad_clip": grad_clip} | RECIPES.get(recipe, {"kind": recipe}))
     accelerator = start_accelerator(config, grad_clip, plan, 30000, world)
     model_config = parse_model(expand_preset(model))
-    built = build_model(model_config, config, torch.device("cpu"), storage=not sharded)
+    built = build_model(model_config, config, torch.device("cpu"), storage=not sharded, world=world)
     share_rows(built, world, config.group_timeout_s)
     if finetune == "freeze":
         freeze(built, ["embedding.*", "decoder.blocks.0.*"])
@@ -153,7 +153,7 @@ def build(
     scale = partial(scale_of, config=optim, model=model_config)
     groups = group_parameters(built, scale_of=scale, split_heads=optim.muon.split_heads)
     if sharded:
-        fill_sharded(built, draw, config, accelerator)
+        fill_sharded(built, draw, config, accelerator, world)
     else:
         fill_weights(built, draw)
     names = {id(parameter): name for name, parameter in built.named_parameters()}

@@ -1,4 +1,4 @@
-"""Which models and engines can share rows over ranks, and how a batch divides then."""
+"""Which models and engines can share rows or experts over ranks, and how a batch divides then."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.load import load_config
 from pretrain.config.model import AnyModelConfig, parse_model
 from pretrain.config.presets import expand_preset
-from pretrain.config.run import check_sequence
+from pretrain.config.run import check_experts, check_sequence
 from pretrain.errors import ConfigError
 
 
@@ -16,6 +16,7 @@ def model(preset: str = "llama-tiny", **values: object) -> AnyModelConfig:
 
 
 RECURRENT = parse_model({"kind": "recurrent", "vocab_size": 100, "decoder": {"cell": "lstm", "layers": 1, "width": 8}})
+MIXTURE = model("olmoe-tiny")
 LABELS = {"kind": "labels", "mean": True, "labels": ["a", "b"]}
 
 
@@ -74,3 +75,35 @@ def test_ranks_that_share_rows_are_one_share_of_the_batch():
         ConfigError, match=r"parallel.sequence=2 must divide the number of ranks, 3; start 2 or 4 ranks$"
     ):
         plan_batch(batch, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "engine", "of", "message"),
+    [
+        (2, {}, model(), r"experts=2 cuts experts over ranks, and this model has none; use .*=1$"),
+        (2, {}, RECURRENT, r"and this model has none; use parallel\.experts=1$"),
+        (3, {}, MIXTURE, r"experts=3 must divide model\.decoder\.experts\.count=8; use one of 1, 2, 4, 8$"),
+        (2, {"kind": "ddp"}, MIXTURE, r"needs engine\.kind=deepspeed, which reduces .* not ddp; change it, or use"),
+        (2, {"zero_stage": 0}, MIXTURE, r"by a norm without experts at zero_stage=0 in bf16; use .*=1, 2 or 3, or"),
+        (2, {"zero_stage": 3, "zero_hpz": 2}, MIXTURE, r"and engine\.zero_hpz=2 shard .*; use engine\.zero_hpz=1"),
+        (2, {"precision": "fp16"}, MIXTURE, r"was not tried with engine\.precision=fp16; use engine\.precision=bf16$"),
+        (2, {"feedforward_tiles": 4}, MIXTURE, r"often on each rank, .*=4 may not; use engine\.feedforward_tiles=1$"),
+    ],
+    ids=["dense", "recurrent", "count", "ddp", "norm", "nodes", "fp16", "tiles"],
+)
+def test_what_cannot_share_experts_is_refused_with_the_reason(ranks, engine, of, message):
+    with pytest.raises(ValueError, match=message):
+        check_experts(ranks, EngineConfig.model_validate(engine), of)
+
+
+def test_a_mixture_can_share_experts_and_rows_at_once_on_ranks_that_both_divide():
+    both = ["parallel={sequence: 2, experts: 4}"]
+    found = load_config("configs/run/experts_quickstart.yaml", both).parallel
+    assert (found.sequence, found.experts) == (2, 4)
+    with pytest.raises(ConfigError, match=r"parallel\.experts=3 must divide model\.decoder\.experts\.count=8"):
+        load_config("configs/run/experts_quickstart.yaml", ["parallel.experts=3"])
+    check_experts(2, EngineConfig(zero_stage=0, precision="fp32"), MIXTURE)
+    batch = BatchConfig(global_tokens=6144, seq_len=256, micro=2)
+    assert plan_batch(batch, 4, 1, 4) == plan_batch(batch, 4)
+    with pytest.raises(ConfigError, match=r"parallel.experts=4 must divide the number of ranks, 6; start 4 or 8"):
+        plan_batch(batch, 6, 2, 4)

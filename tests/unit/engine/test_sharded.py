@@ -50,7 +50,7 @@ def filled(monkeypatch):
                 most = max(most, whole)
                 return drawn(name, shape)
 
-            fill_sharded(model, draw, engine_config(3, precision), FakeAccelerator(ranks))
+            fill_sharded(model, draw, engine_config(3, precision), FakeAccelerator(ranks), world)
             assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
             return SimpleNamespace(model=model, calls=calls, most=most)
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pretrain.model import feedforward
-from pretrain.model.feedforward import MixtureOfExperts, RoutingSums, grouped_linear
+from pretrain.model import grouped
+from pretrain.model.feedforward import MixtureOfExperts, RoutingSums
+from pretrain.model.grouped import grouped_linear
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.unit.model.tiny import build, random_batch, tiny_config
 
@@ -94,7 +95,7 @@ def test_the_loop_and_the_grouped_kernel_of_torch_agree(monkeypatch, sizes):
     towards = torch.randn(16, 12)
     results = []
     for has_kernel in (False, True):
-        monkeypatch.setattr(feedforward, "_has_kernel", lambda *_, has=has_kernel: has)
+        monkeypatch.setattr(grouped, "_has_kernel", lambda *_, has=has_kernel: has)
         out_RO = grouped_linear(x_RI, weight_EOI, offsets_E)
         results.append((out_RO, *torch.autograd.grad(out_RO, (x_RI, weight_EOI), towards)))
     for loop, kernel in zip(*results, strict=True):

@@ -1,7 +1,7 @@
 """What a launcher is told before it submits: batches that cannot be cut, and layouts that are predicted not to fit."""
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -10,7 +10,7 @@ from pretrain.plan.cluster import Cluster
 from pretrain.plan.estimate import PlanOptions, plan_facts
 from pretrain.plan.gpus import find_gpu
 from pretrain.plan.memory import host_bytes, largest_micro, memory_limit, rank_memory
-from pretrain.plan.roofline import predict_rate
+from pretrain.plan.roofline import plan_work, predict_rate, wire_bytes
 from pretrain.plan.search import check_fits, divisors, parse_sweep, search, sweep
 from pretrain.plan.task import ParallelLayout, changes, task_of
 
@@ -235,6 +235,42 @@ def test_ranks_that_share_rows_are_planned_with_their_part_of_the_activations():
     faster, slower = (facts["rates"]["predicted"]["parts_s"] for facts in (whole, part))
     assert slower["projections"] == pytest.approx(faster["projections"])
     assert slower["network"] > faster["network"] + part["exchange"]["seconds"]
+
+
+def test_ranks_that_share_experts_are_planned_with_their_part_and_what_they_exchange():
+    given = [
+        *LLAMA,
+        "model.preset=qwen3_moe-30b-a3b",
+        "batch.global_tokens=1048576",
+        "batch.seq_len=4096",
+        "batch.micro=1",
+    ]
+    alone, shared = (config_of(*given, f"parallel.experts={ranks}") for ranks in (1, 8))
+    cluster = nodes_of("h100", 4)
+    of_experts = 48 * 128 * 3 * 2048 * 768
+    for stage, kept in enumerate(["weights gradients optimizer", "weights gradients", "weights", ""]):
+        update = {"zero_stage": stage}
+        whole, part = (
+            asdict(rank_memory(task_of(config), ParallelLayout(engine, 1, 1), cluster))
+            for config, engine in ((one, one.engine.model_copy(update=update)) for one in (alone, shared))
+        )
+        fewer = {name for name in ("weights", "gradients", "optimizer") if part[name] < whole[name]}
+        assert fewer == set(kept.split()), "what no stage shards; the rest is cut over all ranks already"
+        if stage < 3:
+            assert whole["weights"] - part["weights"] == 2 * of_experts * 7 // 8
+        layout = ParallelLayout(alone.engine.model_copy(update=update), 1, 1)
+        sent = [wire_bytes(plan_work(task_of(one), layout, 32), 32).total(1) for one in (alone, shared)]
+        assert sent[1] < 0.2 * sent[0], "experts are reduced over 4 ranks, an eighth on each"
+    plain, found = (plan_facts(config, cluster, PlanOptions()) for config in (alone, shared))
+    assert plain["experts"] == {"ranks": 1, "bytes": 0, "seconds": 0.0}
+    # 8 micro-batches of 4,096 tokens, 48 layers, 8 experts a token, 2,048 wide in bf16: to them and back, both passes.
+    counts = 8 * 48 * 128 * 4
+    assert found["experts"]["bytes"] == 8 * 48 * 4096 * 8 * 2048 * 2 * 4 + counts
+    assert found["rates"]["predicted"]["parts_s"]["network"] > found["experts"]["seconds"] > 0
+    layouts = search(task_of(shared), shared.engine, cluster, shared.batch.rows)
+    assert all(one.layout.engine.zero_stage for one in layouts), "ZeRO 0 in bf16 is refused"
+    points = sweep(shared, task_of(shared), replace(cluster, per_node=4), [1, 2])
+    assert points[0].why == "parallel.experts=8 does not divide 4 ranks"
 
 
 def test_the_search_and_the_curve_count_groups_of_ranks():

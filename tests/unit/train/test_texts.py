@@ -26,7 +26,7 @@ def dataset(folder: Path, split: str, **of_input) -> Dataset:
 
 @pytest.mark.parametrize(("split", "expected"), [("hash:0", False), ("tail:0.2", True)])
 def test_without_a_held_out_split_nothing_is_evaluated(tmp_path, split, expected, caplog):
-    engine = SimpleNamespace(is_sharded=False)
+    engine = SimpleNamespace(needs_all_ranks=False)
     assert takes_part(dataset(tmp_path, split), engine, World(0, 2, 0), "no texts are generated") is expected
     assert ("no texts are generated, as the data have no validation split" in caplog.text) is not expected
     assert not takes_part(open_dataset(DataConfig(path=str(tmp_path / "shards"))), engine, World(1, 2, 1), "")
