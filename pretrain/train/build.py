@@ -177,16 +177,12 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     return run, state
 
 
-<<<<<<< ours
-def _tracker(claim: Claim, world: World, record: dict[str, Any], step: int) -> RunOutput:
-=======
 def _cuts_state(config: RunConfig) -> bool:
     """Returns whether a rank has a part of the optimizer's state."""
     return config.engine.zero_stage > 0 or config.parallel.experts > 1
 
 
-def _tracker(claim: Claim, world: World, run_id: str, step: int) -> Tracker:
->>>>>>> theirs
+def _tracker(claim: Claim, world: World, record: dict[str, Any], step: int) -> RunOutput:
     config = claim.config
     start, _ = split_average(Path(config.init.from_ or ""))
     begun_at = step_of(start)

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as td
 from torch import nn
 
 from benchmarks.simulated_ranks import (
@@ -114,7 +115,7 @@ def _start(world: World, stage: int, gradients: str, model: dict[str, Any], hpz:
     return start_rank(world, config, model_config, ACCUMULATION, draw)
 
 
-def _step(world: World, stage: int, gradients: str, model: dict[str, Any], hpz: int) -> dict[str, Any]:
+def _step(world: World, stage: int, gradients: str, model: dict[str, Any], hpz: int = 1) -> dict[str, Any]:
     _, engine = _start(world, stage, gradients, model, hpz)
     size = count_parameters(ModelConfig.model_validate(expand_preset(model)))
     tokens = torch.randint(0, 512, (1, LENGTH))

@@ -7,6 +7,7 @@ from pretrain.config.presets import PRESETS, expand_preset
 from pretrain.errors import ConfigError
 from pretrain.interop import FAMILIES
 from pretrain.interop.choose import choose_family, facts
+from tests.parity.test_captions import MAKERS as CAPTIONERS
 from tests.parity.test_decoders import MAKERS as DECODERS
 from tests.parity.test_encoder_decoders import MAKERS as ENCODER_DECODERS
 from tests.parity.test_encoders import MAKERS as ENCODERS
@@ -215,7 +216,7 @@ RELEASED = {
 
 def configured(preset, vocab_size=4096):
     values = expand_preset({"preset": preset})
-    if "input" not in values:
+    if "input" not in values or values["head"]["kind"] == "lm":
         values |= {"vocab_size": vocab_size}
     elif values["head"]["kind"] == "labels":
         values |= {"head": values["head"] | {"labels": ["a", "b"]}}
@@ -248,6 +249,6 @@ def test_a_preset_is_exported_as_its_own_family_or_as_none(preset):
 
 
 def test_every_family_is_compared_with_its_model_of_transformers():
-    every = (DECODERS, ENCODERS, ENCODER_DECODERS, IMAGES, MAES)
+    every = (DECODERS, ENCODERS, ENCODER_DECODERS, IMAGES, MAES, CAPTIONERS)
     compared = [make() for makers in every for make in makers.values()]
     assert {model.config.model_type for model in compared} == set(FAMILIES)

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (6, 1025),
     "checkpoint": (10, 1535),
     "cli": (13, 2585),
-    "config": (24, 4931),
+    "config": (24, 4935),
     "data": (12, 2463),
     "datacheck": (11, 2289),
     "doctor": (13, 1927),

@@ -217,5 +217,5 @@ def test_packed_and_padded_texts_have_the_same_targets():
 def test_what_is_carried_is_what_the_lock_has():
     locked = _locked_versions()
     unlocked = {name for name in (*BUILT, *DOWNLOADED) if name not in locked}
-    assert unlocked == {"cut-cross-entropy", "liger-kernel", "torchao"}
+    assert unlocked == {"cut-cross-entropy", "liger-kernel"}
     assert f"deepspeed=={locked['deepspeed']}" in (ROOT / ".ci/constraints.txt").read_text()

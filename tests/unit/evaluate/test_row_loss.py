@@ -124,7 +124,12 @@ def test_a_few_rows_are_refused():
 
 
 def test_an_exact_caption_is_what_greedy_decoding_writes():
-    values = {"preset": "vit_gpt2-tiny", "vocab_size": 50, "special_tokens": {"start": 1}, "init_std": 0.2}
+    values = {
+        "preset": "vision-encoder-decoder-tiny",
+        "vocab_size": 50,
+        "special_tokens": {"start": 1},
+        "init_std": 0.2,
+    }
     config = ModelConfig.model_validate(expand_preset(values))
     model = build_model(config, PLAIN_ENGINE, torch.device("cpu")).eval()
     init_weights(model, config, seed=3)

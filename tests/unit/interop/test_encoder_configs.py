@@ -106,7 +106,10 @@ def test_the_id_of_the_mask_comes_back_although_theirs_has_none(model_type):
     assert read(model_type, **FAMILIES[model_type].write_config(masked)).special_tokens.mask == 103
 
 
-@pytest.mark.parametrize("model_type", [name for name, shape in SHAPES.items() if shape != "decoder"])
+# A captioner has no defaults: its parts are given.
+@pytest.mark.parametrize(
+    "model_type", [name for name, shape in SHAPES.items() if shape != "decoder" and name != "vision-encoder-decoder"]
+)
 def test_missing_keys_have_the_defaults_of_transformers(model_type):
     import transformers
 
