@@ -166,7 +166,8 @@ def scale_fit_command(ladder: LadderFolder, as_json: Json = False) -> None:
     left_out = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
     for name, reason in left_out.items():
         typer.echo(f"{name} is left out: {reason}", err=True)
-    fit = fit_ladder([outcome for outcome in outcomes.values() if not isinstance(outcome, str)])
+    points = [outcome for outcome in outcomes.values() if not isinstance(outcome, str)]
+    fit = fit_ladder(points, found.rule.tokens_per_parameter)
     predicted = _predict(ladder, found, fit)
     facts = prediction_facts(fit, found.name, found.budget, predicted, left_out)
     facts = write_prediction(ladder / PREDICTION, facts)

@@ -24,7 +24,7 @@ from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import read_yaml
 from pretrain.errors import ConfigError
 from pretrain.plan.course import StoredData, Supply, plan_supply
-from pretrain.scale.law import MIN_RUNS
+from pretrain.scale.law import BESIDE, MIN_RUNS
 from pretrain.scale.scaling_rule import (
     FLOPS_OF_A_WEIGHT,
     LadderRule,
@@ -40,8 +40,6 @@ RATIO = 30.0
 """FLOPs of the large run over those of the largest run of a ladder, by default."""
 SPREAD = 10.0
 """FLOPs of the largest run of a ladder over those of the smallest, by default."""
-BESIDE = 3.0
-"""Parameters of a size beside the line over those of the line, at the same budget."""
 MAX_EPOCHS = 4.0
 """Epochs up to which repeated data are worth almost as much as new ones (Muennighoff et al. 2023)."""
 MIN_SIZES = 3

@@ -3,9 +3,11 @@
     points (N, D, loss)  ->  fit_law    Huber loss of log L, from a grid of starts
                          ->  draw_laws  fits to losses whose residuals are drawn anew (bootstrap)
 
-A ladder has about ten runs for five values. Two things keep them from trading against each other:
-N and D are counted relative to their geometric means, and the exponents have a prior, which many
-runs outweigh. All starts, and all draws, are minimized at once by Levenberg-Marquardt; no torch.
+A ladder has about ten runs for five values. Three things keep them from trading against each other:
+N and D are counted relative to their geometric means; the exponents, and E where the bytes of a
+token are known, have priors, which many runs outweigh; and runs beside the line, which the large
+run is on, count less where they are off. All starts, and all draws, are minimized at once by
+Levenberg-Marquardt; no torch.
 """
 
 import itertools
@@ -24,14 +26,25 @@ MIN_RUNS = 6
 HUBER_DELTA = 3e-3
 """Residual of log L from which the loss of a fit is linear: the noise of small runs. Hoffmann et al. 2022,
 appendix D.2, have 1e-3 for 400 larger ones."""
+BESIDE = 3.0
+"""Parameters of a size beside the line over those of the line, at the same budget."""
+BESIDE_LINE = 5.0
+"""What is added at most to the one HUBER_DELTA of a run of three times, or a third, of the parameters of its line,
+where the law is a form that does not quite hold (`find_scales`)."""
 EXPONENT = 0.35
 EXPONENT_SPREAD = 0.1
 """Mean and standard deviation of the prior of alpha and beta: 0.34 and 0.28 in Hoffmann et al. 2022, 0.35 and
 0.37 by Besiroglu et al. 2024 from the same runs."""
+ENTROPY = 0.6
+ENTROPY_SPREAD = 0.3
+"""Prior of E, bits a byte, and standard deviation of its logarithm: 1.69 nats a token in Hoffmann et al. 2022, 1.82
+by Besiroglu et al. 2024, at about 4.2 bytes a token."""
 _STARTS = ((0.2, 0.4, 0.6, 0.8), (0.3, 0.7), (0.25, 0.45))
 """Shares of E in the mean loss, and of N's term in the rest; both exponents."""
 _ITERATIONS = 300
 _MIN_SPREAD = 0.05
+_WITH_PRIOR = [0, 3, 4]
+"""Positions of log E, alpha and beta among the values of a fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,7 @@ class LossPoint:
     parameters: float  # N
     tokens: int  # D
     loss: float  # final validation loss, nats a target
+    bits_per_byte: float | None = None  # the same; None: targets are no bytes of a text
 
     @property
     def flops(self) -> float:
@@ -74,13 +88,20 @@ class _Fits:
     """Fits of the law to the same runs, with several starts or losses at once.
 
     Values are float64 [fits, 5]: log E, log A, log B, alpha, beta, where A and B are those of N
-    and D relative to their geometric means; log losses are float64 [fits, runs].
+    and D relative to their geometric means; log losses are float64 [fits, runs]. Priors are float64
+    [fits, 3], of log E, alpha and beta.
     """
 
-    def __init__(self, points: Sequence[LossPoint]) -> None:
+    def __init__(self, points: Sequence[LossPoint], scales: np.ndarray) -> None:
         sizes = np.log([[point.parameters, point.tokens] for point in points])
         self.center = sizes.mean(0)
         self.sizes = sizes - self.center
+        self.measured = np.log([point.loss for point in points])
+        self.deltas = HUBER_DELTA * scales
+        nats = [point.loss / point.bits_per_byte for point in points if point.bits_per_byte]  # of a bit a byte
+        log_e = math.log(ENTROPY * float(np.median(nats))) if nats else 0.0
+        self.prior = np.array([log_e, EXPONENT, EXPONENT])
+        self.tightness = 1 / np.array([ENTROPY_SPREAD if nats else math.inf, EXPONENT_SPREAD, EXPONENT_SPREAD])
 
     def terms(self, values: np.ndarray) -> np.ndarray:
         """Returns log E, and the logs of both terms of each run, float64 [fits, runs, 3]."""
@@ -92,23 +113,23 @@ class _Fits:
         found: np.ndarray = np.logaddexp.reduce(self.terms(values), axis=2)
         return found
 
-    def objective(self, values: np.ndarray, measured: np.ndarray, exponents: np.ndarray) -> np.ndarray:
-        """Returns Huber's loss in units of its delta, plus the prior's around `exponents` [fits, 2]; float64 [fits]."""
-        off = np.abs(self.log_losses(values) - measured) / HUBER_DELTA
-        prior = ((values[:, 3:] - exponents) / EXPONENT_SPREAD) ** 2 / 2
-        misfit: np.ndarray = np.where(off <= 1, off**2 / 2, off - 0.5).sum(1) + prior.sum(1)
+    def objective(self, values: np.ndarray, measured: np.ndarray, prior: np.ndarray) -> np.ndarray:
+        """Returns Huber's loss in units of its deltas, plus that of the prior; float64 [fits]."""
+        off = np.abs(self.log_losses(values) - measured) / self.deltas
+        beyond = ((values[:, _WITH_PRIOR] - prior) * self.tightness) ** 2 / 2
+        misfit: np.ndarray = np.where(off <= 1, off**2 / 2, off - 0.5).sum(1) + beyond.sum(1)
         return misfit
 
-    def minimize(self, measured: np.ndarray, exponents: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def minimize(self, measured: np.ndarray, prior: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Returns the values at local minima, by Levenberg-Marquardt with Huber's weights."""
         damping = np.full(len(values), 1e-2)
-        best = self.objective(values, measured, exponents)
+        best = self.objective(values, measured, prior)
         for _ in range(_ITERATIONS):
-            gradient, curvature = self._quadratic(values, measured, exponents)
+            gradient, curvature = self._quadratic(values, measured, prior)
             diagonal = curvature * np.eye(5)
             step = np.linalg.solve(curvature + damping[:, None, None] * diagonal, gradient[:, :, None])[:, :, 0]
             tried = values - np.clip(step, -1.0, 1.0)
-            found = self.objective(tried, measured, exponents)
+            found = self.objective(tried, measured, prior)
             is_lower = found < best
             values = np.where(is_lower[:, None], tried, values)
             best = np.where(is_lower, found, best)
@@ -116,21 +137,33 @@ class _Fits:
         return values
 
     def _quadratic(
-        self, values: np.ndarray, measured: np.ndarray, exponents: np.ndarray
+        self, values: np.ndarray, measured: np.ndarray, prior: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns gradients [fits, 5] and Gauss-Newton matrices [fits, 5, 5] of the objective."""
         terms = self.terms(values)
         log_loss = np.logaddexp.reduce(terms, axis=2)
         shares = np.exp(terms - log_loss[:, :, None])  # of the three terms in the loss
         slopes = np.concatenate([shares, -self.sizes * shares[:, :, 1:]], axis=2)
-        off = (log_loss - measured) / HUBER_DELTA
+        off = (log_loss - measured) / self.deltas
         weights = 1 / np.maximum(np.abs(off), 1)
-        weighted = slopes * (weights / HUBER_DELTA**2)[:, :, None]
+        weighted = slopes * (weights / self.deltas**2)[:, :, None]
         gradient = np.einsum("frv,fr->fv", weighted, log_loss - measured)
         curvature = np.einsum("frv,frw->fvw", weighted, slopes)
-        gradient[:, 3:] += (values[:, 3:] - exponents) / EXPONENT_SPREAD**2
-        curvature[:, [3, 4], [3, 4]] += 1 / EXPONENT_SPREAD**2
+        gradient[:, _WITH_PRIOR] += (values[:, _WITH_PRIOR] - prior) * self.tightness**2
+        curvature[:, _WITH_PRIOR, _WITH_PRIOR] += self.tightness**2
         return gradient, curvature + 1e-9 * np.eye(5)
+
+    def best(self) -> np.ndarray:
+        """Returns the values of the fit to the measured losses, the best over all starts; float64 [5]."""
+        starts = np.array([
+            [math.log(e), math.log((1 - e) * share), math.log((1 - e) * (1 - share)), exponent, exponent]
+            for e, share, exponent in itertools.product(*_STARTS)
+        ])  # fmt: skip
+        starts[:, :3] += self.measured.mean()
+        prior = np.tile(self.prior, (len(starts), 1))
+        values = self.minimize(self.measured, prior, starts)
+        found: np.ndarray = values[self.objective(values, self.measured, prior).argmin()]
+        return found
 
     def law(self, values: np.ndarray) -> ScalingLaw:
         """Returns the law of absolute N and D by the values of a fit, float64 [5]."""
@@ -151,37 +184,50 @@ def check_points(points: Sequence[LossPoint]) -> None:
         raise DataError(what, fix="finish those beside it: pretrain scale run LADDER")
 
 
-def fit_law(points: Sequence[LossPoint]) -> ScalingLaw:
-    """Fits the law to runs. Raises: DataError as `check_points`."""
-    return draw_laws(points, 0)[0]
+def find_scales(points: Sequence[LossPoint], line: float) -> np.ndarray:
+    """Returns the residual that the law leaves to each run, relative to that of a run on the line; float64 [runs].
 
+    It grows with the distance from the line, by as much as the runs beside it are off a law of
+    those on it, and not at all where they are off by HUBER_DELTA only.
 
-def draw_laws(points: Sequence[LossPoint], resamples: int) -> list[ScalingLaw]:
-    """Returns the law of the runs, and that of each draw of their residuals and of the prior.
-
-    A draw adds to the fitted log losses residuals of other runs, with replacement, scaled by
-    sqrt(n / (n - 5)) for the values that the fit has taken from them (Efron and Tibshirani 1993,
-    9.4 and 9.7): the fewer runs, the wider. The prior is drawn too, so that what the runs do not
-    tell counts as unknown.
+    Args:
+        points: Runs.
+        line: Tokens a parameter of the line.
 
     Raises:
         DataError: The runs cannot tell a law (`check_points`).
     """
     check_points(points)
-    fits = _Fits(points)
-    measured = np.log([point.loss for point in points])
-    starts = np.array([
-        [math.log(e), math.log((1 - e) * share), math.log((1 - e) * (1 - share)), exponent, exponent]
-        for e, share, exponent in itertools.product(*_STARTS)
-    ])  # fmt: skip
-    starts[:, :3] += measured.mean()
-    prior = np.full((len(starts), 2), EXPONENT)
-    values = fits.minimize(measured, prior, starts)
-    best = values[fits.objective(values, measured, prior).argmin()]
+    beside = np.abs(np.log([point.tokens / point.parameters / line for point in points])) / math.log(BESIDE**2)
+    fits = _Fits(points, 1 + BESIDE_LINE * beside)
+    off = np.abs(fits.log_losses(fits.best()[None])[0] - fits.measured) / HUBER_DELTA - 1
+    is_beside = beside > 0.5
+    grows = float(np.median(off[is_beside] / beside[is_beside])) if is_beside.any() else 0.0
+    scales: np.ndarray = 1 + np.clip(grows, 0, BESIDE_LINE) * beside
+    return scales
+
+
+def fit_law(points: Sequence[LossPoint], line: float) -> ScalingLaw:
+    """Fits the law to runs, near a line of so many tokens a parameter. Raises: DataError as `check_points`."""
+    return draw_laws(points, find_scales(points, line), 0)[0]
+
+
+def draw_laws(points: Sequence[LossPoint], scales: np.ndarray, resamples: int) -> list[ScalingLaw]:
+    """Returns the law of the runs, and that of each draw of their residuals and of the priors.
+
+    A draw adds to the fitted log losses residuals of other runs relative to their `scales`
+    (`find_scales`), with replacement, by sqrt(n / (n - 5)) for the values that the fit has taken
+    from them (Efron and Tibshirani 1993, 9.4 and 9.7): the fewer runs, the wider. The priors are
+    drawn too, so that what the runs do not tell counts as unknown.
+    """
+    fits = _Fits(points, scales)
+    best = fits.best()
     fitted = fits.log_losses(best[None])[0]
     rng = np.random.default_rng(SEED)
-    residuals = (measured - fitted) * math.sqrt(len(points) / (len(points) - 5))
-    drawn = fitted + rng.choice(residuals, size=(resamples, len(points)))
-    prior = rng.normal(EXPONENT, EXPONENT_SPREAD, size=(resamples, 2))
+    residuals = (fits.measured - fitted) / scales * math.sqrt(len(points) / (len(points) - 5))
+    drawn = fitted + scales * rng.choice(residuals, size=(resamples, len(points)))
+    has_prior = fits.tightness > 0
+    prior = np.tile(fits.prior, (resamples, 1))
+    prior[:, has_prior] += rng.normal(0, 1 / fits.tightness[has_prior], size=(resamples, has_prior.sum()))
     values = fits.minimize(drawn, prior, np.tile(best, (resamples, 1)))
     return [fits.law(best), *map(fits.law, values)]

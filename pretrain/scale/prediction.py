@@ -20,7 +20,7 @@ from pretrain.config.load import load_config
 from pretrain.errors import EXIT_DIVERGED, ConfigError, DataError
 from pretrain.evaluate.bootstrap import SEED, bootstrap_interval
 from pretrain.run.folder import RunDir
-from pretrain.scale.law import HUBER_DELTA, LossPoint, ScalingLaw, draw_laws
+from pretrain.scale.law import HUBER_DELTA, LossPoint, ScalingLaw, draw_laws, find_scales
 from pretrain.scale.scaling_rule import RunSize, size_of
 from pretrain.utils.io import json_bytes, write_file
 from pretrain.utils.jsonl import read_rows
@@ -49,15 +49,15 @@ def read_point(folder: Path) -> LossPoint | str:
     last = config.train.last_step
     if not run.is_complete(last):
         return f"not finished: step {run.newest_step()} of {last}"
-    losses = [row["val_loss"] for row in read_rows(run.metrics) if row["step"] == last and "val_loss" in row]
-    if not losses:
+    rows = [row for row in read_rows(run.metrics) if row["step"] == last and "val_loss" in row]
+    if not rows:
         return f"no validation loss at its last step, {last}"
-    loss = losses[-1]
+    loss = rows[-1]["val_loss"]
     vocab_size = config.model.vocab_size
     if not isinstance(loss, float) or not math.isfinite(loss) or (vocab_size and loss >= math.log(vocab_size)):
         return f"diverged: validation loss {loss}"
     size = size_of(config)
-    return LossPoint(config.run.name, size.parameters, size.tokens, loss)
+    return LossPoint(config.run.name, size.parameters, size.tokens, loss, rows[-1].get("val_bits_per_byte"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ class LadderFit:
 
     points: Sequence[LossPoint]
     laws: Sequence[ScalingLaw]  # of the runs, then of each draw
+    scales: np.ndarray  # residual of each run relative to one on the line, float64 [runs]
 
     @property
     def law(self) -> ScalingLaw:
@@ -86,10 +87,12 @@ class LadderFit:
         return self.laws[0]
 
     def residuals(self) -> np.ndarray:
-        """Returns log of measured over fitted loss of each run, float64 [runs], in the spread of new runs."""
+        """Returns log of measured over fitted loss of each run, float64 [runs], in the spread of new runs on the line."""
         fitted = [self.law.loss(point.parameters, point.tokens) for point in self.points]
         freedom = math.sqrt(len(self.points) / (len(self.points) - 5))
-        return np.log([point.loss for point in self.points] / np.array(fitted)) * freedom
+        off = np.log([point.loss for point in self.points] / np.array(fitted))
+        residuals: np.ndarray = off / self.scales * freedom
+        return residuals
 
     def predict(self, name: str, size: RunSize) -> PredictedRun:
         """Returns a run of a size with its interval."""
@@ -106,9 +109,14 @@ class LadderFit:
         return found.value, found.low, found.high
 
 
-def fit_ladder(points: Sequence[LossPoint], resamples: int = RESAMPLES) -> LadderFit:
-    """Fits the law to the finished runs. Raises: DataError: Too few runs, or on one line."""
-    return LadderFit(points, draw_laws(points, resamples))
+def fit_ladder(points: Sequence[LossPoint], line: float, resamples: int = RESAMPLES) -> LadderFit:
+    """Fits the law to the finished runs, near a line of so many tokens a parameter.
+
+    Raises:
+        DataError: Too few runs, or on one line.
+    """
+    scales = find_scales(points, line)
+    return LadderFit(points, draw_laws(points, scales, resamples), scales)
 
 
 def prediction_facts(

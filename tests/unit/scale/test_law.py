@@ -1,6 +1,7 @@
 """The fit of the law: values that are known, torch's L-BFGS as a reference, outliers, intervals, too few runs."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ import torch
 
 from pretrain.errors import DataError
 from pretrain.scale import law as law_module
-from pretrain.scale.law import LossPoint, ScalingLaw, check_points, draw_laws, fit_law
+from pretrain.scale.law import LossPoint, ScalingLaw, check_points, draw_laws, fit_law, find_scales
 
 TRUE = ScalingLaw(e=1.7, a=400.0, b=900.0, alpha=0.34, beta=0.32)
+LINE = 20.0
 BUDGETS = [1e12, 2.15e12, 4.64e12, 1e13]
 
 
@@ -28,23 +30,26 @@ def ladder(noise: float = 0.0, seed: int = 0) -> list[LossPoint]:
     return points
 
 
+NATS = 2.9
+"""Nats a token for each bit a byte."""
 LARGE = (1.58e6, 31_600_000)
 """Parameters and tokens at 30 times the FLOPs of the largest run of the ladder."""
 
 
 def test_a_law_is_found_from_losses_that_follow_it():
-    found = fit_law(ladder())
+    found = fit_law(ladder(), LINE)
     assert found.loss(*LARGE) == pytest.approx(TRUE.loss(*LARGE), rel=2e-3)
     assert found.alpha == pytest.approx(TRUE.alpha, abs=0.02)
     assert found.beta == pytest.approx(TRUE.beta, abs=0.02)
 
 
 def test_the_fit_is_that_of_l_bfgs_on_the_same_objective():
-    points = ladder(noise=0.004)
+    points = [replace(point, bits_per_byte=point.loss / NATS) for point in ladder(noise=0.004)]
+    deltas = law_module.HUBER_DELTA * torch.tensor(find_scales(points, LINE))
     sizes = torch.tensor([[point.parameters, point.tokens] for point in points], dtype=torch.float64).log()
     losses = torch.tensor([point.loss for point in points], dtype=torch.float64).log()
     center = sizes.mean(0)
-    found = fit_law(points)
+    found = fit_law(points, LINE)
     scaled = [found.a * np.exp(-found.alpha * center[0].item()), found.b * np.exp(-found.beta * center[1].item())]
     values = torch.tensor(
         [np.log(found.e), *np.log(scaled), found.alpha, found.beta], dtype=torch.float64, requires_grad=True
@@ -53,10 +58,11 @@ def test_the_fit_is_that_of_l_bfgs_on_the_same_objective():
     def objective() -> torch.Tensor:
         terms = values[1:3] - (sizes - center) * values[3:]
         fitted = torch.logsumexp(torch.cat([values[:1].expand(len(points), 1), terms], 1), 1)
-        delta = law_module.HUBER_DELTA
-        misfit = torch.nn.functional.huber_loss(fitted, losses, delta=delta, reduction="sum") / delta**2
-        prior = ((values[3:] - law_module.EXPONENT) / law_module.EXPONENT_SPREAD).square().sum() / 2
-        return misfit + prior
+        off = (fitted - losses) / deltas
+        misfit = torch.nn.functional.huber_loss(off, torch.zeros_like(off), reduction="sum")
+        exponents = ((values[3:] - law_module.EXPONENT) / law_module.EXPONENT_SPREAD).square().sum() / 2
+        entropy = ((values[0] - np.log(law_module.ENTROPY * NATS)) / law_module.ENTROPY_SPREAD).square() / 2
+        return misfit + exponents + entropy
 
     ours = objective().item()
     with torch.no_grad():
@@ -86,13 +92,13 @@ def test_one_run_that_went_wrong_hardly_moves_the_prediction():
         LossPoint(point.name, point.parameters, point.tokens, point.loss * (1.1 if number == 4 else 1.0))
         for number, point in enumerate(points)
     ]
-    moved = fit_law(worse).loss(*LARGE) / fit_law(points).loss(*LARGE)
+    moved = fit_law(worse, LINE).loss(*LARGE) / fit_law(points, LINE).loss(*LARGE)
     assert moved == pytest.approx(1.0, abs=0.02)
 
 
 def spread(points: list[LossPoint]) -> tuple[float, float]:
     """The 95% interval of the large run's loss."""
-    low, high = np.quantile([law.loss(*LARGE) for law in draw_laws(points, 60)[1:]], [0.025, 0.975])
+    low, high = np.quantile([law.loss(*LARGE) for law in draw_laws(points, find_scales(points, LINE), 60)[1:]], [0.025, 0.975])
     return float(low), float(high)
 
 
