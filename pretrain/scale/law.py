@@ -1,4 +1,4 @@
-"""The law of a ladder, L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, 3.3), and its uncertainty.
+"""The law of a ladder, L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, 3.3).
 
     points (N, D, loss)  ->  fit_law    Huber loss of log L, from a grid of starts
                          ->  draw_laws  fits to losses whose residuals are drawn anew (bootstrap)
@@ -24,21 +24,21 @@ from pretrain.scale.scaling_rule import FLOPS_OF_A_WEIGHT
 MIN_RUNS = 6
 """Runs of a fit: its five values, and one to judge them by."""
 HUBER_DELTA = 3e-3
-"""Residual of log L from which the loss of a fit is linear: the noise of small runs. Hoffmann et al. 2022,
-appendix D.2, have 1e-3 for 400 larger ones."""
+"""Residual of log L from which the loss of a fit is linear: the noise of small runs. Hoffmann et al.
+2022, appendix D.2, have 1e-3 for 400 larger ones."""
 BESIDE = 3.0
 """Parameters of a size beside the line over those of the line, at the same budget."""
 BESIDE_LINE = 5.0
-"""What is added at most to the one HUBER_DELTA of a run of three times, or a third, of the parameters of its line,
-where the law is a form that does not quite hold (`find_scales`)."""
+"""What is added at most to the one HUBER_DELTA of a run of BESIDE times the parameters of its line,
+or one part of it, where the law is a form that does not quite hold (`find_scales`)."""
 EXPONENT = 0.35
 EXPONENT_SPREAD = 0.1
-"""Mean and standard deviation of the prior of alpha and beta: 0.34 and 0.28 in Hoffmann et al. 2022, 0.35 and
-0.37 by Besiroglu et al. 2024 from the same runs."""
+"""Mean and standard deviation of the prior of alpha and beta: 0.34 and 0.28 in Hoffmann et al. 2022,
+0.35 and 0.37 by Besiroglu et al. 2024 from the same runs."""
 ENTROPY = 0.6
 ENTROPY_SPREAD = 0.3
-"""Prior of E, bits a byte, and standard deviation of its logarithm: 1.69 nats a token in Hoffmann et al. 2022, 1.82
-by Besiroglu et al. 2024, at about 4.2 bytes a token."""
+"""Prior of E, bits a byte, and standard deviation of its logarithm: 1.69 nats a token in Hoffmann
+et al. 2022, 1.82 by Besiroglu et al. 2024, at about 4.2 bytes a token."""
 _STARTS = ((0.2, 0.4, 0.6, 0.8), (0.3, 0.7), (0.25, 0.45))
 """Shares of E in the mean loss, and of N's term in the rest; both exponents."""
 _ITERATIONS = 300
@@ -98,10 +98,12 @@ class _Fits:
         self.sizes = sizes - self.center
         self.measured = np.log([point.loss for point in points])
         self.deltas = HUBER_DELTA * scales
-        nats = [point.loss / point.bits_per_byte for point in points if point.bits_per_byte]  # of a bit a byte
+        # Nats a token for a bit a byte.
+        nats = [point.loss / point.bits_per_byte for point in points if point.bits_per_byte]
         log_e = math.log(ENTROPY * float(np.median(nats))) if nats else 0.0
         self.prior = np.array([log_e, EXPONENT, EXPONENT])
-        self.tightness = 1 / np.array([ENTROPY_SPREAD if nats else math.inf, EXPONENT_SPREAD, EXPONENT_SPREAD])
+        of_e = ENTROPY_SPREAD if nats else math.inf
+        self.tightness = 1 / np.array([of_e, EXPONENT_SPREAD, EXPONENT_SPREAD])
 
     def terms(self, values: np.ndarray) -> np.ndarray:
         """Returns log E, and the logs of both terms of each run, float64 [fits, runs, 3]."""
@@ -136,9 +138,7 @@ class _Fits:
             damping = np.clip(np.where(is_lower, damping / 3, damping * 2), 1e-9, 1e9)
         return values
 
-    def _quadratic(
-        self, values: np.ndarray, measured: np.ndarray, prior: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _quadratic(self, values: np.ndarray, measured: np.ndarray, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns gradients [fits, 5] and Gauss-Newton matrices [fits, 5, 5] of the objective."""
         terms = self.terms(values)
         log_loss = np.logaddexp.reduce(terms, axis=2)
@@ -154,7 +154,7 @@ class _Fits:
         return gradient, curvature + 1e-9 * np.eye(5)
 
     def best(self) -> np.ndarray:
-        """Returns the values of the fit to the measured losses, the best over all starts; float64 [5]."""
+        """Returns the values of the fit to the measured losses, the best of all starts."""
         starts = np.array([
             [math.log(e), math.log((1 - e) * share), math.log((1 - e) * (1 - share)), exponent, exponent]
             for e, share, exponent in itertools.product(*_STARTS)
@@ -185,7 +185,7 @@ def check_points(points: Sequence[LossPoint]) -> None:
 
 
 def find_scales(points: Sequence[LossPoint], line: float) -> np.ndarray:
-    """Returns the residual that the law leaves to each run, relative to that of a run on the line; float64 [runs].
+    """Returns the residual of each run, relative to that of a run on the line; float64 [runs].
 
     It grows with the distance from the line, by as much as the runs beside it are off a law of
     those on it, and not at all where they are off by HUBER_DELTA only.
@@ -198,7 +198,8 @@ def find_scales(points: Sequence[LossPoint], line: float) -> np.ndarray:
         DataError: The runs cannot tell a law (`check_points`).
     """
     check_points(points)
-    beside = np.abs(np.log([point.tokens / point.parameters / line for point in points])) / math.log(BESIDE**2)
+    ratios = np.array([point.tokens / point.parameters for point in points])
+    beside = np.abs(np.log(ratios / line)) / math.log(BESIDE**2)
     fits = _Fits(points, 1 + BESIDE_LINE * beside)
     off = np.abs(fits.log_losses(fits.best()[None])[0] - fits.measured) / HUBER_DELTA - 1
     is_beside = beside > 0.5
@@ -208,7 +209,7 @@ def find_scales(points: Sequence[LossPoint], line: float) -> np.ndarray:
 
 
 def fit_law(points: Sequence[LossPoint], line: float) -> ScalingLaw:
-    """Fits the law to runs, near a line of so many tokens a parameter. Raises: DataError as `check_points`."""
+    """Fits the law to runs near `line` tokens a parameter. Raises: DataError as `check_points`."""
     return draw_laws(points, find_scales(points, line), 0)[0]
 
 
@@ -228,6 +229,7 @@ def draw_laws(points: Sequence[LossPoint], scales: np.ndarray, resamples: int) -
     drawn = fitted + scales * rng.choice(residuals, size=(resamples, len(points)))
     has_prior = fits.tightness > 0
     prior = np.tile(fits.prior, (resamples, 1))
-    prior[:, has_prior] += rng.normal(0, 1 / fits.tightness[has_prior], size=(resamples, has_prior.sum()))
+    spread = 1 / fits.tightness[has_prior]
+    prior[:, has_prior] += rng.normal(0, spread, size=(resamples, len(spread)))
     values = fits.minimize(drawn, prior, np.tile(best, (resamples, 1)))
     return [fits.law(best), *map(fits.law, values)]

@@ -1,4 +1,4 @@
-"""The prediction of a large run: made from the finished runs of a ladder before it begins, and scored after it.
+"""The prediction of a large run: made from a ladder before it begins, and scored after it.
 
 read_point         final validation loss of a run, or the reason why it does not count
 predict            law, loss of the large run and of the best size, 95% intervals
@@ -57,7 +57,8 @@ def read_point(folder: Path) -> LossPoint | str:
     if not isinstance(loss, float) or not math.isfinite(loss) or (vocab_size and loss >= math.log(vocab_size)):
         return f"diverged: validation loss {loss}"
     size = size_of(config)
-    return LossPoint(config.run.name, size.parameters, size.tokens, loss, rows[-1].get("val_bits_per_byte"))
+    bits_per_byte = rows[-1].get("val_bits_per_byte")
+    return LossPoint(config.run.name, size.parameters, size.tokens, loss, bits_per_byte)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,10 @@ class LadderFit:
         return self.laws[0]
 
     def residuals(self) -> np.ndarray:
-        """Returns log of measured over fitted loss of each run, float64 [runs], in the spread of new runs on the line."""
+        """Returns log of measured over fitted loss of each run, float64 [runs].
+
+        They have the spread of new runs on the line.
+        """
         fitted = [self.law.loss(point.parameters, point.tokens) for point in self.points]
         freedom = math.sqrt(len(self.points) / (len(self.points) - 5))
         off = np.log([point.loss for point in self.points] / np.array(fitted))

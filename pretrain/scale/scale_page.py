@@ -1,4 +1,4 @@
-"""The page of a ladder: loss over FLOPs of each size with the fitted law, the large run predicted and measured.
+"""The page of a ladder: loss over FLOPs with the law, the large run predicted and measured.
 
 Made of the charts and tables of reports: one HTML file without network or script.
 """

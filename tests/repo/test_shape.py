@@ -39,7 +39,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "pretrain_launch": (18, 3227),
     "report": (8, 1598),
     "run": (7, 1475),
-    "scale": (7, 1248),
+    "scale": (7, 1306),
     "shards": (12, 2475),
     "tokenizer": (7, 1271),
     "tracking": (12, 1869),

@@ -9,7 +9,7 @@ import torch
 
 from pretrain.errors import DataError
 from pretrain.scale import law as law_module
-from pretrain.scale.law import LossPoint, ScalingLaw, check_points, draw_laws, fit_law, find_scales
+from pretrain.scale.law import LossPoint, ScalingLaw, check_points, draw_laws, find_scales, fit_law
 
 TRUE = ScalingLaw(e=1.7, a=400.0, b=900.0, alpha=0.34, beta=0.32)
 LINE = 20.0
@@ -30,7 +30,7 @@ def ladder(noise: float = 0.0, seed: int = 0) -> list[LossPoint]:
     return points
 
 
-NATS = 2.9
+NATS = 4.0
 """Nats a token for each bit a byte."""
 LARGE = (1.58e6, 31_600_000)
 """Parameters and tokens at 30 times the FLOPs of the largest run of the ladder."""
@@ -44,7 +44,7 @@ def test_a_law_is_found_from_losses_that_follow_it():
 
 
 def test_the_fit_is_that_of_l_bfgs_on_the_same_objective():
-    points = [replace(point, bits_per_byte=point.loss / NATS) for point in ladder(noise=0.004)]
+    points = of_text(ladder(noise=0.004))
     deltas = law_module.HUBER_DELTA * torch.tensor(find_scales(points, LINE))
     sizes = torch.tensor([[point.parameters, point.tokens] for point in points], dtype=torch.float64).log()
     losses = torch.tensor([point.loss for point in points], dtype=torch.float64).log()
@@ -96,9 +96,51 @@ def test_one_run_that_went_wrong_hardly_moves_the_prediction():
     assert moved == pytest.approx(1.0, abs=0.02)
 
 
+def test_sizes_that_the_law_does_not_quite_fit_beside_the_line_do_not_spoil_it_there():
+    follow = ladder()
+    assert find_scales(follow, LINE) == pytest.approx(1.0)
+    beside = np.array([abs(np.log(point.tokens / point.parameters / LINE)) > 1 for point in follow])
+    points = [
+        replace(point, loss=point.loss * (1.04 if is_beside else 1.0))
+        for point, is_beside in zip(follow, beside, strict=True)
+    ]
+    scales = find_scales(points, LINE)
+    assert scales[beside].min() > 3
+    assert scales[~beside] == pytest.approx(1.0, abs=1e-4)
+    truth = TRUE.loss(*LARGE)
+    weighted = fit_law(points, LINE).loss(*LARGE) / truth - 1
+    alike = draw_laws(points, np.ones(len(points)), 0)[0].loss(*LARGE) / truth - 1
+    assert abs(weighted) < 0.6 * abs(alike)
+
+
+def of_text(points: list[LossPoint]) -> list[LossPoint]:
+    """The same runs, of targets with a known number of bytes."""
+    return [replace(point, bits_per_byte=point.loss / NATS) for point in points]
+
+
+def test_losses_that_fall_as_a_pure_power_get_the_irreducible_loss_of_text():
+    powers = [replace(point, loss=100 * point.parameters**-0.09 * point.tokens**-0.09) for point in ladder(noise=0.002)]
+    expected = law_module.ENTROPY * NATS
+    assert fit_law(powers, LINE).e < expected / 2
+    assert fit_law(of_text(powers), LINE).e == pytest.approx(expected, rel=0.25)
+
+
+def test_runs_that_reach_the_irreducible_loss_outweigh_its_prior():
+    sizes = itertools.product(np.geomspace(1e6, 1e10, 5), (2.2, 20, 180))
+    points = [
+        LossPoint(
+            f"{parameters}-{ratio}", parameters, round(ratio * parameters), TRUE.loss(parameters, ratio * parameters)
+        )
+        for parameters, ratio in sizes
+    ]
+    assert fit_law(of_text(points), LINE).e == pytest.approx(TRUE.e, rel=0.02)
+
+
 def spread(points: list[LossPoint]) -> tuple[float, float]:
     """The 95% interval of the large run's loss."""
-    low, high = np.quantile([law.loss(*LARGE) for law in draw_laws(points, find_scales(points, LINE), 60)[1:]], [0.025, 0.975])
+    low, high = np.quantile(
+        [law.loss(*LARGE) for law in draw_laws(points, find_scales(points, LINE), 60)[1:]], [0.025, 0.975]
+    )
     return float(low), float(high)
 
 
