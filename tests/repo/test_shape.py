@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "artifact": (7, 1621),
     "attention_maps": (6, 1025),
     "checkpoint": (10, 1535),
-    "cli": (13, 2585),
+    "cli": (13, 2586),
     "config": (24, 4935),
     "data": (12, 2463),
     "datacheck": (11, 2289),
