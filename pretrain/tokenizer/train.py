@@ -51,6 +51,7 @@ _MARKS = frozenset(map(chr, range(0xF0000, 0xF0100)))
 _SCORE_DIGITS = 4
 _PENALTY = 1e-4
 _TRAINERS_UNK = "<UNK>"
+_WAKE_S = 0.1
 
 
 def _run_trainer(trainer: trainers.Trainer, learner: Tokenizer, texts: Iterable[str]) -> None:
@@ -65,7 +66,11 @@ def _run_trainer(trainer: trainers.Trainer, learner: Tokenizer, texts: Iterable[
 
     with ThreadPool(1) as pool:
         try:
-            pool.apply(learner.train_from_iterator, (read(), trainer))
+            result = pool.apply_async(learner.train_from_iterator, (read(), trainer))
+            # A signal may be delivered to the other thread, which does not wake this one.
+            while not result.ready():
+                result.wait(_WAKE_S)
+            result.get()
         finally:
             is_over.set()
 

@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -269,3 +272,14 @@ def test_the_least_size_that_a_refusal_names_is_enough(kind):
 def test_the_files_are_plain_json_of_the_tokenizers_library():
     types = {kind: json.loads(dump_tokenizer(train(kind)))["model"]["type"] for kind in KINDS}
     assert types == {"bpe": "BPE", "wordpiece": "WordPiece", "unigram": "Unigram", "char": "WordLevel"}
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_ctrl_c_ends_training_also_where_another_thread_gets_the_signal(kind):
+    def texts():
+        yield from TEXTS
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        yield from repeat(TEXTS[0])
+
+    with pytest.raises(KeyboardInterrupt):
+        train(kind, texts())
