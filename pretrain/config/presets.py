@@ -229,12 +229,8 @@ PRESETS: dict[str, Values] = {
     "vit_mae-h14": _mae(_vit(32, 1280, 16, 224, 14, **IMAGENET)),
     "vit_mae-tiny": _mae(_vit(2, 64, 4, 16, 4), 1, 32, 4),
     # A ViT whose states a GPT-2 reads by cross attention, as released for captions of images.
-    "vision-encoder-decoder-b16": (
-        _vit(12, 768, 12, 224, 16) | _model(GPT2, 12, 768, 12, 3072) | {"head": {"kind": "lm"}}
-    ),
-    "vision-encoder-decoder-tiny": (
-        _vit(2, 64, 4, 16, 4) | _model(GPT2, 2, 64, 4, 256, max_seq_len=128) | {"head": {"kind": "lm"}}
-    ),
+    "vit_gpt2-b16": (_vit(12, 768, 12, 224, 16) | _model(GPT2, 12, 768, 12, 3072) | {"head": {"kind": "lm"}}),
+    "vit_gpt2-tiny": (_vit(2, 64, 4, 16, 4) | _model(GPT2, 2, 64, 4, 256, max_seq_len=128) | {"head": {"kind": "lm"}}),
     "t5-v1.1-tiny": _model(T5_V1_1, 2, 64, 4, 96, head_width=24, max_seq_len=128),
 }
 """Values of `model:` by name, without `vocab_size`. Modules under `extend` may add entries."""

@@ -46,7 +46,7 @@ MAX_CLASSES = 20
 FOLDER_MODEL: dict[str, Any] = {"preset": "vit-tiny", "input": {"image": 96, "size": 16}}
 """A model whose input stands for that of a run, for a folder without a config."""
 FOLDER_POSITIONS = 37
-CAPTIONS_MODEL: dict[str, Any] = FOLDER_MODEL | {"preset": "vision-encoder-decoder-tiny"}
+CAPTIONS_MODEL: dict[str, Any] = FOLDER_MODEL | {"preset": "vit_gpt2-tiny"}
 LINE = 12
 """Height of a line under an image."""
 

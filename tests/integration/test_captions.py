@@ -14,7 +14,7 @@ CONFIG = """
 seed: 7
 run: {{dir: {runs}, name: run}}
 data: {{path: {data}, lanes: 3, block_samples: 8, images: {{crop: random, padding: 2, erase: 0.25}}}}
-model: {{preset: vision-encoder-decoder-tiny, input: {{image: 16, size: 4}},
+model: {{preset: vit_gpt2-tiny, input: {{image: 16, size: 4}},
   encoder: {{width: 32, ff_width: 64}}, decoder: {{width: 48, ff_width: 96}}}}
 objective: {{kind: captions}}
 batch: {{global_tokens: 768, seq_len: 64, micro: 2}}

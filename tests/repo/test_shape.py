@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "run": (7, 1475),
     "scale": (7, 1306),
     "shards": (12, 2475),
-    "tokenizer": (7, 1271),
+    "tokenizer": (7, 1276),
     "tracking": (12, 1869),
     "train": (14, 2882),
     "utils": (13, 1824),

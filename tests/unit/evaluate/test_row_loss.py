@@ -125,7 +125,7 @@ def test_a_few_rows_are_refused():
 
 def test_an_exact_caption_is_what_greedy_decoding_writes():
     values = {
-        "preset": "vision-encoder-decoder-tiny",
+        "preset": "vit_gpt2-tiny",
         "vocab_size": 50,
         "special_tokens": {"start": 1},
         "init_std": 0.2,

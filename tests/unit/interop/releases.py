@@ -10,10 +10,15 @@ from torch import Tensor
 
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
+from pretrain.interop import FAMILIES
 from pretrain.interop.family import parameter_shapes
 from pretrain.interop.write import ExportReport, write_release
 
 VOCAB = 61
+
+
+TINY = {family: f"{family}-tiny" for family in FAMILIES} | {"vision-encoder-decoder": "vit_gpt2-tiny"}
+"""The tiny preset of each family."""
 
 
 def tiny(preset: str = "llama-tiny", **model: Any) -> ModelConfig:

@@ -9,10 +9,10 @@ from pretrain.config.presets import expand_preset
 from pretrain.errors import ConfigError
 from pretrain.interop import FAMILIES
 from pretrain.interop.choose import facts
-from tests.unit.interop.releases import tiny
+from tests.unit.interop.releases import TINY, tiny
 
 HEAD = frozenset({"lm_head.weight"})
-MODEL_TYPES = [name for name in FAMILIES if tiny(f"{name}-tiny").shape == "decoder"]
+MODEL_TYPES = [name for name, preset in TINY.items() if tiny(preset).shape == "decoder"]
 
 # The keys that matter of each release's config.json, spelled and left out as there.
 PUBLISHED = {

@@ -9,7 +9,7 @@ from pretrain.config.presets import expand_preset
 from pretrain.errors import ConfigError
 from pretrain.interop import FAMILIES
 from pretrain.interop.choose import facts
-from tests.unit.interop.releases import tiny
+from tests.unit.interop.releases import TINY, tiny
 
 HEADS = {
     "bert": frozenset({"cls.predictions.transform.dense.weight", "bert.pooler.dense.weight"}),
@@ -21,7 +21,7 @@ HEADS = {
     "deit": frozenset({"classifier.weight"}),
 }
 """Names of tensors that tell what a model has."""
-SHAPES = {name: tiny(f"{name}-tiny").shape for name in FAMILIES}
+SHAPES = {name: tiny(preset).shape for name, preset in TINY.items()}
 
 # The keys that matter of each release's config.json, spelled and left out as there.
 BERT = """{"model_type": "bert", "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1,

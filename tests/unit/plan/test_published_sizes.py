@@ -235,7 +235,7 @@ def test_a_captioner_is_as_large_as_the_model_of_transformers_without_the_pooler
         theirs = hf.VisionEncoderDecoderModel(hf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(*both))
     named = theirs.named_parameters()
     expected = sum(one.numel() for name, one in named if "pooler" not in name)
-    assert count_parameters(configured("vision-encoder-decoder-b16", 50257)) == expected
+    assert count_parameters(configured("vit_gpt2-b16", 50257)) == expected
 
 
 def size_of(release: Release) -> int:
@@ -254,7 +254,7 @@ def size_of(release: Release) -> int:
 
 def test_every_preset_is_compared_with_its_publication():
     tiny = {name for name in PRESETS if name.endswith("-tiny")} - {"bert-tiny"}
-    others = {"transformer-base", "transformer-big", "vision-encoder-decoder-b16", *VITS, *MAES}
+    others = {"transformer-base", "transformer-big", "vit_gpt2-b16", *VITS, *MAES}
     assert set(PRESETS) - tiny - OWN == set(RELEASES) | others
 
 
