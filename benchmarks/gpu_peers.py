@@ -32,6 +32,7 @@ from pretrain.engine.build import build_engine, builds_sharded, fill_sharded, st
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine
 from pretrain.engine.engine import Engine
 from pretrain.interop.choose import choose_family
+from pretrain.interop.family import parameter_shapes
 from pretrain.interop.tensors import to_theirs
 from pretrain.model import LanguageModel, build_model
 from pretrain.model.build import fill_weights
@@ -39,7 +40,7 @@ from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.flops import RowFlops
-from pretrain.plan.params import parameter_shapes, plan_trained
+from pretrain.plan.params import plan_trained
 from pretrain.plan.task import TrainingTask
 from pretrain.train.step import TrainModule
 from pretrain.types import Batch, SourceBatch
