@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from pretrain.dist import World
 from pretrain.model.feedforward import MixtureOfExperts
-from pretrain.model.grouped import GroupedLinear, Take
+from pretrain.model.grouped import GroupedLinear, Take, sort_by_expert
 from pretrain.types import Part
 
 RunExperts = Callable[[Tensor, Tensor], Tensor]
@@ -58,9 +58,7 @@ class SharedExperts:
         # By source, then by expert: sorted by expert, and back.
         experts_E = torch.arange(sent_GE.shape[1], device=rows_RD.device)
         of_expert_R = experts_E.repeat(len(sent_G)).repeat_interleave(received_GE.flatten())
-        order_R = of_expert_R.argsort(stable=True)
-        places_R = torch.arange(len(order_R), device=order_R.device)
-        inverse_R = torch.empty_like(order_R).scatter_(0, order_R, places_R)
+        order_R, inverse_R = sort_by_expert(of_expert_R)
         offsets_E = received_GE.sum(0).cumsum(0, dtype=torch.int32)
         results_RD = run(Take.apply(arrived_RD, order_R, inverse_R, 1), offsets_E)
         back_RD = Take.apply(results_RD, inverse_R, order_R, 1)

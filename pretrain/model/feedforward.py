@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pretrain.config.model import ExpertsConfig, StackConfig
-from pretrain.model.grouped import GroupedLinear, Take
+from pretrain.model.grouped import GroupedLinear, Take, sort_by_expert
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -225,9 +225,7 @@ class MixtureOfExperts(nn.Module):
         counted_P = None if counted_BT is None else counted_BT.flatten()
         experts_PJ, weights_PJ, sums_W = self.router(x_PD, counted_P)
         chosen_R = experts_PJ.flatten()
-        order_R = chosen_R.argsort(stable=True)  # by expert, then by token
-        places_R = torch.arange(len(order_R), device=order_R.device)
-        inverse_R = torch.empty_like(order_R).scatter_(0, order_R, places_R)
+        order_R, inverse_R = sort_by_expert(chosen_R)
         sizes_E = torch.zeros(self.count, dtype=torch.int32, device=chosen_R.device)
         sizes_E = sizes_E.scatter_add(0, chosen_R, torch.ones_like(chosen_R, dtype=torch.int32))
         rows_RD = Take.apply(x_PD, order_R, inverse_R, self.top_k)

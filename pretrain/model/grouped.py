@@ -122,6 +122,13 @@ class GroupedLinear(nn.Module):
         return out_RO + self.bias.to(dtype).view(len(offsets_E), -1).index_select(0, experts_R)
 
 
+def sort_by_expert(of_expert_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the places of rows sorted by expert, in their order, and the places back, int64 [R]."""
+    order_R = of_expert_R.argsort(stable=True)
+    places_R = torch.arange(len(order_R), device=order_R.device)
+    return order_R, torch.empty_like(order_R).scatter_(0, order_R, places_R)
+
+
 class Take(torch.autograd.Function):
     """Row `index_R[i] // copies` at place i; its gradient is a gather too: sums have one order."""
 

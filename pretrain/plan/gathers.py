@@ -53,9 +53,7 @@ def _block(name: str) -> str | None:
     return ".".join(words[:3]) if "blocks" in words else None
 
 
-def _steps(
-    model: AnyModelConfig, names: list[str], engine: EngineConfig, device: str
-) -> list[Step]:  # fmt: skip
+def _steps(model: AnyModelConfig, names: list[str], engine: EngineConfig, device: str) -> list[Step]:
     """Returns the uses of modules in a micro-batch, in order."""
     by_block = engine.compiles(device)  # gathered as a whole (`set_z3_leaf_modules`)
     again = engine.activation_checkpointing != "none" and not by_block

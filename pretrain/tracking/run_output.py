@@ -130,8 +130,8 @@ class Console:
         self._line.close()
 
 
-PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "trackio": "trackio"}
-"""Package of a tracker by its key of `tracking`, which is the extra that installs it too."""
+PACKAGES = ("tensorboard", "mlflow", "trackio")
+"""Keys of `tracking` that need a package of their name, which the extra of that name installs."""
 
 
 def check_trackers(config: TrackingConfig) -> None:
@@ -143,10 +143,10 @@ def check_trackers(config: TrackingConfig) -> None:
     """
     if config.wandb_fork:
         check_fork(config.wandb)
-    for key, package in PACKAGES.items():
-        if getattr(config, key) and find_spec(package) is None:
-            what = f"tracking.{key} needs the package {package}, which is not installed"
-            raise LaunchError(what, fix=f"remove tracking.{key}, or {install_fix(key)}")
+    for name in PACKAGES:
+        if getattr(config, name) and find_spec(name) is None:
+            what = f"tracking.{name} needs the package {name}, which is not installed"
+            raise LaunchError(what, fix=f"remove tracking.{name}, or {install_fix(name)}")
 
 
 def build_trackers(run_dir: Path, config: TrackingConfig, identity: Identity) -> list[Tracker]:
