@@ -6,11 +6,13 @@ start_accelerator  ->  build the model, on the meta device for ZeRO 3  ->  fill_
 
 import os
 import socket
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -184,12 +186,17 @@ def bind_to_numa_node(gpu: Any, sysfs: Path = Path("/sys")) -> None:
 def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan: BatchPlan, num_parameters: int) -> Any:
     if device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
+    # DeepSpeed's autotuner, which nothing here uses, imports MLflow where it is installed: 3 s a rank.
+    hides_mlflow = sys.modules.setdefault("mlflow", cast(ModuleType, None)) is None
     try:
         import deepspeed
     except ImportError as error:
         fix = f"use engine.kind=ddp, or {install_fix('deepspeed')}"
         problem = f"engine.kind=deepspeed needs the deepspeed package: {error}"
         raise LaunchError(problem, fix=fix) from None
+    finally:
+        if hides_mlflow:
+            del sys.modules["mlflow"]
     from accelerate.utils import DeepSpeedPlugin
 
     quiet_libraries()

@@ -6,6 +6,7 @@
 No callbacks: evaluation, checkpoints and tracking are called here.
 """
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -206,6 +207,8 @@ def _accumulate(run: Run, step: int, batch: StepBatch, counts: StepCounts, phase
             seed_noise(run.config, run.world, step, number)
             is_last = number + 1 == len(batch.micro_batches)
             total += run.engine.forward_backward(micro.to(run.engine.device), scale, is_last)
+    if phase == "compile":
+        gc.collect()  # cycles that compilation leaves behind hold tensors on the device
     return total
 
 

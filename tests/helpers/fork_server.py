@@ -21,7 +21,8 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 from pretrain.utils.process import die_with
 from pretrain_launch.local import STOP_SIGNALS
@@ -128,9 +129,10 @@ SHARED = ForkServer(
 def serve(modules: list[str]) -> None:
     """Forks and tells how forks ended, as asked on stdin."""
     os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed looks for others at its import, in vain
+    sys.modules["mlflow"] = cast(ModuleType, None)  # DeepSpeed imports it, and it starts a thread
     for module in modules:
         importlib.import_module(module)
-    del os.environ["DS_ACCELERATOR"]
+    del os.environ["DS_ACCELERATOR"], sys.modules["mlflow"]
     gc.freeze()  # else each fork would copy what it only looks at
     answers = {"start": _start, "wait": _wait, "poll": _poll}
     for line in sys.stdin:

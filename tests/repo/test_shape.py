@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "datacheck": (11, 2289),
     "doctor": (13, 1927),
     "drill": (6, 862),
-    "engine": (7, 1264),
+    "engine": (7, 1271),
     "evaluate": (12, 2184),
     "generate": (10, 1640),
     "inspect": (3, 457),

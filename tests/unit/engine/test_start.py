@@ -1,5 +1,6 @@
 """What accelerate is started with, and what is refused before."""
 
+import importlib
 import os
 import sys
 from datetime import timedelta
@@ -131,6 +132,20 @@ def test_a_rank_that_sees_fewer_gpus_than_its_number_is_refused(cuda, libraries)
     cuda(1)
     with pytest.raises(LaunchError, match=r"rank 1: LOCAL_RANK=1, but this rank sees 1 GPU\(s\); start one rank for"):
         start(EngineConfig(), size=2, rank=1)
+
+
+def test_deepspeed_does_not_import_mlflow_which_stays_importable(cuda, libraries, tmp_path, monkeypatch):
+    cuda(0)
+    (tmp_path / "mlflow.py").touch()
+    (tmp_path / "deepspeed.py").write_text(
+        "import types\nops = types.SimpleNamespace()\ntry:\n    import mlflow\nexcept ImportError:\n    ops.hidden = 1"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("deepspeed", "mlflow"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    start(EngineConfig())
+    assert sys.modules["deepspeed"].ops.hidden
+    assert importlib.import_module("mlflow").__file__ == str(tmp_path / "mlflow.py")
 
 
 def test_what_deepspeed_knows_of_its_ops_stays(cuda, libraries):
