@@ -4,14 +4,16 @@
 
 The benchmark makes JPEGs (smooth shapes and noise, quality 85) and writes them to webdataset tars. Every arm yields
 each image of an epoch once, shuffled, in batches of 64 uint8 tensors [B, 3, 224, 224] with a random resized crop and a
-mirror, by the same Pillow calls: bilinear, the box as an argument of `resize`. The page cache is warm, torch has one
-thread.
+mirror, bilinear with antialiasing, all decoded by Pillow. The page cache is warm, torch has one thread.
 
     ours               ImageStream and TrainLoader, `workers=0`; CRC32 of each file and a digest of all pixels
     ours_threads       the same by 2 threads
     ours_processes     two processes, one half of the steps each: what threads lose to the interpreter's lock
-    webdataset         shuffle(1000), decode("pil"), the augmentation, stacked once
+    webdataset         shuffle(1000), decode("pil"), resized by Pillow with the box as an argument, stacked once
+    webdataset_torch   the same with our crop and resize: what is not due to them
     webdataset_floats  the same, normalized on the CPU to float32, as recipes by torchvision's ToTensor and Normalize do
+    timm               its reader of webdataset, its transforms to uint8 and `fast_collate`, as ahead of its prefetcher
+                       in DataLoader; skipped where timm is not installed
     webdataset_workers the plain one in its WebLoader with 2 worker processes, as its documentation has it
     ours_encoded, webdataset_encoded     files and labels, no decoding; 5 epochs, as a CRC32 is checked in the first
 
@@ -20,6 +22,7 @@ thread.
 """
 
 import argparse
+import importlib.util
 import io
 import multiprocessing
 import os
@@ -40,7 +43,8 @@ from torch import Tensor
 from benchmarks.common import is_conclusive, measure, print_row, ratio
 from pretrain.config.data import BatchPlan, ImagesConfig
 from pretrain.config.model import ImageSize
-from pretrain.data.image_stream import ImageStream, View, draw_view
+from pretrain.data.image_stream import ImageStream
+from pretrain.data.image_view import View, crop_and_resize, draw_numbers, draw_view
 from pretrain.data.loader import TrainLoader
 from pretrain.data.lookahead import layout_of
 from pretrain.data.order import SampleOrder, shard_order
@@ -55,8 +59,9 @@ EPOCHS = 5
 """Epochs without decoding."""
 SIDE = 224
 CONFIG = ImagesConfig(crop="random_resized", flip=0.5)
-MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
-MUST = {"ours over webdataset": 1.3, "ours_encoded over webdataset_encoded": 10.0}
+MEAN = np.float32([0.485, 0.456, 0.406])[:, None, None]
+STD = np.float32([0.229, 0.224, 0.225])[:, None, None]
+MUST = {"ours over webdataset": 1.3, "ours over timm": 1.3, "ours_encoded over webdataset_encoded": 10.0}
 Batches = Iterator[Any]
 
 
@@ -130,29 +135,44 @@ def read_encoded(folder: Path, index: DataIndex) -> Batches:
         yield [content for content, _ in files], torch.tensor([label for _, label in files])
 
 
-def augment(image: Image.Image, number: int) -> np.ndarray:
-    """Crops, resizes and mirrors a decoded image as our stream does, with numbers drawn in the same way."""
-    view: View = draw_view(CONFIG, *image.size, SIDE, 1, number)
+def augment(image: Image.Image, number: int, by_torch: bool) -> np.ndarray:
+    """Crops, resizes and mirrors a decoded image with numbers drawn as ours are; uint8 [C, Y, X]."""
+    view: View = draw_view(CONFIG, *image.size, SIDE, draw_numbers(CONFIG, 1, np.array([number]))[0])
+    if by_torch:
+        return crop_and_resize(image, view.box, view.mirrored, SIDE, "bilinear")
     image = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, view.box)
     if view.mirrored:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return np.asarray(image)
+    return np.asarray(image).transpose(2, 0, 1)
 
 
-def read_webdataset(names: list[str], floats: bool = False, workers: int = 0) -> Batches:
+def read_webdataset(names: list[str], floats: bool = False, by_torch: bool = False, workers: int = 0) -> Batches:
     """Yields the batches of an epoch by webdataset."""
 
     def prepare(sample: tuple[str, Image.Image, int]) -> tuple[np.ndarray, int]:
-        pixels = augment(sample[1], int(sample[0]))
+        pixels = augment(sample[1], int(sample[0]), by_torch)
         return (((pixels / np.float32(255)) - MEAN) / STD if floats else pixels), sample[2]
 
     def collate(samples: list[tuple[np.ndarray, int]]) -> tuple[Tensor, Tensor]:
-        pixels = np.stack([pixels.transpose(2, 0, 1) for pixels, _ in samples])
+        pixels = np.stack([pixels for pixels, _ in samples])
         return torch.from_numpy(pixels), torch.tensor([label for _, label in samples])
 
     samples = wds.WebDataset(names, shardshuffle=100).shuffle(1000).decode("pil").to_tuple("__key__", "jpg", "cls")
     batches = samples.map(prepare).batched(BATCH, collation_fn=collate, partial=False)
     yield from wds.WebLoader(batches, batch_size=None, num_workers=workers) if workers else batches
+
+
+def read_timm(folder: Path, index: DataIndex) -> Batches:
+    """Yields the batches of an epoch by timm's reader and transforms, as its prefetcher gets them."""
+    from timm.data import create_dataset, create_transform
+    from timm.data.loader import fast_collate
+
+    count = index.split("train").num_documents
+    split = f"part-00000-{{0000..{NUM_SHARDS - 1:04d}}}.tar|{count}"
+    data = create_dataset("wds/", root=str(folder / "train"), split=split, is_training=True, batch_size=BATCH)
+    options = {"hflip": 0.5, "color_jitter": None, "interpolation": "bilinear", "use_prefetcher": True}
+    data.transform = create_transform(SIDE, is_training=True, **options)
+    yield from torch.utils.data.DataLoader(data, BATCH, collate_fn=fast_collate, drop_last=True)
 
 
 def read_webdataset_encoded(names: list[str]) -> Batches:
@@ -172,7 +192,7 @@ def drain(read: Callable[[], Any]) -> None:
 def build_arms(folder: Path, index: DataIndex) -> dict[str, Callable[[], Any]]:
     """Returns what reads an epoch of each arm."""
     names = [str(folder / shard.name) for shard in index.split("train").shards]
-    return {
+    arms = {
         "ours": partial(read_ours, folder, index, 0),
         "ours_again": partial(read_ours, folder, index, 0),
         "ours_threads": partial(read_ours, folder, index, 2),
@@ -181,8 +201,12 @@ def build_arms(folder: Path, index: DataIndex) -> dict[str, Callable[[], Any]]:
         "webdataset_workers": partial(read_webdataset, names, workers=2),
         "webdataset_floats": partial(read_webdataset, names, floats=True),
         "ours_encoded": partial(read_encoded, folder, index),
+        "webdataset_torch": partial(read_webdataset, names, by_torch=True),
         "webdataset_encoded": partial(read_webdataset_encoded, names),
     }
+    if importlib.util.find_spec("timm") is not None:
+        arms["timm"] = partial(read_timm, folder, index)
+    return arms
 
 
 def main() -> None:
@@ -199,7 +223,7 @@ def main() -> None:
         index = write_shards(Path(name), num_images, *size)
         arms = {arm: partial(drain, read) for arm, read in build_arms(Path(name), index).items()}
         if options.large:
-            arms = {arm: work for arm, work in arms.items() if arm in ("ours", "ours_again", "webdataset")}
+            arms = {arm: work for arm, work in arms.items() if arm in ("ours", "ours_again", "webdataset", "timm")}
         timings = measure(arms, rounds)
     report(timings, num_images, size)
 
@@ -210,6 +234,7 @@ def report(timings: dict[str, Any], num_images: int, size: tuple[int, int]) -> N
     rates = {arm: counts[arm] / float(np.median([run.cpu_s for run in runs])) for arm, runs in timings.items()}
     wall = {arm: counts[arm] / float(np.median([run.wall_s for run in runs])) for arm, runs in timings.items()}
     pairs = [("ours", "webdataset"), ("ours", "webdataset_floats"), ("ours_encoded", "webdataset_encoded")]
+    pairs += [("ours", "timm"), ("ours", "webdataset_torch")]
     pairs += [("ours_threads", "webdataset_workers"), ("ours_threads", "ours"), ("ours_processes", "ours")]
     known = [(ours, peer) for ours, peer in pairs if {ours, peer} <= timings.keys()]
     ratios = {f"{ours} over {peer}": ratio(timings[peer], timings[ours]) for ours, peer in known}
@@ -228,7 +253,7 @@ def report(timings: dict[str, Any], num_images: int, size: tuple[int, int]) -> N
         "ratios": {label: str(value) for label, value in ratios.items()},
         "aa": str(aa),
     }
-    print_row("images", figures, ("numpy", "torch", "webdataset", "pillow"))
+    print_row("images", figures, ("numpy", "torch", "webdataset", "pillow", *(["timm"] if "timm" in timings else [])))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from pretrain.attention_maps.maps import (
 )
 from pretrain.config.data import ImagesConfig
 from pretrain.config.model import ModelConfig, PatchesConfig
-from pretrain.data.image_stream import read_view
+from pretrain.data.image_view import read_view
 from pretrain.errors import ConfigError
 from pretrain.model import LanguageModel
 from pretrain.tracking.picture_files import check_format, encode_figure, plain_style

@@ -62,17 +62,21 @@ def operations() -> dict[str, Operation]:
     }
 
 
-def rand_augment(image: "Image", config: ImagesConfig, seed: int, sample: int) -> "Image":
-    """Applies drawn operations one after another (Cubuk et al. 2020, 3)."""
+def rand_augment(pixels: np.ndarray, config: ImagesConfig, seed: int, sample: int) -> np.ndarray:
+    """Applies drawn operations one after another to uint8 [C, Y, X] (Cubuk et al. 2020, 3)."""
     count = config.randaugment.operations
     if not count:
-        return image
+        return pixels
+    from PIL.Image import fromarray
+
+    image = fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
     numbers = draw_uniform("image operations", seed, np.array([sample]), 2 * count)[0].tolist()
     strength = config.randaugment.magnitude / MAX_MAGNITUDE
     known = tuple(operations().values())
     for kind, sign in zip(numbers[::2], numbers[1::2], strict=True):
         image = known[int(kind * len(known))](image, -strength if sign < 0.5 else strength)
-    return image
+    changed = np.asarray(image, dtype=np.uint8)
+    return changed[None] if changed.ndim == 2 else changed.transpose(2, 0, 1)
 
 
 def erase(pixels: np.ndarray, config: ImagesConfig, seed: int, sample: int) -> np.ndarray:

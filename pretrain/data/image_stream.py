@@ -1,8 +1,7 @@
 """Rows of images by number: the views of training by position, and those of evaluation in order.
 
     position  --SampleOrder, T = 1-->  sample j = (epoch j div N, place j mod N)  -->  shard, image
-    file      --Pillow-->  size  --draw_view: a function of (seed, j)-->  box, mirror
-              --decode, crop, resize, augment.py-->  uint8 [C, Y, X]
+    file      --image_view.py, augment.py: a function of (seed, j)-->  uint8 [C, Y, X]
     mixup, cutmix: the images at positions 2 n and 2 n + 1 are each other's second image
     captions       tokens of a row, padded; images with a label have it at the first of theirs
 
@@ -11,19 +10,18 @@ that numbers drawn by (seed, sample) do. Nothing depends on ranks, workers or re
 normalisation, which the model does on its device, and labels of the head.
 """
 
-import math
 from bisect import bisect_right
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pretrain.config.data import ImagesConfig
 from pretrain.config.model import ImageSize
-from pretrain.data.augment import ATTEMPTS, draw_mix, erase, mix_pixels, rand_augment
+from pretrain.data.augment import draw_mix, erase, mix_pixels, rand_augment
 from pretrain.data.bin_stream import EPOCHS_KEPT
 from pretrain.data.damage import DamagePolicy
+from pretrain.data.image_view import center_view, draw_numbers, draw_view, render
 from pretrain.data.lookahead import Layout, Lookahead, layout_of
 from pretrain.data.order import SampleOrder, shard_order
 from pretrain.errors import DataError
@@ -32,86 +30,8 @@ from pretrain.shards.index import CAPTIONS, DataIndex
 from pretrain.shards.reader import ShardSet
 from pretrain.shards.store import ShardStore
 from pretrain.utils.image_file import ImageFile
-from pretrain.utils.rng import draw_uniform
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-
-class View(NamedTuple):
-    """The part of an image that is seen.
-
-    Attributes:
-        resized: Width and height that the image is resized to first. None: as it is.
-        box: Left, top, right and bottom of the part, in pixels of the resized image; it may reach
-            beyond the image, which is black there. It is resized to the input of the model.
-        mirrored: Left and right are exchanged.
-    """
-
-    resized: tuple[int, int] | None
-    box: tuple[float, float, float, float]
-    mirrored: bool = False
-
-    def shrink(self, width: int, side: int) -> float:
-        """Returns the factor by which an image of a width may be decoded smaller without a loss."""
-        if self.resized is not None:
-            return width / self.resized[0]
-        left, top, right, bottom = self.box
-        return min(right - left, bottom - top) / side
-
-
-def center_view(config: ImagesConfig, width: int, height: int, side: int) -> View:
-    """Returns the centre square, after the shorter side was resized to `config.resize`."""
-    # As a box of the image itself: one filter in place of two.
-    shorter = min(width, height)
-    edge = side if config.resize == 0 else side * shorter / (config.resize or side)
-    left, top = (width - edge) / 2, (height - edge) / 2
-    if config.resize == 0:
-        left, top = left // 1, top // 1
-    return View(None, (left, top, left + edge, top + edge))
-
-
-def draw_view(config: ImagesConfig, width: int, height: int, side: int, seed: int, sample: int) -> View:
-    """Draws the view of a training sample: a pure function of its arguments."""
-    numbers = draw_uniform("image", seed, np.array([sample]), 1 + 4 * ATTEMPTS)[0].tolist()
-    mirrored = numbers[0] < config.flip
-    if config.crop == "random_resized":
-        view = _random_resized(config, width, height, numbers[1:])
-    elif config.crop == "random":
-        view = _random_place(config, width, height, side, numbers[1:])
-    else:
-        view = center_view(config, width, height, side)
-    return view._replace(mirrored=mirrored)
-
-
-def _random_resized(config: ImagesConfig, width: int, height: int, numbers: list[float]) -> View:
-    """A share of the area, a ratio by its logarithm, a place (Szegedy et al. 2015, 6)."""
-    low, high = (math.log(ratio) for ratio in config.ratio)
-    for attempt in range(ATTEMPTS):
-        area, shape, across, down = numbers[4 * attempt : 4 * attempt + 4]
-        area = width * height * (config.scale[0] + area * (config.scale[1] - config.scale[0]))
-        ratio = math.exp(low + shape * (high - low))
-        box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < box_width <= width and 0 < box_height <= height:
-            left, top = int(across * (width - box_width + 1)), int(down * (height - box_height + 1))
-            return View(None, (left, top, left + box_width, top + box_height))
-    # The largest part of the centre whose ratio is allowed.
-    ratio = min(max(width / height, config.ratio[0]), config.ratio[1])
-    box_width, box_height = min(width, round(height * ratio)), min(height, round(width / ratio))
-    left, top = (width - box_width) // 2, (height - box_height) // 2
-    return View(None, (left, top, left + box_width, top + box_height))
-
-
-def _random_place(config: ImagesConfig, width: int, height: int, side: int, numbers: list[float]) -> View:
-    resized = None
-    if config.resize != 0:
-        scale = (config.resize or side) / min(width, height)
-        width, height = round(width * scale), round(height * scale)
-        resized = (width, height)
-    rooms = (length + 2 * config.padding - side + 1 for length in (width, height))
-    places = zip(numbers[:2], rooms, strict=True)
-    left, top = (int(number * room) - config.padding for number, room in places)
-    return View(resized, (left, top, left + side, top + side))
+_Drawn = tuple[int, list[float]]  # a sample of training, and the numbers of its view
 
 
 class ImageStream:
@@ -174,10 +94,12 @@ class ImageStream:
     def _read(self, positions: range) -> "_ImageRows":
         samples = self.order.samples(positions)
         rows = _ImageRows(samples, self._image, self.seq_len)
+        numbers = draw_numbers(self._config, self.order.seed, samples)
         for row, sample in enumerate(samples.tolist()):
             epoch, place = divmod(sample, self.split.num_tokens)
+            drawn = sample, numbers[row]
             try:
-                self._fill(rows, row, self._epoch_layout(epoch), place, sample)
+                self._fill(rows, row, self._epoch_layout(epoch), place, drawn)
             except DataError as error:
                 self._damage.skip(error, self._shards, sample)
         return rows
@@ -203,15 +125,15 @@ class ImageStream:
                 self._damage.skip(error, self._shards, place)
         return rows.finish()
 
-    def _fill(self, rows: "_ImageRows", row: int, layout: Layout, place: int, sample: int | None) -> None:
-        """Decodes the image at a place of a layout; `sample` is that of training."""
+    def _fill(self, rows: "_ImageRows", row: int, layout: Layout, place: int, drawn: _Drawn | None) -> None:
+        """Decodes the image at a place of a layout; `drawn` is for training."""
         shards, starts = layout
         slot = bisect_right(starts, place) - 1
         reader = self._reader(shards[slot])
         number = place - starts[slot]
         content, label = reader.image(number)
         try:
-            pixels = self._see(ImageFile(content, reader.name), sample)
+            pixels = self._see(ImageFile(content, reader.name), drawn)
         except DataError as error:
             where = f"{reader.name}, {reader.image_name(number)}"
             raise DataError(error.what, where=where, fix=error.fix) from None
@@ -223,20 +145,20 @@ class ImageStream:
         else:
             rows.put(row, pixels, label)
 
-    def _see(self, file: ImageFile, sample: int | None) -> np.ndarray:
+    def _see(self, file: ImageFile, drawn: _Drawn | None) -> np.ndarray:
         """Returns the view of an image, uint8 [C, Y, X]. Raises: DataError."""
         channels, side = self._image
         width, height = file.width, file.height
-        config = self._config
+        config, seed = self._config, self.order.seed
         if self._crops_as_is and min(width, height) + self._room < side:
             raise self._too_small(width, height, "")
-        if sample is None:
+        if drawn is None:
             view = center_view(config, width, height, side)
-            return pixels_of(render(file, view, channels, side, config.interpolation))
-        seed = self.order.seed
-        view = draw_view(config, width, height, side, seed, sample)
-        image = render(file, view, channels, side, config.interpolation)
-        return erase(pixels_of(rand_augment(image, config, seed, sample)), config, seed, sample)
+            return render(file, view, channels, side, config.interpolation)
+        sample, numbers = drawn
+        view = draw_view(config, width, height, side, numbers)
+        pixels = render(file, view, channels, side, config.interpolation)
+        return erase(rand_augment(pixels, config, seed, sample), config, seed, sample)
 
     def _check_sizes(self) -> None:
         """Checks the least side of every image, before a run has begun."""
@@ -266,48 +188,6 @@ class ImageStream:
 
     def _build_epoch_layout(self, epoch: int) -> Layout:
         return layout_of(self._sizes, shard_order(len(self._sizes), self.order.seed, epoch))
-
-
-def render(file: ImageFile, view: View, channels: int, side: int, interpolation: str) -> "Image":
-    """Decodes what a view shows, [side, side], mode L or RGB. Raises: DataError."""
-    from PIL.Image import Resampling, Transpose
-
-    image = file.decode(channels, view.shrink(file.width, side))
-    filtered = {"bilinear": Resampling.BILINEAR, "bicubic": Resampling.BICUBIC}[interpolation]
-    box = view.box
-    if view.resized is not None:
-        if image.size != view.resized:
-            image = image.resize(view.resized, filtered)
-    elif image.width != file.width:
-        # Decoded smaller than it is: the box is in pixels of the whole.
-        across, down = image.width / file.width, image.height / file.height
-        box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-    left, top, right, bottom = box
-    if (right - left, bottom - top) == (side, side):
-        image = image.crop((int(left), int(top), int(left) + side, int(top) + side))
-    else:
-        image = image.resize((side, side), filtered, box)
-    if view.mirrored:
-        image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
-    return image
-
-
-def pixels_of(image: "Image") -> np.ndarray:
-    """Returns the pixels of an image of mode L or RGB, uint8 [C, Y, X]."""
-    pixels = np.asarray(image, dtype=np.uint8)
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-
-
-def read_view(path: Path, image: ImageSize, config: ImagesConfig) -> np.ndarray:
-    """Returns what evaluations see of a file, uint8 [C, Y, X]. Raises: DataError."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        what = f"cannot be read: {error.strerror or error}"
-        raise DataError(what, where=f"--image {path}", fix="give an image file") from None
-    file = ImageFile(content, str(path))
-    view = center_view(config, file.width, file.height, image.side)
-    return pixels_of(render(file, view, image.channels, image.side, config.interpolation))
 
 
 class _ImageRows:

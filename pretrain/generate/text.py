@@ -15,7 +15,7 @@ from torch import Tensor
 from pretrain.config.data import ImagesConfig
 from pretrain.config.load import load_config
 from pretrain.config.model import ImageSize
-from pretrain.data.image_stream import read_view
+from pretrain.data.image_view import read_view
 from pretrain.errors import ConfigError, DataError
 from pretrain.generate.beam import Beams, beam_search
 from pretrain.generate.constraints import Codec, Constraints

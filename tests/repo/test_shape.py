@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "checkpoint": (10, 1535),
     "cli": (13, 2586),
     "config": (24, 4935),
-    "data": (12, 2463),
+    "data": (13, 2534),
     "datacheck": (11, 2289),
     "doctor": (13, 1927),
     "drill": (6, 862),

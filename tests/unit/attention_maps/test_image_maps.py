@@ -19,7 +19,7 @@ from pretrain.attention_maps.maps import AttentionMap, HeadMap, record_attention
 from pretrain.config.data import ImagesConfig
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
-from pretrain.data.image_stream import read_view
+from pretrain.data.image_view import read_view
 from pretrain.errors import ConfigError, DataError
 from tests.helpers.images import encode, noise
 from tests.unit.model.tiny import build

@@ -67,7 +67,8 @@ def test_the_sign_turns_an_operation_around():
 
 def augmented(count, magnitude, sample):
     config = ImagesConfig(randaugment=RandAugmentConfig(operations=count, magnitude=magnitude))
-    return rand_augment(Image.fromarray(noise(SIDE, SIDE)), config, 1, sample).tobytes()
+    pixels = rand_augment(noise(SIDE, SIDE).transpose(2, 0, 1), config, 1, sample)
+    return pixels.transpose(1, 2, 0).tobytes()
 
 
 def test_operations_are_a_function_of_seed_and_sample():

@@ -11,7 +11,8 @@ from pretrain.config.load import short_prepare
 from pretrain.config.model import ImageSize
 from pretrain.data.augment import draw_mix, mix_pixels
 from pretrain.data.damage import DamagePolicy
-from pretrain.data.image_stream import ImageStream, center_view, draw_view, pixels_of, render
+from pretrain.data.image_stream import ImageStream
+from pretrain.data.image_view import View, center_view, draw_numbers, draw_view, render, resize
 from pretrain.data.loader import StepCounts, TrainLoader, ValidationLoader
 from pretrain.data.mixture import merge_rows
 from pretrain.errors import DataError
@@ -151,11 +152,16 @@ def test_evaluation_reads_every_image_once_and_pads(colors):
     assert np.array_equal(stream.read_windows(range(3)).pixels, other.read_windows(range(3)).pixels)
 
 
+def views(config, width, height, count):
+    """The views of the first samples of a run of seed 1."""
+    for numbers in draw_numbers(config, 1, np.arange(count)):
+        yield draw_view(config, width, height, 8, numbers)
+
+
 @pytest.mark.parametrize("size", [(30, 20), (20, 31), (8, 8), (5, 40)])
 def test_a_random_resized_crop_lies_inside_within_its_bounds(size):
     width, height = size
-    for sample in range(200):
-        view = draw_view(ALL, width, height, 8, seed=1, sample=sample)
+    for view in views(ALL, width, height, 200):
         left, top, right, bottom = view.box
         assert 0 <= left < right <= width and 0 <= top < bottom <= height
         area, ratio = (right - left) * (bottom - top) / (width * height), (right - left) / (bottom - top)
@@ -163,28 +169,57 @@ def test_a_random_resized_crop_lies_inside_within_its_bounds(size):
 
 
 def test_half_of_the_views_are_mirrored():
-    flipped = [draw_view(ALL, 9, 9, 8, seed=1, sample=sample).mirrored for sample in range(2000)]
+    flipped = [view.mirrored for view in views(ALL, 9, 9, 2000)]
     assert 0.45 < np.mean(flipped) < 0.55
 
 
 def seen(pixels, view, side=8):
-    image = render(ImageFile(encode(pixels), "a"), view, 3, side, "bilinear")
-    return pixels_of(image).transpose(1, 2, 0)
+    found = render(ImageFile(encode(pixels), "a"), view, 3, side, "bilinear")
+    return found.transpose(1, 2, 0)
 
 
 def test_the_centre_is_cropped_after_resizing_to_the_shorter_side():
     pixels = noise(16, 24)
     assert np.array_equal(seen(pixels, center_view(ImagesConfig(resize=0), 24, 16, 8)), pixels[4:12, 8:16])
     half = np.asarray(Image.fromarray(pixels).resize((12, 8), Image.Resampling.BILINEAR))
-    assert np.abs(seen(pixels, center_view(ImagesConfig(), 24, 16, 8)).astype(int) - half[:, 2:10]).max() <= 1
+    found = seen(pixels, center_view(ImagesConfig(), 24, 16, 8))
+    assert np.abs(found.astype(int) - half[:, 2:10]).max() <= 1
+    # The rest of a longer side is dropped, as torchvision does.
+    assert center_view(ImagesConfig(), 25, 16, 8).resized == (12, 8)
+    assert center_view(ImagesConfig(resize=12), 16, 39, 8) == ((12, 29), (2, 10, 10, 18), False)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(8, 8), (60, 33), (33, 60), (100, 9)])
+def test_resizing_has_the_filters_of_pillow(interpolation, channels, size):
+    pixels = np.squeeze(noise(40, 50, channels=channels))
+    filtered = Image.Resampling[interpolation.upper()]
+    expected = np.asarray(Image.fromarray(pixels).resize(size, filtered)).astype(int)
+    found = resize(pixels.reshape(40, 50, channels).transpose(2, 0, 1), size, interpolation)
+    difference = found.transpose(1, 2, 0).reshape(expected.shape) - expected
+    # Both have two passes of rounded integers, in another order.
+    assert np.abs(difference).max() <= 2 and np.abs(difference).mean() < 0.3
+
+
+def test_a_large_photograph_is_decoded_smaller_and_shows_the_same_part():
+    smooth = Image.fromarray(noise(6, 8)).resize((800, 600), Image.Resampling.BICUBIC)
+    content = encode(np.asarray(smooth), "JPEG")
+    shown = [View(None, (101, 50, 703, 551)), View((20, 15), (3, 2, 19, 18)), View(None, (7, 9, 40, 45))]
+    for view in shown:
+        view = view._replace(mirrored=True)
+        image = smooth if view.resized is None else smooth.resize(view.resized, Image.Resampling.BILINEAR)
+        part = image.crop(view.box).resize((16, 16), Image.Resampling.BILINEAR)
+        expected = np.asarray(part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)).astype(int)
+        found = render(ImageFile(content, "a"), view, 3, 16, "bilinear").transpose(1, 2, 0)
+        assert np.abs(found - expected).mean() < 2  # of JPEG, and of half a pixel
 
 
 def test_a_random_place_with_padding_is_a_window_of_the_padded_image():
     pixels = noise(8, 8)
     padded = np.pad(pixels, ((3, 3), (3, 3), (0, 0)))
     places = set()
-    for sample in range(60):
-        view = draw_view(ImagesConfig(crop="random", padding=3), 8, 8, 8, seed=1, sample=sample)
+    for view in views(ImagesConfig(crop="random", padding=3), 8, 8, 60):
         left, top = int(view.box[0]) + 3, int(view.box[1]) + 3
         assert np.array_equal(seen(pixels, view), padded[top : top + 8, left : left + 8])
         places.add((left, top))
