@@ -111,11 +111,12 @@ SECRET_KEY = re.compile(r"(^|[._])(\w*key|token|secret|password)$", re.IGNORECAS
 
 def suggest_key(keys: list[str], section: type[Section], model_kind: str) -> str:
     """Suggests the nearest known key: a sibling, or a key with the same last word elsewhere."""
-    if SECRET_KEY.search(keys[-1]):
+    known = known_keys(section, model_kind)
+    is_known = any(key.rpartition(".")[2] == keys[-1] for key in known)  # class_token is no secret
+    if SECRET_KEY.search(keys[-1]) and not is_known:
         return "secrets are read from the environment only, never from a config"
     if "." in keys[-1]:
         return "indent instead of dots: optim: {lr: 3e-4}"
-    known = known_keys(section, model_kind)
     parent = ".".join(keys[:-1])
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
     near = [siblings[word] for word in difflib.get_close_matches(keys[-1], siblings, n=1, cutoff=0.6)]

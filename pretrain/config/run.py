@@ -296,6 +296,11 @@ class RunConfig(Section):
         if patches is None and self.data.images != ImagesConfig():
             what = "data.images is of images, which a model without model.input does not read"
             raise ValueError(f"{what}; leave it out")
+        resized = self.data.images.resize
+        if patches is not None and resized and resized < patches.image:
+            what = f"data.images.resize={resized} is smaller than the crop"
+            fix = f"use {patches.image} or more, or leave it out"
+            raise ValueError(f"{what}, model.input.image={patches.image}; {fix}")
         for name in ("mixup", "cutmix"):
             for task in self.objective.tasks:
                 if getattr(self.data.images, name) and NEEDS[task.kind].head != "labels":

@@ -203,13 +203,16 @@ class ModelConfig(AnyKindConfig):
 
     @model_validator(mode="after")
     def _check_input(self) -> Self:
-        stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
+        named = {"encoder": self.encoder, "decoder": self.decoder}
+        stacks = {name: stack for name, stack in named.items() if stack is not None}
         if self.input is None:
             if self.restores:
                 raise ValueError("head.kind=pixels is of patches; set model.input, or another head")
-            for position in (stack.position for stack in stacks if stack.position.endswith("_2d")):
-                fix = f"set model.input, or use position={position.removesuffix('_2d')}"
-                raise ValueError(f"position={position} is of patches; {fix}")
+            for name, stack in stacks.items():
+                if stack.position.endswith("_2d"):
+                    fix = f"set model.input, or use {stack.position.removesuffix('_2d')}"
+                    what = f"{name}.position={stack.position} is of patches"
+                    raise ValueError(f"{what}; {fix}")
             return self
         has_decoder = self.head.kind in ("lm", "pixels")
         if self.encoder is None or (self.decoder is not None) != has_decoder:
@@ -230,9 +233,9 @@ class ModelConfig(AnyKindConfig):
             position = self.last_stack.position
             fix = f"use {position.removesuffix('_2d')}"
             raise ValueError(f"decoder.position={position} is of patches, captions are tokens; {fix}")
-        for stack in stacks:
+        for name, stack in stacks.items():
             if stack.position == "sinusoidal_2d" and stack.width % 4:
-                need = "position=sinusoidal_2d needs a width that 4 divides"
+                need = f"{name}.position=sinusoidal_2d needs a width that 4 divides"
                 raise ValueError(f"{need}, not {stack.width}")
         if self.head.kind == "labels" and not (self.head.mean or self.input.class_token):
             what = "input.class_token=false leaves nothing that stands for the image"

@@ -62,6 +62,10 @@ def test_what_fits_is_taken(tmp_path):
         ({"model": ", encoder: {layers: 1, drop_path: 0.1}"}, "drop_path=0.1 needs 2 layers or more"),
         ({"kind": "classify"}, "objective.kind=classify needs a model that reads tokens, this one reads patches; use"),
         ({"data": ", packing: padded"}, "data.packing=padded is of text; images are one a row, leave it out"),
+        (
+            {"data": ", images: {resize: 15}"},
+            "data.images.resize=15 is smaller than the crop, model.input.image=16; use 16 or more",
+        ),
         ({"data": ", images: {padding: 2}"}, "padding=2 goes with crop=random, not center; leave it out"),
         ({"data": ", images: {scale: [0.5, 1]}"}, "scale goes with crop=random_resized, not center; leave it out"),
         (
@@ -118,12 +122,18 @@ def test_labels_are_mixed_where_there_are_some(tmp_path, name):
             "",
             "needs a model that reads patches, this one re",
         ),
-        ("bert-tiny, tied_embeddings: false, encoder: {position: sinusoidal_2d}", "", "position=sinusoidal_2d is of"),
         (
-            "bert-tiny, tied_embeddings: false, encoder: {position: rotary_2d}",
+            "bert-tiny, tied_embeddings: false, encoder: {position: sinusoidal_2d}",
             "",
-            "model.input, or use position=rotary",
+            "encoder.position=sinusoidal_2d is of patches; set model.input, or use sinusoidal",
         ),
+        (
+            "llama-tiny, decoder: {position: rotary_2d}",
+            "",
+            "decoder.position=rotary_2d is of patches; set model.input, or use rotary",
+        ),
+        ("llama-tiny, decoder: {class_token: true}", "", "did you mean 'model.input.class_token'?"),
+        ("llama-tiny, registers: 2", "", "did you mean 'model.input.registers'?"),
     ],
 )
 def test_a_model_of_text_reads_no_images(tmp_path, model, data, message):
