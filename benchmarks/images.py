@@ -1,6 +1,6 @@
 """Images per CPU second: our loader against plain webdataset over the same tars, in one run.
 
-    python -m benchmarks.images [--quick] [--side 256] [--large]
+    python -m benchmarks.images [--quick] [--side 256] [--large] [--arms ours,ours_again,webdataset] [--rounds 25]
 
 The benchmark makes JPEGs (smooth shapes and noise, quality 85) and writes them to webdataset tars. Every arm yields
 each image of an epoch once, shuffled, in batches of 64 uint8 tensors [B, 3, 224, 224] with a random resized crop and a
@@ -213,6 +213,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a minute")
     parser.add_argument("--side", type=int, default=256, help="width and height of the images")
+    parser.add_argument(
+        "--arms", type=lambda names: names.split(","), help="these alone; ours and ours_again among them"
+    )
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--large", action="store_true", help="photographs, with and without draft mode")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -224,7 +228,10 @@ def main() -> None:
         arms = {arm: partial(drain, read) for arm, read in build_arms(Path(name), index).items()}
         if options.large:
             arms = {arm: work for arm, work in arms.items() if arm in ("ours", "ours_again", "webdataset", "timm")}
-        timings = measure(arms, rounds)
+        arms = {arm: work for arm, work in arms.items() if arm in (options.arms or arms)}
+        for work in arms.values():
+            work()  # imports, and the page cache
+        timings = measure(arms, options.rounds or rounds)
     report(timings, num_images, size)
 
 

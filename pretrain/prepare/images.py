@@ -266,7 +266,7 @@ def _write_index(
     if labels is None:
         labels = find_labels(config, records)
         records = index_labels(job.folder, labels, records)
-    splits = merge_splits(records)
+    splits = merge_splits(records, "images")
     _warn_of_split(config, splits)
     counts = {name: Counter[int]() for name in splits}
     for part in records:
@@ -295,7 +295,7 @@ def _write_captions_index(
     job: ShardJob, config: PrepareConfig, given: bytes | None, records: Sequence[PartRecord]
 ) -> DataIndex:
     records, tokenizer = encode_captions(job, config, given, records)
-    splits = merge_splits(records)
+    splits = merge_splits(records, "images")
     _warn_of_split(config, splits)
     size = vocabulary_size(tokenizer)
     end = eos_id(tokenizer, config.tokenizer.eos)

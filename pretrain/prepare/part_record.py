@@ -277,7 +277,7 @@ def count_left_out(records: Iterable[PartRecord]) -> dict[str, int]:
     return {reason: counts[reason] for reason in REASONS}
 
 
-def merge_splits(records: Sequence[PartRecord]) -> dict[str, SplitIndex]:
+def merge_splits(records: Sequence[PartRecord], documents: str = "text") -> dict[str, SplitIndex]:
     """Merges records, in part order; logs the documents that were left out. Raises: DataError."""
     named = {EMPTY: "empty", UNDECODABLE: "not UTF-8"}
     for reason, count in count_left_out(records).items():
@@ -291,13 +291,14 @@ def merge_splits(records: Sequence[PartRecord]) -> dict[str, SplitIndex]:
         if split.num_documents:
             splits[name] = split
     if TRAIN not in splits:
-        raise nothing_to_train_on(count_left_out(records))
+        raise nothing_to_train_on(count_left_out(records), documents)
     return splits
 
 
-def nothing_to_train_on(left_out: Mapping[str, int]) -> DataError:
+def nothing_to_train_on(left_out: Mapping[str, int], documents: str = "text") -> DataError:
     """Returns the error of an input without training documents, with what was left out by reason."""
     reasons = [f"{reason.replace('_', ' ')} {left_out[reason]:,}" for reason in REASONS if left_out[reason]]
     skipped = f" (documents skipped: {', '.join(reasons)})" if reasons else ""
-    fix = "give more text, or hold out less with --split"
-    return DataError("there is no text to train on", fix=fix + skipped)
+    fix = f"give more {documents}, or hold out less with --split"
+    verb = "is" if documents == "text" else "are"
+    return DataError(f"there {verb} no {documents} to train on", fix=fix + skipped)

@@ -10,7 +10,6 @@ The bytes of a shard are a pure function of its images. Shards are read in reade
 by any user of webdataset.
 """
 
-import contextlib
 import hashlib
 import zlib
 from pathlib import Path
@@ -41,12 +40,20 @@ class _HashedFile:
         self.file = AtomicWriter(path)
         self.sha256 = hashlib.sha256()
         self.num_bytes = 0
+        self._is_discarded = False
 
     def write(self, piece: bytes) -> None:
-        """Appends a piece."""
+        """Appends a piece; after `discard` does nothing."""
+        if self._is_discarded:
+            return
         self.file.write(piece)
         self.sha256.update(piece)
         self.num_bytes += len(piece)
+
+    def discard(self) -> None:
+        """Gives the file up."""
+        self._is_discarded = True
+        self.file.discard()
 
 
 class ImageShardWriter:
@@ -108,10 +115,9 @@ class ImageShardWriter:
 
     def discard(self) -> None:
         """Gives the shard up and removes what was written."""
-        # An open tar would write its end when it is collected, into a file that is closed by then.
-        with contextlib.suppress(DiskError):
-            self._tar.close()
-        self._out.file.discard()
+        self._out.discard()
+        # An open tar would write its end when it is collected; now it goes nowhere.
+        self._tar.close()
 
 
 def write_sidecar(path: Path, values: np.ndarray) -> Sidecar:

@@ -146,7 +146,7 @@ GOOD = [("1.png", PNG), ("1.cls", b"0"), ("2.png", PNG), ("2.cls", b"1")]
         ([("1.png", PNG), ("1.png", PNG)], r"sample '1': two members \.png; give each sample a key of its own"),
         ([("1.png", PNG), ("1.jpg", PNG), ("1.cls", b"0")], r"sample '1': 2 images in a sample \(it has \.png, \.jpg"),
         ([("1.png", PNG), ("1.cls", b"\xff")], r"sample '1': \.cls: 'utf-8' codec .*; write it as UTF-8"),
-        ([("1.png", PNG), ("1.json", b"{")], r"sample '1': \.json: .*; write it as UTF-8"),
+        ([("1.png", PNG), ("1.json", b"{")], r"sample '1': \.json: .*; write it as JSON, in UTF-8"),
         ([("1.png", PNG), ("1.json", b'{"label": [1]}')], r"sample '1': \.json: '\[1\]' is no label; give a number"),
         ([*GOOD, ("3.png", PNG[:-40]), ("3.cls", b"0")], r"sample '3', \.png: its pixels are damaged: .*; remove it"),
         (GOOD, r"sample '1': class '0' has one image: it cannot be both learned and measured; add images"),

@@ -122,6 +122,8 @@ def test_a_damaged_image_ends_it_with_its_name(tmp_path):
 def test_a_class_that_is_held_out_whole(tmp_path):
     write_colors(tmp_path / "photos", each=2)
     assert "is in the training split; add images of it, hold out less" in refused(tmp_path, split="hash:0.9")
+    message = "there are no images to train on; give more images, or hold out less with --split"
+    assert message in refused(tmp_path, split="hash:0.999999999")
 
 
 @pytest.mark.parametrize(

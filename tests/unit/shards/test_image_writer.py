@@ -1,14 +1,16 @@
 """Shards of images are plain webdataset tars, whose table leads to every file without parsing them."""
 
+import errno
 import hashlib
 
 import pytest
 import webdataset
 
-from pretrain.errors import DataError
+from pretrain.errors import DataError, DiskError
 from pretrain.shards.image_writer import EncodedImage, ImageShardWriter
 from pretrain.shards.index import DataIndex, build_split, load_index, write_index
 from pretrain.shards.reader import ShardReader, ShardSet
+from pretrain.utils.io import set_fault_hook
 from tests.helpers.images import encode, noise
 
 # In a tar, "bmp" comes before "cls" and the others after; sizes around a block of 512 bytes.
@@ -79,4 +81,20 @@ def test_nothing_appears_before_the_end(tmp_path):
     writer.add(IMAGES[0])
     assert not (tmp_path / "a.tar").exists()
     writer.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_named_and_nothing_is_left(tmp_path):
+    def refuse(name, path):
+        if name == "write":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = ImageShardWriter(tmp_path / "a.tar")
+    set_fault_hook(refuse)
+    try:
+        with pytest.raises(DiskError, match=r"a\.tar: cannot write: No space left on device; free"):
+            writer.add(EncodedImage(bytes(20_000), "png", 8, 8, 2))  # more than a tar buffers
+        writer.discard()
+    finally:
+        set_fault_hook(None)
     assert list(tmp_path.iterdir()) == []
