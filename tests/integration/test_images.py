@@ -89,7 +89,7 @@ def shapes(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def captioner(tmp_path_factory, shapes) -> RunMaker:
     """An uninterrupted run on one rank, and a maker of others beside it."""
-    maker = RunMaker(tmp_path_factory.mktemp("captions"), shapes, CONFIG)
+    maker = RunMaker(tmp_path_factory.mktemp("captions"), shapes, CAPTIONS)
     maker.train("golden", *SINGLE, ranks=1)
     return maker
 
