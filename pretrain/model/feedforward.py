@@ -189,7 +189,8 @@ def _sum_routing(logits_PE: Tensor, scores_PE: Tensor, experts_PJ: Tensor, count
     load_E = logits_PE.new_zeros(logits_PE.shape[1])
     load_E = load_E.scatter_add(0, experts_PJ.flatten(), counted_P1.expand_as(experts_PJ).flatten())
     known_PE = scores_PE.detach()
-    entropy = torch.special.entr(known_PE).mul(counted_P1).sum()
+    # Not `entr`, which CUDA compiles at its first call.
+    entropy = -torch.xlogy(known_PE, known_PE).mul(counted_P1).sum()
     z = logits_PE.logsumexp(dim=-1, keepdim=True).square().mul(counted_P1).sum()
     return torch.cat((load_E, scores_PE.mul(counted_P1).sum(dim=0), z[None], entropy[None]))
 

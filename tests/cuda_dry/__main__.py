@@ -27,6 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 from pretrain.utils.net import reserved_port
 
@@ -50,6 +51,10 @@ TOKENIZERS = {
 }
 OF_8 = ["WORLD_SIZE=8", "batch.micro=1"]
 MODERNBERT = ["data.path=bert", "model.preset=modernbert-tiny", "objective.kind=masked"]
+IMAGES = [
+    *("data.path=images", "objective.kind=images", "model.preset=vit-tiny", "model.max_seq_len=17"),
+    *("batch.seq_len=17", "batch.global_tokens=1088", "batch.micro=16"),
+]
 T5 = ["data.path=t5", "model.preset=t5-v1.1-tiny", "objective.kind=span"]
 CASES = {
     "zero0": ["engine.zero_stage=0"],
@@ -91,6 +96,11 @@ CASES = {
     "compiled, modernbert": [*MODERNBERT, "engine.compile=true"],
     "t5": T5,
     "compiled, t5": [*T5, "engine.compile=true"],
+    "experts": ["model.preset=mixtral-tiny"],
+    "compiled, experts": ["model.preset=mixtral-tiny", "engine.compile=true"],
+    "experts, zero3": ["model.preset=deepseek_v3-tiny", "engine.zero_stage=3"],
+    "images": IMAGES,
+    "compiled, images": [*IMAGES, "engine.compile=true"],
     "decode": ["decode"],
 }
 """Overrides by name; `decode` is no training. Documents of a row are masked by `varlen`, which `auto` chooses.
@@ -126,7 +136,7 @@ def build(folder: Path) -> None:
 
 
 def prepare(folder: Path) -> None:
-    """Writes config and token shards of 1,500 documents, for decoders, encoders and encoder-decoders."""
+    """Writes config, token shards of 1,500 documents for each kind of model, and shards of 600 images."""
     draw = random.Random(0)
     words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
     texts = ({"text": " ".join(draw.choices(words, k=draw.randint(5, 120)))} for _ in range(1500))
@@ -137,6 +147,12 @@ def prepare(folder: Path) -> None:
         (folder / f"{name}.yaml").write_text(config)
         command = [sys.executable, "-m", "pretrain", "prepare", f"{name}.yaml"]
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    for number in range(600):
+        at = folder / f"photos/{number % 2}/{number}.png"
+        at.parent.mkdir(parents=True, exist_ok=True)
+        Image.frombytes("RGB", (16, 16), draw.randbytes(3 * 16 * 16)).save(at)
+    command = ["prepare", "--input", "photos", "--kind", "images", "--output", "images"]
+    subprocess.run([sys.executable, "-m", "pretrain", *command], cwd=folder, check=True, capture_output=True)
 
 
 def train_base(folder: Path) -> None:

@@ -251,7 +251,8 @@ def _call_older_torch(q: Tensor, k: Tensor, v: Tensor, prepared: VarlenMask, sca
     """Repeats keys and values for each query of their group: torch 2.11 takes as many of each."""
     from torch.nn.attention.varlen import varlen_attn
 
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    if q.shape[1] != k.shape[1]:  # a repetition by 1 would be a copy
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     return varlen_attn(q, k, v, *prepared.places, scale=scale, window_size=prepared.window)
 
 
