@@ -74,6 +74,7 @@ RECIPES = {
         ("configs/run/shakespeare_char.yaml",),
         {
             "muon": ADAMW,
+            "n-grams": ("model.ngram_embeddings=0",),
             "NorMuon": ("optim.muon.row_beta2=null",),
             "rotary": ("model.decoder.position=learned",),
             "relu2": ("model.decoder.activation=gelu",),

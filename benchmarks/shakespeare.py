@@ -29,10 +29,11 @@ import numpy as np
 from benchmarks.common import print_row, time_once
 
 MUON = "configs/run/shakespeare_muon.yaml"
+SMALL_BATCHES = ("batch.global_tokens=768", "batch.micro=12")
 OURS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "char": ("configs/run/shakespeare_char.yaml", 2000, ()),
-    "muon": (MUON, 1000, ()),
-    "short": (MUON, 250, ("batch.global_tokens=768", "batch.micro=12")),
+    "muon": (MUON, 950, ()),
+    "short": (MUON, 120, (*SMALL_BATCHES, "optim.schedule.warmup_steps=10")),
 }
 """Recipe, steps and overrides of each arm."""
 WITHIN = 0.01

@@ -135,6 +135,9 @@ def check_sequence(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> N
     if model.head.mean:
         what = "leaves no rank with a whole document, of which model.head.mean is the mean"
         raise ValueError(f"{key} {what}; {whole}")
+    if model.ngram_embeddings:
+        what = f"leaves a rank without the tokens before its part, which {model.ngram_embeddings=}"
+        raise ValueError(f"{key} {what} reads; {whole}")
     if engine.fp8 != "off":
         raise ValueError(f"{key} was not tried with engine.fp8={engine.fp8}; use engine.fp8=off")
     for name in ("encoder", "decoder"):

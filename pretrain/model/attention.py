@@ -76,12 +76,15 @@ def select_rows(x: Tensor, rows_B: Tensor) -> Tensor:
 class KVCache:
     """The caches of a stack's layers; costs `2 x layers x rows x capacity x K x H` elements.
 
-    A layer without heads has the document numbers of the cached positions, for padded prompts.
+    Layers without heads have the document numbers of the cached positions, for padded prompts, and
+    the tokens, for embeddings of n-grams.
     """
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.layers = [LayerCache(capacity) for _ in range(layers)]
         self._documents = LayerCache(capacity)
+        self._tokens = LayerCache(capacity)
+        self._all = (*self.layers, self._documents, self._tokens)
         self._position_1: Tensor | None = None
 
     @property
@@ -97,6 +100,10 @@ class KVCache:
         """Appends the document numbers of T positions, and returns all, [B, S]."""
         return self._documents.append(documents_BT)[0]
 
+    def append_tokens(self, tokens_BT: Tensor) -> Tensor:
+        """Appends the ids of T positions, and returns all, [B, S]."""
+        return self._tokens.append(tokens_BT)[0]
+
     def fix(self, device: torch.device) -> int:
         """Fixes the shapes of the next step, of one token a row; returns the positions it reads.
 
@@ -107,7 +114,7 @@ class KVCache:
         keys = min(self.layers[0].capacity, max(FEWEST_KEYS, 1 << self.length.bit_length()))
         if self._position_1 is None:
             self._position_1 = torch.full((1,), self.length, device=device)
-        for layer in (*self.layers, self._documents):
+        for layer in self._all:
             layer.fixed = CachePlace(keys - 1, keys, self._position_1)
         return keys
 
@@ -115,12 +122,12 @@ class KVCache:
         """Counts the token of a step of fixed shapes, on the device too."""
         assert self._position_1 is not None, "the step was fixed"
         self._position_1.add_(1)
-        for layer in (*self.layers, self._documents):
+        for layer in self._all:
             layer.length += 1
 
     def select(self, rows_B: Tensor) -> None:
         """Selects rows of every layer, in the given order, as after a step of a beam search."""
-        for layer in (*self.layers, self._documents):
+        for layer in self._all:
             layer.select(rows_B)
 
 

@@ -160,12 +160,50 @@ def cut_patches(pixels_BCYX: Tensor, size: int, *, channels_last: bool = False) 
     return parts.permute(order).flatten(1, 2).flatten(2)
 
 
+class NgramEmbedding(nn.Embedding):
+    """Sum of the vectors of the last 2, 3, ... tokens, [B, T] to [B, T, D] (Huang et al. 2025).
+
+    The tables, of `rows` rows each, are one weight. A row is a hash of the n-gram, in which what is
+    before the document is one further id.
+    """
+
+    _FACTOR = 6364136223846793005  # of Knuth's MMIX generator; products wrap around at 64 bits
+    _SHIFT = 32  # the upper bits depend on all of a product
+
+    def __init__(self, tables: int, rows: int, width: int) -> None:
+        super().__init__(tables * rows, width)
+        self.tables, self.rows = tables, rows
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor | None,
+        cache: KVCache | None,
+    ) -> Tensor:
+        """Returns vectors to be added to those of the tokens; called before `cache` has these."""
+        columns_T, tokens_BS = torch.arange(tokens_BT.shape[1], device=tokens_BT.device), tokens_BT
+        if cache is not None:
+            place = cache.place(tokens_BT.shape[1])
+            columns_T = columns_T + place.offset if place.position_1 is None else place.position_1
+            tokens_BS = cache.append_tokens(tokens_BT)
+        if positions_BT is None:
+            positions_BT = columns_T.expand_as(tokens_BT)
+        hashed_BT = tokens_BT + 1
+        rows_NBT = []
+        for number in range(self.tables):
+            before_BT = tokens_BS.index_select(1, (columns_T - number - 1).clamp(min=0)) + 1
+            hashed_BT = hashed_BT * self._FACTOR + before_BT * (positions_BT > number)
+            row_BT = (hashed_BT * self._FACTOR >> self._SHIFT) % self.rows
+            rows_NBT.append(row_BT + number * self.rows)
+        return super().forward(torch.stack(rows_NBT)).sum(0)
+
+
 class Transformer(nn.Module):
     """Embedding, one or two stacks, head.
 
     Parameter names are part of the checkpoint format: `embedding.weight` (of images
     `embedding.projection.weight`, its bias, `embedding.before.weight`; of images with captions the
-    same of `patches`, beside the table of tokens),
+    same of `patches`, beside the table of tokens), `ngram_embedding.weight`,
     `decoder.position.weight` (learned), `decoder.blocks.3.attention.qkv.weight`,
     `decoder.norm.weight`, `head.weight` (when tied it is the embedding's, and absent from
     `named_parameters`); between stacks of different widths `bridge.weight` and its bias; of a head
@@ -196,6 +234,9 @@ class Transformer(nn.Module):
         else:
             self.embedding = patches
         self.patches = patches if config.captions else None
+        self.ngram_embedding = None
+        if config.ngram_embeddings:
+            self.ngram_embedding = NgramEmbedding(config.ngram_embeddings, config.ngram_rows, width)
         self.embedding_scale = width**0.5 if config.scaled_embeddings else 1.0
         self.encoder = Stack(config, "encoder", engine, device) if config.encoder is not None else None
         self.decoder = Stack(config, "decoder", engine, device) if config.decoder is not None else None
@@ -243,7 +284,7 @@ class Transformer(nn.Module):
         else:
             if self.encoder is not None and self.decoder is not None:
                 encoded = self._encode(batch, skip=cache is not None and cache.length > 0)
-            x_BTD = self._embed(batch.tokens_BT)
+            x_BTD = self._embed(batch.tokens_BT, batch.positions_BT, cache)
         hidden_BTD, routing_LW = self.stacks[-1](x_BTD, rows, encoded, cache), None
         if isinstance(hidden_BTD, tuple):
             hidden_BTD, routing_LW = hidden_BTD
@@ -253,8 +294,15 @@ class Transformer(nn.Module):
             return ModelOutput(hidden_BTD, None, routing_LW)
         return ModelOutput(hidden_BTD, self.head(hidden_BTD), routing_LW)
 
-    def _embed(self, tokens_BT: Tensor) -> Tensor:
+    def _embed(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor | None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
         x_BTD = self.embedding(tokens_BT)
+        if self.ngram_embedding is not None:
+            x_BTD = x_BTD + self.ngram_embedding(tokens_BT, positions_BT, cache)
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
 
     def _restore(self, batch: Batch) -> Tensor:
@@ -275,7 +323,10 @@ class Transformer(nn.Module):
         source = batch.source
         assert source is not None, "a model of two stacks needs a source"
         rows = _source_rows(source)._replace(columns=batch.columns)
-        hidden_BSD = None if skip else self.encoder(self._embed(source.tokens_BS), rows)
+        hidden_BSD = None
+        if not skip:
+            x_BSD = self._embed(source.tokens_BS, source.positions_BS)
+            hidden_BSD = self.encoder(x_BSD, rows)
         return EncoderOutput(hidden_BSD, source.tokens_BS.shape[1], rows)
 
     def _encode_pixels(self, pixels_BCYX: Tensor | None, *, skip: bool) -> EncoderOutput:

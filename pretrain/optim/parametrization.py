@@ -34,7 +34,7 @@ from pretrain.config.optim import OptimConfig, TransferConfig
 from pretrain.errors import ConfigError
 from pretrain.optim.groups import Scale
 
-_INPUTS = frozenset({"embedding", "position", "token_type", "value_embedding"})
+_INPUTS = frozenset({"embedding", "ngram_embedding", "position", "token_type", "value_embedding"})
 _HIDDEN = frozenset({"qkv", "output", "gate_up", "up", "down", "transform", "pooler"})
 _ENDS = frozenset({"output", "down"})
 """Last layers of residual branches."""

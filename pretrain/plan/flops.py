@@ -159,7 +159,8 @@ class _Walk:
         frozen = 0
         first_values = False
         bias = stack.position == "relative" and self.has(f"{name}.position.weight")
-        tables = ["embedding.weight", "embedding.before.weight", f"{name}.token_type.weight"]
+        tables = ["embedding.weight", "embedding.before.weight", "ngram_embedding.weight"]
+        tables.append(f"{name}.token_type.weight")
         if self.captions and name == "encoder":
             tables = ["patches.before.weight"]
         stream = given or self.has(*tables)

@@ -117,6 +117,9 @@ def _embedding(model: ModelConfig) -> Named:
     width = model.input_stack.width
     if model.input is None or model.captions:
         yield "embedding.weight", (model.padded_vocab_size, model.last_stack.width)
+    if model.ngram_embeddings:
+        rows = model.ngram_embeddings * model.ngram_rows
+        yield "ngram_embedding.weight", (rows, model.last_stack.width)
     if model.input is not None:
         name = patches_name(model)
         yield from _linear(f"{name}.projection", model.input.patch_values, width, True)
@@ -233,7 +236,10 @@ def _part_of(name: str) -> str:
         return words[0]
     if words[-2].endswith("norm"):
         return "norm"
-    if words[-2] in ("token_type", "bridge", "mask") or not {"value_embedding", "patches"}.isdisjoint(words):
+    if words[-2] in ("token_type", "bridge", "mask", "ngram_embedding") or not {
+        "value_embedding",
+        "patches",
+    }.isdisjoint(words):
         return "embedding"
     if "rnn" in words:
         return "recurrent"
@@ -298,7 +304,7 @@ class Values:
 
 
 _OUTSIDE = frozenset({"embedding", "patches", "value_embedding", "position", "token_type", "mask"})
-_OUTSIDE |= {"head", "router"}
+_OUTSIDE |= {"ngram_embedding", "head", "router"}
 """Name parts of matrices that Muon does not step (`optim/build.py`)."""
 
 

@@ -15,6 +15,7 @@ KEYS = {
     "layer_scale": 0.5,
 }
 RECIPE = {**MODEL, "tied_embeddings": False, "init_output": "zero", "decoder": MODEL["decoder"] | KEYS}
+RECIPE |= {"ngram_embeddings": 2, "ngram_rows": 60}
 WORKER = "tests.integration.checkpoint_workers:resumed_losses"
 STEPS = 4
 

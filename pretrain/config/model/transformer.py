@@ -108,6 +108,12 @@ class ModelConfig(AnyKindConfig):
     vector in those of hidden patches (He et al. 2022, MAE). None: no decoder."""
     scaled_embeddings: Annotated[bool, OnResume.ALLOW] = False
     """Multiply the embeddings by sqrt(D) (Vaswani et al. 2017, 3.4)."""
+    ngram_embeddings: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    """Number n of hashed tables whose vectors are added to the embedding of a token: that of the
+    last 2 tokens of its document, of the last 3, up to n + 1 (Huang et al. 2025, Over-Tokenized
+    Transformer). 0: none."""
+    ngram_rows: Annotated[int, OnResume.NEVER] = Field(default=16384, ge=1)
+    """Rows of each of these tables; two n-grams of one hash share a row."""
     pooler: Annotated[bool, OnResume.NEVER] = False
     """Linear layer and tanh over the first position of a document, or over its mean (BERT)."""
     init: Annotated[Literal["normal", "xavier", "t5"], OnResume.WARN] = "normal"
@@ -244,7 +250,8 @@ class ModelConfig(AnyKindConfig):
 
     def _check_no_ids(self) -> None:
         """Checks that stacks of patches have no keys of token ids. Raises: ValueError."""
-        keys = () if self.captions else ("tied_embeddings", "scaled_embeddings", "vocab_size")
+        keys: tuple[str, ...] = ("tied_embeddings", "scaled_embeddings", "vocab_size")
+        keys = () if self.captions else (*keys, "ngram_embeddings")
         of_ids = {key: getattr(self, key) for key in keys}
         for name in ("encoder", "decoder"):
             if self.patches_of(name) is not None:

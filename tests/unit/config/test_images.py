@@ -40,6 +40,7 @@ def test_what_fits_is_taken(tmp_path):
         ({"model": ", input: {mean: [0.1, 0.2]}"}, "mean has 2 values; give one, or one for each of channels=3"),
         ({"model": ", input: {std: [0]}"}, "std=[0.0] must be positive"),
         ({"model": ", vocab_size: 100"}, "vocab_size is of token ids, which input.kind=patches replaces; leave it out"),
+        ({"model": ", ngram_embeddings: 2"}, "ngram_embeddings is of token ids, which input.kind"),
         ({"model": ", encoder: {token_types: 2}"}, "encoder.token_types is of token ids, which input.kind=patches"),
         (
             {"model": ", head: {kind: lm}"},

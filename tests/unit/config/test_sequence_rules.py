@@ -49,9 +49,15 @@ LABELS = {"kind": "labels", "mean": True, "labels": ["a", "b"]}
             model("llama-tiny", decoder={"drop_path": 0.1}),
             r"would draw model\.decoder\.drop_path for each part of a row apart; use parallel\.sequence=1, or leave it",
         ),
+        (
+            2,
+            {},
+            model("llama-tiny", ngram_embeddings=2),
+            r"tokens before its part, which model\.ngram_embeddings=2 reads; use .*=1$",
+        ),
         (2, {"fp8": "rowwise"}, model(), r"was not tried with engine\.fp8=rowwise; use engine\.fp8=off$"),
     ],
-    ids=["single", "heads", "recurrent", "images", "mean", "drop path", "fp8"],
+    ids=["single", "heads", "recurrent", "images", "mean", "drop path", "n-grams", "fp8"],
 )
 def test_what_cannot_share_rows_is_refused_with_the_reason(ranks, engine, of, message):
     with pytest.raises(ValueError, match=message):

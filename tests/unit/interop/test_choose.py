@@ -74,6 +74,11 @@ def test_a_model_that_no_family_represents_is_refused_with_the_nearest_and_its_k
     )
 
 
+def test_no_family_has_embeddings_of_ngrams():
+    with pytest.raises(ConfigError, match="it has ngram_embeddings=false, not 2; train with"):
+        choose_family(tiny(ngram_embeddings=2), "llama")
+
+
 def test_a_family_by_name_must_be_exact_too():
     plain = tiny()
     assert choose_family(plain, "mistral").model_type == "mistral"

@@ -1,6 +1,7 @@
-"""Mixed values, residual and layer scales, stochastic depth: exact, cached, recomputed, offloaded, compiled."""
+"""Mixed values and streams, n-grams, stochastic depth: exact, cached, recomputed, compiled."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -23,12 +24,28 @@ KEYS = {
     "embeddings": {"value_embeddings": 2},
     "residual scalars": {"residual_scalars": True},
     "layer scale": {"layer_scale": 0.3},
-    "all": {"layers": 5, "value_residual": True, "value_embeddings": 2, "residual_scalars": True, "layer_scale": 0.3},
+    "n-grams": {"model": {"ngram_embeddings": 3, "ngram_rows": 37}},
 }
+KEYS["all"] = {key: value for keys in KEYS.values() for key, value in keys.items()} | {"layers": 5}
 
 
 def config_of(keys, **stack):
     return tiny_config(**({"layers": 4} | KEYS[keys] | stack))
+
+
+def plain_ngrams(tables_VD, config, tokens_BT):
+    """The vectors of n-grams in the fewest lines; integers of Python do not wrap around."""
+    vectors_BTD = torch.zeros(*tokens_BT.shape, tables_VD.shape[1], dtype=tables_VD.dtype)
+    for row, tokens in enumerate(tokens_BT.tolist()):
+        for place in range(len(tokens)):
+            hashed = tokens[place] + 1
+            for number in range(config.ngram_embeddings):
+                before = tokens[place - number - 1] + 1 if place > number else 0
+                hashed = hashed * 6364136223846793005 + before
+                upper = (hashed * 6364136223846793005 + 2**63) % 2**64 - 2**63 >> 32
+                chosen = number * config.ngram_rows + upper % config.ngram_rows
+                vectors_BTD[row, place] += tables_VD[chosen]
+    return vectors_BTD
 
 
 def plain_logits(model, config, tokens_BT):
@@ -38,6 +55,8 @@ def plain_logits(model, config, tokens_BT):
     rows, length = tokens_BT.shape
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
     x = embedded = weights["embedding.weight"][tokens_BT]
+    if config.ngram_embeddings:
+        x = embedded = embedded + plain_ngrams(weights["ngram_embedding.weight"], config, tokens_BT)
     first = None
     for number in range(stack.layers):
         own = {name.split(f"blocks.{number}.")[1]: w for name, w in weights.items() if f".blocks.{number}." in name}
@@ -109,7 +128,17 @@ def test_factors_of_values_start_equal_and_tables_as_large_as_values(keys):
         table = initial_weight("decoder.value_embedding.0.weight", torch.Size((400, 400)), config, 0)
         assert table.std().item() == pytest.approx(0.02 * 16, rel=0.01)
     decaying = group_parameters(model)[0].names
-    assert not [name for name in decaying if any(part in name for part in ("_mix", "_scale", "value_embedding"))]
+    undecayed = ("_mix", "_scale", "_embedding")
+    assert not [name for name in decaying if any(part in name for part in undecayed)]
+
+
+def test_ngrams_end_with_their_document():
+    model = build(config_of("n-grams"))
+    packed = packed_batch([[9, 6], [15]])
+    embed = partial(model.ngram_embedding, cache=None)
+    second = embed(packed.tokens_BT, packed.positions_BT)[:1, 9:]
+    assert torch.equal(second, embed(packed.tokens_BT[:1, 9:], None))
+    assert not torch.equal(second, embed(packed.tokens_BT, None)[:1, 9:])
 
 
 @pytest.mark.parametrize("sizes", [[12], [5, 1, 1, 5], [1] * 12])
@@ -156,7 +185,11 @@ def test_what_is_recomputed_or_offloaded_changes_no_bit(options, noise):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("keys", "graphs"),
-    [("first layer", 2), ("embeddings", 2), ("residual scalars", 2), ("layer scale", 1), ("all", 3)],
+    [
+        *((keys, 2) for keys in ("first layer", "embeddings", "residual scalars")),
+        *((keys, 1) for keys in ("layer scale", "n-grams")),
+        ("all", 3),
+    ],
 )
 def test_compiled_blocks_have_a_graph_for_each_kind_of_block_at_any_depth(keys, graphs, monkeypatch):
     counter = CompileCounter()
@@ -182,6 +215,7 @@ def test_both_stacks_of_an_encoder_decoder_have_them():
         assert f"{stack}.blocks.3.attention.value_mix" in names
         assert f"{stack}.blocks.3.residual_mix" in names
         assert f"{stack}.blocks.0.feedforward_scale" in names
+    assert names.count("ngram_embedding.weight") == 1
     assert "decoder.blocks.3.cross_scale" in names and "encoder.blocks.3.cross_scale" not in names
 
 

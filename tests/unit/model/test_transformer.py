@@ -40,6 +40,7 @@ SHAPES = {
     "norms of outputs and of all heads": {"norm_placement": "output", "qk_norm": "whole"},
     "half of each head rotated": {"rope_fraction": 0.5, "activation": "relu2"},
     "values and streams mixed": {"value_residual": True, "value_embeddings": 1, "residual_scalars": True},
+    "n-grams": {"model": {"ngram_embeddings": 2, "ngram_rows": 50, "scaled_embeddings": True}},
     "gated gelu, wide heads, no positions": {"head_width": 24, "activation": "gelu", "position": "none", "bias": True},
 }
 

@@ -108,7 +108,7 @@ def folded(config: ModelConfig, optim: OptimConfig) -> tuple[Transformer, torch.
             {},
             {"layers": 3, "value_residual": True, "value_embeddings": 1, "residual_scalars": True, "layer_scale": 0.5},
         ),
-        ({"tied_embeddings": True}, {"bias": True, "norm": "layer"}),
+        ({"tied_embeddings": True, "ngram_embeddings": 2}, {"bias": True, "norm": "layer"}),
         ({"init_scaled": False, "head": {"bias": True}}, {"qk_norm": True, "gated": False, "position": "learned"}),
     ],
 )

@@ -16,7 +16,7 @@ from pretrain.optim.groups import group_parameters
 from pretrain.plan.params import count_active, count_parameters, count_parts, count_values, parameter_shapes
 
 PARTS = {
-    r"embedding\.weight|\w+\.(token_type|value_embedding\.\d+)\.weight": "embedding",
+    r"(ngram_)?embedding\.weight|\w+\.(token_type|value_embedding\.\d+)\.weight": "embedding",
     r"\w+\.position\.weight": "position",
     r"\w+\.blocks\.\d+\.(attention\.(qkv|output)|cross\.(query|key_value|output))\.\w+": "attention",
     r"\w+\.blocks\.\d+\.(attention\.value_mix|attention\.sinks|residual_mix)": "attention",
@@ -85,6 +85,8 @@ def models(draw):
         vocab_multiple=draw(st.sampled_from([1, 128])),
         max_seq_len=draw(st.integers(1, 64)),
         tied_embeddings=tied,
+        ngram_embeddings=draw(st.integers(0, 2)),
+        ngram_rows=draw(st.integers(1, 50)),
         pooler=shape == ["encoder"] and draw(st.booleans()),
     )
 
