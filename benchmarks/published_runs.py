@@ -1,14 +1,16 @@
 """Published speeds of training, on which the roofline's constants are fitted and tested, and its errors on them.
 
-All without tensor or pipeline parallelism, in bf16, 8 GPUs a node. Sources:
+All without tensor or pipeline parallelism, which `plan` does not have, in bf16, 8 GPUs a node. Sources:
 
     foundry    MosaicML llm-foundry, scripts/train/benchmarking/README.md: MPT, FSDP FULL_SHARD, 1600 Gb/s a node (A100)
     titan      torchtitan, docs/performance.md (A100) and benchmarks/llama3_h100_202412_torchtitan.md (500 W, 2.4 TB/s)
     megatron   Megatron-LM, README.md, the smallest model of its table: 192 rows a step, distributed optimizer
     nanotron   LLaMA 1.1B at T=2048 on one node; its layout was not printed, ZeRO-1 is assumed
+    automodel  NeMo AutoModel, docs/performance-summary.mdx and examples/benchmark/configs: experts over ranks (DeepEP,
+               an even load), and rows over two ranks (a ring there, all-to-alls here), by tokens a second
 
-MFU counts 6 N + 12 L D T FLOPs a token over the dense bf16 peak. torchtitan's selective checkpointing recomputes every
-second product, ours none.
+MFU counts 6 N + 12 L D T FLOPs a token over the dense bf16 peak, for automodel those of `plan`. torchtitan's selective
+checkpointing recomputes every second product, ours none.
 """
 
 from dataclasses import replace
@@ -17,7 +19,8 @@ from typing import Any, NamedTuple
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
-from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.config.model import ModelConfig, StackConfig, parse_model
+from pretrain.config.presets import expand_preset
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.gpus import CONSTANTS, GPUS, Constants
 from pretrain.plan.roofline import Work, plan_work, time_step
@@ -36,9 +39,12 @@ class PublishedRun(NamedTuple):
         micro: Rows of a micro-batch.
         accumulation: Micro-batches of a step.
         recompute: Share of the forward pass that is run again.
-        mfu: Published MFU in percent.
+        mfu: Published MFU in percent; 0: computed from `tokens_s`.
         fitted: True: the constants were fitted on it. False: it tests them.
         zero_stage: ZeRO stage.
+        tokens_s: Published tokens a second of a GPU.
+        experts: Ranks that share experts.
+        sequence: Ranks that share rows.
     """
 
     source: str
@@ -52,6 +58,14 @@ class PublishedRun(NamedTuple):
     mfu: float
     fitted: bool = False
     zero_stage: int = 3
+    tokens_s: float = 0.0
+    experts: int = 1
+    sequence: int = 1
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether experts or rows are cut over ranks."""
+        return self.experts > 1 or self.sequence > 1
 
 
 def _model(layers: int, width: int, vocab_size: int, tied: bool = True, **stack: Any) -> ModelConfig:
@@ -63,6 +77,12 @@ def _model(layers: int, width: int, vocab_size: int, tied: bool = True, **stack:
 def _llama(layers: int, width: int, heads: int, kv_heads: int, ff_width: int, vocab_size: int) -> ModelConfig:
     stack = {"heads": heads, "kv_heads": kv_heads, "ff_width": ff_width, "gated": True, "activation": "silu"}
     return _model(layers, width, vocab_size, tied=False, norm="rms", **stack)
+
+
+def _preset(name: str, vocab_size: int) -> ModelConfig:
+    model = parse_model(expand_preset({"preset": name, "vocab_size": vocab_size}))
+    assert isinstance(model, ModelConfig)
+    return model
 
 
 MODELS: dict[str, ModelConfig] = {
@@ -81,6 +101,9 @@ MODELS: dict[str, ModelConfig] = {
     "llama3-70b": _llama(80, 8192, 64, 8, 28672, 128256),
     "gpt-1.7b": _model(24, 2048, 131072),
     "llama-1.1b": _llama(22, 2048, 32, 4, 5632, 32000),
+    "qwen3-30b-a3b": _preset("qwen3_moe-30b-a3b", 151936),
+    "gpt-oss-20b": _preset("gpt_oss-20b", 201088),
+    "gpt-oss-120b": _preset("gpt_oss-120b", 201088),
 }
 
 ROWS: list[PublishedRun] = [
@@ -129,13 +152,18 @@ ROWS: list[PublishedRun] = [
     PublishedRun("titan", "llama3-8b", "h100", 128, 8192, 2, 1, 0.5, 38.1),
     PublishedRun("megatron", "gpt-1.7b", "h100", 48, 4096, 4, 1, 0, 41.0, zero_stage=1),
     PublishedRun("nanotron", "llama-1.1b", "h100", 8, 2048, 8, 1, 0, 44.3, zero_stage=1),
+    PublishedRun("automodel", "qwen3-30b-a3b", "h100", 8, 4096, 4, 16, 1, 0, tokens_s=12040, experts=8),
+    PublishedRun("automodel", "gpt-oss-20b", "h100", 8, 4096, 2, 16, 0, 0, tokens_s=13058, experts=8),
+    PublishedRun("automodel", "gpt-oss-120b", "h100", 64, 4096, 2, 4, 0, 0, tokens_s=7626, experts=64),
+    PublishedRun("automodel", "llama3-70b", "h100", 64, 8192, 1, 4, 1, 0, tokens_s=866.77, sequence=2),
 ]
 
 
 @cache
 def work_of(row: PublishedRun) -> Work:
     """Returns the work of a rank of a published run."""
-    task = TrainingTask(MODELS[row.model], RowLengths(row.seq_len, row.seq_len))
+    lengths = RowLengths(row.seq_len, row.seq_len)
+    task = TrainingTask(MODELS[row.model], lengths, experts=row.experts, sequence=row.sequence)
     layout = ParallelLayout(EngineConfig(zero_stage=row.zero_stage), row.micro, row.accumulation)
     return replace(plan_work(task, layout, row.gpus), recompute=row.recompute, overlaps=True)
 
@@ -147,19 +175,38 @@ def predict_row(row: PublishedRun, constants: Constants = CONSTANTS) -> float:
     return 100 * work.model_flops / time_step(work, cluster, constants).total / cluster.gpu.flops
 
 
+def published_mfu(row: PublishedRun) -> float:
+    """Returns the published MFU in percent."""
+    if row.mfu:
+        return row.mfu
+    step_s = row.micro * row.accumulation * row.seq_len / row.sequence / row.tokens_s
+    return 100 * work_of(row).model_flops / step_s / GPUS[row.gpu].flops
+
+
+def errors_of(rows: list[PublishedRun]) -> list[float]:
+    """Returns the relative errors of the predicted MFU, without their sign."""
+    return [abs(predict_row(row) / published_mfu(row) - 1) for row in rows]
+
+
 def error_table() -> str:
-    """Returns the table of docs/plan.md: every row, and the mean and largest error of fitted and tested rows."""
+    """Returns the table of docs/plan.md: every row, and the mean and largest error of each kind."""
     lines = ["| run | GPUs | T | published MFU | predicted | error | |", "|---|---|---|---|---|---|---|"]
     for row in ROWS:
-        found = predict_row(row)
-        use = "fitted" if row.fitted else "tested"
+        found, published = predict_row(row), published_mfu(row)
+        use = "cut" if row.is_cut else "fitted" if row.fitted else "tested"
         lines.append(
-            f"| {row.source} {row.model} | {row.gpus} {row.gpu} | {row.seq_len} | {row.mfu:.1f} | {found:.1f} "
-            f"| {100 * (found / row.mfu - 1):+.0f}% | {use} |"
+            f"| {row.source} {row.model} | {row.gpus} {row.gpu} | {row.seq_len} | {published:.1f} | {found:.1f} "
+            f"| {100 * (found / published - 1):+.0f}% | {use} |"
         )
     lines.append("")
-    for fitted, name in ((True, "fitted"), (False, "tested")):
-        errors = [abs(predict_row(row) / row.mfu - 1) for row in ROWS if row.fitted == fitted]
+    kinds = {
+        "fitted": [row for row in ROWS if row.fitted],
+        "tested": [row for row in ROWS if not row.fitted and not row.is_cut],
+        "with experts or rows cut over ranks": [row for row in ROWS if row.is_cut],
+        "in all": ROWS,
+    }
+    for name, rows in kinds.items():
+        errors = errors_of(rows)
         mean, worst = 100 * sum(errors) / len(errors), 100 * max(errors)
         lines.append(f"{len(errors)} rows {name}: mean error {mean:.1f}%, largest {worst:.1f}%.")
     return "\n".join(lines)
