@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pretrain.config.model import ExpertsConfig, StackConfig
-from pretrain.model.grouped import GroupedLinear, Take, sort_by_expert
+from pretrain.model.grouped import Combine, GroupedLinear, Take, sort_by_expert
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -234,8 +234,7 @@ class MixtureOfExperts(nn.Module):
             rows_RD = self.run(rows_RD, sizes_E.cumsum(0, dtype=torch.int32))
         else:
             rows_RD = self.send(rows_RD, sizes_E, self.run)
-        rows_PJD = Take.apply(rows_RD, inverse_R, order_R, 1).unflatten(0, (-1, self.top_k))
-        result_PD = (rows_PJD * weights_PJ[..., None].to(rows_PJD.dtype)).sum(dim=1)
+        result_PD = Combine.apply(rows_RD, weights_PJ.to(rows_RD.dtype), order_R, inverse_R)
         result_BTD = result_PD.view_as(x_BTD)
         if self.shared is not None:
             result_BTD = result_BTD + self.shared(x_BTD)

@@ -1,5 +1,6 @@
 """Linear maps of rows that are sorted by expert, and moves of rows into that order and back."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +12,11 @@ from torch.nn import functional
 from pretrain.types import Part
 
 # A product of each run of rows with its expert's matrix. An operation of its own: to the compiler
-# it is opaque and has a fixed shape, where a loop over the experts depends on the data. On one core
-# of a CPU the loop is as fast as one dense product of as many rows (64 experts: within 5%), as is
-# torch's grouped kernel there, which only takes rows of whole 16 bytes.
+# it is opaque and has a fixed shape, where a loop over the experts depends on the data. On a CPU
+# torch's grouped kernel is such a loop too, over `torch.mm`.
+
+LEAST_PRODUCTS = 2**21
+"""Multiplications of a run of rows from which oneDNN, with a copy of its result, is faster."""
 
 
 def _has_kernel(x: Tensor, weight_EOI: Tensor) -> bool:
@@ -32,6 +35,69 @@ def _runs(offsets_E: Tensor) -> Iterator[tuple[int, slice]]:
         start = end
 
 
+def _has_onednn(x: Tensor) -> bool:
+    """Returns whether oneDNN multiplies: fp32 on a CPU with AVX-512.
+
+    `torch.mm` calls MKL: half as fast on one core of an AMD EPYC (benchmarks/results.md).
+    """
+    if x.device.type != "cpu" or x.dtype != torch.float32 or not torch.backends.mkldnn.enabled:
+        return False
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _round_rows(rows: int) -> int:
+    """Returns so many rows or up to an eighth less, of few different numbers.
+
+    oneDNN compiles a kernel for each shape (0.5 ms), and the lengths of runs never repeat.
+    """
+    step = max(8, 1 << max(0, rows.bit_length() - 4))
+    return rows // step * step
+
+
+def _multiply_onednn(x_RI: Tensor, weight_OI: Tensor) -> Tensor:
+    """Returns `x W^T`; either may be a transposed matrix."""
+    # What `torch.compile` calls for a linear layer: no public function runs this kernel in fp32.
+    return torch.ops.mkldnn._linear_pointwise(x_RI, weight_OI, None, "none", [], "")
+
+
+def _multiply_runs(x_RI: Tensor, weight_EIO: Tensor, offsets_E: Tensor) -> Tensor:
+    """Returns `x W_e` of the rows of each expert, [R, outputs], without gradients."""
+    out_RO = x_RI.new_empty(x_RI.shape[0], weight_EIO.shape[2])
+    # Rows of the neighbours fill up a kernel's number of rows; their results are thrown away.
+    least = LEAST_PRODUCTS / weight_EIO[0].numel() if _has_onednn(x_RI) else math.inf
+    for expert, rows in _runs(offsets_E):
+        filled = -_round_rows(rows.start - rows.stop)  # rounded up
+        if rows.stop - rows.start < least or filled > len(x_RI):
+            torch.mm(x_RI[rows], weight_EIO[expert], out=out_RO[rows])
+            continue
+        first = min(rows.start, len(x_RI) - filled)
+        made = _multiply_onednn(x_RI[first : first + filled], weight_EIO[expert].t())
+        out_RO[rows] = made[rows.start - first : rows.stop - first]
+    return out_RO
+
+
+def _multiply_outer(grad_RO: Tensor, x_RI: Tensor, offsets_E: Tensor) -> Tensor:
+    """Returns `grad^T x` of the rows of each expert, [E, outputs, inputs]; zeros without rows."""
+    out_EOI = x_RI.new_empty(len(offsets_E), grad_RO.shape[1], x_RI.shape[1])
+    # Experts without rows. The rest is written once: memory that is new costs as much as a product.
+    has_rows_E = torch.diff(offsets_E, prepend=offsets_E.new_zeros(1)) > 0
+    for expert in (~has_rows_E).nonzero().flatten().tolist():
+        out_EOI[expert].zero_()
+    least = LEAST_PRODUCTS / out_EOI[0].numel() if _has_onednn(x_RI) else math.inf
+    for expert, rows in _runs(offsets_E):
+        out_OI = out_EOI[expert]
+        count = rows.stop - rows.start
+        rounded = _round_rows(count) if count >= least else 0
+        if rounded:
+            first = slice(rows.start, rows.start + rounded)
+            out_OI.copy_(_multiply_onednn(grad_RO[first].t(), x_RI[first].t()))
+        if rounded < count:
+            rest = slice(rows.start + rounded, rows.stop)
+            beta = 1 if rounded else 0
+            torch.addmm(out_OI, grad_RO[rest].t(), x_RI[rest], beta=beta, out=out_OI)
+    return out_EOI
+
+
 @torch.library.custom_op("pretrain::grouped_linear", mutates_args=())
 def grouped_linear(x_RI: Tensor, weight_EOI: Tensor, offsets_E: Tensor) -> Tensor:
     """Returns `x W_e^T` of the rows of each expert, [R, outputs]; differentiable once.
@@ -43,10 +109,7 @@ def grouped_linear(x_RI: Tensor, weight_EOI: Tensor, offsets_E: Tensor) -> Tenso
     """
     if _has_kernel(x_RI, weight_EOI):
         return functional.grouped_mm(x_RI, weight_EOI.transpose(1, 2), offs=offsets_E)
-    out_RO = x_RI.new_empty(x_RI.shape[0], weight_EOI.shape[1])
-    for expert, rows in _runs(offsets_E):
-        torch.mm(x_RI[rows], weight_EOI[expert].t(), out=out_RO[rows])
-    return out_RO
+    return _multiply_runs(x_RI, weight_EOI.transpose(1, 2), offsets_E)
 
 
 @grouped_linear.register_fake
@@ -62,12 +125,8 @@ def _grouped_backward(
     if _has_kernel(x_RI, weight_EOI):
         grad_x_RI = functional.grouped_mm(grad_RO, weight_EOI, offs=offsets_E)
         return grad_x_RI, functional.grouped_mm(grad_RO.t(), x_RI, offs=offsets_E)
-    grad_x_RI = torch.empty_like(x_RI)
-    grad_weight_EOI = torch.zeros_like(weight_EOI)
-    for expert, rows in _runs(offsets_E):
-        torch.mm(grad_RO[rows], weight_EOI[expert], out=grad_x_RI[rows])
-        torch.mm(grad_RO[rows].t(), x_RI[rows], out=grad_weight_EOI[expert])
-    return grad_x_RI, grad_weight_EOI
+    grad_x_RI = _multiply_runs(grad_RO, weight_EOI, offsets_E)
+    return grad_x_RI, _multiply_outer(grad_RO, x_RI, offsets_E)
 
 
 @_grouped_backward.register_fake
@@ -129,6 +188,11 @@ def sort_by_expert(of_expert_R: Tensor) -> tuple[Tensor, Tensor]:
     return order_R, torch.empty_like(order_R).scatter_(0, order_R, places_R)
 
 
+def _sum_rows(x: Tensor, index_PJ: Tensor, weights_PJ: Tensor | None = None) -> Tensor:
+    """Returns `sum_j w_pj x[index_pj]`, in one pass without the rows in between."""
+    return functional.embedding_bag(index_PJ, x, mode="sum", per_sample_weights=weights_PJ)
+
+
 class Take(torch.autograd.Function):
     """Row `index_R[i] // copies` at place i; its gradient is a gather too: sums have one order."""
 
@@ -143,7 +207,32 @@ class Take(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         """Gathers the gradient of each row; sums those of its copies."""
         (inverse_R,) = ctx.saved_tensors
-        rows = grad.index_select(0, inverse_R)
-        if ctx.copies > 1:
-            rows = rows.unflatten(0, (-1, ctx.copies)).sum(1)
-        return rows, None, None, None
+        if ctx.copies == 1:
+            return grad.index_select(0, inverse_R), None, None, None
+        return _sum_rows(grad, inverse_R.view(-1, ctx.copies)), None, None, None
+
+
+class Combine(torch.autograd.Function):
+    """`sum_j w_pj x[inverse_pj]`, the weighted sum of the J results of each token, [P, D].
+
+    Args of `apply`: results [R, D] sorted by expert; weights [P, J] in their dtype; and the places
+    of `sort_by_expert`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_RD: Tensor, weights_PJ: Tensor, order_R: Tensor, inverse_R: Tensor
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x_RD, weights_PJ, order_R, inverse_R)
+        return _sum_rows(x_RD, inverse_R.view_as(weights_PJ), weights_PJ)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_PD: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Returns the gradients of results and weights."""
+        x_RD, weights_PJ, order_R, inverse_R = ctx.saved_tensors
+        grad_RD = grad_PD.index_select(0, order_R // weights_PJ.shape[1])
+        products_R = torch.bmm(grad_RD[:, None], x_RD[..., None]).flatten()
+        grad_weights_PJ = products_R.index_select(0, inverse_R).view_as(weights_PJ)
+        grad_RD.mul_(weights_PJ.flatten().index_select(0, order_R)[:, None])
+        return grad_RD, grad_weights_PJ, None, None

@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "generate": (10, 1640),
     "inspect": (3, 457),
     "interop": (22, 3594),
-    "model": (22, 4662),
+    "model": (22, 4750),
     "objective": (10, 1441),
     "optim": (6, 1323),
     "plan": (15, 3410),

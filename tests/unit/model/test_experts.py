@@ -153,3 +153,22 @@ def test_a_conversion_to_16_bits_leaves_the_balance_in_fp32():
     model.to(torch.bfloat16)
     assert balance.bias is before
     assert model.decoder.blocks[0].feedforward.down.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("least", [0, 2**12, 2**40])
+@pytest.mark.parametrize("loads", [[0, 1, 7, 40, 0, 129], [300], [5, 0], [64, 64, 17], [0, 0]])
+def test_products_of_runs_are_those_of_single_rows_by_any_kernel(monkeypatch, loads, least):
+    monkeypatch.setattr(grouped, "LEAST_PRODUCTS", least)
+    generator = torch.Generator().manual_seed(0)
+    rows, outputs, inputs = sum(loads), 24, 40
+    x_RI = torch.randn(rows, inputs, generator=generator, requires_grad=True)
+    weight_EOI = torch.randn(len(loads), outputs, inputs, generator=generator, requires_grad=True)
+    grad_RO = torch.randn(rows, outputs, generator=generator)
+    found_RO = grouped_linear(x_RI, weight_EOI, torch.tensor(loads, dtype=torch.int32).cumsum(0, dtype=torch.int32))
+    found = (found_RO, *torch.autograd.grad(found_RO, (x_RI, weight_EOI), grad_RO))
+    of_expert_R = torch.arange(len(loads)).repeat_interleave(torch.tensor(loads))
+    by_row = weight_EOI.double()[of_expert_R]
+    expected_RO = torch.einsum("ri,roi->ro", x_RI.double(), by_row)
+    expected = (expected_RO, *torch.autograd.grad(expected_RO, (x_RI, weight_EOI), grad_RO.double()))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other.float(), rtol=1e-5, atol=1e-4)  # sums of 300 fp32 products
