@@ -177,11 +177,6 @@ def check_experts(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> No
     if engine.precision == "fp16":
         what = "was not tried with engine.precision=fp16"
         raise ValueError(f"{key} {what}; use engine.precision=bf16")
-    if engine.feedforward_tiles > 1:
-        # A rank with fewer tokens than tiles would exchange less often than the others.
-        tiles = f"engine.feedforward_tiles={engine.feedforward_tiles}"
-        what = f"exchanges as often on each rank, and {tiles} may not"
-        raise ValueError(f"{key} {what}; use engine.feedforward_tiles=1")
 
 
 class RunConfig(Section):

@@ -255,7 +255,9 @@ def pass_tokens(
     and the hidden values of one part at a time exist. Gradients of weights are summed over parts.
     """
     counted = (counted_BT,) if isinstance(layer, MixtureOfExperts) else ()
-    tiles = min(tiles, x_BTD.shape[0] * x_BTD.shape[1])
+    # Ranks that share experts exchange once a part, be it without tokens.
+    if not isinstance(layer, MixtureOfExperts) or layer.send is None:
+        tiles = min(tiles, x_BTD.shape[0] * x_BTD.shape[1])
     if tiles == 1:
         found = layer(x_BTD, *counted)
         return found if counted else (found, None)

@@ -96,12 +96,16 @@ def routed_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int:
         return 0
     stack = task.model.last_stack
     layers = range(experts.first, stack.layers)
-    again = engine.activation_checkpointing != "none"
+    again, tiles = engine.activation_checkpointing != "none", engine.feedforward_tiles
     every = engine.activation_checkpointing_every
-    forward = len(layers) + (sum(number % every == 0 for number in layers) if again else 0)
+    repeated = sum(number % every == 0 for number in layers) if again else 0
+    forward: float = len(layers) + repeated
+    if tiles > 1:
+        # Each tile once more; of a block that is computed again, the last one is not needed there.
+        forward += len(layers) - repeated / tiles
     # To the experts and back, in each pass; and counts of rows, which have no gradient.
     rows = 2 * experts.top_k * micro * task.columns.target * stack.width * engine.compute_bytes
-    return rows * (forward + len(layers)) + 4 * experts.count * forward
+    return round(rows * (forward + len(layers)) + 4 * experts.count * tiles * forward)
 
 
 def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, device: str = "cuda") -> Work:

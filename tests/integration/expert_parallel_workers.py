@@ -13,10 +13,11 @@ from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
 from pretrain.model.feedforward import Router
+from pretrain.types import Batch
 from tests.integration import experts_workers
 from tests.integration.experts_workers import EXPERTS, mixture
 from tests.integration.guard_workers import compared
-from tests.integration.workers import MODEL, build, train
+from tests.integration.workers import MODEL, build, global_batch, train
 
 DIVISIBLE = {
     "loss": EXPERTS["loss"] | {"count": 8},
@@ -68,6 +69,31 @@ def replicas(world: World, experts: int, stage: int, changed: dict[str, str]) ->
         if world.rank == 3:
             weights["decoder.norm.weight"][0] += 1
     return [*said, compared(engine)]
+
+
+def uneven_tiles(world: World, experts: int, stage: int, tiles: int) -> list[float]:
+    """Trains 3 steps on two micro-batches of very different sizes, one a rank; returns the losses of the step."""
+    place = replace(world, experts=experts)
+    kind = "deepspeed" if world.size > 1 else "single"
+    with mock.patch.dict(EXPERTS, DIVISIBLE):
+        model = mixture("bias")
+        engine = build(place, kind, stage, "fp32", micro=6, model=model, tiles=tiles, sharded=stage == 3)
+    found = []
+    for step in range(3):
+        whole = global_batch(step)
+        # Tokens of one row, and of three: a row of 5 columns has fewer tokens than tiles.
+        parts = [
+            Batch(whole.tokens_BT[:1, :5], whole.targets_BT[:1, :5]),
+            Batch(whole.tokens_BT[1:4], whole.targets_BT[1:4]),
+        ]
+        scale = world.size / sum(part.num_targets() for part in parts)
+        mine = parts[world.rank : world.rank + 1] if world.size > 1 else parts
+        total = torch.stack([engine.forward_backward(part, scale, part is mine[-1])[0] for part in mine]).sum()
+        if world.size > 1:
+            torch.distributed.all_reduce(total)
+        engine.update(1e-2)
+        found.append(float(total))
+    return found
 
 
 def adversarial(world: World, experts: int, case: list[Any], steps: int, micro: int) -> dict[str, Any]:

@@ -144,6 +144,25 @@ def test_recomputed_compiled_and_offloaded_engines_train_shared_experts_alike(op
         assert_close(rows, expected)
 
 
+TILED = [{"tiles": 3}, {"tiles": 3, "checkpointing": "full"}]
+
+
+@pytest.mark.long
+def test_tiles_of_tokens_pass_shared_experts_with_one_exchange_a_tile():
+    (expected,) = run_shared("options_of", 1, 1, {"options": [{}], "micro": 12})[0]
+    for experts, world_size in ((2, 2), (2, 4)):
+        for rows in run_shared("options_of", world_size, experts, {"options": TILED, "micro": 3})[0]:
+            assert_close(rows, expected)
+
+
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_tiles_without_tokens_take_part_in_every_exchange(stage):
+    """Rank 0 has 5 tokens and rank 1 has 48, in 8 tiles each."""
+    alone, *_ = run_in_ranks(f"{WORKERS}:uneven_tiles", 1, {"experts": 1, "stage": 0, "tiles": 1})
+    for found in run_in_ranks(f"{WORKERS}:uneven_tiles", 2, {"experts": 2, "stage": stage, "tiles": 8}):
+        assert found == pytest.approx(alone, rel=1e-5)
+
+
 @pytest.mark.long
 def test_frozen_experts_stay_those_of_each_rank():
     frozen = {"options": [{"finetune": "freeze"}]}

@@ -93,9 +93,8 @@ def test_ranks_that_share_rows_are_one_share_of_the_batch():
         (2, {"zero_stage": 0}, MIXTURE, r"by a norm without experts at zero_stage=0 in bf16; use .*=1, 2 or 3, or"),
         (2, {"zero_stage": 3, "zero_hpz": 2}, MIXTURE, r"and engine\.zero_hpz=2 shard .*; use engine\.zero_hpz=1"),
         (2, {"precision": "fp16"}, MIXTURE, r"was not tried with engine\.precision=fp16; use engine\.precision=bf16$"),
-        (2, {"feedforward_tiles": 4}, MIXTURE, r"often on each rank, .*=4 may not; use engine\.feedforward_tiles=1$"),
     ],
-    ids=["dense", "recurrent", "count", "ddp", "norm", "nodes", "fp16", "tiles"],
+    ids=["dense", "recurrent", "count", "ddp", "norm", "nodes", "fp16"],
 )
 def test_what_cannot_share_experts_is_refused_with_the_reason(ranks, engine, of, message):
     with pytest.raises(ValueError, match=message):

@@ -10,8 +10,10 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
+from pretrain.model.feedforward import MixtureOfExperts
 from pretrain.objective import build_loss
 from pretrain.plan.activations import activation_bytes
+from pretrain.plan.roofline import routed_bytes
 from pretrain.plan.task import TrainingTask
 from pretrain.types import Batch
 
@@ -117,3 +119,33 @@ def test_what_tiles_keep_and_need_falls_as_planned(mode, experts):
 def test_the_peak_of_tiles_grows_with_the_row_and_not_with_its_square():
     peaks = [measured(8, "full", length, ff_width=768)[1] for length in (1024, 2048)]
     assert peaks[1] == pytest.approx(2 * peaks[0], rel=0.05)
+
+
+@pytest.mark.parametrize("tiles", [1, 4])
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_experts_over_ranks_exchange_what_is_planned(mode, tiles):
+    """Rows of a rank of two, in every pass, with the counts of rows before them."""
+    config, engine, model = model_of(tiles, mode, **STACKS["experts"])
+    passed = []
+
+    class Exchange(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, rows_RD):
+            passed.append(rows_RD.nbytes)
+            return rows_RD.clone()
+
+        @staticmethod
+        def backward(ctx, grad_RD):
+            passed.append(grad_RD.nbytes)
+            return grad_RD
+
+    def send(rows_RD, sizes_E, run):
+        passed.append(sizes_E.nbytes)
+        return Exchange.apply(run(Exchange.apply(rows_RD), sizes_E.cumsum(0, dtype=torch.int32)))
+
+    for layer in model.modules():
+        if isinstance(layer, MixtureOfExperts):
+            layer.send = send
+    results(model, length=48)
+    task = TrainingTask(config, RowLengths(48, 48), experts=2)
+    assert routed_bytes(task, engine, micro=3) == sum(passed)
