@@ -128,8 +128,9 @@ class CrossEntropy(NamedTuple):
 class ChunkLoss(NamedTuple):
     """Sums over the targets of P tokens, and intermediate values for the gradient of their logits.
 
-    `exp_PV` is exp(z - largest z) in fp32 or fp64, `total_P1` its sum, `log_total_P1` log Z, and
-    `cap_grad_PV` the derivative of the soft cap; None without a cap or without `needs_grad`.
+    `exp_PV` is exp(z - largest z) in fp32 or fp64, `total_P1` its sum, `log_total_P1` log Z (None
+    without a z-loss and label smoothing), and `cap_grad_PV` the derivative of the soft cap; None
+    without a cap or without `needs_grad`.
     """
 
     loss: Tensor
@@ -137,7 +138,7 @@ class ChunkLoss(NamedTuple):
     num_correct: Tensor
     exp_PV: Tensor
     total_P1: Tensor
-    log_total_P1: Tensor
+    log_total_P1: Tensor | None
     cap_grad_PV: Tensor | None
 
 
@@ -162,12 +163,15 @@ def score_chunk(
     largest_P1, first_P1 = logits_PV.max(dim=1, keepdim=True)
     exp_PV = logits_PV.sub_(largest_P1).exp_()
     total_P1 = exp_PV.sum(dim=1, keepdim=True)
-    log_total_P1 = total_P1.log() + largest_P1
-    nll_P1 = log_total_P1 - at_target_P1
+    # The difference of logits first: log Z - z_target would round a loss near 0 like the logits.
+    nll_P1 = total_P1.log() - (at_target_P1 - largest_P1)
+    log_total_P1 = None
+    if form.z_loss or mean_P1 is not None:
+        log_total_P1 = total_P1.log() + largest_P1
     loss_P1 = nll_P1
-    if mean_P1 is not None:
+    if mean_P1 is not None and log_total_P1 is not None:
         loss_P1 = torch.lerp(nll_P1, log_total_P1 - mean_P1, form.label_smoothing)
-    if form.z_loss:
+    if form.z_loss and log_total_P1 is not None:
         loss_P1 = loss_P1 + form.z_loss * log_total_P1.square()
     ignored_P1 = targets_P1 == IGNORE_INDEX
     loss_P1, nll_P1 = (torch.where(ignored_P1, 0, values_P1) for values_P1 in (loss_P1, nll_P1))
@@ -190,7 +194,7 @@ def grad_of_chunk(
     The division by the softmax's denominator comes last, in one pass with the rounding to `dtype`.
     """
     grad_PV = chunk.exp_PV
-    if form.z_loss:
+    if form.z_loss and chunk.log_total_P1 is not None:
         grad_PV.mul_(1 + 2 * form.z_loss * chunk.log_total_P1)
     at_target_P1 = (form.label_smoothing - 1) * chunk.total_P1
     if mixed_P2 is not None:

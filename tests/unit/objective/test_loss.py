@@ -320,3 +320,16 @@ def test_two_targets_of_a_position_are_the_cross_entropy_of_their_distribution(o
                 total += weight * value
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_a_small_loss_is_not_rounded_like_its_logits():
+    generator = torch.Generator().manual_seed(0)
+    # Around 100, where neighbours in fp32 lie 7.6e-6 apart.
+    logits_PV = 100 + torch.randn(96, 37, generator=generator)
+    targets_P = torch.randint(37, (96,), generator=generator)
+    logits_PV.scatter_(1, targets_P[:, None], 110 + torch.rand(96, 1, generator=generator))
+    found = linear_cross_entropy(logits_PV, torch.eye(37), targets_P, vocab_size=37)
+    expected = functional.cross_entropy(logits_PV.double(), targets_P, reduction="none")
+    assert found.nll_P is not None and expected.max() < 0.01
+    # The denominator is a sum of fp32 values just above 1: a few units of 1.2e-7.
+    torch.testing.assert_close(found.nll_P.double(), expected, rtol=0, atol=4e-7)
