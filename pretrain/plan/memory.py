@@ -131,6 +131,9 @@ def bytes_per_parameter(
 _ALL_REDUCED = 500_000_000
 """Gradients that DeepSpeed copies and reduces at once at stage 0 (`MEMORY_OPT_ALLREDUCE_SIZE`)."""
 
+_SUB_GROUP = 1_000_000_000
+"""Values of a rank that stage 3 updates at once (`sub_group_size`, DeepSpeed's default)."""
+
 _CONTEXT_BYTES = 600 * 2**20
 _NCCL_BYTES = 500 * 2**20
 _FRAGMENTED = 0.03
@@ -142,7 +145,7 @@ class RankMemory:
     """Peak bytes on the device of one rank."""
 
     weights: int  # working weights, and a node's copy of them (`engine.zero_hpz`)
-    gradients: int  # gradients between micro-batches
+    gradients: int  # gradients between micro-batches, and fp32 copies in the update at stage 3
     optimizer: int  # master weights, moments, and the average of the weights
     gathered: int  # whole weights at stage 3, and the whole gradients that are on their way
     activations: int  # activations of a micro-batch, and of the block that is computed again
@@ -213,7 +216,7 @@ def _phases(
     found: RankMemory,
     kept: ActivationBytes,
 ) -> list[RankMemory]:
-    """Returns the peaks of stage 3: in the head's loss, in the blocks' backward pass, and after it.
+    """Returns the peaks of stage 3: in the loss, in and after the backward pass of blocks, in the update.
 
     `found` has the whole working memory of the loss. Whole weights and gradients come and go, and of
     a large model they are more than all the rest; that of the head is reduced before the blocks' are
@@ -225,7 +228,22 @@ def _phases(
     in_loss = replace(found, gathered=whole["loss"], activations=kept.kept)
     in_blocks = replace(found, gathered=whole["blocks"], activations=kept.peak - kept.loss, loss=0)
     at_end = replace(found, gathered=whole["end"], activations=kept.ends, loss=0)
-    return [in_loss, in_blocks, at_end]
+    phases = [in_loss, in_blocks, at_end]
+    if engine.offload_optimizer == "none":
+        updated = update_bytes(task.values.trained, engine.gradient_bytes, cluster.size)
+        in_update = replace(found, gradients=found.gradients + updated, activations=0, loss=0)
+        phases.append(in_update)
+    return phases
+
+
+def update_bytes(trained: int, gradient_bytes: int, world_size: int) -> int:
+    """Returns the bytes of gradients that an update at stage 3 makes beside those that are kept.
+
+    They are a rank's share of `trained` values in fp32, at most a group of DeepSpeed's at a time,
+    and before they are converted from 16 bits, where kept ones are, once more in these.
+    """
+    copies = 4 + (gradient_bytes if gradient_bytes < 4 else 0)
+    return copies * min(_SUB_GROUP, trained // world_size)
 
 
 def chunk_logits(gpu_bytes: int) -> int:

@@ -1,10 +1,12 @@
 """What the ranks of the tests of `plan` do: train under each ZeRO stage, and count the tensors that are held."""
 
+import contextlib
 import gc
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
@@ -52,13 +54,25 @@ def bytes_tuned(
     return found
 
 
+def bytes_in_update(world: World, cases: list[list[Any]], depths: list[int]) -> list[list[list[int]]]:
+    """Returns the same of the moment at which the optimizer has the gradients of its largest group."""
+    return [[_held(world, case, depth, in_update=True) for depth in depths] for case in cases]
+
+
 def decoder_of(depth: int) -> dict[str, Any]:
     """A model of so many blocks."""
     size = {"layers": depth, "width": 128, "heads": 4, "kv_heads": 4, "head_width": 32, "ff_width": 384}
     return {**MODEL, "decoder": size}
 
 
-def _held(world: World, case: list[Any], depth: int, finetune: str = "full", folder: Path | None = None) -> list[int]:
+def _held(
+    world: World,
+    case: list[Any],
+    depth: int,
+    finetune: str = "full",
+    folder: Path | None = None,
+    in_update: bool = False,
+) -> list[int]:
     before = held_bytes()
     micro = ROWS // world.size // 3
     engine = build(world, *case, micro=micro, model=decoder_of(depth), finetune=finetune)
@@ -72,7 +86,15 @@ def _held(world: World, case: list[Any], depth: int, finetune: str = "full", fol
     engine.forward_backward(batches[0], 1e-3, False)
     held = held_bytes() - before
     engine.forward_backward(batches[1], 1e-3, True)
-    engine.update(1e-3)
+    stepped = []
+
+    def count(*_: Any) -> None:
+        stepped.append(held_bytes() - before)
+
+    with contextlib.ExitStack() as stack:
+        if in_update:
+            stack.callback(register_optimizer_step_pre_hook(count).remove)
+        engine.update(1e-3)
     if folder is not None:
         CheckpointManager(folder, 2, world, {}).save(engine.state, TrainState(step=1, optimizer_step=1))
-    return [numbers, held]
+    return [numbers, max(stepped, default=held)]

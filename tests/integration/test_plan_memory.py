@@ -5,7 +5,7 @@ import pytest
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.model import parse_model
 from pretrain.config.presets import expand_preset
-from pretrain.plan.memory import STATE_BYTES, bytes_per_parameter, state_bytes
+from pretrain.plan.memory import STATE_BYTES, bytes_per_parameter, state_bytes, update_bytes
 from pretrain.plan.params import Values, count_values, plan_trained
 from tests.helpers.ranks import run_in_ranks
 from tests.integration.plan_workers import decoder_of
@@ -34,6 +34,22 @@ def test_two_ranks_hold_what_is_planned():
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_stage_holds_what_is_planned(world_size):
     check_state(world_size, [*STAGES, ["single" if world_size == 1 else "ddp", 0, "fp32"]])
+
+
+@pytest.mark.long
+def test_an_update_at_stage_3_makes_the_gradients_that_are_planned():
+    cases = [["deepspeed", 3, "fp32"], ["deepspeed", 3, "bf16"]]
+    arguments = {"cases": cases, "depths": DEPTHS}
+    for rows in run_in_ranks("tests.integration.plan_workers:bytes_in_update", 2, arguments, timeout=None):
+        for (_, stage, precision), ((few, shallow), (many, deep)) in zip(cases, rows, strict=True):
+            made = update_bytes(many, 4, 2) - update_bytes(few, 4, 2)  # after they were converted
+            planned = bytes_per_parameter(stage, precision, 2).total + made / (many - few)
+            assert (deep - shallow) / (many - few) == pytest.approx(planned, rel=0.02), precision
+
+
+def test_gradients_of_16_bits_are_there_twice_while_an_update_converts_them():
+    assert update_bytes(10**6, 2, 4) == 6 * 250_000 and update_bytes(10**6, 4, 4) == 4 * 250_000
+    assert update_bytes(10**11, 4, 10) == 4 * 10**9  # a group of DeepSpeed's at a time
 
 
 @pytest.mark.long
