@@ -38,6 +38,10 @@ def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
             )
         vocab_size = index.vocab_size  # tokens were added to those of the model: the tables grow
     special = fill_special(config.model.special_tokens, dataset)
+    for name in ("encoder", "decoder"):
+        if special.pad is None and getattr(getattr(config.model, name), "position_offset", 0) == "pad":
+            what = f"model.{name}.position_offset=pad needs a padding token, which the tokenizer of the shards lacks"
+            raise ConfigError(what, where=str(dataset.sources[0].folder), fix="give the offset as a number")
     vocab_size = vocab_size or (index.vocab_size if index.has_tokenizer else None)
     model = config.model.model_copy(update={"vocab_size": vocab_size, "special_tokens": special})
     if index.labels and config.model.head.kind == "labels":

@@ -151,6 +151,22 @@ BERT = Architecture(
 )
 """Devlin et al. 2019, 3 and appendix A.2; eps and initialization as released."""
 
+ROBERTA = Architecture(
+    ("encoder",),
+    BERT.stack | {"norm_eps": 1e-5, "token_types": 1, "position_offset": "pad"},
+    BERT.ends,
+)
+"""Liu et al. 2019, as released: positions begin after the id of padding, 1."""
+
+XLM_ROBERTA = ROBERTA._replace(ends=ROBERTA.ends | {"family": "xlm-roberta"})
+"""Conneau et al. 2020, 3, as released."""
+
+DISTILBERT = BERT._replace(stack=BERT.stack | {"token_types": 0})
+"""Sanh et al. 2019, 3."""
+
+ELECTRA = BERT._replace(ends=BERT.ends | {"family": "electra"})
+"""Clark et al. 2020, 3 and appendix A: a BERT but for the width of the smallest one's tables."""
+
 MODERNBERT = Architecture(
     ("encoder",),
     {

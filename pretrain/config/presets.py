@@ -10,6 +10,8 @@ from typing import Any
 from pretrain.config.architectures import (
     BERT,
     DEEPSEEK_V3,
+    DISTILBERT,
+    ELECTRA,
     GPT2,
     GPT_OSS,
     IMAGENET,
@@ -24,11 +26,13 @@ from pretrain.config.architectures import (
     QWEN2,
     QWEN3,
     QWEN3_MOE,
+    ROBERTA,
     STARCODER2,
     T5,
     T5_V1_1,
     TRANSFORMER,
     VIT,
+    XLM_ROBERTA,
     Architecture,
     Values,
 )
@@ -183,6 +187,21 @@ PRESETS: dict[str, Values] = {
     "bert-large": _model(BERT, 24, 1024, 16, 4096),
     # Turc et al. 2019, table 1.
     "bert-tiny": _model(BERT, 2, 128, 2, 512),
+    # Liu et al. 2019, 4.1; Conneau et al. 2020, 3.
+    "roberta-base": _model(ROBERTA, 12, 768, 12, 3072),
+    "roberta-large": _model(ROBERTA, 24, 1024, 16, 4096),
+    "roberta-tiny": _model(ROBERTA, 2, 64, 4, 256, max_seq_len=128),
+    "xlm-roberta-base": _model(XLM_ROBERTA, 12, 768, 12, 3072),
+    "xlm-roberta-large": _model(XLM_ROBERTA, 24, 1024, 16, 4096),
+    "xlm-roberta-tiny": _model(XLM_ROBERTA, 2, 64, 4, 256, max_seq_len=128),
+    # Sanh et al. 2019, 3.
+    "distilbert-base": _model(DISTILBERT, 6, 768, 12, 3072),
+    "distilbert-tiny": _model(DISTILBERT, 2, 64, 4, 256, max_seq_len=128),
+    # Clark et al. 2020, table 6.
+    "electra-small": _model(ELECTRA, 12, 256, 4, 1024, embedding_width=128),
+    "electra-base": _model(ELECTRA, 12, 768, 12, 3072),
+    "electra-large": _model(ELECTRA, 24, 1024, 16, 4096),
+    "electra-tiny": _model(ELECTRA, 2, 64, 4, 256, max_seq_len=128, embedding_width=32),
     # Warner et al. 2024, 2.1.3.
     "modernbert-base": _model(MODERNBERT, 22, 768, 12, 1152),
     "modernbert-large": _model(MODERNBERT, 28, 1024, 16, 2624),

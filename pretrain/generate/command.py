@@ -63,7 +63,7 @@ def fill_masks(model: LanguageModel, codec: Codec, text: str, top_k: int = 5, *,
         ConfigError: The model fills no masks, the tokenizer has no mask token, the text has none or
             is too long.
     """
-    if model.is_causal or model.head is None or model.head.scores_labels:
+    if model.is_causal or model.head is None or not model.head.scores_ids:
         kind = "with a decoder" if model.is_causal else "without a language model's head"
         fix = "use one of an encoder with such a head"
         if model.head is not None and model.head.scores_labels:

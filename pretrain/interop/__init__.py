@@ -3,7 +3,7 @@
 An export takes the first that represents a model exactly.
 """
 
-from pretrain.interop.bert import BERT
+from pretrain.interop.bert import BERT, DISTILBERT, ELECTRA, ROBERTA, XLM_ROBERTA
 from pretrain.interop.decoders.deepseek import DEEPSEEK_V3
 from pretrain.interop.decoders.gpt2 import GPT2
 from pretrain.interop.decoders.gpt_oss import GPT_OSS
@@ -17,6 +17,7 @@ from pretrain.interop.vit import CAPTIONER, DEIT, MAE, VIT
 
 _ALL = (
     *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, OLMOE, GPT_OSS, DEEPSEEK_V3, STARCODER2),
-    *(BERT, MODERNBERT, T5, MARIAN, VIT, DEIT, MAE, CAPTIONER),
+    *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, MODERNBERT),
+    *(T5, MARIAN, VIT, DEIT, MAE, CAPTIONER),
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

@@ -14,13 +14,14 @@ _SHOWN = 6
 def choose_family(config: ModelConfig, name: str | None = None) -> Family:
     """Returns the first family that represents a model exactly, `vocab_size` filled in.
 
-    With `name` only that family is tried. Raises ConfigError, which names the nearest family and
-    the keys in which it differs.
+    With `name` only that family is tried; without, `config.family` before the others. Raises
+    ConfigError, which names the nearest family and the keys in which it differs.
     """
     if name is not None and name not in FAMILIES:
         raise ConfigError(f"unknown family {name!r}", fix=f"use one of {', '.join(FAMILIES)}")
     found: list[tuple[bool, list[str], str]] = []
-    for family in FAMILIES.values() if name is None else [FAMILIES[name]]:
+    tried = sorted(FAMILIES.values(), key=lambda family: family.model_type != config.family)
+    for family in tried if name is None else [FAMILIES[name]]:
         different = differences(config, family)
         if not different:
             return family
@@ -44,7 +45,8 @@ def differences(config: ModelConfig, family: Family) -> list[str]:
         return [f"no such model: {family.model_type} reads {family.reads}, not {config.reads}"]
     names = frozenset(name for weight in family.weights(config) for name, _ in weight.theirs)
     try:
-        theirs = facts(family.read_config(family.write_config(config), names))
+        written = family.write_config(config) | {"architectures": [family.architecture(config)]}
+        theirs = facts(family.read_config(written, names))
     except ConfigError as error:
         return [f"no such model: {error.what}"]
     ours = facts(config)
@@ -71,20 +73,26 @@ def facts(config: ModelConfig) -> dict[str, Any]:
         stack = getattr(config, name)
         if stack is not None:
             found |= {f"{name}.{key}": value for key, value in _stack_facts(stack).items()}
+            if stack.position == "learned":
+                found[f"{name}.position_offset"] = config.first_position(name)
     if config.input is not None:
         of_input = ("kind", "image", "size", "channels", "class_token", "registers")
         found |= {f"input.{key}": getattr(config.input, key) for key in of_input}
-    keys = ["vocab_size", "max_seq_len", "tied_embeddings", "scaled_embeddings", "pooler"]
-    keys += ["ngram_embeddings"]
+    keys = ("vocab_size", "max_seq_len", "tied_embeddings", "scaled_embeddings", "ngram_embeddings")
+    keys += ("pooler", "pooler_activation")
     found |= {key: getattr(config, key) for key in keys} | {"head.kind": config.head.kind}
     if config.head.kind == "lm":
         of_head = ("transform", "bias", "scaled", "soft_cap")
         found |= {f"head.{key}": getattr(config.head, key) for key in of_head}
     if config.head.kind == "pixels":
         found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias")}
+    if config.head.kind in ("spans", "choices", "replaced"):
+        found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias", "mean")}
     if config.head.kind == "labels":
         found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias", "mean")}
         found["head.labels"] = tuple(config.head.labels)
+    if config.head.transform:
+        found["head.activation"] = config.head.activation or config.last_stack.activation
     return found
 
 
@@ -107,10 +115,10 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     if stack.position == "sinusoidal":
         keys.append("sinusoid")
     if stack.position == "relative":
-        keys += ["relative_buckets", "relative_max_distance"]
+        keys += ["relative_buckets", "relative_max_distance", "relative_shared"]
     found = {key: getattr(stack, key) for key in keys}
     found |= _expert_facts(stack)
-    found |= {"kv_heads": stack.num_kv_heads, "head_width": stack.per_head_width}
+    found |= {"embedding_width": stack.table_width, "kv_heads": stack.num_kv_heads, "head_width": stack.per_head_width}
     latent = stack.latent.model_dump() if stack.latent else {}
     found |= {f"latent.{key}": value for key, value in latent.items()} or {"latent": None}
     found["qkv_bias"] = stack.has_qkv_bias

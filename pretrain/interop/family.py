@@ -40,6 +40,8 @@ class Weight:
         order: Each run of so many rows of ours has the rows of a run of theirs in this order. Empty:
             theirs.
         interleaved: Outputs of a fused tensor alternate between the halves of ours, gate and up.
+        unread: Further names under which an export writes the whole of it: tensors of a class of
+            theirs that it does not use. Not read, and `Family.ignored` need not name them.
     """
 
     ours: str
@@ -51,6 +53,7 @@ class Weight:
     fused: int = 0
     interleaved: bool = False
     order: tuple[int, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,49 +1,83 @@
-"""Heads of classifiers in Hugging Face's terms: names of labels, and the labelled unit.
+"""Heads of classes of Hugging Face that score something else than a vocabulary, by the unit that is scored.
 
-    ...ForSequenceClassification    a label for a text
-    ...ForTokenClassification       a label for a word, at its first token
-    ...ForImageClassification       a label for an image
+    ...ForSequenceClassification    a label for a text                          head.kind labels
+    ...ForTokenClassification       a label for a word, at its first token      labels
+    ...ForImageClassification       a label for an image                        labels
+    ...ForQuestionAnswering         where the answer begins and ends in a text  spans
+    ...ForMultipleChoice            a score for each answer                     choices
+    ...ForPreTraining (ELECTRA)     whether a token was replaced                replaced
 
-Theirs always have a bias. Only mutually exclusive labels are supported: a regression (one score)
-and labels of which several may be right are refused.
+Theirs always have a bias, but those of decoders. Only mutually exclusive labels are supported: a
+regression (one score) and labels of which several may be right are refused.
 """
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pretrain.config.model import HeadConfig
+from pretrain.config.model import HeadConfig, ModelConfig
 from pretrain.interop.family import Weight, affine
 from pretrain.interop.fields import CONFIG, Fields, read_object, refusal
 
 TEXTS, WORDS = "ForSequenceClassification", "ForTokenClassification"
 IMAGES = "ForImageClassification"
+SPANS, CHOICES, REPLACED = "ForQuestionAnswering", "ForMultipleChoice", "ForPreTraining"
+_KINDS: dict[str, Literal["spans", "choices", "replaced"]] = {SPANS: "spans", CHOICES: "choices", REPLACED: "replaced"}
+"""Classes whose head is not of labels, and its kind."""
 _LAYER = "classifier"
 _SINGLE = "single_label_classification"
 
 
-def find_classifier(fields: Fields, names: frozenset[str], prefix: str, pooler: str = "") -> str | None:
-    """Returns the labelled unit, `TEXTS` or `WORDS`; None: the model is no classifier.
+def find_unit(fields: Fields, names: frozenset[str], prefix: str, units: Mapping[str, Collection[str]]) -> str | None:
+    """Returns the class, without `prefix`, of a model that scores no vocabulary; None: it is no such model.
 
-    Without `architectures`, the pooler of a family that has one for texts decides. Raises
-    ConfigError for a class that uses a layer of this name for something else.
+    `units` are the tensors of each class above its stack. Where config.json does not name a class,
+    it is the first whose tensors are all there. Raises ConfigError where it names one that is none
+    of these, although it has such tensors.
     """
-    for kind in (TEXTS, WORDS):
-        if fields.claims(prefix + kind):
-            return kind
-    if f"{_LAYER}.weight" not in names:
-        return None
-    if claimed := fields.values.get("architectures"):
-        known = f"of classes with a classifier, {prefix}{TEXTS} and {WORDS} are known"
+    for unit in units:
+        if fields.claims(prefix + unit):
+            return unit
+    found = next((unit for unit, tensors in units.items() if tensors and names.issuperset(tensors)), None)
+    if found and (claimed := fields.values.get("architectures")):
+        known = f"of classes with a head over something else than a vocabulary, {prefix}{', '.join(units)} are known"
         raise refusal("architectures", claimed, known)
-    return WORDS if pooler and pooler not in names else TEXTS
+    return found
 
 
-def read_label_head(fields: Fields, *, dropout: float, **options: bool) -> HeadConfig:
-    """Returns the head of a classifier, with further `options` of `HeadConfig`.
+def unit_of(config: ModelConfig) -> str:
+    """Returns the class, without its prefix, of a model of text; empty: it scores a vocabulary or nothing."""
+    if config.head.kind == "labels":
+        return TEXTS if config.pooler else WORDS
+    return next((unit for unit, kind in _KINDS.items() if kind == config.head.kind), "")
 
-    `dropout` is the default of `classifier_dropout`. Raises ConfigError where labels are not
-    mutually exclusive, or have no names.
+
+def read_label_head(
+    fields: Fields,
+    unit: str = TEXTS,
+    *,
+    dropout: float,
+    key: str = "classifier_dropout",
+    transform: bool = False,
+    mean: bool = False,
+) -> HeadConfig:
+    """Returns the head of a class; `transform` and `mean` are those of `HeadConfig`.
+
+    `dropout` is the default of `key`; without a key there is none. Raises ConfigError where labels
+    are not mutually exclusive, or have no names.
     """
+    rate = dropout if not key or fields.values.get(key) is None else fields.number(key)
+    if unit in _KINDS:
+        if unit == SPANS and len(names := fields.section("id2label")) not in (0, 2):
+            raise refusal("id2label", names, "two scores of a token are needed, those of a beginning and of an end")
+        return HeadConfig(
+            kind=_KINDS[unit], bias=True, dropout=rate if key else 0.0, transform=transform or unit == REPLACED
+        )
+    labels = _read_labels(fields)
+    return HeadConfig(kind="labels", bias=True, labels=labels, dropout=rate, transform=transform, mean=mean)
+
+
+def _read_labels(fields: Fields) -> list[str]:
     if (problem := fields.values.get("problem_type")) not in (None, _SINGLE):
         why = f"only {_SINGLE!r} can be represented: of all labels one is right"
         raise refusal("problem_type", problem, why)
@@ -58,9 +92,7 @@ def read_label_head(fields: Fields, *, dropout: float, **options: bool) -> HeadC
     if len(labels) < 2:
         why = "one score is a regression, not a choice of labels"
         raise refusal("id2label", fields.values.get("id2label"), why)
-    given = fields.values.get("classifier_dropout")
-    rate = dropout if given is None else fields.number("classifier_dropout")
-    return HeadConfig(kind="labels", bias=True, labels=labels, dropout=rate, **options)
+    return labels
 
 
 def write_label_names(head: HeadConfig) -> dict[str, Any]:
@@ -71,9 +103,9 @@ def write_label_names(head: HeadConfig) -> dict[str, Any]:
     return {"id2label": {str(number): name for name, number in numbers.items()}, "label2id": numbers}
 
 
-def label_weights(head: HeadConfig) -> list[Weight]:
-    """Returns weight and bias of a head over labels."""
-    return affine("", "", {"head": {_LAYER: len(head.labels)}}, bias=True)
+def score_weights(head: HeadConfig, layer: str = _LAYER) -> list[Weight]:
+    """Returns weight and bias of a head over something else than a vocabulary, of this name in theirs."""
+    return affine("", "", {"head": {layer: head.num_scores}}, bias=True)
 
 
 def labelled_by(folder: Path) -> str | None:

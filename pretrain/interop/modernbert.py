@@ -9,7 +9,7 @@ from typing import Any
 from pretrain.config.model import HeadConfig, ModelConfig
 from pretrain.interop.family import Family, Weight, affine, table
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
-from pretrain.interop.label_names import TEXTS, find_classifier, label_weights, read_label_head, write_label_names
+from pretrain.interop.label_names import TEXTS, WORDS, find_unit, read_label_head, score_weights, write_label_names
 
 _STACK: Keys = {
     "num_hidden_layers": ("layers", 22),
@@ -33,7 +33,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     fields = Fields(values)
-    labelled = find_classifier(fields, names, "ModernBert")
+    labelled = find_unit(fields, names, "ModernBert", {TEXTS: ("classifier.weight",), WORDS: ()})
     masked = not labelled and ("head.dense.weight" in names or fields.claims("ModernBertForMaskedLM"))
     transform = masked or labelled is not None
     stack = fields.read(_STACK)
@@ -175,7 +175,7 @@ def _weights(config: ModelConfig) -> list[Weight]:
     head = {"transform": {"dense": width}, "norm": {"norm": width}}
     weights += affine("head.", "head.", head, bias=bias)
     if config.head.kind == "labels":
-        return weights + label_weights(config.head)
+        return weights + score_weights(config.head)
     if not config.tied_embeddings:
         weights.append(table("head.weight", "decoder.weight", config.vocab_size))
     if config.head.bias:

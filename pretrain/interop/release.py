@@ -84,9 +84,10 @@ class Release:
         self._weights = {weight.ours: weight for weight in family.weights(config)}
         assert self._weights.keys() == self.shapes.keys(), self._weights.keys() ^ self.shapes.keys()
         read = {theirs for weight in self._weights.values() for theirs, _ in weight.theirs}
+        unused = {theirs for weight in self._weights.values() for theirs in weight.unread}
         patterns = [re.compile(pattern) for pattern in family.ignored]
         left = spelled.keys() - read
-        unread = {name for name in left if any(pattern.fullmatch(name) for pattern in patterns)}
+        unread = {name for name in left if name in unused or any(pattern.fullmatch(name) for pattern in patterns)}
         self.ignored = sorted(spelled[name] for name in unread)
         self._files = files
         self._spelled = {name: raw for name, raw in spelled.items() if name not in unread}

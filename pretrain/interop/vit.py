@@ -19,7 +19,7 @@ from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.interop.decoders.gpt2 import gpt2_weights, read_gpt2, write_gpt2
 from pretrain.interop.family import Family, Weight, affine
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
-from pretrain.interop.label_names import IMAGES, label_weights, read_label_head, write_label_names
+from pretrain.interop.label_names import IMAGES, read_label_head, score_weights, write_label_names
 from pretrain.model.position import sinusoids_2d
 
 _STACK: Keys = {
@@ -149,7 +149,7 @@ def _weights(config: ModelConfig, *, kind: str) -> list[Weight]:
     if config.pooler:
         weights += affine("", f"{kind}.", {"pooler": {_POOLER: width}}, bias=True)
     if config.head.kind == "labels":
-        weights += label_weights(config.head)
+        weights += score_weights(config.head)
     return weights
 
 

@@ -30,7 +30,7 @@ from pretrain.interop.fields import (
     write_preprocessor,
     write_tokens,
 )
-from pretrain.interop.label_names import IMAGES, TEXTS, WORDS
+from pretrain.interop.label_names import CHOICES, IMAGES, REPLACED, SPANS, TEXTS, WORDS
 from pretrain.interop.tensors import FILE_NAME, Shape, their_shapes, to_theirs
 from pretrain.utils.io import new_folder, write_chunks, write_file, write_json
 from pretrain.utils.log import redact
@@ -47,6 +47,9 @@ _USAGES = {
     TEXTS: ("text-classification", f"AutoModel{TEXTS}"),
     WORDS: ("token-classification", f"AutoModel{WORDS}"),
     IMAGES: ("image-classification", f"AutoModel{IMAGES}"),
+    SPANS: ("question-answering", f"AutoModel{SPANS}"),
+    CHOICES: ("multiple-choice", f"AutoModel{CHOICES}"),
+    REPLACED: ("feature-extraction", f"AutoModel{REPLACED}"),
     "images": ("image-feature-extraction", "AutoModel"),
     "pixels": ("image-feature-extraction", "AutoModelForPreTraining"),
     "captions": ("image-to-text", "VisionEncoderDecoderModel"),
@@ -131,7 +134,7 @@ def write_release(
         DiskError: The disk refused; nothing is left under `out`.
     """
     if (released := as_released(config)) != config:
-        own, zeros = read, torch.zeros(len(config.head.labels))
+        own, zeros = read, torch.zeros(config.head.num_scores)
         config, read = released, lambda name: zeros if name == "head.bias" else own(name)
     chosen = choose_family(config, family)
     constants = chosen.constants(config) if chosen.constants else {}
@@ -175,8 +178,8 @@ def write_release(
 
 
 def as_released(config: ModelConfig) -> ModelConfig:
-    """Returns the config with a bias in a head over labels, as every class of theirs has one; of zeros if it is new."""
-    if config.head.kind != "labels" or config.head.bias:
+    """Returns the config with a bias in a head that scores no ids, as their classes have; of zeros if new."""
+    if not config.head.num_scores or config.head.bias:
         return config
     return config.model_copy(update={"head": config.head.model_copy(update={"bias": True})})
 
@@ -196,7 +199,9 @@ def model_card(
     kind = "none" if config.head.kind == "none" else config.shape
     kind = ("pixels" if config.restores else "images") if config.input is not None else kind
     kind = "captions" if config.captions else kind
-    kind = next((unit for unit in (TEXTS, WORDS, IMAGES) if architecture.endswith(unit)), kind)
+    kind = next(
+        (unit for unit in (TEXTS, WORDS, IMAGES, SPANS, CHOICES, REPLACED) if architecture.endswith(unit)), kind
+    )
     task, auto_class = _USAGES[kind]
     stacks = filter(None, (config.encoder, config.decoder))
     layers = "+".join(str(stack.layers) for stack in stacks)
@@ -259,9 +264,11 @@ class _ShardPlan:
         assert sorted(weight.ours for weight in weights) == sorted(shapes)
         self._shapes: dict[str, dict[str, Shape]] = {}
         self._shards: list[list[Weight]] = []
-        self.total_bytes = room = 0
+        self.total_bytes = self.num_parameters = room = 0
         for weight in weights:
             theirs = their_shapes(weight, shapes[weight.ours])
+            self.num_parameters += sum(map(prod, theirs.values()))
+            theirs |= dict.fromkeys(weight.unread, next(iter(theirs.values())))
             self._shapes[weight.ours] = {name[self._cut :]: shape for name, shape in theirs.items()}
             size = sum(prod(shape) for shape in theirs.values()) * dtype.itemsize
             if not self._shards or size > room:
@@ -270,7 +277,6 @@ class _ShardPlan:
             self._shards[-1].append(weight)
             self.total_bytes += size
             room -= size
-        self.num_parameters = self.total_bytes // dtype.itemsize
         for name, values in constants.items():
             self._shapes[name] = {name: tuple(values.shape)}
             self._shards[-1].append(Weight(name, ((name, len(values)),)))
@@ -309,7 +315,8 @@ class _ShardPlan:
                 # One parameter at a time is in memory.
                 constant = self._constants.get(weight.ours)
                 made = [] if constant is None else [(weight.ours, constant)]
-                for name, tensor in made or to_theirs(weight, read(weight.ours)):
+                made = made or to_theirs(weight, read(weight.ours))
+                for name, tensor in [*made, *((copy, made[0][1]) for copy in weight.unread)]:
                     assert tuple(tensor.shape) == self._shapes[weight.ours][name[self._cut :]], name
                     stored = tensor.detach().to(device="cpu", dtype=self._dtype).contiguous()
                     yield memoryview(stored.view(-1).view(torch.uint8).numpy())

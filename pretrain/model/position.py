@@ -174,16 +174,20 @@ class NoPosition(nn.Module):
 
 
 class LearnedPosition(nn.Module):
-    """A table of `max_seq_len` vectors, added to the stack's input (GPT-2, BERT)."""
+    """A table of `max_seq_len` vectors, added to the stack's input (GPT-2, BERT); before them `first`
+    rows that no position reads (RoBERTa, BART)."""
 
-    def __init__(self, max_seq_len: int, width: int) -> None:
+    def __init__(self, max_seq_len: int, width: int, first: int = 0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(max_seq_len, width))
+        self.weight = nn.Parameter(torch.empty(first + max_seq_len, width))
+        self._first = first
 
     def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1) -> PositionedInput:
         if positions_BT is None:
-            return PositionedInput(x_BTD + self.weight[offset : offset + x_BTD.shape[1]])
-        return PositionedInput(x_BTD + nn.functional.embedding(positions_BT, self.weight))
+            start = self._first + offset
+            return PositionedInput(x_BTD + self.weight[start : start + x_BTD.shape[1]])
+        rows_BT = positions_BT + self._first if self._first else positions_BT
+        return PositionedInput(x_BTD + nn.functional.embedding(rows_BT, self.weight))
 
 
 def sinusoids(length: int, width: int, layout: str) -> Tensor:
@@ -312,9 +316,11 @@ class RelativePosition(nn.Module):
 
 
 def build_position(
-    config: StackConfig, max_seq_len: int, *, causal: bool, patches: PatchesConfig | None = None
+    config: StackConfig, max_seq_len: int, *, causal: bool, first: int = 0, patches: PatchesConfig | None = None
 ) -> nn.Module:
-    """Builds the position module of a stack, called once a forward; `patches`: `model.input`.
+    """Builds the position module of a stack, called once a forward.
+
+    `first` is the row of the first position in a learned table, and `patches` is `model.input`.
 
     It gets the stack's input, the positions of its tokens (None: they follow `offset`, the length
     of the cache), and the number of ranks over which the columns of rows are cut.
@@ -322,7 +328,7 @@ def build_position(
     if config.position == "sinusoidal_2d" and patches is not None:
         return SinusoidalPosition2d(patches, config.width)
     if config.position == "learned":
-        return LearnedPosition(max_seq_len, config.width)
+        return LearnedPosition(max_seq_len, config.table_width, first)
     if config.position == "sinusoidal":
         return SinusoidalPosition(max_seq_len, config.width, config.sinusoid)
     if config.is_rotary:

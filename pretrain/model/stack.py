@@ -35,12 +35,13 @@ from pretrain.model.position import PositionedInput, Rotation, build_position
 from pretrain.types import AttentionMask, Columns
 
 
-def build_norm(config: StackConfig) -> nn.Module:
-    """Builds a norm: RMSNorm (Zhang and Sennrich 2019) or LayerNorm (Ba et al. 2016)."""
+def build_norm(config: StackConfig, width: int | None = None) -> nn.Module:
+    """Builds a norm of the stack's width or another: RMSNorm (Zhang and Sennrich 2019), LayerNorm (Ba et al. 2016)."""
+    width = width or config.width
     # Both are torch's fused functions, with statistics in fp32 for any dtype of the input.
     if config.norm == "rms":
-        return nn.RMSNorm(config.width, eps=config.norm_eps)
-    return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
+        return nn.RMSNorm(width, eps=config.norm_eps)
+    return nn.LayerNorm(width, eps=config.norm_eps, bias=config.bias)
 
 
 def _layer_scale(config: StackConfig) -> nn.Parameter | None:
@@ -198,10 +199,8 @@ _COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.
 
 
 class StackRows(NamedTuple):
-    """Positions, documents and padding of the rows of a stack; fields as in `Batch`.
-
-    `tokens_BT` are read by value embeddings alone.
-    """
+    """Positions, documents and padding of the rows of a stack; fields as in `Batch`. `tokens_BT` are read
+    by value embeddings alone."""
 
     positions_BT: Tensor | None = None
     documents_BT: Tensor | None = None
@@ -259,10 +258,11 @@ class Stack(nn.Module):
             # Cross attention has no positions.
             self.cross_backend = build_backend(engine.attention, replace(needs, bias=False, sinks=False))
         patches = model.patches_of(name)
-        self.position = build_position(config, self.max_seq_len, causal=self.causal, patches=patches)
+        first = model.first_position(name)
+        self.position = build_position(config, self.max_seq_len, causal=self.causal, first=first, patches=patches)
         self.token_type = None
         if config.token_types:
-            self.token_type = nn.Embedding(config.token_types, config.width)
+            self.token_type = nn.Embedding(config.token_types, config.table_width)
         self.residual_scalars = config.residual_scalars
         self.value_residual = config.value_residual
         self.has_experts = config.experts is not None
@@ -271,7 +271,8 @@ class Stack(nn.Module):
         self.value_embedding = nn.ModuleList(
             nn.Embedding(model.padded_vocab_size, value_width) for _ in range(config.value_embeddings)
         )
-        self.input_norm = build_norm(config) if config.input_norm else nn.Identity()
+        self.input_norm = build_norm(config, config.table_width) if config.input_norm else nn.Identity()
+        self.expand = nn.Linear(config.table_width, config.width) if config.embedding_width else nn.Identity()
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList()
         for number in range(config.layers):
@@ -300,7 +301,7 @@ class Stack(nn.Module):
             if types_BT is None:
                 types_BT = torch.zeros(1, 1, dtype=torch.int64, device=x_BTD.device)
             x_BTD = x_BTD + self.token_type(types_BT)
-        x_BTD = self.dropout(self.input_norm(x_BTD))
+        x_BTD = self.expand(self.dropout(self.input_norm(x_BTD)))
         embedded = [embedding(rows.tokens_BT) for embedding in self.value_embedding]
         first: tuple[Tensor, ...] = ()
         input_BTD = x_BTD if self.residual_scalars else None

@@ -35,13 +35,17 @@ HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Any]
 
 
 class Head(nn.Module):
-    """Linear map from D to scores: of the padded vocabulary, or of labels; or to pixels of a patch.
+    """Linear map from D to scores: of the padded vocabulary, of labels, spans, choices or replaced
+    tokens; or to pixels of a patch.
 
-    With `head.transform`, a linear layer, the stack's activation and a norm come before it (BERT
-    and ModernBERT, as released); a head of labels has dropout in between.
+    With `head.transform`, a linear layer, an activation and a norm come before it (BERT and
+    ModernBERT, as released), in the width of tables where that is another (ELECTRA); a head of
+    labels has dropout in between.
 
     Attributes:
+        scores_ids: Scores are of the vocabulary.
         scores_labels: Scores are of labels.
+        summarizes: Scores are of documents, at their first positions.
         num_scores: Rows of `weight` without the padding of a vocabulary.
         soft_cap: Bound of the scores, which a loss must apply too. None: unbounded.
         compiles_loss: The loss is compiled like the blocks (`engine.compile`).
@@ -50,19 +54,23 @@ class Head(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width = config.last_stack.width
+        self.scores_ids = config.head.kind == "lm"
         self.scores_labels = config.head.kind == "labels"
+        self.summarizes = config.head.summarizes
         self.num_scores = config.num_scores
         self.scale = width**-0.5 if config.head.scaled else 1.0
         self.soft_cap = config.head.soft_cap
         self.compiles_loss = False
-        self.activation = ACTIVATIONS[config.last_stack.activation]
+        self.activation = ACTIVATIONS[config.head.activation or config.last_stack.activation]
         self.transform = None
         self.norm = None
         if config.head.transform:
-            self.transform = nn.Linear(width, width, bias=config.last_stack.bias)
-            self.norm = build_norm(config.last_stack)
+            self.transform = nn.Linear(width, config.head_width, bias=config.last_stack.bias)
+            self.norm = nn.Identity()
+            if config.head.kind != "replaced":
+                self.norm = build_norm(config.last_stack, config.head_width)
         self.dropout = nn.Dropout(config.head.dropout) if config.head.dropout else nn.Identity()
-        self.weight = nn.Parameter(torch.empty(config.num_head_rows, width))
+        self.weight = nn.Parameter(torch.empty(config.num_head_rows, config.head_width))
         self.bias = nn.Parameter(torch.empty(config.num_head_rows)) if config.head.bias else None
 
     def forward(self, hidden_BTD: Tensor, loss: HeadLoss | None = None) -> Tensor:
@@ -87,13 +95,14 @@ class Head(nn.Module):
 
 
 class Pooler(nn.Linear):
-    """`tanh(linear(hidden of the first position))`, [B, T, D] to [B, D] (BERT, as released)."""
+    """`activation(linear(hidden of the first position))`, [B, T, D] to [B, D] (BERT, as released: tanh)."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, activation: str) -> None:
         super().__init__(width, width)
+        self.activation = torch.tanh if activation == "tanh" else ACTIVATIONS[activation]
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
-        return super().forward(hidden_BTD[:, 0]).tanh()
+        return self.activation(super().forward(hidden_BTD[:, 0]))
 
 
 class PatchEmbedding(nn.Module):
@@ -230,21 +239,22 @@ class Transformer(nn.Module):
             patches = PatchEmbedding(config.input, config.input_stack.width)
         self.embedding: nn.Embedding | PatchEmbedding
         if patches is None or config.captions:
-            self.embedding = nn.Embedding(config.padded_vocab_size, width)
+            self.embedding = nn.Embedding(config.padded_vocab_size, config.last_stack.table_width)
         else:
             self.embedding = patches
         self.patches = patches if config.captions else None
+        table_width = config.last_stack.table_width
         self.ngram_embedding = None
         if config.ngram_embeddings:
-            self.ngram_embedding = NgramEmbedding(config.ngram_embeddings, config.ngram_rows, width)
-        self.embedding_scale = width**0.5 if config.scaled_embeddings else 1.0
+            self.ngram_embedding = NgramEmbedding(config.ngram_embeddings, config.ngram_rows, table_width)
+        self.embedding_scale = table_width**0.5 if config.scaled_embeddings else 1.0
         self.encoder = Stack(config, "encoder", engine, device) if config.encoder is not None else None
         self.decoder = Stack(config, "decoder", engine, device) if config.decoder is not None else None
         self.bridge = nn.Linear(config.input_stack.width, width) if config.has_bridge else None
         self.mask = nn.Embedding(1, width) if config.restores else None
         self.head = None if config.head.kind == "none" else Head(config)
         self.averages = config.head.mean
-        self.pooler = Pooler(width) if config.pooler else None
+        self.pooler = Pooler(width, config.pooler_activation) if config.pooler else None
         self.tied_embeddings = config.tied_embeddings
         self.tie()
 
@@ -288,7 +298,7 @@ class Transformer(nn.Module):
         hidden_BTD, routing_LW = self.stacks[-1](x_BTD, rows, encoded, cache), None
         if isinstance(hidden_BTD, tuple):
             hidden_BTD, routing_LW = hidden_BTD
-        if self.head is not None and self.head.scores_labels:
+        if self.head is not None and self.head.summarizes:
             hidden_BTD = self._summarize(hidden_BTD, batch)
         if not logits or self.head is None:
             return ModelOutput(hidden_BTD, None, routing_LW)

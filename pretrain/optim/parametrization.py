@@ -35,7 +35,7 @@ from pretrain.errors import ConfigError
 from pretrain.optim.groups import Scale
 
 _INPUTS = frozenset({"embedding", "ngram_embedding", "position", "token_type", "value_embedding"})
-_HIDDEN = frozenset({"qkv", "output", "gate_up", "up", "down", "transform", "pooler"})
+_HIDDEN = frozenset({"qkv", "output", "gate_up", "up", "down", "transform", "pooler", "expand"})
 _ENDS = frozenset({"output", "down"})
 """Last layers of residual branches."""
 _MIXES = frozenset({"value_mix", "residual_mix", "attention_scale", "cross_scale", "feedforward_scale"})

@@ -90,12 +90,12 @@ class _StackCounter:
         self.mask = 0 if not self.stack.dropout else self.compute if self.on_cpu else 1
         self.in_tiles = self.on_cpu and self.stack.attention_weight_dropout > 0
 
-    def norm(self) -> int:
-        """Returns bytes a token that a norm keeps: its input and statistics."""
-        if self.stack.norm == "layer":
-            return self.stack.width * self.residual + 2 * _STATISTIC
+    def norm(self, width: int = 0) -> int:
+        """Returns bytes a token that a norm of the stack's or another width keeps: its input and statistics."""
         # Step by step, RMSNorm keeps its input and what it divided, both in fp32.
-        return self.stack.width * (8 if self.on_cpu else self.residual) + _STATISTIC
+        is_layer = self.stack.norm == "layer"
+        each = self.residual if is_layer or not self.on_cpu else 8
+        return (width or self.stack.width) * each + _STATISTIC * (1 + is_layer)
 
     def around(self, *, normed: bool = True) -> int:
         """Returns bytes a token of a sub-layer's input, its norm, its dropout and its scale."""
@@ -299,9 +299,9 @@ class _StackCounter:
         """Returns bytes of norms, dropout, and fp32 tables of positions outside the blocks."""
         stack = self.stack
         tokens = self.rows * self.length
-        found = tokens * self.norm() * (stack.input_norm + (stack.norm_placement != "post"))
-        if stack.dropout:
-            found += tokens * stack.width * (self.residual if self.on_cpu else self.mask)
+        norms = self.norm() * (stack.norm_placement != "post") + self.norm(stack.table_width) * stack.input_norm
+        found = tokens * (norms + (stack.embedding_width or 0) * self.compute)
+        found += tokens * stack.table_width * (self.residual if self.on_cpu else self.mask) * (stack.dropout > 0)
         found += tokens * stack.value_embeddings * stack.num_kv_heads * stack.per_head_width * self.residual
         if stack.position == "sinusoidal":
             found += 4 * max_seq_len * stack.width
@@ -350,14 +350,14 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
         gradient = max(gradient, counter.widest() if kept else 0)
         ends += counter.ends(model.positions_of(name))
     last = list(stacks.values())[-1]
-    width = last.stack.width
     if len(stacks) == 2:
         # The encoder's output, which every decoder block reads, or the bridge.
         ends += micro * source * stacks["encoder"].stack.width * last.residual
     if model.head.kind != "none":
+        width = model.head_width
         positions = round(micro * lengths.target * task.head_share)
         if model.head.transform:
-            ends += positions * (width * 2 * last.compute + last.norm())
+            ends += positions * ((last.stack.width + width) * last.compute + last.norm(width))
         sums = model.num_head_rows * (width + model.head.bias) if task.trains_head else 0
         loss = (positions * width + sums) * last.compute
         if model.restores:  # pixels, predicted ones and their difference, by autograd

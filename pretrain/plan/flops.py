@@ -166,6 +166,8 @@ class _Walk:
         stream = given or self.has(*tables)
         stream = stream or (stack.position == "learned" and self.has(f"{name}.position.weight"))
         stream = self.norm(f"{name}.input_norm", stream)
+        if stack.embedding_width:
+            stream = self.linear(f"{name}.expand", tokens, stream)
 
         def normed(norm: str, stream: bool) -> bool:
             return self.norm(norm, stream) if placement == "pre" else stream
@@ -207,7 +209,7 @@ class _Walk:
         if model.head.transform:
             reads = self.norm("head.norm", self.linear("head.transform", tokens, reads, "head"))
         weight = self.has("embedding.weight" if model.tied_embeddings else "head.weight")
-        self.add("head", model.num_head_rows * model.last_stack.width * tokens, reads + weight)
+        self.add("head", model.num_head_rows * model.head_width * tokens, reads + weight)
 
     def flops(self, head_share: float, frozen_blocks: dict[str, int]) -> TrainingFlops:
         def row(counts: Counter[str]) -> RowFlops:

@@ -39,10 +39,10 @@ def _linear(name: str, inputs: int, outputs: int, bias: bool) -> Named:
         yield f"{name}.bias", (outputs,)
 
 
-def _norm(name: str, stack: StackConfig) -> Named:
-    yield f"{name}.weight", (stack.width,)
+def _norm(name: str, stack: StackConfig, width: int | None = None) -> Named:
+    yield f"{name}.weight", (width or stack.width,)
     if stack.norm == "layer" and stack.bias:
-        yield f"{name}.bias", (stack.width,)
+        yield f"{name}.bias", (width or stack.width,)
 
 
 def _latent(name: str, stack: StackConfig, latent: LatentConfig) -> Named:
@@ -116,10 +116,10 @@ def _mixture(name: str, stack: StackConfig, experts: ExpertsConfig) -> Named:
 def _embedding(model: ModelConfig) -> Named:
     width = model.input_stack.width
     if model.input is None or model.captions:
-        yield "embedding.weight", (model.padded_vocab_size, model.last_stack.width)
+        yield "embedding.weight", (model.padded_vocab_size, model.last_stack.table_width)
     if model.ngram_embeddings:
         rows = model.ngram_embeddings * model.ngram_rows
-        yield "ngram_embedding.weight", (rows, model.last_stack.width)
+        yield "ngram_embedding.weight", (rows, model.last_stack.table_width)
     if model.input is not None:
         name = patches_name(model)
         yield from _linear(f"{name}.projection", model.input.patch_values, width, True)
@@ -139,16 +139,19 @@ def patches_name(model: ModelConfig) -> str:
 def _stack(name: str, model: ModelConfig, *, reads_encoder: bool) -> Named:
     stack: StackConfig = getattr(model, name)
     if stack.position == "learned":
-        yield f"{name}.position.weight", (model.positions_of(name), stack.width)
+        rows = model.first_position(name) + model.positions_of(name)
+        yield f"{name}.position.weight", (rows, stack.table_width)
     elif stack.position == "relative":
         yield f"{name}.position.weight", (stack.relative_buckets, stack.heads)
     if stack.token_types:
-        yield f"{name}.token_type.weight", (stack.token_types, stack.width)
+        yield f"{name}.token_type.weight", (stack.token_types, stack.table_width)
     for number in range(stack.value_embeddings):
         width = stack.num_kv_heads * stack.per_head_width
         yield f"{name}.value_embedding.{number}.weight", (model.padded_vocab_size, width)
     if stack.input_norm:
-        yield from _norm(f"{name}.input_norm", stack)
+        yield from _norm(f"{name}.input_norm", stack, stack.table_width)
+    if stack.embedding_width:
+        yield from _linear(f"{name}.expand", stack.embedding_width, stack.width, True)
     for number in range(stack.layers):
         yield from _block(f"{name}.blocks.{number}", stack, number, reads_encoder=reads_encoder)
     if stack.norm_placement != "post":
@@ -160,10 +163,11 @@ def _head(model: ModelConfig) -> Named:
         return
     stack = model.last_stack
     if model.head.transform:
-        yield from _linear("head.transform", stack.width, stack.width, stack.bias)
-        yield from _norm("head.norm", stack)
+        yield from _linear("head.transform", stack.width, model.head_width, stack.bias)
+        if model.head.kind != "replaced":
+            yield from _norm("head.norm", stack, model.head_width)
     if not model.tied_embeddings:
-        yield "head.weight", (model.num_head_rows, stack.width)
+        yield "head.weight", (model.num_head_rows, model.head_width)
     if model.head.bias:
         yield "head.bias", (model.num_head_rows,)
 
@@ -216,7 +220,8 @@ def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
 
 PARTS = (
     # Token tables, padded rows included, those of values too, and tables of token types; of images the
-    # projection of patches, class token and registers, the vector of hidden ones, and the bridge.
+    # projection of patches, class token and registers, the vector of hidden ones, and the bridge; of
+    # tables narrower than their stack the projection to its width.
     "embedding",
     "position",  # tables of learned positions, or of biases by distance
     # Projections of all attention layers, with biases, and factors of values, residuals and results.
@@ -236,7 +241,7 @@ def _part_of(name: str) -> str:
         return words[0]
     if words[-2].endswith("norm"):
         return "norm"
-    if words[-2] in ("token_type", "bridge", "mask", "ngram_embedding") or not {
+    if words[-2] in ("token_type", "bridge", "mask", "expand", "ngram_embedding") or not {
         "value_embedding",
         "patches",
     }.isdisjoint(words):
@@ -378,7 +383,7 @@ def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: Finet
     check_patterns("finetune.targets", finetune.targets, linear, "linear layer of a block")
     check_patterns("finetune.also", finetune.also, shapes)
     layers = frozenset(name for name in linear if matches(name, finetune.targets))
-    also = [*finetune.also, *(["head.*"] if model.head.kind == "labels" else [])]
+    also = [*finetune.also, *(["head.*"] if model.head.num_scores else [])]
     names = frozenset(name for name in shapes if matches(name, also))
     adapters = sum(finetune.rank * sum(shapes[f"{layer}.weight"]) for layer in layers)
     return TrainableSubset(names, layers, finetune, adapters, saves_all=False)

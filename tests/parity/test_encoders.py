@@ -1,4 +1,4 @@
-"""BERT and ModernBERT against transformers: logits, hidden states, loss, gradients; padded and packed rows."""
+"""BERT and what came after it against transformers: logits, hidden states, loss, gradients; padded and packed rows."""
 
 import re
 
@@ -22,12 +22,15 @@ LENGTH = 40
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
+BERT_SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 96,
+    "max_position_embeddings": 64, "type_vocab_size": 3, "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1, "pad_token_id": PAD, "attn_implementation": "eager",
+}  # fmt: skip
+
+
 def bert_config(**values):
-    return transformers.BertConfig(
-        vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, num_attention_heads=6, intermediate_size=96,
-        max_position_embeddings=64, type_vocab_size=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        initializer_range=0.1, pad_token_id=PAD, attn_implementation="eager", **values,
-    )  # fmt: skip
+    return transformers.BertConfig(**BERT_SIZES | values)
 
 
 def modernbert_config(*, layers=4, **values):
@@ -45,6 +48,25 @@ def bert():
 
 def bare_bert():
     return transformers.BertModel(bert_config())
+
+
+def roberta(name="Roberta", **values):
+    """Positions begin after the id of padding, in a table that is as much longer."""
+    given = BERT_SIZES | {"max_position_embeddings": 64 + PAD + 1} | values
+    return getattr(transformers, f"{name}ForMaskedLM")(getattr(transformers, f"{name}Config")(**given))
+
+
+def distilbert(**values):
+    return transformers.DistilBertForMaskedLM(
+        transformers.DistilBertConfig(
+            vocab_size=VOCAB, dim=48, n_layers=3, n_heads=6, hidden_dim=96, max_position_embeddings=64, dropout=0.0,
+            attention_dropout=0.0, initializer_range=0.1, pad_token_id=PAD, attn_implementation="eager", **values,
+        )
+    )  # fmt: skip
+
+
+def electra(**values):
+    return transformers.ElectraForMaskedLM(transformers.ElectraConfig(**BERT_SIZES | values))
 
 
 def modernbert():
@@ -66,7 +88,16 @@ def bare_modernbert():
 
 MAKERS = {
     "bert": bert,
+    "untied-bert": lambda: transformers.BertForMaskedLM(bert_config(tie_word_embeddings=False)),
     "bare-bert": bare_bert,
+    "roberta": roberta,
+    "untied-roberta": lambda: roberta(tie_word_embeddings=False, hidden_act="relu"),
+    "xlm-roberta": lambda: roberta("XLMRoberta"),
+    "distilbert": distilbert,
+    "untied-distilbert": lambda: distilbert(tie_word_embeddings=False, activation="relu"),
+    "electra": lambda: electra(embedding_size=16, hidden_act="relu"),
+    "untied-electra": lambda: electra(embedding_size=16, tie_word_embeddings=False),
+    "electra-wide": lambda: electra(embedding_size=48),
     "modernbert": modernbert,
     "untied-modernbert": untied_modernbert,
     "bare-modernbert": bare_modernbert,

@@ -11,7 +11,7 @@ from pretrain.artifact.transfer import export_model
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.release import open_release
 from pretrain.types import Batch
-from tests.helpers.lent import Lent, build_imported, lend, quiet_transformers
+from tests.helpers.lent import Lent, build_imported, check_gradients, lend, quiet_transformers
 from tests.parity.exchange import check_round_trip
 from tests.unit.interop.releases import change_config, load_tensors, save_tensors
 
@@ -36,9 +36,24 @@ def modernbert(kind, **values):
     return getattr(transformers, f"ModernBertFor{kind}Classification")(config)
 
 
+def of(name, kind, **values):
+    values = TINY | {"hidden_dropout_prob": 0.0, "pad_token_id": 0} | values
+    if name == "DistilBert":
+        theirs = ("dim", "n_layers", "n_heads", "hidden_dim")
+        ours = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        values |= {key: values.pop(name) for key, name in zip(theirs, ours, strict=True)}
+    return getattr(transformers, f"{name}For{kind}")(getattr(transformers, f"{name}Config")(**values))
+
+
 MAKERS = {
     "bert-texts": lambda: bert("Sequence", classifier_dropout=0.25),
     "bert-words": lambda: bert("Token"),
+    "roberta-texts": lambda: of("Roberta", "SequenceClassification"),
+    "xlm-roberta-words": lambda: of("XLMRoberta", "TokenClassification"),
+    "distilbert-texts": lambda: of("DistilBert", "SequenceClassification", seq_classif_dropout=0.3),
+    "distilbert-words": lambda: of("DistilBert", "TokenClassification"),
+    "electra-texts": lambda: of("Electra", "SequenceClassification", embedding_size=16),
+    "electra-words": lambda: of("Electra", "TokenClassification"),
     "modernbert-first": lambda: modernbert("Sequence", classifier_dropout=0.25),
     "modernbert-mean": lambda: modernbert("Sequence", classifier_pooling="mean"),
     "modernbert-words": lambda: modernbert("Token"),
@@ -76,6 +91,38 @@ def test_scores_are_equal(lent):
     else:
         real = inputs["attention_mask"].bool()
         torch.testing.assert_close(scores[real], expected[real], **TOLERANCE)
+
+
+SIZES = {"initializer_range": 0.1, "num_labels": 2, "id2label": None}
+UNITS = {
+    f"{name}-{kind}": (name, kind)
+    for name in ("Bert", "Roberta", "XLMRoberta", "DistilBert", "Electra")
+    for kind in ("QuestionAnswering", "MultipleChoice")
+} | {"Electra-PreTraining": ("Electra", "PreTraining")}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_spans_choices_and_replaced_tokens_are_scored_equally(name, tmp_path):
+    family, kind = UNITS[name]
+    torch.manual_seed(0)
+    with quiet_transformers():
+        lent = lend(of(family, kind, **SIZES), tmp_path / "theirs")
+    batch, inputs = padded_batch()
+    scores, real = lent.ours(batch).logits_BTV, inputs["attention_mask"].bool()
+    if kind == "MultipleChoice":  # of one question
+        inputs = {key: value[None] for key, value in inputs.items()}
+        found, expected = scores[:, 0, 0], lent.theirs(**inputs).logits[0]
+    elif kind == "QuestionAnswering":
+        output = lent.theirs(**inputs)
+        found, expected = scores[real], torch.stack((output.start_logits, output.end_logits), dim=-1)[real]
+    else:
+        found, expected = scores[..., 0][real], lent.theirs(**inputs).logits[real]
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    check_gradients(lent)
+    check_round_trip(lent, getattr(transformers, f"AutoModelFor{kind}"), tmp_path / "again", **inputs)
 
 
 def test_names_of_labels_dropout_and_pooling_are_read(tmp_path):
@@ -136,7 +183,10 @@ def test_labels_without_names_are_numbered_as_transformers_does(tmp_path):
         ({"id2label": {"0": "a", "1": "a", "2": "b"}}, "must be a name for each number from 0 on"),
         ({"id2label": {"0": "a", "2": "b"}}, "must be a name for each number from 0 on"),
         ({"id2label": {"0": "a", "1": 1}}, "must be a name for each number from 0 on"),
-        ({"architectures": ["BertForMultipleChoice"]}, "BertForSequenceClassification and ForTokenClassification are"),
+        (
+            {"architectures": ["BertForImages"]},
+            "BertForSequenceClassification, ForMultipleChoice, ForQuestionAnswering",
+        ),
         ({"classifier_dropout": "much"}, "classifier_dropout='much': must be a number"),
     ],
 )

@@ -3,9 +3,12 @@
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
 from pretrain.config.base import OnResume, Section
+
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu2"]
+"""Non-linearities by name."""
 
 
 class RotaryScaling(Section):
@@ -138,7 +141,7 @@ class StackConfig(Section):
     """Hidden width F of the feed-forward layer."""
     experts: ExpertsConfig | None = None
     """Mixture of experts in place of the feed-forward layer. None: a dense model."""
-    activation: Annotated[Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu2"], OnResume.ALLOW] = "silu"
+    activation: Annotated[Activation, OnResume.ALLOW] = "silu"
     """Non-linearity of the feed-forward layer; `quick_gelu` is `x sigmoid(1.702 x)`, `relu2` the square
     of ReLU (So et al. 2021, Primer)."""
     gated: Annotated[bool, OnResume.NEVER] = True
@@ -177,6 +180,9 @@ class StackConfig(Section):
     attention_sinks: Annotated[bool, OnResume.NEVER] = False
     """A learned score of each head beside those of the keys, which takes a share of the weight and has
     no value (gpt-oss)."""
+    embedding_width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    """Width E of the tables of tokens, positions and token types, and of `input_norm`, whose sum a
+    matrix with a bias maps to `width` (ELECTRA, Clark et al. 2020, 3.2). None: `width`."""
     position: Annotated[
         Literal["learned", "sinusoidal", "sinusoidal_2d", "rotary", "rotary_2d", "relative", "none"],
         OnResume.NEVER,
@@ -185,6 +191,9 @@ class StackConfig(Section):
     of a patch, `rotary` embeddings, `rotary_2d` (half of the pairs turn by the column of a patch,
     half by its row), `relative` (a learned bias of the attention scores by distance, T5), or
     `none`."""
+    position_offset: Annotated[Literal["pad"] | NonNegativeInt, OnResume.NEVER] = 0
+    """Rows of a table of `learned` positions before that of the first token, which no token reads (BART:
+    2). `pad`: as many as the id of padding and one more (RoBERTa)."""
     sinusoid: Annotated[Literal["interleaved", "halves"], OnResume.ALLOW] = "interleaved"
     """Sine and cosine `interleaved` (Vaswani et al. 2017) or in two `halves` (Marian)."""
     rope_theta: Annotated[float, OnResume.ALLOW] = Field(default=10000.0, gt=0)
@@ -199,6 +208,8 @@ class StackConfig(Section):
     """Number of distance buckets of the relative bias."""
     relative_max_distance: Annotated[int, OnResume.ALLOW] = Field(default=128, ge=2)
     """Distance in tokens from which on all distances share a bucket."""
+    relative_shared: Annotated[bool, OnResume.NEVER] = True
+    """All layers add one relative bias; false: each has its own (UMT5)."""
     window: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
     """Keys that a query attends to on each visible side, its own included. None: all keys."""
     global_every: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
@@ -239,6 +250,11 @@ class StackConfig(Section):
         if self.latent is not None:
             return self.latent.rope_width
         return round(self.rope_fraction * self.per_head_width)
+
+    @property
+    def table_width(self) -> int:
+        """Width E of the tables of tokens, positions and token types, with the default."""
+        return self.embedding_width or self.width
 
     @property
     def is_rotary(self) -> bool:
@@ -341,6 +357,12 @@ class StackConfig(Section):
         if self.global_first >= (self.global_every or 1):
             every = f"global_every={self.global_every}"
             raise ValueError(f"global_first={self.global_first} must be less than {every}")
+        if self.position_offset and self.position != "learned":
+            raise ValueError(f"position_offset={self.position_offset} needs position=learned, not {self.position}")
+        if self.position != "relative" and not self.relative_shared:
+            raise ValueError(f"relative_shared=false needs position=relative, not {self.position}")
+        if self.embedding_width is not None and self.position == "sinusoidal":
+            raise ValueError("embedding_width does not go with position=sinusoidal; leave one out")
         if not self.gated and (self.gate_limit is not None or self.gate_shift):
             raise ValueError("gate_limit and gate_shift are for gated=true; leave them out")
         # Half of the buckets have one distance each; the others share those up to the largest.

@@ -12,17 +12,22 @@ from pydantic import Field, model_validator
 
 from pretrain.config.base import OnResume, Section
 from pretrain.config.model.patches import PatchesConfig
-from pretrain.config.model.stack import StackConfig
+from pretrain.config.model.stack import Activation, StackConfig
 
 
 class HeadConfig(Section):
     """Output layer on the last hidden states."""
 
-    kind: Annotated[Literal["lm", "labels", "pixels", "none"], OnResume.NEVER] = "lm"
-    """`lm` scores the vocabulary, `labels` scores labels, `pixels` predicts those of each patch
-    (MAE), `none` returns the hidden states."""
+    kind: Annotated[Literal["lm", "labels", "spans", "choices", "replaced", "pixels", "none"], OnResume.NEVER] = "lm"
+    """`lm` scores the vocabulary, `labels` scores labels, `spans` each token as the first and as the
+    last one of an answer, `choices` a text as the right one of several, `replaced` each token as
+    one that was replaced (ELECTRA), `pixels` predicts those of each patch (MAE), `none` returns the
+    hidden states."""
     transform: Annotated[bool, OnResume.NEVER] = False
-    """Linear layer, activation and norm of the stack before the scores (BERT, ModernBERT)."""
+    """Linear layer, activation and norm of the stack before the scores (BERT, ModernBERT); without
+    the norm for `kind: replaced` (ELECTRA)."""
+    activation: Annotated[Activation | None, OnResume.ALLOW] = None
+    """Activation of `transform`. None: that of the stack's feed-forward layers."""
     bias: Annotated[bool, OnResume.NEVER] = False
     """Bias term of the scores."""
     scaled: Annotated[bool, OnResume.ALLOW] = False
@@ -35,14 +40,27 @@ class HeadConfig(Section):
     """For `kind: labels`: classify the mean over the tokens of a document, not its first token; of
     an image, the mean over its patches."""
     dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
-    """For `kind: labels`: dropout probability on the input of the scores."""
+    """For `kind: labels`, `spans` and `choices`: dropout probability on the input of the scores."""
+
+    @property
+    def num_scores(self) -> int:
+        """Scores of a head over something else than a vocabulary or pixels; 0 of labels not known yet."""
+        return {"labels": len(self.labels), "spans": 2, "choices": 1, "replaced": 1}.get(self.kind, 0)
+
+    @property
+    def summarizes(self) -> bool:
+        """True if a document has one output, at its first position."""
+        return self.kind in ("labels", "choices")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.kind != "labels" and (self.labels or self.mean or self.dropout):
+        if self.activation is not None and not self.transform:
+            raise ValueError(f"activation={self.activation} needs transform=true; leave it out")
+        has_dropout = self.dropout and self.kind not in ("spans", "choices")
+        if self.kind != "labels" and (self.labels or self.mean or has_dropout):
             what = "labels, mean and dropout go with kind=labels"
             raise ValueError(f"{what}, not {self.kind}; leave them out")
-        if self.kind in ("labels", "pixels") and (self.scaled or self.soft_cap):
+        if self.kind not in ("lm", "none") and (self.scaled or self.soft_cap):
             what = "scaled and soft_cap go with kind=lm"
             raise ValueError(f"{what}, not {self.kind}; leave them out")
         return self
@@ -68,6 +86,9 @@ class AnyKindConfig(Section):
 
     preset: Annotated[str | None, OnResume.FREE] = None
     """Name of `pretrain presets`, with the defaults of all other keys. None: no preset."""
+    family: Annotated[str | None, OnResume.FREE] = None
+    """`model_type` that an export tries first, where several represent the model exactly (XLM-R is a
+    RoBERTa). None: the first of them."""
     head: HeadConfig = HeadConfig()
     vocab_size: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
     """Vocabulary size of both stacks, before padding. None: that of the tokenizer."""
@@ -116,6 +137,8 @@ class ModelConfig(AnyKindConfig):
     """Rows of each of these tables; two n-grams of one hash share a row."""
     pooler: Annotated[bool, OnResume.NEVER] = False
     """Linear layer and tanh over the first position of a document, or over its mean (BERT)."""
+    pooler_activation: Annotated[Literal["tanh", "relu", "gelu"], OnResume.ALLOW] = "tanh"
+    """Activation of the pooler: `tanh` (BERT, RoBERTa), `relu` (DistilBERT) or `gelu` (ELECTRA)."""
     init: Annotated[Literal["normal", "xavier", "t5"], OnResume.WARN] = "normal"
     """Weight initialization. `normal`: normal distribution with `init_std`. `xavier`: uniform, with
     embeddings of standard deviation 1/sqrt(D) (Vaswani et al. 2017, as in tensor2tensor). `t5`: by
@@ -164,6 +187,12 @@ class ModelConfig(AnyKindConfig):
         patches = self.patches_of(stack)
         return self.max_seq_len if patches is None else patches.positions
 
+    def first_position(self, stack: str) -> int:
+        """Returns the row of the first position in a learned table; without a padding token, its id counts as 1."""
+        offset: int | str = (getattr(self, stack) or self.last_stack).position_offset
+        pad = 1 if self.special_tokens.pad is None else self.special_tokens.pad
+        return pad + 1 if isinstance(offset, str) else offset
+
     @property
     def input_stack(self) -> StackConfig:
         """Stack that reads the embeddings of a model of one input, or of the source of two."""
@@ -174,7 +203,7 @@ class ModelConfig(AnyKindConfig):
         """Number of classes of the head, ids, labels or pixels of a patch, which must be known."""
         if self.input is not None and self.restores:
             return self.input.patch_values
-        scores = len(self.head.labels) if self.head.kind == "labels" else self.vocab_size
+        scores = self.vocab_size if self.head.kind in ("lm", "none") else self.head.num_scores
         assert scores, "fit_config fills in vocab_size and labels"
         return scores
 
@@ -182,6 +211,12 @@ class ModelConfig(AnyKindConfig):
     def num_head_rows(self) -> int:
         """Rows of the weight of the head: `num_scores`, with a padded vocabulary."""
         return self.padded_vocab_size if self.head.kind == "lm" else self.num_scores
+
+    @property
+    def head_width(self) -> int:
+        """Width of the input of the scores: of tied tables narrower than the stack, their width."""
+        narrow = self.head.kind == "lm" and self.head.transform
+        return self.last_stack.table_width if narrow else self.last_stack.width
 
     @property
     def last_stack(self) -> StackConfig:
@@ -274,14 +309,28 @@ class ModelConfig(AnyKindConfig):
             if self.encoder.experts or self.decoder.experts:
                 what = "experts are balanced over the tokens of one stack, and this model has two"
                 raise ValueError(f"{what}; leave them out, or the encoder")
+        if self.head.kind in ("spans", "choices", "replaced") and self.input is not None:
+            raise ValueError(f"head.kind={self.head.kind} is of texts, and input.kind=patches reads images")
+        if self.head.kind in ("spans", "replaced") and self.pooler:
+            raise ValueError(
+                f"head.kind={self.head.kind} scores tokens, and model.pooler summarizes them; set it to false"
+            )
         if self.input is not None and self.last_stack.experts:
             what = "experts are balanced over tokens, and input.kind=patches reads images"
             raise ValueError(f"{what}; leave one out")
+        narrow = [stack for stack in (self.encoder, self.decoder) if stack and stack.embedding_width is not None]
+        if narrow and (self.input is not None or self.shape == "encoder+decoder"):
+            raise ValueError("embedding_width goes with one stack over token ids; leave it out")
+        if narrow and self.tied_embeddings and self.head_width != self.last_stack.table_width:
+            need = "needs head.transform=true, which maps to that width"
+            raise ValueError(f"embedding_width with tied_embeddings=true {need}")
+        if not self.pooler and self.differs("pooler_activation"):
+            raise ValueError(f"pooler_activation={self.pooler_activation} needs pooler=true; leave it out")
         head = self.head.kind
         if head != "lm" and self.tied_embeddings:
             raise ValueError(f"tied_embeddings=true needs head.kind=lm, not {head}; set it to false")
-        if self.head.kind == "labels" and self.decoder is not None:
-            raise ValueError("head.kind=labels needs a model of an encoder alone")
+        if head in ("labels", "spans", "choices", "replaced") and self.decoder is not None:
+            raise ValueError(f"head.kind={head} needs a model of an encoder alone")
         if self.pooler and self.decoder is not None:
             raise ValueError("pooler=true needs a model of an encoder alone")
         return self

@@ -13,6 +13,10 @@ from tests.unit.interop.releases import TINY, tiny
 
 HEADS = {
     "bert": frozenset({"cls.predictions.transform.dense.weight", "bert.pooler.dense.weight"}),
+    "roberta": frozenset({"lm_head.dense.weight"}),
+    "xlm-roberta": frozenset({"lm_head.dense.weight"}),
+    "distilbert": frozenset({"vocab_transform.weight"}),
+    "electra": frozenset({"generator_predictions.dense.weight"}),
     "modernbert": frozenset({"head.dense.weight"}),
     "t5": frozenset({"shared.weight", "lm_head.weight"}),
     "marian": frozenset({"model.shared.weight", "final_logits_bias"}),
@@ -28,6 +32,20 @@ BERT = """{"model_type": "bert", "architectures": ["BertForMaskedLM"], "attentio
     "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02,
     "intermediate_size": 3072, "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "num_attention_heads": 12,
     "num_hidden_layers": 12, "pad_token_id": 0, "position_embedding_type": "absolute", "type_vocab_size": 2,
+    "vocab_size": 30522}"""
+ROBERTA = """{"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], "attention_probs_dropout_prob": 0.1,
+    "bos_token_id": 0, "eos_token_id": 2, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768,
+    "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-05, "max_position_embeddings": 514,
+    "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1, "type_vocab_size": 1,
+    "vocab_size": 50265}"""
+DISTILBERT = """{"model_type": "distilbert", "activation": "gelu", "architectures": ["DistilBertForMaskedLM"],
+    "attention_dropout": 0.1, "dim": 768, "dropout": 0.1, "hidden_dim": 3072, "initializer_range": 0.02,
+    "max_position_embeddings": 512, "n_heads": 12, "n_layers": 6, "pad_token_id": 0, "qa_dropout": 0.1,
+    "seq_classif_dropout": 0.2, "sinusoidal_pos_embds": false, "tie_weights_": true, "vocab_size": 30522}"""
+ELECTRA = """{"model_type": "electra", "architectures": ["ElectraForMaskedLM"], "attention_probs_dropout_prob": 0.1,
+    "embedding_size": 128, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 256,
+    "initializer_range": 0.02, "intermediate_size": 1024, "layer_norm_eps": 1e-12, "max_position_embeddings": 512,
+    "num_attention_heads": 4, "num_hidden_layers": 12, "pad_token_id": 0, "type_vocab_size": 2,
     "vocab_size": 30522}"""
 MODERNBERT = """{"model_type": "modernbert", "attention_bias": false, "bos_token_id": 50281,
     "classifier_activation": "gelu", "classifier_bias": false, "cls_token_id": 50281, "decoder_bias": true,
@@ -55,6 +73,11 @@ PUBLISHED = {
     "bert-base": (BERT, {}),
     "bert-large": (BERT, {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,
                           "num_hidden_layers": 24}),
+    "roberta-base": (ROBERTA, {}),
+    "xlm-roberta-base": (ROBERTA, {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForMaskedLM"],
+                                   "vocab_size": 250002}),
+    "distilbert-base": (DISTILBERT, {}),
+    "electra-small": (ELECTRA, {}),
     "modernbert-base": (MODERNBERT, {}),
     "modernbert-large": (MODERNBERT, {"hidden_size": 1024, "intermediate_size": 2624, "num_attention_heads": 16,
                                       "num_hidden_layers": 28}),
@@ -84,6 +107,7 @@ def test_a_published_config_is_our_preset(preset):
     ("text", "pad", "bos", "eos", "start"),
     [
         (BERT, 0, None, None, None),
+        (ROBERTA, 1, 0, 2, None),
         (MODERNBERT, 50283, 50281, 50282, None),
         (T5, 0, None, 1, 0),
         (MARIAN, 80034, 0, 0, 80034),
@@ -98,7 +122,7 @@ def test_ids_of_special_tokens_are_read_and_written(text, pad, bos, eos, start):
     assert read(values["model_type"], **family.write_config(config)).special_tokens == tokens
 
 
-@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "modernbert"])
 def test_the_id_of_the_mask_comes_back_although_theirs_has_none(model_type):
     config = read(model_type)
     tokens = config.special_tokens.model_copy(update={"mask": 103})
@@ -123,6 +147,10 @@ def test_missing_keys_have_the_defaults_of_transformers(model_type):
     ("model_type", "values"),
     [
         ("bert", {"hidden_act": "gelu_new", "type_vocab_size": 1}),
+        ("bert", {"tie_word_embeddings": False}),
+        ("roberta", {"pad_token_id": 7, "hidden_act": "relu", "tie_word_embeddings": False}),
+        ("distilbert", {"activation": "relu", "dim": 64, "n_heads": 4}),
+        ("electra", {"embedding_size": 256, "type_vocab_size": 1}),
         ("modernbert", {"global_rope_theta": 700.0, "local_rope_theta": 70.0, "global_attn_every_n_layers": 4}),
         ("modernbert", {"global_attn_every_n_layers": 1, "norm_bias": True, "attention_bias": True, "mlp_bias": True,
                         "classifier_bias": True, "decoder_bias": False, "tie_word_embeddings": False}),
@@ -212,8 +240,14 @@ REFUSED = [
     ("bert", {"position_embedding_type": "relative_key"}, r"position_embedding_type='relative_key': only 'absolute'"),
     ("bert", {"is_decoder": True}, r"is_decoder=True: only False"),
     ("bert", {"add_cross_attention": True}, r"add_cross_attention=True: only False"),
-    ("bert", {"tie_word_embeddings": False}, r"tie_word_embeddings=False: only True"),
-    ("bert", {"type_vocab_size": 0}, r"type_vocab_size=0: a BERT has a table of token types"),
+    ("bert", {"type_vocab_size": 0}, r"type_vocab_size=0: theirs has a table of token types"),
+    ("roberta", {"pad_token_id": None}, r"pad_token_id=None: positions begin after it, in a table of max_position"),
+    ("roberta", {"pad_token_id": 511}, r"pad_token_id=511: positions begin after it, .*=512 rows"),
+    (
+        "electra",
+        {"architectures": ["ElectraForMultipleChoice"], "summary_type": "mean"},
+        r"summary_type='mean': only 'first'",
+    ),
     ("bert", {"hidden_act": "gelu_fast"}, r"hidden_act='gelu_fast': not an activation of ours"),
     ("bert", {"hidden_size": 770}, r"no model of ours has these values: encoder: .*width=770 must be a multiple"),
     ("modernbert", {"norm_bias": True}, r"attention_bias=False: only True can be represented: .* norm_bias is True"),

@@ -16,7 +16,7 @@ from pretrain.optim.groups import group_parameters
 from pretrain.plan.params import count_active, count_parameters, count_parts, count_values, parameter_shapes
 
 PARTS = {
-    r"(ngram_)?embedding\.weight|\w+\.(token_type|value_embedding\.\d+)\.weight": "embedding",
+    r"(ngram_)?embedding\.weight|\w+\.(token_type|value_embedding\.\d+)\.weight|\w+\.expand\.\w+": "embedding",
     r"\w+\.position\.weight": "position",
     r"\w+\.blocks\.\d+\.(attention\.(qkv|output)|cross\.(query|key_value|output))\.\w+": "attention",
     r"\w+\.blocks\.\d+\.(attention\.value_mix|attention\.sinks|residual_mix)": "attention",
@@ -36,7 +36,7 @@ def part_of(name):
 
 
 @st.composite
-def stacks(draw, width):
+def stacks(draw, width, narrow=False):
     heads = draw(st.sampled_from([2, 4]))
     layers = draw(st.integers(1, 3))
     position = draw(st.sampled_from(["learned", "sinusoidal", "rotary", "relative", "none"]))
@@ -55,7 +55,9 @@ def stacks(draw, width):
         qkv_bias=draw(st.sampled_from([None, False, True])),
         qk_norm=draw(st.sampled_from([False, True, "whole"])),
         attention_sinks=position != "relative" and draw(st.booleans()),
+        embedding_width=width // 2 if narrow and position != "sinusoidal" else None,
         position=position,
+        position_offset=draw(st.sampled_from([0, 2, "pad"])) if position == "learned" else 0,
         relative_buckets=draw(st.sampled_from([4, 32])),
         window=draw(st.sampled_from([None, 5])),
         token_types=draw(st.integers(0, 3)),
@@ -71,13 +73,14 @@ def models(draw):
     width = draw(st.sampled_from([8, 16]))
     shape = draw(st.sampled_from([["encoder"], ["decoder"], ["encoder", "decoder"]]))
     tied = draw(st.booleans())
-    kinds = ["lm"] if tied else ["lm", "none", *(["labels"] if shape == ["encoder"] else [])]
-    kind = draw(st.sampled_from(kinds))
+    of_encoders = ["labels", "spans", "choices", "replaced"] if shape == ["encoder"] else []
+    kind = draw(st.sampled_from(["lm"] if tied else ["lm", "none", *of_encoders]))
+    narrow = len(shape) == 1 and draw(st.booleans())
     return ModelConfig(
-        **{name: draw(stacks(width)) for name in shape},
+        **{name: draw(stacks(width, narrow)) for name in shape},
         head=HeadConfig(
             kind=kind,
-            transform=draw(st.booleans()),
+            transform=(tied and narrow) or draw(st.booleans()),
             bias=draw(st.booleans()),
             labels=["a", "b", "c"][: draw(st.integers(1, 3))] if kind == "labels" else [],
         ),
@@ -87,7 +90,7 @@ def models(draw):
         tied_embeddings=tied,
         ngram_embeddings=draw(st.integers(0, 2)),
         ngram_rows=draw(st.integers(1, 50)),
-        pooler=shape == ["encoder"] and draw(st.booleans()),
+        pooler=shape == ["encoder"] and kind not in ("spans", "replaced") and draw(st.booleans()),
     )
 
 

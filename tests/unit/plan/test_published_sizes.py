@@ -58,6 +58,11 @@ def bert(layers: int, width: int, heads: int, ff: int, parameters: int | None) -
     return Release(30522, parameters, hf.BertForMaskedLM, sizes)
 
 
+def like_bert(model: type, vocab: int, layers: int, width: int, heads: int, ff: int, **rest: int) -> Release:
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads, "intermediate_size": ff}
+    return Release(vocab, None, model, sizes | rest)
+
+
 def modernbert(layers: int, width: int, heads: int, ff: int) -> Release:
     sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads, "intermediate_size": ff}
     return Release(50368, None, hf.ModernBertForMaskedLM, sizes)
@@ -87,6 +92,7 @@ STARCODER2 = hf.Starcoder2ForCausalLM
 MIXTRAL, QWEN3_MOE = hf.MixtralForCausalLM, hf.Qwen3MoeForCausalLM
 OLMO2, OLMOE = hf.Olmo2ForCausalLM, hf.OlmoeForCausalLM
 GPT_OSS = hf.GptOssForCausalLM
+ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1}
 TIED = {"tie_word_embeddings": True}
 
 RELEASES = {
@@ -131,6 +137,14 @@ RELEASES = {
     "bert-base": bert(12, 768, 12, 3072, 109_514_298),
     "bert-large": bert(24, 1024, 16, 4096, None),
     "bert-tiny": bert(2, 128, 2, 512, None),
+    "roberta-base": like_bert(hf.RobertaForMaskedLM, 50265, 12, 768, 12, 3072, **ROBERTA),
+    "roberta-large": like_bert(hf.RobertaForMaskedLM, 50265, 24, 1024, 16, 4096, **ROBERTA),
+    "xlm-roberta-base": like_bert(hf.XLMRobertaForMaskedLM, 250002, 12, 768, 12, 3072, **ROBERTA),
+    "xlm-roberta-large": like_bert(hf.XLMRobertaForMaskedLM, 250002, 24, 1024, 16, 4096, **ROBERTA),
+    "distilbert-base": Release(30522, 66_985_530, hf.DistilBertForMaskedLM, {}),  # defaults of transformers
+    "electra-small": like_bert(hf.ElectraForMaskedLM, 30522, 12, 256, 4, 1024, embedding_size=128),
+    "electra-base": like_bert(hf.ElectraForMaskedLM, 30522, 12, 768, 12, 3072, embedding_size=768),
+    "electra-large": like_bert(hf.ElectraForMaskedLM, 30522, 24, 1024, 16, 4096, embedding_size=1024),
     "modernbert-base": modernbert(22, 768, 12, 1152),
     "modernbert-large": modernbert(28, 1024, 16, 2624),
     # English to Italian.
@@ -166,6 +180,15 @@ ROUNDED = {
     "deepseek_v3-671b": (129_280, [671e9], 0.001),
     "gpt_oss-120b": (201_088, [116.83e9], 0.001),
     "bert-tiny": (30_522, [4.4e6], 0.02),
+    # Liu et al. 2019 and Conneau et al. 2020; Sanh et al. 2019, table 3; Clark et al. 2020, table 1.
+    "roberta-base": (50_265, [125e6], 0.005),
+    "roberta-large": (50_265, [355e6], 0.005),
+    "xlm-roberta-base": (250_002, [270e6], 0.04),
+    "xlm-roberta-large": (250_002, [550e6], 0.02),
+    "distilbert-base": (30_522, [66e6], 0.02),
+    "electra-small": (30_522, [14e6], 0.04),
+    "electra-base": (30_522, [110e6], 0.01),
+    "electra-large": (30_522, [335e6], 0.01),
     "modernbert-base": (50_368, [149e6], 0.01),
     "modernbert-large": (50_368, [395e6], 0.01),
 }
