@@ -210,6 +210,13 @@ MARIAN = Architecture(
 )
 """Junczys-Dowmunt et al. 2018, as trained for OPUS-MT (Tiedemann and Thottingal 2020)."""
 
+BART = Architecture(
+    BOTH,
+    MARIAN.stack | {"activation": "gelu", "position": "learned", "position_offset": 2, "input_norm": True},
+    {"head": {"bias": True}, "max_seq_len": 1024, "tied_embeddings": True, "init_scaled": False},
+)
+"""Lewis et al. 2020, 2.1, as released."""
+
 T5 = Architecture(
     BOTH,
     {
@@ -236,6 +243,12 @@ T5_V1_1 = Architecture(
     {"max_seq_len": 512, "tied_embeddings": False, "init": "t5"},
 )
 """Shazeer 2020, 2. The release (T5 v1.1) had no dropout in pretraining; fine-tuning wants 0.1 again."""
+
+MT5 = T5_V1_1._replace(ends=T5_V1_1.ends | {"family": "mt5"})
+"""Xue et al. 2021, 3.2: T5 v1.1 for many languages."""
+
+UMT5 = T5_V1_1._replace(stack=T5_V1_1.stack | {"relative_shared": False})
+"""Chung et al. 2023, 4, as released: a relative bias in each layer."""
 
 
 VIT = Architecture(

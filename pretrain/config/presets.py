@@ -8,6 +8,7 @@ import difflib
 from typing import Any
 
 from pretrain.config.architectures import (
+    BART,
     BERT,
     DEEPSEEK_V3,
     DISTILBERT,
@@ -21,6 +22,7 @@ from pretrain.config.architectures import (
     MIXTRAL,
     MODDED,
     MODERNBERT,
+    MT5,
     OLMO2,
     OLMOE,
     QWEN2,
@@ -31,6 +33,7 @@ from pretrain.config.architectures import (
     T5,
     T5_V1_1,
     TRANSFORMER,
+    UMT5,
     VIT,
     XLM_ROBERTA,
     Architecture,
@@ -64,6 +67,12 @@ def _vit(layers: int, width: int, heads: int, image: int, patch: int, **patches:
     """Returns a ViT; its feed-forward layers are four times as wide as the model."""
     patches = {"kind": "patches", "image": image, "size": patch} | patches
     return _model(VIT, layers, width, heads, 4 * width) | {"input": patches}
+
+
+def _byt5(encoder: int, decoder: int, width: int, heads: int, ff_width: int, **other: Any) -> Values:
+    """Returns a ByT5, whose stacks have different numbers of layers."""
+    values = _model(T5_V1_1, encoder, width, heads, ff_width, **other)
+    return values | {"decoder": values["decoder"] | {"layers": decoder}}
 
 
 def _mae(vit: Values, layers: int = 8, width: int = 512, heads: int = 16) -> Values:
@@ -213,6 +222,10 @@ PRESETS: dict[str, Values] = {
     "transformer-tiny": _model(TRANSFORMER, 4, 128, 4, 256, dropout=0.3),
     "marian-base": _model(MARIAN, 6, 512, 8, 2048),
     "marian-tiny": _model(MARIAN, 2, 64, 4, 256, max_seq_len=128),
+    # Lewis et al. 2020, 2.1, as released.
+    "bart-base": _model(BART, 6, 768, 12, 3072),
+    "bart-large": _model(BART, 12, 1024, 16, 4096),
+    "bart-tiny": _model(BART, 2, 64, 4, 256, max_seq_len=128),
     # Raffel et al. 2020, 3.7.
     "t5-small": _model(T5, 6, 512, 8, 2048),
     "t5-base": _model(T5, 12, 768, 12, 3072),
@@ -226,6 +239,26 @@ PRESETS: dict[str, Values] = {
     "t5-v1.1-large": _model(T5_V1_1, 24, 1024, 16, 2816),
     "t5-v1.1-xl": _model(T5_V1_1, 24, 2048, 32, 5120),
     "t5-v1.1-xxl": _model(T5_V1_1, 24, 4096, 64, 10240),
+    # Xue et al. 2021, 3.2, as released.
+    "mt5-small": _model(MT5, 8, 512, 6, 1024),
+    "mt5-base": _model(MT5, 12, 768, 12, 2048),
+    "mt5-large": _model(MT5, 24, 1024, 16, 2816),
+    "mt5-xl": _model(MT5, 24, 2048, 32, 5120),
+    "mt5-xxl": _model(MT5, 24, 4096, 64, 10240),
+    "mt5-tiny": _model(MT5, 2, 64, 4, 96, head_width=24, max_seq_len=128),
+    # Chung et al. 2023, as released.
+    "umt5-small": _model(UMT5, 8, 512, 6, 1024),
+    "umt5-base": _model(UMT5, 12, 768, 12, 2048),
+    "umt5-xl": _model(UMT5, 24, 2048, 32, 5120),
+    "umt5-xxl": _model(UMT5, 24, 4096, 64, 10240),
+    "umt5-tiny": _model(UMT5, 2, 64, 4, 96, head_width=24, max_seq_len=128),
+    # Xue et al. 2022, table 2: of bytes, with three times as many layers in the encoder.
+    "byt5-small": _byt5(12, 4, 1472, 6, 3584),
+    "byt5-base": _byt5(18, 6, 1536, 12, 3968),
+    "byt5-large": _byt5(36, 12, 1536, 16, 3840),
+    "byt5-xl": _byt5(36, 12, 2560, 32, 6720),
+    "byt5-xxl": _byt5(36, 12, 4672, 64, 12352),
+    "byt5-tiny": _byt5(3, 1, 64, 4, 96, head_width=24, max_seq_len=128),
     # Dosovitskiy et al. 2021, table 1: patches of 16, 32 and 14 pixels.
     # Ti and S: Steiner et al. 2022, table 2.
     "vit-ti16": _vit(12, 192, 3, 224, 16),

@@ -1,9 +1,12 @@
-"""Marian (Junczys-Dowmunt et al. 2018), opus-mt: the Transformer of 2017 with a bias of the scores.
+"""Marian (Junczys-Dowmunt et al. 2018), opus-mt, and BART (Lewis et al. 2020): post-norm stacks, a bias of the scores.
 
-Its sinusoids are in two halves, where those of the paper are interleaved: a model of ours is
+A BART has learned positions, after two rows that no token reads, and a norm of its embeddings.
+
+Marian's sinusoids are in two halves, where those of the paper are interleaved: a model of ours is
 exported as a Marian where both stacks have `sinusoid: halves` and the head has `bias: true`.
 """
 
+from functools import partial
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
@@ -15,16 +18,20 @@ _SHARED: Keys = {
     "dropout": ("dropout", 0.1),
     "attention_dropout": ("attention_dropout", 0.0),
 }
+_BART_SIZES = {"vocab_size": 50265}
+_LEARNED = {"position": "learned", "position_offset": 2, "input_norm": True}
 _MODEL: Keys = {
     "vocab_size": ("vocab_size", 58101),
     "max_position_embeddings": ("max_seq_len", 1024),
     "scale_embedding": ("scaled_embeddings", False),
     "init_std": ("init_std", 0.02),
 }
-_FIXED = {
-    "is_encoder_decoder": (True, "a Marian of ours has both stacks"),
-    "share_encoder_decoder_embeddings": (True, "our stacks share one table and one vocabulary"),
+_FIXED_OF_BOTH = {
+    "is_encoder_decoder": (True, "it has both stacks"),
     "tie_word_embeddings": (True, "theirs then unties the stacks' tables from each other, too"),
+}
+_FIXED = _FIXED_OF_BOTH | {
+    "share_encoder_decoder_embeddings": (True, "our stacks share one table and one vocabulary"),
     "normalize_before": (False, "the released code always has its norms after the residual sums"),
     "normalize_embedding": (False, "the released code has no norm over its embeddings"),
     "add_final_layer_norm": (False, "the released code has no norm after the last layer"),
@@ -42,11 +49,11 @@ def _keys_of(stack: str) -> Keys:
     }
 
 
-def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
+def _read_config(is_bart: bool, values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     fields = Fields(values)
-    for key, (allowed, why) in _FIXED.items():
+    for key, (allowed, why) in (_FIXED_OF_BOTH if is_bart else _FIXED).items():
         fields.only(key, allowed, why)
-    model = fields.read(_MODEL)
+    model = fields.read(_MODEL, _BART_SIZES if is_bart else {})
     if fields.optional_integer("decoder_vocab_size") not in (None, model["vocab_size"]):
         why = "must be vocab_size: the table is shared"
         raise refusal("decoder_vocab_size", values["decoder_vocab_size"], why)
@@ -57,9 +64,10 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
         "norm_eps": 1e-5,
         "norm_placement": "post",
         "bias": True,
-        "position": "sinusoidal",
-        "sinusoid": "halves",  # the paper's are interleaved
+        # The sinusoids of the paper are interleaved.
+        **(_LEARNED if is_bart else {"position": "sinusoidal", "sinusoid": "halves"}),
     }
+    tokens = {"pad": 1, "bos": 0, "eos": 2, "start": 2} if is_bart else {"pad": 58100, "eos": 0, "start": 58100}
     return build_config(
         **model,
         encoder=stack | fields.read(_keys_of("encoder")),
@@ -67,31 +75,37 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
         head=HeadConfig(bias=True),
         tied_embeddings=True,
         init_scaled=False,
-        special_tokens=fields.special_tokens(pad=58100, eos=0, start=58100),
+        special_tokens=fields.special_tokens(**tokens),
     )
 
 
-def _write_config(config: ModelConfig) -> dict[str, Any]:
+def _write_config(is_bart: bool, config: ModelConfig) -> dict[str, Any]:
     decoder = config.last_stack
     return {
-        **{key: value for key, (value, _) in _FIXED.items()},
+        **{key: value for key, (value, _) in (_FIXED_OF_BOTH if is_bart else _FIXED).items()},
         **write_keys(config, _MODEL),
         **write_keys(config.encoder or decoder, _keys_of("encoder")),
         **write_keys(decoder, _keys_of("decoder")),
         **write_keys(decoder, _SHARED),
         **write_tokens(config.special_tokens, "start"),
-        "decoder_vocab_size": config.vocab_size,
+        **({} if is_bart else {"decoder_vocab_size": config.vocab_size}),
         "activation_function": THEIR_ACTIVATIONS[decoder.activation],
         "forced_eos_token_id": config.special_tokens.eos,
     }
 
 
-def _weights(config: ModelConfig) -> list[Weight]:
+def _weights(is_bart: bool, config: ModelConfig) -> list[Weight]:
     weights = [table("embedding.weight", _WORDS, config.vocab_size)]
     for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         if stack is None:
             continue
         width = stack.width
+        if is_bart:
+            rows = config.first_position(name) + config.max_seq_len
+            positions = ((f"model.{name}.embed_positions.weight", rows),)
+            weights.append(Weight(f"{name}.position.weight", positions))
+            norm = {"input_norm": {"layernorm_embedding": width}}
+            weights += affine(f"{name}.", f"model.{name}.", norm, bias=True)
         block = {
             "attention.qkv": {f"self_attn.{part}_proj": width for part in "qkv"},
             "attention.output": {"self_attn.out_proj": width},
@@ -113,13 +127,16 @@ def _weights(config: ModelConfig) -> list[Weight]:
     return [*weights, table("head.bias", "final_logits_bias", config.vocab_size, row=True)]
 
 
-MARIAN = Family(
-    model_type="marian",
-    read_config=_read_config,
-    write_config=_write_config,
-    architecture=lambda config: "MarianMTModel",
-    weights=_weights,
-    aliases=dict.fromkeys(_COPIES, _WORDS),
-    ignored=(r"model\.(encoder|decoder)\.embed_positions\..*",),
-    prefix="model.",
+MARIAN, BART = (
+    Family(
+        model_type=model_type,
+        read_config=partial(_read_config, model_type == "bart"),
+        write_config=partial(_write_config, model_type == "bart"),
+        architecture=lambda config, name=architecture: name,
+        weights=partial(_weights, model_type == "bart"),
+        aliases=dict.fromkeys(_COPIES, _WORDS),
+        ignored=(r"model\.(encoder|decoder)\.embed_positions\..*",),
+        prefix="model.",
+    )
+    for model_type, architecture in (("marian", "MarianMTModel"), ("bart", "BartForConditionalGeneration"))
 )

@@ -1,12 +1,15 @@
-"""T5 (Raffel et al. 2020), v1.0 and v1.1: a relative position bias, no bias terms, unscaled attention.
+"""T5 (Raffel et al. 2020), v1.0, v1.1 and ByT5, mT5 (Xue et al. 2021) and UMT5 (Chung et al. 2023): a relative
+position bias, no bias terms, unscaled attention.
 
-v1.0 ties the head and divides its input by sqrt(D), v1.1 (flan-T5 too) does neither. Up to
-transformers 4 both depend on `tie_word_embeddings`; 5 always writes `tie_word_embeddings: true`,
-and `scale_decoder_outputs` for the division. So an untied head is recognised by its tensor. An
-export uses what both versions read alike, so a head that is tied and not divided, or the other way
-round, is not exported.
+T5 v1.0 ties the head and divides its input by sqrt(D), v1.1 (flan-T5, ByT5 too) does neither. Up to
+transformers 4 both depend on `tie_word_embeddings`; 5 always ties, unless the files have a head of
+its own, and writes `scale_decoder_outputs: false` where it does not divide. mT5 never divides. A UMT5
+divides where `tie_word_embeddings` is true, as 5 always writes it; the releases say false, which 5
+does not heed: scores of its own then are those of ours over sqrt(D).
 """
 
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
@@ -38,17 +41,50 @@ _GATED |= {"gelu": "gated-gelu_python", "gelu_tanh": "gated-gelu"}
 _WORDS = "shared.weight"
 _HEAD = "lm_head.weight"
 _COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", _HEAD)
-_BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+_BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
 
 
-def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    """The differences of one `model_type`, with the defaults of transformers."""
+
+    model_type: str
+    name: str
+    sizes: dict[str, int] = field(default_factory=dict)  # defaults that differ from T5's
+    projection: str = "gated-gelu"
+    shared: bool = True  # one relative bias for all layers
+    divides: bool | None = None  # the input of the head by sqrt(D); None: by a key
+
+
+_SIZES = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6}
+_DIALECTS = (
+    _Dialect("t5", "T5", projection="relu"),
+    _Dialect("mt5", "MT5", _SIZES, divides=False),
+    _Dialect("umt5", "UMT5", _SIZES, shared=False),
+)
+
+
+def _read_head(dialect: _Dialect, fields: Fields, names: frozenset[str]) -> tuple[bool, bool]:
+    """Returns whether the head's input is divided, and whether the head is the embedding."""
+    ties = fields.flag("tie_word_embeddings", True)
+    scaled = ties if dialect.divides is None else dialect.divides
+    newest = str(fields.values.get("transformers_version", "")).startswith("5.")
+    if dialect.model_type == "t5":
+        scaled = fields.flag("scale_decoder_outputs", scaled)
+        # Older files repeat a tied head; 5 writes one of its own alone.
+        if scaled and not newest and "scale_decoder_outputs" not in fields.values:
+            return scaled, True
+    return scaled, _HEAD not in names
+
+
+def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     fields = Fields(values)
     fields.only("is_encoder_decoder", True, "a T5 of ours has both stacks")
-    scaled = fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
-    layers = fields.integer("num_layers", 6)
-    stack = fields.read(_STACK)
+    scaled, tied = _read_head(dialect, fields, names)
+    layers = fields.integer("num_layers", dialect.sizes.get("num_layers", 6))
+    stack = fields.read(_STACK, dialect.sizes)
     head_width = fields.integer("d_kv", 64)
-    activation, gated = _read_projection(fields)
+    activation, gated = _read_projection(fields, dialect.projection)
     stack |= {
         "head_width": None if head_width * stack["heads"] == stack["width"] else head_width,
         "activation": activation,
@@ -56,25 +92,27 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
         "norm": "rms",
         "scaled_attention": False,
         "position": "relative",
+        "relative_shared": dialect.shared,
     }
     tokens = fields.special_tokens(pad=0, eos=1, start=None)
     if "decoder_start_token_id" not in values:
         tokens = tokens.model_copy(update={"start": tokens.pad})
     return build_config(
-        **fields.read(_MODEL),
+        **fields.read(_MODEL, dialect.sizes),
         encoder=stack | {"layers": layers},
         decoder=stack | {"layers": fields.optional_integer("num_decoder_layers", layers) or layers},
         head=HeadConfig(scaled=scaled),
-        tied_embeddings=scaled or _HEAD not in names,
+        tied_embeddings=tied,
         init="t5",
+        family="mt5" if dialect.model_type == "mt5" else None,
         special_tokens=tokens,
     )
 
 
-def _read_projection(fields: Fields) -> tuple[str, bool]:
+def _read_projection(fields: Fields, default: str) -> tuple[str, bool]:
     """Returns the activation of the feed-forward layers, and whether they are gated."""
     key = "feed_forward_proj"
-    text = str(fields.values.get(key, "relu"))
+    text = str(fields.values.get(key, default))
     if text == _GATED["gelu_tanh"]:
         return "gelu_tanh", True
     name = text.removeprefix("gated-")
@@ -84,8 +122,14 @@ def _read_projection(fields: Fields) -> tuple[str, bool]:
     return ACTIVATIONS[name], name != text
 
 
-def _write_config(config: ModelConfig) -> dict[str, Any]:
+def _write_config(dialect: _Dialect, config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
+    scaled = config.head.scaled
+    ties: dict[str, bool] = {"tie_word_embeddings": config.tied_embeddings if dialect.divides is False else scaled}
+    if dialect.model_type == "t5":
+        # Where it is not the default; transformers 4 does not know it, and would scale.
+        ties = {"tie_word_embeddings": config.tied_embeddings}
+        ties |= {} if scaled == config.tied_embeddings else {"scale_decoder_outputs": scaled}
     return {
         **write_keys(config, _MODEL),
         **write_keys(stack, _STACK),
@@ -95,9 +139,7 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
         "num_layers": (config.encoder or stack).layers,
         "num_decoder_layers": stack.layers,
         "feed_forward_proj": (_GATED if stack.gated else THEIR_ACTIVATIONS)[stack.activation],
-        "tie_word_embeddings": config.tied_embeddings,
-        # Where it is not the default; transformers 4 does not know it, and would scale.
-        **({} if config.head.scaled == config.tied_embeddings else {"scale_decoder_outputs": config.head.scaled}),
+        **ties,
     }
 
 
@@ -128,8 +170,8 @@ def _weights(config: ModelConfig) -> list[Weight]:
             f"feedforward.{up}": {f"{last}.DenseReluDense.{part}": stack.ff_width for part in inputs},
             "feedforward.down": {f"{last}.DenseReluDense.wo": width},
         }
-        biases = ((f"{name}.{_BIAS}", stack.relative_buckets),)
-        weights.append(Weight(f"{name}.position.weight", biases))
+        biases = [(f"{name}.block.{number}.{_BIAS}", stack.relative_buckets) for number in range(stack.layers)]
+        weights.append(Weight(f"{name}.position.weight", tuple(biases[: stack.relative_tables])))
         for number in range(stack.layers):
             theirs = f"{name}.block.{number}.layer."
             weights += affine(f"{name}.blocks.{number}.", theirs, block, bias=False)
@@ -139,13 +181,16 @@ def _weights(config: ModelConfig) -> list[Weight]:
     return weights
 
 
-T5 = Family(
-    model_type="t5",
-    read_config=_read_config,
-    write_config=_write_config,
-    architecture=lambda config: "T5ForConditionalGeneration",
-    weights=_weights,
-    aliases=dict.fromkeys(_COPIES, _WORDS),
-    # Old checkpoints have a bias of cross attention, which no model reads.
-    ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+T5, MT5, UMT5 = (
+    Family(
+        model_type=dialect.model_type,
+        read_config=partial(_read_config, dialect),
+        write_config=partial(_write_config, dialect),
+        architecture=lambda config, name=dialect.name: f"{name}ForConditionalGeneration",
+        weights=_weights,
+        aliases=dict.fromkeys(_COPIES, _WORDS),
+        # Old checkpoints have a bias of cross attention, which no model reads.
+        ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    )
+    for dialect in _DIALECTS
 )

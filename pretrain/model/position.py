@@ -2,7 +2,7 @@
 
     placed = stack.position(x_BTD, positions_BT, offset)     once a forward
     placed.x_BTD                                             input of the first block
-    placed.rotation, placed.local_rotation, placed.bias      to every attention layer
+    placed.rotation, placed.local_rotation, placed.biases    to every attention layer
 
 Rotary embedding (Su et al. 2021) rotates queries and keys by angles proportional to their position;
 of patches, by those of column and row.
@@ -157,13 +157,14 @@ def rotate(x_BTNH: Tensor, rotation: Rotation) -> Tensor:
 class PositionedInput(NamedTuple):
     """Input of a stack, with position vectors added if it has any, and position information.
 
-    `local_rotation` is that of layers with a window, `bias` that of the scores in every layer.
+    `local_rotation` is that of layers with a window, `biases` those of the scores: one of all layers, or
+    one of each.
     """
 
     x_BTD: Tensor
     rotation: Rotation | None = None
     local_rotation: Rotation | None = None
-    bias: DistanceBias | None = None
+    biases: tuple[DistanceBias | None, ...] = (None,)
 
 
 class NoPosition(nn.Module):
@@ -293,11 +294,15 @@ def distance_buckets(distances: Tensor, *, bidirectional: bool, num_buckets: int
 
 
 class RelativePosition(nn.Module):
-    """A learned bias of the scores by head and bucketed distance (T5), shared by all layers."""
+    """A learned bias of the scores by head and bucketed distance, shared by all layers (T5) or not (UMT5).
+
+    The table of a layer that has its own is the next `relative_buckets` rows of `weight`.
+    """
 
     def __init__(self, config: StackConfig, causal: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.heads))
+        self.weight = nn.Parameter(torch.empty(config.relative_tables * config.relative_buckets, config.heads))
+        self._num_buckets = config.relative_buckets
         self._bidirectional = not causal
         self._max_distance = config.relative_max_distance
 
@@ -306,13 +311,14 @@ class RelativePosition(nn.Module):
         buckets_R = distance_buckets(
             torch.arange(1 - offset - length, length, device=x_BTD.device),
             bidirectional=self._bidirectional,
-            num_buckets=self.weight.shape[0],
+            num_buckets=self._num_buckets,
             max_distance=self._max_distance,
         )
         # fp32, or fp64 for an exact reference.
         exact = torch.promote_types(self.weight.dtype, torch.float32)
-        values_NR = nn.functional.embedding(buckets_R, self.weight).t().to(exact)
-        return PositionedInput(x_BTD, bias=DistanceBias(values_NR))
+        tables = self.weight.split(self._num_buckets)
+        values_LNR = [nn.functional.embedding(buckets_R, table).t().to(exact) for table in tables]
+        return PositionedInput(x_BTD, biases=tuple(map(DistanceBias, values_LNR)))
 
 
 def build_position(

@@ -291,8 +291,8 @@ class Stack(nn.Module):
         place = CachePlace(0, queries) if cache is None else cache.place(queries)
         assert place.keys <= self.max_seq_len, f"{place.keys} positions, at most {self.max_seq_len}"
         placed = self.position(x_BTD, rows.positions_BT, place.offset, rows.ranks)
-        if placed.bias is not None and place.position_1 is not None:
-            placed = placed._replace(bias=placed.bias.at(place.position_1))
+        if place.position_1 is not None:
+            placed = placed._replace(biases=tuple(bias and bias.at(place.position_1) for bias in placed.biases))
         masks = self._prepare_masks(placed, rows, cache, place)
         memory = self._prepare_memory(x_BTD, rows, encoded)
         x_BTD = placed.x_BTD
@@ -315,7 +315,16 @@ class Stack(nn.Module):
             table = self.value_tables[number]
             others = first if table is None else (*first, embedded[table])
             with nullcontext() if offload is None else offload.block(number):
-                x_BTD = block(x_BTD, masks[window], rotation, memory, layer_cache, others, input_BTD, counted_BT)
+                x_BTD = block(
+                    x_BTD,
+                    masks[window, number % len(placed.biases)],
+                    rotation,
+                    memory,
+                    layer_cache,
+                    others,
+                    input_BTD,
+                    counted_BT,
+                )
             if isinstance(x_BTD, tuple):
                 x_BTD, *further = x_BTD
                 if self.value_residual and number == 0:
@@ -326,8 +335,8 @@ class Stack(nn.Module):
 
     def _prepare_masks(
         self, placed: PositionedInput, rows: StackRows, cache: KVCache | None, place: CachePlace
-    ) -> dict[int | None, Any]:
-        """Prepares one mask for each distinct window of the layers."""
+    ) -> dict[tuple[int | None, int], Any]:
+        """Prepares one mask for each distinct window of the layers, and for each of several biases."""
         num_rows, queries, _ = placed.x_BTD.shape
         key_documents = None
         if cache is not None and rows.documents_BT is not None:
@@ -347,12 +356,12 @@ class Stack(nn.Module):
             columns=rows.columns,
         )
         size: dict[str, Any] = {"rows": num_rows, "queries": queries * rows.ranks}
-        size |= {"keys": place.keys * rows.ranks, "bias": placed.bias}
-        size |= {"device": placed.x_BTD.device}
+        size |= {"keys": place.keys * rows.ranks, "device": placed.x_BTD.device}
         masks = {}
-        for window in dict.fromkeys(self.windows):
-            windowed = replace(mask, window=window)
-            masks[window] = self.backend.prepare(windowed, **size)
+        for number, window in enumerate(self.windows):
+            key = window, number % len(placed.biases)
+            if key not in masks:
+                masks[key] = self.backend.prepare(replace(mask, window=window), bias=placed.biases[key[1]], **size)
         return masks
 
     def _prepare_memory(self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None) -> Memory | None:

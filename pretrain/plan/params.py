@@ -142,7 +142,7 @@ def _stack(name: str, model: ModelConfig, *, reads_encoder: bool) -> Named:
         rows = model.first_position(name) + model.positions_of(name)
         yield f"{name}.position.weight", (rows, stack.table_width)
     elif stack.position == "relative":
-        yield f"{name}.position.weight", (stack.relative_buckets, stack.heads)
+        yield f"{name}.position.weight", (stack.relative_tables * stack.relative_buckets, stack.heads)
     if stack.token_types:
         yield f"{name}.token_type.weight", (stack.token_types, stack.table_width)
     for number in range(stack.value_embeddings):

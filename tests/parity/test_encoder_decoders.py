@@ -28,14 +28,20 @@ SOURCES, TARGETS = [33, 1, 20, 40], [14, 30, 1, 25]
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-def t5(**values):
+def t5(name="T5", own=False, **values):
     # The last bucket begins at a distance of 20: below the lengths.
     sizes = {"d_kv": 8, "num_heads": 6, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
-    config = transformers.T5Config(
+    config = getattr(transformers, f"{name}Config")(
         **(sizes | values), vocab_size=VOCAB, d_model=48, d_ff=96, num_layers=3, num_decoder_layers=2,
         dropout_rate=0.0, decoder_start_token_id=0, attn_implementation="eager",
     )  # fmt: skip
-    return transformers.T5ForConditionalGeneration(config)
+    theirs = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    with torch.no_grad():
+        if name == "MT5":
+            theirs.lm_head.weight.mul_(0.2)  # logits of order 1, although nothing divides them
+        if own:
+            theirs.lm_head.weight = torch.nn.Parameter(0.2 * torch.randn(VOCAB, 48))
+    return theirs
 
 
 def t5_as_transformers_5_trains_it():
@@ -65,13 +71,31 @@ def marian(**values):
     return theirs
 
 
+def bart(**values):
+    config = transformers.BartConfig(
+        **values, vocab_size=VOCAB, d_model=48, encoder_layers=2, decoder_layers=3, encoder_attention_heads=6,
+        decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=80, max_position_embeddings=128, init_std=0.1,
+        dropout=0.0, pad_token_id=PAD, attn_implementation="eager",
+    )  # fmt: skip
+    theirs = transformers.BartForConditionalGeneration(config)
+    theirs.final_logits_bias.requires_grad_()
+    return theirs
+
+
 MAKERS = {
     "t5": t5,
     "t5-v1.1": t5_v1_1,
     "t5-v1.1-tied": t5_as_transformers_5_trains_it,
     "t5-odd-buckets": lambda: t5(relative_attention_num_buckets=11),
+    "t5-own-head": lambda: t5(own=True, relative_attention_num_buckets=10),
+    "mt5": lambda: t5("MT5", feed_forward_proj="gated-gelu"),
+    "mt5-own-head": lambda: t5("MT5", own=True, feed_forward_proj="relu"),
+    "umt5": lambda: t5("UMT5", relative_attention_num_buckets=10),
+    "umt5-own-head": lambda: t5("UMT5", own=True),
     "opus-mt": lambda: marian(activation_function="swish", scale_embedding=True),
     "marian-relu": lambda: marian(activation_function="relu"),
+    "bart": bart,
+    "bart-scaled": lambda: bart(activation_function="relu", scale_embedding=True),
 }
 
 

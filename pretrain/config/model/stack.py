@@ -252,6 +252,11 @@ class StackConfig(Section):
         return round(self.rope_fraction * self.per_head_width)
 
     @property
+    def relative_tables(self) -> int:
+        """Tables of relative biases: one, or one for each layer."""
+        return 1 if self.relative_shared else self.layers
+
+    @property
     def table_width(self) -> int:
         """Width E of the tables of tokens, positions and token types, with the default."""
         return self.embedding_width or self.width

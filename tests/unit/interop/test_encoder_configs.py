@@ -18,8 +18,11 @@ HEADS = {
     "distilbert": frozenset({"vocab_transform.weight"}),
     "electra": frozenset({"generator_predictions.dense.weight"}),
     "modernbert": frozenset({"head.dense.weight"}),
-    "t5": frozenset({"shared.weight", "lm_head.weight"}),
+    "t5": frozenset({"shared.weight"}),
+    "mt5": frozenset({"shared.weight", "lm_head.weight"}),
+    "umt5": frozenset({"shared.weight", "lm_head.weight"}),
     "marian": frozenset({"model.shared.weight", "final_logits_bias"}),
+    "bart": frozenset({"model.shared.weight", "final_logits_bias"}),
     "vit": frozenset({"classifier.weight"}),
     "vit_mae": frozenset({"decoder.mask_token"}),
     "deit": frozenset({"classifier.weight"}),
@@ -69,6 +72,12 @@ MARIAN = """{"model_type": "marian", "activation_function": "swish", "add_bias_l
     "normalize_embedding": false, "num_beams": 6, "pad_token_id": 80034, "scale_embedding": true,
     "static_position_embeddings": true, "vocab_size": 80035}"""
 
+BART = """{"model_type": "bart", "activation_function": "gelu", "bos_token_id": 0, "d_model": 1024,
+    "decoder_attention_heads": 16, "decoder_ffn_dim": 4096, "decoder_layers": 12, "decoder_start_token_id": 2,
+    "dropout": 0.1, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "encoder_layers": 12, "eos_token_id": 2,
+    "init_std": 0.02, "is_encoder_decoder": true, "max_position_embeddings": 1024, "normalize_before": false,
+    "normalize_embedding": true, "pad_token_id": 1, "scale_embedding": false, "vocab_size": 50265}"""
+
 PUBLISHED = {
     "bert-base": (BERT, {}),
     "bert-large": (BERT, {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,
@@ -86,7 +95,12 @@ PUBLISHED = {
     "t5-v1.1-small": (T5_V1_1, {}),
     "t5-v1.1-xxl": (T5_V1_1, {"d_ff": 10240, "d_model": 4096, "num_decoder_layers": 24, "num_heads": 64,
                               "num_layers": 24}),
+    "mt5-small": (T5_V1_1, {"model_type": "mt5", "vocab_size": 250112}),
+    "umt5-small": (T5_V1_1, {"model_type": "umt5", "vocab_size": 256384}),
+    "byt5-small": (T5_V1_1, {"d_ff": 3584, "d_model": 1472, "num_decoder_layers": 4, "num_layers": 12,
+                             "vocab_size": 384}),
     "marian-base": (MARIAN, {}),
+    "bart-large": (BART, {}),
 }  # fmt: skip
 
 
@@ -98,7 +112,8 @@ def read(model_type, /, **values):
 def test_a_published_config_is_our_preset(preset):
     text, changes = PUBLISHED[preset]
     values = json.loads(text) | changes
-    found = FAMILIES[values["model_type"]].read_config(values, HEADS[values["model_type"]])
+    own_head = {"lm_head.weight"} if values.get("tie_word_embeddings") is False else set()
+    found = FAMILIES[values["model_type"]].read_config(values, HEADS[values["model_type"]] | own_head)
     expected = expand_preset({"preset": preset, "vocab_size": values["vocab_size"]})
     assert facts(found) == facts(ModelConfig.model_validate(expected))
 
@@ -111,6 +126,7 @@ def test_a_published_config_is_our_preset(preset):
         (MODERNBERT, 50283, 50281, 50282, None),
         (T5, 0, None, 1, 0),
         (MARIAN, 80034, 0, 0, 80034),
+        (BART, 1, 0, 2, 2),
     ],
 )
 def test_ids_of_special_tokens_are_read_and_written(text, pad, bos, eos, start):
@@ -157,6 +173,9 @@ def test_missing_keys_have_the_defaults_of_transformers(model_type):
         ("t5", {"feed_forward_proj": "gelu_new", "num_decoder_layers": 3, "d_kv": 32}),
         ("t5", {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False, "pad_token_id": None}),
         ("t5", {"feed_forward_proj": "gated-gelu_python", "relative_attention_max_distance": 256}),
+        ("mt5", {"feed_forward_proj": "relu", "relative_attention_num_buckets": 10}),
+        ("umt5", {"num_decoder_layers": 2, "tie_word_embeddings": True}),
+        ("bart", {"activation_function": "relu", "scale_embedding": True, "max_position_embeddings": 40}),
         ("marian", {"activation_function": "relu", "scale_embedding": True, "decoder_layers": 2, "eos_token_id": 5}),
         ("vit", {"qkv_bias": False, "image_size": 32, "patch_size": 4, "num_channels": 1, "hidden_act": "relu"}),
         ("deit", {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2}),
@@ -191,6 +210,9 @@ def test_heads_and_poolers_are_told_by_the_tensors():
         ({"tie_word_embeddings": False}, {"lm_head.weight"}, False, False),
         ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, {"lm_head.weight"}, False, False),
         ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, (), False, True),
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, {"lm_head.weight"}, True, False),
+        ({"transformers_version": "5.1.0"}, {"lm_head.weight"}, True, False),
+        ({"transformers_version": "4.57.1"}, {"lm_head.weight"}, True, True),
     ],
 )
 def test_a_t5_is_told_from_a_v1_1_in_the_spelling_of_each_version(values, names, scaled, tied):

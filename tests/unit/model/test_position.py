@@ -177,8 +177,8 @@ def test_distances_fall_into_the_buckets_of_transformers(bidirectional, buckets,
 def test_a_relative_bias_continues_with_a_cache():
     module = RelativePosition(stack(16, position="relative", relative_buckets=8, relative_max_distance=20), causal=True)
     torch.nn.init.normal_(module.weight)
-    whole = module(torch.zeros(1, 9, 1), None, 0).bias.values_NR
-    last = module(torch.zeros(1, 2, 1), None, 7).bias.values_NR
+    whole = module(torch.zeros(1, 9, 1), None, 0).biases[0].values_NR
+    last = module(torch.zeros(1, 2, 1), None, 7).biases[0].values_NR
     # Query 7 and 8 of 9 keys: distances -8 ... 1.
     assert last.shape == (2, 10)
     assert torch.equal(last, whole[:, :10])

@@ -75,6 +75,17 @@ def marian(vocab: int, layers: int, width: int, heads: int, ff: int) -> Release:
     return Release(vocab, None, hf.MarianMTModel, sizes | config | {"decoder_start_token_id": 0})
 
 
+def gated_t5(model: type, vocab: int, encoder: int, decoder: int, width: int, heads: int, ff: int) -> Release:
+    sizes = {"num_layers": encoder, "num_decoder_layers": decoder, "d_model": width, "num_heads": heads, "d_ff": ff}
+    return Release(vocab, None, model, sizes | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False})
+
+
+def bart(layers: int, width: int, heads: int, ff: int) -> Release:
+    sizes = {f"{stack}_{key}": n for stack in ("encoder", "decoder") for key, n in
+             (("layers", layers), ("attention_heads", heads), ("ffn_dim", ff))}  # fmt: skip
+    return Release(50265, None, hf.BartForConditionalGeneration, sizes | {"d_model": width})
+
+
 def t5(
     layers: int, width: int, heads: int, head_width: int, ff: int, parameters: int, *, gated: bool = False
 ) -> Release:
@@ -87,6 +98,7 @@ def t5(
     )
 
 
+MT5, UMT5, T5 = hf.MT5ForConditionalGeneration, hf.UMT5ForConditionalGeneration, hf.T5ForConditionalGeneration
 LLAMA, MISTRAL, QWEN2, QWEN3 = hf.LlamaForCausalLM, hf.MistralForCausalLM, hf.Qwen2ForCausalLM, hf.Qwen3ForCausalLM
 STARCODER2 = hf.Starcoder2ForCausalLM
 MIXTRAL, QWEN3_MOE = hf.MixtralForCausalLM, hf.Qwen3MoeForCausalLM
@@ -149,6 +161,22 @@ RELEASES = {
     "modernbert-large": modernbert(28, 1024, 16, 2624),
     # English to Italian.
     "marian-base": marian(80035, 6, 512, 8, 2048),
+    "bart-base": bart(6, 768, 12, 3072),
+    "bart-large": bart(12, 1024, 16, 4096),
+    "mt5-small": gated_t5(MT5, 250112, 8, 8, 512, 6, 1024),
+    "mt5-base": gated_t5(MT5, 250112, 12, 12, 768, 12, 2048),
+    "mt5-large": gated_t5(MT5, 250112, 24, 24, 1024, 16, 2816),
+    "mt5-xl": gated_t5(MT5, 250112, 24, 24, 2048, 32, 5120),
+    "mt5-xxl": gated_t5(MT5, 250112, 24, 24, 4096, 64, 10240),
+    "umt5-small": gated_t5(UMT5, 256384, 8, 8, 512, 6, 1024),
+    "umt5-base": gated_t5(UMT5, 256384, 12, 12, 768, 12, 2048),
+    "umt5-xl": gated_t5(UMT5, 256384, 24, 24, 2048, 32, 5120),
+    "umt5-xxl": gated_t5(UMT5, 256384, 24, 24, 4096, 64, 10240),
+    "byt5-small": gated_t5(T5, 384, 12, 4, 1472, 6, 3584),
+    "byt5-base": gated_t5(T5, 384, 18, 6, 1536, 12, 3968),
+    "byt5-large": gated_t5(T5, 384, 36, 12, 1536, 16, 3840),
+    "byt5-xl": gated_t5(T5, 384, 36, 12, 2560, 32, 6720),
+    "byt5-xxl": gated_t5(T5, 384, 36, 12, 4672, 64, 12352),
     "t5-small": t5(6, 512, 8, 64, 2048, 60_506_624),
     "t5-base": t5(12, 768, 12, 64, 3072, 222_903_552),
     "t5-large": t5(24, 1024, 16, 64, 4096, 737_668_096),
@@ -180,6 +208,19 @@ ROUNDED = {
     "deepseek_v3-671b": (129_280, [671e9], 0.001),
     "gpt_oss-120b": (201_088, [116.83e9], 0.001),
     "bert-tiny": (30_522, [4.4e6], 0.02),
+    # Lewis et al. 2020, as released; Xue et al. 2021 and 2022, table 1 of each.
+    "bart-base": (50_265, [139e6], 0.01),
+    "bart-large": (50_265, [406e6], 0.01),
+    "mt5-small": (250_112, [300e6], 0.01),
+    "mt5-base": (250_112, [580e6], 0.01),
+    "mt5-large": (250_112, [1.2e9], 0.03),
+    "mt5-xl": (250_112, [3.7e9], 0.02),
+    "mt5-xxl": (250_112, [13e9], 0.02),
+    "byt5-small": (384, [300e6], 0.01),
+    "byt5-base": (384, [582e6], 0.01),
+    "byt5-large": (384, [1.23e9], 0.01),
+    "byt5-xl": (384, [3.74e9], 0.01),
+    "byt5-xxl": (384, [12.9e9], 0.01),
     # Liu et al. 2019 and Conneau et al. 2020; Sanh et al. 2019, table 3; Clark et al. 2020, table 1.
     "roberta-base": (50_265, [125e6], 0.005),
     "roberta-large": (50_265, [355e6], 0.005),
@@ -269,8 +310,8 @@ def size_of(release: Release) -> int:
     count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     # Marian's bias of the scores is a buffer there.
     count += sum(buffer.numel() for name, buffer in model.named_buffers() if name == "final_logits_bias")
-    if isinstance(model, hf.T5ForConditionalGeneration) and not release.config["tie_word_embeddings"]:
-        # transformers 5 ties T5's embeddings whatever the configuration says; the released v1.1 has a head of its own.
+    if "ForConditionalGeneration" in type(model).__name__ and not release.config.get("tie_word_embeddings", True):
+        # transformers 5 ties a T5's tables whatever the configuration says; the released v1.1 has a head of its own.
         count += model.lm_head.weight.numel()
     return count
 
