@@ -123,6 +123,11 @@ def table(ours: str, theirs: str, vocab_size: int | None, *, row: bool = False) 
     return Weight(ours, ((theirs, vocab_size),), vocab=True, row=row)
 
 
+def of_one_class(name: str) -> Callable[[ModelConfig], str]:
+    """Returns the `architecture` of a family all of whose models are of one class."""
+    return lambda config: name
+
+
 def own_head(config: ModelConfig, theirs: str) -> list[Weight]:
     """Returns the weight of a language model's head that is not tied to the embedding, if any."""
     if config.head.kind != "lm" or config.tied_embeddings:

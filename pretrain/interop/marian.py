@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.family import Family, Weight, affine, table
+from pretrain.interop.family import Family, Weight, affine, of_one_class, table
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
 
 _SHARED: Keys = {
@@ -132,7 +132,7 @@ MARIAN, BART = (
         model_type=model_type,
         read_config=partial(_read_config, model_type == "bart"),
         write_config=partial(_write_config, model_type == "bart"),
-        architecture=lambda config, name=architecture: name,
+        architecture=of_one_class(architecture),
         weights=partial(_weights, model_type == "bart"),
         aliases=dict.fromkeys(_COPIES, _WORDS),
         ignored=(r"model\.(encoder|decoder)\.embed_positions\..*",),

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.family import Family, Weight, affine, table
+from pretrain.interop.family import Family, Weight, affine, of_one_class, table
 from pretrain.interop.fields import (
     ACTIVATIONS,
     THEIR_ACTIVATIONS,
@@ -186,7 +186,7 @@ T5, MT5, UMT5 = (
         model_type=dialect.model_type,
         read_config=partial(_read_config, dialect),
         write_config=partial(_write_config, dialect),
-        architecture=lambda config, name=dialect.name: f"{name}ForConditionalGeneration",
+        architecture=of_one_class(f"{dialect.name}ForConditionalGeneration"),
         weights=_weights,
         aliases=dict.fromkeys(_COPIES, _WORDS),
         # Old checkpoints have a bias of cross attention, which no model reads.

@@ -315,16 +315,7 @@ class Stack(nn.Module):
             table = self.value_tables[number]
             others = first if table is None else (*first, embedded[table])
             with nullcontext() if offload is None else offload.block(number):
-                x_BTD = block(
-                    x_BTD,
-                    masks[window, number % len(placed.biases)],
-                    rotation,
-                    memory,
-                    layer_cache,
-                    others,
-                    input_BTD,
-                    counted_BT,
-                )
+                x_BTD = block(x_BTD, masks[number], rotation, memory, layer_cache, others, input_BTD, counted_BT)
             if isinstance(x_BTD, tuple):
                 x_BTD, *further = x_BTD
                 if self.value_residual and number == 0:
@@ -335,8 +326,8 @@ class Stack(nn.Module):
 
     def _prepare_masks(
         self, placed: PositionedInput, rows: StackRows, cache: KVCache | None, place: CachePlace
-    ) -> dict[tuple[int | None, int], Any]:
-        """Prepares one mask for each distinct window of the layers, and for each of several biases."""
+    ) -> list[Any]:
+        """Returns the mask of each layer: one for each distinct window, and for each of several biases."""
         num_rows, queries, _ = placed.x_BTD.shape
         key_documents = None
         if cache is not None and rows.documents_BT is not None:
@@ -357,12 +348,12 @@ class Stack(nn.Module):
         )
         size: dict[str, Any] = {"rows": num_rows, "queries": queries * rows.ranks}
         size |= {"keys": place.keys * rows.ranks, "device": placed.x_BTD.device}
-        masks = {}
-        for number, window in enumerate(self.windows):
-            key = window, number % len(placed.biases)
-            if key not in masks:
-                masks[key] = self.backend.prepare(replace(mask, window=window), bias=placed.biases[key[1]], **size)
-        return masks
+        keys = [(window, number % len(placed.biases)) for number, window in enumerate(self.windows)]
+        masks = {
+            (window, table): self.backend.prepare(replace(mask, window=window), bias=placed.biases[table], **size)
+            for window, table in dict.fromkeys(keys)
+        }
+        return [masks[key] for key in keys]
 
     def _prepare_memory(self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None) -> Memory | None:
         if encoded is None or self.cross_backend is None:
