@@ -28,7 +28,7 @@ from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.fields import CHAT_TEMPLATE
 from pretrain.interop.generation import load_generation_defaults, write_generation_defaults
-from pretrain.interop.label_names import WORDS, labelled_by
+from pretrain.interop.label_names import CHOICES, SPANS, TEXTS, WORDS, labelled_by
 from pretrain.interop.release import fetch_release, open_release
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_as_written, tokenizer_files
 from pretrain.interop.write import About, ExportReport, write_release
@@ -159,9 +159,19 @@ def _their_scores(folder: Path, architecture: str, batch: Batch) -> Tensor:
         inputs = {"input_ids": batch.tokens_BT, "attention_mask": torch.ones_like(batch.tokens_BT)}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = batch.tokens_BT
-    found = model.eval()(**inputs)
+    model.eval()
+    if architecture.endswith(CHOICES):  # of one question
+        return model(**{key: value[None] for key, value in inputs.items()}).logits[0][:, None].float()
+    if architecture.endswith(TEXTS) and model.config.pad_token_id is None:
+        # Decoders of theirs then read a row at a time.
+        rows = [{key: value[row : row + 1] for key, value in inputs.items()} for row in range(len(batch.tokens_BT))]
+        return torch.cat([model(**row).logits for row in rows]).float()
+    found = model(**inputs)
+    if architecture.endswith(SPANS):
+        return torch.stack((found.start_logits, found.end_logits), dim=-1).float()
     scores = getattr(found, "logits", None)
-    return (found.last_hidden_state if scores is None else scores).float()
+    scores = found.last_hidden_state if scores is None else scores
+    return (scores[..., None] if architecture == "ElectraForPreTraining" else scores).float()
 
 
 def _available_bytes() -> float:

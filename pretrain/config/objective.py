@@ -29,7 +29,7 @@ NEEDS: dict[str, Needs] = {
     "fim": Needs(("decoder",), ("text",), whole_rows=True),
     "seq2seq": Needs(("encoder+decoder",), ("pairs",)),
     "supervised": Needs(("decoder",), ("records",)),
-    "classify": Needs(("encoder",), ("classes",), head="labels"),
+    "classify": Needs(("encoder", "decoder"), ("classes",), head="labels"),
     "tag": Needs(("encoder",), ("tags",), head="labels"),
     "images": Needs(("encoder",), ("images",), head="labels", reads="patches"),
     "masked_patches": Needs(("encoder+decoder",), ("images",), head="pixels", reads="patches"),

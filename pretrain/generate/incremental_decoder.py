@@ -252,7 +252,7 @@ def check_prompts(model: LanguageModel, prompts: Prompts) -> None:
     if not model.is_causal:
         what = "an encoder cannot generate: it reads both sides"
         raise ConfigError(what, fix="use a model with a decoder")
-    if model.head is None:
+    if model.head is None or not model.head.scores_ids:
         what = "the model has no language model's head, so it cannot generate"
         raise ConfigError(what, fix="use one that has")
     if model.encoder is not None and model.special_tokens.start is None:

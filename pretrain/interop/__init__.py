@@ -10,14 +10,17 @@ from pretrain.interop.decoders.gpt_oss import GPT_OSS
 from pretrain.interop.decoders.llama import LLAMA, MISTRAL, MIXTRAL, OLMO2, OLMOE, QWEN2, QWEN3, QWEN3_MOE
 from pretrain.interop.decoders.starcoder2 import STARCODER2
 from pretrain.interop.family import Family
+from pretrain.interop.label_names import with_labels
 from pretrain.interop.marian import BART, MARIAN
 from pretrain.interop.modernbert import MODERNBERT
 from pretrain.interop.t5 import MT5, T5, UMT5
 from pretrain.interop.vit import CAPTIONER, DEIT, MAE, VIT
 
+_LABELLING = (*(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, GPT_OSS, DEEPSEEK_V3, STARCODER2),)
+"""Decoders of which transformers has a class of labelled texts."""
 _ALL = (
-    *(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, OLMOE, GPT_OSS, DEEPSEEK_V3, STARCODER2),
-    *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, MODERNBERT),
+    *map(with_labels, _LABELLING),
+    *(OLMOE, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, MODERNBERT),
     *(T5, MT5, UMT5, MARIAN, BART, VIT, DEIT, MAE, CAPTIONER),
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

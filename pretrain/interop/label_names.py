@@ -1,6 +1,6 @@
 """Heads of classes of Hugging Face that score something else than a vocabulary, by the unit that is scored.
 
-    ...ForSequenceClassification    a label for a text                          head.kind labels
+    ...ForSequenceClassification    a label for a text, of decoders too         head.kind labels
     ...ForTokenClassification       a label for a word, at its first token      labels
     ...ForImageClassification       a label for an image                        labels
     ...ForQuestionAnswering         where the answer begins and ends in a text  spans
@@ -12,19 +12,20 @@ regression (one score) and labels of which several may be right are refused.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.family import Weight, affine
-from pretrain.interop.fields import CONFIG, Fields, read_object, refusal
+from pretrain.interop.family import Family, Weight, affine
+from pretrain.interop.fields import CONFIG, Fields, build_config, read_object, refusal
 
 TEXTS, WORDS = "ForSequenceClassification", "ForTokenClassification"
 IMAGES = "ForImageClassification"
 SPANS, CHOICES, REPLACED = "ForQuestionAnswering", "ForMultipleChoice", "ForPreTraining"
 _KINDS: dict[str, Literal["spans", "choices", "replaced"]] = {SPANS: "spans", CHOICES: "choices", REPLACED: "replaced"}
 """Classes whose head is not of labels, and its kind."""
-_LAYER = "classifier"
+_LAYER, _SCORE = "classifier", "score"
 _SINGLE = "single_label_classification"
 
 
@@ -48,7 +49,7 @@ def find_unit(fields: Fields, names: frozenset[str], prefix: str, units: Mapping
 def unit_of(config: ModelConfig) -> str:
     """Returns the class, without its prefix, of a model of text; empty: it scores a vocabulary or nothing."""
     if config.head.kind == "labels":
-        return TEXTS if config.pooler else WORDS
+        return TEXTS if config.pooler or config.decoder else WORDS
     return next((unit for unit, kind in _KINDS.items() if kind == config.head.kind), "")
 
 
@@ -93,6 +94,38 @@ def _read_labels(fields: Fields) -> list[str]:
         why = "one score is a regression, not a choice of labels"
         raise refusal("id2label", fields.values.get("id2label"), why)
     return labels
+
+
+def with_labels(family: Family) -> Family:
+    """Returns a family of decoders that has `...ForSequenceClassification` besides its own classes.
+
+    A text is labelled by its last token; the scores, `score.weight`, have no bias.
+    """
+
+    def read(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
+        listed = values.get("architectures")
+        claimed = isinstance(listed, list) and any(str(name).endswith(TEXTS) for name in listed)
+        config = family.read_config(values, names)
+        if not claimed and f"{_SCORE}.weight" not in names:
+            return config
+        head = HeadConfig(kind="labels", labels=_read_labels(Fields(values)))
+        return build_config(**config.model_dump() | {"head": head, "tied_embeddings": False})
+
+    def weights(config: ModelConfig) -> list[Weight]:
+        scores = affine("", "", {"head": {_SCORE: config.head.num_scores}}, bias=config.head.bias)
+        return family.weights(config) + (scores if config.head.kind == "labels" else [])
+
+    def architecture(config: ModelConfig) -> str:
+        name = family.architecture(config)
+        return f"{name.removesuffix('Model')}{TEXTS}" if config.head.kind == "labels" else name
+
+    return replace(
+        family,
+        read_config=read,
+        write_config=lambda config: family.write_config(config) | write_label_names(config.head),
+        weights=weights,
+        architecture=architecture,
+    )
 
 
 def write_label_names(head: HeadConfig) -> dict[str, Any]:

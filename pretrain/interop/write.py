@@ -178,8 +178,8 @@ def write_release(
 
 
 def as_released(config: ModelConfig) -> ModelConfig:
-    """Returns the config with a bias in a head that scores no ids, as their classes have; of zeros if new."""
-    if not config.head.num_scores or config.head.bias:
+    """Returns the config with a bias in a head that scores no ids, as their encoders have; of zeros if new."""
+    if not config.head.num_scores or config.head.bias or config.decoder is not None:
         return config
     return config.model_copy(update={"head": config.head.model_copy(update={"bias": True})})
 

@@ -352,12 +352,13 @@ class Transformer(nn.Module):
 
     def _summarize(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
         """Returns the input of a label head; at the first position of a document, its summary."""
-        if self.averages:
+        if self.averages or self.is_causal:
             documents_BT = batch.documents_BT
             if documents_BT is None and batch.lengths_B is not None:
                 columns = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
                 documents_BT = torch.where(columns < batch.lengths_B[:, None], 0, -1)
-            hidden_BTD = _average_documents(hidden_BTD, documents_BT)
+            summary = _average_documents if self.averages else _last_of_documents
+            hidden_BTD = summary(hidden_BTD, documents_BT)
         if self.pooler is not None:
             hidden_BTD = self.pooler(hidden_BTD.flatten(0, 1)[:, None]).view_as(hidden_BTD)
         return hidden_BTD
@@ -382,6 +383,19 @@ def _source_rows(source: SourceBatch) -> StackRows:
     return StackRows(
         source.positions_BS, source.documents_BS, source.lengths_B, tokens_BT=source.tokens_BS, on_host=on_host
     )
+
+
+def _last_of_documents(hidden_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:
+    """Returns the last hidden state of each token's document, [B, T, D]; what causal attention knows all of it by."""
+    if documents_BT is None:
+        return hidden_BTD[:, -1:].expand_as(hidden_BTD)
+    length = hidden_BTD.shape[1]
+    columns_BT = torch.arange(length, device=hidden_BTD.device).expand_as(documents_BT)
+    # A row has at most T documents; its padding counts as one more.
+    documents_BT = torch.where(documents_BT < 0, length, documents_BT).long()
+    last_BP = columns_BT.new_zeros(len(documents_BT), length + 1)
+    last_BP = last_BP.scatter_reduce(1, documents_BT, columns_BT, "amax")
+    return hidden_BTD.gather(1, last_BP.gather(1, documents_BT)[..., None].expand_as(hidden_BTD))
 
 
 def _average_documents(hidden_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:

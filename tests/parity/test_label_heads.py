@@ -14,6 +14,7 @@ from pretrain.types import Batch
 from tests.helpers.lent import Lent, build_imported, check_gradients, lend, quiet_transformers
 from tests.parity.exchange import check_round_trip
 from tests.unit.interop.releases import change_config, load_tensors, save_tensors
+from tests.unit.model.tiny import packed_batch
 
 NAMES = ["down", "flat", "up"]
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
@@ -36,6 +37,9 @@ def modernbert(kind, **values):
     return getattr(transformers, f"ModernBertFor{kind}Classification")(config)
 
 
+LABELS_OF_DECODER = {"pad_token_id": 0, "id2label": dict(enumerate(NAMES)), "attn_implementation": "eager"}
+
+
 def of(name, kind, **values):
     values = TINY | {"hidden_dropout_prob": 0.0, "pad_token_id": 0} | values
     if name == "DistilBert":
@@ -54,6 +58,13 @@ MAKERS = {
     "distilbert-words": lambda: of("DistilBert", "TokenClassification"),
     "electra-texts": lambda: of("Electra", "SequenceClassification", embedding_size=16),
     "electra-words": lambda: of("Electra", "TokenClassification"),
+    "gpt2-texts": lambda: transformers.GPT2ForSequenceClassification(
+        transformers.GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=32, **LABELS_OF_DECODER)
+    ),
+    "llama-texts": lambda: of("Llama", "SequenceClassification", **LABELS_OF_DECODER),
+    "qwen2-texts": lambda: of(
+        "Qwen2", "SequenceClassification", num_key_value_heads=2, tie_word_embeddings=True, **LABELS_OF_DECODER
+    ),
     "modernbert-first": lambda: modernbert("Sequence", classifier_dropout=0.25),
     "modernbert-mean": lambda: modernbert("Sequence", classifier_pooling="mean"),
     "modernbert-words": lambda: modernbert("Token"),
@@ -85,6 +96,8 @@ def padded_batch():
 def test_scores_are_equal(lent):
     """A text's scores are at its first token, a word's at the token; padding has none."""
     batch, inputs = padded_batch()
+    # Theirs finds the last token of a text for a decoder by the id of padding.
+    inputs["input_ids"] = inputs["input_ids"] * inputs["attention_mask"]
     scores, expected = lent.ours(batch).logits_BTV, lent.theirs(**inputs).logits
     if expected.dim() == 2:
         torch.testing.assert_close(scores[:, 0], expected, **TOLERANCE)
@@ -123,12 +136,32 @@ def test_spans_choices_and_replaced_tokens_are_scored_equally(name, tmp_path):
     (expected * weights).sum().backward()
     check_gradients(lent)
     check_round_trip(lent, getattr(transformers, f"AutoModelFor{kind}"), tmp_path / "again", **inputs)
+    export_model(lent.release.folder, tmp_path / "checked")  # compares the scores of both
 
 
 def test_names_of_labels_dropout_and_pooling_are_read(tmp_path):
     first, mean = make("bert-texts", tmp_path / "a").release.config, make("modernbert-mean", tmp_path / "b")
     assert (first.head.labels, first.head.dropout, first.pooler) == (NAMES, 0.25, True)
     assert (mean.release.config.head.mean, mean.release.config.head.dropout) == (True, 0.0)
+
+
+def test_a_decoder_without_a_token_of_padding_is_exported_as_a_classifier(tmp_path):
+    folder = make("gpt2-texts", tmp_path / "theirs").release.folder
+    change_config(folder, pad_token_id=None)
+    export_model(folder, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [
+        "GPT2ForSequenceClassification"
+    ]
+
+
+def test_the_last_token_of_each_packed_document_labels_it(tmp_path):
+    lent, lengths = make("llama-texts", tmp_path), [4, 1, 6]
+    batch = packed_batch([lengths], vocab_size=99)
+    with torch.no_grad():
+        found = lent.ours(batch).logits_BTV[0]
+        parts = batch.tokens_BT.split(lengths, dim=1)
+        alone = torch.cat([lent.ours(Batch(tokens, tokens)).logits_BTV[0, -1:] for tokens in parts])
+    torch.testing.assert_close(found[[0, 4, 5]], alone, **TOLERANCE)
 
 
 def test_an_export_is_the_classifier_that_was_imported(lent, tmp_path):

@@ -37,8 +37,8 @@ class HeadConfig(Section):
     labels: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
     """Label names, for `kind: labels`. Empty: taken from the data."""
     mean: Annotated[bool, OnResume.ALLOW] = False
-    """For `kind: labels`: classify the mean over the tokens of a document, not its first token; of
-    an image, the mean over its patches."""
+    """For `kind: labels`: classify the mean over the tokens of a document, not its first token (of a
+    decoder its last one); of an image, the mean over its patches."""
     dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
     """For `kind: labels`, `spans` and `choices`: dropout probability on the input of the scores."""
 
@@ -329,8 +329,10 @@ class ModelConfig(AnyKindConfig):
         head = self.head.kind
         if head != "lm" and self.tied_embeddings:
             raise ValueError(f"tied_embeddings=true needs head.kind=lm, not {head}; set it to false")
-        if head in ("labels", "spans", "choices", "replaced") and self.decoder is not None:
-            raise ValueError(f"head.kind={head} needs a model of an encoder alone")
+        alone = "an encoder or a decoder" if head == "labels" else "an encoder"
+        needs_encoder = head in ("spans", "choices", "replaced") and self.decoder is not None
+        if needs_encoder or (head == "labels" and self.shape == "encoder+decoder"):
+            raise ValueError(f"head.kind={head} needs a model of {alone} alone")
         if self.pooler and self.decoder is not None:
             raise ValueError("pooler=true needs a model of an encoder alone")
         return self

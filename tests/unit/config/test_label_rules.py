@@ -61,7 +61,7 @@ def test_what_fits_is_taken(tmp_path):
                 "model": ", tied_embeddings: false, head: {kind: labels}, decoder: {layers: 1, width: 128, "
                 "heads: 2, ff_width: 8}",
             },
-            r"head\.kind=labels needs a model of an encoder alone",
+            r"head\.kind=labels needs a model of an encoder or a decoder alone",
         ),
     ],
 )
