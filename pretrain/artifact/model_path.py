@@ -7,34 +7,33 @@ Hugging Face folder  config.json, safetensors, tokenizer files      read in plac
 """
 
 import logging
-import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pydantic
-from tokenizers import Tokenizer, models
 from torch import Tensor
 
+from pretrain.artifact.plain_codec import PlainCodec
 from pretrain.artifact.source import TOKENIZER_FOLDER, ModelSource, TokenizerFiles, merge_adapters, split_average
 from pretrain.checkpoint.format import MANIFEST, MODEL_FILE, list_checkpoints, load_manifest, step_name
 from pretrain.checkpoint.load import WeightReader, write_weights
 from pretrain.checkpoint.retention import read_best
 from pretrain.config.load import load_config
 from pretrain.config.model import AnyModelConfig, parse_model
-from pretrain.config.prepare import Template, check_template, to_jinja, turns_of
+from pretrain.config.prepare import Template, check_template, is_jinja, to_jinja, turns_of
 from pretrain.config.run import RunConfig
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.generate.constraints import Codec
 from pretrain.interop.generation import load_generation_defaults, read_generation_defaults
 from pretrain.interop.release import open_release
 from pretrain.interop.tokenizer import HubTokenizer, load_hub_tokenizer, tokenizer_files, wrap_tokenizer_json
-from pretrain.prepare.readers.records import RecordError, apply_template
 from pretrain.run.folder import RunDir
-from pretrain.tokenizer import fit_start, load_tokenizer, nameable_tokens, special_tokens_of
-from pretrain.tokenizer.encoder import build_encoder
-from pretrain.tokenizer.roles import special_ids
+from pretrain.tokenizer import (
+    fit_start,
+    load_tokenizer,
+)
 from pretrain.types import EMA, GenerationDefaults
 from pretrain.utils.io import check_file, make_dir, new_folder, write_file, write_json
 from pretrain.utils.safe_read import read_json
@@ -47,101 +46,6 @@ TEMPLATE_KEY = "template"
 """Key of the template of conversations in a run's normalize.json."""
 BEGIN_KEY = "begin"
 """Key of the token that begins documents in a run's normalize.json; missing: none does."""
-
-
-class PlainCodec:
-    """A `Codec` over a tokenizer of `pretrain prepare`, whose special tokens are those of the documents in training.
-
-    With `ends_sources` it appends the end-of-document token, as in training of an encoder-decoder.
-    `template` is that of the conversations of the training; `eos` ends a document (None: a known
-    name), `begin` begins one (None: nothing).
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        ends_sources: bool = False,
-        template: Template | None = None,
-        *,
-        eos: int | None = None,
-        begin: int | None = None,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._template = template
-        special = special_tokens_of(tokenizer)
-        eos = special.eos if eos is None else eos
-        self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
-        self.mask_id: int | None = special.mask
-        self._first = [] if begin is None else [begin]
-        self._end = list(self.eos_ids) if ends_sources else []
-        self._begin = [] if special.bos is None else [special.bos]
-        self._named = nameable_tokens(tokenizer)
-        longest_first = sorted(self._named, key=len, reverse=True)
-        self._names = re.compile("|".join(map(re.escape, longest_first)))
-        # A word's token includes the space before it, and so does its mask; a character's does not.
-        self._takes_space = not isinstance(tokenizer.model, models.WordLevel)
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text; spelled special tokens (masks, sentinels, modes) become their ids."""
-        ids = [*self._first]
-        first = 0
-        for match in self._names.finditer(text) if self._named else ():
-            part = text[first : match.start()]
-            if self._takes_space:
-                part = part.removesuffix(" ")
-            ids += [*self._encode(part), self._named[match[0]]]
-            first = match.end()
-        return ids + self._encode(text[first:]) + self._end
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def encode_placed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the ids of a document as `prepare` writes a labelled one, and their character spans."""
-        found = self._tokenizer.encode(text, add_special_tokens=False)
-        around = len(self._begin) * [(0, 0)], len(self.eos_ids) * [(len(text), len(text))]
-        return [*self._begin, *found.ids, *self.eos_ids], [*around[0], *found.offsets, *around[1]]
-
-    def encode_chat(self, turns: list[tuple[str, str]]) -> list[int]:
-        """Returns the ids of a conversation as `prepare` writes it. Raises: ConfigError: There is no template."""
-        if self._template is None:
-            what = "the run knows no chat template: its data were prepared without one"
-            raise ConfigError(what, fix="write the prompt by hand, without --chat")
-        try:
-            # The empty last turn stands for what the assistant is about to say.
-            segments, markers = apply_template([*turns, ("assistant", "")], self._template)
-        except RecordError as error:
-            raise ConfigError(error.what, fix="use another model") from None
-        texts = [text for text, _ in segments]
-        if turns_of(self._template)["assistant"][1]:
-            texts.pop()
-        given = [number for number in markers if number < len(texts)]
-        return [*self._first, *self._encode_turns(texts, given)]
-
-    def _encode_turns(self, texts: list[str], markers: Sequence[int]) -> list[int]:
-        eos = self.eos_ids[0] if self.eos_ids else None
-        return build_encoder(self._tokenizer, eos).encode(texts, markers).values.tolist()
-
-    @property
-    def ends_of_turn(self) -> tuple[int, ...]:
-        """The special token that ends a turn of the assistant, where the template has one."""
-        if self._template is None:
-            return ()
-        after = turns_of(self._template)["assistant"][1]
-        first = self._encode_turns([after], [0])[:1]
-        return tuple(token for token in first if token in special_ids(self._tokenizer).values())
-
-    def encode_target(self, text: str) -> list[int]:
-        """Returns the ids of a target: those of `encode`, as there is one language."""
-        return self.encode(text)
-
-    def decode(self, ids: list[int]) -> str:
-        """Returns the text of ids, without special tokens."""
-        return str(self._tokenizer.decode(ids))
-
-    def tokens(self, ids: list[int]) -> list[str]:
-        """Returns the text of each id, for display."""
-        return [str(self._tokenizer.decode([number], skip_special_tokens=False)) for number in ids]
 
 
 def open_source(path: Path) -> ModelSource:
@@ -247,7 +151,9 @@ def _open_run(reader: WeightReader) -> ModelSource:
             content = fit_start(content, begin is not None, str(run.tokenizer))
         name = "" if begin is None else str(tokenizer.id_to_token(begin))
         chat = None if template is None else to_jinja(template, name)
-        return wrap_tokenizer_json(content, special, config.max_seq_len, chat)
+        tokens = template if isinstance(template, dict) and is_jinja(template) else {}
+        tokens = {key: token for key, token in tokens.items() if key.endswith("_token")}
+        return wrap_tokenizer_json(content, special, config.max_seq_len, chat, tokens)
 
     # As transformers and servers do, a chat stops at the end of a turn.
     ends_of_turn = codec.ends_of_turn
@@ -302,7 +208,7 @@ def read_texts(run: RunDir) -> tuple[Template | None, int | None]:
         template, begin = check_template(facts.get(TEMPLATE_KEY)), facts.get(BEGIN_KEY)
         if begin is not None and type(begin) is not int:
             raise ValueError(f"{BEGIN_KEY}={begin!r} is no token")
-        has_both = template is not None and {"user", "assistant"} <= turns_of(template).keys()
+        has_both = template is not None and (is_jinja(template) or {"user", "assistant"} <= turns_of(template).keys())
         return (template if has_both else None), begin
     except (OSError, ValueError, AttributeError) as error:
         what = f"damaged: {error}".splitlines()[0]

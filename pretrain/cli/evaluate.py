@@ -63,6 +63,7 @@ def evaluate_command(
     task_path: Annotated[Path | None, Option(help="Folder of --tasks (YAML).")] = None,
     num_fewshot: Annotated[int | None, Option(min=0, help="Few-shot examples.")] = None,
     limit: Annotated[int | None, Option(min=1, help="First N documents of a task.")] = None,
+    chat: Annotated[bool, Option("--chat", help="Questions of --tasks are a user's turns.")] = False,
     compare: Annotated[Path | None, Option(help="Model for a paired bootstrap.")] = None,
     resamples: Annotated[int, Option(min=100, help="Bootstrap resamples.")] = 1000,
     device: Device = "auto",
@@ -79,6 +80,8 @@ def evaluate_command(
         raise ConfigError(f"{given} needs {missing}, which is missing", fix=fix)
     if sum(map(bool, (data, source, tasks))) > 1:
         raise ConfigError("ambiguous evaluation target", fix=fix)
+    if chat and tasks is None:
+        raise ConfigError("--chat is for --tasks", fix="leave it out: prepared data have their template")
     # Each way of measuring has options and a report of its own.
     report: Any
     asked: Any
@@ -90,7 +93,7 @@ def evaluate_command(
             from pretrain.evaluate.tasks import TaskChoice, evaluate_tasks
 
             names = tuple(name.strip() for name in tasks.split(",") if name.strip())
-            asked = TaskChoice(names, task_path, num_fewshot, limit, batch_tokens)
+            asked = TaskChoice(names, task_path, num_fewshot, limit, chat, batch_tokens)
             report = evaluate_tasks(model, asked, other=compare, resamples=resamples, device=device)
         elif source is None or reference is None:
             from pretrain.evaluate.corpus import CorpusOptions

@@ -1,8 +1,8 @@
 """PrepareConfig, the config of `pretrain prepare`, and the templates of conversations.
 
-A template is the text of a turn by role, with `{content}` for its words. Special tokens are
-recognized in the template, never in the words. The text after the words of an assistant has a loss
-as they have: it tells a model when to stop.
+A template is the text of a turn by role, with `{content}` for its words, or a chat template of
+transformers (Jinja). Special tokens are recognized in the template, never in the words. The text
+after the words of an assistant has a loss as they have: it tells a model when to stop.
 """
 
 import json
@@ -27,14 +27,36 @@ TEMPLATES: dict[str, dict[str, str]] = {
 CONTENT = "{content}"
 
 Template = str | dict[str, str]
-"""The name of one of `TEMPLATES`, or a text by role."""
+"""The name of one of `TEMPLATES`, or a text by role; or a chat template of transformers:
+`tokenizer`, the path of a .jinja file, or a mapping with `jinja`, its text, and what that reads:
+`bos_token`, `eos_token` and others, and `date` (ISO), today's for `strftime_now`. `special` are the
+special tokens that turns may not spell, a line each; `prepare` fills it in."""
+
+OF_TOKENIZER = "tokenizer"
+JINJA_KEY = "jinja"
+DATE_KEY = "date"
+SPECIAL_KEY = "special"
+
+
+def is_jinja(template: Template | None) -> bool:
+    """Returns whether a template is a chat template of transformers."""
+    if isinstance(template, str):
+        return template == OF_TOKENIZER or template.endswith(".jinja")
+    return template is not None and JINJA_KEY in template
 
 
 def check_template(template: Template | None) -> Template | None:
     """Returns a valid template: None, a name, or a text by role. Raises: ValueError."""
+    if template is not None and is_jinja(template):
+        others = {DATE_KEY, JINJA_KEY, SPECIAL_KEY}
+        for key in template if isinstance(template, dict) else ():
+            if key not in others and not key.endswith("_token"):
+                what = f"template.{key} goes with no {JINJA_KEY}"
+                raise ValueError(f"{what}; use {DATE_KEY}, or a name such as eos_token")
+        return template
     if isinstance(template, str) and template not in TEMPLATES:
-        use = f"use {' or '.join(TEMPLATES)}, or give a text for each role"
-        raise ValueError(f"template={template!r} is unknown; {use}")
+        use = f"use {', '.join((*TEMPLATES, OF_TOKENIZER))} or a .jinja file"
+        raise ValueError(f"template={template!r} is unknown; {use}, or give a text for each role")
     # One place for the words: the text is cut there into what comes before and after.
     for role, text in template.items() if isinstance(template, dict) else ():
         if text.count(CONTENT) != 1:
@@ -50,7 +72,12 @@ def turns_of(template: Template) -> dict[str, tuple[str, str]]:
 
 
 def to_jinja(template: Template, begin: str = "") -> str:
-    """Returns the chat template of transformers that writes the same text around turns, after `begin`."""
+    """Returns the chat template of transformers that writes the same text around turns, after `begin`.
+
+    One of transformers is returned as it is.
+    """
+    if isinstance(template, dict) and is_jinja(template):
+        return template[JINJA_KEY]
     turns = json.dumps(turns_of(template), ensure_ascii=False)
     first = f"{{{{- {json.dumps(begin, ensure_ascii=False)} -}}}}\n" if begin else ""
     return (
@@ -122,7 +149,9 @@ class InputConfig(Section):
     prompt and response."""
     template: Annotated[Template | None, AfterValidator(check_template)] = None
     """Text around turns, for records: `instruction`, `chatml`, or a mapping from role to a text
-    with `{content}`; a prompt has the role user. None: no such text."""
+    with `{content}`; or a chat template of transformers: `tokenizer` (that of the given tokenizer),
+    a .jinja file, or a mapping with `jinja`, its text, and `bos_token`, `eos_token` and the `date`
+    for its `strftime_now`. A prompt has the role user. None: no such text."""
     label_field: str = "label"
     """Field of the label (text or number), for classes; `text_field` has the text."""
     words_field: str = "tokens"
@@ -253,6 +282,12 @@ class PrepareConfig(Section):
             if one.template is not None and self.kind != "records":
                 what = f"inputs.{number}.template goes with kind=records"
                 raise ValueError(f"{what}, not {self.kind}; leave it out")
+            if is_jinja(one.template) and one.normalize is not None:
+                what = f"inputs.{number}.normalize would change the text of the chat template"
+                raise ValueError(f"{what}; leave it out")
+            if isinstance(one.template, str) and is_jinja(one.template) and self.tokenizer.kind != "given":
+                what = f"inputs.{number}.template={one.template} needs the special tokens of a given tokenizer"
+                raise ValueError(f"{what}; set tokenizer.path")
             rules = one.normalize
             key = f"inputs.{number}.normalize"
             if rules is None:

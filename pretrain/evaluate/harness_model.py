@@ -33,15 +33,18 @@ MAX_GENERATED = 256
 class HarnessModel(_TemplateLM):
     """A decoder-only model with its tokenizer; batches have `batch_tokens`, at least one request.
 
+    With `chat` the contexts are conversations, in the text of the model's chat template.
+
     Raises:
         ConfigError: No token ends a text, or the model is not decoder-only.
     """
 
-    def __init__(self, artifact: Artifact, batch_tokens: int) -> None:
+    def __init__(self, artifact: Artifact, batch_tokens: int, *, chat: bool = False) -> None:
         super().__init__()
         self._model = artifact.model
         self._codec = artifact.codec
         self._batch_tokens = batch_tokens
+        self._chat = chat
         where = str(artifact.path)
         shape = artifact.model_config.shape
         if shape != "decoder" or artifact.model.head is None:
@@ -73,12 +76,31 @@ class HarnessModel(_TemplateLM):
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Returns ids; None: with special tokens of the tokenizer, unless the text spells them."""
+        if self._chat:
+            return self._codec.encode_rendered(string)
         ids = self._codec.encode(string)
         count = len(self._added)
         begins = add_special_tokens is None and string.startswith(self._prefix_text)
         if (begins or add_special_tokens is False) and ids[:count] == self._added:
             return ids[count:]
         return ids
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Name of the tokenizer for the harness's cache, which is not used."""
+        return "pretrain"
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """Returns the template for the harness's record, which is not kept: the model applies its own."""
+        return "the model's own" if chat_template else ""
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Returns the text of a conversation; without a generation prompt its last turn is left open."""
+        turns = [(turn["role"], turn["content"]) for turn in chat_history]
+        if add_generation_prompt:
+            return self._codec.render_chat(turns)
+        *before, (_, begun) = turns
+        return self._codec.render_chat(before) + begun
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Returns log p of each continuation, and whether it is the likeliest."""

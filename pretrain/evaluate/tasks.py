@@ -33,6 +33,7 @@ class TaskChoice:
     path: Path | None = None  # folder of task files (YAML); None: those of the harness alone
     num_fewshot: int | None = None  # examples before a question; None: the task's default
     limit: int | None = None  # only the first documents of each task
+    chat: bool = False  # questions are a user's turns, examples before them earlier ones
     batch_tokens: int = 8192
 
 
@@ -153,7 +154,7 @@ def _load(choice: TaskChoice) -> Any:
 def _run(source: ModelSource, choice: TaskChoice, resamples: int, device: str) -> Any:
     """Returns the results of the harness for a model; None on ranks other than 0."""
     harness_model = importlib.import_module("pretrain.evaluate.harness_model").HarnessModel
-    model = harness_model(load_artifact(source, device), choice.batch_tokens)
+    model = harness_model(load_artifact(source, device), choice.batch_tokens, chat=choice.chat)
     manager = _load(choice)  # anew for each model: tasks keep the answers
     with _quiet():
         return importlib.import_module("lm_eval").simple_evaluate(
@@ -164,6 +165,8 @@ def _run(source: ModelSource, choice: TaskChoice, resamples: int, device: str) -
             limit=choice.limit,
             bootstrap_iters=resamples,
             log_samples=True,
+            apply_chat_template=choice.chat,
+            fewshot_as_multiturn=choice.chat,
         )
 
 

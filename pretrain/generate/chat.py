@@ -27,6 +27,8 @@ class ChatCodec:
         self.decode = codec.decode
         self.tokens = codec.tokens
         self.encode_chat = codec.encode_chat
+        self.render_chat = codec.render_chat
+        self.encode_rendered = codec.encode_rendered
         self.encode_placed = codec.encode_placed
         self.encode_target = codec.encode_target
 

@@ -27,6 +27,14 @@ class Codec(Protocol):
         """Returns the ids of a conversation of (role, text), up to where the assistant's next turn begins."""
         ...
 
+    def render_chat(self, turns: list[tuple[str, str]], *, generation_prompt: bool = True) -> str:
+        """Returns the text of a conversation; by default up to where the assistant's next turn begins."""
+        ...
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Returns the ids of such a text, or one that begins so: its special tokens are meant, none is added."""
+        ...
+
     def encode_target(self, text: str) -> list[int]:
         """Returns the ids of a target of two stacks; a translator's, in the target's language."""
         ...

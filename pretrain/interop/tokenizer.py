@@ -7,8 +7,10 @@ Nothing is fetched, and no code of the folder is run.
 """
 
 import json
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -69,16 +71,28 @@ class HubTokenizer:
 
     def encode_chat(self, turns: list[tuple[str, str]]) -> list[int]:
         """Returns the ids of a conversation by the release's chat template. Raises: ConfigError: It has none."""
+        return list(self._apply_template(turns, add_generation_prompt=True, return_dict=False))
+
+    def render_chat(self, turns: list[tuple[str, str]], *, generation_prompt: bool = True) -> str:
+        """Returns the text of a conversation by that template. Raises: ConfigError: It has none."""
+        options = {"add_generation_prompt": generation_prompt, "tokenize": False}
+        return str(self._apply_template(turns, **options))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Returns the ids of a text of the chat template, which has its special tokens."""
+        options = {"truncation": False, "verbose": False, "add_special_tokens": False}
+        return list(self._tokenizer(text, **options)["input_ids"])
+
+    def _apply_template(self, turns: list[tuple[str, str]], **options: Any) -> Any:
         if not self.has_chat_template:
             raise ConfigError("the tokenizer has no chat template", fix="write the prompt by hand, without --chat")
         messages = [{"role": role, "content": text} for role, text in turns]
         try:
-            found = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            return self._tokenizer.apply_chat_template(messages, **options)
         except Exception as error:  # of the template: jinja raises several, and what the template raises itself
             raise ConfigError(
                 f"the chat template of the tokenizer fails: {error}", fix="write the prompt by hand"
             ) from None
-        return list(found)
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Returns the ids of two texts in one row, and the segment of each, 0 or 1."""
@@ -191,12 +205,17 @@ def reads_as_written(folder: Path) -> bool:
 
 
 def wrap_tokenizer_json(
-    text: bytes, special: SpecialTokens, model_max_length: int | None = None, chat_template: str | None = None
+    text: bytes,
+    special: SpecialTokens,
+    model_max_length: int | None = None,
+    chat_template: str | None = None,
+    named: Mapping[str, str] = MappingProxyType({}),
 ) -> list[tuple[str, bytes]]:
     """Returns names and contents of the files from which AutoTokenizer reads a tokenizer of ours.
 
     `text` is its `tokenizer.json`, which is not changed; `special` are ids of its tokens,
-    `model_max_length` is the longest row of the model, `chat_template` of transformers.
+    `model_max_length` is the longest row of the model, `chat_template` of transformers; `named` are
+    special tokens that it reads, such as `bos_token`.
 
     Raises:
         DataError: Not a tokenizer, or it has no token of one of these ids.
@@ -207,14 +226,15 @@ def wrap_tokenizer_json(
         fix = "give one of `tokenizers`"
         raise DataError(f"not a tokenizer: {error}", where=_TOKENIZER, fix=fix) from None
     tokens: dict[str, str] = {}
-    named = special.model_dump(include={"pad", "bos", "eos", "mask"}, exclude_none=True)
-    for name, number in named.items():
+    ids = special.model_dump(include={"pad", "bos", "eos", "mask"}, exclude_none=True)
+    for name, number in ids.items():
         token = tokenizer.id_to_token(number)
         if token is None:
             what = f"has no token of the id special_tokens.{name}={number}"
             fix = "give the tokenizer that the model was trained with"
             raise DataError(what, where=_TOKENIZER, fix=fix)
         tokens[f"{name}_token"] = token
+    tokens |= named
     if "eos_token" in tokens:  # a batch of texts needs one; padding is masked, so that any token will do
         tokens.setdefault("pad_token", tokens["eos_token"])
     settings: dict[str, Any] = {

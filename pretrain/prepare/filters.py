@@ -56,6 +56,7 @@ class Document:
     source: str | None = None  # of a pair; may be empty
     segments: tuple[tuple[str, bool], ...] = ()  # of a record: (text, has a loss)
     markers: frozenset[int] = frozenset()  # segments that a template wrote
+    spelled: frozenset[int] | None = None  # of a chat template's text: segments without special tokens
     labels: tuple[Label, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)  # of its record, for filters
     split: str | None = None  # if its input gives one

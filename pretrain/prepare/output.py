@@ -52,6 +52,7 @@ WORKERS_LOCK = ".workers.lock"
 CLAIM_LOCK = ".claim.lock"
 ORPHAN_WAIT_S = 30.0
 CLAIM_WAIT_S = 600.0
+MAX_SHOWN_CHARS = 60
 MAX_SHOWN = 8
 
 _DERIVED = (INDEX_NAME, STATISTICS_NAME, CARD_NAME, PICTURE_NAME, CONVERSION_NAME)
@@ -152,6 +153,14 @@ def _claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFi
         raise DataError(f"cannot be read: {error}", where=str(path), fix=_ELSEWHERE) from error
 
 
+def begun_option(folder: Path, name: str) -> Any:
+    """Returns an option, by its dotted key, with which a folder was begun; None: it was not."""
+    try:
+        return json.loads((folder / IDENTITY_NAME).read_bytes())["options"].get(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # where the file is damaged, the claim of the folder says so
+
+
 def _input_line(file: InputFile) -> str:
     place = file.shown if file.is_remote else Path(file.path).absolute()
     return f"{file.size} {file.version} {place}"
@@ -160,7 +169,7 @@ def _input_line(file: InputFile) -> str:
 def _compare_options(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     names = sorted(before.keys() | now.keys())
     changes = [
-        f"{name} was {before.get(name)!r} and is now {now.get(name)!r}"
+        f"{name} was {_shortened(before.get(name))} and is now {_shortened(now.get(name))}"
         for name in names
         if before.get(name) != now.get(name)
     ]
@@ -169,6 +178,12 @@ def _compare_options(folder: Path, before: dict[str, Any], now: dict[str, Any]) 
         shown = ", ".join(changes[:MAX_SHOWN]) + (f", and {num_more} more" if num_more > 0 else "")
         what = f"begun with other options: {shown}"
         raise ConfigError(what, where=str(folder), fix=_ELSEWHERE)
+
+
+def _shortened(value: Any) -> str:
+    """Returns the value of an option for a message; a chat template has thousands of characters."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
 def _compare_inputs(folder: Path, before: list[str], now: list[str]) -> None:

@@ -104,7 +104,8 @@ def _pieces(documents: Iterable[Document], rule: SplitRule, longest: int) -> Ite
     """Divides documents and cuts the long ones."""
     for document in documents:
         for piece in divide(document, rule):
-            if len(piece.text) <= longest:
+            # A chat template's text stays whole: its loss is found by places in it.
+            if len(piece.text) <= longest or piece.spans is not None:
                 yield piece
             else:
                 yield from cut_piece(piece)

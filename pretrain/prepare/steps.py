@@ -5,6 +5,7 @@ but have to run together, or the first one first. The first waits for the hashes
 documents only.
 """
 
+import datetime
 import hashlib
 import json
 import logging
@@ -17,7 +18,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.prepare import PrepareConfig, TokenizerConfig
+from pretrain.config.prepare import (
+    DATE_KEY,
+    JINJA_KEY,
+    SPECIAL_KEY,
+    PrepareConfig,
+    TokenizerConfig,
+    is_jinja,
+)
 from pretrain.errors import ConfigError, DataError, LockedError
 from pretrain.prepare.duplicates import (
     DUPLICATES_DIR,
@@ -32,6 +40,7 @@ from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, 
 from pretrain.prepare.inputs.listing import list_inputs
 from pretrain.prepare.labelling import LABELS_NAME, LabelSet, check_labels, sort_labels
 from pretrain.prepare.normalize import check_normalize
+from pretrain.prepare.output import begun_option
 from pretrain.prepare.part import read_part
 from pretrain.prepare.part_record import nothing_to_train_on
 from pretrain.prepare.pool import ShardJob, WorkerPool
@@ -44,9 +53,11 @@ from pretrain.tokenizer import (
     check_tokenizer,
     dump_tokenizer,
     eos_id,
+    load_chat_template,
     named_eos,
     parse_tokenizer,
     read_given,
+    resolve_template,
     special_tokens_of,
     start_id,
     tokenizer_hash,
@@ -96,6 +107,7 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
         if one.normalize is not None:
             check_normalize(one.normalize)
     config, given = settle_tokenizer(config)
+    config = settle_templates(config, given)
     files = list_inputs(config.inputs, config.kind)
     part_bytes = config.part_bytes or plan_part_bytes(files)
     parts = plan_parts(files, part_bytes)
@@ -119,6 +131,27 @@ def settle_tokenizer(config: PrepareConfig) -> tuple[PrepareConfig, bytes | None
     return config.model_copy(update={"tokenizer": _resolve(config, given)}), given
 
 
+def settle_templates(config: PrepareConfig, given: bytes | None) -> PrepareConfig:
+    """Returns a config whose chat templates have their texts, special tokens and date.
+
+    The date, which a template may write, is that of the first start of the folder, so that a later
+    one continues it. Raises: The errors of `resolve_template`; ConfigError: It is no Jinja.
+    """
+    tokenizer = None if given is None else parse_tokenizer(given, str(config.tokenizer.path))
+    inputs = []
+    for number, one in enumerate(config.inputs):
+        template = one.template
+        if template is not None and is_jinja(template) and tokenizer is not None:
+            template = resolve_template(template, config.tokenizer, tokenizer)
+        if isinstance(template, dict) and is_jinja(template):
+            if "strftime_now" in template[JINJA_KEY] and DATE_KEY not in template:
+                begun = begun_option(Path(config.output), f"inputs.{number}.template.{DATE_KEY}")
+                template = {**template, DATE_KEY: begun or datetime.date.today().isoformat()}
+            load_chat_template(template)
+        inputs.append(one.model_copy(update={"template": template}))
+    return config.model_copy(update={"inputs": inputs})
+
+
 def _resolve(config: PrepareConfig, given: bytes) -> TokenizerConfig:
     """Fills in how documents of a given tokenizer begin and end; None: with nothing, and with a usual token."""
     tokenizer = parse_tokenizer(given, str(config.tokenizer.path))
@@ -134,6 +167,9 @@ def identity_of(config: PrepareConfig, given: bytes | None) -> dict[str, Any]:
     values = config.model_dump(mode="json", exclude=exclude)
     if config.tokenizer.kind in TRAINED_KINDS and config.tokenizer.kind != "char":
         values["tokenizer"]["vocab_size"] = config.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
+    for one in values["inputs"]:
+        if isinstance(one["template"], dict):
+            one["template"].pop(SPECIAL_KEY, None)  # of the tokenizer, whose hash is here
     if given is not None:
         values["tokenizer"]["path"] = f"sha256:{hashlib.sha256(given).hexdigest()}"
     return {**dict(_leaves(values)), "format": FORMAT}

@@ -5,7 +5,7 @@
 
 text       one span, or one in each split
 pairs      the source, then the target
-records    one span a segment
+records    one span a segment; of a chat template, the whole text
 classes    one span
 tags       one span, which is not cut: its labels have offsets in it
 """
@@ -22,12 +22,13 @@ from pretrain.prepare.labelling import LabelSet, first_tokens, number_tokens
 from pretrain.prepare.split import SPLITS, SplitRule
 from pretrain.shards.index import LABELLED
 from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate
-from pretrain.tokenizer import Encoder, cut_text
+from pretrain.tokenizer import ChatPart, Encoder, cut_text, join_segments, special_ids
 
 MAX_LOST = 8
 MAX_LOST_CHARS = 20
 MAX_SEARCHED = 64
 """Pieces of a part that are encoded once more, to find texts that became unknown tokens."""
+_NO_MASK = np.empty(0, np.uint8)
 
 
 class TextPiece(NamedTuple):
@@ -42,6 +43,7 @@ class TextPiece(NamedTuple):
     labels: tuple[Label, ...] = ()  # with the first piece of a document
     is_marker: bool = False  # a template wrote it: its special tokens are meant
     begins: bool = False  # the document
+    spans: tuple[tuple[int, int], ...] | None = None  # characters with a loss, of a chat template's text
 
     @property
     def is_last(self) -> bool:
@@ -81,6 +83,8 @@ def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
         ]
     if not document.segments:
         return [TextPiece(split, document.text, True, consumed, labels=document.labels, begins=True)]
+    if document.spelled is not None:
+        return list(_conversation_pieces(document, document.spelled, split))
     last = len(document.segments) - 1
     return [
         TextPiece(
@@ -96,6 +100,16 @@ def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
     ]
 
 
+def _conversation_pieces(document: Document, spelled: frozenset[int], split: str) -> Iterator[TextPiece]:
+    """Yields a chat template's text in one piece, but for the special tokens that its turns spell."""
+    parts = [ChatPart(*segment, number in spelled) for number, segment in enumerate(document.segments)]
+    joined = list(join_segments(parts))
+    for number, (text, spans, is_spelled) in enumerate(joined):
+        ends = number == len(joined) - 1
+        consumed = 0 if number else document.consumed_bytes
+        yield TextPiece(split, text, ends, consumed, is_marker=not is_spelled, begins=number == 0, spans=spans)
+
+
 def cut_piece(piece: TextPiece) -> Iterator[TextPiece]:
     """Yields a piece in pieces of about PIECE_CHARS, where the tokenizer allows `cut_text`."""
     first, *others = cut_text(piece.text)
@@ -107,7 +121,11 @@ def cut_piece(piece: TextPiece) -> Iterator[TextPiece]:
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """Pieces, their tokens with begin and end tokens, and of tags the first token of each label."""
+    """Pieces, and their tokens with begin and end tokens.
+
+    `places`: of tags, the first token of each label; of records, the loss of each token that a
+    chat template wrote, as long as the tokens, or empty.
+    """
 
     pieces: list[TextPiece]
     tokens: RaggedArrays
@@ -126,8 +144,10 @@ class Assembler:
     """Encodes batches of pieces and joins them to documents.
 
     A document, and a source, ends with the end-of-document token where asked for; it has a loss if
-    the token before it has one. `lost` are up to MAX_LOST different texts that became the `unknown`
-    token, in their order. Memory: one document and one batch.
+    the token before it has one. The text of a chat template ends with it only where the template
+    ends a document with no special token, and begins as the template says. `lost` are up to
+    MAX_LOST different texts that became the `unknown` token, in their order. Memory: one document
+    and one batch.
     """
 
     def __init__(
@@ -141,6 +161,7 @@ class Assembler:
         self._labels = labels
         self._begin = encoder.bos
         self._end = encoder.eos if end_of_document else encoder.eos[:0]
+        self._special = tuple(special_ids(encoder.tokenizer))
         self._unended: list[_Encoded] = []
 
     def add(self, batch: list[TextPiece]) -> Iterator[tuple[str, TokenDocuments]]:
@@ -164,6 +185,7 @@ class Assembler:
 
     def _encode(self, pieces: list[TextPiece]) -> _Encoded:
         texts = [piece.text for piece in pieces]
+        is_ended = np.array([piece.ends and not self._is_closed(piece) for piece in pieces])
         places: list[np.ndarray] = []
         if self._kind == "tags":
             tokens, offsets = self._encoder.encode_placed(texts)
@@ -174,16 +196,29 @@ class Assembler:
                 # A word that the tokenizer left nothing of has its place behind the document.
                 places.append(first + np.where(first < num_tokens, begin, both))
         else:
-            markers = [number for number, piece in enumerate(pieces) if piece.is_marker]
-            tokens = self._encoder.encode(texts, markers)
+            markers = [number for number, piece in enumerate(pieces) if piece.is_marker and piece.spans is None]
+            found = {
+                number: self._encoder.encode_conversation(piece.text, piece.spans, has_special=piece.is_marker)
+                for number, piece in enumerate(pieces)
+                if piece.spans is not None
+            }
+            tokens = self._encoder.encode(texts, markers, {number: ids for number, (ids, _) in found.items()})
+            if self._kind == "records":
+                masks = [found[number][1] if number in found else _NO_MASK for number in range(len(pieces))]
+                # The end-of-document token has a loss if the one before it has.
+                ends = is_ended if len(self._end) else np.zeros_like(is_ended)
+                places = [np.append(mask, mask[-1:]) if end else mask for mask, end in zip(masks, ends, strict=True)]
         self._find_lost(texts, tokens)
         if len(self._begin):
-            is_begun = np.array([piece.begins for piece in pieces])
+            is_begun = np.array([piece.begins and piece.spans is None for piece in pieces])
             tokens = _insert(tokens, is_begun, self._begin, at_end=False)
         if len(self._end):
-            is_ended = np.array([piece.ends for piece in pieces])
             tokens = _insert(tokens, is_ended, self._end, at_end=True)
         return _Encoded(pieces, tokens, places)
+
+    def _is_closed(self, piece: TextPiece) -> bool:
+        """True if a chat template wrote the piece, and ends it with a special token."""
+        return piece.spans is not None and piece.is_marker and piece.text.rstrip().endswith(self._special)
 
     def _find_lost(self, texts: list[str], tokens: RaggedArrays) -> None:
         """Enters texts that became unknown tokens in `lost`, from the first pieces that have any."""
@@ -210,8 +245,12 @@ class Assembler:
             return TokenDocuments(tokens.select(~is_source).join(ends[~is_source]), source=source)
         documents = tokens.join(ends)
         if self._kind == "records":
-            is_learned = np.array([piece.is_learned for piece in pieces], np.uint8)
-            return TokenDocuments(documents, loss=np.repeat(is_learned, tokens.lengths))
+            loss = np.repeat(np.array([piece.is_learned for piece in pieces], np.uint8), tokens.lengths)
+            stops = np.cumsum(tokens.lengths)
+            for number, piece in enumerate(pieces):
+                if piece.spans is not None:
+                    loss[stops[number] - tokens.lengths[number] : stops[number]] = encoded.places[number]
+            return TokenDocuments(documents, loss=loss)
         if self._kind in LABELLED:
             return TokenDocuments(documents, labels=self._number(encoded, documents.lengths, ends))
         return TokenDocuments(documents)

@@ -11,6 +11,14 @@ truncated or padded. Not here: the sample of texts to train on, and the place of
 end-of-document token (`prepare/`).
 """
 
+from pretrain.tokenizer.chat_template import (
+    ASSISTANT,
+    ChatPart,
+    ChatTemplate,
+    ChatTemplateError,
+    join_segments,
+    load_chat_template,
+)
 from pretrain.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder, display_tokens
 from pretrain.tokenizer.file import (
     dump_tokenizer,
@@ -19,6 +27,7 @@ from pretrain.tokenizer.file import (
     named_eos,
     parse_tokenizer,
     read_given,
+    resolve_template,
     tokenizer_hash,
 )
 from pretrain.tokenizer.roles import (
@@ -27,6 +36,7 @@ from pretrain.tokenizer.roles import (
     eos_id,
     nameable_tokens,
     sentinel_ids,
+    special_ids,
     special_tokens_of,
     start_id,
     token_dtype,
@@ -38,6 +48,7 @@ from pretrain.tokenizer.train import DEFAULT_VOCAB_SIZE, TRAINED_KINDS, check_to
 from pretrain.tokenizer.words import PIECE_CHARS, cut_text, is_cut_safe
 
 __all__ = [
+    "ASSISTANT",
     "BATCH_CHARS",
     "DEFAULT_VOCAB_SIZE",
     "EOS",
@@ -45,6 +56,9 @@ __all__ = [
     "PIECE_CHARS",
     "TRAINED_KINDS",
     "UNK",
+    "ChatPart",
+    "ChatTemplate",
+    "ChatTemplateError",
     "Encoder",
     "build_encoder",
     "check_tokenizer",
@@ -55,12 +69,16 @@ __all__ = [
     "eos_id",
     "fit_start",
     "is_cut_safe",
+    "join_segments",
+    "load_chat_template",
     "load_tokenizer",
     "nameable_tokens",
     "named_eos",
     "parse_tokenizer",
     "read_given",
+    "resolve_template",
     "sentinel_ids",
+    "special_ids",
     "special_tokens_of",
     "start_id",
     "token_dtype",

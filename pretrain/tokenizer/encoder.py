@@ -3,8 +3,9 @@
 import json
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -27,17 +28,43 @@ class Encoder:
     eos: np.ndarray
     bos: np.ndarray
 
-    def encode(self, texts: list[str], markers: Sequence[int] = ()) -> RaggedArrays:
+    def encode(
+        self,
+        texts: list[str],
+        markers: Sequence[int] = (),
+        encoded: Mapping[int, list[int]] = MappingProxyType({}),
+    ) -> RaggedArrays:
         """Encodes plain texts together: the name of a special token is encoded as text.
 
         `markers` are the numbers of texts that a template wrote: special tokens in these are meant.
-        Single-threaded where TOKENIZERS_PARALLELISM=false.
+        `encoded` has the ids of texts that are encoded already. Single-threaded where
+        TOKENIZERS_PARALLELISM=false.
         """
-        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        ids = [encoding.ids for encoding in encodings]
+        plain = ["" if number in encoded else text for number, text in enumerate(texts)]
+        encodings = self.tokenizer.encode_batch_fast(plain, add_special_tokens=False)
+        ids = [encoded.get(number, encoding.ids) for number, encoding in enumerate(encodings)]
         for number in markers:
             ids[number] = self._encode_marker(texts[number])
         return self._join(ids)
+
+    def encode_conversation(
+        self, text: str, spans: Sequence[tuple[int, int]], *, has_special: bool
+    ) -> tuple[list[int], np.ndarray]:
+        """Encodes the text of a chat template as a whole, as transformers does.
+
+        Special tokens in it are meant if `has_special`. Returns the ids, and their loss mask, uint8
+        [tokens]: 1 where a character of the token is in one of `spans`.
+        """
+        self.tokenizer.encode_special_tokens = not has_special
+        try:
+            found = self.tokenizer.encode(text, add_special_tokens=False)
+        finally:
+            self.tokenizer.encode_special_tokens = True
+        starts, ends = np.array(found.offsets, np.int64).reshape(-1, 2).T
+        mask = np.zeros(len(starts), np.uint8)
+        for first, last in spans:
+            mask |= (starts < last) & (ends > first)
+        return found.ids, mask
 
     def _encode_marker(self, text: str) -> list[int]:
         ids: list[int] = []

@@ -16,9 +16,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, processors
 
-from pretrain.config.prepare import TokenizerConfig
+from pretrain.config.prepare import JINJA_KEY, OF_TOKENIZER, SPECIAL_KEY, Template, TokenizerConfig
 from pretrain.errors import ConfigError, DataError, LaunchError
-from pretrain.tokenizer.roles import KNOWN_BOS, special_tokens_of, start_id
+from pretrain.tokenizer.roles import KNOWN_BOS, special_ids, special_tokens_of, start_id
 from pretrain.tokenizer.special_tokens import add_special, encode_plain_text, fill_up
 from pretrain.utils.hub import fetch_files, is_hub_name
 
@@ -75,7 +75,9 @@ def tokenizer_hash(path: Path) -> str:
 
 _FILE = "tokenizer.json"
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
-_HUB_FILES = ("config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json")
+_HUB_FILES = (
+    "config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.jinja",
+)  # fmt: skip
 _VOCABULARY_FILES = ("vocab.*", "merges.txt", "*.model", "*.spm")
 
 
@@ -101,9 +103,11 @@ def read_given(config: TokenizerConfig) -> bytes:
         content = fit_start(content, config.begin, config.path)
     tokenizer = parse_tokenizer(content, config.path)
     before = dump_tokenizer(tokenizer)
-    add_special(tokenizer, config.special_tokens)
+    names = [*config.special_tokens]
     if (eos := named_eos(config)) is not None and tokenizer.token_to_id(eos) is not None:
-        add_special(tokenizer, [eos])
+        names.append(eos)
+    # Those that are special keep how they take the white space around them (Phi-3).
+    add_special(tokenizer, [name for name in names if name not in special_ids(tokenizer)])
     fill_up(tokenizer, config.vocab_multiple)
     after = dump_tokenizer(tokenizer)
     return content if after == before else after
@@ -153,6 +157,37 @@ def named_eos(config: TokenizerConfig) -> str | None:
     return None
 
 
+def resolve_template(template: Template, config: TokenizerConfig, tokenizer: Tokenizer) -> dict[str, str]:
+    """Returns a chat template with its text and the special tokens that it reads, those of a given tokenizer.
+
+    `tokenizer` is the given one with what the config adds. Raises: ConfigError: There is no such
+    template. DataError: The folder or file cannot be read.
+    """
+    special = "\n".join(sorted(name for name in special_ids(tokenizer) if name.strip()))
+    if isinstance(template, dict):
+        return {**template, SPECIAL_KEY: special}
+    assert config.path is not None
+    place = _find(config.path)
+    if place.is_dir():
+        theirs = _load_theirs(place)
+        tokens = {name: token for name, token in theirs.special_tokens_map.items() if isinstance(token, str)}
+    else:
+        theirs = None
+        known = special_tokens_of(tokenizer).model_dump(include={"pad", "bos", "eos"}, exclude_none=True)
+        tokens = {f"{name}_token": str(tokenizer.id_to_token(number)) for name, number in known.items()}
+    if template != OF_TOKENIZER:
+        text = read_tokenizer_file(Path(template).expanduser()).decode()
+    elif theirs is None or not theirs.chat_template:
+        what = "template=tokenizer: the tokenizer has no chat template"
+        if theirs is None:
+            what = "template=tokenizer: a file of a tokenizer has no chat template"
+        fix = "give the folder of a model that chats, a .jinja file, chatml, or a text for each role"
+        raise ConfigError(what, where=config.path, fix=fix)
+    else:
+        text = theirs.get_chat_template()
+    return {JINJA_KEY: text, **tokens, SPECIAL_KEY: special}
+
+
 def _find(name: str) -> Path:
     """Returns the file or folder of a given tokenizer; a model of the hub is fetched."""
     path = Path(name).expanduser()
@@ -175,18 +210,23 @@ def _has_tokenizer(folder: Path) -> bool:
 def _read_folder(folder: Path) -> bytes:
     if (folder / _FILE).is_file():
         return read_tokenizer_file(folder / _FILE)
+    found = _load_theirs(folder)
+    fast = getattr(found, "backend_tokenizer", None)
+    if fast is None:
+        what = f"its tokenizer, {type(found).__name__}, cannot be made one of `tokenizers`"
+        raise DataError(what, where=str(folder), fix=f"give a {_FILE}, or train one")
+    return dump_tokenizer(fast)
+
+
+def _load_theirs(folder: Path) -> Any:
+    """Returns the tokenizer of a folder as transformers reads it. Raises: DataError."""
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise nearly anything
         reason = " ".join(str(error).split()) or type(error).__name__
         what = f"no tokenizer can be read from it: {reason}"
         if not _has_tokenizer(folder):
             what = f"has no tokenizer files: no {_FILE}, no {', no '.join(_VOCABULARY_FILES)}"
         raise DataError(what, where=str(folder), fix=f"give a folder with a {_FILE}") from None
-    fast = getattr(found, "backend_tokenizer", None)
-    if fast is None:
-        what = f"its tokenizer, {type(found).__name__}, cannot be made one of `tokenizers`"
-        raise DataError(what, where=str(folder), fix=f"give a {_FILE}, or train one")
-    return dump_tokenizer(fast)

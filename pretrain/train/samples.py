@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pretrain.artifact.model_path import PlainCodec
 from pretrain.artifact.open import normalize_of_data
+from pretrain.artifact.plain_codec import PlainCodec
 from pretrain.attention_maps.figure import FigureSection, build_sections, render_attention, spell_tokens
 from pretrain.attention_maps.figure_layout import plan_layout
 from pretrain.attention_maps.maps import choose_heads, record_attention

@@ -5,7 +5,8 @@
     records    {"prompt": "...", "response": "..."}: the response is in the loss
                {"instruction": "...", "input": "...", "output": "..."} (Alpaca): the output is
                {"messages": [{"role": "user", "content": "..."}, ...]}: the turns of the assistant
-               are in the loss; of ShareGPT, `from`, `value`, "human" and "gpt" are read alike
+               are in the loss; of ShareGPT, `from`, `value`, "human" and "gpt" are read alike;
+               a chat template gets the messages as they are, and the `tools` of the record
     classes    {"text": "...", "label": "..."}: a label is text, a whole number, or true or false
     tags       {"tokens": ["...", ...], "tags": ["...", ...]}: as many labels as words
 
@@ -18,11 +19,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pretrain.config.prepare import DataKind, InputConfig, Template, turns_of
+from pretrain.config.prepare import DataKind, InputConfig, Template, is_jinja, turns_of
 from pretrain.errors import DataError
 from pretrain.prepare.filters import Document, Label
+from pretrain.tokenizer import ASSISTANT as TARGET_ROLE
+from pretrain.tokenizer import ChatTemplateError, load_chat_template
 
-TARGET_ROLE = "assistant"
 ROLES = ("system", "developer", "user", "tool", "function", TARGET_ROLE)
 JSON_KINDS = {
     type(None): "null",
@@ -45,6 +47,7 @@ FIELD_OPTIONS: dict[DataKind, tuple[str, str] | tuple[str]] = {
 # Keys and roles of ShareGPT's messages.
 _ALIASES = {"role": "from", "content": "value"}
 _ROLES_OF = {"human": "user", "gpt": TARGET_ROLE}
+_MESSAGE_FIX = 'write {"role": "user", "content": "..."}'
 
 # Fields of Alpaca's records (Taori et al. 2023).
 _INSTRUCTION = "instruction"
@@ -166,6 +169,9 @@ def _build_pair(record: Mapping[str, Any], config: InputConfig, consumed_bytes: 
 
 
 def _build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    if config.messages_field is not None and is_jinja(config.template):
+        messages = _messages(record, config.messages_field)
+        return _render(messages, config, record.get("tools"), consumed_bytes)
     if config.messages_field is not None:
         turns = _turns(record, config.messages_field)
     else:
@@ -176,12 +182,66 @@ def _build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes
             raise RecordError(f"field {_INPUT!r} belongs to the instruction, and prompt_field does not name it", fix)
         response, _ = text_of(record, response_field, "response_field")
         turns = [("user", prompt), (TARGET_ROLE, response)]
+    if is_jinja(config.template):
+        messages = [{"role": role, "content": text} for role, text in turns]
+        return _render(messages, config, None, consumed_bytes)
     segments: Segments = tuple((text, role == TARGET_ROLE) for role, text in turns)
     markers = frozenset[int]()
     if config.template is not None and any(is_learned for _, is_learned in segments):  # others are left out
         segments, markers = apply_template(turns, config.template)
     text = "".join(part for part, _ in segments)
     return Document(text, text.encode(), consumed_bytes, segments=segments, markers=markers)
+
+
+def _render(messages: list[dict[str, Any]], config: InputConfig, tools: Any, consumed_bytes: int) -> Document:
+    """Makes a document of a conversation by the chat template. Raises: RecordError."""
+    assert isinstance(config.template, dict), "prepare resolves it"
+    answers = [message for message in messages if message["role"] == TARGET_ROLE]
+    if not any(str(one.get("content") or "").strip() or one.get("tool_calls") for one in answers):
+        # Without the template's text, by which filters count it among those that have no answer.
+        bare = tuple((str(one.get("content") or ""), one["role"] == TARGET_ROLE) for one in messages)
+        text = "".join(part for part, _ in bare)
+        return Document(text, _encode(text), consumed_bytes, segments=bare)
+    try:
+        parts = load_chat_template(config.template).segments(messages, tools or None)
+    except ChatTemplateError as error:
+        fix = "correct the record, or mark the assistant's turns in a copy of the template by {% generation %}"
+        raise RecordError(str(error), fix) from None
+    text = "".join(part.text for part in parts)
+    segments = tuple((part.text, part.is_learned) for part in parts)
+    spelled = frozenset(number for number, part in enumerate(parts) if part.is_spelled)
+    return Document(text, _encode(text), consumed_bytes, segments=segments, spelled=spelled)
+
+
+def _messages(record: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Returns the messages for a chat template, which knows what they may have. Raises: RecordError."""
+    found = []
+    for number, message in enumerate(_message_list(record, name)):
+        message = _unaliased(message, f"{name}[{number}]")
+        if not isinstance(message.get("role"), str):
+            what = f"{name}[{number}].role {_describe(message, 'role', 'a string')}"
+            raise RecordError(what, _MESSAGE_FIX)
+        found.append({**message, "role": _ROLES_OF.get(message["role"], message["role"])})
+    return found
+
+
+def _message_list(record: Mapping[str, Any], name: str) -> list[Any]:
+    messages = record.get(name)
+    if not isinstance(messages, list):
+        error = _bad_field(record, name, "a list", "messages_field")
+        if name not in record and {"prompt", _INSTRUCTION} & record.keys():
+            error.fix = "leave messages_field out (inputs.0.messages_field=null): prompts with answers need none"
+        raise error
+    return messages
+
+
+def _unaliased(message: Any, place: str) -> Mapping[str, Any]:
+    """Returns a message with the keys of ours, where it has those of ShareGPT. Raises: RecordError."""
+    if not isinstance(message, dict):
+        raise RecordError(f"{place} is {_kind_of(message)}, not an object", _MESSAGE_FIX)
+    if "role" not in message and "from" in message:
+        return {key: message[alias] for key, alias in _ALIASES.items() if alias in message}
+    return message
 
 
 def _prompt_fields(config: InputConfig, known: Collection[str]) -> tuple[list[str], str]:
@@ -202,23 +262,13 @@ def _join_prompt(record: Mapping[str, Any], names: list[str]) -> str:
 
 def _turns(record: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
     """Returns the (role, text) of each message."""
-    messages = record.get(name)
-    if not isinstance(messages, list):
-        error = _bad_field(record, name, "a list", "messages_field")
-        if name not in record and {"prompt", _INSTRUCTION} & record.keys():
-            error.fix = "leave messages_field out (inputs.0.messages_field=null): prompts with answers need none"
-        raise error
-    fix = 'write {"role": "user", "content": "..."}'
     turns = []
-    for number, message in enumerate(messages):
+    for number, message in enumerate(_message_list(record, name)):
         place = f"{name}[{number}]"
-        if not isinstance(message, dict):
-            raise RecordError(f"{place} is {_kind_of(message)}, not an object", fix)
-        if "role" not in message and "from" in message:
-            message = {key: message[alias] for key, alias in _ALIASES.items() if alias in message}
+        message = _unaliased(message, place)
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
-                raise RecordError(f"{place}.{key} {_describe(message, key, 'a string')}", fix)
+                raise RecordError(f"{place}.{key} {_describe(message, key, 'a string')}", _MESSAGE_FIX)
         role = _ROLES_OF.get(message["role"], message["role"])
         if role not in ROLES:
             known = f"use one of {', '.join([*ROLES, *_ROLES_OF])}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.artifact.model_path import PlainCodec
+from pretrain.artifact.plain_codec import PlainCodec
 from tests.unit.tokenizer.test_kinds import KINDS, LICENSE, train
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pretrain.artifact import Artifact
-from pretrain.artifact.model_path import PlainCodec
 from pretrain.artifact.open import NORMALIZE_KEY
+from pretrain.artifact.plain_codec import PlainCodec
 from pretrain.attention_maps.figure_layout import MAX_TOKENS
 from pretrain.attention_maps.terminal import AttentionRequest, see_attention
 from pretrain.checkpoint.format import MODEL_FILE

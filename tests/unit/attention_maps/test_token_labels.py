@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.artifact.model_path import PlainCodec
+from pretrain.artifact.plain_codec import PlainCodec
 from pretrain.attention_maps.figure import LONGEST_COLUMNS, columns, is_drawable, label, label_fonts, spell_tokens
 from tests.helpers.tokenizers import train_bpe
 

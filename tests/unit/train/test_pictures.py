@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pretrain.artifact.model_path import PlainCodec
+from pretrain.artifact.plain_codec import PlainCodec
 from pretrain.config.tracking import AttentionConfig
 from pretrain.errors import ConfigError
 from pretrain.train import samples

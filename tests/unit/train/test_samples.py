@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from pretrain.artifact.model_path import PlainCodec
+from pretrain.artifact.plain_codec import PlainCodec
 from pretrain.config.presets import expand_preset
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
