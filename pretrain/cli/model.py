@@ -1,6 +1,7 @@
 """`pretrain generate`, `classify`, `import`, `export`, `inspect` and `attention`."""
 
 import importlib
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -41,7 +42,7 @@ def generate_command(
     """Continue texts, translate them, caption images, or fill in [MASK], as the model can.
 
     Without --prompt and --file, prompts are piped in, one a line; without that, a document begins,
-    or with --chat a conversation in the terminal.
+    or with --chat a conversation in the terminal; what is piped in is one conversation then.
 
     Example: pretrain generate runs/quickstart --prompt "def main(" --temperature 0
     """
@@ -67,8 +68,8 @@ def generate_command(
     status_line().close()
     _note_stdin([*(prompt or ()), *(image or ())], file, prompts, "--prompt")
     normalize = find_normalize(source)
-    is_typed = chat and prompts is None
-    if is_typed:
+    is_conversation = chat and not (prompt or file or as_json)
+    if chat and prompts is None:
         prompts = _typed_lines(as_json)
     # Prompts are normalized like the text of the training.
     if normalize is not None and prompts is not None and not image:
@@ -83,9 +84,12 @@ def generate_command(
     codec: Codec | ImageCodec = ChatCodec(artifact.codec) if chat else artifact.codec
     if image:
         codec = open_images(artifact.model, artifact.codec, source.run)
-    if isinstance(codec, ChatCodec) and is_typed:
+    if isinstance(codec, ChatCodec) and is_conversation:
         assert prompts is not None
-        converse(artifact.model, codec, artifact.generation, options, prompts, sys.stdout, seed=seed)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # the terminal may lack a character
+        streams = {"out": sys.stdout, "notes": sys.stderr}
+        converse(artifact.model, codec, artifact.generation, options, prompts, **streams, seed=seed)
         return
     is_joined = artifact.model.encoder is not None and not tokenized
     num_blank = run_generate(

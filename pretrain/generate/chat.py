@@ -2,6 +2,9 @@
 
     prompt -> earlier turns, the user's turn, the beginning of the assistant's -> ids -> answer
 
+Lines that are typed, or piped in, are turns of one conversation (`converse`); prompts of --prompt
+and --file are conversations of their own.
+
 The text around turns is that of the training: the template of a run, or a release's chat template.
 """
 
@@ -14,6 +17,7 @@ from pretrain.generate.generation_options import Options
 from pretrain.generate.text import generate_text, stream_text
 from pretrain.model import LanguageModel
 from pretrain.types import GenerationDefaults
+from pretrain.utils.units import plural
 
 
 class ChatCodec:
@@ -36,6 +40,18 @@ class ChatCodec:
         """Returns the ids of the conversation with one more turn of the user. Raises: ConfigError."""
         return self._codec.encode_chat([*self.turns, ("user", text)])
 
+    def drop_oldest(self, text: str, room: int) -> int:
+        """Drops exchanges from the beginning, after a system's turn, until the next turn fits.
+
+        `room` is the most tokens of a prompt. An exchange is a turn of the user with its answer, as
+        many templates refuse a conversation that begins otherwise. Returns the dropped turns.
+        """
+        first = int(self.turns[:1] != [] and self.turns[0][0] == "system")
+        num_before = len(self.turns)
+        while len(self.turns) > first and len(self.encode(text)) > room:
+            del self.turns[first : first + 2]
+        return num_before - len(self.turns)
+
 
 def trimmed(pieces: Iterator[str]) -> Iterator[str]:
     """Yields the pieces of a text without white space at its ends, which a template may have there."""
@@ -57,25 +73,37 @@ def converse(
     lines: Iterator[str],
     out: TextIO,
     *,
+    notes: TextIO,
     seed: int = 0,
 ) -> None:
-    """Answers line by line, each with all turns before it, until the lines end.
+    """Answers line by line, each with the turns before it that the model has room for.
 
-    Raises: ConfigError: The model cannot chat, or the conversation is longer than its rows.
+    An answer has room for the most tokens that are asked for, up to half of the model's row: the
+    oldest exchanges are dropped for it, which `notes` say. Ctrl-C ends the line of an unfinished
+    answer.
+
+    Raises: ConfigError: The model cannot chat, or one turn is longer than its rows.
     """
     constraints = options.constraints(model, codec, defaults)
     method = options.method(model, defaults)
+    room = model.max_seq_len - min(constraints.max_new_tokens, model.max_seq_len // 2)
     for line in lines:
+        if num_dropped := codec.drop_oldest(line, room):
+            text = "the conversation has no more room for its oldest"
+            notes.write(f"note: {text} {plural(num_dropped, 'turn')}\n")
+            notes.flush()
         if isinstance(method, Beams):
             (best, *_), *_ = generate_text(model, codec, [line], constraints, method, seed=seed)
             pieces = iter([best.text])
         else:
             pieces = stream_text(model, codec, line, constraints, method, seed=seed)
         answer = ""
-        for piece in trimmed(pieces):
-            answer += piece
-            out.write(piece)
+        try:
+            for piece in trimmed(pieces):
+                answer += piece
+                out.write(piece)
+                out.flush()
+        finally:
+            out.write("\n")
             out.flush()
-        out.write("\n")
-        out.flush()
         codec.turns += [("user", line), ("assistant", answer)]

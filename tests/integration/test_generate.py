@@ -180,5 +180,22 @@ def test_turns_are_typed_in_a_terminal(models, tmp_path):
     assert process.returncode == 0, errors
     assert "a line is a turn; Ctrl-D ends" in errors
     assert output.count("> ") == 4  # three lines and the end
+    # The same lines from a pipe are the same conversation; apart they are answered without what came before.
+    options = [str(folder), "--chat", "--max-tokens", "3", "--temperature", "0"]
+    process = start(*options, cwd=tmp_path, **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE))
+    piped, errors = process.communicate("The cat\nThe dog\n")
+    assert process.returncode == 0, errors
+    answers = [line for line in output.replace("> ", "").splitlines() if line]
+    assert piped.splitlines() == answers
+    interrupted = start(
+        *options, cwd=tmp_path, **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), start_new_session=True
+    )
+    interrupted.stdin.write("The cat\n")
+    interrupted.stdin.flush()
+    assert interrupted.stdout.readline() == f"{answers[0]}\n"
+    interrupted.send_signal(signal.SIGINT)
+    _, errors = finish(interrupted)
+    assert interrupted.returncode == 130
+    assert errors.endswith("interrupted\n") and "Traceback" not in errors
     refused = run_warm("generate", str(folder), "--chat", "--json", cwd=tmp_path)
     assert refused.code == 64 and "a conversation needs a terminal" in refused.stderr

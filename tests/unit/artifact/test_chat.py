@@ -66,7 +66,7 @@ def test_special_tokens_that_a_user_spells_stay_text(tmp_path):
 def test_a_conversation_remembers_its_turns(chat):
     artifact = open_artifact(chat[0])
     options, codec, out = Options(max_tokens=4, temperature=0.0), ChatCodec(artifact.codec), io.StringIO()
-    converse(artifact.model, codec, artifact.generation, options, iter(["One.", "Two."]), out)
+    converse(artifact.model, codec, artifact.generation, options, iter(["One.", "Two."]), out, notes=io.StringIO())
     assert [role for role, _ in codec.turns] == ["user", "assistant"] * 2
     answers = [text for role, text in codec.turns if role == "assistant"]
     assert out.getvalue() == "".join(f"{answer}\n" for answer in answers)
@@ -77,6 +77,37 @@ def test_a_conversation_remembers_its_turns(chat):
         asked = Options(max_tokens=4, temperature=0.0 if beams is None else None, beams=beams)
         run_generate(artifact.model, alone, artifact.generation, asked, iter(["Two."]), again)
         assert again.getvalue() == f"{answers[1]}\n"
+
+
+@pytest.mark.parametrize("chat", ["chatml"], indirect=True)
+def test_a_conversation_longer_than_the_row_drops_its_oldest_exchanges_whole(chat):
+    artifact = open_artifact(chat[0])
+    codec, out, notes = ChatCodec(artifact.codec), io.StringIO(), io.StringIO()
+    codec.turns = [("system", "Be brief.")]
+    options = Options(max_tokens=4, temperature=0.0)
+    lengths = []
+    encode = codec.encode
+    codec.encode = lambda text: lengths.append(len(encode(text))) or encode(text)
+    lines = [f"Line {number}." for number in range(40)]
+    converse(artifact.model, codec, artifact.generation, options, iter(lines), out, notes=notes)
+    most = artifact.model.max_seq_len - options.max_tokens
+    assert max(lengths) > most, "some question did not fit with all turns"
+    assert codec.turns[0] == ("system", "Be brief.")
+    assert [role for role, _ in codec.turns[1:]] == ["user", "assistant"] * (len(codec.turns) // 2)
+    kept = [text for role, text in codec.turns if role == "user"]
+    assert kept and kept == lines[-len(kept) :] and len(kept) < len(lines)
+    assert notes.getvalue().startswith("note: the conversation has no more room for its oldest 2 turns\n")
+    codec.drop_oldest("Line 40.", most)
+    assert len(codec.encode("Line 40.")) <= most
+
+
+def test_a_turn_longer_than_the_row_is_refused(chat):
+    artifact = open_artifact(chat[0])
+    codec = ChatCodec(artifact.codec)
+    with pytest.raises(ConfigError, match=r"the prompt has \d+ tokens, model.max_seq_len is"):
+        lines = iter(["word " * 400])
+        options = Options(max_tokens=4, temperature=0.0)
+        converse(artifact.model, codec, artifact.generation, options, lines, io.StringIO(), notes=io.StringIO())
 
 
 def test_without_a_template_there_is_no_chat(tmp_path):
