@@ -2,6 +2,9 @@
 
     W x  ->  W x + alpha / rank * B A dropout(x)      W frozen, A [rank, in] drawn, B [out, rank] zeros
 
+With `finetune.dora` (Liu et al. 2024) the sum's matrix has rows of the norms m, trained too, which
+begin as those of W.
+
 A fused layer has one adapter: queries, keys and values share A, as rows of one matrix do. So the
 update of each has the full rank, with fewer values than three adapters. An export has one adapter
 for each module of Hugging Face that the layer is made of:
@@ -20,7 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.artifact.model_path import is_release, open_source
-from pretrain.artifact.source import TOKENIZER_FOLDER, ModelSource, is_adapter, name_without_adapter
+from pretrain.artifact.source import (
+    MAGNITUDE_SUFFIX,
+    TOKENIZER_FOLDER,
+    ModelSource,
+    is_adapter,
+    name_without_adapter,
+)
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
@@ -66,7 +75,13 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
     except ImportError as error:
         what = f"finetune.kind=lora needs the peft package: {error}"
         raise LaunchError(what, fix=install_fix()) from None
-    adapters = LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=layers)
+    adapters = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        use_dora=config.dora,
+        target_modules=layers,
+    )
     inject_adapter_in_model(adapters, model, low_cpu_mem_usage=next(model.parameters()).is_meta)
     if config.dropout:
         # Recomputed activations must draw the same dropout again.
@@ -78,7 +93,7 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
 
 def initial_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:
     """Returns a matrix of an adapter, fp32, on the CPU: A drawn as torch does `nn.Linear`, B zeros."""
-    assert is_adapter(name)
+    assert is_adapter(name) and not name.endswith(MAGNITUDE_SUFFIX)
     weight = torch.zeros(shape)
     if ".lora_A." in name:
         bound = shape[1] ** -0.5
@@ -125,12 +140,16 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
         if layer not in merged.layers or weight.ours == layer:
             continue
         a, b = merged.matrices(layer)
+        magnitude = merged.magnitude(layer)
         parts = torch.split(b, [rows for _, rows in weight.theirs])
         for (name, _), part in zip(weight.theirs, parts, strict=True):
             module = name.removesuffix(".weight")
             modules.append(module)
             tensors[f"base_model.model.{module}.lora_A.weight"] = a.clone()
             tensors[f"base_model.model.{module}.lora_B.weight"] = part.contiguous()
+            if magnitude is not None:
+                norms, magnitude = magnitude.split([len(part), len(magnitude) - len(part)])
+                tensors[f"base_model.model.{module}.lora_magnitude_vector"] = norms.clone()
         transposed = transposed or weight.transposed
     run = load_config(described.run.config, extensions="ignore")
     start = merged.base.source
@@ -142,6 +161,7 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
         "r": run.finetune.rank,
         "lora_alpha": run.finetune.alpha,
         "lora_dropout": run.finetune.dropout,
+        "use_dora": run.finetune.dora,
         "target_modules": modules,
         "fan_in_fan_out": transposed,
         "bias": "none",

@@ -234,11 +234,17 @@ def _listed(shapes: Mapping[str, Shape]) -> str:
 
 A_SUFFIX = ".lora_A.default.weight"
 B_SUFFIX = ".lora_B.default.weight"
+MAGNITUDE_SUFFIX = ".lora_magnitude_vector.default.weight"
 
 
 def is_adapter(name: str) -> bool:
-    """Returns whether a parameter is one of an adapter's two matrices."""
-    return name.endswith((A_SUFFIX, B_SUFFIX))
+    """Returns whether a parameter is one of an adapter's two matrices, or its vector of norms."""
+    return name.endswith((A_SUFFIX, B_SUFFIX, MAGNITUDE_SUFFIX))
+
+
+def row_norms(weight: Tensor) -> Tensor:
+    """Returns the norm of each row of a matrix, as peft takes them for DoRA: with that of `B A` in it."""
+    return torch.linalg.norm(weight, dim=1)
 
 
 def name_without_adapter(name: str) -> str:
@@ -251,6 +257,7 @@ class MergedModel:
 
         X.lora_A.default.weight [r, in]    X.weight + alpha / r * B A
         X.lora_B.default.weight [out, r]
+        X.lora_magnitude_vector.default.weight [out]    that times m / the norms of its rows (DoRA)
         any other name                     replaces the parameter of the base model
 
     Names of the checkpoint are peft's, without `base_layer`, which only marks a layer.
@@ -270,6 +277,11 @@ class MergedModel:
         """Returns A [r, in] and B [out, r] of a layer."""
         return self._trained.read(layer + A_SUFFIX), self._trained.read(layer + B_SUFFIX)
 
+    def magnitude(self, layer: str) -> Tensor | None:
+        """Returns the norms of the rows of a layer, fp32 [out]; None: adapters without them."""
+        name = layer + MAGNITUDE_SUFFIX
+        return self._trained.read(name) if name in self._trained.shapes else None
+
     def read(self, name: str) -> Tensor:
         """Returns one parameter, fp32, whole. Raises: CheckpointError."""
         if name in self._full:
@@ -279,7 +291,9 @@ class MergedModel:
         if layer not in self.layers:
             return weight
         a, b = self.matrices(layer)
-        return weight + self.scale * (b @ a)
+        weight = weight + self.scale * (b @ a)
+        magnitude = self.magnitude(layer)
+        return weight if magnitude is None else weight * (magnitude / row_norms(weight))[:, None]
 
 
 def find_start(start: Path, run: Path) -> Path:

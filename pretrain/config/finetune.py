@@ -45,6 +45,9 @@ class FinetuneConfig(Section):
     """Scale of the adapters: their output is multiplied by `alpha / rank`."""
     dropout: Annotated[float, OnResume.WARN] = Field(default=0.0, ge=0, lt=1)
     """Dropout probability on the input of the adapters."""
+    dora: Annotated[bool, OnResume.NEVER] = False
+    """Divide each adapted matrix by the norms of its rows, and multiply it by trained ones that begin
+    as those of the start (DoRA, Liu et al. 2024); for `kind: lora`."""
     targets: Annotated[list[str], OnResume.NEVER] = Field(default=["*"], min_length=1)
     """Patterns of the linear layers in blocks that get an adapter, such as `*.attention.*`."""
     also: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
@@ -57,7 +60,7 @@ class FinetuneConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in ("rank", "alpha", "dropout", "targets", "also"):
+        for name in ("rank", "alpha", "dropout", "dora", "targets", "also"):
             if self.kind == "full" and self.differs(name):
                 raise ValueError(f"{name} goes with kind=lora, not full; leave it out, or write finetune=null for full")
         return self

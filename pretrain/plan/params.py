@@ -6,7 +6,7 @@ finetune: lora  weights count all and the adapters; the rest counts adapters and
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
@@ -329,14 +329,20 @@ def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Valu
     for outputs, inputs in (shapes[f"{layer}.weight"] for layer in trained.layers):
         sides += _squares((rank, inputs)) + _squares((outputs, rank))
     values = _count(shapes, trained.names) + trained.adapter_values
+    vectors = _count_norms(shapes, trained.layers, trained.finetune)
     return Values(
         weights=total + trained.adapter_values,
         trained=values,
-        hidden=hidden + trained.adapter_values,
+        hidden=hidden + trained.adapter_values - vectors,
         saved=total if trained.saves_all else values,
         sides=sides,
         experts=experts,
     )
+
+
+def _count_norms(shapes: Mapping[str, Shape], layers: Collection[str], finetune: FinetuneConfig) -> int:
+    """Returns the trained norms of the rows of adapted matrices, which DoRA alone has."""
+    return sum(shapes[f"{layer}.weight"][0] for layer in layers) if finetune.dora else 0
 
 
 def _squares(shape: Shape) -> int:
@@ -362,7 +368,8 @@ def _blocks(name: str, shape: Shape, model: AnyModelConfig) -> list[Shape]:
 def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: FinetuneConfig) -> TrainableSubset | None:
     """Returns the trained parameters of a run by `init.freeze` and `finetune`; None: all.
 
-    Adapters are A [rank, inputs] and B [outputs, rank] of each layer (Hu et al. 2022, 4.1). A head
+    Adapters are A [rank, inputs] and B [outputs, rank] of each layer (Hu et al. 2022, 4.1), and of
+    DoRA a norm of each output. A head
     of labels counts as new, and so as trained with them: the start is not read.
 
     Raises:
@@ -386,6 +393,7 @@ def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: Finet
     also = [*finetune.also, *(["head.*"] if model.head.num_scores else [])]
     names = frozenset(name for name in shapes if matches(name, also))
     adapters = sum(finetune.rank * sum(shapes[f"{layer}.weight"]) for layer in layers)
+    adapters += _count_norms(shapes, layers, finetune)
     return TrainableSubset(names, layers, finetune, adapters, saves_all=False)
 
 

@@ -15,11 +15,13 @@ from pretrain import dist
 from pretrain.artifact.lora import add_adapters, check_tokens, freeze, initial_adapter, train_beside
 from pretrain.artifact.model_path import newest_checkpoint, open_source
 from pretrain.artifact.source import (
+    MAGNITUDE_SUFFIX,
     AdaptedModel,
     check_base,
     find_base,
     is_adapter,
     name_without_adapter,
+    row_norms,
     split_average,
 )
 from pretrain.checkpoint.agree import agree
@@ -75,6 +77,8 @@ class InitialWeights:
 
     def draw(self, name: str, shape: torch.Size) -> Tensor:
         """Returns a whole parameter, fp32, on the CPU. Raises: CheckpointError."""
+        if self.base is not None and name.endswith(MAGNITUDE_SUFFIX):
+            return row_norms(self.base.read(name.removesuffix(MAGNITUDE_SUFFIX) + ".weight"))
         if is_adapter(name):
             return initial_adapter(name, shape, self.config.seed)
         name = name_without_adapter(name)

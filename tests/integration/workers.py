@@ -9,7 +9,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 
 from pretrain.artifact.lora import add_adapters, freeze, initial_adapter
-from pretrain.artifact.source import is_adapter, name_without_adapter
+from pretrain.artifact.source import MAGNITUDE_SUFFIX, is_adapter, name_without_adapter, row_norms
 from pretrain.config.data import BatchConfig, plan_batch
 from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig
@@ -111,8 +111,8 @@ def build(
 
     `offload`: `optimizer`, `params` or `both` stay in host memory; `activations` until the backward pass.
     `sharded`: its parameters are made and cut up one by one, as training does at stage 3. `finetune`: `freeze` freezes
-    the embedding and the first block, `lora` all but adapters of rank 4, which then are all of the state. `zero_hpz`
-    other than 1: at most one engine in a process.
+    the embedding and the first block, `lora` and `dora` all but adapters of rank 4, which then are all of the state.
+    `zero_hpz` other than 1: at most one engine in a process.
     """
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -141,10 +141,13 @@ def build(
     share_rows(built, world, config.group_timeout_s)
     if finetune == "freeze":
         freeze(built, ["embedding.*", "decoder.blocks.0.*"])
-    elif finetune == "lora":
-        add_adapters(built, FinetuneConfig(kind="lora", rank=4))
+    elif finetune in ("lora", "dora"):
+        add_adapters(built, FinetuneConfig(kind="lora", rank=4, dora=finetune == "dora"))
 
     def draw(name: str, shape: torch.Size) -> torch.Tensor:
+        if name.endswith(MAGNITUDE_SUFFIX):
+            layer = name.removesuffix(MAGNITUDE_SUFFIX)
+            return row_norms(draw(f"{layer}.weight", built.get_submodule(layer).weight.shape))
         if is_adapter(name):
             return initial_adapter(name, shape, seed=5)
         weight = initial_weight(name_without_adapter(name), shape, model_config, seed=5)
@@ -161,7 +164,7 @@ def build(
     batch_elements = MUON_BATCH_ELEMENTS["cuda"] if optimizer.endswith(BY_BATCHES) else 0
     with mock.patch.dict(MUON_BATCH_ELEMENTS, cpu=batch_elements):
         torch_optimizer = build_optimizer(groups, optim, torch.device("cpu"))
-    saves_frozen = finetune != "lora"
+    saves_frozen = finetune not in ("lora", "dora")
     return build_engine(
         module,
         names,

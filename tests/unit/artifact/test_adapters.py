@@ -13,7 +13,7 @@ from pretrain.artifact.average import average_checkpoints
 from pretrain.artifact.lora import add_adapters, export_adapter, train_beside
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import open_artifact
-from pretrain.artifact.source import AdaptedModel, is_adapter
+from pretrain.artifact.source import MAGNITUDE_SUFFIX, AdaptedModel, is_adapter
 from pretrain.artifact.transfer import export_model
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
@@ -50,6 +50,9 @@ class Trained:
 def draw(name: str, shape: torch.Size, base: AdaptedModel) -> torch.Tensor:
     """The base's weight, or noise that is no adapter's beginning: B is not zeros."""
     own = name.replace(".base_layer.", ".")
+    if name.endswith(MAGNITUDE_SUFFIX):  # norms that were trained
+        weight = base.read(name.removesuffix(MAGNITUDE_SUFFIX) + ".weight")
+        return weight.norm(dim=1) * (1 + torch.rand(shape, generator=torch.Generator().manual_seed(1)))
     if is_adapter(name) or own not in base:
         return torch.randn(shape, generator=torch.Generator().manual_seed(len(name))) * 0.05
     return base.read(own)
@@ -85,8 +88,9 @@ def logits(model, tokens=TOKENS):
         return model(Batch(tokens, tokens)).logits_BTV[..., : model.vocab_size]
 
 
-def test_a_run_of_adapters_is_opened_and_exported_with_them_merged(base, tmp_path):
-    run, trained = write_adapters(base, tmp_path / "tuned", also=["*.norm.weight"])
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_run_of_adapters_is_opened_and_exported_with_them_merged(base, tmp_path, dora):
+    run, trained = write_adapters(base, tmp_path / "tuned", also=["*.norm.weight"], dora=dora)
     size = sum(path.stat().st_size for path in (run / "checkpoints/step-00000004").glob("*.safetensors"))
     whole = sum(path.stat().st_size for path in (base / "checkpoints/step-00000001").glob("*.safetensors"))
     assert size < whole / 4
@@ -102,10 +106,11 @@ def test_a_run_of_adapters_is_opened_and_exported_with_them_merged(base, tmp_pat
         torch.testing.assert_close(theirs(TOKENS).logits, logits(merged), **TOLERANCE)
 
 
-def test_peft_reads_exported_adapters_beside_the_exported_model(base, tmp_path):
+@pytest.mark.parametrize("dora", [False, True])
+def test_peft_reads_exported_adapters_beside_the_exported_model(base, tmp_path, dora):
     from peft import PeftModel
 
-    run, trained = write_adapters(base, tmp_path / "tuned")
+    run, trained = write_adapters(base, tmp_path / "tuned", dora=dora)
     exported = export_adapter(run, tmp_path / "adapter")
     assert exported.rank == 3
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
@@ -120,6 +125,11 @@ def test_peft_reads_exported_adapters_beside_the_exported_model(base, tmp_path):
     tuned = PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
     with torch.no_grad():
         torch.testing.assert_close(tuned(TOKENS).logits, logits(trained), **TOLERANCE)
+    # Merged by peft and by the export, the same weights.
+    export_model(run, tmp_path / "merged")
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    for name, weight in tuned.merge_and_unload().state_dict().items():
+        torch.testing.assert_close(weight, ours[name], rtol=1e-5, atol=1e-6)
 
 
 def test_what_peft_has_no_place_for_is_refused(base, tmp_path):

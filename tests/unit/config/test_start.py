@@ -103,6 +103,11 @@ def test_a_start_that_is_not_there_or_damaged_is_said_with_its_place(tmp_path):
             ["finetune.kind=lora", "init={from: x, freeze: [a]}"],
             "init.freeze does not go with finetune.kind=lora, which freezes the whole model",
         ),
+        (["finetune.dora=true"], "dora goes with kind=lora, not full"),
+        (
+            ["finetune={kind: lora, dora: true}", "init.from=x", "engine={kind: deepspeed, zero_stage: 3}"],
+            "finetune.dora takes norms of whole matrices, which engine.zero_stage=3 divides; use engine.zero_stage=2",
+        ),
     ],
 )
 def test_fine_tuning_that_cannot_be_is_refused(overrides, message):
