@@ -26,6 +26,7 @@ from pretrain.cli.model import (
     generate_command,
     import_command,
     inspect_command,
+    serve_command,
 )
 from pretrain.cli.options import CommandGroup, UsageError
 from pretrain.cli.plan import plan_command
@@ -71,6 +72,7 @@ _PANELS: dict[str, dict[str, Any]] = {
         "average": average_command,
         "import": import_command,
         "export": export_command,
+        "serve": serve_command,
     },
     "Check machines": {"doctor": doctor_command, "drill": drill_command},
 }

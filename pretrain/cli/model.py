@@ -1,20 +1,24 @@
 """`pretrain generate`, `classify`, `import`, `export`, `inspect` and `attention`."""
 
 import importlib
-import io
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from pretrain.cli.completion import complete_run
 from pretrain.cli.options import Device, Json, ModelPath, print_json
-from pretrain.errors import ConfigError
+from pretrain.errors import ConfigError, LaunchError, install_fix
 from pretrain.utils.log import printable
+
+_SERVING = ("fastapi", "uvicorn", "openai")
+"""Packages that `transformers serve` imports."""
 
 
 def generate_command(
@@ -86,10 +90,7 @@ def generate_command(
         codec = open_images(artifact.model, artifact.codec, source.run)
     if isinstance(codec, ChatCodec) and is_conversation:
         assert prompts is not None
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # the terminal may lack a character
-        streams = {"out": sys.stdout, "notes": sys.stderr}
-        converse(artifact.model, codec, artifact.generation, options, prompts, **streams, seed=seed)
+        converse(artifact.model, codec, artifact.generation, options, prompts, sys.stdout, notes=sys.stderr, seed=seed)
         return
     is_joined = artifact.model.encoder is not None and not tokenized
     num_blank = run_generate(
@@ -224,6 +225,38 @@ def export_command(
         return
     written = export_model(model, out, dtype=dtype, family=family, check=check)
     print_facts({"kind": "release", "path": str(out), **asdict(written)}, as_json)
+
+
+def serve_command(
+    model: ModelPath,
+    host: Annotated[str, Option(help="Address to listen at; 0.0.0.0 is every network.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, help="Port to listen at.")] = 8000,
+    dtype: Annotated[str, Option(help="fp32 or bf16; a Hugging Face folder has its own.")] = "fp32",
+    device: Device = "auto",
+) -> None:
+    """Serve a model over HTTP as OpenAI's API does, by `transformers serve`, until Ctrl-C.
+
+    A run is exported for it, to a temporary folder. Whoever reaches the port can use the model.
+
+    Example: pretrain serve runs/chat --port 8000
+    """
+    if missing := [name for name in _SERVING if find_spec(name) is None]:
+        what = f"serving is done by `transformers serve`, which needs {', '.join(missing)}"
+        raise LaunchError(what, fix=install_fix("serve"))
+    from pretrain.artifact.model_path import is_release
+    from pretrain.artifact.transfer import export_model
+    from pretrain.utils.process import wait_for_child
+
+    with TemporaryDirectory(prefix="pretrain-serve-") as temporary:
+        folder = model
+        if not is_release(model):
+            folder = Path(temporary) / model.resolve().name
+            export_model(model, folder, dtype=dtype)
+        print(f"http://{host}:{port}/v1: {model}", file=sys.stderr, flush=True)
+        options = ["--host", host, "--port", str(port), "--device", device]
+        command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), *options]
+        if code := wait_for_child(command):
+            raise LaunchError(f"`transformers serve` ended with exit code {code}", fix="see its messages above")
 
 
 def inspect_command(

@@ -8,6 +8,7 @@ and --file are conversations of their own.
 The text around turns is that of the training: the template of a run, or a release's chat template.
 """
 
+import io
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -84,6 +85,8 @@ def converse(
 
     Raises: ConfigError: The model cannot chat, or one turn is longer than its rows.
     """
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")  # the terminal may lack a character
     constraints = options.constraints(model, codec, defaults)
     method = options.method(model, defaults)
     room = model.max_seq_len - min(constraints.max_new_tokens, model.max_seq_len // 2)

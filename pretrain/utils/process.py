@@ -15,7 +15,10 @@ import ctypes
 import io
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pretrain.errors import DiskError, UnreadError
@@ -113,3 +116,22 @@ def die_with(parent: int) -> None:
     # The kernel sends the signal at the end of the parent, which may be over.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_child(command: Sequence[str]) -> int:
+    """Runs a command in the foreground, and returns its exit code.
+
+    SIGTERM is passed on. Ctrl-C, which a terminal sends to both, raises KeyboardInterrupt when the
+    command has ended; a command that was ended by SIGTERM gives 0.
+    """
+    process = subprocess.Popen(command, preexec_fn=partial(die_with, os.getpid()))
+    previous = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)  # from `kill -INT`, the command has none
+        process.wait()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return 0 if code == -signal.SIGTERM else code

@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "artifact": (8, 1742),
     "attention_maps": (6, 1025),
     "checkpoint": (10, 1535),
-    "cli": (13, 2595),
+    "cli": (13, 2630),
     "config": (24, 5145),
     "data": (13, 2534),
     "datacheck": (11, 2289),
@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "drill": (6, 862),
     "engine": (7, 1271),
     "evaluate": (12, 2209),
-    "generate": (10, 1678),
+    "generate": (10, 1681),
     "inspect": (3, 457),
     "interop": (22, 3945),
     "model": (22, 4789),
@@ -44,7 +44,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "tokenizer": (8, 1625),
     "tracking": (12, 1869),
     "train": (14, 2885),
-    "utils": (13, 1824),
+    "utils": (13, 1846),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
 LINES_SLACK = 60

@@ -1,0 +1,76 @@
+"""`pretrain serve`: the real server of transformers on the export of a run, asked by OpenAI's client."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from pretrain.artifact.open import open_artifact
+from pretrain.generate.chat import ChatCodec
+from pretrain.generate.generation_options import Options
+from pretrain.generate.text import generate_text
+from pretrain.utils.net import reserved_port
+from tests.helpers.chat_templates import CHATML
+from tests.helpers.cli import SOURCE_PATH, run_warm
+from tests.helpers.waiting import LIMIT_S, wait_until
+from tests.unit.artifact.runs import write_text_run
+from tests.unit.artifact.test_chat_templates import write_base
+from tests.unit.prepare.test_templates import prepared
+
+RECORD = {"prompt": "Who climbs into it?", "response": "A little girl."}
+
+
+def test_a_package_that_is_missing_is_named(tmp_path):
+    pytest.importorskip("transformers")
+    try:
+        import fastapi  # noqa: F401
+    except ImportError:
+        refused = run_warm("serve", str(tmp_path), cwd=tmp_path)
+        assert "serving is done by `transformers serve`, which needs fastapi" in refused.errors[0]
+        assert ".[serve]" in refused.errors[0]
+
+
+@pytest.mark.long
+def test_a_run_answers_a_client_of_openai_as_generate_does_and_ends_at_a_signal(tmp_path):
+    openai = pytest.importorskip("openai")
+    pytest.importorskip("uvicorn")
+    base = write_base(tmp_path / "base", CHATML, ["<|im_start|>", "<|im_end|>"], "<|im_end|>")
+    prepared(tmp_path, RECORD, base, template="tokenizer")
+    run = write_text_run(tmp_path / "run", tmp_path / "out", "llama-tiny", "supervised")
+    artifact = open_artifact(run)
+    options = Options(max_tokens=5, temperature=0.0)
+    method = options.method(artifact.model, artifact.generation)
+    codec = ChatCodec(artifact.codec)
+    constraints = options.constraints(artifact.model, codec, artifact.generation)
+    ((expected,),) = generate_text(artifact.model, codec, ["Who?"], constraints, method)
+    with reserved_port(None) as port:
+        pass
+    command = [sys.executable, "-m", "pretrain", "serve", str(run), "--port", str(port), "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": SOURCE_PATH, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    log = (tmp_path / "log").open("w+")
+    process = subprocess.Popen(command, env=environment, stderr=log, stdout=log, start_new_session=True)
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+
+    def answers():
+        try:
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}/health").status == 200
+        except OSError:
+            return False
+
+    try:
+        wait_until(answers, "the server answers", process, say=(tmp_path / "log").read_text)
+        (folder,) = tmp_path.glob("pretrain-serve-*/run")
+        messages = [{"role": "user", "content": "Who?"}]
+        found = client.chat.completions.create(
+            model=str(folder), messages=messages, temperature=0.0, max_tokens=5, seed=0
+        )
+        assert found.choices[0].message.content == expected.text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=LIMIT_S) == 0
+        assert not list(tmp_path.glob("pretrain-serve-*"))
+    finally:
+        process.kill()
+        log.close()
