@@ -33,7 +33,7 @@ from pretrain.engine.replicated import (
     state_fragments,
     unexpected,
 )
-from pretrain.model.stack import Block
+from pretrain.model.block import Block
 from pretrain.optim.matrices import Span, WeightPiece
 from pretrain.plan.memory import plan_buckets, reduces_to_owners
 from pretrain.plan.roofline import overlaps

@@ -79,10 +79,10 @@ def facts(config: ModelConfig) -> dict[str, Any]:
         of_input = ("kind", "image", "size", "channels", "class_token", "registers")
         found |= {f"input.{key}": getattr(config.input, key) for key in of_input}
     keys = ("vocab_size", "max_seq_len", "tied_embeddings", "scaled_embeddings", "ngram_embeddings")
-    keys += ("pooler", "pooler_activation")
+    keys += ("pooler", "pooler_activation", "embedding_scale")
     found |= {key: getattr(config, key) for key in keys} | {"head.kind": config.head.kind}
     if config.head.kind == "lm":
-        of_head = ("transform", "bias", "scaled", "soft_cap")
+        of_head = ("transform", "bias", "scaled", "scale", "soft_cap")
         found |= {f"head.{key}": getattr(config.head, key) for key in of_head}
     if config.head.kind == "pixels":
         found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias")}
@@ -110,7 +110,8 @@ def _expert_facts(stack: StackConfig) -> dict[str, Any]:
 def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     keys = ["layers", "width", "heads", "ff_width", "activation", "gated", "norm", "norm_eps"]
     keys += ["norm_placement", "input_norm", "bias", "qk_norm", "scaled_attention", "position"]
-    keys += ["attention_sinks", "gate_limit", "gate_shift"]
+    keys += ["attention_sinks", "gate_limit", "gate_shift", "score_cap", "norm_offset", "parallel"]
+    keys.append("residual_scale")
     keys += ["token_types", "residual_scalars", "value_residual", "value_embeddings", "layer_scale"]
     if stack.position == "sinusoidal":
         keys.append("sinusoid")
@@ -121,7 +122,9 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     found |= {"embedding_width": stack.table_width, "kv_heads": stack.num_kv_heads, "head_width": stack.per_head_width}
     latent = stack.latent.model_dump() if stack.latent else {}
     found |= {f"latent.{key}": value for key, value in latent.items()} or {"latent": None}
-    found["qkv_bias"] = stack.has_qkv_bias
+    found |= {"qkv_bias": stack.has_qkv_bias, "output_bias": stack.has_output_bias}
+    found |= {"norm_bias": stack.has_norm_bias}
+    found |= {"score_scale": stack.score_scale or stack.per_head_width**-0.5}
     has_window = [window is not None for window in stack.windows]
     if any(has_window):
         found |= {"window": stack.window, "windows": stack.windows}
@@ -133,9 +136,17 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
         found["rope_theta"] = stack.rope_theta
     if any(has_window):
         found["rope_local_theta"] = stack.rope_local_theta or stack.rope_theta
+    unrotated = {number for number in stack.unrotated_layers if number < stack.layers}
+    found["unrotated_layers"] = tuple(sorted(unrotated))
     if stack.rope_scaling is None:
         return found | {"rope_scaling.kind": None}
+    if any(has_window):
+        found["rope_local_scaling"] = stack.rope_local_scaling
     of_scaling = ["kind", "factor"]
+    if stack.rope_scaling.follows_length:
+        of_scaling.append("original_max_seq_len")
+    if stack.rope_scaling.kind == "longrope":
+        of_scaling += ["short_factors", "long_factors", "attention_factor"]
     if stack.rope_scaling.kind == "llama3":
         of_scaling += ["original_max_seq_len", "low_freq_factor", "high_freq_factor"]
     if stack.rope_scaling.kind == "yarn":

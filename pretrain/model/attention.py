@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pretrain.config.model import StackConfig
 from pretrain.model.backends.backend import AttentionBackend
-from pretrain.model.position import Rotation, rotate
+from pretrain.model.rotary import Rotation, rotate
 
 FEWEST_KEYS = 256
 """Fewest cached positions of a step of fixed shapes: fewer save no time, and cost captures."""
@@ -81,6 +81,7 @@ class KVCache:
     """
 
     def __init__(self, layers: int, capacity: int) -> None:
+        self.capacity = capacity
         self.layers = [LayerCache(capacity) for _ in range(layers)]
         self._documents = LayerCache(capacity)
         self._tokens = LayerCache(capacity)
@@ -131,6 +132,22 @@ class KVCache:
             layer.select(rows_B)
 
 
+class OffsetRMSNorm(nn.RMSNorm):
+    """RMSNorm that multiplies by one plus its weight (Gemma)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        # In fp32 under any precision: near 1 the steps of 16 bits are those of a weight of 1.
+        scale = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + 1.0
+        exact = torch.promote_types(x.dtype, torch.float32)
+        normed = nn.functional.rms_norm(x.to(exact), self.normalized_shape, scale.to(exact), self.eps)
+        return normed.to(x.dtype)
+
+
+def build_rms_norm(config: StackConfig, width: int) -> nn.RMSNorm:
+    """Builds an RMSNorm of a stack (Zhang and Sennrich 2019)."""
+    return (OffsetRMSNorm if config.norm_offset else nn.RMSNorm)(width, eps=config.norm_eps)
+
+
 class SelfAttention(nn.Module):
     """Multi-head attention; grouped-query (Ainslie et al. 2023): head n reads n // (N / K).
 
@@ -152,13 +169,13 @@ class SelfAttention(nn.Module):
         self.query_norm = None
         self.key_norm = None
         if config.qk_norm:
-            self.query_norm = nn.RMSNorm(config.qk_norm_width(self.heads), eps=config.norm_eps)
-            self.key_norm = nn.RMSNorm(config.qk_norm_width(self.kv_heads), eps=config.norm_eps)
+            self.query_norm = build_rms_norm(config, config.qk_norm_width(self.heads))
+            self.key_norm = build_rms_norm(config, config.qk_norm_width(self.kv_heads))
         self.returns_values = config.value_residual and number == 0
         parts = config.value_parts(number)
         self.value_mix = nn.Parameter(torch.empty(parts)) if parts > 1 else None
         self.sinks = nn.Parameter(torch.empty(config.heads)) if config.attention_sinks else None
-        self.output = nn.Linear(self.heads * self.head_width, config.width, bias=config.bias)
+        self.output = nn.Linear(self.heads * self.head_width, config.width, bias=config.has_output_bias)
         self.backend = backend
 
     def forward(
@@ -291,12 +308,12 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.head_width = config.per_head_width
         self.dropout = config.attention_weight_dropout
-        self.scale = None if config.scaled_attention else 1.0
+        self.scale = config.score_factor if config.scaled_attention else 1.0
         query_width = config.heads * self.head_width
         kv_width = config.num_kv_heads * self.head_width
         self.query = nn.Linear(config.width, query_width, bias=config.has_qkv_bias)
         self.key_value = nn.Linear(config.width, 2 * kv_width, bias=config.has_qkv_bias)
-        self.output = nn.Linear(query_width, config.width, bias=config.bias)
+        self.output = nn.Linear(query_width, config.width, bias=config.has_output_bias)
         self.backend = backend
 
     def forward(self, x_BTD: Tensor, memory_BSD: Tensor | None, prepared: Any, cache: LayerCache | None) -> Tensor:

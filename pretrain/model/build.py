@@ -4,10 +4,10 @@
     xavier   uniform by the mean of fan-in and fan-out; tables N(0, 1/D)      the 2017 Transformer
     t5       normal by fan-in, scaled for attention without a scale           T5
 
-Norm weights are 1, biases and sinks 0, factors of `layer_scale` as it says; with `init_output: zero` the ends of
-residual branches and an untied head are 0 too. A fused matrix (queries, keys and values; gate and
-up) is drawn part by part, because fan-in and fan-out are those of its parts. Recurrent models:
-`draw_recurrent`.
+Norm weights are 1 (0 with `norm_offset`), biases and sinks 0, factors of `layer_scale` as it says;
+with `init_output: zero` the ends of residual branches and an untied head are 0 too. A fused matrix
+(queries, keys and values; gate and up) is drawn part by part, because fan-in and fan-out are those
+of its parts. Recurrent models: `draw_recurrent`.
 """
 
 import hashlib
@@ -153,6 +153,8 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
     elif len(shape) == 1:
         share = 1.0 / shape[0] if name.endswith(".value_mix") else 1.0
         weight.fill_(0.0 if name.endswith((".bias", ".sinks")) else share)
+        if name.endswith("norm.weight") and _stack_of(name, config).norm_offset:
+            weight.zero_()
         if name.endswith(LAYER_SCALES):
             weight.fill_(_stack_of(name, config).layer_scale or 1.0)
         if name.endswith(".residual_mix"):

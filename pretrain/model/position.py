@@ -3,155 +3,17 @@
     placed = stack.position(x_BTD, positions_BT, offset)     once a forward
     placed.x_BTD                                             input of the first block
     placed.rotation, placed.local_rotation, placed.biases    to every attention layer
-
-Rotary embedding (Su et al. 2021) rotates queries and keys by angles proportional to their position;
-of patches, by those of column and row.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from pretrain.config.model import PatchesConfig, RotaryScaling, StackConfig
 from pretrain.model.backends.backend import DistanceBias
-
-
-class Rotation(NamedTuple):
-    """Cosines and sines of the rotary angles, fp32, [T or B T, 1, R]: R repeats its first half.
-
-    R is the rotated width of a head, its first dimensions: H without `rope_fraction`. The sines of
-    the first half are negated: a rotation is `x * cos + swap_halves(x) * sin`. Both have the
-    magnitude of the scaling.
-    """
-
-    cos: Tensor
-    sin: Tensor
-
-
-def rotary_frequencies(rotary_width: int, theta: float, scaling: RotaryScaling | None) -> Tensor:
-    """Returns the angle of a step of each rotated pair, [R / 2], fp64 for large angles."""
-    exponents = torch.arange(0, rotary_width, 2, dtype=torch.float64, device="cpu") / rotary_width
-    frequencies = theta**-exponents
-    if scaling is None:
-        return frequencies
-    if scaling.kind == "linear":
-        return frequencies / scaling.factor
-    if scaling.kind == "yarn":
-        kept = _kept_by_yarn(rotary_width, theta, scaling)
-        return frequencies * (kept + (1 - kept) / scaling.factor)
-    # LLaMA 3: full turns of a dimension within the original length. Its frequency is kept (1) at
-    # high_freq_factor turns or more, divided by `factor` (0) at low_freq_factor or fewer, and
-    # interpolated between.
-    turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = kept.clamp(0, 1)
-    return frequencies * (kept + (1 - kept) / scaling.factor)
-
-
-def _kept_by_yarn(rotary_width: int, theta: float, scaling: RotaryScaling) -> Tensor:
-    """Returns the share of each frequency that is kept, [R / 2] (Peng et al. 2023, 3.2)."""
-    # The pair of dimensions, a real number, that turns so often in the original length.
-    turns = (scaling.beta_fast, scaling.beta_slow)
-    ratios = (scaling.original_max_seq_len / (2 * math.pi * number) for number in turns)
-    fast, slow = (rotary_width * math.log(ratio) / (2 * math.log(theta)) for ratio in ratios)
-    if scaling.truncate:
-        fast, slow = math.floor(fast), math.ceil(slow)
-    # As in transformers: the bound is R - 1, though there are R / 2 pairs, and no range is empty.
-    first, last = max(fast, 0), min(slow, rotary_width - 1)
-    width = last - first or 0.001
-    pairs = torch.arange(rotary_width // 2, dtype=torch.float64, device="cpu")
-    return 1 - ((pairs - first) / width).clamp(0, 1)
-
-
-def rotary_magnitude(scaling: RotaryScaling | None) -> float:
-    """Returns the factor of rotated queries and keys."""
-    if scaling is None or scaling.kind != "yarn":
-        return 1.0
-    return scaling.attention_factor or 0.1 * math.log(max(1.0, scaling.factor)) + 1.0
-
-
-class RotaryTable:
-    """Cosines and sines by position; dimension i is paired with i + R/2, as in Hugging Face."""
-
-    # Built at the first use, and again for a longer row: a model on the meta device costs nothing.
-    # Plain attributes, not buffers: an engine that casts a module to bf16 would round them.
-
-    def __init__(self, max_seq_len: int, rotary_width: int, theta: float, scaling: RotaryScaling | None) -> None:
-        self._max_seq_len = max_seq_len
-        self._frequencies = rotary_frequencies(rotary_width, theta, scaling)
-        self._magnitude = rotary_magnitude(scaling)
-        self._cos = self._sin = torch.empty(0, rotary_width)
-
-    def __call__(self, positions_BT: Tensor | None, offset: int, length: int, device: torch.device) -> Rotation:
-        """Returns the rotation of the given positions, or of `length` from `offset` on."""
-        end = offset + length if positions_BT is None else self._max_seq_len
-        if self._cos.shape[0] < end:
-            angles = self._angles(min(self._max_seq_len, 1 << (end - 1).bit_length()))
-            cos, sin = angles.cos() * self._magnitude, angles.sin() * self._magnitude
-            self._cos = torch.cat((cos, cos), dim=-1).float()
-            self._sin = torch.cat((-sin, sin), dim=-1).float()
-        if self._cos.device != device:
-            self._cos = self._cos.to(device)
-            self._sin = self._sin.to(device)
-        rows = slice(offset, offset + length) if positions_BT is None else positions_BT
-        return Rotation(self._cos[rows].unsqueeze(-2), self._sin[rows].unsqueeze(-2))
-
-    def _angles(self, length: int) -> Tensor:
-        """Returns the angle of each pair at each position, fp64 [length, R / 2]."""
-        return torch.outer(torch.arange(length, dtype=torch.float64, device="cpu"), self._frequencies)
-
-
-class PatchRotaryTable(RotaryTable):
-    """The rotation of a square of patches by axis: the first half of the pairs turns by the column,
-    the second by the row, at the same frequencies; what comes before the patches is not turned."""
-
-    def __init__(self, patches: PatchesConfig, rotary_width: int, theta: float) -> None:
-        super().__init__(patches.positions, rotary_width, theta, None)
-        self._grid, self._before = patches.grid, patches.num_before
-        self._frequencies = rotary_frequencies(rotary_width // 2, theta, None)
-
-    def _angles(self, length: int) -> Tensor:
-        along = super()._angles(self._grid)
-        places = (along.repeat(self._grid, 1), along.repeat_interleave(self._grid, dim=0))
-        angles = torch.cat(places, dim=1)
-        return torch.cat((angles.new_zeros(self._before, angles.shape[1]), angles))[:length]
-
-
-class _Rotate(torch.autograd.Function):
-    """`x * cos + swap_halves(x) * sin` in three kernels each way, not the ten of autograd."""
-
-    @staticmethod
-    def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        width = cos.shape[-1]
-        half = width // 2
-        if width == x.shape[-1]:
-            swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
-            return swapped.mul_(sin).addcmul_(x, cos)
-        turned = torch.cat((x[..., half:width], x[..., :half], x[..., width:]), dim=-1)
-        turned[..., :width].mul_(sin).addcmul_(x[..., :width], cos)
-        return turned
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _Rotate._turn(x, cos, sin)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _Rotate._turn(grad, cos, -sin), None, None
-
-
-def rotate(x_BTNH: Tensor, rotation: Rotation) -> Tensor:
-    """Rotates the first R dimensions of each head vector by the angles of its position; keeps dtype and shape.
-
-    The score of a rotated query and key depends on the difference of their positions only.
-    """
-    return _Rotate.apply(x_BTNH, *rotation)
+from pretrain.model.rotary import LengthRotaryTable, PatchRotaryTable, RotaryTable, Rotation
 
 
 class PositionedInput(NamedTuple):
@@ -170,7 +32,9 @@ class PositionedInput(NamedTuple):
 class NoPosition(nn.Module):
     """No position information besides the attention mask."""
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1) -> PositionedInput:
+    def forward(
+        self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1, capacity: int | None = None
+    ) -> PositionedInput:  # fmt: skip
         return PositionedInput(x_BTD)
 
 
@@ -183,7 +47,9 @@ class LearnedPosition(nn.Module):
         self.weight = nn.Parameter(torch.empty(first + max_seq_len, width))
         self._first = first
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1) -> PositionedInput:
+    def forward(
+        self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1, capacity: int | None = None
+    ) -> PositionedInput:  # fmt: skip
         if positions_BT is None:
             start = self._first + offset
             return PositionedInput(x_BTD + self.weight[start : start + x_BTD.shape[1]])
@@ -214,7 +80,9 @@ class SinusoidalPosition(nn.Module):
         self._layout = layout
         self._table = torch.empty(0, width)
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1) -> PositionedInput:
+    def forward(
+        self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1, capacity: int | None = None
+    ) -> PositionedInput:  # fmt: skip
         if not len(self._table):
             self._table = sinusoids(*self._shape, self._layout)
         self._table = self._table.to(x_BTD.device)
@@ -242,7 +110,9 @@ class SinusoidalPosition2d(nn.Module):
         self._shape = (patches.grid, width, patches.num_before)
         self._table = torch.empty(0, width)
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1) -> PositionedInput:
+    def forward(
+        self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1, capacity: int | None = None
+    ) -> PositionedInput:  # fmt: skip
         if not len(self._table):
             self._table = sinusoids_2d(*self._shape)
         self._table = self._table.to(x_BTD.device)
@@ -250,8 +120,14 @@ class SinusoidalPosition2d(nn.Module):
         return PositionedInput(x_BTD + self._table[rows].to(x_BTD.dtype))
 
 
+def _build_table(max_seq_len: int, width: int, theta: float, scaling: RotaryScaling | None) -> RotaryTable:
+    is_fixed = scaling is None or not scaling.follows_length
+    return (RotaryTable if is_fixed else LengthRotaryTable)(max_seq_len, width, theta, scaling)
+
+
 class RotaryPosition(nn.Module):
-    """Rotary angles; layers with a window use `rope_local_theta` if it is set (ModernBERT)."""
+    """Rotary angles; layers with a window use `rope_local_theta` if it is set (ModernBERT), and no scaling without
+    `rope_local_scaling` (Gemma 3)."""
 
     def __init__(self, config: StackConfig, max_seq_len: int, patches: PatchesConfig | None = None) -> None:
         super().__init__()
@@ -259,13 +135,16 @@ class RotaryPosition(nn.Module):
         if config.position == "rotary_2d" and patches is not None:
             self._table: RotaryTable = PatchRotaryTable(patches, width, config.rope_theta)
         else:
-            self._table = RotaryTable(max_seq_len, width, config.rope_theta, scaling)
+            self._table = _build_table(max_seq_len, width, config.rope_theta, scaling)
         self._local_table = self._table
-        if local is not None:
-            self._local_table = RotaryTable(max_seq_len, width, local, scaling)
+        if local is not None or (scaling is not None and not config.rope_local_scaling):
+            scaling = scaling if config.rope_local_scaling else None
+            self._local_table = _build_table(max_seq_len, width, local or config.rope_theta, scaling)
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1) -> PositionedInput:
-        place = (positions_BT, offset, x_BTD.shape[1], x_BTD.device)
+    def forward(
+        self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1, capacity: int | None = None
+    ) -> PositionedInput:  # fmt: skip
+        place = (positions_BT, offset, x_BTD.shape[1], x_BTD.device, capacity)
         rotation = self._table(*place)
         local_rotation = rotation
         if self._local_table is not self._table:
@@ -306,7 +185,9 @@ class RelativePosition(nn.Module):
         self._bidirectional = not causal
         self._max_distance = config.relative_max_distance
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1) -> PositionedInput:
+    def forward(
+        self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1, capacity: int | None = None
+    ) -> PositionedInput:  # fmt: skip
         length = x_BTD.shape[1] * ranks
         buckets_R = distance_buckets(
             torch.arange(1 - offset - length, length, device=x_BTD.device),
@@ -329,7 +210,8 @@ def build_position(
     `first` is the row of the first position in a learned table, and `patches` is `model.input`.
 
     It gets the stack's input, the positions of its tokens (None: they follow `offset`, the length
-    of the cache), and the number of ranks over which the columns of rows are cut.
+    of the cache), the number of ranks over which the columns of rows are cut, and the capacity of
+    the cache.
     """
     if config.position == "sinusoidal_2d" and patches is not None:
         return SinusoidalPosition2d(patches, config.width)

@@ -23,10 +23,11 @@ import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 
 from pretrain.dist import World
+from pretrain.errors import ConfigError
 from pretrain.model.attention import CrossAttention, LatentAttention, SelfAttention
 from pretrain.model.backends.backend import AttentionBackend, DistanceBias, cast_inputs
 from pretrain.model.stack import Stack
-from pretrain.plan.activations import copies_of_heads
+from pretrain.plan.task import copies_of_heads
 from pretrain.types import AttentionMask
 
 
@@ -109,11 +110,17 @@ def share_rows(model: nn.Module, world: World, timeout_s: int) -> None:
     """Makes a built model attend over columns, where ranks share rows. Collective among these.
 
     `timeout_s` is that of their process group.
+
+    Raises:
+        ConfigError: Rotary frequencies follow the length of a document, of which a rank has a part.
     """
     if world.sequence == 1:
         return
     group = world.sequence_group(timeout_s)
     for module in model.modules():
+        if isinstance(module, Stack) and module.follows_length:
+            kinds = "rope_scaling of kind dynamic and longrope needs whole documents"
+            raise ConfigError(f"{kinds}, of which ranks have parts", fix="use engine.sequence=1")
         if isinstance(module, Stack | SelfAttention | LatentAttention | CrossAttention):
             module.backend = SharedAttention(module.backend, group)
         if isinstance(module, Stack) and module.cross_backend is not None:

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig, PatchesConfig
 from pretrain.model.attention import KVCache
+from pretrain.model.block import build_norm
 from pretrain.model.feedforward import ACTIVATIONS
-from pretrain.model.stack import EncoderOutput, Stack, StackRows, build_norm
+from pretrain.model.stack import EncoderOutput, Stack, StackRows
 from pretrain.types import Batch, ModelOutput, SourceBatch
 
 HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Any]
@@ -58,7 +59,7 @@ class Head(nn.Module):
         self.scores_labels = config.head.kind == "labels"
         self.summarizes = config.head.summarizes
         self.num_scores = config.num_scores
-        self.scale = width**-0.5 if config.head.scaled else 1.0
+        self.scale = config.head.scale * (width**-0.5 if config.head.scaled else 1.0)
         self.soft_cap = config.head.soft_cap
         self.compiles_loss = False
         self.activation = ACTIVATIONS[config.head.activation or config.last_stack.activation]
@@ -247,7 +248,8 @@ class Transformer(nn.Module):
         self.ngram_embedding = None
         if config.ngram_embeddings:
             self.ngram_embedding = NgramEmbedding(config.ngram_embeddings, config.ngram_rows, table_width)
-        self.embedding_scale = table_width**0.5 if config.scaled_embeddings else 1.0
+        scale = table_width**0.5 if config.scaled_embeddings else 1.0
+        self.embedding_scale = config.embedding_scale * scale
         self.encoder = Stack(config, "encoder", engine, device) if config.encoder is not None else None
         self.decoder = Stack(config, "decoder", engine, device) if config.decoder is not None else None
         self.bridge = nn.Linear(config.input_stack.width, width) if config.has_bridge else None

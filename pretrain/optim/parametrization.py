@@ -59,6 +59,9 @@ def scale_of(name: str, config: OptimConfig, model: AnyModelConfig) -> Scale:
     if not (is_matrix or kind in _MIXES or layer in _INPUTS | _HIDDEN | {"head"} or layer.endswith("norm")):
         raise ConfigError(f"optim.transfer has no rule for {name}", fix="leave optim.transfer out")
     stack = model.last_stack
+    if stack.norm_offset:
+        # The gain of a norm is multiplied, and here it is one plus a weight.
+        raise ConfigError("optim.transfer has no rule for norm_offset=true", fix="leave optim.transfer out")
     width = stack.width / transfer.base_width
     depth = stack.layers / (transfer.base_layers or stack.layers) if "blocks" in parents else 1.0
     found = Scale(eps=1 / (width * depth))

@@ -5,7 +5,7 @@
     feed-forward  input of the norm, input and result of the projection, activations, gated product
     ends          input of the last norm, and the two gradients that the chunked loss makes forward
 
-Read it with `model/stack.py`. A block counts by its checkpointing mode: `none` keeps all of
+Read it with `model/block.py`. A block counts by its checkpointing mode: `none` keeps all of
 it, `full` its input, `selective` its input and the results of matrix products and attention. With
 `feedforward_tiles` a feed-forward layer keeps its input, and a part of the rest exists at a time. A
 storage counts once, and a view keeps all of it: values are a view of the projection's result. Under
@@ -15,28 +15,18 @@ CUDA. Not here: weights and optimizer (`memory.py`).
 """
 
 from dataclasses import dataclass
-from math import gcd
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ExpertsConfig, ModelConfig, RecurrentConfig, StackConfig
 from pretrain.plan.params import TrainableSubset, cell_elements, decoder_input_width, parameter_shapes
-from pretrain.plan.task import TrainingTask
+from pretrain.plan.task import TrainingTask, copies_of_heads
 
 _STATISTIC = 4
 """Bytes of a mean, a standard deviation or a log-sum-exp: fp32 in every precision."""
 
 _TILE = 128
 """Queries of a tile where attention runs tile by tile (`model/backends/sdpa.py`)."""
-
-
-def copies_of_heads(heads: int, kv_heads: int, ranks: int) -> int:
-    """Returns how often each key-value head is sent, where `ranks` share rows and the query heads.
-
-    A copy serves as many query heads as divide both those of a rank and those of a key-value head.
-    """
-    group = heads // kv_heads
-    return group // gcd(heads // ranks, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +78,30 @@ class _StackCounter:
         self.copied = self.compute if self.compute != self.residual else 0
         # Dropout remembers a flag on CUDA, a factor on a CPU.
         self.mask = 0 if not self.stack.dropout else self.compute if self.on_cpu else 1
-        self.in_tiles = self.on_cpu and self.stack.attention_weight_dropout > 0
+        no_kernel = self.stack.attention_weight_dropout > 0 or self.stack.score_cap is not None
+        self.in_tiles = self.on_cpu and no_kernel
 
     def norm(self, width: int = 0) -> int:
         """Returns bytes a token that a norm of the stack's or another width keeps: its input and statistics."""
-        # Step by step, RMSNorm keeps its input and what it divided, both in fp32.
+        # Step by step, RMSNorm keeps its input and what it divided, both in fp32; with an offset a copy in fp32.
         is_layer = self.stack.norm == "layer"
-        each = self.residual if is_layer or not self.on_cpu else 8
+        each = 4 if self.stack.norm_offset and not self.on_cpu else self.residual
+        each = 8 if self.on_cpu and not is_layer else each
         return (width or self.stack.width) * each + _STATISTIC * (1 + is_layer)
 
-    def around(self, *, normed: bool = True) -> int:
-        """Returns bytes a token of a sub-layer's input, its norm, its dropout and its scale."""
+    def around(self, *, normed: bool = True, shared: bool | str = False) -> int:
+        """Returns bytes a token of a sub-layer's input, norms, dropout and scale; `shared`: the stack's `parallel`."""
         # The gradient of learned factors needs the result that they scale.
         scaled = 0
+        is_normed_after = self.stack.norm_placement in ("output", "sandwich")
         if self.stack.layer_scale is not None:
-            scaled = self.residual if self.stack.norm_placement == "output" else self.compute
-        return self.stack.width * (self.compute + self.mask + scaled) + (self.norm() if normed else 0)
+            scaled = self.residual if is_normed_after else self.compute
+        # Attention has read the same stream, or by one norm the same input.
+        read = self.compute - (self.residual if shared is True else 0)
+        if shared == "one_norm" and not self.copied:
+            read = 0
+        norms = (normed + (self.stack.norm_placement == "sandwich")) * (shared != "one_norm")
+        return self.stack.width * (read + self.mask + scaled) + norms * self.norm()
 
     def attention(self, number: int) -> tuple[int, int]:
         stack = self.stack
@@ -118,11 +116,12 @@ class _StackCounter:
         mixed = stack.heads * (stack.per_head_width * self.compute + statistic)
         # Values are a view of the product; rotated or normed queries and keys are copies.
         turned = further = 0
-        if stack.is_rotary or stack.qk_norm:
+        if (stack.is_rotary and number not in stack.unrotated_layers) or stack.qk_norm:
             turned = turned_heads * stack.per_head_width * self.compute
         if stack.qk_norm:
             # The projection keeps the input of these norms already.
-            each = stack.per_head_width * (4 if self.compute == 4 else 8) if self.on_cpu else 0
+            each = (4 if self.compute == 4 else 8) if self.on_cpu else 4 * (stack.norm_offset and self.compute < 4)
+            each *= stack.per_head_width
             further = turned_heads * (each + _STATISTIC)
         if stack.value_parts(number) > 1:
             # The sum, and autocast's copy of an embedding.
@@ -178,10 +177,11 @@ class _StackCounter:
         return self.around() + results + back, results + self.stack.width * self.compute
 
     def feedforward(self, number: int) -> tuple[int, int]:
+        around = self.around(shared=self.stack.parallel)
         if self.tiles > 1:
-            return self.around(), 0
+            return around, 0
         inside, results = self.tile(number)
-        return self.around() + inside, results
+        return around + inside, results
 
     def tile(self, number: int) -> tuple[int, int]:
         """Returns what a feed-forward layer keeps besides its input, and results of products."""

@@ -170,11 +170,12 @@ class _Walk:
             stream = self.linear(f"{name}.expand", tokens, stream)
 
         def normed(norm: str, stream: bool) -> bool:
-            return self.norm(norm, stream) if placement == "pre" else stream
+            return self.norm(norm, stream) if placement in ("pre", "sandwich") else stream
 
         def added(norm: str, stream: bool, result: bool) -> bool:
-            if placement == "output":
-                return stream or self.norm(norm, result)
+            if placement in ("output", "sandwich"):
+                ending = "_output_norm" if placement == "sandwich" else "_norm"
+                return stream or self.norm(norm.replace("_norm", ending), result)
             return stream or result if placement == "pre" else self.norm(norm, stream or result)
 
         for number, window in enumerate(stack.windows):
@@ -187,7 +188,9 @@ class _Walk:
             stream = stream or self.has(f"{block}.residual_mix")
             norm = f"{block}.attention_norm"
             others = first_values or self.has(f"{name}.value_embedding.{stack.value_table(number)}.weight")
-            reads = normed(norm, stream)
+            before = reads = normed(norm, stream)
+            if stack.parallel is True:
+                before = normed(f"{block}.feedforward_norm", stream)
             mixed, own = self.attention(f"{block}.attention", stack, tokens, pairs, reads, bias, others)
             if stack.value_residual and number == 0:
                 first_values = own
@@ -197,7 +200,8 @@ class _Walk:
                 mixed = self.cross(f"{block}.cross", stack, tokens, source, normed(norm, stream), encoded)
                 stream = added(norm, stream, mixed or self.has(f"{block}.cross_scale"))
             norm = f"{block}.feedforward_norm"
-            result = self.feedforward(f"{block}.feedforward", stack, tokens, normed(norm, stream))
+            read = before if stack.parallel else normed(norm, stream)
+            result = self.feedforward(f"{block}.feedforward", stack, tokens, read)
             stream = added(norm, stream, result or self.has(f"{block}.feedforward_scale"))
             frozen += not stream
         return self.norm(f"{name}.norm", stream), frozen

@@ -39,9 +39,10 @@ def _linear(name: str, inputs: int, outputs: int, bias: bool) -> Named:
         yield f"{name}.bias", (outputs,)
 
 
-def _norm(name: str, stack: StackConfig, width: int | None = None) -> Named:
-    yield f"{name}.weight", (width or stack.width,)
-    if stack.norm == "layer" and stack.bias:
+def _norm(name: str, stack: StackConfig, is_there: bool = True, width: int | None = None) -> Named:
+    if is_there:
+        yield f"{name}.weight", (width or stack.width,)
+    if is_there and stack.has_norm_bias:
         yield f"{name}.bias", (width or stack.width,)
 
 
@@ -76,7 +77,7 @@ def _attention(name: str, stack: StackConfig, parts: int = 1) -> Named:
             yield f"{name}.sinks", (stack.heads,)
         if parts > 1:
             yield f"{name}.value_mix", (parts,)
-    yield from _linear(f"{name}.output", heads, stack.width, stack.bias)
+    yield from _linear(f"{name}.output", heads, stack.width, stack.has_output_bias)
 
 
 def _block(name: str, stack: StackConfig, number: int, *, reads_encoder: bool) -> Named:
@@ -85,17 +86,21 @@ def _block(name: str, stack: StackConfig, number: int, *, reads_encoder: bool) -
     if not (number == 0 and stack.norm_placement == "pre" and stack.input_norm):
         yield from _norm(f"{name}.attention_norm", stack)
     yield from _attention(f"{name}.attention", stack, stack.value_parts(number))
+    is_sandwich = stack.norm_placement == "sandwich"
+    yield from _norm(f"{name}.attention_output_norm", stack, is_sandwich)
     if stack.layer_scale is not None:
         for layer in ("attention", "feedforward", *(["cross"] if reads_encoder else [])):
             yield f"{name}.{layer}_scale", (stack.width,)
     if reads_encoder:
         yield from _norm(f"{name}.cross_norm", stack)
         yield from _attention(f"{name}.cross", stack)
-    yield from _norm(f"{name}.feedforward_norm", stack)
+        yield from _norm(f"{name}.cross_output_norm", stack, is_sandwich)
+    yield from _norm(f"{name}.feedforward_norm", stack, stack.parallel != "one_norm")
     if stack.experts is not None and stack.has_experts(number):
         yield from _mixture(f"{name}.feedforward", stack, stack.experts)
     else:
         yield from _feedforward(f"{name}.feedforward", stack, stack.ff_width)
+    yield from _norm(f"{name}.feedforward_output_norm", stack, is_sandwich)
 
 
 def _feedforward(name: str, stack: StackConfig, hidden: int) -> Named:
@@ -148,14 +153,12 @@ def _stack(name: str, model: ModelConfig, *, reads_encoder: bool) -> Named:
     for number in range(stack.value_embeddings):
         width = stack.num_kv_heads * stack.per_head_width
         yield f"{name}.value_embedding.{number}.weight", (model.padded_vocab_size, width)
-    if stack.input_norm:
-        yield from _norm(f"{name}.input_norm", stack, stack.table_width)
+    yield from _norm(f"{name}.input_norm", stack, stack.input_norm, stack.table_width)
     if stack.embedding_width:
         yield from _linear(f"{name}.expand", stack.embedding_width, stack.width, True)
     for number in range(stack.layers):
         yield from _block(f"{name}.blocks.{number}", stack, number, reads_encoder=reads_encoder)
-    if stack.norm_placement != "post":
-        yield from _norm(f"{name}.norm", stack)
+    yield from _norm(f"{name}.norm", stack, stack.norm_placement != "post")
 
 
 def _head(model: ModelConfig) -> Named:
@@ -165,7 +168,7 @@ def _head(model: ModelConfig) -> Named:
     if model.head.transform:
         yield from _linear("head.transform", stack.width, model.head_width, stack.bias)
         if model.head.kind != "replaced":
-            yield from _norm("head.norm", stack, model.head_width)
+            yield from _norm("head.norm", stack, width=model.head_width)
     if not model.tied_embeddings:
         yield "head.weight", (model.num_head_rows, model.head_width)
     if model.head.bias:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import gcd
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
@@ -112,3 +113,12 @@ def task_of(config: RunConfig, model: AnyModelConfig | None = None) -> TrainingT
         config.parallel.sequence,
         config.parallel.experts,
     )
+
+
+def copies_of_heads(heads: int, kv_heads: int, ranks: int) -> int:
+    """Returns how often each key-value head is sent, where `ranks` share rows and the query heads.
+
+    A copy serves as many query heads as divide both those of a rank and those of a key-value head.
+    """
+    group = heads // kv_heads
+    return group // gcd(heads // ranks, group)

@@ -5,9 +5,10 @@ from typing import Annotated, Any
 from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 
 from pretrain.config.base import Section
+from pretrain.config.model.experts import ExpertsConfig
 from pretrain.config.model.patches import ImageSize, PatchesConfig
 from pretrain.config.model.recurrent import RecurrentConfig, RecurrentStackConfig
-from pretrain.config.model.stack import ExpertsConfig, LatentConfig, RotaryScaling, StackConfig
+from pretrain.config.model.stack import LatentConfig, RotaryScaling, StackConfig
 from pretrain.config.model.transformer import HeadConfig, ModelConfig, SpecialTokens
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`model.encoder`, `model.decoder` -- a stack of Transformer blocks, its scaling and experts."""
+"""`model.encoder`, `model.decoder` -- a stack of blocks, its positions and attention."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, model_validator
 
 from pretrain.config.base import OnResume, Section
+from pretrain.config.model.experts import ExpertsConfig
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu2"]
 """Non-linearities by name."""
@@ -14,13 +15,21 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu2"]
 class RotaryScaling(Section):
     """Scaling of rotary frequencies, for sequences longer than those of the original training."""
 
-    kind: Annotated[Literal["linear", "llama3", "yarn"], OnResume.ALLOW]
-    """`linear`: divide every frequency (Chen et al. 2023). `llama3` (Llama 3.1): divide low ones, keep
-    high ones, interpolate between. `yarn` (Peng et al. 2023): likewise, and scale the scores."""
+    kind: Annotated[Literal["linear", "dynamic", "llama3", "yarn", "longrope"], OnResume.ALLOW]
+    """`linear`: divide every frequency (Chen et al. 2023). `dynamic`: raise the period with the
+    length of a document, from `original_max_seq_len` on. `llama3` (Llama 3.1): divide low
+    frequencies, keep high ones, interpolate between. `yarn` (Peng et al. 2023): likewise, and scale
+    the scores. `longrope` (Ding et al. 2024): divide each frequency by a factor of its own, and scale
+    the scores."""
     factor: Annotated[float, OnResume.ALLOW] = Field(gt=0)
-    """Divisor of the frequencies."""
+    """Divisor of the frequencies; of `longrope` the growth of the context, for the scores alone."""
     original_max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=8192, ge=1)
-    """Sequence length of the original training in tokens; `llama3` and `yarn` only."""
+    """Sequence length of the original training in tokens; all kinds but `linear`."""
+    short_factors: Annotated[list[float], OnResume.ALLOW] = Field(default_factory=list)
+    """Divisors of the frequencies in documents of up to `original_max_seq_len` tokens, one for each
+    pair of rotated dimensions; `longrope` only. Of a cache in decoding its capacity counts."""
+    long_factors: Annotated[list[float], OnResume.ALLOW] = Field(default_factory=list)
+    """Divisors of the frequencies in longer documents; `longrope` only."""
     low_freq_factor: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
     """Wavelengths above `original_max_seq_len / low_freq_factor` are divided; `llama3` only."""
     high_freq_factor: Annotated[float, OnResume.ALLOW] = Field(default=4.0, gt=0)
@@ -30,7 +39,8 @@ class RotaryScaling(Section):
     beta_fast: Annotated[float, OnResume.ALLOW] = Field(default=32.0, gt=0)
     """Dimensions of more turns in `original_max_seq_len` are kept; `yarn` only."""
     attention_factor: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
-    """Factor of rotated queries and of keys; `yarn` only. None: `0.1 ln(factor) + 1`, at least 1."""
+    """Factor of rotated queries and of keys; `yarn` and `longrope` only. None: at least 1, of
+    `yarn` `0.1 ln(factor) + 1`, of `longrope` `sqrt(1 + ln(factor) / ln(original_max_seq_len))`."""
     score_mscale: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0)
     """m: scores are multiplied by `(0.1 m ln(factor) + 1)^2` (DeepSeek-V3: 1); `yarn` only."""
     truncate: Annotated[bool, OnResume.ALLOW] = True
@@ -43,7 +53,17 @@ class RotaryScaling(Section):
             high = getattr(self, above)
             if low >= high:
                 raise ValueError(f"{below}={low} must be less than {above}={high}")
+        is_longrope = self.kind == "longrope"
+        for key in ("short_factors", "long_factors"):
+            factors = getattr(self, key)
+            if is_longrope != bool(factors) or min(factors, default=1) <= 0:
+                raise ValueError(f"{key} are positive numbers with kind=longrope, and left out with others")
         return self
+
+    @property
+    def follows_length(self) -> bool:
+        """True if the frequencies depend on the length of a document."""
+        return self.kind in ("dynamic", "longrope")
 
 
 class LatentConfig(Section):
@@ -58,68 +78,6 @@ class LatentConfig(Section):
     """Dimensions of a head that are rotated, the first ones; in keys all heads share them."""
     value_width: Annotated[int, OnResume.NEVER] = Field(ge=1)
     """Width of the values of a head, at most `head_width`, which is that of queries and keys."""
-
-
-class ExpertsConfig(Section):
-    """Mixture of experts in place of every feed-forward layer of a stack (Shazeer et al. 2017)."""
-
-    count: Annotated[int, OnResume.NEVER] = Field(ge=2)
-    """Number E of experts of a layer, each a feed-forward layer of its own."""
-    top_k: Annotated[int, OnResume.ALLOW] = Field(ge=1)
-    """Experts that a token chooses. None is ever full: no token is dropped."""
-    width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
-    """Hidden width F of one expert. None: `ff_width`."""
-    shared: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
-    """Experts that every token passes besides (Dai et al. 2024, DeepSeekMoE), as one layer of their
-    summed width."""
-    first: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
-    """Number of the first layer with experts, counted from 0; those before it are dense, of `ff_width`
-    (DeepSeek-V3: 3)."""
-    groups: Annotated[int, OnResume.ALLOW] = Field(default=1, ge=1)
-    """Equal groups of experts of which a token first chooses `top_groups`, by the sum of their two
-    best scores (DeepSeek-V3, 2.1.2). 1: it chooses among all."""
-    top_groups: Annotated[int, OnResume.ALLOW] = Field(default=1, ge=1)
-    """Groups that a token chooses experts of."""
-    scores: Annotated[Literal["softmax", "sigmoid"], OnResume.ALLOW] = "softmax"
-    """Scores of the experts for a token: `softmax` over all, `sigmoid` of each (DeepSeek-V3)."""
-    normalize: Annotated[bool, OnResume.ALLOW] = True
-    """Divide the weights of the chosen experts by their sum; with `softmax` the same as a softmax
-    over the chosen ones (Mixtral). False: the scores themselves (Switch, OLMoE)."""
-    scale: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
-    """Factor of these weights (DeepSeek-V3)."""
-    balance: Annotated[Literal["loss", "bias", "none"], OnResume.NEVER] = "loss"
-    """Even use of experts. `loss`: an auxiliary loss of the global batch (Fedus et al. 2022, 2.2).
-    `bias`: a bias of the choice alone, moved after each step (Wang et al. 2024, 3)."""
-    balance_weight: Annotated[float, OnResume.WARN] = Field(default=0.01, gt=0)
-    """Coefficient of that loss; `loss` only."""
-    balance_rate: Annotated[float, OnResume.WARN] = Field(default=0.001, gt=0)
-    """Change of the bias of an expert in a step; `bias` only."""
-    z_loss: Annotated[float, OnResume.WARN] = Field(default=0.0, ge=0)
-    """Coefficient of the squared log of the softmax's denominator (Zoph et al. 2022, 3.2);
-    `softmax` only."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.top_k > self.count:
-            most = self.count
-            raise ValueError(f"top_k={self.top_k} exceeds count={most}; use {most} or fewer")
-        size = self.count // self.groups
-        if self.groups > 1 and (self.count % self.groups or size < 2):
-            raise ValueError(f"groups={self.groups} must divide count={self.count} into groups of 2 or more")
-        if self.top_groups > self.groups or self.top_k > self.top_groups * size:
-            chosen = f"top_groups={self.top_groups} of groups={self.groups}"
-            raise ValueError(f"{chosen} must be groups that have top_k={self.top_k} experts")
-        if self.top_k == 1 and self.normalize:
-            why = "which makes every weight 1 and leaves the router without a gradient"
-            raise ValueError(f"top_k=1 with normalize=true, {why}; set normalize=false")
-        for key, needs, value in (
-            ("balance_weight", "balance=loss", self.balance == "loss"),
-            ("balance_rate", "balance=bias", self.balance == "bias"),
-            ("z_loss", "scores=softmax", self.scores == "softmax"),
-        ):
-            if self.differs(key) and not value:
-                raise ValueError(f"{key}={getattr(self, key)} needs {needs}; leave it out")
-        return self
 
 
 class StackConfig(Section):
@@ -154,18 +112,29 @@ class StackConfig(Section):
     """Normalization: RMSNorm (`rms`) or LayerNorm (`layer`)."""
     norm_eps: Annotated[float, OnResume.ALLOW] = Field(default=1e-5, gt=0)
     """Epsilon that is added to the variance."""
-    norm_placement: Annotated[Literal["pre", "post", "output"], OnResume.NEVER] = "pre"
-    """Norm before each sub-layer (`pre`), after its residual sum (`post`), or of its output, before the
-    sum (`output`; OLMo 2, 2.2)."""
+    norm_placement: Annotated[Literal["pre", "post", "output", "sandwich"], OnResume.NEVER] = "pre"
+    """Norm before each sub-layer (`pre`), after its residual sum (`post`), of its output, before
+    the sum (`output`; OLMo 2, 2.2), or both before it and of its output (`sandwich`; Gemma 2)."""
+    norm_offset: Annotated[bool, OnResume.NEVER] = False
+    """Scale what an RMSNorm divides by one plus its weight, which starts at 0 (Gemma)."""
+    norm_bias: Annotated[bool | None, OnResume.NEVER] = None
+    """Bias terms in LayerNorm. None: same as `bias`."""
     input_norm: Annotated[bool, OnResume.NEVER] = False
     """Normalize the summed embeddings; pre-norm then has no norm before its first attention."""
     bias: Annotated[bool, OnResume.NEVER] = False
     """Bias terms in every linear layer, those of experts and their router too, and in LayerNorm."""
     qkv_bias: Annotated[bool | None, OnResume.NEVER] = None
     """Bias terms in the query, key and value projections. None: same as `bias`."""
+    output_bias: Annotated[bool | None, OnResume.NEVER] = None
+    """Bias term in the output projection of attention. None: same as `bias`."""
     qk_norm: Annotated[bool | Literal["whole"], OnResume.NEVER] = False
     """RMSNorm over the queries and keys of each head, before rotation; `whole`: over those of all heads
     together (OLMoE, OLMo 2)."""
+    parallel: Annotated[bool | Literal["one_norm"], OnResume.NEVER] = False
+    """Add attention and feed-forward layer of a block to the same input, which each reads by a norm
+    of its own (GPT-NeoX), or both by `one_norm` (GPT-J, Cohere)."""
+    residual_scale: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
+    """Factor of the result of each sub-layer (Granite)."""
     residual_scalars: Annotated[bool, OnResume.NEVER] = False
     """Enter each layer but the first with `a x + b x0`: x is the stream, x0 the input of the first layer, a
     and b are learned scalars of each layer that start at 1 and 0 (modded-nanoGPT)."""
@@ -177,6 +146,10 @@ class StackConfig(Section):
     layers and, in the same order, of the last n, by learned factors (modded-nanoGPT). 0: none."""
     scaled_attention: Annotated[bool, OnResume.ALLOW] = True
     """Divide attention scores by sqrt(H); false in T5."""
+    score_factor: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
+    """Factor of the attention scores in place of 1/sqrt(H) (Gemma 2, Granite). None: no other."""
+    score_cap: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
+    """Soft cap of the scaled scores of self-attention, `cap tanh(score / cap)` (Gemma 2). None: none."""
     attention_sinks: Annotated[bool, OnResume.NEVER] = False
     """A learned score of each head beside those of the keys, which takes a share of the weight and has
     no value (gpt-oss)."""
@@ -200,6 +173,11 @@ class StackConfig(Section):
     """Base period of the rotary embeddings."""
     rope_local_theta: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
     """Base period in layers that have a window. None: `rope_theta`."""
+    rope_local_scaling: Annotated[bool, OnResume.ALLOW] = True
+    """Apply `rope_scaling` in layers that have a window too; false in Gemma 3 and OLMo 3."""
+    unrotated_layers: Annotated[list[int], OnResume.ALLOW] = Field(default_factory=list)
+    """Numbers of layers whose queries and keys are not rotated, counted from 0 (SmolLM 3, NoPE).
+    Those from `layers` on have no effect, so that a preset can be cut."""
     rope_fraction: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0, le=1)
     """Share of a head's width that is rotated, its first dimensions (GPT-NeoX); the rest has no position."""
     rope_scaling: RotaryScaling | None = None
@@ -216,6 +194,9 @@ class StackConfig(Section):
     """Every n-th layer, starting with the first, has no window. None: all layers have it."""
     global_first: Annotated[int, OnResume.ALLOW] = Field(default=0, ge=0)
     """Number of the first layer without a window, counted from 0; less than `global_every`."""
+    global_layers: Annotated[list[int] | None, OnResume.ALLOW] = None
+    """Numbers of the layers without a window, counted from 0, in place of `global_every`; those
+    from `layers` on have no effect. None: by `global_every`."""
     token_types: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
     """Number of segment embeddings (BERT). 0: none."""
     dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
@@ -249,7 +230,8 @@ class StackConfig(Section):
         """Dimensions of a head that rotary positions rotate."""
         if self.latent is not None:
             return self.latent.rope_width
-        return round(self.rope_fraction * self.per_head_width)
+        # Rounded down as in transformers, but for the last bits of a product: 0.58 * 100 is 58.
+        return int(self.rope_fraction * self.per_head_width + 1e-6)
 
     @property
     def relative_tables(self) -> int:
@@ -277,14 +259,24 @@ class StackConfig(Section):
             return 1.0
         scaling = self.rope_scaling
         if scaling is None or scaling.kind != "yarn" or not scaling.score_mscale:
-            return None
+            return self.score_factor
         factor = 0.1 * scaling.score_mscale * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
-        return factor * factor / math.sqrt(self.per_head_width)
+        return factor * factor * (self.score_factor or 1 / math.sqrt(self.per_head_width))
 
     @property
     def has_qkv_bias(self) -> bool:
         """True if query, key and value projections have a bias, with the default."""
         return self.bias if self.qkv_bias is None else self.qkv_bias
+
+    @property
+    def has_output_bias(self) -> bool:
+        """True if the output projection of attention has a bias, with the default."""
+        return self.bias if self.output_bias is None else self.output_bias
+
+    @property
+    def has_norm_bias(self) -> bool:
+        """True if norms have a bias, with the default."""
+        return self.norm == "layer" and (self.bias if self.norm_bias is None else self.norm_bias)
 
     def qk_norm_width(self, heads: int) -> int:
         """Returns the width of a norm of queries or of keys, which have as many heads."""
@@ -298,11 +290,10 @@ class StackConfig(Section):
     @property
     def windows(self) -> tuple[int | None, ...]:
         """Window of each layer; None: all keys."""
-        windows = [self.window] * self.layers
+        without: range | list[int] = self.global_layers or []
         if self.global_every is not None:
             without = range(self.global_first, self.layers, self.global_every)
-            windows = [None if number in without else self.window for number in range(self.layers)]
-        return tuple(windows)
+        return tuple(None if number in without else self.window for number in range(self.layers))
 
     def has_experts(self, number: int) -> bool:
         """Returns whether a layer has experts."""
@@ -323,7 +314,8 @@ class StackConfig(Section):
         others = {
             f"position={self.position}": self.position != "rotary" or self.rope_fraction != 1.0,
             f"kv_heads={self.kv_heads}": self.kv_heads not in (None, self.heads),
-            "bias=true": self.bias or self.has_qkv_bias,
+            "bias=true": self.bias or self.has_qkv_bias or self.has_output_bias,
+            "norm_offset=true": self.norm_offset,
             f"qk_norm={self.qk_norm}": self.qk_norm is not False,
             "attention_sinks=true": self.attention_sinks,
             "value_residual=true": self.value_residual,
@@ -357,8 +349,12 @@ class StackConfig(Section):
         if 2 * self.value_embeddings > self.layers:
             tables = f"value_embeddings={self.value_embeddings} are for as many first and as many last layers"
             raise ValueError(f"{tables}: use {self.layers // 2} or fewer with layers={self.layers}")
-        if self.global_every is not None and self.window is None:
-            raise ValueError(f"global_every={self.global_every} needs a window")
+        for name in ("global_every", "global_layers"):
+            if getattr(self, name) is not None and self.window is None:
+                raise ValueError(f"{name}={getattr(self, name)} needs a window")
+        if self.global_every is not None and self.global_layers is not None:
+            raise ValueError("global_every and global_layers name the same layers; leave one of them out")
+        self._check_sublayers()
         if self.global_first >= (self.global_every or 1):
             every = f"global_every={self.global_every}"
             raise ValueError(f"global_first={self.global_first} must be less than {every}")
@@ -376,9 +372,28 @@ class StackConfig(Section):
             raise ValueError(f"relative_max_distance={self.relative_max_distance} {rule}")
         return self
 
+    def _check_sublayers(self) -> None:
+        if self.norm_offset and self.norm != "rms":
+            raise ValueError(f"norm_offset=true is for norm=rms, not {self.norm}; leave it out")
+        if self.norm_bias and self.norm != "layer":
+            raise ValueError(f"norm_bias=true is for norm=layer, not {self.norm}; leave it out")
+        if self.score_factor is not None and not self.scaled_attention:
+            raise ValueError("score_factor and scaled_attention=false both scale scores; leave one of them out")
+        if self.parallel and self.norm_placement != "pre":
+            raise ValueError(f"parallel={self.parallel} needs norm_placement=pre, not {self.norm_placement}")
+
     def _check_rotation(self) -> None:
-        if not self.is_rotary and self.rope_fraction != 1.0:
-            raise ValueError(f"rope_fraction={self.rope_fraction} needs position=rotary, not {self.position}")
+        for name in ("rope_fraction", "unrotated_layers"):
+            if not self.is_rotary and self.differs(name):
+                raise ValueError(f"{name}={getattr(self, name)} needs position=rotary, not {self.position}")
+        scaling = self.rope_scaling
+        if scaling is not None and scaling.kind == "dynamic" and self.rotary_width < 4:
+            raise ValueError(f"rope_scaling.kind=dynamic needs 4 rotated dimensions, not {self.rotary_width}")
+        if scaling is not None and scaling.kind == "longrope":
+            pairs = self.rotary_width // 2
+            for name in ("short_factors", "long_factors"):
+                if (count := len(getattr(scaling, name))) != pairs:
+                    raise ValueError(f"rope_scaling.{name} are {count} numbers, for {pairs} pairs of dimensions")
         if self.position == "rotary_2d":
             for name in ("rope_scaling", "rope_local_theta"):
                 if getattr(self, name) is not None:

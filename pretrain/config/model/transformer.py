@@ -32,6 +32,8 @@ class HeadConfig(Section):
     """Bias term of the scores."""
     scaled: Annotated[bool, OnResume.ALLOW] = False
     """Divide the hidden states by sqrt(D) first (T5 v1.0, whose tied embeddings are large)."""
+    scale: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
+    """Factor of the scores, before their soft cap (Granite, Cohere)."""
     soft_cap: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
     """Soft cap of the scores: `cap tanh(score / cap)` (Gemma 2, 3.2). None: no cap."""
     labels: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
@@ -60,8 +62,8 @@ class HeadConfig(Section):
         if self.kind != "labels" and (self.labels or self.mean or has_dropout):
             what = "labels, mean and dropout go with kind=labels"
             raise ValueError(f"{what}, not {self.kind}; leave them out")
-        if self.kind not in ("lm", "none") and (self.scaled or self.soft_cap):
-            what = "scaled and soft_cap go with kind=lm"
+        if self.kind not in ("lm", "none") and (self.scaled or self.soft_cap or self.scale != 1.0):
+            what = "scaled, scale and soft_cap go with kind=lm"
             raise ValueError(f"{what}, not {self.kind}; leave them out")
         return self
 
@@ -129,6 +131,8 @@ class ModelConfig(AnyKindConfig):
     vector in those of hidden patches (He et al. 2022, MAE). None: no decoder."""
     scaled_embeddings: Annotated[bool, OnResume.ALLOW] = False
     """Multiply the embeddings by sqrt(D) (Vaswani et al. 2017, 3.4)."""
+    embedding_scale: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
+    """Multiply the embeddings of tokens by this number (Granite)."""
     ngram_embeddings: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
     """Number n of hashed tables whose vectors are added to the embedding of a token: that of the
     last 2 tokens of its document, of the last 3, up to n + 1 (Huang et al. 2025, Over-Tokenized
@@ -288,6 +292,7 @@ class ModelConfig(AnyKindConfig):
         keys: tuple[str, ...] = ("tied_embeddings", "scaled_embeddings", "vocab_size")
         keys = () if self.captions else (*keys, "ngram_embeddings")
         of_ids = {key: getattr(self, key) for key in keys}
+        of_ids["embedding_scale"] = not self.captions and self.embedding_scale != 1.0
         for name in ("encoder", "decoder"):
             if self.patches_of(name) is not None:
                 for key in ("token_types", "value_embeddings"):

@@ -5,6 +5,7 @@ CUDA, no mask tensor needed           sdpa    (flash or cuDNN, dropout too)
 CUDA, decoding                        sdpa    (a mask of a few queries)
 CUDA, documents or padding, 16 bits   varlen  (no mask, skips masked blocks)
 CUDA, bias, window, prefix, fp32      flex    (no mask tensor)
+CUDA, a cap of scores                 flex    (sdpa computes it tile by tile)
 CUDA, dropout with a mask             sdpa    (the only one with dropout)
 """
 
@@ -40,7 +41,7 @@ class AutoAttention:
 
     def __init__(self, needs: AttentionNeeds) -> None:
         self.sdpa = SdpaAttention(needs)
-        self.has_sinks = needs.sinks
+        self.needs_other = needs.sinks or needs.score_cap is not None
         self.others: dict[str, AttentionBackend] = {}
         self.refusals: list[str] = []
         builders: dict[str, Callable[[AttentionNeeds], AttentionBackend]]
@@ -55,7 +56,7 @@ class AutoAttention:
         self, mask: AttentionMask, *, device: torch.device, bias: DistanceBias | None = None, **size: int
     ) -> AutoMask:
         """Chooses a backend and prepares the mask with it; `size`: `rows`, `queries` and `keys`."""
-        why = _why_sdpa(mask, size, device, bias, has_sinks=self.has_sinks)
+        why = _why_sdpa(mask, size, device, bias, needs_other=self.needs_other)
         refusals = list(self.refusals)
         for name, backend in self.others.items() if why is None else ():
             try:
@@ -80,15 +81,15 @@ def _why_sdpa(
     device: torch.device,
     bias: DistanceBias | None,
     *,
-    has_sinks: bool,
+    needs_other: bool,
 ) -> str | None:
     """Returns the reason why no backend beats sdpa; None if one may."""
     if device.type != "cuda":
         return f"its memory is linear in length for every mask on {device.type}"
     if size["queries"] == 1 or mask.query_offset > 0:
         return "a few queries need a small mask only"
-    # With sinks sdpa has its memory-efficient kernel alone, which is slower than flash.
-    if bias is None and not has_sinks and needs_no_mask(mask, **size):
+    # With sinks sdpa has its memory-efficient kernel alone, slower than flash; with a cap, tiles.
+    if bias is None and not needs_other and needs_no_mask(mask, **size):
         return "its kernels know this mask"
     return None
 

@@ -54,7 +54,8 @@ class AttentionNeeds:
     """Requirements of a stack's attention, known when the model is built.
 
     `dtype` is that of queries, keys and values in training, `bias` a `DistanceBias` of the scores,
-    `dropout` one of the attention weights in training, `sinks` a sink of each head.
+    `dropout` one of the weights in training, `sinks` a sink of each head, `score_cap` the soft cap of
+    scaled scores before the bias is added.
     """
 
     device: torch.device
@@ -63,10 +64,11 @@ class AttentionNeeds:
     bias: bool = False
     dropout: bool = False
     sinks: bool = False
+    score_cap: float | None = None
 
 
 class AttentionBackend(Protocol):
-    """Computes `softmax(scale q k^T + bias) v` under a mask.
+    """Computes `softmax(cap(scale q k^T) + bias) v` under a mask.
 
     The constructor takes `AttentionNeeds`; it raises ConfigError with the reason if the backend
     does not support them.
@@ -210,9 +212,8 @@ def dense_mask(
     if mask.window is not None and max(keys.stop - 1 - first, last - keys.start) >= mask.window:
         terms.append(distances_TS.abs() < mask.window)
     if mask.documents_BT is not None:
-        key_documents_BS = mask.key_documents_BS
-        if key_documents_BS is None:
-            key_documents_BS = mask.documents_BT
+        own = mask.key_documents_BS
+        key_documents_BS = mask.documents_BT if own is None else own
         of_queries = mask.documents_BT[rows, None, queries.start : queries.stop, None]
         terms.append(of_queries == key_documents_BS[rows, None, None, columns])
     if mask.key_lengths_B is not None:

@@ -22,7 +22,7 @@ class EagerAttention:
     """Materialises the scores of all pairs: any mask, bias, dropout and dtype, with gradients."""
 
     def __init__(self, needs: AttentionNeeds) -> None:
-        pass
+        self.score_cap = needs.score_cap
 
     def prepare(
         self,
@@ -71,6 +71,8 @@ class EagerAttention:
         k_BSNH = k_BSKH.repeat_interleave(q_BTNH.shape[2] // k_BSKH.shape[2], dim=2)
         factor = 1 / math.sqrt(q_BTNH.shape[-1]) if scale is None else scale
         scores_BNTS = torch.einsum("btnh,bsnh->bnts", q_BTNH, k_BSNH) * factor
+        if self.score_cap is not None:
+            scores_BNTS = self.score_cap * (scores_BNTS / self.score_cap).tanh()
         if prepared.bias_NTS is not None:
             scores_BNTS = scores_BNTS + prepared.bias_NTS
         if prepared.allowed is not None:

@@ -49,6 +49,7 @@ class FlexAttention:
 
     def __init__(self, needs: AttentionNeeds) -> None:
         _check_needs(needs)
+        self._score_cap = needs.score_cap
         self._attend: Callable[..., Tensor] | None = None
 
     def prepare(
@@ -79,7 +80,7 @@ class FlexAttention:
             differ = any(part is not None for part in by_row)
             size = {"B": rows if differ else None, "H": None, "Q_LEN": queries, "KV_LEN": keys}
             block_mask = _compiled("create_block_mask")(mask_mod, **size, device=device)
-        score_mod = None if bias is None else build_score_mod(bias, queries, device)
+        score_mod = build_score_mod(bias, queries, device, self._score_cap)
         return FlexMask(block_mask, score_mod)
 
     def attend(
@@ -157,15 +158,21 @@ def build_mask_mod(mask: AttentionMask, device: torch.device) -> Mod | None:
     return is_visible
 
 
-def build_score_mod(bias: DistanceBias, queries: int, device: torch.device) -> Mod:
-    """Turns a bias into a function that adds it to the score of (row, head, t, s)."""
-    values_NR = bias.values_NR
+def build_score_mod(
+    bias: DistanceBias | None, queries: int, device: torch.device, cap: float | None = None
+) -> Mod | None:  # fmt: skip
+    """Turns a cap and a bias into a change of the score of (row, head, t, s); None without both."""
+    if bias is None and cap is None:
+        return None
+    values_NR = None if bias is None else bias.values_NR
     last = torch.full((), queries - 1, device=device)
 
-    def add_bias(score: Tensor, row: Tensor, head: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        return score + values_NR[head, s - t + last]
+    def change(score: Tensor, row: Tensor, head: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        if cap is not None:
+            score = cap * torch.tanh(score / cap)
+        return score if values_NR is None else score + values_NR[head, s - t + last]
 
-    return add_bias
+    return change
 
 
 def _lse_request() -> dict[str, Any]:

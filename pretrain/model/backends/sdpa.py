@@ -5,7 +5,7 @@
               CPU: documents, padding             -> segments, one call of the kernel each
               CPU: window, prefix, cut documents  -> tiles of queries, recomputed in the backward
               CUDA: all of these                  -> a boolean mask, made once a forward
-              a bias                              -> tiles
+              a bias, a cap of scores             -> tiles
     attend    dropout on a CPU                    -> tiles
 
 Memory is linear in length, except for masks on CUDA that need a tensor: `flex` and `varlen` serve
@@ -43,9 +43,8 @@ from pretrain.model.backends.backend import (
     reachable_keys,
     refusal,
 )
+from pretrain.model.backends.eager import EagerAttention, EagerMask
 from pretrain.types import AttentionMask
-
-WITHOUT_SINKS = "leave one of them out, or use engine.attention=eager"
 
 BLOCK = 128
 """Queries of a tile: enough to keep a core busy, and S x BLOCK scores stay small."""
@@ -87,13 +86,14 @@ class Calls:
 class Blocks:
     """One call for each tile of queries and the keys in their reach, with a mask and a bias.
 
-    A query in no tile sees nothing.
+    A query in no tile sees nothing. `capped`: the formula, for the kernel has no cap of scores.
     """
 
     tiles: tuple[Segment, ...]
     mask: AttentionMask
     num_queries: int
     bias: DistanceBias | None
+    capped: EagerAttention | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,11 @@ class SdpaAttention:
     """Serves every mask and bias on every device; sinks without dropout and bias."""
 
     def __init__(self, needs: AttentionNeeds) -> None:
-        if needs.sinks and (needs.dropout or needs.bias):
+        if needs.sinks and needs.score_cap is None and (needs.dropout or needs.bias):
             what = "has no dropout of attention weights" if needs.dropout else "adds no bias"
-            raise refusal("sdpa", f"{what} beside attention sinks", WITHOUT_SINKS)
+            fix = "leave one of them out, or use engine.attention=eager"
+            raise refusal("sdpa", f"{what} beside attention sinks", fix)
+        self._capped = None if needs.score_cap is None else EagerAttention(needs)
         self._cudnn_shapes: set[tuple[int, int, int]] = set()
 
     def prepare(
@@ -132,6 +134,8 @@ class SdpaAttention:
     ) -> SdpaMask:
         """Plans the cheapest calls for a mask; on a CPU it reads documents and lengths."""
         whole = Segment(range(rows), range(queries), range(keys))
+        if self._capped is not None:
+            return _planned(blocks=plan_blocks((whole,), mask, queries, bias, self._capped))
         if queries == 1 or (mask.query_offset > 0 and queries <= BLOCK):
             return _planned(_dense_call(mask, whole, device, bias))
         if device.type == "cpu":
@@ -157,9 +161,7 @@ class SdpaAttention:
             return prepared.run(q_BTNH, k_BSKH, v_BSKH, direct, 0.0, scale, sinks_N)
         assert direct is not None
         if direct.keys is not None:
-            reached = slice(*direct.keys)
-            k_BSKH = k_BSKH[:, reached]
-            v_BSKH = v_BSKH[:, reached]
+            k_BSKH, v_BSKH = (x[:, slice(*direct.keys)] for x in (k_BSKH, v_BSKH))
         return call_kernel(
             q_BTNH,
             k_BSKH,
@@ -223,8 +225,7 @@ def _dense_call(mask: AttentionMask, whole: Segment, device: torch.device, bias:
     if allowed is not None and blind is not None:
         allowed = allowed | blind
     if bias is not None:
-        num_queries = len(whole.queries)
-        bias_NTS = dense_bias(bias, queries=whole.queries, keys=keys, num_queries=num_queries)
+        bias_NTS = dense_bias(bias, queries=whole.queries, keys=keys, num_queries=len(whole.queries))
         allowed = additive_mask(allowed, bias_NTS, bias_NTS.dtype)
     reached = None if keys == whole.keys else (keys.start, keys.stop)
     return OneCall(keys=reached, allowed=allowed, blind=blind)
@@ -247,17 +248,17 @@ def plan_calls(segments: tuple[Segment, ...], mask: AttentionMask, *, rows: int,
 
 
 def plan_blocks(
-    segments: tuple[Segment, ...], mask: AttentionMask, num_queries: int, bias: DistanceBias | None
-) -> Blocks:
+    segments: tuple[Segment, ...], mask: AttentionMask, num_queries: int, bias: DistanceBias | None,
+    capped: EagerAttention | None = None,
+) -> Blocks:  # fmt: skip
     """Cuts segments into tiles, without the keys out of reach by `causal` and `window`."""
     tiles = []
     for rows, queries, keys in segments:
         for start in range(queries.start, queries.stop, BLOCK):
             tile = Segment(rows, range(start, min(start + BLOCK, queries.stop)), keys)
-            reached = reachable_keys(mask, tile)
-            if reached:
+            if reached := reachable_keys(mask, tile):
                 tiles.append(tile._replace(keys=reached))
-    return Blocks(tuple(tiles), mask, num_queries, bias)
+    return Blocks(tuple(tiles), mask, num_queries, bias, capped)
 
 
 def _attend_parts(
@@ -278,9 +279,8 @@ def _attend_parts(
         if piece is None:
             mixed.append(torch.zeros_like(q))
         else:
-            k = k_pieces[piece]
-            v = v_pieces[piece]
-            result = call_kernel(q[None], k[None], v[None], is_causal=is_causal, scale=scale, sinks_N=sinks_N)
+            inputs = (q[None], k_pieces[piece][None], v_pieces[piece][None])
+            result = call_kernel(*inputs, is_causal=is_causal, scale=scale, sinks_N=sinks_N)
             mixed.append(result[0])
     return torch.cat(mixed).view(q_BTNH.shape)
 
@@ -334,7 +334,7 @@ class _BlockAttention(torch.autograd.Function):
         with torch.set_grad_enabled(bool(dropout) and device.type != "cpu"):
             for tile in blocks.tiles:
                 part = inputs.of_tile(tile, blocks.num_queries).leaves()
-                mixed = _attend_tile(tile, part, blocks.mask, dropout, scale)
+                mixed = _attend_tile(tile, part, blocks, dropout, scale)
                 _rows_of(mixed_BTNH, tile)[:] = mixed.detach()
         return mixed_BTNH
 
@@ -348,19 +348,17 @@ class _BlockAttention(torch.autograd.Function):
             for tile in blocks.tiles:
                 part = inputs.of_tile(tile, blocks.num_queries).leaves()
                 with torch.enable_grad():
-                    mixed = _attend_tile(tile, part, blocks.mask, ctx.dropout, ctx.scale)
-                wanted = [x for x in part if x is not None]
-                found = torch.autograd.grad(mixed, wanted, _rows_of(grad_BTNH, tile))
+                    mixed = _attend_tile(tile, part, blocks, ctx.dropout, ctx.scale)
+                found = torch.autograd.grad(mixed, [x for x in part if x is not None], _rows_of(grad_BTNH, tile))
                 totals = [x for x in sums.of_tile(tile, blocks.num_queries) if x is not None]
                 for total, gradient in zip(totals, found, strict=True):
                     total += gradient
-        pairs = zip(inputs, sums, strict=True)
-        gradients = [None if x is None else total.to(x.dtype) for x, total in pairs]
+        gradients = [None if x is None else total.to(x.dtype) for x, total in zip(inputs, sums, strict=True)]
         return (*gradients, None, None, None)
 
 
-def _rows_of(x_BTNH: Tensor, tile: Segment) -> Tensor:
-    return x_BTNH[tile.rows.start : tile.rows.stop, tile.queries.start : tile.queries.stop]
+def _rows_of(x: Tensor, tile: Segment) -> Tensor:
+    return x[tile.rows.start : tile.rows.stop, tile.queries.start : tile.queries.stop]
 
 
 def _zeros_to_add_to(x: Tensor) -> Tensor:
@@ -368,21 +366,24 @@ def _zeros_to_add_to(x: Tensor) -> Tensor:
     return torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
 
 
-def _attend_tile(tile: Segment, part: Inputs, mask: AttentionMask, dropout: float, scale: float | None) -> Tensor:
+def _attend_tile(tile: Segment, part: Inputs, plan: Blocks, dropout: float, scale: float | None) -> Tensor:
     q_BTNH, k_BSKH, v_BSKH, values_NR, sinks_N = part
     rows = slice(tile.rows.start, tile.rows.stop)
-    allowed = dense_mask(mask, queries=tile.queries, keys=tile.keys, device=q_BTNH.device, rows=rows)
-    blind = blind_queries(allowed)
-    if allowed is not None and blind is not None:
-        allowed = allowed | blind
+    allowed = dense_mask(plan.mask, queries=tile.queries, keys=tile.keys, device=q_BTNH.device, rows=rows)
+    bias_NTS = None
     if values_NR is not None:
         # Values of the tile: distances count from its own first key and last query.
-        queries = range(len(tile.queries))
-        keys = range(len(tile.keys))
-        bias_NTS = dense_bias(DistanceBias(values_NR), queries=queries, keys=keys, num_queries=len(queries))
-        allowed = additive_mask(allowed, bias_NTS, q_BTNH.dtype)
+        spans = {"queries": range(len(tile.queries)), "keys": range(len(tile.keys))}
+        bias_NTS = dense_bias(DistanceBias(values_NR), **spans, num_queries=len(tile.queries))
+    options: dict[str, Any] = {"dropout": dropout, "scale": scale, "sinks_N": sinks_N}
     with torch.autocast(q_BTNH.device.type, enabled=False):
-        options: dict[str, Any] = {"dropout": dropout, "scale": scale, "sinks_N": sinks_N}
+        if plan.capped is not None:
+            return plan.capped.attend(q_BTNH, k_BSKH, v_BSKH, EagerMask(allowed, bias_NTS), **options)
+        blind = blind_queries(allowed)
+        if allowed is not None and blind is not None:
+            allowed = allowed | blind
+        if bias_NTS is not None:
+            allowed = additive_mask(allowed, bias_NTS, q_BTNH.dtype)
         return call_kernel(q_BTNH, k_BSKH, v_BSKH, allowed=allowed, blind=blind, **options)
 
 

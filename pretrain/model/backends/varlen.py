@@ -188,6 +188,8 @@ def _check_needs(needs: AttentionNeeds) -> None:
         raise refusal("varlen", f"has no kernel for {name}", "use bf16, or engine.attention=sdpa")
     if needs.bias:
         raise refusal("varlen", "adds no bias", "use engine.attention=flex or sdpa")
+    if needs.score_cap is not None:
+        raise refusal("varlen", "has no cap of scores", "use engine.attention=flex or sdpa")
     if needs.dropout:
         raise refusal("varlen", "has no dropout of attention weights", NO_DROPOUT)
     if needs.head_width % 8 or needs.head_width > MAX_HEAD_WIDTH:

@@ -53,7 +53,7 @@ def test_what_fits_is_taken(tmp_path):
         ({"model": ", head: {mean: true}"}, r"labels, mean and dropout go with kind=labels, not lm; leave them out"),
         (
             {"model": ", head: {kind: labels, scaled: true}"},
-            "scaled and soft_cap go with kind=lm, not labels",
+            "scaled, scale and soft_cap go with kind=lm, not labels",
         ),
         (
             {

@@ -15,8 +15,8 @@ GROUPED = {"count": 8, "top_k": 2, "groups": 4, "top_groups": 2}
     [
         ({"rope_fraction": 0.5, "position": "learned"}, "rope_fraction=0.5 needs position=rotary, not learned"),
         (
-            {"rope_fraction": 0.3},
-            "rope_fraction=0.3 rotates 5 of 16 dimensions of a head; choose one that gives an even number, 2 or more",
+            {"rope_fraction": 0.33},
+            "rope_fraction=0.33 rotates 5 of 16 dimensions of a head; choose one that gives an even number, 2 or more",
         ),
         ({"rope_fraction": 0.01}, "rope_fraction=0.01 rotates 0 of 16 dimensions"),
         ({"rope_fraction": 0.0}, "greater than 0"),
@@ -28,6 +28,31 @@ GROUPED = {"count": 8, "top_k": 2, "groups": 4, "top_groups": 2}
             "value_embeddings=3 are for as many first and as many last layers: use 2 or fewer with layers=5",
         ),
         ({"head_width": 15}, "rotary positions need an even head width, not 15"),
+        ({"global_layers": [1]}, "global_layers=.1. needs a window"),
+        ({"window": 3, "global_every": 2, "global_layers": [1]}, "global_every and global_layers name the same layers"),
+        ({"unrotated_layers": [1], "position": "none"}, "unrotated_layers=.1. needs position=rotary, not none"),
+        ({"norm_offset": True, "norm": "layer"}, "norm_offset=true is for norm=rms, not layer"),
+        ({"norm_bias": True}, "norm_bias=true is for norm=layer, not rms"),
+        ({"score_factor": 0.1, "scaled_attention": False}, "score_factor and scaled_attention=false both scale scores"),
+        ({"parallel": "one_norm", "norm_placement": "post"}, "parallel=one_norm needs norm_placement=pre, not post"),
+        ({"score_cap": 0.0}, "greater than 0"),
+        ({"norm_offset": True, "latent": LATENT}, "latent attention does not go with norm_offset=true"),
+        (
+            {"rope_scaling": {"kind": "longrope", "factor": 2.0}},
+            "short_factors are positive numbers with kind=longrope",
+        ),
+        (
+            {"rope_scaling": {"kind": "linear", "factor": 2.0, "long_factors": [1.0]}},
+            "long_factors are positive numbers with kind=longrope, and left out with others",
+        ),
+        (
+            {"rope_scaling": {"kind": "longrope", "factor": 2.0, "short_factors": [1.0], "long_factors": [2.0] * 8}},
+            "rope_scaling.short_factors are 1 numbers, for 8 pairs of dimensions",
+        ),
+        (
+            {"rope_scaling": {"kind": "dynamic", "factor": 2.0}, "head_width": 2},
+            "rope_scaling.kind=dynamic needs 4 rotated dimensions, not 2",
+        ),
     ],
 )
 def test_keys_that_do_not_fit_are_refused(values, message):
@@ -102,3 +127,9 @@ def test_experts_are_for_models_of_one_stack():
 def test_a_fraction_of_a_head_is_a_whole_number_in_spite_of_rounding():
     # 0.58 * 100 is 57.99999999999999.
     assert StackConfig(**SIZES, head_width=100, rope_fraction=0.58).rotary_width == 58
+
+
+def test_any_set_of_layers_has_a_window():
+    stack = StackConfig(**SIZES, window=5, global_layers=[0, 3, 9])
+    assert stack.windows == (None, 5, 5, None)
+    assert StackConfig(**SIZES, window=5, global_layers=[]).windows == (5,) * 4

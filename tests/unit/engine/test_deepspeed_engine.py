@@ -11,7 +11,7 @@ import torch
 from pretrain.dist import World
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, _check_offload
 from pretrain.errors import LaunchError
-from pretrain.model.stack import Block
+from pretrain.model.block import Block
 from tests.helpers.fake_deepspeed import DTYPES, FakeAccelerator, fake_deepspeed
 from tests.helpers.thread_ranks import Ranks
 from tests.unit.engine.toy import LR, SHAPES, Toy, adamw, assemble, engine_config, names_of, over_fakes

@@ -1,6 +1,7 @@
 """`flex`: the functions that torch compiles into a kernel, run uncompiled on a CPU, and what the backend refuses."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -93,3 +94,13 @@ def test_flex_refuses_a_learned_bias_under_deterministic_algorithms():
             backend.prepare(AttentionMask(causal=True), rows=1, queries=8, keys=8, device=CPU, bias=bias)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_flex_caps_scores_before_it_adds_the_bias(uncompiled, biased):
+    capped = {name: build_backend(name, replace(ON_META, score_cap=0.7)) for name in ("flex", "eager")}
+    mask, queries, keys = MASKS["window"]
+    q, k, v, _, values = inputs(queries, keys, dtype=torch.float32)
+    values = values if biased else None
+    found, expected = (attend(backend, mask, q, k, v, values, scale=0.5) for backend in capped.values())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -1,5 +1,7 @@
 """Attention backends against the formula, for every mask and bias."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from pretrain.errors import ConfigError
 from pretrain.model import backends
 from pretrain.model.backends import build_backend
+from pretrain.model.backends.backend import AttentionNeeds
 from pretrain.types import AttentionMask
 from tests.unit.model.masks import MASKS, NEEDS, attend, formula, inputs, meaningful
 
@@ -87,6 +90,36 @@ def test_sdpa_agrees_with_the_reference_for_any_mask_and_block(drawn, block, bia
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends.sdpa, "BLOCK", block)
         check_against_eager("sdpa", mask, inputs(queries, keys, rows=rows), biased=biased, tolerance=1e-11)
+
+
+CAPPED = replace(NEEDS, score_cap=0.7)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("biased", [False, True])
+def test_capped_scores_are_those_of_the_formula_forward_and_backward(mask, biased):
+    declared, queries, keys = MASKS[mask]
+    q, k, v, gradient, values = inputs(queries, keys)
+    gradient = gradient * meaningful(declared, queries, keys)
+    results = []
+    for name in ("auto", "sdpa", "eager"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, *([values] if biased else []))]
+        mixed = attend(build_backend(name, CAPPED), declared, *leaves, scale=0.5)
+        loss = (mixed * gradient).sum() + sum(leaf.sum() * 0 for leaf in leaves)
+        results.append((mixed, *torch.autograd.grad(loss, leaves)))
+    for found in results[:2]:
+        torch.testing.assert_close(found, results[2], rtol=1e-12, atol=1e-12)
+    if declared == AttentionMask(causal=False) and not biased:
+        scores = torch.einsum("btnh,bsnh->bnts", q, k.repeat_interleave(2, dim=2)) / 2
+        weights = (0.7 * (scores / 0.7).tanh()).softmax(dim=-1)
+        expected = torch.einsum("bnts,bsnh->btnh", weights, v.repeat_interleave(2, dim=2))
+        torch.testing.assert_close(results[2][0], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_varlen_has_no_cap_of_scores():
+    needs = AttentionNeeds(torch.device("meta"), torch.bfloat16, 16, score_cap=0.7)
+    with pytest.raises(ConfigError, match="attention backend varlen has no cap of scores"):
+        build_backend("varlen", needs)
 
 
 @pytest.mark.parametrize("name", ON_CPU)

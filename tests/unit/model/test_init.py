@@ -209,15 +209,19 @@ def test_t5_vectors_that_are_added_to_the_input_are_as_large_as_the_embedding():
         assert drawn(config, name, 400, 64).std().item() == pytest.approx(1, rel=CLOSE)
 
 
-@pytest.mark.parametrize("name", ["gpt2-tiny", "qwen3-tiny", "bert-tiny", "modernbert-tiny", "marian-tiny", "t5-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    ["gpt2-tiny", "qwen3-tiny", "gemma3-tiny", "bert-tiny", "modernbert-tiny", "marian-tiny", "t5-tiny"],
+)
 def test_biases_start_at_zero_and_norms_at_one(name):
     config = preset(name)
+    gain = 0 if config.last_stack.norm_offset else 1  # beside the one that is added to it
     model = build(config)
     init_weights(model, config, 0)
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias"):
             assert not parameter.any(), parameter_name
         elif parameter.ndim == 1:
-            assert (parameter == 1).all(), parameter_name
+            assert (parameter == gain).all(), parameter_name
         else:
             assert parameter.std() > 0, parameter_name

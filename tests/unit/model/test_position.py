@@ -16,11 +16,9 @@ from pretrain.model.position import (
     RotaryPosition,
     SinusoidalPosition,
     distance_buckets,
-    rotary_frequencies,
-    rotary_magnitude,
-    rotate,
     sinusoids,
 )
+from pretrain.model.rotary import document_lengths, rotary_frequencies, rotary_magnitude, rotate
 
 
 def stack(head_width, **axes):
@@ -182,3 +180,10 @@ def test_a_relative_bias_continues_with_a_cache():
     # Query 7 and 8 of 9 keys: distances -8 ... 1.
     assert last.shape == (2, 10)
     assert torch.equal(last, whole[:, :10])
+
+
+def test_a_document_has_the_length_that_it_has_alone():
+    # Padding before a row has positions of 0; in decoding a document began before the row.
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0], [0, 0, 0, 1, 2, 3], [7, 8, 9, 10, 11, 12]])
+    expected = [[3, 3, 3, 2, 2, 1], [1, 1, 4, 4, 4, 4], [13] * 6]
+    assert document_lengths(positions).tolist() == expected

@@ -17,8 +17,8 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build as model_build
 from pretrain.model import build_model
+from pretrain.model.block import _SAVED_OPERATIONS, _policy
 from pretrain.model.feedforward import FeedForward
-from pretrain.model.stack import _SAVED_OPERATIONS, _policy
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch
 from tests.unit.model.tiny import (

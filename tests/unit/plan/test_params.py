@@ -39,6 +39,7 @@ def part_of(name):
 def stacks(draw, width, narrow=False):
     heads = draw(st.sampled_from([2, 4]))
     layers = draw(st.integers(1, 3))
+    norm = draw(st.sampled_from(["rms", "layer"]))
     position = draw(st.sampled_from(["learned", "sinusoidal", "rotary", "relative", "none"]))
     return StackConfig(
         layers=layers,
@@ -48,11 +49,15 @@ def stacks(draw, width, narrow=False):
         head_width=draw(st.sampled_from([None, 6])),
         ff_width=draw(st.integers(1, 40)),
         gated=draw(st.booleans()),
-        norm=draw(st.sampled_from(["rms", "layer"])),
-        norm_placement=draw(st.sampled_from(["pre", "post", "output"])),
+        norm=norm,
+        norm_placement=(placement := draw(st.sampled_from(["pre", "post", "output", "sandwich"]))),
+        norm_bias=draw(st.sampled_from([None, False, True])) if norm == "layer" else None,
+        norm_offset=norm == "rms" and draw(st.booleans()),
+        parallel=draw(st.sampled_from([False, True, "one_norm"])) if placement == "pre" else False,
         input_norm=draw(st.booleans()),
         bias=draw(st.booleans()),
         qkv_bias=draw(st.sampled_from([None, False, True])),
+        output_bias=draw(st.sampled_from([None, False, True])),
         qk_norm=draw(st.sampled_from([False, True, "whole"])),
         attention_sinks=position != "relative" and draw(st.booleans()),
         embedding_width=width // 2 if narrow and position != "sinusoidal" else None,

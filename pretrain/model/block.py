@@ -1,0 +1,215 @@
+"""A block of a stack, and activation checkpointing (Chen et al. 2016).
+
+    block    self-attention, cross attention to the encoder if there is one, feed-forward;
+             a norm or two and a residual sum each
+
+Saved for the backward pass of a block, by `engine.activation_checkpointing`:
+
+    none        everything that autograd saves
+    full        the block's input; the rest is recomputed
+    selective   the block's input, results of matrix products and attention; the rest is recomputed
+
+With `feedforward_tiles`, a feed-forward layer keeps its input alone in any of these.
+With `activation_checkpointing_every: n`, only every n-th block is checkpointed.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from pretrain.config.engine import EngineConfig
+from pretrain.config.model import StackConfig
+from pretrain.model.attention import CrossAttention, LayerCache, build_attention, build_rms_norm
+from pretrain.model.backends.backend import AttentionBackend
+from pretrain.model.feedforward import FeedForward, MixtureOfExperts, pass_tokens
+from pretrain.model.rotary import Rotation
+
+
+def build_norm(config: StackConfig, width: int | None = None) -> nn.Module:
+    """Builds a norm of the stack's width or another: RMSNorm (Zhang and Sennrich 2019) or LayerNorm."""
+    width = width or config.width
+    # Both are torch's fused functions, with statistics in fp32 for any dtype of the input.
+    if config.norm == "rms":
+        return build_rms_norm(config, width)
+    return nn.LayerNorm(width, eps=config.norm_eps, bias=config.has_norm_bias)
+
+
+def _layer_scale(config: StackConfig) -> nn.Parameter | None:
+    return None if config.layer_scale is None else nn.Parameter(torch.empty(config.width))
+
+
+class Memory(NamedTuple):
+    """Output of the encoder, None if a cache has its keys and values; mask over the source."""
+
+    hidden_BSD: Tensor | None
+    prepared: Any
+
+
+# By name: some exist only where their module was imported.
+_SAVED_OPERATIONS = {
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::_scaled_mm",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "torch_attn::_varlen_attn",
+    "flash_attn::_flash_attn_varlen_forward",
+    "flex_attention",
+    "pretrain::grouped_linear",
+}
+
+
+def _policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+    if operation.name() in _SAVED_OPERATIONS:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _checkpointing(config: StackConfig, engine: EngineConfig, number: int) -> dict[str, Any] | None:
+    """Returns the options of `torch.utils.checkpoint` for a block; None: it is not checkpointed."""
+    if engine.activation_checkpointing == "none" or number % engine.activation_checkpointing_every:
+        return None
+    draws_noise = max(config.dropout, config.attention_weight_dropout, config.drop_path) > 0
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": draws_noise}
+    if engine.activation_checkpointing == "selective":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    return options
+
+
+class Block(nn.Module):
+    """Norm of a sub-layer's input (`x + f(norm(x))`, GPT-2 2.3), of the sum (`norm(x + f(x))`, Vaswani
+    et al. 2017, 3.1), of its output (`x + norm(f(x))`, OLMo 2, 2.2), or of both (Gemma 2).
+
+    With `parallel` both sub-layers read the input of the block (Wang and Komatsuzaki 2021, GPT-J).
+    """
+
+    def __init__(
+        self,
+        config: StackConfig,
+        backend: AttentionBackend,
+        cross_backend: AttentionBackend | None,
+        engine: EngineConfig,
+        number: int,
+    ) -> None:
+        super().__init__()
+        self._checkpointing = _checkpointing(config, engine, number)
+        self._tiles = engine.feedforward_tiles
+        self.norm_placement = config.norm_placement
+        # An `input_norm` has normalised the input of the first block already.
+        skip_norm = number == 0 and config.norm_placement == "pre" and config.input_norm
+        self.attention_norm = nn.Identity() if skip_norm else build_norm(config)
+        self.attention = build_attention(config, backend, number)
+        is_sandwich = config.norm_placement == "sandwich"
+        self.attention_output_norm = build_norm(config) if is_sandwich else None
+        has_mix = config.residual_scalars and number > 0
+        self.residual_mix = nn.Parameter(torch.empty(2)) if has_mix else None
+        self.cross_norm = None if cross_backend is None else build_norm(config)
+        self.cross = None if cross_backend is None else CrossAttention(config, cross_backend)
+        self.cross_output_norm = build_norm(config) if is_sandwich and self.cross is not None else None
+        self.parallel = bool(config.parallel)
+        self.feedforward_norm = None if config.parallel == "one_norm" else build_norm(config)
+        self.feedforward = MixtureOfExperts(config) if config.has_experts(number) else FeedForward(config)
+        self.feedforward_output_norm = build_norm(config) if is_sandwich else None
+        self.residual_scale = config.residual_scale
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+        self.drop_path = config.drop_path_of(number)
+        self.attention_scale = _layer_scale(config)
+        self.cross_scale = None if self.cross is None else _layer_scale(config)
+        self.feedforward_scale = _layer_scale(config)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        prepared: Any,
+        rotation: Rotation | None = None,
+        memory: Memory | None = None,
+        cache: LayerCache | None = None,
+        others: tuple[Tensor, ...] = (),
+        input_BTD: Tensor | None = None,
+        counted_BT: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Maps [B, T, D] to [B, T, D]; arguments as in `SelfAttention` and `CrossAttention`.
+
+        `input_BTD` is the input of the first block, for `residual_scalars`, and `counted_BT` the
+        tokens that experts count. The first block of a stack with `value_residual` returns its
+        values too, and then a block with experts its packed `RoutingSums`.
+        """
+        # Arguments by position: the hooks of ZeRO stage 3 do not see others.
+        arguments = (x_BTD, prepared, rotation, memory, cache, others, input_BTD, counted_BT)
+        # Without gradients nothing is saved in any mode.
+        if self._checkpointing is None or not torch.is_grad_enabled():
+            return self._layers(*arguments)
+        # Within what is compiled: its policy is about operations, of which a compiled block is one.
+        return checkpoint(self._layers, *arguments, **self._checkpointing)
+
+    def _layers(
+        self,
+        x_BTD: Tensor,
+        prepared: Any,
+        rotation: Rotation | None,
+        memory: Memory | None,
+        cache: LayerCache | None,
+        others: tuple[Tensor, ...],
+        input_BTD: Tensor | None,
+        counted_BT: Tensor | None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        if self.residual_mix is not None:
+            assert input_BTD is not None, "residual scalars need the input of the first block"
+            x_BTD = self.residual_mix[0] * x_BTD + self.residual_mix[1] * input_BTD
+        further: tuple[Tensor, ...] = ()
+        read_BTD = before_BTD = self._read(x_BTD, self.attention_norm)
+        result_BTD = self.attention(read_BTD, prepared, rotation, cache, others)
+        if self.attention.returns_values:
+            result_BTD, own_BTKH = result_BTD
+            further = (own_BTKH,)
+        if self.parallel and self.feedforward_norm is not None:
+            before_BTD = self._read(x_BTD, self.feedforward_norm)
+        output_norm = self.attention_output_norm
+        x_BTD = self._add(x_BTD, self.attention_norm, result_BTD, self.attention_scale, output_norm)
+        if self.cross is not None and self.cross_norm is not None:
+            assert memory is not None, "a decoder with cross attention needs a source"
+            hidden_BSD, cross_prepared = memory
+            result_BTD = self.cross(self._read(x_BTD, self.cross_norm), hidden_BSD, cross_prepared, cache)
+            x_BTD = self._add(x_BTD, self.cross_norm, result_BTD, self.cross_scale, self.cross_output_norm)
+        read_BTD = before_BTD if self.parallel else self._read(x_BTD, self.feedforward_norm)
+        result_BTD, sums_W = pass_tokens(self.feedforward, read_BTD, counted_BT, self._tiles)
+        further = further if sums_W is None else (*further, sums_W)
+        output_norm = self.feedforward_output_norm
+        x_BTD = self._add(x_BTD, self.feedforward_norm, result_BTD, self.feedforward_scale, output_norm)
+        return (x_BTD, *further) if further else x_BTD
+
+    def _read(self, x_BTD: Tensor, norm: nn.Module | None) -> Tensor:
+        """Returns the input of a sub-layer."""
+        reads_normed = self.norm_placement in ("pre", "sandwich")
+        return norm(x_BTD) if norm is not None and reads_normed else x_BTD
+
+    def _add(
+        self,
+        x_BTD: Tensor,
+        norm: nn.Module | None,
+        result_BTD: Tensor,
+        scale_D: Tensor | None,
+        output_norm: nn.Module | None = None,
+    ) -> Tensor:
+        """Adds the result of a sub-layer to the stream; `output_norm`: of a sandwich."""
+        if self.norm_placement == "output":
+            output_norm = norm
+        if output_norm is not None:
+            result_BTD = output_norm(result_BTD)
+        result_BTD = self.dropout(result_BTD)
+        if scale_D is not None:
+            result_BTD = scale_D * result_BTD
+        if self.residual_scale != 1.0:
+            result_BTD = result_BTD * self.residual_scale
+        if self.drop_path and self.training:
+            # By the generator of dropout, which each step and each recomputation seeds alike.
+            kept_B11 = nn.functional.dropout(result_BTD.new_ones(len(result_BTD), 1, 1), self.drop_path)
+            result_BTD = kept_B11 * result_BTD
+        sum_BTD = x_BTD + result_BTD
+        return norm(sum_BTD) if norm is not None and self.norm_placement == "post" else sum_BTD
