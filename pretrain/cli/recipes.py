@@ -77,7 +77,9 @@ _VOCABULARIES = {
     "roberta": 50265, "xlm-roberta": 250002, "distilbert": 30522, "electra": 30522,
     "mt5": 250112, "umt5": 256384, "byt5": 384, "bart": 50265,
     "marian": 80035, "transformer": 37000, "t5": 32128, "olmo2": 100352, "olmoe": 50304, "gpt_oss": 201088,
-    "deepseek_v3": 129280, "vit_gpt2": 50257,
+    "deepseek_v3": 129280, "vit_gpt2": 50257, "olmo3": 100278, "smollm3": 128256, "granite3": 49155, "phi3": 32064,
+    "gemma": 256000, "gemma3": 262144, "pythia": 50304, "pythia-6.9b": 50432, "pythia-12b": 50688, "phi-": 51200,
+    "stablelm": 50304, "stablelm2": 100352, "falcon": 65024, "cohere": 256000,
 }  # fmt: skip
 """Vocabulary at which a preset has its published size, by the beginning of its name; else `USUAL_VOCABULARY`."""
 USUAL_VOCABULARY = 32000

@@ -128,6 +128,120 @@ STARCODER2 = Architecture(
 )
 """Lozhkov et al. 2024, as released, with 16,384 positions; dropout, 0.1 in the release, is 0, as in GPT-2's."""
 
+OLMO3 = Architecture(
+    ("decoder",),
+    OLMO2.stack | {"window": 4096, "global_every": 4, "global_first": 3, "rope_local_scaling": False},
+    {"max_seq_len": 8192, "tied_embeddings": False},
+)
+"""OLMo team 2025 (OLMo 3), 3.2, before the extension of its context: windows in three of four layers."""
+
+SMOLLM3 = Architecture(
+    ("decoder",),
+    LLAMA_STACK | {"norm_eps": 1e-6, "kv_heads": 4, "rope_theta": 5000000.0} | {"unrotated_layers": [*range(3, 36, 4)]},
+    {"max_seq_len": 65536, "tied_embeddings": True},
+)
+"""Bakouch et al. 2025 (SmolLM 3), as released: every fourth layer without rotary positions."""
+
+GRANITE = Architecture(
+    ("decoder",),
+    LLAMA_STACK | {"kv_heads": 8, "residual_scale": 0.22},
+    {"max_seq_len": 4096, "tied_embeddings": True, "embedding_scale": 12.0},
+)
+"""Granite Team 2024 (Granite 3.0), as released: constant factors, so that rates transfer."""
+
+PHI3 = Architecture(
+    ("decoder",),
+    LLAMA_STACK | {"window": 2047},
+    {"max_seq_len": 4096, "tied_embeddings": False},
+)
+"""Abdin et al. 2024 (Phi-3), 2, in its version of 4,096 positions."""
+
+GEMMA = Architecture(
+    ("decoder",),
+    LLAMA_STACK | {"activation": "gelu_tanh", "norm_eps": 1e-6, "norm_offset": True, "head_width": 256},
+    {"max_seq_len": 8192, "tied_embeddings": True, "scaled_embeddings": True},
+)
+"""Gemma Team 2024, 2, table 1; the approximation of GELU as released."""
+
+GEMMA2 = Architecture(
+    ("decoder",),
+    GEMMA.stack
+    | {"norm_placement": "sandwich", "score_cap": 50.0, "score_factor": 256**-0.5}
+    | {"window": 4096, "global_every": 2, "global_first": 1},
+    GEMMA.ends | {"head": {"soft_cap": 30.0}},
+)
+"""Gemma Team 2024 (Gemma 2), 2, table 1."""
+
+GEMMA3 = Architecture(
+    ("decoder",),
+    GEMMA.stack
+    | {"norm_placement": "sandwich", "qk_norm": True, "score_factor": 256**-0.5}
+    | {"rope_theta": 1000000.0, "rope_local_theta": 10000.0, "rope_local_scaling": False}
+    | {"window": 1024, "global_every": 6, "global_first": 5},
+    GEMMA.ends | {"max_seq_len": 131072},
+)
+"""Gemma Team 2025 (Gemma 3), 2, table 1; windows of the two smallest as released."""
+
+NEOX = Architecture(
+    ("decoder",),
+    {
+        "activation": "gelu",
+        "gated": False,
+        "norm": "layer",
+        "bias": True,
+        "position": "rotary",
+        "rope_fraction": 0.25,
+        "parallel": True,
+    },
+    {"max_seq_len": 2048, "tied_embeddings": False},
+)
+"""Black et al. 2022 (GPT-NeoX-20B), 2.1; Biderman et al. 2023 (Pythia), table 1."""
+
+PHI = Architecture(
+    ("decoder",),
+    NEOX.stack | {"activation": "gelu_tanh", "parallel": "one_norm", "rope_fraction": 0.5},
+    {"max_seq_len": 2048, "tied_embeddings": False, "head": {"bias": True}},
+)
+"""Li et al. 2023 (Phi-1.5), 2, as released."""
+
+STABLELM = Architecture(
+    ("decoder",),
+    LLAMA_STACK | {"norm": "layer", "norm_bias": True, "rope_fraction": 0.25},
+    {"max_seq_len": 4096, "tied_embeddings": False},
+)
+"""Bellagente et al. 2024 (Stable LM 2), 2.3, and its predecessor of 3B parameters, as released."""
+
+FALCON = Architecture(
+    ("decoder",),
+    {
+        "activation": "gelu",
+        "gated": False,
+        "norm": "layer",
+        "norm_bias": True,
+        "bias": False,
+        "position": "rotary",
+        "parallel": "one_norm",
+    },
+    {"max_seq_len": 2048, "tied_embeddings": True},
+)
+"""Almazrouei et al. 2023 (Falcon), 4; 40B and larger have two norms, as released."""
+
+COHERE = Architecture(
+    ("decoder",),
+    LLAMA_STACK | {"norm": "layer", "parallel": "one_norm"},
+    {"max_seq_len": 8192, "tied_embeddings": True, "head": {"scale": 0.0625}},
+)
+"""Command R and Aya 23 (Aryabumi et al. 2024, 3.1), as released."""
+
+COHERE2 = Architecture(
+    ("decoder",),
+    COHERE.stack
+    | {"window": 4096, "global_every": 4, "global_first": 3, "rope_theta": 50000.0}
+    | {"unrotated_layers": [*range(3, 64, 4)]},
+    COHERE.ends | {"head": {"scale": 0.25}},
+)
+"""Team Cohere 2025 (Command A), 2.1: layers without a window have no positions."""
+
 BERT = Architecture(
     ("encoder",),
     {

@@ -10,11 +10,18 @@ from typing import Any
 from pretrain.config.architectures import (
     BART,
     BERT,
+    COHERE,
+    COHERE2,
     DEEPSEEK_V3,
     DISTILBERT,
     ELECTRA,
+    FALCON,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
     GPT2,
     GPT_OSS,
+    GRANITE,
     IMAGENET,
     LLAMA,
     LLAMA3,
@@ -23,12 +30,18 @@ from pretrain.config.architectures import (
     MODDED,
     MODERNBERT,
     MT5,
+    NEOX,
     OLMO2,
+    OLMO3,
     OLMOE,
+    PHI,
+    PHI3,
     QWEN2,
     QWEN3,
     QWEN3_MOE,
     ROBERTA,
+    SMOLLM3,
+    STABLELM,
     STARCODER2,
     T5,
     T5_V1_1,
@@ -61,6 +74,14 @@ def _chosen_by_bias(count: int, top_k: int, width: int, **other: int) -> Values:
     """Returns experts of sigmoid scores, balanced by a bias, whose weights sum to 2.5 (DeepSeek-V3)."""
     kinds = {"scores": "sigmoid", "balance": "bias", "scale": 2.5}
     return {"count": count, "top_k": top_k, "width": width, **kinds, **other}
+
+
+def _granite(*size: int, score_factor: float, divisor: float, **other: Any) -> Values:
+    """Returns a Granite, whose logits are divided by a number."""
+    return _model(GRANITE, *size, score_factor=score_factor, **other) | {"head": {"scale": 1 / divisor}}
+
+
+_EIGHTFOLD = {"kind": "linear", "factor": 8.0}
 
 
 def _vit(layers: int, width: int, heads: int, image: int, patch: int, **patches: Any) -> Values:
@@ -192,6 +213,69 @@ PRESETS: dict[str, Values] = {
     "starcoder2-3b": _model(STARCODER2, 30, 3072, 24, 12288, kv_heads=2, rope_theta=999999.4420358813),
     "starcoder2-7b": _model(STARCODER2, 32, 4608, 36, 18432, kv_heads=4, rope_theta=1000000.0),
     "starcoder2-tiny": _model(STARCODER2, 2, 64, 4, 256, max_seq_len=128, kv_heads=2, window=16),
+    # OLMo team 2025 (OLMo 3), table 1.
+    "olmo3-7b": _model(OLMO3, 32, 4096, 32, 11008),
+    "olmo3-32b": _model(OLMO3, 64, 5120, 40, 27648, kv_heads=8),
+    "olmo3-tiny": _model(OLMO3, 4, 64, 4, 192, max_seq_len=128, kv_heads=2, window=16),
+    "smollm3-3b": _model(SMOLLM3, 36, 2048, 16, 11008),
+    "smollm3-tiny": _model(SMOLLM3, 4, 64, 4, 192, max_seq_len=128, kv_heads=2),
+    # Granite Team 2024, table 2; factors of the scores and of the logits as released.
+    "granite3-2b": _granite(40, 2048, 32, 8192, score_factor=0.015625, divisor=8.0),
+    "granite3-8b": _granite(40, 4096, 32, 12800, score_factor=0.0078125, divisor=16.0),
+    "granite-tiny": _granite(2, 64, 4, 192, score_factor=0.125, divisor=8.0, kv_heads=2, max_seq_len=128),
+    "phi3-mini": _model(PHI3, 32, 3072, 32, 8192),
+    "phi3-medium": _model(PHI3, 40, 5120, 40, 17920, kv_heads=10),
+    "phi3-tiny": _model(PHI3, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, window=None, rope_fraction=0.5),
+    # Gemma Team 2024, table 1: one key-value head in the smaller one.
+    "gemma-2b": _model(GEMMA, 18, 2048, 8, 16384, kv_heads=1),
+    "gemma-7b": _model(GEMMA, 28, 3072, 16, 24576),
+    "gemma-tiny": _model(GEMMA, 2, 64, 4, 192, max_seq_len=128, kv_heads=1, head_width=24),
+    "gemma2-2b": _model(GEMMA2, 26, 2304, 8, 9216, kv_heads=4),
+    "gemma2-9b": _model(GEMMA2, 42, 3584, 16, 14336, kv_heads=8),
+    "gemma2-27b": _model(GEMMA2, 46, 4608, 32, 36864, kv_heads=16, head_width=128, score_factor=144**-0.5),
+    "gemma2-tiny": _model(GEMMA2, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24, window=16),
+    # Gemma Team 2025, table 1, without the encoder of images; of the larger ones the longer context.
+    "gemma3-270m": _model(GEMMA3, 18, 640, 4, 2048, kv_heads=1, window=512, max_seq_len=32768),
+    "gemma3-1b": _model(GEMMA3, 26, 1152, 4, 6912, kv_heads=1, window=512, max_seq_len=32768),
+    "gemma3-4b": _model(GEMMA3, 34, 2560, 8, 10240, kv_heads=4, rope_scaling=_EIGHTFOLD),
+    "gemma3-12b": _model(GEMMA3, 48, 3840, 16, 15360, kv_heads=8, rope_scaling=_EIGHTFOLD),
+    "gemma3-27b": _model(
+        GEMMA3,
+        62,
+        5376,
+        32,
+        21504,
+        kv_heads=16,
+        head_width=128,
+        score_factor=168**-0.5,
+        rope_scaling=_EIGHTFOLD,
+    ),
+    "gemma3-tiny": _model(GEMMA3, 6, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24, window=16),
+    # Biderman et al. 2023, table 1; embeddings not counted in their names' sizes.
+    "pythia-70m": _model(NEOX, 6, 512, 8, 2048),
+    "pythia-160m": _model(NEOX, 12, 768, 12, 3072),
+    "pythia-410m": _model(NEOX, 24, 1024, 16, 4096),
+    "pythia-1b": _model(NEOX, 16, 2048, 8, 8192),
+    "pythia-1.4b": _model(NEOX, 24, 2048, 16, 8192),
+    "pythia-2.8b": _model(NEOX, 32, 2560, 32, 10240),
+    "pythia-6.9b": _model(NEOX, 32, 4096, 32, 16384),
+    "pythia-12b": _model(NEOX, 36, 5120, 40, 20480),
+    "gpt_neox-tiny": _model(NEOX, 2, 64, 4, 256, max_seq_len=128),
+    "phi-1.5": _model(PHI, 24, 2048, 32, 8192),
+    "phi-2": _model(PHI, 32, 2560, 32, 10240, rope_fraction=0.4),
+    "phi-tiny": _model(PHI, 2, 64, 4, 256, max_seq_len=128),
+    "stablelm-3b": _model(STABLELM, 32, 2560, 32, 6912),
+    "stablelm2-1.6b": _model(STABLELM, 24, 2048, 32, 5632, qkv_bias=True),
+    "stablelm-tiny": _model(STABLELM, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
+    # Almazrouei et al. 2023, table 8.
+    "falcon-7b": _model(FALCON, 32, 4544, 71, 18176, kv_heads=1),
+    "falcon-40b": _model(FALCON, 60, 8192, 128, 32768, kv_heads=8, parallel=True),
+    "falcon-tiny": _model(FALCON, 2, 64, 4, 256, max_seq_len=128, kv_heads=1),
+    "cohere-aya-8b": _model(COHERE, 32, 4096, 32, 14336, kv_heads=8),
+    "cohere-r-35b": _model(COHERE, 40, 8192, 64, 22528, rope_theta=8000000.0, max_seq_len=131072),
+    "cohere-tiny": _model(COHERE, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
+    "cohere2-r7b": _model(COHERE2, 32, 4096, 32, 14336, kv_heads=8),
+    "cohere2-tiny": _model(COHERE2, 4, 64, 4, 192, max_seq_len=128, kv_heads=2, window=16),
     "bert-base": _model(BERT, 12, 768, 12, 3072),
     "bert-large": _model(BERT, 24, 1024, 16, 4096),
     # Turc et al. 2019, table 1.

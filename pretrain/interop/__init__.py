@@ -5,10 +5,24 @@ An export takes the first that represents a model exactly.
 
 from pretrain.interop.bert import BERT, DISTILBERT, ELECTRA, ROBERTA, XLM_ROBERTA
 from pretrain.interop.decoders.deepseek import DEEPSEEK_V3
+from pretrain.interop.decoders.gemma import GEMMA, GEMMA2, GEMMA3
 from pretrain.interop.decoders.gpt2 import GPT2
 from pretrain.interop.decoders.gpt_oss import GPT_OSS
-from pretrain.interop.decoders.llama import LLAMA, MISTRAL, MIXTRAL, OLMO2, OLMOE, QWEN2, QWEN3, QWEN3_MOE
-from pretrain.interop.decoders.starcoder2 import STARCODER2
+from pretrain.interop.decoders.llama import (
+    GRANITE,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    OLMO2,
+    OLMO3,
+    OLMOE,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    SMOLLM3,
+)
+from pretrain.interop.decoders.neox import COHERE, COHERE2, FALCON, GPT_NEOX, PHI, STABLELM, STARCODER2
 from pretrain.interop.family import Family
 from pretrain.interop.label_names import with_labels
 from pretrain.interop.marian import BART, MARIAN
@@ -20,6 +34,8 @@ _LABELLING = (*(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, G
 """Decoders of which transformers has a class of labelled texts."""
 _ALL = (
     *map(with_labels, _LABELLING),
+    *(OLMO3, SMOLLM3, GRANITE, PHI3, GEMMA, GEMMA2, GEMMA3),
+    *(GPT_NEOX, PHI, STABLELM, FALCON, COHERE, COHERE2),
     *(OLMOE, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, MODERNBERT),
     *(T5, MT5, UMT5, MARIAN, BART, VIT, DEIT, MAE, CAPTIONER),
 )

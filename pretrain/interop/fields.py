@@ -137,6 +137,13 @@ class Fields:
         """Returns an integer; None for a null, and for a missing key without a default."""
         return None if self.values.get(key, default) is None else self.integer(key, default)
 
+    def numbers(self, key: str) -> list[float]:
+        """Returns a list of numbers."""
+        values = self._read(key, None, (list,), "a list of numbers")
+        if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
+            raise refusal(key, values, "must be a list of numbers")
+        return [float(one) for one in values]
+
     def section(self, key: str) -> dict[str, Any]:
         """Returns a nested object; an empty one where it is null or missing."""
         return self._read(key, {}, (dict,), "an object") if self.values.get(key) is not None else {}

@@ -175,8 +175,10 @@ class Block(nn.Module):
         if self.cross is not None and self.cross_norm is not None:
             assert memory is not None, "a decoder with cross attention needs a source"
             hidden_BSD, cross_prepared = memory
-            result_BTD = self.cross(self._read(x_BTD, self.cross_norm), hidden_BSD, cross_prepared, cache)
-            x_BTD = self._add(x_BTD, self.cross_norm, result_BTD, self.cross_scale, self.cross_output_norm)
+            read_BTD = self._read(x_BTD, self.cross_norm)
+            result_BTD = self.cross(read_BTD, hidden_BSD, cross_prepared, cache)
+            norms = (self.cross_norm, self.cross_output_norm)
+            x_BTD = self._add(x_BTD, norms[0], result_BTD, self.cross_scale, norms[1])
         read_BTD = before_BTD if self.parallel else self._read(x_BTD, self.feedforward_norm)
         result_BTD, sums_W = pass_tokens(self.feedforward, read_BTD, counted_BT, self._tiles)
         further = further if sums_W is None else (*further, sums_W)

@@ -1,8 +1,8 @@
 """Positions of a stack: vectors added to its input, a rotation of heads, a bias, or none.
 
-    placed = stack.position(x_BTD, positions_BT, offset)     once a forward
-    placed.x_BTD                                             input of the first block
-    placed.rotation, placed.local_rotation, placed.biases    to every attention layer
+placed = stack.position(x_BTD, positions_BT, offset)     once a forward
+placed.x_BTD                                             input of the first block
+placed.rotation, placed.local_rotation, placed.biases    to every attention layer
 """
 
 import math

@@ -50,7 +50,7 @@ def mistral(**values):
 
 
 def qwen2(**values):
-    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, **values))
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**(SIZES | values)))
 
 
 def qwen3(**values):
@@ -87,10 +87,82 @@ def deepseek_v3(**values):
     return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**(sizes | values)))
 
 
+def olmo3(**values):
+    sizes = SIZES | {"num_hidden_layers": 4, "sliding_window": WINDOW}
+    return transformers.Olmo3ForCausalLM(transformers.Olmo3Config(**(sizes | values)))
+
+
+def smollm3(**values):
+    sizes = SIZES | {"num_hidden_layers": 4}
+    return transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(**(sizes | values)))
+
+
+def granite(**values):
+    factors = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7}
+    sizes = SIZES | factors | {"logits_scaling": 1.5}
+    return transformers.GraniteForCausalLM(transformers.GraniteConfig(**(sizes | values)))
+
+
+def phi3(**values):
+    return transformers.Phi3ForCausalLM(transformers.Phi3Config(**(SIZES | {"sliding_window": WINDOW} | values)))
+
+
+def gemma(**values):
+    return transformers.GemmaForCausalLM(transformers.GemmaConfig(**(SIZES | {"head_dim": 12} | values)))
+
+
+def gemma2(**values):
+    # Caps that these small scores reach.
+    sizes = SIZES | {"head_dim": 12, "sliding_window": WINDOW, "query_pre_attn_scalar": 3}
+    sizes |= {"attn_logit_softcapping": 0.7, "final_logit_softcapping": 1.3}
+    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**(sizes | values)))
+
+
+def gemma3(**values):
+    sizes = SIZES | {"head_dim": 12, "sliding_window": WINDOW, "query_pre_attn_scalar": 20}
+    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**(sizes | values)))
+
+
+NO_KV_HEADS = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+
+
+def gpt_neox(**values):
+    sizes = NO_KV_HEADS | {"rotary_pct": 0.5}
+    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**(sizes | values)))
+
+
+def phi(**values):
+    return transformers.PhiForCausalLM(transformers.PhiConfig(**(SIZES | values)))
+
+
+def stablelm(**values):
+    sizes = SIZES | {"partial_rotary_factor": 0.5}
+    return transformers.StableLmForCausalLM(transformers.StableLmConfig(**(sizes | values)))
+
+
+def falcon(**values):
+    sizes = NO_KV_HEADS | {"ffn_hidden_size": 96, "alibi": False}
+    return transformers.FalconForCausalLM(transformers.FalconConfig(**(sizes | values)))
+
+
+def cohere(**values):
+    return transformers.CohereForCausalLM(transformers.CohereConfig(**(SIZES | {"logit_scale": 0.3} | values)))
+
+
+def cohere2(**values):
+    sizes = SIZES | {"logit_scale": 0.3, "num_hidden_layers": 4, "sliding_window": WINDOW}
+    return transformers.Cohere2ForCausalLM(transformers.Cohere2Config(**(sizes | values)))
+
+
 def starcoder2(**values):
     return transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**(SIZES | values)))
 
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.7}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.1, 1.3, 1.9],
+    "long_factor": [2.0, 3.0, 5.5, 8.0], "original_max_position_embeddings": 16,
+}  # fmt: skip
 MAKERS = {
     "gpt2": gpt2,
     "gpt2-unusual": lambda: gpt2(
@@ -133,6 +205,71 @@ MAKERS = {
         rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
         tie_word_embeddings=False, num_key_value_heads=6, head_dim=10, hidden_act="relu", norm_epsilon=1e-3,
     ),
+    "starcoder2-norm-biases": lambda: starcoder2(use_bias=False),
+    "llama-attention-biases": lambda: llama(attention_bias=True),
+    "llama-mlp-biases": lambda: llama(mlp_bias=True, rope_parameters=LONGROPE, max_position_embeddings=64),
+    "qwen2-any-windows": lambda: qwen2(
+        use_sliding_window=True, sliding_window=WINDOW, num_hidden_layers=5,
+        layer_types=[f"{'sliding' if slides else 'full'}_attention" for slides in (0, 1, 1, 0, 1)],
+    ),
+    "qwen3-attention-biases": lambda: qwen3(attention_bias=True),
+    "olmo3": olmo3,
+    "olmo3-unusual": lambda: olmo3(
+        rope_parameters={
+            "full_attention": YARN_SCALING | {"rope_theta": 700.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
+        },
+        attention_bias=True, tie_word_embeddings=True, layer_types=["full_attention", "sliding_attention"] * 2,
+        initializer_range=0.2,
+    ),
+    "smollm3": smollm3,
+    "smollm3-unusual": lambda: smollm3(
+        no_rope_layers=[0, 1, 1, 0], use_sliding_window=True, sliding_window=WINDOW, attention_bias=True,
+        rope_parameters=LLAMA3_SCALING, tie_word_embeddings=False,
+    ),
+    "granite": granite,
+    "granite-unusual": lambda: granite(
+        attention_bias=True, tie_word_embeddings=True, rope_parameters=YARN_SCALING | {"mscale": 0.7,
+        "mscale_all_dim": 1.5}, logits_scaling=7.0, num_key_value_heads=6,
+    ),
+    "phi3": phi3,
+    "phi3-longrope": lambda: phi3(
+        sliding_window=None, head_dim=8, partial_rotary_factor=0.5, original_max_position_embeddings=16,
+        rope_parameters=LONGROPE | {"short_factor": [1.0, 1.1], "long_factor": [2.0, 5.5]}, tie_word_embeddings=True,
+    ),
+    "gemma": lambda: gemma(num_key_value_heads=1),
+    "gemma-unusual": lambda: gemma(attention_bias=True, tie_word_embeddings=False, head_dim=8),
+    "gemma2": gemma2,
+    "gemma2-unusual": lambda: gemma2(
+        attn_logit_softcapping=None, layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        attention_bias=True, tie_word_embeddings=False, final_logit_softcapping=None,
+    ),
+    "gemma3": lambda: gemma3(num_hidden_layers=6),
+    "gemma3-unusual": lambda: gemma3(
+        layer_types=["full_attention", "full_attention", "sliding_attention"], final_logit_softcapping=1.3,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 300.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    ),
+    "gpt_neox": gpt_neox,
+    "gpt_neox-unusual": lambda: gpt_neox(
+        use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True, hidden_act="silu",
+        rope_parameters={"rope_type": "linear", "factor": 2.5, "partial_rotary_factor": 0.25, "rope_theta": 77.0},
+    ),
+    "phi": phi,
+    "stablelm": stablelm,
+    "stablelm-unusual": lambda: stablelm(
+        use_parallel_residual=True, use_qkv_bias=True, num_key_value_heads=6, tie_word_embeddings=True,
+    ),
+    "falcon": falcon,
+    "falcon-new": lambda: falcon(new_decoder_architecture=True, num_kv_heads=2, tie_word_embeddings=False),
+    "falcon-unusual": lambda: falcon(
+        multi_query=False, parallel_attn=False, bias=True, activation="silu", ffn_hidden_size=None,
+    ),
+    "cohere": cohere,
+    "cohere-unusual": lambda: cohere(attention_bias=True, tie_word_embeddings=False, num_key_value_heads=6),
+    "cohere2": cohere2,
 }  # fmt: skip
 
 
@@ -218,7 +355,31 @@ def test_an_export_is_the_model_that_was_imported(lent, tmp_path):
     check_round_trip(lent, transformers.AutoModelForCausalLM, tmp_path / "ours", input_ids=tokens)
 
 
-@pytest.mark.parametrize("maker", [gpt2, llama, qwen3, starcoder2])
+@pytest.mark.parametrize("factor", [2.7, 1.0])
+def test_frequencies_that_follow_the_length_agree_in_one_pass_and_step_by_step(factor, tmp_path):
+    torch.manual_seed(0)
+    theirs = llama(rope_parameters=DYNAMIC | {"factor": factor}, max_position_embeddings=16)
+    lent = lend(theirs, tmp_path / "theirs")
+    # Their limit is where the frequencies begin to change; ours is the context that they are stretched to.
+    limit = int(16 * factor)
+    assert lent.ours.max_seq_len == limit
+    tokens = random_batch(2, limit, vocab_size=VOCAB).tokens_BT
+    cache = KVCache(lent.ours.num_layers, capacity=limit)
+    past, steps = None, []
+    with torch.no_grad():
+        expected = theirs(input_ids=tokens).logits
+        torch.testing.assert_close(lent.ours(Batch(tokens, tokens)).logits_BTV[..., :VOCAB], expected, **TOLERANCE)
+        theirs(input_ids=tokens[:, :5])  # forgets the length of the last row
+        for part in tokens.split([7] + [1] * (limit - 7), dim=1):
+            output = theirs(input_ids=part, past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            steps.append((lent.ours(Batch(part, part), cache=cache).logits_BTV[..., :VOCAB], output.logits))
+    for found, their_logits in steps:
+        torch.testing.assert_close(found, their_logits, **TOLERANCE)
+    check_round_trip(lent, transformers.AutoModelForCausalLM, tmp_path / "ours", input_ids=tokens)
+
+
+@pytest.mark.parametrize("maker", [gpt2, llama, qwen3, starcoder2, gpt_neox, gemma3, falcon])
 def test_a_model_without_a_head_is_exchanged_as_one(maker, tmp_path):
     torch.manual_seed(0)
     lent = lend(maker(tie_word_embeddings=False).base_model, tmp_path / "theirs")

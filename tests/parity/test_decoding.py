@@ -12,7 +12,19 @@ import transformers
 
 from pretrain.generate import Beams, Constraints, beam_search, generate
 from tests.helpers.lent import lend
-from tests.parity.test_decoders import deepseek_v3, gpt2, gpt_oss, llama, mistral
+from tests.parity.test_decoders import (
+    LONGROPE,
+    cohere2,
+    deepseek_v3,
+    gemma2,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    llama,
+    mistral,
+    phi3,
+    smollm3,
+)
 from tests.parity.test_encoder_decoders import PAD, marian, t5
 
 MAKERS = {
@@ -21,6 +33,14 @@ MAKERS = {
     "mistral": mistral,
     "gpt_oss": gpt_oss,
     "deepseek_v3": deepseek_v3,
+    "gemma2": gemma2,
+    "gpt_neox": gpt_neox,
+    "smollm3": smollm3,
+    "cohere2": cohere2,
+    # All rows have the short factors: those of a batch here have a length each, and theirs have one.
+    "phi3": lambda: phi3(
+        rope_parameters=LONGROPE, original_max_position_embeddings=64, sliding_window=None, max_position_embeddings=64
+    ),
     "t5": t5,
     "marian": lambda: marian(activation_function="swish", scale_embedding=True),
 }

@@ -8,7 +8,8 @@ from pretrain.config.base import Section
 from pretrain.config.model.experts import ExpertsConfig
 from pretrain.config.model.patches import ImageSize, PatchesConfig
 from pretrain.config.model.recurrent import RecurrentConfig, RecurrentStackConfig
-from pretrain.config.model.stack import LatentConfig, RotaryScaling, StackConfig
+from pretrain.config.model.rotary_scaling import RotaryScaling
+from pretrain.config.model.stack import LatentConfig, StackConfig
 from pretrain.config.model.transformer import HeadConfig, ModelConfig, SpecialTokens
 
 __all__ = [

@@ -7,63 +7,10 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from pretrain.config.base import OnResume, Section
 from pretrain.config.model.experts import ExpertsConfig
+from pretrain.config.model.rotary_scaling import RotaryScaling
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu2"]
 """Non-linearities by name."""
-
-
-class RotaryScaling(Section):
-    """Scaling of rotary frequencies, for sequences longer than those of the original training."""
-
-    kind: Annotated[Literal["linear", "dynamic", "llama3", "yarn", "longrope"], OnResume.ALLOW]
-    """`linear`: divide every frequency (Chen et al. 2023). `dynamic`: raise the period with the
-    length of a document, from `original_max_seq_len` on. `llama3` (Llama 3.1): divide low
-    frequencies, keep high ones, interpolate between. `yarn` (Peng et al. 2023): likewise, and scale
-    the scores. `longrope` (Ding et al. 2024): divide each frequency by a factor of its own, and scale
-    the scores."""
-    factor: Annotated[float, OnResume.ALLOW] = Field(gt=0)
-    """Divisor of the frequencies; of `longrope` the growth of the context, for the scores alone."""
-    original_max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=8192, ge=1)
-    """Sequence length of the original training in tokens; all kinds but `linear`."""
-    short_factors: Annotated[list[float], OnResume.ALLOW] = Field(default_factory=list)
-    """Divisors of the frequencies in documents of up to `original_max_seq_len` tokens, one for each
-    pair of rotated dimensions; `longrope` only. Of a cache in decoding its capacity counts."""
-    long_factors: Annotated[list[float], OnResume.ALLOW] = Field(default_factory=list)
-    """Divisors of the frequencies in longer documents; `longrope` only."""
-    low_freq_factor: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
-    """Wavelengths above `original_max_seq_len / low_freq_factor` are divided; `llama3` only."""
-    high_freq_factor: Annotated[float, OnResume.ALLOW] = Field(default=4.0, gt=0)
-    """Wavelengths below `original_max_seq_len / high_freq_factor` are kept; `llama3` only."""
-    beta_slow: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
-    """Dimensions of fewer turns in `original_max_seq_len` are divided; `yarn` only."""
-    beta_fast: Annotated[float, OnResume.ALLOW] = Field(default=32.0, gt=0)
-    """Dimensions of more turns in `original_max_seq_len` are kept; `yarn` only."""
-    attention_factor: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
-    """Factor of rotated queries and of keys; `yarn` and `longrope` only. None: at least 1, of
-    `yarn` `0.1 ln(factor) + 1`, of `longrope` `sqrt(1 + ln(factor) / ln(original_max_seq_len))`."""
-    score_mscale: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0)
-    """m: scores are multiplied by `(0.1 m ln(factor) + 1)^2` (DeepSeek-V3: 1); `yarn` only."""
-    truncate: Annotated[bool, OnResume.ALLOW] = True
-    """Round the ends of the ramp between both to whole dimensions; `yarn` only. False: gpt-oss."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for below, above in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
-            low = getattr(self, below)
-            high = getattr(self, above)
-            if low >= high:
-                raise ValueError(f"{below}={low} must be less than {above}={high}")
-        is_longrope = self.kind == "longrope"
-        for key in ("short_factors", "long_factors"):
-            factors = getattr(self, key)
-            if is_longrope != bool(factors) or min(factors, default=1) <= 0:
-                raise ValueError(f"{key} are positive numbers with kind=longrope, and left out with others")
-        return self
-
-    @property
-    def follows_length(self) -> bool:
-        """True if the frequencies depend on the length of a document."""
-        return self.kind in ("dynamic", "longrope")
 
 
 class LatentConfig(Section):
@@ -149,7 +96,7 @@ class StackConfig(Section):
     score_factor: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
     """Factor of the attention scores in place of 1/sqrt(H) (Gemma 2, Granite). None: no other."""
     score_cap: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
-    """Soft cap of the scaled scores of self-attention, `cap tanh(score / cap)` (Gemma 2). None: none."""
+    """Soft cap of scaled scores of self-attention, `cap tanh(score / cap)` (Gemma 2). None: none."""
     attention_sinks: Annotated[bool, OnResume.NEVER] = False
     """A learned score of each head beside those of the keys, which takes a share of the weight and has
     no value (gpt-oss)."""
@@ -353,7 +300,7 @@ class StackConfig(Section):
             if getattr(self, name) is not None and self.window is None:
                 raise ValueError(f"{name}={getattr(self, name)} needs a window")
         if self.global_every is not None and self.global_layers is not None:
-            raise ValueError("global_every and global_layers name the same layers; leave one of them out")
+            raise ValueError("global_every and global_layers name the same layers; leave one out")
         self._check_sublayers()
         if self.global_first >= (self.global_every or 1):
             every = f"global_every={self.global_every}"
@@ -378,9 +325,10 @@ class StackConfig(Section):
         if self.norm_bias and self.norm != "layer":
             raise ValueError(f"norm_bias=true is for norm=layer, not {self.norm}; leave it out")
         if self.score_factor is not None and not self.scaled_attention:
-            raise ValueError("score_factor and scaled_attention=false both scale scores; leave one of them out")
+            raise ValueError("score_factor and scaled_attention=false both scale scores; leave one out")
         if self.parallel and self.norm_placement != "pre":
-            raise ValueError(f"parallel={self.parallel} needs norm_placement=pre, not {self.norm_placement}")
+            what = f"parallel={self.parallel} needs norm_placement=pre"
+            raise ValueError(f"{what}, not {self.norm_placement}")
 
     def _check_rotation(self) -> None:
         for name in ("rope_fraction", "unrotated_layers"):
@@ -388,7 +336,8 @@ class StackConfig(Section):
                 raise ValueError(f"{name}={getattr(self, name)} needs position=rotary, not {self.position}")
         scaling = self.rope_scaling
         if scaling is not None and scaling.kind == "dynamic" and self.rotary_width < 4:
-            raise ValueError(f"rope_scaling.kind=dynamic needs 4 rotated dimensions, not {self.rotary_width}")
+            what = "rope_scaling.kind=dynamic needs 4 rotated dimensions"
+            raise ValueError(f"{what}, not {self.rotary_width}")
         if scaling is not None and scaling.kind == "longrope":
             pairs = self.rotary_width // 2
             for name in ("short_factors", "long_factors"):

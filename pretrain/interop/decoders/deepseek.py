@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
-from pretrain.interop.decoders.heads import ROTARY_BUFFERS, read_rope, write_rope
+from pretrain.interop.decoders.heads import OF_ONE_LENGTH, ROTARY_BUFFERS, read_rope, write_rope
 from pretrain.interop.family import Family, Weight, affine, own_head, table
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
 
@@ -51,7 +51,7 @@ def _read_rope(fields: Fields, max_seq_len: int) -> dict[str, Any]:
     key = "rope_scaling" if fields.section("rope_scaling") else "rope_parameters"
     rope = Fields(dict(fields.section(key)))
     given = {name: rope.values.pop(name, None) for name in ("mscale", "mscale_all_dim")}
-    found = read_rope(Fields(fields.values | {key: rope.values}), max_seq_len)
+    found = read_rope(Fields(fields.values | {key: rope.values}), max_seq_len, OF_ONE_LENGTH)
     scaling = found["rope_scaling"]
     if scaling is None or scaling["kind"] == "default":
         return found

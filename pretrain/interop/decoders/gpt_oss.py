@@ -7,8 +7,10 @@ alternating columns. The released weights are quantized and have to be dequantiz
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
+from pretrain.interop.decoders.dialect import QKV
 from pretrain.interop.decoders.heads import (
     FULL,
+    OF_ONE_LENGTH,
     ROTARY_BUFFERS,
     SLIDING,
     qkv_rows,
@@ -55,7 +57,7 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     weight = fields.number("router_aux_loss_coef", 0.001)
     stack |= _BUILT_IN
     stack |= read_heads(fields, stack, fields.optional_integer("num_key_value_heads", 8), 64)
-    stack |= read_rope(fields, model["max_seq_len"])
+    stack |= read_rope(fields, model["max_seq_len"], OF_ONE_LENGTH)
     alternating = [FULL if number % 2 else SLIDING for number in range(layers)]
     stack |= read_layer_types(fields, layers, fields.optional_integer("sliding_window", 128), alternating)
     stack["experts"] = {
@@ -104,7 +106,7 @@ def _weights(config: ModelConfig) -> list[Weight]:
     }
     experts = stack.experts.count if stack.experts else 1
     linears = {
-        "attention.qkv": qkv_rows(stack),
+        "attention.qkv": dict(zip(QKV, qkv_rows(stack), strict=True)),
         "attention.output": {"self_attn.o_proj": width},
         "feedforward.router": {"mlp.router": experts},
     }

@@ -1,45 +1,20 @@
-"""LLaMA 2 and 3, Mistral, Mixtral, Qwen 2 and 3, OLMo 2 and OLMoE: one layout of tensors.
+"""LLaMA 2 and 3, Mistral, Mixtral, Qwen 2 and 3, OLMo 2 and 3, OLMoE, SmolLM 3, Granite, Phi-3.
 
 RMSNorm around each sub-layer, rotary positions, a gated feed-forward layer or experts. The families
-differ in the projections that have a bias, in windows, in norms of queries and keys, in the place of
-other norms, and in experts, each of whose matrices is a tensor of theirs.
+differ in the projections that have a bias, in windows, in norms of queries and keys, in the place
+of other norms, in layers without rotation, in constant factors, and in experts, each of whose matrices
+is a tensor of theirs.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
-from pretrain.interop.decoders.heads import (
-    FULL,
-    ROTARY_BUFFERS,
-    SLIDING,
-    qkv_rows,
-    read_heads,
-    read_layer_types,
-    read_rope,
-    write_layer_types,
-    write_rope,
-)
-from pretrain.interop.family import Family, Weight, affine, own_head, table
-from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
-
-_WORDS = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
-_STACK: Keys = {
-    "num_hidden_layers": ("layers", 32),
-    "hidden_size": ("width", 4096),
-    "num_attention_heads": ("heads", 32),
-    "intermediate_size": ("ff_width", 11008),
-    "rms_norm_eps": ("norm_eps", 1e-6),
-    "attention_dropout": ("attention_dropout", 0.0),
-}
-_MODEL: Keys = {
-    "vocab_size": ("vocab_size", 32000),
-    "max_position_embeddings": ("max_seq_len", 2048),
-    "tie_word_embeddings": ("tied_embeddings", False),
-    "initializer_range": ("init_std", 0.02),
-}
+from pretrain.config.model import ModelConfig
+from pretrain.interop.decoders.dialect import LLAMA_MODULES, Dialect, decoder_family
+from pretrain.interop.decoders.heads import FULL, SLIDING, RopeKeys, read_layer_types, write_layer_types
+from pretrain.interop.fields import Fields, refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,113 +32,8 @@ class _ExpertKeys:
     mixed: bool = False  # keys tell which layers have experts
 
 
-@dataclass(frozen=True, slots=True)
-class _Dialect:
-    """The differences of one `model_type`, with the defaults of transformers."""
-
-    model_type: str
-    name: str  # prefix of class names
-    # Layers that may have one: none, all, all if a flag is set, or those listed in `layer_types`.
-    windows: str
-    sizes: dict[str, int]  # defaults that differ from LLaMA's
-    kv_heads: int | None  # None: as many as query heads
-    head_width: int | None  # None: width / heads
-    tokens: dict[str, int]
-    qkv_bias: bool = False  # of queries, keys and values, and nothing else
-    qk_norm: bool | Literal["whole"] = False
-    norm_placement: Literal["pre", "output"] = "pre"
-    experts: _ExpertKeys | None = None
-    missing: dict[str, Any] = field(default_factory=dict)  # further defaults
-
-
-_TOKENS = {"bos": 1, "eos": 2}
-_MISTRAL_SIZES = {"intermediate_size": 14336, "max_position_embeddings": 131072}
-_QWEN_SIZES = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
-_MIXTRAL_SIZES = {"intermediate_size": 14336, "max_position_embeddings": 131072}
-_MIXTRAL_EXPERTS = _ExpertKeys(("num_local_experts",), (8, 2), "block_sparse_moe", "w1", "w3", "w2", normalizes=True)
-_QWEN_MOE_SIZES = {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144}
-_QWEN_MOE_SIZES |= {"num_hidden_layers": 24}
-_QWEN_MOE_EXPERTS = _ExpertKeys(
-    ("num_local_experts", "num_experts"), (128, 8), "mlp", "gate_proj", "up_proj", "down_proj",
-    width=("moe_intermediate_size", 768), mixed=True,
-)  # fmt: skip
-_OLMO_SIZES = {"vocab_size": 50304}
-_OLMOE_SIZES = _OLMO_SIZES | {"hidden_size": 2048, "intermediate_size": 2048}
-_OLMOE_SIZES |= {"num_hidden_layers": 16, "num_attention_heads": 16}
-_OLMOE_EXPERTS = _ExpertKeys(("num_experts",), (64, 8), "mlp", "gate_proj", "up_proj", "down_proj")
-_OLMO_TOKENS = {"pad": 1, "eos": 50279}
-_DIALECTS = (
-    _Dialect("llama", "Llama", "none", {}, None, None, _TOKENS),
-    _Dialect("mistral", "Mistral", "all", _MISTRAL_SIZES, 8, None, _TOKENS),
-    _Dialect("qwen2", "Qwen2", "listed", _QWEN_SIZES, 32, None, {}, qkv_bias=True),
-    _Dialect("qwen3", "Qwen3", "listed", _QWEN_SIZES, 32, 128, {}, qk_norm=True),
-    _Dialect(
-        "mixtral", "Mixtral", "all", _MIXTRAL_SIZES, 8, None, _TOKENS, experts=_MIXTRAL_EXPERTS,
-        missing={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "sliding_window": None},
-    ),
-    _Dialect(
-        "qwen3_moe", "Qwen3Moe", "flagged", _QWEN_MOE_SIZES, 4, None, {}, qk_norm=True, experts=_QWEN_MOE_EXPERTS,
-        missing={"max_position_embeddings": 32768},
-    ),
-    _Dialect(
-        "olmo2", "Olmo2", "none", _OLMO_SIZES, None, None, _OLMO_TOKENS, qk_norm="whole", norm_placement="output",
-        missing={"rms_norm_eps": 1e-5},
-    ),
-    _Dialect(
-        "olmoe", "Olmoe", "none", _OLMOE_SIZES, None, None, _OLMO_TOKENS, qk_norm="whole", experts=_OLMOE_EXPERTS,
-        missing={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.01},
-    ),
-)  # fmt: skip
-
-
-def _read_bias(dialect: _Dialect, fields: Fields) -> bool:
-    """Returns whether every linear layer has a bias."""
-    if dialect.model_type == "llama":
-        attention = fields.flag("attention_bias", False)
-        feedforward = fields.flag("mlp_bias", False)
-        if attention != feedforward:
-            why = f"only the value of mlp_bias={feedforward} can be represented"
-            raise refusal("attention_bias", attention, why)
-        return attention
-    if dialect.qk_norm:
-        fields.only("attention_bias", False, "the attention layers alone would have biases")
-    return False
-
-
-def _read_windows(dialect: _Dialect, fields: Fields, layers: int) -> dict[str, int | None]:
-    """Returns the window, and the period of the layers without one."""
-    if dialect.windows == "none":
-        return {}
-    if dialect.windows == "all":
-        return {"window": fields.optional_integer("sliding_window", 4096)}
-    window = None
-    if fields.flag("use_sliding_window", False):
-        window = fields.optional_integer("sliding_window", 4096)
-    if dialect.windows == "flagged":
-        return {"window": window}
-    full = fields.integer("max_window_layers", 28) if window else layers
-    usual = [FULL if number < full else SLIDING for number in range(layers)]
-    return read_layer_types(fields, layers, window, usual)
-
-
-def _write_windows(dialect: _Dialect, stack: StackConfig) -> dict[str, Any]:
-    if dialect.windows == "none":
-        return {}
-    if dialect.windows == "all":
-        return {"sliding_window": stack.window}
-    if dialect.windows == "flagged":
-        return {"use_sliding_window": stack.window is not None, "sliding_window": stack.window}
-    slides = [window is not None for window in stack.windows]
-    return {
-        "use_sliding_window": any(slides),
-        "sliding_window": stack.window if any(slides) else None,
-        "max_window_layers": slides.index(True) if any(slides) else stack.layers,
-        **write_layer_types(stack),
-    }
-
-
-def _read_experts(keys: _ExpertKeys, fields: Fields, hidden: int) -> dict[str, Any]:
-    """Returns the keys of `experts`; `hidden` is the width of dense layers, which are none."""
+def _read_experts(keys: _ExpertKeys, fields: Fields) -> dict[str, Any]:
+    hidden = fields.integer("intermediate_size")  # the width of dense layers, which are none
     count, top_k = keys.defaults
     for key in reversed(keys.count):
         count = fields.integer(key, count)
@@ -177,16 +47,18 @@ def _read_experts(keys: _ExpertKeys, fields: Fields, hidden: int) -> dict[str, A
             fields.only("mlp_only_layers", [], "some layers would be dense")
     else:
         fields.only("router_jitter_noise", 0.0, "the router would read its input times noise")
-    return {
+    experts = {
         "count": count,
         "top_k": fields.integer("num_experts_per_tok", top_k),
         "width": None if width == hidden else width,
         "normalize": normalizes,
         **({"balance_weight": weight} if weight > 0 else {"balance": "none"}),
     }
+    return {"experts": experts}
 
 
-def _write_experts(keys: _ExpertKeys, stack: StackConfig) -> dict[str, Any]:
+def _write_experts(keys: _ExpertKeys, config: ModelConfig) -> dict[str, Any]:
+    stack = config.last_stack
     experts = stack.experts
     if experts is None:
         return {}
@@ -198,123 +70,189 @@ def _write_experts(keys: _ExpertKeys, stack: StackConfig) -> dict[str, Any]:
     return found | ({"decoder_sparse_step": 1, "mlp_only_layers": []} if keys.mixed else {})
 
 
-def _expert_tensors(keys: _ExpertKeys, stack: StackConfig) -> dict[str, dict[str, int]]:
-    """Returns the tensors of a layer of experts, expert by expert."""
-    experts = stack.experts
-    if experts is None:
-        return {}
-    numbers = [f"{keys.module}.experts.{number}." for number in range(experts.count)]
+def _with_experts(keys: _ExpertKeys, modules: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """Returns the modules of a block with a layer of experts, expert by expert."""
+    stack = config.last_stack
+    if stack.experts is None:
+        return dict(modules)
+    numbers = [f"{keys.module}.experts.{number}." for number in range(stack.experts.count)]
     halves = [f"{name}{part}" for name in numbers for part in (keys.gate, keys.up)]
     return {
-        "feedforward.router": {f"{keys.module}.gate": experts.count},
+        **modules,
+        "feedforward.router": {f"{keys.module}.gate": stack.experts.count},
         "feedforward.gate_up": dict.fromkeys(halves, stack.expert_width),
         "feedforward.down": dict.fromkeys((f"{name}{keys.down}" for name in numbers), stack.width),
     }
 
 
-def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
-    fields = Fields(dialect.missing | values)
-    model = fields.read(_MODEL, dialect.sizes)
-    stack = fields.read(_STACK, dialect.sizes)
-    width = stack["width"]
-    heads = stack["heads"]
-    if dialect.model_type == "llama" and width % heads:
-        why = f"transformers needs a multiple of num_attention_heads={heads}"
-        raise refusal("hidden_size", width, why)
-    kv_heads = fields.optional_integer("num_key_value_heads", dialect.kv_heads)
-    stack |= {
-        **read_heads(fields, stack, kv_heads, dialect.head_width),
-        "activation": fields.activation("hidden_act", "silu"),
-        "bias": _read_bias(dialect, fields),
-        "qkv_bias": True if dialect.qkv_bias else None,
-        "qk_norm": dialect.qk_norm,
-        "norm_placement": dialect.norm_placement,
-        **read_rope(fields, model["max_seq_len"]),
-        **_read_windows(dialect, fields, stack["layers"]),
-    }
-    if dialect.qk_norm == "whole":
-        fields.only("clip_qkv", None, "queries, keys and values would be clipped")
-        if stack["head_width"] is not None:
-            raise refusal("head_dim", stack["head_width"], f"transformers needs {width // heads}, hidden_size by heads")
-    if dialect.experts is not None:
-        stack["experts"] = _read_experts(dialect.experts, fields, stack["ff_width"])
-    claimed = fields.claims(f"{dialect.name}ForCausalLM")
-    has_head = model["tied_embeddings"] or _HEAD in names or claimed
-    return build_config(
-        **model,
-        decoder=stack,
-        head=HeadConfig(kind="lm" if has_head else "none"),
-        special_tokens=fields.special_tokens(**dialect.tokens),
-    )
-
-
-def _write_config(dialect: _Dialect, config: ModelConfig) -> dict[str, Any]:
-    stack = config.last_stack
-    # Qwen 2 has its biases built in, Mistral has none.
-    biases: dict[str, bool] = {}
-    if dialect.model_type == "llama":
-        biases = {"attention_bias": stack.bias, "mlp_bias": stack.bias}
-    elif dialect.qk_norm:
-        biases = {"attention_bias": False}
+def _expert_hooks(keys: _ExpertKeys, modules: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        **write_keys(config, _MODEL),
-        **write_keys(stack, _STACK),
-        **write_tokens(config.special_tokens),
-        "num_key_value_heads": stack.num_kv_heads,
-        "head_dim": stack.per_head_width,
-        "hidden_act": THEIR_ACTIVATIONS[stack.activation],
-        **write_rope(stack),
-        **_write_windows(dialect, stack),
-        **biases,
-        **(_write_experts(dialect.experts, stack) if dialect.experts else {}),
+        "read": partial(_read_experts, keys),
+        "write": partial(_write_experts, keys),
+        "modules": partial(_with_experts, keys, modules),
     }
 
 
-def _weights(dialect: _Dialect, config: ModelConfig) -> list[Weight]:
+def _read_smollm3(fields: Fields) -> dict[str, Any]:
+    layers = fields.integer("num_hidden_layers", 36)
+    rotated = fields.values.get("no_rope_layers")
+    if rotated is None:
+        every = fields.integer("no_rope_layer_interval", 4)
+        if every < 1:
+            raise refusal("no_rope_layer_interval", every, "must be 1 or more")
+        rotated = [int((number + 1) % every != 0) for number in range(layers)]
+    is_list = isinstance(rotated, list) and all(one in (0, 1) for one in rotated)
+    if not is_list or len(rotated) < layers:
+        raise refusal("no_rope_layers", rotated, f"must be 0 or 1 for each of {layers} layers")
+    window = fields.optional_integer("sliding_window")
+    slides = fields.flag("use_sliding_window", False) and window is not None
+    usual = [SLIDING if slides and not rotated[number] else FULL for number in range(layers)]
+    found = read_layer_types(fields, layers, window, usual)
+    return found | {"unrotated_layers": [number for number in range(layers) if not rotated[number]]}
+
+
+def _write_smollm3(config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
-    width = stack.width
-    norms = {
-        "attention_norm": {"input_layernorm": width},
-        "feedforward_norm": {"post_attention_layernorm": width},
+    slides = any(window is not None for window in stack.windows)
+    numbers = range(stack.layers)
+    return {
+        "no_rope_layers": [int(number not in stack.unrotated_layers) for number in numbers],
+        "use_sliding_window": slides,
+        "sliding_window": stack.window if slides else None,
+        **write_layer_types(stack),
     }
-    if dialect.norm_placement == "output":
-        norms["attention_norm"] = {"post_attention_layernorm": width}
-        norms["feedforward_norm"] = {"post_feedforward_layernorm": width}
-    if stack.qk_norm:
-        norms["attention.query_norm"] = {"self_attn.q_norm": stack.qk_norm_width(stack.heads)}
-        norms["attention.key_norm"] = {"self_attn.k_norm": stack.qk_norm_width(stack.num_kv_heads)}
-    qkv = {"attention.qkv": qkv_rows(stack)}
-    linears = {
-        "attention.output": {"self_attn.o_proj": width},
-        "feedforward.gate_up": {f"mlp.{part}_proj": stack.ff_width for part in ("gate", "up")},
-        "feedforward.down": {"mlp.down_proj": width},
-    }
-    if dialect.experts is not None:
-        linears |= _expert_tensors(dialect.experts, stack)
-    found = [table("embedding.weight", _WORDS, config.vocab_size)]
-    for number in range(stack.layers):
-        ours, theirs = f"decoder.blocks.{number}.", f"model.layers.{number}."
-        found += affine(ours, theirs, norms, bias=False)
-        found += affine(ours, theirs, qkv, bias=stack.has_qkv_bias)
-        found += affine(ours, theirs, linears, bias=stack.bias)
-    found += affine("decoder.", "model.", {"norm": {"norm": width}}, bias=False)
-    return found + own_head(config, _HEAD)
 
 
-def _architecture(dialect: _Dialect, config: ModelConfig) -> str:
-    return f"{dialect.name}ForCausalLM" if config.head.kind == "lm" else f"{dialect.name}Model"
+def _read_granite(fields: Fields) -> dict[str, Any]:
+    divisor = fields.number("logits_scaling", 1.0)
+    if divisor <= 0:
+        raise refusal("logits_scaling", divisor, "must be more than 0")
+    return {"head.scale": 1 / divisor}
 
 
-LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, OLMO2, OLMOE = (
-    Family(
-        model_type=dialect.model_type,
-        read_config=partial(_read_config, dialect),
-        write_config=partial(_write_config, dialect),
-        architecture=partial(_architecture, dialect),
-        weights=partial(_weights, dialect),
-        aliases={_HEAD: _WORDS},
-        ignored=(ROTARY_BUFFERS,),
-        prefix="model.",
-    )
-    for dialect in _DIALECTS
-)
+def _write_granite(config: ModelConfig) -> dict[str, Any]:
+    # Rounded: the inverse of an inverse is not always the number itself.
+    factor = config.last_stack.score_scale or config.last_stack.per_head_width**-0.5
+    divisor = float(f"{1 / config.head.scale:.12g}")
+    return {"logits_scaling": divisor, "attention_multiplier": factor}
+
+
+QK_NORMS = {
+    "attention.query_norm": ("self_attn.q_norm",),
+    "attention.key_norm": ("self_attn.k_norm",),
+}
+_QK_NORM_MODULES = {**LLAMA_MODULES, **QK_NORMS}
+_OUTPUT_NORMS = {
+    **_QK_NORM_MODULES,
+    "attention_norm": ("post_attention_layernorm",),
+    "feedforward_norm": ("post_feedforward_layernorm",),
+}
+_TOKENS = {"bos": 1, "eos": 2}
+_QWEN_SIZES = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
+_MIXTRAL_EXPERTS = _ExpertKeys(("num_local_experts",), (8, 2), "block_sparse_moe", "w1", "w3", "w2", normalizes=True)
+_QWEN_EXPERTS = _ExpertKeys(
+    ("num_local_experts", "num_experts"), (128, 8), "mlp", "gate_proj", "up_proj", "down_proj",
+    width=("moe_intermediate_size", 768), mixed=True,
+)  # fmt: skip
+_OLMOE_EXPERTS = _ExpertKeys(("num_experts",), (64, 8), "mlp", "gate_proj", "up_proj", "down_proj")
+_OLMO: dict[str, Any] = {
+    "sizes": {"vocab_size": 50304, "rms_norm_eps": 1e-5},
+    "tokens": {"pad": 1, "eos": 50279},
+    "fixed_heads": True,
+}
+_PHI3_MODULES = {
+    **LLAMA_MODULES,
+    "attention.qkv": ("self_attn.qkv_proj",),
+    "feedforward.gate_up": ("mlp.gate_up_proj",),
+}
+_CLIPPED = {"clip_qkv": (None, "queries, keys and values would be clipped")}
+_NORMED_OUTPUTS = {"qk_norm": "whole", "norm_placement": "output"}
+_NO_BIASES = (False, "the attention layers would have biases, and experts none")
+_ATTENTION = ("attention_bias",)
+_BOTH = ("attention_bias", "mlp_bias")
+
+_DIALECTS = (
+    Dialect(model_type="llama", name="Llama", tokens=_TOKENS, biases=_BOTH, divides=True),
+    Dialect(
+        model_type="mistral", name="Mistral", windows="all", kv_heads=8, tokens=_TOKENS,
+        sizes={"intermediate_size": 14336, "max_position_embeddings": 131072},
+    ),
+    Dialect(
+        model_type="mixtral", name="Mixtral", windows="all", kv_heads=8, tokens=_TOKENS,
+        sizes={"max_position_embeddings": 131072, "rms_norm_eps": 1e-5},
+        missing={"intermediate_size": 14336, "rope_theta": 1e6, "sliding_window": None},
+        **_expert_hooks(_MIXTRAL_EXPERTS, LLAMA_MODULES),
+    ),
+    Dialect(
+        model_type="qwen2", name="Qwen2", windows="listed", sizes=_QWEN_SIZES, kv_heads=32,
+        built_in={"qkv_bias": True},
+    ),
+    Dialect(
+        model_type="qwen3", name="Qwen3", windows="listed", sizes=_QWEN_SIZES, kv_heads=32,
+        head_width=128,
+        built_in={"qk_norm": True}, biases=_ATTENTION, modules=lambda config: _QK_NORM_MODULES,
+    ),
+    Dialect(
+        model_type="qwen3_moe", name="Qwen3Moe", windows="flagged", kv_heads=4,
+        sizes={"vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 24, "max_position_embeddings": 32768},
+        built_in={"qk_norm": True}, missing={"intermediate_size": 6144},
+        refused={"attention_bias": _NO_BIASES},
+        **_expert_hooks(_QWEN_EXPERTS, _QK_NORM_MODULES),
+    ),
+    Dialect(
+        model_type="olmo2", name="Olmo2", built_in=_NORMED_OUTPUTS, biases=_ATTENTION,
+        refused=_CLIPPED,
+        modules=lambda config: _OUTPUT_NORMS, **_OLMO,
+    ),
+    Dialect(
+        model_type="olmo3", name="Olmo3", windows=4, built_in=_NORMED_OUTPUTS, biases=_ATTENTION,
+        rope=RopeKeys(local=(None, 500000.0)), missing={"rope_theta": 500000.0},
+        modules=lambda config: _OUTPUT_NORMS, **_OLMO,
+    ),
+    Dialect(
+        model_type="olmoe", name="Olmoe", tokens=_OLMO["tokens"], fixed_heads=True,
+        sizes={
+            "vocab_size": 50304, "hidden_size": 2048, "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+        },
+        missing={"intermediate_size": 2048, "router_aux_loss_coef": 0.01},
+        built_in={"qk_norm": "whole"},
+        refused=_CLIPPED | {"attention_bias": _NO_BIASES},
+        **_expert_hooks(_OLMOE_EXPERTS, _QK_NORM_MODULES),
+    ),
+    Dialect(
+        model_type="smollm3", name="SmolLM3", biases=_BOTH, kv_heads=4,
+        missing={"rope_theta": 2000000.0},
+        sizes={
+            "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 32768, "tie_word_embeddings": True,
+        },
+        tokens={"pad": 128004, "bos": 128000, "eos": 128001}, read=_read_smollm3,
+        write=_write_smollm3,
+    ),
+    Dialect(
+        model_type="granite", name="Granite", biases=_BOTH, tokens=_TOKENS, read=_read_granite,
+        write=_write_granite,
+        more={
+            "attention_multiplier": ("score_factor", 1.0),
+            "residual_multiplier": ("residual_scale", 1.0),
+            "embedding_multiplier": ("model.embedding_scale", 1.0),
+        },
+    ),
+    Dialect(
+        model_type="phi3", name="Phi3", windows="all",
+        tokens={"pad": 32000, "bos": 1, "eos": 32000},
+        sizes={
+            "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+        },
+        missing={"sliding_window": None, "original_max_position_embeddings": 4096},
+        more={"resid_pdrop": ("dropout", 0.0)}, modules=lambda config: _PHI3_MODULES,
+        rope=RopeKeys(share=1.0, kinds=("longrope",), renamed=("su", "yarn")),
+    ),
+)  # fmt: skip
+_FAMILIES = map(decoder_family, _DIALECTS)
+LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, OLMO3, OLMOE, SMOLLM3, GRANITE, PHI3 = _FAMILIES

@@ -22,9 +22,12 @@ def test_every_preset_is_a_valid_model(name):
 
 @pytest.mark.parametrize("family", [*FAMILIES, "t5-v1.1", "transformer"])
 def test_every_family_has_a_tiny_preset_of_its_shape(family):
-    family = {"vision-encoder-decoder": "vit_gpt2"}.get(family, family)  # of any two models; ours are these
+    # Of any two models, of which ours are these; and a name that is that of the models of images and text.
+    family = {"vision-encoder-decoder": "vit_gpt2", "gemma3_text": "gemma3"}.get(family, family)
     config = ModelConfig.model_validate(expand_preset({"preset": f"{family}-tiny"}))
-    stacks = [{"encoder", "decoder"} & set(PRESETS[name]) for name in PRESETS if name.startswith(f"{family}-")]
+    others = {"gpt_neox": "pythia-", "granite": "granite3-"}.get(family, f"{family}-")
+    names = [name for name in PRESETS if name.startswith((f"{family}-", others))]
+    stacks = [{"encoder", "decoder"} & set(PRESETS[name]) for name in names]
     assert len(stacks) > 1
     assert all(set(config.shape.split("+")) == found for found in stacks)
     assert count_parameters(known_model(config, 1024)) < 2_500_000

@@ -17,7 +17,8 @@ from pretrain.interop.write import ExportReport, write_release
 VOCAB = 61
 
 
-TINY = {family: f"{family}-tiny" for family in FAMILIES} | {"vision-encoder-decoder": "vit_gpt2-tiny"}
+TINY = {family: f"{family}-tiny" for family in FAMILIES}
+TINY |= {"vision-encoder-decoder": "vit_gpt2-tiny", "gemma3_text": "gemma3-tiny"}
 """The tiny preset of each family."""
 
 

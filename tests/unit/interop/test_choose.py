@@ -20,8 +20,10 @@ EXPORTED = [name for name in PRESETS if name.endswith("-tiny") and name != "tran
 
 @pytest.mark.parametrize("preset", DECODERS)
 def test_a_preset_of_a_decoder_is_exported_as_its_family(preset):
-    family = choose_family(tiny(preset))
-    assert preset.startswith(family.model_type)
+    # Without a scaling of its own a Phi-3 is a Mistral with another layout of tensors.
+    beginning = {"gpt_neox": ("pythia", "gpt_neox"), "gemma3_text": "gemma3", "mistral": ("mistral", "phi3-m")}
+    family = choose_family(tiny(preset)).model_type
+    assert preset.startswith(beginning.get(family, family))
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

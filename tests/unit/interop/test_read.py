@@ -93,8 +93,8 @@ def test_an_unknown_model_type_lists_the_known_ones(llama):
 
 
 def test_a_key_that_ours_cannot_represent_names_the_file(llama):
-    change_config(llama, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
-    assert refusal(llama, ConfigError).startswith(f"{llama}/config.json: rope_scaling.rope_type='dynamic': only ")
+    change_config(llama, rope_scaling={"rope_type": "proportional", "factor": 2.0})
+    assert refusal(llama, ConfigError).startswith(f"{llama}/config.json: rope_scaling.rope_type='proportional': only ")
 
 
 def test_quantized_weights_are_refused(llama):

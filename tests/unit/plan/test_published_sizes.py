@@ -98,12 +98,29 @@ def t5(
     )
 
 
+def neox(vocab: int, parameters: int, layers: int, width: int, heads: int) -> Release:
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    return Release(vocab, parameters, hf.GPTNeoXForCausalLM, sizes | {"intermediate_size": 4 * width})
+
+
+def phi(parameters: int, layers: int, width: int) -> Release:
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width}
+    return Release(51200, parameters, hf.PhiForCausalLM, sizes)
+
+
+def falcon(parameters: int, **sizes: Any) -> Release:
+    return Release(65024, parameters, hf.FalconForCausalLM, sizes)
+
+
 MT5, UMT5, T5 = hf.MT5ForConditionalGeneration, hf.UMT5ForConditionalGeneration, hf.T5ForConditionalGeneration
 LLAMA, MISTRAL, QWEN2, QWEN3 = hf.LlamaForCausalLM, hf.MistralForCausalLM, hf.Qwen2ForCausalLM, hf.Qwen3ForCausalLM
 STARCODER2 = hf.Starcoder2ForCausalLM
 MIXTRAL, QWEN3_MOE = hf.MixtralForCausalLM, hf.Qwen3MoeForCausalLM
 OLMO2, OLMOE = hf.Olmo2ForCausalLM, hf.OlmoeForCausalLM
 GPT_OSS = hf.GptOssForCausalLM
+OLMO3, SMOLLM3, GRANITE, PHI3 = hf.Olmo3ForCausalLM, hf.SmolLM3ForCausalLM, hf.GraniteForCausalLM, hf.Phi3ForCausalLM
+GEMMA, GEMMA2, GEMMA3 = hf.GemmaForCausalLM, hf.Gemma2ForCausalLM, hf.Gemma3ForCausalLM
+STABLELM, COHERE, COHERE2 = hf.StableLmForCausalLM, hf.CohereForCausalLM, hf.Cohere2ForCausalLM
 ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1}
 TIED = {"tie_word_embeddings": True}
 
@@ -146,6 +163,43 @@ RELEASES = {
     "deepseek_v3-671b": Release(129280, None, hf.DeepseekV3ForCausalLM, {}),  # defaults of transformers
     "starcoder2-3b": rotary(STARCODER2, 49152, 3_030_371_328, 30, 3072, 12288, 24, 2, **TIED),
     "starcoder2-7b": rotary(STARCODER2, 49152, 7_173_923_840, 32, 4608, 18432, 36, 4, **TIED),
+    "olmo3-7b": rotary(OLMO3, 100278, 7_298_011_136, 32, 4096, 11008, 32, 32),
+    "olmo3-32b": rotary(OLMO3, 100278, 32_233_522_176, 64, 5120, 27648, 40, 8),
+    "smollm3-3b": rotary(SMOLLM3, 128256, 3_075_098_624, 36, 2048, 11008, 16, 4, **TIED),
+    "granite3-2b": rotary(GRANITE, 49155, 2_533_531_648, 40, 2048, 8192, 32, 8, **TIED),
+    "granite3-8b": rotary(GRANITE, 49155, 8_170_848_256, 40, 4096, 12800, 32, 8, **TIED),
+    "phi3-mini": rotary(PHI3, 32064, 3_821_079_552, 32, 3072, 8192, 32, 32),
+    "phi3-medium": rotary(PHI3, 32064, 13_960_238_080, 40, 5120, 17920, 40, 10),
+    "gemma-2b": rotary(GEMMA, 256000, 2_506_172_416, 18, 2048, 16384, 8, 1, head_dim=256, **TIED),
+    "gemma-7b": rotary(GEMMA, 256000, 8_537_680_896, 28, 3072, 24576, 16, 16, head_dim=256, **TIED),
+    "gemma2-2b": rotary(GEMMA2, 256000, 2_614_341_888, 26, 2304, 9216, 8, 4, head_dim=256, **TIED),
+    "gemma2-9b": rotary(GEMMA2, 256000, 9_241_705_984, 42, 3584, 14336, 16, 8, head_dim=256, **TIED),
+    "gemma2-27b": rotary(GEMMA2, 256000, 27_227_128_320, 46, 4608, 36864, 32, 16, head_dim=128, **TIED),
+    "gemma3-270m": rotary(GEMMA3, 262144, 268_098_176, 18, 640, 2048, 4, 1, head_dim=256, **TIED),
+    "gemma3-1b": rotary(GEMMA3, 262144, 999_885_952, 26, 1152, 6912, 4, 1, head_dim=256, **TIED),
+    "gemma3-4b": rotary(GEMMA3, 262144, 3_880_099_328, 34, 2560, 10240, 8, 4, head_dim=256, **TIED),
+    "gemma3-12b": rotary(GEMMA3, 262144, 11_765_788_416, 48, 3840, 15360, 16, 8, head_dim=256, **TIED),
+    "gemma3-27b": rotary(GEMMA3, 262144, None, 62, 5376, 21504, 32, 16, head_dim=128, **TIED),
+    "pythia-70m": neox(50304, 70_426_624, 6, 512, 8),
+    "pythia-160m": neox(50304, 162_322_944, 12, 768, 12),
+    "pythia-410m": neox(50304, 405_334_016, 24, 1024, 16),
+    "pythia-1b": neox(50304, 1_011_781_632, 16, 2048, 8),
+    "pythia-1.4b": neox(50304, 1_414_647_808, 24, 2048, 16),
+    "pythia-2.8b": neox(50304, 2_775_208_960, 32, 2560, 32),
+    "pythia-6.9b": neox(50432, 6_857_302_016, 32, 4096, 32),
+    "pythia-12b": neox(50688, 11_846_072_320, 36, 5120, 40),
+    "phi-1.5": phi(1_418_270_720, 24, 2048),
+    "phi-2": phi(2_779_683_840, 32, 2560),
+    "stablelm-3b": rotary(STABLELM, 50304, 2_795_443_200, 32, 2560, 6912, 32, 32),
+    "stablelm2-1.6b": rotary(STABLELM, 100352, None, 24, 2048, 5632, 32, 32, use_qkv_bias=True),
+    "falcon-7b": falcon(6_921_720_704),
+    "falcon-40b": falcon(
+        41_303_293_952, hidden_size=8192, num_hidden_layers=60, num_attention_heads=128, num_kv_heads=8,
+        new_decoder_architecture=True,
+    ),
+    "cohere-aya-8b": rotary(COHERE, 256000, 8_028_033_024, 32, 4096, 14336, 32, 8, **TIED),
+    "cohere-r-35b": rotary(COHERE, 256000, 34_980_831_232, 40, 8192, 22528, 64, 64, **TIED),
+    "cohere2-r7b": rotary(COHERE2, 256000, 8_028_033_024, 32, 4096, 14336, 32, 8, **TIED),
     "bert-base": bert(12, 768, 12, 3072, 109_514_298),
     "bert-large": bert(24, 1024, 16, 4096, None),
     "bert-tiny": bert(2, 128, 2, 512, None),
@@ -187,7 +241,7 @@ RELEASES = {
     "t5-v1.1-large": t5(24, 1024, 16, 64, 2816, 783_150_080, gated=True),
     "t5-v1.1-xl": t5(24, 2048, 32, 64, 5120, 2_849_757_184, gated=True),
     "t5-v1.1-xxl": t5(24, 4096, 64, 64, 10240, 11_135_332_352, gated=True),
-}
+}  # fmt: skip
 
 ROUNDED = {
     # Vaswani et al. 2017: 65 and 213 million (table 3), with about 37,000 tokens (5.1); by the layers of that table it
@@ -207,6 +261,8 @@ ROUNDED = {
     "gpt_oss-20b": (201_088, [20.91e9], 0.001),
     "deepseek_v3-671b": (129_280, [671e9], 0.001),
     "gpt_oss-120b": (201_088, [116.83e9], 0.001),
+    "gemma3-27b": (262_144, [27e9], 0.005),
+    "stablelm2-1.6b": (100_352, [1.64e9], 0.005),
     "bert-tiny": (30_522, [4.4e6], 0.02),
     # Lewis et al. 2020, as released; Xue et al. 2021 and 2022, table 1 of each.
     "bart-base": (50_265, [139e6], 0.01),

@@ -1,0 +1,326 @@
+"""Decoders as tables: keys of config.json with their defaults, and names of tensors.
+
+    keys       LLaMA's keys and defaults, those of a family where it spells or sets them otherwise
+    modules    of a block: ours -> theirs, whose rows are stacked in their order; the rows follow
+               from the sizes, and biases from `qkv_bias`, `output_bias`, `norm_bias` and `bias`
+    read, write    what is no value under a key: a divisor for a factor, the norms of a flag
+
+A family is a `Dialect` of its own, in `llama.py`, `gemma.py`, `parallel.py` and beside them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.interop.decoders.heads import (
+    FULL,
+    ROTARY_BUFFERS,
+    SLIDING,
+    RopeKeys,
+    longest,
+    periodic_types,
+    qkv_rows,
+    read_heads,
+    read_layer_types,
+    read_rope,
+    write_layer_types,
+    write_longest,
+    write_rope,
+)
+from pretrain.interop.family import Family, Weight, affine, own_head, table
+from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
+
+_STACK: Keys = {
+    "num_hidden_layers": ("layers", 32),
+    "hidden_size": ("width", 4096),
+    "num_attention_heads": ("heads", 32),
+    "intermediate_size": ("ff_width", 11008),
+    "rms_norm_eps": ("norm_eps", 1e-6),
+    "attention_dropout": ("attention_dropout", 0.0),
+}
+_MODEL: Keys = {
+    "vocab_size": ("vocab_size", 32000),
+    "max_position_embeddings": ("max_seq_len", 2048),
+    "tie_word_embeddings": ("tied_embeddings", False),
+    "initializer_range": ("init_std", 0.02),
+}
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+LLAMA_MODULES: Mapping[str, tuple[str, ...]] = {
+    "attention_norm": ("input_layernorm",),
+    "attention.qkv": QKV,
+    "attention.output": ("self_attn.o_proj",),
+    "feedforward_norm": ("post_attention_layernorm",),
+    "feedforward.gate_up": GATE_UP,
+    "feedforward.down": ("mlp.down_proj",),
+}
+"""Names of LLaMA's modules in a layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names of tensors outside of the layers, and of a layer with its number left out."""
+
+    prefix: str = "model."
+    words: str = "model.embed_tokens.weight"
+    layer: str = "model.layers.{}."
+    norm: str = "norm"
+    head: str = "lm_head"
+
+
+_NAMES = Names()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """The differences of one `model_type` from LLaMA, with the defaults of transformers.
+
+    Attributes:
+        name: Prefix of the class names; `base`: name of the class without a head, if another.
+        spelled: LLaMA's key -> theirs. None: it has no such key.
+        sizes: Defaults by LLaMA's keys.
+        more: Further keys, of the stack; of `head.` and `model.` by such a beginning of our name.
+        kv_heads: None: as many as query heads.
+        head_width: None: `hidden_size` by heads, which with `fixed_heads` is the only width.
+        divides: `hidden_size` is a multiple of the heads, even with a `head_dim`.
+        tokens: Ids of special tokens.
+        biases: Keys that its linear layers follow, of `attention_bias` and `mlp_bias`.
+        built_in: Values of the stack that no key changes.
+        windows: Layers that may have one: none, all, all if a flag is set (`flagged`), or those of
+            `layer_types`, by default by Qwen's flags (`listed`), or all but every n-th (n).
+        missing: Further defaults.
+        modules: Our modules of a block and theirs, of a config.
+        order: Rows of ours in those of their projections of queries, keys and values (`Weight`).
+        refused: Keys with their only values, and the meaning of others.
+        read: Further values by our names, spelled as in `more`; may change the keys.
+        write: Keys for these.
+        ignored: Further buffers.
+        renames: Other spellings of names (`Family`).
+    """
+
+    model_type: str
+    name: str
+    base: str | None = None
+    spelled: Mapping[str, str | None] = field(default_factory=dict)
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    more: Keys = field(default_factory=dict)
+    kv_heads: int | None = None
+    head_width: int | None = None
+    fixed_heads: bool = False
+    divides: bool = False
+    tokens: Mapping[str, int | None] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
+    built_in: Mapping[str, Any] = field(default_factory=dict)
+    windows: str | int = "none"
+    rope: RopeKeys | None = None
+    missing: Mapping[str, Any] = field(default_factory=dict)
+    names: Names = _NAMES
+    modules: Callable[[ModelConfig], Mapping[str, Any]] = lambda config: LLAMA_MODULES
+    order: Callable[[StackConfig], tuple[int, ...]] = lambda stack: ()
+    refused: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    read: Callable[[Fields], dict[str, Any]] = lambda fields: {}
+    write: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}
+    ignored: tuple[str, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
+
+    def keys(self, keys: Keys) -> Keys:
+        """Returns a table of LLaMA's as this family spells it."""
+        found: dict[str, tuple[str, Any]] = {}
+        for key, (ours, default) in keys.items():
+            if (theirs := self.spelled.get(key, key)) is not None:
+                found[theirs] = (ours, type(default)(self.sizes.get(key, default)))
+        return found
+
+
+def _read_biases(dialect: Dialect, fields: Fields) -> dict[str, bool | None]:
+    """Returns the biases of linear layers: those of attention apart where they differ."""
+    keys = ("attention_bias", "mlp_bias")
+    attention, feedforward = (key in dialect.biases and fields.flag(key, False) for key in keys)
+    apart = None if attention == feedforward else attention
+    return {"bias": feedforward, "qkv_bias": apart, "output_bias": apart}
+
+
+def _read_windows(dialect: Dialect, fields: Fields, layers: int) -> dict[str, Any]:
+    """Returns the window, and the layers without one."""
+    if dialect.windows == "none":
+        return {}
+    if dialect.windows == "all":
+        return {"window": fields.optional_integer("sliding_window", 4096)}
+    if isinstance(dialect.windows, int):
+        usual = periodic_types(fields, layers, dialect.windows)
+        window = fields.optional_integer("sliding_window", 4096)
+        return read_layer_types(fields, layers, window, usual)
+    window = None
+    if fields.flag("use_sliding_window", False):
+        window = fields.optional_integer("sliding_window", 4096)
+    if dialect.windows == "flagged":
+        return {"window": window}
+    full = fields.integer("max_window_layers", 28) if window else layers
+    usual = [FULL if number < full else SLIDING for number in range(layers)]
+    return read_layer_types(fields, layers, window, usual)
+
+
+def _write_windows(dialect: Dialect, stack: StackConfig) -> dict[str, Any]:
+    if dialect.windows == "none":
+        return {}
+    if dialect.windows == "all":
+        return {"sliding_window": stack.window}
+    slides = [window is not None for window in stack.windows]
+    if isinstance(dialect.windows, int):
+        # Theirs divides by it in layers without one, too.
+        return {"sliding_window": stack.window or 4096, **write_layer_types(stack)}
+    if dialect.windows == "flagged":
+        return {"use_sliding_window": stack.window is not None, "sliding_window": stack.window}
+    return {
+        "use_sliding_window": any(slides),
+        "sliding_window": stack.window if any(slides) else None,
+        "max_window_layers": slides.index(True) if any(slides) else stack.layers,
+        **write_layer_types(stack),
+    }
+
+
+def _split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Returns the values of the stack, of the head and of the model."""
+    parts: tuple[dict[str, Any], ...] = ({}, {}, {})
+    for name, value in values.items():
+        holder, _, inner = name.rpartition(".")
+        parts[("", "head", "model").index(holder)][inner] = value
+    return parts[0], parts[1], parts[2]
+
+
+def _read_config(dialect: Dialect, values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
+    fields = Fields(dict(dialect.missing) | values)
+    further, head, of_model = _split(dialect.read(fields) | fields.read(dialect.more))
+    for key, (allowed, why) in dialect.refused.items():
+        fields.only(key, allowed, why)
+    model = fields.read(dialect.keys(_MODEL)) | of_model
+    stack = fields.read(dialect.keys(_STACK)) | dict(dialect.built_in)
+    if (dialect.fixed_heads or dialect.divides) and stack["width"] % stack["heads"]:
+        why = f"transformers needs a multiple of num_attention_heads={stack['heads']}"
+        raise refusal("hidden_size", stack["width"], why)
+    kv_heads = dialect.kv_heads
+    if dialect.spelled.get("num_key_value_heads", "") is not None:
+        kv_heads = fields.optional_integer("num_key_value_heads", kv_heads)
+    rope = read_rope(fields, model["max_seq_len"], dialect.rope)
+    model["max_seq_len"] = longest(model["max_seq_len"], rope)
+    stack |= read_heads(fields, stack, kv_heads, dialect.head_width)
+    head_width = stack["head_width"] or stack["width"] // stack["heads"]
+    share = rope.get("rope_fraction", 1.0)
+    if int(share * head_width) % 2:
+        why = f"{share * head_width:g} dimensions of a head have no pairs"
+        raise refusal("partial_rotary_factor", share, why)
+    usual = THEIR_ACTIVATIONS[dialect.built_in.get("activation", "silu")]
+    key = dialect.spelled.get("hidden_act") or "hidden_act"
+    stack["activation"] = fields.activation(key, usual)
+    stack |= _read_biases(dialect, fields) if dialect.biases else {}
+    stack |= rope | _read_windows(dialect, fields, stack["layers"]) | further
+    if dialect.fixed_heads and stack["head_width"] is not None:
+        why = f"transformers needs {stack['width'] // stack['heads']}, hidden_size by heads"
+        raise refusal("head_dim", stack["head_width"], why)
+    is_stored = f"{dialect.names.head}.weight" in names
+    has_head = model["tied_embeddings"] or is_stored or fields.claims(f"{dialect.name}ForCausalLM")
+    return build_config(
+        **model,
+        decoder=stack,
+        head={"kind": "lm", **head} if has_head else {"kind": "none"},
+        special_tokens=fields.special_tokens(**dialect.tokens),
+    )
+
+
+def _write_config(dialect: Dialect, config: ModelConfig) -> dict[str, Any]:
+    stack = config.last_stack
+    found = {
+        **write_keys(config, dialect.keys(_MODEL)),
+        **write_longest(config),
+        **write_keys(stack, dialect.keys(_STACK)),
+        **write_tokens(config.special_tokens),
+        dialect.spelled.get("hidden_act") or "hidden_act": THEIR_ACTIVATIONS[stack.activation],
+        **write_rope(stack, dialect.rope),
+        **_write_windows(dialect, stack),
+        **{key: value for key, (value, _) in dialect.refused.items() if value is not None},
+    }
+    if dialect.spelled.get("num_key_value_heads", "") is not None:
+        found["num_key_value_heads"] = stack.num_kv_heads
+    if not dialect.fixed_heads:
+        found["head_dim"] = stack.per_head_width
+    if "attention_bias" in dialect.biases:
+        found["attention_bias"] = stack.has_qkv_bias
+    if "mlp_bias" in dialect.biases:
+        found["mlp_bias"] = stack.bias
+    holders = {"": stack, "head": config.head, "model": config}
+    for key, (name, _) in dialect.more.items():
+        holder, _, inner = name.rpartition(".")
+        found[key] = getattr(holders[holder], inner)
+    return found | dialect.write(config)
+
+
+def _rows(ours: str, stack: StackConfig) -> tuple[int, ...]:
+    """Returns the rows of the parts of a module."""
+    if ours == "attention.qkv":
+        return qkv_rows(stack)
+    if ours == "feedforward.gate_up":
+        return (stack.ff_width, stack.ff_width)
+    if ours == "feedforward.up":
+        return (stack.ff_width,)
+    if ours == "attention.query_norm":
+        return (stack.qk_norm_width(stack.heads),)
+    if ours == "attention.key_norm":
+        return (stack.qk_norm_width(stack.num_kv_heads),)
+    return (stack.width,)
+
+
+def _has_bias(ours: str, stack: StackConfig) -> bool:
+    """Returns whether a module has a bias; norms of queries and keys have none."""
+    if ours.endswith("norm"):
+        return stack.has_norm_bias and not ours.startswith("attention.")
+    of_attention = {"attention.qkv": stack.has_qkv_bias, "attention.output": stack.has_output_bias}
+    return of_attention.get(ours, stack.bias)
+
+
+def _weights(dialect: Dialect, config: ModelConfig) -> list[Weight]:
+    stack, names = config.last_stack, dialect.names
+    modules: dict[str, dict[str, int]] = {}
+    for ours, theirs in dialect.modules(config).items():
+        rows = _rows(ours, stack)
+        if isinstance(theirs, tuple):
+            rows = rows if len(rows) == len(theirs) else (sum(rows),)
+            theirs = dict(zip(theirs, rows, strict=True))
+        modules[ours] = theirs
+    order = dialect.order(stack)
+    found = [table("embedding.weight", names.words, config.vocab_size)]
+    for number in range(stack.layers):
+        place = f"decoder.blocks.{number}.", names.layer.format(number)
+        for ours, theirs in modules.items():
+            weights = affine(*place, {ours: theirs}, bias=_has_bias(ours, stack))
+            if ours == "attention.qkv":
+                weights = [replace(one, order=order) for one in weights]
+            found += weights
+    norm = {"norm": {names.norm: stack.width}}
+    found += affine("decoder.", names.prefix, norm, bias=stack.has_norm_bias)
+    if config.head.bias and config.head.kind == "lm":
+        found.append(table("head.bias", f"{names.head}.bias", config.vocab_size))
+    return found + own_head(config, f"{names.head}.weight")
+
+
+def _architecture(dialect: Dialect, config: ModelConfig) -> str:
+    if config.head.kind == "lm":
+        return f"{dialect.name}ForCausalLM"
+    return dialect.base or f"{dialect.name}Model"
+
+
+def decoder_family(dialect: Dialect) -> Family:
+    """Builds the family of a table."""
+    names = dialect.names
+    return Family(
+        model_type=dialect.model_type,
+        read_config=partial(_read_config, dialect),
+        write_config=partial(_write_config, dialect),
+        architecture=partial(_architecture, dialect),
+        weights=partial(_weights, dialect),
+        aliases={f"{names.head}.weight": names.words},
+        ignored=(ROTARY_BUFFERS, *dialect.ignored),
+        renames=dialect.renames,
+        prefix=names.prefix,
+    )
