@@ -40,8 +40,8 @@ from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.flops import RowFlops
-from pretrain.plan.params import plan_trained
 from pretrain.plan.task import TrainingTask
+from pretrain.plan.trained import plan_trained
 from pretrain.train.step import TrainModule
 from pretrain.types import Batch, SourceBatch
 

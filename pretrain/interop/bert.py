@@ -1,11 +1,11 @@
-"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019), XLM-R (Conneau et al. 2020), DistilBERT (Sanh et
-al. 2019) and ELECTRA (Clark et al. 2020): an encoder with a head, or without one.
+"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019), XLM-R (Conneau et al. 2020), DistilBERT
+(Sanh et al. 2019) and ELECTRA (Clark et al. 2020): an encoder with a head, or without one.
 
-They differ in names, in what comes before the scores of each head, in the offset of learned positions
-(RoBERTa: its padding's id and one more), and in the width of tables (ELECTRA).
+They differ in names, in what comes before the scores of each head, in the offset of learned
+positions (RoBERTa: its padding's id and one more), and in the width of tables (ELECTRA).
 
-The head of next-sentence prediction is dropped. So is the pooler of a model with a head that does not
-read it, as their classes drop it too.
+The head of next-sentence prediction is dropped. So is the pooler of a model with a head that does
+not read it, as their classes drop it too.
 """
 
 from dataclasses import dataclass, field, replace
@@ -85,7 +85,8 @@ class _Dialect:
     model_type: str
     name: str  # prefix of class names
     prefix: str
-    transform: str  # modules of the head of a language model, and the bias that is tied to the decoder's
+    # Modules of the head of a language model, and the bias that is tied to the decoder's.
+    transform: str
     norm: str
     decoder: str
     bias: str
@@ -171,7 +172,8 @@ def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str
     fields.only("is_decoder", False, "an encoder of ours has no causal mask")
     fields.only("add_cross_attention", False, "an encoder of ours has no cross attention")
     stack = fields.read(dialect.stack, dialect.sizes)
-    unit = find_unit(fields, names, dialect.name, {unit: _tensors(one) for unit, one in dialect.heads.items()})
+    units = {unit: _tensors(scores) for unit, scores in dialect.heads.items()}
+    unit = find_unit(fields, names, dialect.name, units)
     claimed = fields.claims(f"{dialect.name}ForMaskedLM")
     masked = unit is None and (f"{dialect.transform}.weight" in names or claimed)
     activation = fields.activation(dialect.activation, "gelu")
@@ -184,7 +186,8 @@ def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str
         if scores.pooler.startswith("sequence_summary"):
             for key, allowed in _SUMMARY.items():
                 fields.only(key, allowed, "the first position passes a layer and that activation")
-        pooler = {"pooler": True, "pooler_activation": scores.activation} if scores.pooler else {"pooler": False}
+        pooler = {"pooler": bool(scores.pooler)}
+        pooler |= {"pooler_activation": scores.activation} if scores.pooler else {}
     elif masked:
         own = dialect.head_activation
         head = HeadConfig(transform=True, bias=True, activation=None if own == activation else own)
@@ -204,7 +207,8 @@ def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str
     model = fields.read(_MODEL, dialect.sizes)
     if dialect.offset:
         if tokens.pad is None or model["max_seq_len"] <= tokens.pad + 1:
-            why = f"positions begin after it, in a table of max_position_embeddings={model['max_seq_len']} rows"
+            rows = f"max_position_embeddings={model['max_seq_len']} rows"
+            why = f"positions begin after it, in a table of {rows}"
             raise refusal("pad_token_id", tokens.pad, why)
         stack["position_offset"] = "pad"
         model["max_seq_len"] -= tokens.pad + 1
@@ -256,7 +260,8 @@ def _weights(dialect: _Dialect, config: ModelConfig) -> list[Weight]:
         types = ((f"{tables}token_type_embeddings.weight", stack.token_types),)
         weights.append(Weight("encoder.token_type.weight", types))
     if stack.embedding_width is not None:
-        weights += affine("encoder.", dialect.prefix, {"expand": {"embeddings_project": width}}, bias=True)
+        expand = {"expand": {"embeddings_project": width}}
+        weights += affine("encoder.", dialect.prefix, expand, bias=True)
     modules = {
         "attention.qkv": dict.fromkeys(block.qkv, width),
         "attention.output": {block.output: width},
@@ -287,7 +292,7 @@ def _weights(dialect: _Dialect, config: ModelConfig) -> list[Weight]:
 
 
 def _head_bias(dialect: _Dialect, config: ModelConfig) -> Weight:
-    """Returns the bias of the scores: of an untied head that of its own, beside one that no model reads."""
+    """Returns the bias of the scores: of an untied head its own, beside one that no model reads."""
     if config.tied_embeddings or dialect.bias == f"{dialect.decoder}.bias":
         return table("head.bias", dialect.bias, config.vocab_size)
     bias = table("head.bias", f"{dialect.decoder}.bias", config.vocab_size)

@@ -1,4 +1,4 @@
-"""Heads of classes of Hugging Face that score something else than a vocabulary, by the unit that is scored.
+"""Heads of Hugging Face's classes that score something else than a vocabulary, by what is scored.
 
     ...ForSequenceClassification    a label for a text, of decoders too         head.kind labels
     ...ForTokenClassification       a label for a word, at its first token      labels
@@ -30,7 +30,7 @@ _SINGLE = "single_label_classification"
 
 
 def find_unit(fields: Fields, names: frozenset[str], prefix: str, units: Mapping[str, Collection[str]]) -> str | None:
-    """Returns the class, without `prefix`, of a model that scores no vocabulary; None: it is no such model.
+    """Returns the class, without `prefix`, of a model that scores no vocabulary; None: it does.
 
     `units` are the tensors of each class above its stack. Where config.json does not name a class,
     it is the first whose tensors are all there. Raises ConfigError where it names one that is none
@@ -39,15 +39,17 @@ def find_unit(fields: Fields, names: frozenset[str], prefix: str, units: Mapping
     for unit in units:
         if fields.claims(prefix + unit):
             return unit
-    found = next((unit for unit, tensors in units.items() if tensors and names.issuperset(tensors)), None)
+    fitting = (unit for unit, tensors in units.items() if tensors and names.issuperset(tensors))
+    found = next(fitting, None)
     if found and (claimed := fields.values.get("architectures")):
-        known = f"of classes with a head over something else than a vocabulary, {prefix}{', '.join(units)} are known"
+        listed = f"{prefix}{', '.join(units)}"
+        known = f"of classes with a head over something else than a vocabulary, {listed} are known"
         raise refusal("architectures", claimed, known)
     return found
 
 
 def unit_of(config: ModelConfig) -> str:
-    """Returns the class, without its prefix, of a model of text; empty: it scores a vocabulary or nothing."""
+    """Returns the class, without its prefix, of a model of text; empty: it scores ids or nothing."""
     if config.head.kind == "labels":
         return TEXTS if config.pooler or config.decoder else WORDS
     return next((unit for unit, kind in _KINDS.items() if kind == config.head.kind), "")
@@ -70,7 +72,8 @@ def read_label_head(
     rate = dropout if not key or fields.values.get(key) is None else fields.number(key)
     if unit in _KINDS:
         if unit == SPANS and len(names := fields.section("id2label")) not in (0, 2):
-            raise refusal("id2label", names, "two scores of a token are needed, those of a beginning and of an end")
+            why = "a token needs two scores, of a beginning and of an end"
+            raise refusal("id2label", names, why)
         return HeadConfig(
             kind=_KINDS[unit], bias=True, dropout=rate if key else 0.0, transform=transform or unit == REPLACED
         )
@@ -106,7 +109,7 @@ def with_labels(family: Family) -> Family:
         listed = values.get("architectures")
         claimed = isinstance(listed, list) and any(str(name).endswith(TEXTS) for name in listed)
         config = family.read_config(values, names)
-        if not claimed and f"{_SCORE}.weight" not in names:
+        if not claimed and (listed or f"{_SCORE}.weight" not in names):
             return config
         head = HeadConfig(kind="labels", labels=_read_labels(Fields(values)))
         return build_config(**config.model_dump() | {"head": head, "tied_embeddings": False})
@@ -137,7 +140,7 @@ def write_label_names(head: HeadConfig) -> dict[str, Any]:
 
 
 def score_weights(head: HeadConfig, layer: str = _LAYER) -> list[Weight]:
-    """Returns weight and bias of a head over something else than a vocabulary, of this name in theirs."""
+    """Returns weight and bias of a head that scores no ids, of this name in theirs."""
     return affine("", "", {"head": {layer: head.num_scores}}, bias=True)
 
 

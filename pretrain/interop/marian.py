@@ -1,6 +1,7 @@
-"""Marian (Junczys-Dowmunt et al. 2018), opus-mt, and BART (Lewis et al. 2020): post-norm stacks, a bias of the scores.
+"""Marian (Junczys-Dowmunt et al. 2018), opus-mt, and BART (Lewis et al. 2020): post-norm stacks.
 
-A BART has learned positions, after two rows that no token reads, and a norm of its embeddings.
+Both have a bias of the scores. A BART has learned positions, after two rows that no token reads,
+and a norm of its embeddings.
 
 Marian's sinusoids are in two halves, where those of the paper are interleaved: a model of ours is
 exported as a Marian where both stacks have `sinusoid: halves` and the head has `bias: true`.

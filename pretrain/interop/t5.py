@@ -1,10 +1,10 @@
-"""T5 (Raffel et al. 2020), v1.0, v1.1 and ByT5, mT5 (Xue et al. 2021) and UMT5 (Chung et al. 2023): a relative
-position bias, no bias terms, unscaled attention.
+"""T5 (Raffel et al. 2020), v1.0, v1.1 and ByT5, mT5 (Xue et al. 2021) and UMT5 (Chung et al. 2023):
+a relative position bias, no bias terms, unscaled attention.
 
 T5 v1.0 ties the head and divides its input by sqrt(D), v1.1 (flan-T5, ByT5 too) does neither. Up to
 transformers 4 both depend on `tie_word_embeddings`; 5 always ties, unless the files have a head of
-its own, and writes `scale_decoder_outputs: false` where it does not divide. mT5 never divides. A UMT5
-divides where `tie_word_embeddings` is true, as 5 always writes it; the releases say false, which 5
+its own, and writes `scale_decoder_outputs: false` where it does not divide. mT5 never divides. A
+UMT5 divides where `tie_word_embeddings` is true, as 5 always writes it; the releases say false, which 5
 does not heed: scores of its own then are those of ours over sqrt(D).
 """
 
@@ -125,7 +125,7 @@ def _read_projection(fields: Fields, default: str) -> tuple[str, bool]:
 def _write_config(dialect: _Dialect, config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
     scaled = config.head.scaled
-    ties: dict[str, bool] = {"tie_word_embeddings": config.tied_embeddings if dialect.divides is False else scaled}
+    ties = {"tie_word_embeddings": scaled if dialect.divides is None else config.tied_embeddings}
     if dialect.model_type == "t5":
         # Where it is not the default; transformers 4 does not know it, and would scale.
         ties = {"tie_word_embeddings": config.tied_embeddings}
@@ -170,8 +170,9 @@ def _weights(config: ModelConfig) -> list[Weight]:
             f"feedforward.{up}": {f"{last}.DenseReluDense.{part}": stack.ff_width for part in inputs},
             "feedforward.down": {f"{last}.DenseReluDense.wo": width},
         }
-        biases = [(f"{name}.block.{number}.{_BIAS}", stack.relative_buckets) for number in range(stack.layers)]
-        weights.append(Weight(f"{name}.position.weight", tuple(biases[: stack.relative_tables])))
+        layers = (f"{name}.block.{number}.{_BIAS}" for number in range(stack.relative_tables))
+        biases = tuple((theirs, stack.relative_buckets) for theirs in layers)
+        weights.append(Weight(f"{name}.position.weight", biases))
         for number in range(stack.layers):
             theirs = f"{name}.block.{number}.layer."
             weights += affine(f"{name}.blocks.{number}.", theirs, block, bias=False)

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ExpertsConfig, ModelConfig, RecurrentConfig, StackConfig
-from pretrain.plan.params import TrainableSubset, cell_elements, decoder_input_width, parameter_shapes
+from pretrain.plan.params import cell_elements, decoder_input_width, parameter_shapes
 from pretrain.plan.task import TrainingTask, copies_of_heads
+from pretrain.plan.trained import TrainableSubset
 
 _STATISTIC = 4
 """Bytes of a mean, a standard deviation or a log-sum-exp: fp32 in every precision."""
@@ -82,8 +83,9 @@ class _StackCounter:
         self.in_tiles = self.on_cpu and no_kernel
 
     def norm(self, width: int = 0) -> int:
-        """Returns bytes a token that a norm of the stack's or another width keeps: its input and statistics."""
-        # Step by step, RMSNorm keeps its input and what it divided, both in fp32; with an offset a copy in fp32.
+        """Returns bytes a token that a norm of the stack's or another width keeps: its input and
+        statistics; step by step, RMSNorm keeps its input and what it divided, both in fp32, and
+        with an offset a copy in fp32."""
         is_layer = self.stack.norm == "layer"
         each = 4 if self.stack.norm_offset and not self.on_cpu else self.residual
         each = 8 if self.on_cpu and not is_layer else each
@@ -354,8 +356,7 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
         # The encoder's output, which every decoder block reads, or the bridge.
         ends += micro * source * stacks["encoder"].stack.width * last.residual
     if model.head.kind != "none":
-        width = model.head_width
-        positions = round(micro * lengths.target * task.head_share)
+        width, positions = model.head_width, round(micro * lengths.target * task.head_share)
         if model.head.transform:
             ends += positions * ((last.stack.width + width) * last.compute + last.norm(width))
         sums = model.num_head_rows * (width + model.head.bias) if task.trains_head else 0

@@ -22,7 +22,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pretrain.config.model import AnyModelConfig, LatentConfig, ModelConfig, RecurrentConfig, StackConfig
-from pretrain.plan.params import TrainableSubset, parameter_shapes, patches_name
+from pretrain.plan.params import parameter_shapes, patches_name
+from pretrain.plan.trained import TrainableSubset
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from pretrain.config.engine import EngineConfig
 from pretrain.plan.activations import ActivationBytes, activation_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.gathers import GatherPlan, plan_gathers
-from pretrain.plan.params import Values
 from pretrain.plan.task import ParallelLayout, TrainingTask
+from pretrain.plan.trained import Values
 
 _MIN_BUCKET = 2**20
 _MAX_BUCKET = 50_000_000

@@ -1,15 +1,8 @@
-"""Names, shapes and counts of the parameters that `pretrain.model` builds, and of the trained ones.
-
-all             weights, gradients, optimizer state and checkpoints count every parameter
-init.freeze     weights and checkpoints count all; gradients, masters and moments what is left
-finetune: lora  weights count all and the adapters; the rest counts adapters and what is trained with them
-"""
+"""Names, shapes and counts of the parameters that `pretrain.model` builds."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 
-from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.model import (
     AnyModelConfig,
     ExpertsConfig,
@@ -19,13 +12,12 @@ from pretrain.config.model import (
     RecurrentStackConfig,
     StackConfig,
 )
-from pretrain.config.optim import SOAP_MAX_SIDE
-from pretrain.errors import ConfigError
 
 Shape = tuple[int, ...]
 Named = Iterator[tuple[str, Shape]]
 
-_GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+CELL_GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+"""Matrices of a recurrent cell that are one parameter."""
 
 
 def decoder_input_width(model: RecurrentConfig) -> int:
@@ -178,7 +170,7 @@ def _head(model: ModelConfig) -> Named:
 def _cells(name: str, stack: RecurrentStackConfig, input_width: int) -> Named:
     directions = ("", "_reverse") if stack.bidirectional else ("",)
     hidden = stack.width // len(directions)
-    rows = _GATES[stack.cell] * hidden
+    rows = CELL_GATES[stack.cell] * hidden
     for layer in range(stack.layers):
         for direction in directions:
             # torch has a bias with each of the two matrices.
@@ -238,16 +230,16 @@ PARTS = (
 """Parts of a model."""
 
 
+_IN_EMBEDDING = ("token_type", "bridge", "mask", "expand", "ngram_embedding")
+
+
 def _part_of(name: str) -> str:
     words = name.split(".")
     if words[0] in ("head", "pooler"):
         return words[0]
     if words[-2].endswith("norm"):
         return "norm"
-    if words[-2] in ("token_type", "bridge", "mask", "expand", "ngram_embedding") or not {
-        "value_embedding",
-        "patches",
-    }.isdisjoint(words):
+    if words[-2] in _IN_EMBEDDING or {"value_embedding", "patches"} & set(words):
         return "embedding"
     if "rnn" in words:
         return "recurrent"
@@ -265,7 +257,7 @@ def count_parts(model: AnyModelConfig) -> dict[str, int]:
 def count_parameters(model: AnyModelConfig) -> int:
     """Returns the number of parameters of the built model, with its padded vocabulary."""
     shapes = parameter_shapes(model)
-    return _count(shapes, shapes)
+    return count_names(shapes, shapes)
 
 
 def count_active(model: AnyModelConfig) -> int:
@@ -274,7 +266,7 @@ def count_active(model: AnyModelConfig) -> int:
     idle = 0
     if experts is not None:
         shapes = parameter_shapes(model)
-        idle = _count(shapes, names_of_experts(shapes)) // experts.count * (experts.count - experts.top_k)
+        idle = count_names(shapes, names_of_experts(shapes)) // experts.count * (experts.count - experts.top_k)
     return count_parameters(model) - idle
 
 
@@ -284,120 +276,9 @@ def names_of_experts(shapes: dict[str, Shape]) -> set[str]:
     return ours | ({f"{name.removesuffix('weight')}bias" for name in ours} & shapes.keys())
 
 
-def _count(shapes: dict[str, Shape], names: Collection[str]) -> int:
+def count_names(shapes: dict[str, Shape], names: Collection[str]) -> int:
+    """Returns the number of values of some parameters."""
     return sum(math.prod(shapes[name]) for name in names)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainableSubset:
-    """The trained part of a model that is not trained as a whole."""
-
-    names: frozenset[str]  # trained parameters of the model
-    layers: frozenset[str]  # linear layers that have an adapter
-    finetune: FinetuneConfig  # rank and dropout of the adapters
-    adapter_values: int  # number of values of the adapters
-    saves_all: bool  # checkpoints contain frozen parameters too
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """Numbers of values of a model."""
-
-    weights: int  # all weights, with adapters
-    trained: int  # those with a gradient and optimizer state
-    hidden: int  # trained values of matrices between embedding and head, which Muon steps
-    saved: int  # weights in a checkpoint
-    sides: int = 0  # squares of the sides of trained hidden matrices, the sizes of SOAP's factors
-    experts: int = 0  # trained values of experts, without shared ones and routers
-
-
-_OUTSIDE = frozenset({"embedding", "patches", "value_embedding", "position", "token_type", "mask"})
-_OUTSIDE |= {"ngram_embedding", "head", "router"}
-"""Name parts of matrices that Muon does not step (`optim/build.py`)."""
-
-
-def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Values:
-    """Counts the values of a model whose vocabulary is known. `trained=None`: all are trained."""
-    shapes = parameter_shapes(model)
-    total = _count(shapes, shapes)
-    names = shapes.keys() if trained is None else trained.names
-    matrices = [name for name in names if len(shapes[name]) >= 2]
-    inside = [name for name in matrices if _OUTSIDE.isdisjoint(name.split("."))]
-    hidden = _count(shapes, inside)
-    sides = sum(_squares(block) for name in inside for block in _blocks(name, shapes[name], model))
-    experts = _count(shapes, names_of_experts(shapes) & set(names))
-    if trained is None:
-        return Values(total, total, hidden, total, sides, experts)
-    rank = trained.finetune.rank
-    for outputs, inputs in (shapes[f"{layer}.weight"] for layer in trained.layers):
-        sides += _squares((rank, inputs)) + _squares((outputs, rank))
-    values = _count(shapes, trained.names) + trained.adapter_values
-    vectors = _count_norms(shapes, trained.layers, trained.finetune)
-    return Values(
-        weights=total + trained.adapter_values,
-        trained=values,
-        hidden=hidden + trained.adapter_values - vectors,
-        saved=total if trained.saves_all else values,
-        sides=sides,
-        experts=experts,
-    )
-
-
-def _count_norms(shapes: Mapping[str, Shape], layers: Collection[str], finetune: FinetuneConfig) -> int:
-    """Returns the trained norms of the rows of adapted matrices, which DoRA alone has."""
-    return sum(shapes[f"{layer}.weight"][0] for layer in layers) if finetune.dora else 0
-
-
-def _squares(shape: Shape) -> int:
-    return sum(side * side for side in shape if side <= SOAP_MAX_SIDE)
-
-
-def _blocks(name: str, shape: Shape, model: AnyModelConfig) -> list[Shape]:
-    """Returns the shapes of the matrices of a fused weight, as `optim/groups.py` steps them."""
-    *parents, _ = name.split(".")
-    layer = parents[-1]
-    stack = getattr(model, parents[0], None)
-    *experts, height, columns = shape
-    if layer == "qkv" and isinstance(stack, StackConfig):
-        rows = [number * stack.per_head_width for number in (stack.heads, stack.num_kv_heads, stack.num_kv_heads)]
-    else:
-        parts = 2 if layer in ("gate_up", "key_value") else 1
-        if layer == "rnn" and isinstance(stack, RecurrentStackConfig):
-            parts = _GATES[stack.cell]
-        rows = [height // parts] * parts * math.prod(experts)
-    return [(number, columns) for number in rows]
-
-
-def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: FinetuneConfig) -> TrainableSubset | None:
-    """Returns the trained parameters of a run by `init.freeze` and `finetune`; None: all.
-
-    Adapters are A [rank, inputs] and B [outputs, rank] of each layer (Hu et al. 2022, 4.1), and of
-    DoRA a norm of each output. A head
-    of labels counts as new, and so as trained with them: the start is not read.
-
-    Raises:
-        ConfigError: A pattern matches nothing, or nothing is left to train.
-    """
-    if finetune.kind == "full" and not freeze:
-        return None
-    shapes = parameter_shapes(model)
-    if finetune.kind == "full":
-        check_patterns("init.freeze", freeze, shapes)
-        names = frozenset(name for name in shapes if not matches(name, freeze))
-        if not names:
-            what = f"init.freeze={list(freeze)} leaves nothing to train"
-            raise ConfigError(what, fix="name fewer parameters")
-        return TrainableSubset(names, frozenset(), finetune, 0, saves_all=True)
-    in_blocks = [name for name, shape in shapes.items() if ".blocks." in name and len(shape) == 2]
-    linear = [name.removesuffix(".weight") for name in in_blocks]
-    check_patterns("finetune.targets", finetune.targets, linear, "linear layer of a block")
-    check_patterns("finetune.also", finetune.also, shapes)
-    layers = frozenset(name for name in linear if matches(name, finetune.targets))
-    also = [*finetune.also, *(["head.*"] if model.head.num_scores else [])]
-    names = frozenset(name for name in shapes if matches(name, also))
-    adapters = sum(finetune.rank * sum(shapes[f"{layer}.weight"]) for layer in layers)
-    adapters += _count_norms(shapes, layers, finetune)
-    return TrainableSubset(names, layers, finetune, adapters, saves_all=False)
 
 
 _KEPT_STATES = {"rnn": 1, "gru": 7, "lstm": 16}

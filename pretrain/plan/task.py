@@ -9,7 +9,7 @@ from pretrain.config.lengths import RowLengths
 from pretrain.config.model import AnyModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.plan.flops import TrainingFlops, count_flops
-from pretrain.plan.params import TrainableSubset, Values, count_values, plan_trained
+from pretrain.plan.trained import TrainableSubset, Values, count_values, plan_trained
 
 ASSUMED_VOCAB_SIZE = 32_768
 ASSUMED_LABELS = ("a", "b")

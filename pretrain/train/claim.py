@@ -24,7 +24,7 @@ from pretrain.dist import World
 from pretrain.doctor.versions import digest_of, own_versions, refuse_differences
 from pretrain.errors import ConfigError, DataError, DiskError
 from pretrain.objective import RowMaker, build_rows
-from pretrain.plan.params import plan_trained
+from pretrain.plan.trained import plan_trained
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.run.folder import COMMITTED, RunDir, begin_attempt, change_record
 from pretrain.run.lease import Lease

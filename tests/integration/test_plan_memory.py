@@ -6,7 +6,7 @@ from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.model import parse_model
 from pretrain.config.presets import expand_preset
 from pretrain.plan.memory import STATE_BYTES, bytes_per_parameter, state_bytes, update_bytes
-from pretrain.plan.params import Values, count_values, plan_trained
+from pretrain.plan.trained import Values, count_values, plan_trained
 from tests.helpers.ranks import run_in_ranks
 from tests.integration.plan_workers import decoder_of
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.plan.memory import bytes_per_parameter, plan_buckets, state_bytes
-from pretrain.plan.params import Values
+from pretrain.plan.trained import Values
 
 
 # From 20 x 2^20 parameters on; below, the floor counts.

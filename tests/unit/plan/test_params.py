@@ -13,7 +13,8 @@ from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.model import build_model
 from pretrain.optim.build import split_hidden
 from pretrain.optim.groups import group_parameters
-from pretrain.plan.params import count_active, count_parameters, count_parts, count_values, parameter_shapes
+from pretrain.plan.params import count_active, count_parameters, count_parts, parameter_shapes
+from pretrain.plan.trained import count_values
 
 PARTS = {
     r"(ngram_)?embedding\.weight|\w+\.(token_type|value_embedding\.\d+)\.weight|\w+\.expand\.\w+": "embedding",

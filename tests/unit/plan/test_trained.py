@@ -23,8 +23,9 @@ from pretrain.optim.groups import group_parameters
 from pretrain.plan.activations import activation_bytes
 from pretrain.plan.flops import count_flops
 from pretrain.plan.memory import state_bytes
-from pretrain.plan.params import TrainableSubset, count_values, parameter_shapes, plan_trained
+from pretrain.plan.params import parameter_shapes
 from pretrain.plan.task import TrainingTask
+from pretrain.plan.trained import TrainableSubset, count_values, plan_trained
 from pretrain.types import Batch, SourceBatch
 from tests.unit.plan.kept import kept_bytes
 from tests.unit.plan.test_params import models

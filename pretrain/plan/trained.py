@@ -1,0 +1,128 @@
+"""Counts of the trained parameters of a run, which need not be all of its model.
+
+all             weights, gradients, optimizer state and checkpoints count every parameter
+init.freeze     weights and checkpoints count all; gradients, masters and moments what is left
+finetune: lora  weights count all and the adapters; the rest counts adapters and what is trained with them
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
+from pretrain.config.model import AnyModelConfig, RecurrentStackConfig, StackConfig
+from pretrain.config.optim import SOAP_MAX_SIDE
+from pretrain.errors import ConfigError
+from pretrain.plan.params import CELL_GATES, Shape, count_names, names_of_experts, parameter_shapes
+
+
+@dataclass(frozen=True, slots=True)
+class TrainableSubset:
+    """The trained part of a model that is not trained as a whole."""
+
+    names: frozenset[str]  # trained parameters of the model
+    layers: frozenset[str]  # linear layers that have an adapter
+    finetune: FinetuneConfig  # rank and dropout of the adapters
+    adapter_values: int  # number of values of the adapters
+    saves_all: bool  # checkpoints contain frozen parameters too
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Numbers of values of a model."""
+
+    weights: int  # all weights, with adapters
+    trained: int  # those with a gradient and optimizer state
+    hidden: int  # trained values of matrices between embedding and head, which Muon steps
+    saved: int  # weights in a checkpoint
+    sides: int = 0  # squares of the sides of trained hidden matrices, the sizes of SOAP's factors
+    experts: int = 0  # trained values of experts, without shared ones and routers
+
+
+_OUTSIDE = frozenset({"embedding", "patches", "value_embedding", "position", "token_type", "mask"})
+_OUTSIDE |= {"ngram_embedding", "head", "router"}
+"""Name parts of matrices that Muon does not step (`optim/build.py`)."""
+
+
+def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Values:
+    """Counts the values of a model whose vocabulary is known. `trained=None`: all are trained."""
+    shapes = parameter_shapes(model)
+    total = count_names(shapes, shapes)
+    names = shapes.keys() if trained is None else trained.names
+    matrices = [name for name in names if len(shapes[name]) >= 2]
+    inside = [name for name in matrices if _OUTSIDE.isdisjoint(name.split("."))]
+    hidden = count_names(shapes, inside)
+    sides = sum(_squares(block) for name in inside for block in _blocks(name, shapes[name], model))
+    experts = count_names(shapes, names_of_experts(shapes) & set(names))
+    if trained is None:
+        return Values(total, total, hidden, total, sides, experts)
+    rank = trained.finetune.rank
+    for outputs, inputs in (shapes[f"{layer}.weight"] for layer in trained.layers):
+        sides += _squares((rank, inputs)) + _squares((outputs, rank))
+    values = count_names(shapes, trained.names) + trained.adapter_values
+    vectors = _count_norms(shapes, trained.layers, trained.finetune)
+    return Values(
+        weights=total + trained.adapter_values,
+        trained=values,
+        hidden=hidden + trained.adapter_values - vectors,
+        saved=total if trained.saves_all else values,
+        sides=sides,
+        experts=experts,
+    )
+
+
+def _count_norms(shapes: Mapping[str, Shape], layers: Collection[str], finetune: FinetuneConfig) -> int:
+    """Returns the trained norms of the rows of adapted matrices, which DoRA alone has."""
+    return sum(shapes[f"{layer}.weight"][0] for layer in layers) if finetune.dora else 0
+
+
+def _squares(shape: Shape) -> int:
+    return sum(side * side for side in shape if side <= SOAP_MAX_SIDE)
+
+
+def _blocks(name: str, shape: Shape, model: AnyModelConfig) -> list[Shape]:
+    """Returns the shapes of the matrices of a fused weight, as `optim/groups.py` steps them."""
+    *parents, _ = name.split(".")
+    layer = parents[-1]
+    stack = getattr(model, parents[0], None)
+    *experts, height, columns = shape
+    if layer == "qkv" and isinstance(stack, StackConfig):
+        rows = [number * stack.per_head_width for number in (stack.heads, stack.num_kv_heads, stack.num_kv_heads)]
+    else:
+        parts = 2 if layer in ("gate_up", "key_value") else 1
+        if layer == "rnn" and isinstance(stack, RecurrentStackConfig):
+            parts = CELL_GATES[stack.cell]
+        rows = [height // parts] * parts * math.prod(experts)
+    return [(number, columns) for number in rows]
+
+
+def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: FinetuneConfig) -> TrainableSubset | None:
+    """Returns the trained parameters of a run by `init.freeze` and `finetune`; None: all.
+
+    Adapters are A [rank, inputs] and B [outputs, rank] of each layer (Hu et al. 2022, 4.1), and of
+    DoRA a norm of each output. A head
+    of labels counts as new, and so as trained with them: the start is not read.
+
+    Raises:
+        ConfigError: A pattern matches nothing, or nothing is left to train.
+    """
+    if finetune.kind == "full" and not freeze:
+        return None
+    shapes = parameter_shapes(model)
+    if finetune.kind == "full":
+        check_patterns("init.freeze", freeze, shapes)
+        names = frozenset(name for name in shapes if not matches(name, freeze))
+        if not names:
+            what = f"init.freeze={list(freeze)} leaves nothing to train"
+            raise ConfigError(what, fix="name fewer parameters")
+        return TrainableSubset(names, frozenset(), finetune, 0, saves_all=True)
+    in_blocks = [name for name, shape in shapes.items() if ".blocks." in name and len(shape) == 2]
+    linear = [name.removesuffix(".weight") for name in in_blocks]
+    check_patterns("finetune.targets", finetune.targets, linear, "linear layer of a block")
+    check_patterns("finetune.also", finetune.also, shapes)
+    layers = frozenset(name for name in linear if matches(name, finetune.targets))
+    also = [*finetune.also, *(["head.*"] if model.head.num_scores else [])]
+    names = frozenset(name for name in shapes if matches(name, also))
+    adapters = sum(finetune.rank * sum(shapes[f"{layer}.weight"]) for layer in layers)
+    adapters += _count_norms(shapes, layers, finetune)
+    return TrainableSubset(names, layers, finetune, adapters, saves_all=False)
