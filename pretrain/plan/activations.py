@@ -83,9 +83,8 @@ class _StackCounter:
         self.in_tiles = self.on_cpu and no_kernel
 
     def norm(self, width: int = 0) -> int:
-        """Returns bytes a token that a norm of the stack's or another width keeps: its input and
-        statistics; step by step, RMSNorm keeps its input and what it divided, both in fp32, and
-        with an offset a copy in fp32."""
+        """Returns bytes a token that a norm of the stack's or another width keeps: its input and statistics."""
+        # RMSNorm step by step: its input and what it divided, in fp32; with an offset: a copy in fp32.
         is_layer = self.stack.norm == "layer"
         each = 4 if self.stack.norm_offset and not self.on_cpu else self.residual
         each = 8 if self.on_cpu and not is_layer else each
