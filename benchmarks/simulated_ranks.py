@@ -42,6 +42,7 @@ from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import OptimConfig
+from pretrain.data.loader import cut_columns
 from pretrain.dist import World
 from pretrain.engine import build
 from pretrain.engine.engine import Engine
@@ -56,11 +57,13 @@ from pretrain.plan.cluster import Cluster
 from pretrain.plan.gpus import GPUS
 from pretrain.plan.memory import rank_memory
 from pretrain.plan.params import count_parameters
-from pretrain.plan.roofline import plan_work, wire_bytes
+from pretrain.plan.roofline import collected_bytes, plan_work, wire_bytes
 from pretrain.plan.task import ParallelLayout, TrainingTask
 from pretrain.train.step import TrainModule
-from pretrain.types import Batch, Columns, cut_columns
+from pretrain.types import Batch, Columns, part_of
 
+EXCHANGES = ("all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor")
+"""Collectives of ranks that share rows or matrices, of functions of torch that an engine does not call."""
 RINGS = {"allreduce_": 2, "_allgather_base_": 1, "allgather_": 1, "_reduce_scatter_base_": 1, "reduce_": 1}
 """How often the data of a collective pass the link of a rank."""
 ALIKE = "deepspeed.runtime.zero.partitioned_param_coordinator.assert_ints_same_as_other_ranks"
@@ -162,7 +165,7 @@ def _group_size(arguments: list[Any]) -> int:
     return 0
 
 
-def join(rank: int, ranks: int, sequence: int = 1) -> World:
+def join(rank: int, ranks: int, sequence: int = 1, tensor: int = 1) -> World:
     """Joins this process to a world of ranks that are not there."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -171,7 +174,7 @@ def join(rank: int, ranks: int, sequence: int = 1) -> World:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     td.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-    return World(rank, ranks, 0, sequence=sequence)
+    return World(rank, ranks, 0, sequence=sequence, tensor=tensor)
 
 
 def start_rank(
@@ -198,7 +201,7 @@ def start_rank(
     AcceleratorState._reset_state(reset_partial_state=True)  # of an engine before it
     GradientState._reset_state()
     is_sharded = build.builds_sharded(config)
-    plan = BatchPlan(accumulation * world.data_size, accumulation, 1, accumulation, sequence=world.sequence)
+    plan = BatchPlan(accumulation * world.data_size, accumulation, 1, accumulation, sequence=world.row_ranks)
     accelerator = build.start_accelerator(config, 1.0, plan, size or count_parameters(model), world)
     built = build_model(model, config, torch.device("cpu"), storage=not is_sharded, world=world)
     prepare(built)
@@ -223,12 +226,14 @@ class Case:
         ranks: Number of ranks.
         length: Tokens of a row, of which a micro-batch has one.
         sequence: Ranks that share a row.
+        tensor: Ranks that share matrices.
     """
 
     model: ModelConfig
     ranks: int
     length: int
     sequence: int = 1
+    tensor: int = 1
 
     def of_layers(self, layers: int) -> ModelConfig:
         """Returns the model at another depth."""
@@ -237,7 +242,7 @@ class Case:
 
     def task(self, model: ModelConfig) -> TrainingTask:
         """Returns the task that `plan` counts."""
-        return TrainingTask(model, RowLengths(self.length, self.length), sequence=self.sequence)
+        return TrainingTask(model, RowLengths(self.length, self.length), sequence=self.sequence, tensor=self.tensor)
 
 
 def _decoder(vocab_size: int, length: int, **stack: Any) -> ModelConfig:
@@ -277,7 +282,9 @@ def _give_storage(model: nn.Module) -> None:
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in made:
-                made[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=torch.bfloat16, device="cpu"))
+                given: Any = nn.Parameter(torch.empty(parameter.shape, dtype=torch.bfloat16, device="cpu"))
+                given.part = part_of(parameter)
+                made[id(parameter)] = given
             if parameter is not None:
                 module._parameters[name] = made[id(parameter)]
         for name, buffer in module._buffers.items():
@@ -292,8 +299,8 @@ def simulate(case: Case, world: World, layers: int, config: EngineConfig, accumu
     size = case.task(case.model).values.weights
     tokens = torch.zeros(1, case.length, dtype=torch.int64)
     batch = Batch(tokens, tokens)
-    if world.sequence > 1:
-        batch = cut_columns(batch, Columns(world.sequence_rank, world.sequence))
+    if world.row_ranks > 1:
+        batch = cut_columns(batch, Columns(world.row_rank, world.row_ranks))
 
     def draw(_: str, shape: torch.Size) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device="cpu")
@@ -332,7 +339,7 @@ def planned(case: Case, layers: int, config: EngineConfig, accumulation: int = 1
     cluster = Cluster(case.ranks // 8, 8, GPUS["cpu"])
     sent = wire_bytes(plan_work(task, ParallelLayout(config, 1, accumulation), case.ranks, "cpu"), case.ranks)
     memory = rank_memory(task, ParallelLayout(config, 1, accumulation), cluster)
-    exchanged = accumulation * exchanged_bytes(task, config, 1)
+    exchanged = accumulation * (exchanged_bytes(task, config, 1) + collected_bytes(task, config, 1))
     state = memory.weights + memory.gradients + memory.optimizer + memory.buckets
     total = memory.total - memory.overhead
     return {"bytes": sent.total(accumulation), "exchanged": exchanged, "state": state, "peak": total}
@@ -343,7 +350,7 @@ def measured(found: dict[str, Any]) -> dict[str, Any]:
     by_name = {name.split(" of ")[0]: 0 for name in found["bytes"]}
     for name, size in found["bytes"].items():
         by_name[name.split(" of ")[0]] += size
-    exchanged = by_name.pop("all_to_all_single", 0)
+    exchanged = sum(by_name.pop(name, 0) for name in EXCHANGES)
     sent = sum(RINGS[name] * size for name, size in by_name.items())
     return {"bytes": sent, "exchanged": exchanged, "state": found["state"], "peak": max(found["peaks"].values())}
 
@@ -375,7 +382,7 @@ def main() -> None:
     layers = case.model.decoder.layers
     engine = {"kind": "deepspeed", "zero_stage": 3, "precision": "bf16", "device": "cpu", "compile": asked.compiled}
     config = EngineConfig(**engine, activation_checkpointing="full")
-    world = join(0, case.ranks, case.sequence)
+    world = join(0, case.ranks, case.sequence, case.tensor)
     depths = [layers] if asked.whole else [asked.layers, 2 * asked.layers]
     found = [simulate(case, world, depth, config) for depth in depths]
     whole = found[0] if asked.whole else extend(*found, layers)

@@ -28,8 +28,10 @@ _of_this_process = contextlib.ExitStack()
 class World:
     """This process's place in the job.
 
-    With sequence parallelism `sequence` consecutive ranks share the rows of a batch, and with
-    expert parallelism `experts` consecutive ranks share the experts of each layer.
+    With sequence parallelism `sequence` ranks share the rows of a batch, and with expert parallelism
+    `experts` consecutive ranks share the experts of each layer. With tensor parallelism `tensor`
+    consecutive ranks share the matrices of all layers, and the rows. `sequence x tensor`
+    consecutive ranks have columns of the same rows, in their order.
     """
 
     rank: int
@@ -37,6 +39,7 @@ class World:
     local_rank: int
     sequence: int = 1
     experts: int = 1
+    tensor: int = 1
 
     @property
     def is_main(self) -> bool:
@@ -44,44 +47,55 @@ class World:
         return self.rank == 0
 
     @property
+    def row_ranks(self) -> int:
+        """Number of ranks that have columns of the same rows."""
+        return self.sequence * self.tensor
+
+    @property
     def data_rank(self) -> int:
         """Number of the rows of this rank among those of all ranks."""
-        return self.rank // self.sequence
+        return self.rank // self.row_ranks
 
     @property
     def data_size(self) -> int:
         """Number of ranks, or groups of ranks, with rows of their own."""
-        return self.size // self.sequence
+        return self.size // self.row_ranks
 
     @property
-    def sequence_rank(self) -> int:
-        """Number of this rank among those that share its rows."""
-        return self.rank % self.sequence
+    def row_rank(self) -> int:
+        """Number of this rank among those that have columns of its rows."""
+        return self.rank % self.row_ranks
+
+    @property
+    def parts(self) -> int:
+        """Consecutive ranks that have a parameter among them: of an expert, or a matrix."""
+        return max(self.experts, self.tensor)
 
     def on(self, device: str) -> str:
         """Describes the ranks on a device: `4 x cpu`."""
-        shared = f", {self.sequence} ranks a row" if self.sequence > 1 else ""
+        shared = f", {self.row_ranks} ranks a row" if self.row_ranks > 1 else ""
+        shared += f", tensors over {self.tensor} ranks" if self.tensor > 1 else ""
         shared += f", experts over {self.experts} ranks" if self.experts > 1 else ""
         return f"{self.size} x {device}{shared}"
 
     def sequence_group(self, timeout_s: int) -> Any:
-        """Makes the process group of the ranks that share these rows. Collective among them."""
-        first = self.data_rank * self.sequence
-        return _group_of(tuple(range(first, first + self.sequence)), timeout_s)
+        """Makes the group of the ranks that exchange heads of these rows. Collective among them."""
+        first = self.data_rank * self.row_ranks + self.rank % self.tensor
+        return _group_of(tuple(range(first, first + self.row_ranks, self.tensor)), timeout_s)
 
-    def expert_group(self, timeout_s: int) -> Any:
-        """Makes the process group of the ranks that share experts with this one. Collective."""
-        first = self.rank - self.rank % self.experts
-        return _group_of(tuple(range(first, first + self.experts)), timeout_s)
+    def parts_group(self, timeout_s: int) -> Any:
+        """Makes the process group of the ranks that share parameters with this one. Collective."""
+        first = self.rank - self.rank % self.parts
+        return _group_of(tuple(range(first, first + self.parts)), timeout_s)
 
     def copies_group(self, timeout_s: int) -> Any:
-        """Makes the process group of the ranks that have the same experts. Collective."""
-        return _group_of(tuple(range(self.rank % self.experts, self.size, self.experts)), timeout_s)
+        """Makes the process group of the ranks that have the same parts. Collective."""
+        return _group_of(tuple(range(self.rank % self.parts, self.size, self.parts)), timeout_s)
 
 
 @functools.cache
 def _group_of(ranks: tuple[int, ...], timeout_s: int) -> Any:
-    """Makes a process group, once: the model and the engine share that of experts."""
+    """Makes a process group, once: the model and the engine share that of parts."""
     import torch.distributed as td
 
     # By its members alone: a barrier of all ranks for each group would add up.

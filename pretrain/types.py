@@ -15,8 +15,10 @@ A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also 
 model of image patches reads `pixels_BCYX`.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -57,27 +59,88 @@ class Columns(NamedTuple):
         return self.fill(whole_BT, padding).chunk(self.ranks, dim=1)[self.rank].contiguous()
 
 
+class Stripes(NamedTuple):
+    """Columns of a matrix in its flattened elements: the first `run` of every `stride`."""
+
+    run: int
+    stride: int
+
+
+class Place(NamedTuple):
+    """Where elements of a flattened part lie in the flattened parameter.
+
+    Attributes:
+        start: First of them in the part.
+        offset: First of them in the parameter.
+        length: Their number; of `stripes` a multiple of their run.
+        stripes: How those after the first lie in the parameter. None: one after another.
+    """
+
+    start: int
+    offset: int
+    length: int
+    stripes: Stripes | None = None
+
+
 class Part(NamedTuple):
-    """The experts of a layer that a rank has: part `rank` of `ranks` equal parts of dimension 0."""
+    """What a rank has of a parameter: part `rank` of `ranks` equal parts of a dimension.
+
+    Attributes:
+        rank: Number of the part.
+        ranks: Number of parts; 1: all is here.
+        dim: 0, as of experts and of rows; or 1, the columns of a matrix.
+        sections: Lengths along dimension 0 of the matrices of a fused parameter, of each of which
+            the rank has a part. Empty: it is one matrix.
+    """
 
     rank: int = 0
     ranks: int = 1
+    dim: int = 0
+    sections: tuple[int, ...] = ()
 
     def whole(self, shape: Sequence[int]) -> torch.Size:
         """Returns the shape of a parameter, given that of a part."""
-        return torch.Size((shape[0] * self.ranks, *shape[1:]) if self.ranks > 1 else shape)
+        lengths = list(shape)
+        if self.ranks > 1:
+            lengths[self.dim] *= self.ranks
+        return torch.Size(lengths)
 
     def take(self, whole: Tensor) -> Tensor:
-        """Returns this part, a view."""
-        return whole.chunk(self.ranks)[self.rank] if self.ranks > 1 else whole
+        """Returns this part; a view, but for sections."""
+        if self.ranks == 1:
+            return whole
+        if not self.sections:
+            return whole.chunk(self.ranks, self.dim)[self.rank]
+        return torch.cat([one.chunk(self.ranks)[self.rank] for one in whole.split(self.sections)])
 
-    def offset(self, length: int) -> int:
-        """Returns the first element of this part of `length` in the flattened parameter."""
-        return self.rank * length
+    def places(self, shape: Sequence[int], start: int, length: int) -> list[Place]:
+        """Returns the places of a range of the flattened part of this shape."""
+        if length <= 0 or self.ranks == 1:
+            return [Place(start, start, length)] if length > 0 else []
+        end, (rows, *rest) = start + length, shape
+        width = math.prod(rest)
+        if self.dim == 1:
+            first, last = -(-start // width) * width, end // width * width
+            cuts = [start, end] if first > last else [start, first, last, end]
+            stripes = Stripes(width, width * self.ranks)
+            found = []
+            # A row that begins before, whole rows, and one that ends behind.
+            for a, b in pairwise(cuts):
+                offset = (a // width * self.ranks + self.rank) * width + a % width
+                found.append(Place(a, offset, b - a, stripes if b - a > width else None))
+            return [place for place in found if place.length]
+        found, own, whole = [], 0, 0
+        for section in self.sections or (rows * self.ranks,):
+            size = section // self.ranks * width
+            a, b = max(start, own), min(end, own + size)
+            if a < b:
+                found.append(Place(a, whole * width + self.rank * size + a - own, b - a))
+            own, whole = own + size, whole + section
+        return found
 
 
 def part_of(parameter: Tensor) -> Part:
-    """Returns the part of a parameter that this rank has; all of it, but for experts over ranks."""
+    """Returns the part of a parameter that this rank has; all of it, unless ranks share it."""
     return getattr(parameter, "part", Part())
 
 
@@ -201,57 +264,6 @@ class Batch:
         return replace(self, **_changed(self, Tensor.pin_memory), source=source)
 
 
-def cut_columns(batch: Batch, columns: Columns) -> Batch:
-    """Returns the columns that a rank has of a batch of whole text rows on the host.
-
-    Rows are padded to equal parts: padding is no target, and no token of the row sees it.
-    """
-    length = batch.tokens_BT.shape[1]
-    target_positions_P = batch.target_positions_P
-    if target_positions_P is not None:
-        width = columns.width(length)
-        row_P, column_P = target_positions_P // length, target_positions_P % length
-        own_P = column_P // width == columns.rank
-        target_positions_P = row_P[own_P] * width + column_P[own_P] % width
-    types_BT, prefix_BT, source = batch.token_types_BT, batch.prefix_BT, batch.source
-    if source is not None:
-        inputs = source.tokens_BS, source.positions_BS, source.documents_BS, source.lengths_B
-        source = SourceBatch(*_cut_inputs(columns, *inputs))
-    inputs = batch.tokens_BT, batch.positions_BT, batch.documents_BT, batch.lengths_B
-    tokens_BT, positions_BT, documents_BT, lengths_B = _cut_inputs(columns, *inputs)
-    return replace(
-        batch,
-        tokens_BT=tokens_BT,
-        targets_BT=columns.take(batch.targets_BT, IGNORE_INDEX),
-        positions_BT=positions_BT,
-        documents_BT=documents_BT,
-        lengths_B=lengths_B,
-        prefix_BT=None if prefix_BT is None else columns.fill(prefix_BT, False),
-        token_types_BT=None if types_BT is None else columns.take(types_BT),
-        target_positions_P=target_positions_P,
-        source=source,
-        columns=columns,
-    )
-
-
-def _cut_inputs(
-    columns: Columns,
-    tokens_BT: Tensor,
-    positions_BT: Tensor | None,
-    documents_BT: Tensor | None,
-    lengths_B: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Returns tokens and positions of the columns, documents and lengths of whole rows."""
-    rows, length = tokens_BT.shape
-    if positions_BT is None:
-        positions_BT = torch.arange(length).expand(rows, length)
-    if documents_BT is not None:
-        documents_BT = columns.fill(documents_BT, -1)
-    elif lengths_B is None and length % columns.ranks:
-        lengths_B = torch.full((rows,), length, dtype=torch.int32)
-    return columns.take(tokens_BT), columns.take(positions_BT), documents_BT, lengths_B
-
-
 class ModelOutput(NamedTuple):
     """Output of a model. A tuple, because the hooks of ZeRO stage 3 find tensors in tuples.
 
@@ -273,7 +285,7 @@ EMA = "ema"
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A contiguous piece of one parameter's training state, as it lies on this rank.
+    """A piece of one parameter's training state, as it lies on this rank.
 
     State of another size than the parameter, such as the row factors of a variance, is a kind of
     its own, in a fragment of its own: offset and length then count the elements of that kind.
@@ -285,6 +297,7 @@ class Fragment:
     # fp32 1-D live views of equal length, at least one: `weight` (the master weight) with or without
     # its average, or the optimizer's moments, or both.
     tensors: dict[str, Tensor]
+    stripes: Stripes | None = None  # where elements after the first lie; None: one after another
 
     @property
     def length(self) -> int:

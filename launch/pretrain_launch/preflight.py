@@ -92,7 +92,8 @@ def node_counts(config: RunConfig, nodes: int, ranks_per_node: int, elastic: boo
     counts = []
     for count in range(1, nodes + 1):
         try:
-            plan_batch(config.batch, count * ranks_per_node, config.parallel.sequence)
+            shared = config.parallel
+            plan_batch(config.batch, count * ranks_per_node, shared.sequence, shared.experts, shared.tensor)
         except ConfigError:
             continue
         counts.append(count)

@@ -2,6 +2,8 @@
 
 A tensor of the file is a 1-D fp32 piece named `<parameter>/<kind>@<offset>`, kind being `weight` or
 a moment. Loading builds a table of all pieces once, then copies the ranges that this rank needs.
+Columns of a matrix, of ranks that share it, are `<parameter>/<kind>@<offset>+<run>:<stride>`: the
+first `run` elements of every `stride`, from `offset` on.
 """
 
 import errno
@@ -21,16 +23,17 @@ import numpy as np
 import torch
 
 from pretrain.errors import CheckpointError
-from pretrain.types import Fragment
+from pretrain.types import Fragment, Stripes
 from pretrain.utils.io import FileRecord, write_chunks
 from pretrain.utils.safe_read import open_regular, parse_json
 
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 
 
-def piece_key(name: str, kind: str, offset: int) -> str:
+def piece_key(fragment: Fragment, kind: str) -> str:
     """Returns the name of a piece in a file."""
-    return f"{name}/{kind}@{offset}"
+    columns = "" if fragment.stripes is None else "+{}:{}".format(*fragment.stripes)
+    return f"{fragment.name}/{kind}@{fragment.offset}{columns}"
 
 
 def write_fragments(path: Path, fragments: Iterable[Fragment]) -> FileRecord:
@@ -39,9 +42,7 @@ def write_fragments(path: Path, fragments: Iterable[Fragment]) -> FileRecord:
     Returns size and CRCs of the intended content. Raises: DiskError.
     """
     pieces = [
-        (piece_key(fragment.name, kind, fragment.offset), tensor)
-        for fragment in fragments
-        for kind, tensor in fragment.tensors.items()
+        (piece_key(fragment, kind), tensor) for fragment in fragments for kind, tensor in fragment.tensors.items()
     ]
     assert all(tensor.dtype == torch.float32 and tensor.dim() == 1 for _, tensor in pieces)
     parts = (memoryview(tensor.detach().cpu().contiguous().numpy()) for _, tensor in pieces if tensor.numel())
@@ -72,6 +73,36 @@ class _Piece(NamedTuple):
     path: Path
     descriptor: int
     byte_offset: int
+    stripes: Stripes | None = None
+
+
+class _Box(NamedTuple):
+    """Rows and columns of a matrix; its elements begin at `start` of a piece, row by row."""
+
+    start: int
+    rows: range
+    columns: range
+
+    def places(self, rows: range, columns: range) -> tuple[int, slice]:
+        """Returns the start of some of its rows, and some of its columns as a slice."""
+        width = len(self.columns)
+        first = columns.start - self.columns.start
+        return self.start + (rows.start - self.rows.start) * width, slice(first, first + len(columns))
+
+
+def _boxes(offset: int, length: int, stripes: Stripes | None, stride: int) -> Iterator[_Box]:
+    """Yields a piece as boxes of a matrix with `stride` columns."""
+    row, column = divmod(offset, stride)
+    if stripes is not None:
+        yield _Box(0, range(row, row + length // stripes.run), range(column, column + stripes.run))
+        return
+    done = 0
+    while done < length:
+        row, column = divmod(offset + done, stride)
+        rows = 1 if column else max(1, (length - done) // stride)
+        columns = range(column, min(stride, column + length - done))
+        yield _Box(done, range(row, row + rows), columns)
+        done += rows * len(columns)
 
 
 class FragmentReader:
@@ -99,9 +130,17 @@ class FragmentReader:
         """Returns whether there is a piece of this kind of a parameter."""
         return (name, kind) in self._pieces
 
-    def read_into(self, name: str, kind: str, offset: int, out: torch.Tensor) -> None:
-        """Fills `out` (1-D fp32) with values of a kind from `offset`. Raises: CheckpointError."""
+    def read_into(self, name: str, kind: str, offset: int, out: torch.Tensor, stripes: Stripes | None = None) -> None:
+        """Fills `out` (1-D fp32) with values of a kind from `offset`. Raises: CheckpointError.
+
+        `stripes` are the elements after the first; None: one after another.
+        """
         pieces = self._pieces.get((name, kind), [])
+        strides = [one.stride for one in (stripes, *(piece.stripes for piece in pieces)) if one]
+        if strides:
+            where = f"{name}/{kind}"
+            _read_columns(where, pieces, strides[0], list(_boxes(offset, out.numel(), stripes, strides[0])), out)
+            return
         done = 0
         total = out.numel()
         number = bisect_right(pieces, offset, key=lambda piece: piece.offset) - 1
@@ -116,6 +155,30 @@ class FragmentReader:
             out[done : done + take].copy_(torch.from_numpy(values))
             done += take
             number += 1
+
+
+def _read_columns(where: str, pieces: list[_Piece], stride: int, wanted: list[_Box], out: torch.Tensor) -> None:
+    """Fills boxes of `out` from pieces of a matrix that are columns, or are to be cut into such."""
+    missing = out.numel()
+    for piece in pieces:
+        for there in _boxes(piece.offset, piece.length, piece.stripes, stride):
+            for here in wanted:
+                rows, columns = (_common(*sides) for sides in zip(here[1:], there[1:], strict=True))
+                if not rows or not columns:
+                    continue
+                skip, taken = there.places(rows, columns)
+                start, filled = here.places(rows, columns)
+                values = np.empty((len(rows), len(there.columns)), dtype="<f4")
+                _read_piece(piece, skip, values.data.cast("B"))
+                target = out[start : start + len(rows) * len(here.columns)].view(len(rows), -1)
+                target[:, filled] = torch.from_numpy(values[:, taken]).to(out.device)
+                missing -= len(rows) * len(columns)
+    if missing:
+        raise CheckpointError(f"{where} lacks {missing} elements", fix="use another checkpoint")
+
+
+def _common(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
 def _read_piece(piece: _Piece, skip: int, out: memoryview) -> None:
@@ -151,8 +214,13 @@ def _read_header(path: Path, descriptor: int) -> Iterator[tuple[tuple[str, str],
     header.pop("__metadata__", None)
     for key, entry in header.items():
         name, _, rest = key.rpartition("/")
-        kind, _, offset = rest.partition("@")
+        kind, _, place = rest.partition("@")
+        offset, _, columns = place.partition("+")
+        stripes = Stripes(*map(int, columns.split(":"))) if columns else None
         start, end = entry["data_offsets"]
         if entry["dtype"] != "F32" or start < 0 or [end - start] != [4 * length for length in entry["shape"]]:
             raise ValueError(f"{key} is not a 1-D fp32 tensor")
-        yield (name, kind), _Piece(int(offset), (end - start) // 4, path, descriptor, 8 + size + start)
+        length = (end - start) // 4
+        if stripes and (not 0 < stripes.run < stripes.stride or length % stripes.run):
+            raise ValueError(f"{key} is not of whole columns")
+        yield (name, kind), _Piece(int(offset), length, path, descriptor, 8 + size + start, stripes)

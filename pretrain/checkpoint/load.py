@@ -52,7 +52,7 @@ def load_checkpoint(path: Path, store: FragmentStore) -> TrainState:
                     what = f"it was saved under another optimizer: it has {moments}, and no {kind}"
                     fix = "use the optim.kind it was trained with, or start another run from its weights with init.from"
                     raise CheckpointError(what, fix=fix)
-                reader.read_into(fragment.name, kind, fragment.offset, tensor)
+                reader.read_into(fragment.name, kind, fragment.offset, tensor, fragment.stripes)
 
     agree(read)
     state = TrainState.from_json(manifest.state, str(path))

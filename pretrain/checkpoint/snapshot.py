@@ -138,7 +138,7 @@ class Snapshot:
             self.shapes[fragment.name] = list(fragment.shape)
             for kind, tensor in fragment.tensors.items():
                 kinds.add(kind)
-                self._keys.append(piece_key(fragment.name, kind, fragment.offset))
+                self._keys.append(piece_key(fragment, kind))
                 tensors.append(tensor.detach())
             if "weight" in fragment.tensors:
                 before = self.num_weights.get(fragment.name, 0)

@@ -179,7 +179,8 @@ def drill_command(
         raise typer.BadParameter(f"--target {target}: choose from {', '.join(get_args(Target))}")
     loaded = load_config(config, overrides or [])
     # Before the first run is started: both errors would end every start.
-    plan_batch(loaded.batch, ranks, loaded.parallel.sequence, loaded.parallel.experts)
+    shared = loaded.parallel
+    plan_batch(loaded.batch, ranks, shared.sequence, shared.experts, shared.tensor)
     check_local(loaded.data)
     folder = output or loaded.folder.with_name(f"{loaded.run.name}-drill")
     last_step = min(steps, loaded.train.last_step) if steps else plan_steps(loaded, kills, every)

@@ -72,7 +72,8 @@ def train_local(config: str, overrides: list[str], ranks: int, port: int | None 
         typer.echo(complete)
         return EXIT_OK
     # Here an error is one line; in the ranks it would be one of each.
-    plan_batch(loaded.batch, ranks, loaded.parallel.sequence, loaded.parallel.experts)
+    shared = loaded.parallel
+    plan_batch(loaded.batch, ranks, shared.sequence, shared.experts, shared.tensor)
     check_local(loaded.data)
     run = RunDir(loaded.folder)
     refuse_if_owned(run.lease)

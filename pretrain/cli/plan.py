@@ -90,8 +90,8 @@ def _cluster(
     if per_node is None and config.engine.kind == "single":
         per_node = 1
     if per_node is None:
-        shared = math.lcm(config.parallel.sequence, config.parallel.experts)
-        ranks = config.batch.common_rows // config.batch.micro * config.parallel.sequence
+        shared = math.lcm(config.parallel.row_ranks, config.parallel.experts)
+        ranks = config.batch.common_rows // config.batch.micro * config.parallel.row_ranks
         most = len(os.sched_getaffinity(0)) if name == "cpu" else 8  # ranks of this machine
         sizes = [size for size in (8, 4, 2, 1) if size <= most]
         fitting = [size for size in sizes if ranks % (size * (nodes or 1)) == 0]

@@ -309,7 +309,7 @@ class BatchPlan:
     """Division of a global batch: `rows = ranks / sequence x accumulation x micro`.
 
     It is that of the first step; `steps` has the rows of all of them, which divide alike. None:
-    all have as many. `sequence` ranks share their rows.
+    all have as many. `sequence` ranks share their rows, by either key of `parallel`.
     """
 
     rows: int
@@ -326,21 +326,34 @@ def nearest_multiples(number: int, quantum: int) -> str:
     return " or ".join(str(size) for size in (below, below + quantum) if size)
 
 
-def plan_batch(batch: BatchConfig, world_size: int, sequence: int = 1, experts: int = 1) -> BatchPlan:
-    """Divides the global batch over `world_size` ranks, of which `sequence` share the rows of one.
+def plan_batch(
+    batch: BatchConfig,
+    world_size: int,
+    sequence: int = 1,
+    experts: int = 1,
+    tensor: int = 1,
+) -> BatchPlan:
+    """Divides the global batch over `world_size` ranks; `sequence x tensor` share the rows of one.
 
     `experts` ranks share the experts of each layer, whichever rows they have.
 
     Raises:
         ConfigError: It, or the number of ranks, is not divisible; names the two nearest that are.
     """
-    for key, shared in (("sequence", sequence), ("experts", experts)):
+    by_key = {"sequence": sequence, "experts": experts, "tensor": tensor}
+    for key, shared in by_key.items():
         if world_size % shared:
             what = f"parallel.{key}={shared} must divide the number of ranks, {world_size}"
             raise ConfigError(what, fix=f"start {nearest_multiples(world_size, shared)} ranks")
-    shares = world_size // sequence
+    together = sequence * tensor
+    if world_size % together:
+        both = f"parallel.sequence={sequence} x parallel.tensor={tensor}"
+        what = f"{both} must divide the number of ranks, {world_size}"
+        raise ConfigError(what, fix=f"start {nearest_multiples(world_size, together)} ranks")
+    shares = world_size // together
     quantum = batch.seq_len * batch.micro * shares
-    ranks = f"ranks {world_size}" + (f" / parallel.sequence {sequence}" if sequence > 1 else "")
+    cuts = [f" / parallel.{key} {by_key[key]}" for key in ("sequence", "tensor") if by_key[key] > 1]
+    ranks = f"ranks {world_size}" + "".join(cuts)
     for key, tokens in batch.sizes:
         if tokens % quantum:
             raise ConfigError(
@@ -351,4 +364,4 @@ def plan_batch(batch: BatchConfig, world_size: int, sequence: int = 1, experts: 
     rows_per_rank = batch.rows // shares
     accumulation = rows_per_rank // batch.micro
     steps = batch.steps if batch.schedule else None
-    return BatchPlan(batch.rows, rows_per_rank, batch.micro, accumulation, steps, sequence)
+    return BatchPlan(batch.rows, rows_per_rank, batch.micro, accumulation, steps, together)

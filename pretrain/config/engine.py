@@ -1,10 +1,12 @@
 """`engine:` -- parallelism (DeepSpeed ZeRO, DDP, one process), precision and memory."""
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pretrain.config.base import OnResume, Section
+from pretrain.config.model import AnyModelConfig, ModelConfig, StackConfig
 
 JOB_GPUS = "PRETRAIN_JOB_GPUS"
 """Variable of the ranks of `pretrain launch slurm`: GPUs that their job has on each node, where it has any."""
@@ -166,6 +168,163 @@ class ParallelConfig(Section):
     """Consecutive ranks over which experts of each layer are cut (Lepikhin et al. 2020, GShard).
     Divides the number of ranks and `model.decoder.experts.count`. 1: each rank has all experts, or
     by ZeRO a share of each."""
+    tensor: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
+    """Consecutive ranks, of one node, over which the matrices of attention, feed-forward layers and
+    vocabulary are cut, and the columns of rows (Shoeybi et al. 2019; Korthikanti et al. 2022).
+    Divides the number of ranks, heads, key-value heads and `ff_width`. 1: matrices are whole, or
+    by ZeRO a share of each."""
+
+    @property
+    def row_ranks(self) -> int:
+        """Ranks that have columns of the same rows."""
+        return self.sequence * self.tensor
+
+    @property
+    def parts(self) -> int:
+        """Ranks that have a parameter among them: of an expert, or a matrix."""
+        return max(self.experts, self.tensor)
+
+
+def check_sequence(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> None:
+    """Checks that `ranks` can share the rows of a model. Raises: ValueError, with the reason."""
+    key = f"parallel.sequence={ranks}"
+    if engine.kind == "single":
+        what = "cuts rows over ranks, and engine.kind=single is one process"
+        raise ValueError(f"{key} {what}; use deepspeed or ddp")
+    whole = "use parallel.sequence=1"
+    if not isinstance(model, ModelConfig):
+        what = "cuts rows, and a recurrent model computes each column from the one before it"
+        raise ValueError(f"{key} {what}; {whole}")
+    if model.input is not None:
+        raise ValueError(f"{key} cuts rows of text, and those of model.input are images; {whole}")
+    _check_documents(key, model, whole)
+    if model.ngram_embeddings:
+        what = f"leaves a rank without the tokens before its part, which {model.ngram_embeddings=}"
+        raise ValueError(f"{key} {what} reads; {whole}")
+    if engine.fp8 != "off":
+        raise ValueError(f"{key} was not tried with engine.fp8={engine.fp8}; use engine.fp8=off")
+    for name in ("encoder", "decoder"):
+        stack: StackConfig | None = getattr(model, name)
+        if stack is not None and stack.drop_path:
+            what = f"would draw model.{name}.drop_path for each part of a row apart"
+            raise ValueError(f"{key} {what}; {whole}, or leave it out")
+        if stack is not None and stack.heads % ranks:
+            fitting = [size for size in range(1, stack.heads + 1) if stack.heads % size == 0]
+            rule = f"must divide model.{name}.heads={stack.heads}: a rank attends with whole heads"
+            raise ValueError(f"{key} {rule}; use one of {', '.join(map(str, fitting))}")
+
+
+def _check_documents(key: str, model: ModelConfig, whole: str) -> None:
+    what = "leaves no rank with a whole document"
+    if model.head.mean:
+        raise ValueError(f"{key} {what}, of which model.head.mean is the mean; {whole}")
+    if model.head.summarizes and model.decoder is not None:
+        of = f"of whose last token model.head.kind={model.head.kind} are"
+        raise ValueError(f"{key} {what}, {of}; {whole}")
+
+
+def check_experts(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> None:
+    """Checks that `ranks` can share the experts of a model. Raises: ValueError, with the reason."""
+    key = f"parallel.experts={ranks}"
+    whole = "use parallel.experts=1"
+    experts = model.last_stack.experts if isinstance(model, ModelConfig) else None
+    if experts is None:
+        raise ValueError(f"{key} cuts experts over ranks, and this model has none; {whole}")
+    if experts.count % ranks:
+        fitting = [size for size in range(1, experts.count + 1) if experts.count % size == 0]
+        stack = "encoder" if model.decoder is None else "decoder"
+        rule = f"must divide model.{stack}.experts.count={experts.count}"
+        raise ValueError(f"{key} {rule}; use one of {', '.join(map(str, fitting))}")
+    if engine.kind != "deepspeed":
+        what = "needs engine.kind=deepspeed"
+        why = "which reduces each expert over the ranks that have it"
+        raise ValueError(f"{key} {what}, {why}, not {engine.kind}; change it, or {whole}")
+    if engine.zero_stage == 0 and engine.precision != "fp32":
+        # FP16_UnfusedOptimizer of DeepSpeed 0.19 leaves experts out of the norm.
+        what = f"is clipped by a norm without experts at zero_stage=0 in {engine.precision}"
+        raise ValueError(f"{key} {what}; use engine.zero_stage=1, 2 or 3, or engine.precision=fp32")
+    if engine.zero_hpz > 1:
+        what = f"and engine.zero_hpz={engine.zero_hpz} shard experts over different ranks"
+        raise ValueError(f"{key} {what}; use engine.zero_hpz=1, or {whole}")
+    if engine.precision == "fp16":
+        what = "was not tried with engine.precision=fp16"
+        raise ValueError(f"{key} {what}; use engine.precision=bf16")
+
+
+def check_tensor(parallel: ParallelConfig, engine: EngineConfig, model: AnyModelConfig) -> None:
+    """Checks that ranks can share the matrices of a model. Raises: ValueError, with the reason."""
+    ranks = parallel.tensor
+    key = f"parallel.tensor={ranks}"
+    whole = "use parallel.tensor=1"
+    if engine.kind != "deepspeed":
+        what = "needs engine.kind=deepspeed"
+        why = "which reduces each part of a matrix over the ranks that have it"
+        raise ValueError(f"{key} {what}, {why}, not {engine.kind}; change it, or {whole}")
+    if not isinstance(model, ModelConfig):
+        raise ValueError(f"{key} cuts attention by heads, and a recurrent model has none; {whole}")
+    if model.input is not None:
+        raise ValueError(f"{key} cuts rows of text, and those of model.input are images; {whole}")
+    if engine.zero_stage == 0 and engine.precision != "fp32":
+        # FP16_UnfusedOptimizer of DeepSpeed 0.19 leaves such parameters out of the norm.
+        what = f"is clipped by a norm without the matrices at zero_stage=0 in {engine.precision}"
+        raise ValueError(f"{key} {what}; use engine.zero_stage=1, 2 or 3, or engine.precision=fp32")
+    if engine.zero_hpz > 1:
+        what = f"and engine.zero_hpz={engine.zero_hpz} shard matrices over different ranks"
+        raise ValueError(f"{key} {what}; use engine.zero_hpz=1, or {whole}")
+    for name, off in (("precision", "bf16"), ("fp8", "off")):
+        if (value := getattr(engine, name)) in ("fp16", "tensorwise", "rowwise"):
+            what = f"was not tried with engine.{name}={value}"
+            raise ValueError(f"{key} {what}; use engine.{name}={off}")
+    _check_documents(key, model, whole)
+    if model.head.kind not in ("lm", "labels"):
+        raise ValueError(f"{key} was not tried with model.head.kind={model.head.kind}; {whole}")
+    if model.ngram_embeddings:
+        what = f"leaves a rank without the tokens before its part, which {model.ngram_embeddings=}"
+        raise ValueError(f"{key} {what} reads; {whole}")
+    if model.vocab_multiple % ranks:
+        rule = f"must divide model.vocab_multiple={model.vocab_multiple}"
+        why = "a rank has whole rows of the vocabulary"
+        raise ValueError(f"{key} {rule}: {why}; use a multiple of {ranks} for it")
+    for name in ("encoder", "decoder"):
+        stack: StackConfig | None = getattr(model, name)
+        if stack is not None:
+            _check_tensor_of_stack(key, ranks, parallel.sequence, f"model.{name}", stack)
+
+
+def _check_tensor_of_stack(
+    key: str,
+    ranks: int,
+    sequence: int,
+    name: str,
+    stack: StackConfig,
+) -> None:
+    scaling = stack.rope_scaling
+    unfit = {
+        "experts": (stack.experts is not None, "whose experts are cut by parallel.experts"),
+        "latent": (stack.latent is not None, "whose keys and values of all heads are of one vector"),
+        "qk_norm=whole": (stack.qk_norm == "whole", "a norm of all heads, of which a rank has some"),
+        "rope_scaling": (
+            scaling is not None and scaling.follows_length,
+            "whose frequencies go by the length of a document, of which ranks have parts",
+        ),
+        "drop_path": (stack.drop_path > 0, "which would be drawn for each part of a row apart"),
+    }
+    for what, (is_there, why) in unfit.items():
+        if is_there:
+            fix = "use parallel.tensor=1, or leave it out"
+            raise ValueError(f"{key} does not go with {name}.{what}, {why}; {fix}")
+    sizes = {"heads": stack.heads, "kv_heads": stack.num_kv_heads, "ff_width": stack.ff_width}
+    for size, number in sizes.items():
+        if number % ranks:
+            common = math.gcd(*sizes.values())
+            fitting = [n for n in range(1, common + 1) if common % n == 0]
+            rule = f"must divide {name}.{size}={number}"
+            why = "ranks have as much of each layer, and whole heads"
+            raise ValueError(f"{key} {rule}: {why}; use one of {', '.join(map(str, fitting))}")
+    if stack.heads // ranks % sequence:
+        what = f"x parallel.sequence={sequence} must divide {name}.heads={stack.heads}"
+        why = "a rank attends with whole heads"
+        raise ValueError(f"{key} {what}: {why}; use a smaller one of both")
 
 
 PLAIN_ENGINE = EngineConfig(kind="single", zero_stage=0, precision="fp32", compile=False)

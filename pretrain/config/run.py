@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from pretrain.config.base import OnResume, Section
 from pretrain.config.data import BatchConfig, DataConfig, ImagesConfig, nearest_multiples
-from pretrain.config.engine import EngineConfig, ParallelConfig
+from pretrain.config.engine import EngineConfig, ParallelConfig, check_experts, check_sequence, check_tensor
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths, image_lengths, row_lengths
 from pretrain.config.model import AnyModelConfig, ModelConfig, ModelSection, StackConfig
@@ -120,65 +120,6 @@ def check_fp8(model: ModelConfig, batch: BatchConfig, lengths: RowLengths, *, cr
             raise ValueError(f"{tokens} are {batch.micro * length}, must be {rule}; use another batch.micro")
 
 
-def check_sequence(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> None:
-    """Checks that `ranks` can share the rows of a model. Raises: ValueError, with the reason."""
-    key = f"parallel.sequence={ranks}"
-    if engine.kind == "single":
-        what = "cuts rows over ranks, and engine.kind=single is one process"
-        raise ValueError(f"{key} {what}; use deepspeed or ddp")
-    whole = "use parallel.sequence=1"
-    if not isinstance(model, ModelConfig):
-        what = "cuts rows, and a recurrent model computes each column from the one before it"
-        raise ValueError(f"{key} {what}; {whole}")
-    if model.input is not None:
-        raise ValueError(f"{key} cuts rows of text, and those of model.input are images; {whole}")
-    if model.head.mean:
-        what = "leaves no rank with a whole document, of which model.head.mean is the mean"
-        raise ValueError(f"{key} {what}; {whole}")
-    if model.ngram_embeddings:
-        what = f"leaves a rank without the tokens before its part, which {model.ngram_embeddings=}"
-        raise ValueError(f"{key} {what} reads; {whole}")
-    if engine.fp8 != "off":
-        raise ValueError(f"{key} was not tried with engine.fp8={engine.fp8}; use engine.fp8=off")
-    for name in ("encoder", "decoder"):
-        stack: StackConfig | None = getattr(model, name)
-        if stack is not None and stack.drop_path:
-            what = f"would draw model.{name}.drop_path for each part of a row apart"
-            raise ValueError(f"{key} {what}; {whole}, or leave it out")
-        if stack is not None and stack.heads % ranks:
-            fitting = [size for size in range(1, stack.heads + 1) if stack.heads % size == 0]
-            rule = f"must divide model.{name}.heads={stack.heads}: a rank attends with whole heads"
-            raise ValueError(f"{key} {rule}; use one of {', '.join(map(str, fitting))}")
-
-
-def check_experts(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> None:
-    """Checks that `ranks` can share the experts of a model. Raises: ValueError, with the reason."""
-    key = f"parallel.experts={ranks}"
-    whole = "use parallel.experts=1"
-    experts = model.last_stack.experts if isinstance(model, ModelConfig) else None
-    if experts is None:
-        raise ValueError(f"{key} cuts experts over ranks, and this model has none; {whole}")
-    if experts.count % ranks:
-        fitting = [size for size in range(1, experts.count + 1) if experts.count % size == 0]
-        stack = "encoder" if model.decoder is None else "decoder"
-        rule = f"must divide model.{stack}.experts.count={experts.count}"
-        raise ValueError(f"{key} {rule}; use one of {', '.join(map(str, fitting))}")
-    if engine.kind != "deepspeed":
-        what = "needs engine.kind=deepspeed"
-        why = "which reduces each expert over the ranks that have it"
-        raise ValueError(f"{key} {what}, {why}, not {engine.kind}; change it, or {whole}")
-    if engine.zero_stage == 0 and engine.precision != "fp32":
-        # FP16_UnfusedOptimizer of DeepSpeed 0.19 leaves experts out of the norm.
-        what = f"is clipped by a norm without experts at zero_stage=0 in {engine.precision}"
-        raise ValueError(f"{key} {what}; use engine.zero_stage=1, 2 or 3, or engine.precision=fp32")
-    if engine.zero_hpz > 1:
-        what = f"and engine.zero_hpz={engine.zero_hpz} shard experts over different ranks"
-        raise ValueError(f"{key} {what}; use engine.zero_hpz=1, or {whole}")
-    if engine.precision == "fp16":
-        what = "was not tried with engine.precision=fp16"
-        raise ValueError(f"{key} {what}; use engine.precision=bf16")
-
-
 class RunConfig(Section):
     """Config of a run; `pretrain config FILE` prints it with every default filled in."""
 
@@ -238,6 +179,12 @@ class RunConfig(Section):
             check_sequence(self.parallel.sequence, self.engine, self.model)
         if self.parallel.experts > 1:
             check_experts(self.parallel.experts, self.engine, self.model)
+        if self.parallel.tensor > 1:
+            check_tensor(self.parallel, self.engine, self.model)
+            if self.optim.kind in WHOLE_MATRIX_KINDS:
+                what = f"parallel.tensor={self.parallel.tensor} leaves no rank with the whole matrices"
+                which = f"that optim.kind={self.optim.kind} steps"
+                raise ValueError(f"{what} {which}; use optim.kind=adamw or lion")
         check_best(self.checkpoint, self.eval, self.objective, self.data, self.optim.ema)
         check_tracking(self.tracking, self.eval, self.model)
         return self
@@ -277,6 +224,10 @@ class RunConfig(Section):
         if self.init.freeze:
             why = "which freezes the whole model"
             raise ValueError(f"init.freeze does not go with finetune.kind=lora, {why}; leave it out")
+        if self.parallel.tensor > 1:
+            what = f"parallel.tensor={self.parallel.tensor} cuts linear layers"
+            why = "which finetune.kind=lora adapts whole"
+            raise ValueError(f"{what}, {why}; use parallel.tensor=1")
         if self.optim.transfer is not None:
             raise ValueError("optim.transfer has no rule for the adapters of finetune.kind=lora; leave it out")
         if self.engine.fp8 != "off":

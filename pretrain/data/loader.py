@@ -24,8 +24,8 @@ from pretrain.data.mixture import RowSource, merge_rows, source_of
 from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.prefetch import Prefetcher
 from pretrain.data.stream import SplitStream
-from pretrain.rows import ModelRows, RowMaker, TokenRows, cut_rows
-from pretrain.types import Batch, Columns, SourceBatch, cut_columns
+from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows, cut_rows
+from pretrain.types import Batch, Columns, SourceBatch
 from pretrain.utils.rng import mix64
 
 CROP_MULTIPLE = 8
@@ -332,3 +332,54 @@ def _build_batch(made: ModelRows, pin_memory: bool, columns: Columns | None) -> 
     if columns is not None:
         batch = cut_columns(batch, columns)
     return batch.pin_memory() if pin_memory else batch
+
+
+def cut_columns(batch: Batch, columns: Columns) -> Batch:
+    """Returns the columns that a rank has of a batch of whole text rows on the host.
+
+    Rows are padded to equal parts: padding is no target, and no token of the row sees it.
+    """
+    length = batch.tokens_BT.shape[1]
+    target_positions_P = batch.target_positions_P
+    if target_positions_P is not None:
+        width = columns.width(length)
+        row_P, column_P = target_positions_P // length, target_positions_P % length
+        own_P = column_P // width == columns.rank
+        target_positions_P = row_P[own_P] * width + column_P[own_P] % width
+    types_BT, prefix_BT, source = batch.token_types_BT, batch.prefix_BT, batch.source
+    if source is not None:
+        inputs = source.tokens_BS, source.positions_BS, source.documents_BS, source.lengths_B
+        source = SourceBatch(*_cut_inputs(columns, *inputs))
+    inputs = batch.tokens_BT, batch.positions_BT, batch.documents_BT, batch.lengths_B
+    tokens_BT, positions_BT, documents_BT, lengths_B = _cut_inputs(columns, *inputs)
+    return replace(
+        batch,
+        tokens_BT=tokens_BT,
+        targets_BT=columns.take(batch.targets_BT, IGNORE_INDEX),
+        positions_BT=positions_BT,
+        documents_BT=documents_BT,
+        lengths_B=lengths_B,
+        prefix_BT=None if prefix_BT is None else columns.fill(prefix_BT, False),
+        token_types_BT=None if types_BT is None else columns.take(types_BT),
+        target_positions_P=target_positions_P,
+        source=source,
+        columns=columns,
+    )
+
+
+def _cut_inputs(
+    columns: Columns,
+    tokens_BT: Tensor,
+    positions_BT: Tensor | None,
+    documents_BT: Tensor | None,
+    lengths_B: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Returns tokens and positions of the columns, documents and lengths of whole rows."""
+    rows, length = tokens_BT.shape
+    if positions_BT is None:
+        positions_BT = torch.arange(length).expand(rows, length)
+    if documents_BT is not None:
+        documents_BT = columns.fill(documents_BT, -1)
+    elif lengths_B is None and length % columns.ranks:
+        lengths_B = torch.full((rows,), length, dtype=torch.int32)
+    return columns.take(tokens_BT), columns.take(positions_BT), documents_BT, lengths_B

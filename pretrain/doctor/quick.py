@@ -88,7 +88,7 @@ def _plan_ranks(config: RunConfig | None, place: JobTopology) -> tuple[int, list
         return 0, []
     try:
         shared = config.parallel
-        batch = plan_batch(config.batch, place.size, shared.sequence, shared.experts)
+        batch = plan_batch(config.batch, place.size, shared.sequence, shared.experts, shared.tensor)
     except ConfigError as error:
         return 0, [Check("batch", "fail", error.what, error.fix, EXIT_USAGE)]
     num_nodes = max(1, place.size // max(1, place.local_size))

@@ -32,12 +32,13 @@ from pretrain.engine.replicated import (
     set_optimizer_step,
     state_fragments,
     unexpected,
+    weight_pieces,
 )
 from pretrain.model.block import Block
 from pretrain.optim.matrices import Span, WeightPiece
 from pretrain.plan.memory import plan_buckets, reduces_to_owners
 from pretrain.plan.roofline import overlaps
-from pretrain.types import Batch, Fragment, FragmentStore, part_of
+from pretrain.types import Batch, Fragment, FragmentStore
 
 
 def deepspeed_config(
@@ -242,7 +243,7 @@ class DeepSpeedZeroEngine(WrappedModule):
         self.description = f"DeepSpeed ZeRO-{stage}, {config.arithmetic}, {devices}"
         self._clip = grad_clip if clips_itself(config) else None
         self._parameters = list(module.parameters())
-        self.is_sharded, self.needs_all_ranks = stage == 3, stage == 3 or world.experts > 1
+        self.is_sharded, self.needs_all_ranks = stage == 3, stage == 3 or world.parts > 1
         if self.is_sharded:
             # Gathered with those of a block: not behind the optimizer, which waits for the device.
             wrapped.optimizer.persistent_parameters = []
@@ -347,16 +348,15 @@ class _PartitionedGroups(_Partitioned):
         # The working parameters of a group are in one flat tensor; this rank's partitions in fp32:
         masters = engine.optimizer.single_partition_of_fp32_groups
         groups = zip(engine.optimizer.bit16_groups, masters, strict=True)
-        pieces = []
+        pieces: list[WeightPiece] = []
         for slot, (group, master) in enumerate(groups):
             for parameter in group:
                 mapping = parameter._hp_mapping
                 if mapping is not None:
                     place = mapping.hp_fragment_address
-                    part = part_of(parameter)
-                    offset = part.offset(parameter.numel()) + mapping.lp_fragment_address.start
-                    span = Span(names[id(parameter)], slot, offset, place.start, place.numel)
-                    pieces.append(WeightPiece(span, tuple(part.whole(parameter.shape)), master))
+                    first = mapping.lp_fragment_address.start
+                    span = Span(names[id(parameter)], slot, first, place.start, place.numel)
+                    pieces += weight_pieces(parameter, parameter.shape, span, master)
         super().__init__(engine, pieces, masters, world.rank)
 
     @torch.no_grad()
@@ -372,7 +372,7 @@ class _PartitionedParameters(_Partitioned):
     def __init__(self, engine: Any, names: dict[int, str], world: World) -> None:
         zero = engine.optimizer
         masters = zero.fp32_partitioned_groups_flat
-        pieces = []
+        pieces: list[WeightPiece] = []
         self._working: list[tuple[Tensor, Tensor]] = []
         for parameter in (parameter for group in zero.fp16_groups for parameter in group):
             slot, start, _ = zero.grad_position[zero.get_param_id(parameter)]
@@ -381,12 +381,8 @@ class _PartitionedParameters(_Partitioned):
             # Within its group, which need not be the world.
             offset = parameter.ds_zero_partition_rank * share
             length = min(share, parameter.ds_numel - offset)
-            part = part_of(parameter)
-            if length > 0:
-                offset += part.offset(parameter.ds_numel)
-                span = Span(names[id(parameter)], slot, offset, start, length)
-                whole = tuple(part.whole(parameter.ds_shape))
-                pieces.append(WeightPiece(span, whole, masters[slot]))
+            span = Span(names[id(parameter)], slot, offset, start, length)
+            pieces += weight_pieces(parameter, parameter.ds_shape, span, masters[slot])
         super().__init__(engine, pieces, masters, world.rank)
 
     @torch.no_grad()

@@ -43,7 +43,7 @@ class Engine(Protocol):
         description: Engine, precision, ranks and offload in one line, for logs.
         module: The trained module, without wrappers.
         is_sharded: Each rank has a share of the weights only (ZeRO 3).
-        needs_all_ranks: A forward pass is collective (ZeRO 3, experts over ranks).
+        needs_all_ranks: A forward pass is collective (ZeRO 3, experts or matrices over ranks).
         average: The moving average of the weights, part of `state`; None: there is none.
     """
 

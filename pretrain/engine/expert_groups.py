@@ -1,9 +1,10 @@
-"""Experts over ranks under DeepSpeed: what it has to know of them, and the norm that it leaves out.
+"""Experts and matrices over ranks under DeepSpeed: what it must know, and the norm it leaves out.
 
 With W ranks of which each G consecutive ones share the experts of a layer, the gradient of an
-expert is the sum over the tokens of G ranks. Summed over the W / G ranks that have the expert, and
-divided by W, it is the mean over all ranks, as that of any other parameter. DeepSpeed does so for
-its own layers of experts, and shards their state over those W / G ranks; it takes ours for such by
+expert is the sum over the tokens of G ranks, and so is that of a part of a matrix that they share.
+Summed over the W / G ranks that have it, and divided by W, it is the mean over all ranks, as that of
+any other parameter. DeepSpeed does so for its own layers of experts, and shards their state over
+those W / G ranks; it takes ours for such by
 
     ZeRO 0 to 2   attributes of the parameters, groups of the optimizer of their own, and a module
                   of its class of layers of experts, without parameters, while the engine is built
@@ -27,7 +28,7 @@ _MARKER = "experts_over_ranks"
 
 
 def describe_experts(parameter: Any, world: World, timeout_s: int) -> None:
-    """Gives an expert's parameter the attributes that DeepSpeed reads. Collective.
+    """Gives a parameter that ranks share the attributes that DeepSpeed reads. Collective.
 
     Any other parameter is left as it is. Its process groups have `timeout_s`.
     """
@@ -38,7 +39,7 @@ def describe_experts(parameter: Any, world: World, timeout_s: int) -> None:
 
     name = f"ep_size_{part.ranks}"
     if name not in groups._EXPERT_PARALLEL_GROUP:
-        groups._EXPERT_PARALLEL_GROUP[name] = world.expert_group(timeout_s)
+        groups._EXPERT_PARALLEL_GROUP[name] = world.parts_group(timeout_s)
         groups._EXPERT_DATA_PARALLEL_GROUP[name] = world.copies_group(timeout_s)
         copies = range(part.rank, world.size, part.ranks)
         groups._EXPERT_DATA_PARALLEL_GROUP_RANKS[name] = list(copies)

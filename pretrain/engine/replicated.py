@@ -16,6 +16,7 @@ Frozen parameters are state too, as weights without moments and without an fp32 
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -50,10 +51,10 @@ def place_whole(optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], pie
         mine = max(parts, key=lambda part: part.ranks)
         spans: list[list[Span]] = [[] for _ in range(mine.ranks)]
         for piece, part in zip(pieces, parts, strict=True):
-            name, slot, offset, start, length = piece.span
             for rank in range(part.ranks) if part.ranks > 1 else (mine.rank,):
-                offset = Part(rank, part.ranks).offset(length) if part.ranks > 1 else offset
-                spans[rank].append(Span(name, slot, offset, start, length))
+                name, slot, _, start, length = piece.span
+                (place,) = Part(rank, *part[1:]).places(piece.master.shape, 0, length)
+                spans[rank].append(Span(name, slot, place.offset, start, length))
         optimizer.place(masters, pieces, spans, mine.rank)
 
 
@@ -67,6 +68,16 @@ def place_cut(
         optimizer.place(masters, pieces, spans, rank)
 
 
+def weight_pieces(parameter: Any, shape: Sequence[int], span: Span, master: Tensor) -> Iterator[WeightPiece]:
+    """Yields the pieces of a whole parameter that a span of this rank's part is, of this shape."""
+    part = part_of(parameter)
+    whole = tuple(part.whole(shape))
+    for place in part.places(shape, span.offset, span.length):
+        start = span.start + place.start - span.offset
+        at = Span(span.name, span.slot, place.offset, start, place.length)
+        yield WeightPiece(at, whole, master, place.stripes)
+
+
 def state_fragments(optimizer: torch.optim.Optimizer, pieces: Sequence[WeightPiece]) -> Iterator[Fragment]:
     """Yields master weights with their moments, then the state of whole matrices."""
     over_matrices = isinstance(optimizer, WholeOptimizer)
@@ -77,7 +88,7 @@ def state_fragments(optimizer: torch.optim.Optimizer, pieces: Sequence[WeightPie
             for key in MOMENTS[type(optimizer)]:
                 flat = optimizer.state[piece.master][key].view(-1)
                 tensors[key] = flat.narrow(0, piece.span.start, piece.span.length)
-        yield Fragment(piece.span.name, piece.span.offset, piece.shape, tensors)
+        yield Fragment(piece.span.name, piece.span.offset, piece.shape, tensors, piece.stripes)
     if over_matrices:
         yield from optimizer.fragments()
 
@@ -175,10 +186,15 @@ def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = Fa
     return Update(grad_norm, skipped)
 
 
-def _even_share(length: int, world: World, part: Part) -> slice:
-    """Returns the elements that this rank saves of a tensor that all ranks with this part have."""
+def _even_share(fragment: Fragment, world: World, part: Part) -> Iterator[Fragment]:
+    """Yields what this rank saves of a fragment that all ranks with this part have, if anything."""
     rank, size = world.rank // part.ranks, world.size // part.ranks
-    return slice(length * rank // size, length * (rank + 1) // size)
+    run, stride = fragment.stripes or (1, 1)
+    length = fragment.length // run
+    first, last = length * rank // size, length * (rank + 1) // size
+    if first < last:
+        tensors = {key: tensor[first * run : last * run] for key, tensor in fragment.tensors.items()}
+        yield replace(fragment, offset=fragment.offset + first * stride, tensors=tensors)
 
 
 class ReplicatedState:
@@ -191,12 +207,11 @@ class ReplicatedState:
     def __init__(self, masters: list[tuple[str, Tensor]], optimizer: torch.optim.Optimizer, world: World) -> None:
         self._optimizer = optimizer
         self._world = world
-        self._pieces = []
+        self._pieces: list[WeightPiece] = []
         self._parts = {name: part_of(master) for name, master in masters}
         for slot, (name, master) in enumerate(masters):
-            part, length = self._parts[name], master.numel()
-            span = Span(name, slot, part.offset(length), start=0, length=length)
-            self._pieces.append(WeightPiece(span, tuple(part.whole(master.shape)), master))
+            span = Span(name, slot, offset=0, start=0, length=master.numel())
+            self._pieces += weight_pieces(master, master.shape, span, master)
         place_whole(optimizer, [master for _, master in masters], self._pieces)
 
     def held_fragments(self) -> Iterator[Fragment]:
@@ -206,10 +221,7 @@ class ReplicatedState:
     def owned_fragments(self) -> Iterator[Fragment]:
         """Yields this rank's even share of every fragment."""
         for whole in self.held_fragments():
-            share = _even_share(whole.length, self._world, self._parts[whole.name])
-            if share.start < share.stop:
-                tensors = {key: tensor[share] for key, tensor in whole.tensors.items()}
-                yield Fragment(whole.name, whole.offset + share.start, whole.shape, tensors)
+            yield from _even_share(whole, self._world, self._parts[whole.name])
 
     def scalars(self) -> dict[str, float]:
         """Returns nothing: there is no loss scale."""
@@ -302,36 +314,36 @@ class CompleteState:
         """Yields the trained state, and this rank's part of what is kept beside it."""
         yield from self._trained.held_fragments()
         self._filled = []
-        for name, kind, tensor, shape in self._kept:
-            live, offset, whole = self._place(tensor)
-            if live.numel():
+        for one in self._kept:
+            for fragment in self._pieces_of(one):
+                live = fragment.tensors[one.kind]
                 values = live if live.dtype == torch.float32 else live.float()
                 if values is not live:
                     self._filled.append((live, values))
-                yield Fragment(name, offset, shape or whole, {kind: values})
+                yield replace(fragment, tensors={one.kind: values})
 
     def owned_fragments(self) -> Iterator[Fragment]:
         """Yields the fragments that this rank saves."""
         yield from self._trained.owned_fragments()
-        for name, kind, tensor, shape in self._kept:
-            live, offset, whole = self._place(tensor)
-            if not hasattr(tensor, "ds_tensor"):
-                share = _even_share(live.numel(), self._world, part_of(tensor))
-                live, offset = live[share], offset + share.start
-            if live.numel():
-                yield Fragment(name, offset, shape or whole, {kind: live.float()})
+        for one in self._kept:
+            for fragment in self._pieces_of(one):
+                is_share = hasattr(one.tensor, "ds_tensor")
+                own = (fragment,) if is_share else _even_share(fragment, self._world, part_of(one.tensor))
+                for piece in own:
+                    yield replace(piece, tensors={one.kind: piece.tensors[one.kind].float()})
 
-    def _place(self, tensor: Any) -> tuple[Tensor, int, tuple[int, ...]]:
-        """Returns this rank's part of a tensor, flat, its offset, and the shape of the whole."""
-        part = part_of(tensor)
-        if not hasattr(tensor, "ds_tensor"):
-            first = part.offset(tensor.numel())
-            return tensor.data.view(-1), first, tuple(part.whole(tensor.shape))
-        share = tensor.ds_tensor.ds_numel
-        offset = tensor.ds_zero_partition_rank * share
-        length = max(0, min(share, tensor.ds_numel - offset))
-        offset += part.offset(tensor.ds_numel)
-        return tensor.ds_tensor.data[:length], offset, tuple(part.whole(tensor.ds_shape))
+    def _pieces_of(self, one: KeptTensor) -> Iterator[Fragment]:
+        """Yields what this rank has of a tensor, in its own dtype."""
+        tensor: Any = one.tensor
+        live, shape, first = tensor.data.view(-1), tensor.shape, 0
+        if hasattr(tensor, "ds_tensor"):
+            live, shape = tensor.ds_tensor.data, tensor.ds_shape
+            first = tensor.ds_zero_partition_rank * tensor.ds_tensor.ds_numel
+            live = live[: max(0, tensor.ds_numel - first)]
+        span = Span(one.name, 0, first, 0, live.numel())
+        for piece in weight_pieces(tensor, shape, span, live):
+            whole = one.shape or piece.shape
+            yield Fragment(one.name, piece.span.offset, whole, {one.kind: piece.weight}, piece.stripes)
 
     def scalars(self) -> dict[str, float]:
         """See `FragmentStore.scalars`."""

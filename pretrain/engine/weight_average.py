@@ -10,6 +10,7 @@ here: the decay (`ema_decay`), which is a function of the step.
 """
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -30,16 +31,15 @@ class AveragedState:
         self._trained = trained
         self._weights: list[Tensor] = []
         self._averages: list[Tensor] = []
-        # Offset and average of the piece on this rank.
-        self._by_name: dict[str, tuple[int, Tensor]] = {}
+        # Offset and average of each piece on this rank, of a parameter by offset.
+        self._by_name: dict[str, list[tuple[int, Tensor]]] = {}
         for fragment in trained.held_fragments():
             if "weight" in fragment.tensors:
-                assert fragment.name not in self._by_name, "one piece of a parameter on a rank"
                 weight = fragment.tensors["weight"]
                 average = weight.detach().clone()
                 self._weights.append(weight)
                 self._averages.append(average)
-                self._by_name[fragment.name] = (fragment.offset, average)
+                self._by_name.setdefault(fragment.name, []).append((fragment.offset, average))
 
     def follow(self, decay: float) -> None:
         """Moves the average towards the weights of an update; not collective."""
@@ -68,8 +68,10 @@ class AveragedState:
     def _complete(self, fragment: Fragment) -> Fragment:
         if "weight" not in fragment.tensors:  # state of a whole matrix
             return fragment
-        offset, average = self._by_name[fragment.name]
-        piece = average.narrow(0, fragment.offset - offset, fragment.length)
+        pieces = self._by_name[fragment.name]
+        offset, average = pieces[bisect_right(pieces, fragment.offset, key=lambda piece: piece[0]) - 1]
+        run, stride = fragment.stripes or (1, 1)
+        piece = average.narrow(0, (fragment.offset - offset) // stride * run, fragment.length)
         return replace(fragment, tensors=fragment.tensors | {EMA: piece})
 
     def held_fragments(self) -> Iterator[Fragment]:

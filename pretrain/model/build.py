@@ -31,8 +31,9 @@ from pretrain.dist import World
 from pretrain.errors import ConfigError, install_fix
 from pretrain.model.expert_parallel import share_experts
 from pretrain.model.recurrent.recurrent import Recurrent, check_engine, draw_recurrent
+from pretrain.model.tensor_parallel import mark_parts, share_tensors
 from pretrain.model.transformer import Transformer
-from pretrain.types import part_of
+from pretrain.types import Part, part_of
 
 log = logging.getLogger(__name__)
 
@@ -275,7 +276,7 @@ def build_model(
     """Builds a model on `device` with its weights unset.
 
     Without `storage` the parameters stay on the meta device, to be filled one by one. `world`: the
-    ranks that share its experts, and then collective; None: this rank has all.
+    ranks that share its experts or matrices, and then collective; None: this rank has all.
 
     Raises:
         ConfigError: The attention backend does not support the model or the device, or the engine
@@ -283,6 +284,7 @@ def build_model(
             the device or the environment lacks.
     """
     model: LanguageModel
+    parts: dict[str, Part] = {}
     # On the meta device first: torch's own initialisation costs nothing there, and draws nothing.
     with torch.device("meta"):
         if isinstance(config, RecurrentConfig):
@@ -292,6 +294,7 @@ def build_model(
             model = Transformer(config, engine, device)
             if world is not None:
                 share_experts(model, world, engine.group_timeout_s)
+                parts = share_tensors(model, world, engine.group_timeout_s)
             for stack in model.stacks if engine.fp8 != "off" else ():
                 convert_to_fp8(stack.blocks, engine.fp8, device)
             if device.type == "cuda":
@@ -301,6 +304,7 @@ def build_model(
     if storage and device.type != "meta":
         model.to_empty(device=device)
         model.tie()
+    mark_parts(model, parts)
     if isinstance(model, Recurrent):
         if not storage:
             model.allow_swaps()

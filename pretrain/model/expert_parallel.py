@@ -73,7 +73,7 @@ def share_experts(model: nn.Module, world: World, timeout_s: int) -> None:
     layers = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
     if world.experts == 1 or not layers:
         return
-    send = SharedExperts(world.expert_group(timeout_s))
+    send = SharedExperts(world.parts_group(timeout_s))
     part = Part(world.rank % world.experts, world.experts)
     for layer in layers:
         layer.send = send

@@ -6,7 +6,7 @@ placed.rotation, placed.local_rotation, placed.biases    to every attention laye
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -140,10 +140,14 @@ class RotaryPosition(nn.Module):
         if local is not None or (scaling is not None and not config.rope_local_scaling):
             scaling = scaling if config.rope_local_scaling else None
             self._local_table = _build_table(max_seq_len, width, local or config.rope_theta, scaling)
+        # With matrices over ranks, what gathers their columns: attention then has all of them.
+        self.shared: Any = None
 
     def forward(
         self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1, capacity: int | None = None
     ) -> PositionedInput:  # fmt: skip
+        if self.shared is not None and positions_BT is not None:
+            positions_BT = self.shared.gather(positions_BT)
         place = (positions_BT, offset, x_BTD.shape[1], x_BTD.device, capacity)
         rotation = self._table(*place)
         local_rotation = rotation

@@ -12,7 +12,7 @@ Everything else works on one token, so no other layer knows of it. Ranks need as
 each. Key-value heads that several ranks read are sent to each of them. The gradient of an exchange
 is an exchange: summed over all ranks, gradients of the parts are those of whole rows.
 
-Not here: the cut of a batch (`types.cut_columns`), and the sum over ranks (`engine/`).
+Not here: the cut of a batch (`data/loader.py`), and the sum over ranks (`engine/`).
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from pretrain.model.attention import CrossAttention, LatentAttention, SelfAttent
 from pretrain.model.backends.backend import AttentionBackend, DistanceBias, cast_inputs
 from pretrain.model.stack import Stack
 from pretrain.plan.task import copies_of_heads
-from pretrain.types import AttentionMask
+from pretrain.types import AttentionMask, Columns
 
 
 def _exchange(x: Tensor, group: Any) -> Tensor:
@@ -61,20 +61,31 @@ class SharedMask:
 
 
 class SharedAttention:
-    """An attention backend for columns of rows that ranks share, and for whole rows as before."""
+    """An attention backend for columns of rows that ranks share, and for whole rows as before.
 
-    def __init__(self, inner: AttentionBackend, group: Any) -> None:
+    Args:
+        inner: Backend of a rank.
+        group: Ranks that exchange heads for columns. None: there are none.
+        heads: Part of the heads of the model that this rank has, of those that share matrices.
+    """
+
+    def __init__(self, inner: AttentionBackend, group: Any, heads: Columns) -> None:
         self.inner = inner
         self._group = group
+        self._heads = heads
 
     def prepare(self, mask: AttentionMask, *, bias: DistanceBias | None = None, **size: Any) -> Any:
         """Prepares the mask of whole rows, of `queries` and `keys`, for the heads of this rank."""
-        columns = mask.columns
-        if columns is None:
+        if bias is not None and self._heads.ranks > 1:
+            bias = DistanceBias(bias.values_NR.chunk(self._heads.ranks)[self._heads.rank])
+        if mask.columns is None:
             return self.inner.prepare(mask, bias=bias, **size)
+        whole = replace(mask, columns=None)
+        if self._group is None:
+            return self.inner.prepare(whole, bias=bias, **size)
         if bias is not None:
-            bias = DistanceBias(bias.values_NR.chunk(columns.ranks)[columns.rank])
-        return SharedMask(self.inner.prepare(replace(mask, columns=None), bias=bias, **size))
+            bias = DistanceBias(bias.values_NR.chunk(self._group.size())[self._group.rank()])
+        return SharedMask(self.inner.prepare(whole, bias=bias, **size))
 
     def attend(
         self,
@@ -89,6 +100,8 @@ class SharedAttention:
     ) -> Tensor:
         """Attends between two exchanges, or three of cross attention. Collective for columns."""
         options: dict[str, Any] = {"dropout": dropout, "scale": scale}
+        if sinks_N is not None and self._heads.ranks > 1:
+            sinks_N = sinks_N.chunk(self._heads.ranks)[self._heads.rank]
         if not isinstance(prepared, SharedMask):
             return self.inner.attend(q_BTNH, k_BSKH, v_BSKH, prepared, sinks_N=sinks_N, **options)
         if sinks_N is not None:
@@ -114,14 +127,15 @@ def share_rows(model: nn.Module, world: World, timeout_s: int) -> None:
     Raises:
         ConfigError: Rotary frequencies follow the length of a document, of which a rank has a part.
     """
-    if world.sequence == 1:
+    if world.row_ranks == 1:
         return
-    group = world.sequence_group(timeout_s)
+    group = world.sequence_group(timeout_s) if world.sequence > 1 else None
+    heads = Columns(world.rank % world.tensor, world.tensor)
     for module in model.modules():
         if isinstance(module, Stack) and module.follows_length:
-            kinds = "rope_scaling of kind dynamic and longrope needs whole documents"
-            raise ConfigError(f"{kinds}, of which ranks have parts", fix="use engine.sequence=1")
+            what = "rope_scaling of kind dynamic and longrope needs whole documents, of which ranks have parts"
+            raise ConfigError(what, fix="use parallel.sequence=1 and parallel.tensor=1")
         if isinstance(module, Stack | SelfAttention | LatentAttention | CrossAttention):
-            module.backend = SharedAttention(module.backend, group)
+            module.backend = SharedAttention(module.backend, group, heads)
         if isinstance(module, Stack) and module.cross_backend is not None:
-            module.cross_backend = SharedAttention(module.cross_backend, group)
+            module.cross_backend = SharedAttention(module.cross_backend, group, heads)

@@ -51,6 +51,7 @@ class Head(nn.Module):
         num_scores: Rows of `weight` without the padding of a vocabulary.
         soft_cap: Bound of the scores, which a loss must apply too. None: unbounded.
         compiles_loss: The loss is compiled like the blocks (`engine.compile`).
+        shared: Ranks that share the vocabulary (`TensorRanks`). None: this one has all of it.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -63,6 +64,7 @@ class Head(nn.Module):
         self.scale = config.head.scale * (width**-0.5 if config.head.scaled else 1.0)
         self.soft_cap = config.head.soft_cap
         self.compiles_loss = False
+        self.shared: Any = None
         self.activation = ACTIVATIONS[config.head.activation or config.last_stack.activation]
         self.transform = None
         self.norm = None
@@ -89,9 +91,11 @@ class Head(nn.Module):
         if loss is not None:
             return loss(hidden_BTD, self.weight, self.bias)
         logits_BTV = nn.functional.linear(hidden_BTD, self.weight, self.bias)
+        if self.shared is not None:
+            logits_BTV = self.shared.join(logits_BTV)
         if self.soft_cap is not None:
             logits_BTV = self.soft_cap * (logits_BTV / self.soft_cap).tanh()
-        if self.num_scores < self.weight.shape[0]:
+        if self.num_scores < logits_BTV.shape[-1]:
             logits_BTV[..., self.num_scores :] = -torch.inf
         return logits_BTV
 
@@ -195,6 +199,7 @@ class Transformer(nn.Module):
         self.averages = config.head.mean
         self.pooler = Pooler(width, config.pooler_activation) if config.pooler else None
         self.tied_embeddings = config.tied_embeddings
+        self.shared: Any = None  # ranks that share its matrices, `TensorRanks`
         self.tie()
 
     def tie(self) -> None:
@@ -225,6 +230,8 @@ class Transformer(nn.Module):
             logits.
         """
         rows = _target_rows(batch)
+        if self.shared is not None:
+            self.shared.has_columns = batch.columns is not None
         encoded = None
         if self.mask is not None:
             x_BTD = self._restore(batch)

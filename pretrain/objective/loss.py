@@ -38,6 +38,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pretrain.config.objective import ObjectiveConfig
+from pretrain.objective.shared_loss import sum_shared_chunk
 from pretrain.plan.memory import chunk_logits
 from pretrain.types import IGNORE_INDEX, Batch, ModelOutput
 
@@ -48,8 +49,8 @@ class Model(Protocol):
     `head(hidden_BTD, loss)` returns `loss(hidden_BTD, weight_VD, bias_V)`, evaluated inside of the
     head's forward: only there are the head's weights gathered under ZeRO stage 3.
     `head.num_scores` is the number of rows of the weight, without padding; `head.compiles_loss`
-    asks for the compiled loss. `embedding.patches(pixels_BCYX)` returns what a head of pixels
-    predicts.
+    asks for the compiled loss; `head.shared` are the ranks over which these rows are cut, if any.
+    `embedding.patches(pixels_BCYX)` returns what a head of pixels predicts.
     """
 
     head: Any
@@ -97,6 +98,8 @@ def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_l
     if batch.target_positions_P is not None:
         hidden_BTD = hidden_BTD.flatten(0, 1).index_select(0, batch.target_positions_P)
         targets_BT = targets_BT.flatten().index_select(0, batch.target_positions_P)
+        if model.head.shared is not None:
+            hidden_BTD, targets_BT = model.head.shared.fill(hidden_BTD, targets_BT)
 
     def head_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> LossOutput:
         return linear_cross_entropy(
@@ -110,10 +113,14 @@ def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_l
             z_loss=z_loss,
             soft_cap=model.head.soft_cap,
             compiled=model.head.compiles_loss,
+            shared=model.head.shared,
         )
 
     # The hooks of ZeRO stage 3 may return a plain tuple.
-    return LossOutput(*model.head(hidden_BTD, head_loss))._replace(routing_LW=output.routing_LW)
+    found = LossOutput(*model.head(hidden_BTD, head_loss))._replace(routing_LW=output.routing_LW)
+    if batch.target_positions_P is not None and found.nll_P is not None:
+        found = found._replace(nll_P=found.nll_P[: len(batch.target_positions_P)])
+    return found
 
 
 class CrossEntropy(NamedTuple):
@@ -267,6 +274,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     soft_cap: float | None = None,
     compiled: bool = False,
+    shared: Any = None,
 ) -> LossOutput:
     """Sums the cross-entropy of `softmax(hidden weight^T + bias)` over the targets.
 
@@ -283,11 +291,16 @@ def linear_cross_entropy(
         z_loss: Coefficient of the squared log of the softmax's denominator.
         soft_cap: Bound that logits approach, `cap tanh(logits / cap)`; None: unbounded.
         compiled: Compile what is between the matrix products, at the first call.
+        shared: Ranks that have parts of the vocabulary, and columns or all of the tokens
+            (`TensorRanks`), and then collective. None: this one has all of it.
     """
     hidden = hidden_BTD.flatten(0, -2)
     targets = targets_BT.flatten()
     form = CrossEntropy(vocab_size, label_smoothing, z_loss, soft_cap)
     sum_logits = _compiled_sum_chunk() if compiled else sum_chunk
+    if shared is not None:
+        assert mixed_P2 is None, "mixed targets are those of images"
+        sum_logits = partial(sum_shared_chunk, shared=shared)
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -297,7 +310,7 @@ def linear_cross_entropy(
     inputs = hidden, weight_VD, bias_V, targets, mixed_P2
     with torch.autocast(device, enabled=False):
         # Inside a Function gradients are always off: the current mode is passed in.
-        return LossOutput(*_Sums.apply(*inputs, form, torch.is_grad_enabled(), sum_logits))
+        return LossOutput(*_Sums.apply(*inputs, form, torch.is_grad_enabled(), sum_logits, shared))
 
 
 class _Sums(torch.autograd.Function):
@@ -312,6 +325,7 @@ class _Sums(torch.autograd.Function):
         form: CrossEntropy,
         grad_enabled: bool,
         sum_logits: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]],
+        shared: Any,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         exact = torch.promote_types(hidden_PD.dtype, torch.float32)
         loss_sum = hidden_PD.new_zeros((), dtype=exact)
@@ -325,10 +339,13 @@ class _Sums(torch.autograd.Function):
         grad_bias = None
         if bias_V is not None and for_bias:
             grad_bias = torch.zeros_like(bias_V, dtype=exact)
-        size = max(1, _chunk_logits(weight_VD.device) // weight_VD.shape[0])
+        rows = weight_VD.shape[0] * (shared.size if shared is not None else 1)
+        size = max(1, _chunk_logits(weight_VD.device) // rows)
         for start in range(0, hidden_PD.shape[0], size):
             hidden = hidden_PD[start : start + size]
             targets_P1 = targets_P[start : start + size, None]
+            if shared is not None:
+                hidden, targets_P1 = shared.gather(hidden, 0), shared.gather(targets_P1, 0)
             logits_PV = torch.nn.functional.linear(hidden, weight_VD, bias_V)
             mixed = None if mixed_P2 is None else mixed_P2[start : start + size]
             loss, nll_P1, correct, grad_PV = sum_logits(logits_PV, targets_P1, mixed, form, needs_grad)
@@ -338,7 +355,9 @@ class _Sums(torch.autograd.Function):
             num_correct += correct
             if grad_PV is None:
                 continue
-            if grad_hidden is not None:
+            if grad_hidden is not None and shared is not None:
+                grad_hidden[start : start + size] = shared.sum(grad_PV @ weight_VD, 0)
+            elif grad_hidden is not None:
                 torch.mm(grad_PV, weight_VD, out=grad_hidden[start : start + size])
             if grad_weight is not None and grad_weight.dtype == hidden.dtype:
                 grad_weight.addmm_(grad_PV.t(), hidden)
@@ -360,7 +379,7 @@ class _Sums(torch.autograd.Function):
         # In place: a copy of the weight's gradient would cost a tenth of its product. Autograd
         # therefore refuses a second backward pass through the same graph.
         scaled = (None if saved is None else saved.mul_(grad) for saved in ctx.saved_tensors)
-        return *scaled, None, None, None, None, None
+        return *scaled, None, None, None, None, None, None
 
 
 def _round_like(grad: Tensor | None, parameter: Tensor | None) -> Tensor | None:

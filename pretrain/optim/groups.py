@@ -85,7 +85,7 @@ class ParameterGroup:
 
     Attributes:
         name: `decay` or `no_decay`; under `layer_decay`, with the depth: `decay.3`; of several
-            scales, with the number of its own: `decay.s1`; of experts over ranks `decay.experts`.
+            scales, with the number of its own: `decay.s1`; of what ranks share `decay.parts`.
         decays: `optim.weight_decay` applies.
         names: Parameter names, in the order of registration in the model.
         parameters: The parameters, in the same order.
@@ -145,7 +145,7 @@ def group_parameters(
 
     Returns:
         At most two groups, the decaying one first; for each depth with `layer_decay`, for each
-        scale, and for experts over ranks.
+        scale, and for experts and matrices over ranks.
     """
     embeddings = {
         id(parameter)
@@ -175,7 +175,7 @@ def group_parameters(
             blocks.append(tuple((rows, *parameter.shape[1:][-1:]) for rows in rows_of))
         suffix = "" if layer_decay is None else f".{depth}"
         suffix += f".s{scales.index(scale)}" if len(scales) > 1 else ""
-        suffix += ".experts" if is_part else ""
+        suffix += ".parts" if is_part else ""
         ratio = scale.lr * (layer_decay or 1.0) ** (head_depth - depth)
         name = ("decay" if decays else "no_decay") + suffix
         groups.append(ParameterGroup(name, decays, names, parameters, tuple(blocks), ratio, scale))

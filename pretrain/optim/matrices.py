@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from pretrain.optim.groups import ParameterGroup
-from pretrain.types import Fragment
+from pretrain.types import Fragment, Stripes
 
 
 class Span(NamedTuple):
@@ -54,11 +54,13 @@ class WeightPiece:
     """A piece of a parameter of some shape in a tensor on this rank.
 
     `master` is the fp32 tensor that the optimizer steps: a parameter, or a flat partition of many.
+    `stripes` are its elements after the first; None: one after another.
     """
 
     span: Span
     shape: tuple[int, ...]
     master: Tensor
+    stripes: Stripes | None = None
 
     @property
     def weight(self) -> Tensor:

@@ -59,7 +59,8 @@ class _StackCounter:
         model = task.model
         assert isinstance(model, ModelConfig), "recurrent models are counted apart"
         self.stack: StackConfig = getattr(model, name)
-        self.ranks, self.shares_experts = task.sequence, task.experts > 1
+        self.ranks, self.tensor, self.shares_experts = task.sequence, task.tensor, task.experts > 1
+        self.copies = copies_of_heads(self.stack.heads, self.stack.num_kv_heads, task.row_ranks)
         lengths = task.columns
         is_last = name == "decoder"
         self.causal = is_last and not model.restores
@@ -97,9 +98,9 @@ class _StackCounter:
         is_normed_after = self.stack.norm_placement in ("output", "sandwich")
         if self.stack.layer_scale is not None:
             scaled = self.residual if is_normed_after else self.compute
-        # Attention has read the same stream, or by one norm the same input.
-        read = self.compute - (self.residual if shared is True else 0)
-        if shared == "one_norm" and not self.copied:
+        # The columns of all ranks that share matrices; attention has read the same stream or input.
+        read = self.tensor * self.compute - (self.residual if shared is True else 0)
+        if shared == "one_norm" and not self.copied and self.tensor == 1:
             read = 0
         norms = (normed + (self.stack.norm_placement == "sandwich")) * (shared != "one_norm")
         return self.stack.width * (read + self.mask + scaled) + norms * self.norm()
@@ -156,9 +157,8 @@ class _StackCounter:
         stack = self.stack
         if self.ranks == 1:
             return 0, 0
-        copies = copies_of_heads(stack.heads, stack.num_kv_heads, self.ranks)
         head = stack.per_head_width * self.compute
-        return (stack.heads + 2 * copies * stack.num_kv_heads) * head, stack.heads * head
+        return (stack.heads + 2 * self.copies * stack.num_kv_heads) * head, stack.heads * head
 
     def exchanges(self, engine: EngineConfig) -> int:
         """Returns bytes that a rank exchanges for a micro-batch, in all passes of each block."""
@@ -238,9 +238,8 @@ class _StackCounter:
         parts = [self.attention(number), self.feedforward(number)]
         source = self.rows * self.source_length
         # The decoder's keys and values of the source, and autocast's copy of the encoder's output.
-        copies = copies_of_heads(stack.heads, stack.num_kv_heads, self.ranks)
-        shared = 2 * copies * stack.num_kv_heads * stack.per_head_width * self.compute * source
-        shared += stack.width * self.copied * source
+        shared = 2 * self.copies * stack.num_kv_heads * stack.per_head_width * self.compute * source
+        shared += stack.width * (self.copied + (self.tensor > 1) * self.tensor * self.compute) * source
         # Weights of attention and feed-forward layers, of which autocast makes copies.
         attention = 2 * stack.width * (stack.heads + stack.num_kv_heads) * stack.per_head_width
         held = (stack.experts.count + stack.experts.shared) if stack.experts else 1
@@ -264,12 +263,12 @@ class _StackCounter:
     def scores(self) -> int:
         """Returns what `selective` keeps of tiled attention on a CPU, whose scores are products."""
         pairs = 0
-        length, source = self.length * self.ranks, self.source_length * self.ranks
+        length, source = (n * self.ranks * self.tensor for n in (self.length, self.source_length))
         for start in range(0, length, _TILE):
             queries = min(_TILE, length - start)
             keys = start + queries if self.causal else length
             pairs += queries * (keys + (source if self.in_tiles else 0))
-        return self.rows * self.stack.heads // self.ranks * pairs * self.compute
+        return self.rows * self.stack.heads // (self.ranks * self.tensor) * pairs * self.compute
 
     def blocks(self, engine: EngineConfig, frozen: int) -> tuple[int, int, int]:
         """Returns bytes of all blocks but the frozen ones, of the largest recomputed one, and on the host."""
@@ -358,7 +357,7 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
         width, positions = model.head_width, round(micro * lengths.target * task.head_share)
         if model.head.transform:
             ends += positions * ((last.stack.width + width) * last.compute + last.norm(width))
-        sums = model.num_head_rows * (width + model.head.bias) if task.trains_head else 0
+        sums = model.num_head_rows // task.tensor * (width + model.head.bias) if task.trains_head else 0
         loss = (positions * width + sums) * last.compute
         if model.restores:  # pixels, predicted ones and their difference, by autograd
             loss = positions * (width * last.compute + 3 * model.num_head_rows * _STATISTIC)

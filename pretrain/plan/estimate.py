@@ -71,7 +71,7 @@ def plan_facts(
     }
     if not any(problem.kind == "batch" for problem in problems):
         shared = config.parallel
-        batch = plan_batch(config.batch, cluster.size, shared.sequence, shared.experts)
+        batch = plan_batch(config.batch, cluster.size, shared.sequence, shared.experts, shared.tensor)
         layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
         facts["layout"] = {
             "engine": config.engine.kind,
@@ -223,11 +223,12 @@ def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster)
 
 
 def _exchange_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> dict[str, Any]:
-    """Returns what a rank sends in a step to those that share its rows, and its experts."""
+    """Returns what a rank sends in a step to those that share its rows, experts and matrices."""
     work = plan_work(task, layout, cluster.size, cluster.device)
     of_step = {
         "exchange": (task.sequence, layout.accumulation * work.exchanged),
         "experts": (task.experts, layout.accumulation * work.routed),
+        "tensor": (task.tensor, layout.accumulation * work.collected),
     }
     found = {}
     for name, (ranks, sent) in of_step.items():

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import AnyModelConfig, ModelConfig
-from pretrain.plan.params import names_of_experts, parameter_shapes
+from pretrain.plan.params import names_of_experts, names_of_matrices, parameter_shapes
 from pretrain.plan.task import TrainingTask
 
 MAX_LIVE = 1_000_000_000
@@ -242,10 +242,10 @@ def plan_gathers(
         small: Tensors of no more values are always whole (`stage3_param_persistence_threshold`).
     """
     shapes = parameter_shapes(task.model)
-    experts = names_of_experts(shapes)
-    sizes = {name: math.prod(shape) // (task.experts if name in experts else 1) for name, shape in shapes.items()}
-    # With as many ranks as share experts, each is alone with its own.
-    alone = frozenset(experts) if ranks == task.experts else frozenset()
+    shared = names_of_matrices(shapes, task.model) if task.tensor > 1 else names_of_experts(shapes)
+    sizes = {name: math.prod(shape) // (task.parts if name in shared else 1) for name, shape in shapes.items()}
+    # With as many ranks as share these, each is alone with its own.
+    alone = frozenset(shared) if ranks == task.parts else frozenset()
     large = [name for name in sizes if sizes[name] > small]
     steps = tuple(_steps(task.model, large, engine, device))
     # A message in another dtype, of twice the size, is made of a copy of each gradient.

@@ -175,13 +175,13 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
     copied = engine.compute_bytes / engine.zero_hpz if engine.zero_hpz > 1 else 0
     kept = activation_bytes(task, engine, layout.micro, cluster.device)
     logits = _loss_bytes(task, layout, cluster)
-    # A stage shards what it shards over all ranks, the experts too: a part of a part.
-    stage, of_experts = engine.zero_stage, task.elsewhere
-    held = values.weights - (of_experts if stage < 3 else 0)
+    # A stage shards what it shards over all ranks, what some share too: a part of a part.
+    stage, elsewhere = engine.zero_stage, task.elsewhere
+    held = values.weights - (elsewhere if stage < 3 else 0)
     found = RankMemory(
         weights=round((each.weights + copied) * held),
-        gradients=round(each.gradients * (values.trained - (of_experts if stage < 2 else 0))),
-        optimizer=round(each.optimizer * (values.trained - (of_experts if stage < 1 else 0))),
+        gradients=round(each.gradients * (values.trained - (elsewhere if stage < 2 else 0))),
+        optimizer=round(each.optimizer * (values.trained - (elsewhere if stage < 1 else 0))),
         gathered=0,
         activations=kept.peak,
         # Gone when blocks run backward.
@@ -273,7 +273,7 @@ def _loss_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         return 4 * logits
     # In 16 bits: scores before, and gradients after the fp32 pass, which a compiled loss does not store.
     # Sums in fp32; rounded, they are among the activations.
-    sums = rows * task.model.last_stack.width * (4 if task.trains_head else 0)
+    sums = rows // task.tensor * task.model.last_stack.width * (4 if task.trains_head else 0)
     return logits * ((0 if layout.engine.compiles(cluster.device) else 4) + 2 * size) + sums
 
 

@@ -1,6 +1,7 @@
 """Names, shapes and counts of the parameters that `pretrain.model` builds."""
 
 import math
+import re
 from collections.abc import Collection, Iterator
 
 from pretrain.config.model import (
@@ -272,8 +273,16 @@ def count_active(model: AnyModelConfig) -> int:
 
 def names_of_experts(shapes: dict[str, Shape]) -> set[str]:
     """Returns the names of the matrices of experts, and of their biases."""
-    ours = {name for name, shape in shapes.items() if len(shape) == 3}
-    return ours | ({f"{name.removesuffix('weight')}bias" for name in ours} & shapes.keys())
+    ours = {name.removesuffix("weight") for name, shape in shapes.items() if len(shape) == 3}
+    return shapes.keys() & {f"{name}{kind}" for name in ours for kind in ("weight", "bias")}
+
+
+def names_of_matrices(shapes: dict[str, Shape], model: AnyModelConfig) -> set[str]:
+    """Returns the names of what `parallel.tensor` cuts (`model/tensor_parallel.py`)."""
+    rows = r".*blocks.*\.(qkv|query|key_value|gate_up|up)"
+    rows += "|head" if model.head.kind == "lm" else ""
+    cut = rf"(embedding|.*\.value_embedding.*|.*blocks.*\.(output|down))\.weight|({rows})\.(weight|bias)"
+    return {name for name in shapes if re.fullmatch(cut, name)}
 
 
 def count_names(shapes: dict[str, Shape], names: Collection[str]) -> int:

@@ -199,6 +199,7 @@ def _show_network(facts: dict[str, Any], console: Console) -> None:
     for key, what, whose in (
         ("exchange", "queries, keys, values and results", "ranks of a row"),
         ("experts", "tokens and results of experts", "ranks that share them"),
+        ("tensor", "columns and sums of layers", "ranks that share matrices"),
     ):
         if (exchange := facts[key])["bytes"]:
             sent = f"{size(exchange['bytes'])} in {span(exchange['seconds'])}"

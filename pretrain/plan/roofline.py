@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import RecurrentConfig
+from pretrain.config.model import RecurrentConfig, StackConfig
 from pretrain.plan.activations import activation_bytes, exchanged_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
@@ -63,7 +63,9 @@ class Work:
     exchanged: int = 0  # bytes of a micro-batch that these exchange, for attention
     experts: int = 1  # ranks that share the experts of a layer
     routed: int = 0  # bytes of a micro-batch that these exchange
-    elsewhere: int = 0  # weights of experts that other ranks reduce and gather
+    elsewhere: int = 0  # weights that ranks share, and that others reduce and gather
+    tensor: int = 1  # ranks that share the matrices of all layers
+    collected: int = 0  # bytes of a micro-batch that these gather and sum
 
     @property
     def model_flops(self) -> float:
@@ -108,6 +110,44 @@ def routed_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int:
     return round(rows * (forward + len(layers)) + 4 * experts.count * tiles * forward)
 
 
+_STATISTICS = 20
+"""Bytes of the values of a token that ranks gather for the loss (`objective/shared_loss.py`)."""
+
+
+def collected_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int:
+    """Returns bytes of columns that ranks which share matrices gather, and of sums that they cut.
+
+    Both are those of all ranks, this one's part included.
+    """
+    model = task.model
+    if task.tensor == 1 or isinstance(model, RecurrentConfig):
+        return 0
+    size, ids = engine.compute_bytes, 8
+    target = micro * task.columns.target * task.tensor
+    source = micro * (task.columns.source or 0) * task.tensor
+    found = 0
+    for name in ("encoder", "decoder"):
+        stack: StackConfig | None = getattr(model, name)
+        if stack is None:
+            continue
+        own = target if stack is model.last_stack else source or target
+        reads = source if stack is model.decoder and model.reads_encoder else 0
+        # A gather and a sum of attention, feed-forward and cross attention, whose keys are one more.
+        each = (4 + 2 * bool(reads)) * own + reads
+        # A block that is computed again stops at what it kept last: the input of its last product.
+        kept_behind = stack.norm_placement != "pre" or stack.dropout or stack.layer_scale or stack.drop_path
+        again = engine.activation_checkpointing != "none"
+        repeated = -(-stack.layers // engine.activation_checkpointing_every) if again else 0
+        found += stack.width * size * (each * (2 * stack.layers + repeated) - (0 if kept_behind else own) * repeated)
+        # Of ids: positions of rotations; and of tokens, the sum of whose vectors has a gradient.
+        found += ids * own * (stack.is_rotary + stack.value_embeddings)
+        found += own * (ids + 2 * size * stack.table_width)
+    if model.head.kind == "lm":
+        chosen = round(target * task.head_share)
+        found += chosen * (ids + _STATISTICS * task.tensor + 2 * size * model.head_width)
+    return found
+
+
 def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, device: str = "cuda") -> Work:
     """Counts the work of a rank."""
     model = task.model
@@ -131,8 +171,8 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
     gathers = gathers_of(task, engine, device, world_size)
     adapters = task.trained.adapter_values if task.trained else 0
     return Work(
-        whole=task.flops.whole.part(task.sequence),
-        forward=task.flops.forward.part(task.sequence),
+        whole=task.flops.whole.part(task.row_ranks),
+        forward=task.flops.forward.part(task.row_ranks),
         micro=layout.micro,
         recompute=recompute_share(task, engine),
         width=model.last_stack.width,
@@ -157,8 +197,10 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         exchanged=exchanged_bytes(task, engine, layout.micro),
         experts=task.experts,
         routed=routed_bytes(task, engine, layout.micro),
-        # With as many ranks as share experts, each is alone with its own.
-        elsewhere=task.elsewhere if world_size > task.experts else values.experts,
+        # With as many ranks as share weights, each is alone with its own.
+        elsewhere=task.elsewhere if world_size > task.parts else task.shared,
+        tensor=task.tensor,
+        collected=collected_bytes(task, engine, layout.micro),
     )
 
 
@@ -289,6 +331,7 @@ def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) 
     count = work.accumulation
     exchanges = exchange_seconds(work.exchanged, work.sequence, cluster, constants)
     exchanges += exchange_seconds(work.routed, work.experts, cluster, constants)
+    exchanges += exchange_seconds(work.collected, work.tensor, cluster, constants)
     return StepTime(
         projections=count * projections,
         attention=count * attention,
@@ -322,7 +365,7 @@ def predict_rate(
     if layout.engine.fp8 != "off":
         products = fp8_products(task, layout.micro, layout.engine.fp8, cluster)
         work = replace(work, fp8_ratio=time_ratio(products))
-    tokens = cluster.size // task.sequence * layout.micro * layout.accumulation * task.tokens
+    tokens = cluster.size // task.row_ranks * layout.micro * layout.accumulation * task.tokens
     # MFU is a share of the dense bf16 peak, also in fp32, as `tracking` counts it.
     flops = work.model_flops * cluster.size
     peak = cluster.size * cluster.gpu.flops
@@ -331,7 +374,7 @@ def predict_rate(
         return Rate(step_s, tokens / step_s, mfu or flops / step_s / peak, "given")
     found = time_step(work, cluster)
     # Batches are assembled while a step runs: they cost nothing until they take longer than it.
-    reading_s = tokens * task.sequence / cluster.size / LOADER_TOKENS_S
+    reading_s = tokens * task.row_ranks / cluster.size / LOADER_TOKENS_S
     step_s = max(found.total, reading_s)
     bound = "data" if reading_s > found.total else found.bound
     return Rate(step_s, tokens / step_s, flops / step_s / peak, bound, found)

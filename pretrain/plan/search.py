@@ -44,7 +44,7 @@ def _engines(engine: EngineConfig, task: TrainingTask) -> Iterator[EngineConfig]
         if (engine.precision == "fp16" and not stage) or (engine.fp8 != "off" and stage == 3):
             continue
         # Refused (`config/run.py`).
-        if task.experts > 1 and engine.precision != "fp32" and not stage:
+        if task.parts > 1 and engine.precision != "fp32" and not stage:
             continue
         places = [("none", "none")]
         # Optimizers over whole matrices are refused on the host (`config/run.py`).
@@ -72,9 +72,9 @@ def search(
     For each variant of the engine the two largest micro-batches that fit are tried: a smaller one
     is never faster. Of layouts as fast to within half a per cent, the smallest comes first.
     """
-    if rows * task.sequence % cluster.size or cluster.size % math.lcm(task.sequence, task.experts):
+    if rows * task.row_ranks % cluster.size or cluster.size % math.lcm(task.row_ranks, task.experts):
         return []
-    per_rank = rows * task.sequence // cluster.size
+    per_rank = rows * task.row_ranks // cluster.size
     limit = memory_limit(cluster)
     found = []
     for variant in _engines(engine, task):
@@ -118,16 +118,16 @@ def sweep(config: RunConfig, task: TrainingTask, cluster: Cluster, nodes: Sequen
     first = None  # tokens a second and rank
     for count in nodes:
         there = replace(cluster, nodes=count)
-        rows = config.batch.common_rows * task.sequence  # as if each rank had rows of its own
+        rows = config.batch.common_rows * task.row_ranks  # as if each rank had rows of its own
         point = ScalingPoint(count, there.size)
         wanted = min(config.batch.micro, rows // there.size)
         most = largest_micro(task, config.engine, there, wanted)
-        shared = {"sequence": task.sequence, "experts": task.experts}
+        shared = {"sequence": task.sequence, "experts": task.experts, "tensor": task.tensor}
         uneven = [f"parallel.{key}={ranks}" for key, ranks in shared.items() if there.size % ranks]
         if uneven:
             point = replace(point, why=f"{uneven[0]} does not divide {there.size} ranks")
         elif rows % there.size:
-            over = f"{there.size} ranks" + (f", {task.sequence} a row" if task.sequence > 1 else "")
+            over = f"{there.size} ranks" + (f", {task.row_ranks} a row" if task.row_ranks > 1 else "")
             why = f"{config.batch.common_rows} rows a step do not divide over {over}"
             point = replace(point, why=why)
         elif not most:
@@ -169,7 +169,7 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
         return [Problem("batch", what, "use engine.kind=deepspeed")]
     try:
         shared = config.parallel
-        plan = plan_batch(config.batch, cluster.size, shared.sequence, shared.experts)
+        plan = plan_batch(config.batch, cluster.size, shared.sequence, shared.experts, shared.tensor)
     except ConfigError as error:
         return [Problem("batch", error.what, f"{error.fix}{_other_micro(config, cluster)}")]
     layout = ParallelLayout(config.engine, plan.micro, plan.accumulation)
@@ -189,8 +189,8 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
 
 def _other_micro(config: RunConfig, cluster: Cluster) -> str:
     """Names the largest smaller micro-batch that divides."""
-    rows = config.batch.common_rows * config.parallel.sequence
-    if rows % cluster.size or cluster.size % config.parallel.sequence:
+    rows = config.batch.common_rows * config.parallel.row_ranks
+    if rows % cluster.size or cluster.size % config.parallel.row_ranks:
         return ""
     sizes = divisors(rows // cluster.size)
     return f", or batch.micro={max(size for size in sizes if size <= config.batch.micro)}"

@@ -27,6 +27,7 @@ class TrainingTask:
     averages: bool = False  # `optim.ema`: a moving average of the trained weights
     sequence: int = 1  # ranks that share a row
     experts: int = 1  # ranks that share the experts of a layer
+    tensor: int = 1  # ranks that share the matrices of all layers, and a row
 
     @cached_property
     def values(self) -> Values:
@@ -52,14 +53,29 @@ class TrainingTask:
 
     @property
     def elsewhere(self) -> int:
-        """Trained weights of experts that a rank leaves to those with which it shares them."""
-        return self.values.experts - self.values.experts // self.experts
+        """Trained weights that a rank leaves to those with which it shares them."""
+        return self.shared - self.shared // self.parts
+
+    @property
+    def shared(self) -> int:
+        """Trained weights of which ranks may have parts: experts', or with `tensor` matrices'."""
+        return self.values.matrices if self.tensor > 1 else self.values.experts
+
+    @property
+    def parts(self) -> int:
+        """Ranks that have these among them."""
+        return max(self.experts, self.tensor)
+
+    @property
+    def row_ranks(self) -> int:
+        """Ranks that have columns of the same rows."""
+        return self.sequence * self.tensor
 
     @property
     def columns(self) -> RowLengths:
         """Tokens of a row on one of the ranks that share it."""
-        source = None if self.lengths.source is None else -(-self.lengths.source // self.sequence)
-        return replace(self.lengths, target=-(-self.lengths.target // self.sequence), source=source)
+        source = None if self.lengths.source is None else -(-self.lengths.source // self.row_ranks)
+        return replace(self.lengths, target=-(-self.lengths.target // self.row_ranks), source=source)
 
     @property
     def tokens(self) -> int:
@@ -112,6 +128,7 @@ def task_of(config: RunConfig, model: AnyModelConfig | None = None) -> TrainingT
         optim.ema.is_on,
         config.parallel.sequence,
         config.parallel.experts,
+        config.parallel.tensor,
     )
 
 

@@ -13,7 +13,14 @@ from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.model import AnyModelConfig, RecurrentStackConfig, StackConfig
 from pretrain.config.optim import SOAP_MAX_SIDE
 from pretrain.errors import ConfigError
-from pretrain.plan.params import CELL_GATES, Shape, count_names, names_of_experts, parameter_shapes
+from pretrain.plan.params import (
+    CELL_GATES,
+    Shape,
+    count_names,
+    names_of_experts,
+    names_of_matrices,
+    parameter_shapes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,7 @@ class Values:
     saved: int  # weights in a checkpoint
     sides: int = 0  # squares of the sides of trained hidden matrices, the sizes of SOAP's factors
     experts: int = 0  # trained values of experts, without shared ones and routers
+    matrices: int = 0  # trained values of what `parallel.tensor` cuts
 
 
 _OUTSIDE = frozenset({"embedding", "patches", "value_embedding", "position", "token_type", "mask"})
@@ -49,13 +57,13 @@ def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Valu
     shapes = parameter_shapes(model)
     total = count_names(shapes, shapes)
     names = shapes.keys() if trained is None else trained.names
-    matrices = [name for name in names if len(shapes[name]) >= 2]
-    inside = [name for name in matrices if _OUTSIDE.isdisjoint(name.split("."))]
+    inside = [name for name in names if len(shapes[name]) >= 2 and _OUTSIDE.isdisjoint(name.split("."))]
     hidden = count_names(shapes, inside)
     sides = sum(_squares(block) for name in inside for block in _blocks(name, shapes[name], model))
-    experts = count_names(shapes, names_of_experts(shapes) & set(names))
+    cuts = (names_of_experts(shapes), names_of_matrices(shapes, model))
+    experts, matrices_cut = (count_names(shapes, cut & set(names)) for cut in cuts)
     if trained is None:
-        return Values(total, total, hidden, total, sides, experts)
+        return Values(total, total, hidden, total, sides, experts, matrices_cut)
     rank = trained.finetune.rank
     for outputs, inputs in (shapes[f"{layer}.weight"] for layer in trained.layers):
         sides += _squares((rank, inputs)) + _squares((outputs, rank))
@@ -68,6 +76,7 @@ def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Valu
         saved=total if trained.saves_all else values,
         sides=sides,
         experts=experts,
+        matrices=matrices_cut,
     )
 
 

@@ -179,7 +179,7 @@ def report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, 
     if is_last or is_spoiled(run, state, loss):
         scale = run.world.size / max(num_targets, 1)
         fault = find_fault(run.engine, batch.micro_batches, seed, scale)
-    own_ids = [] if run.world.sequence_rank else list(batch.sample_ids)
+    own_ids = [] if run.world.row_rank else list(batch.sample_ids)
     ids = list(chain.from_iterable(dist.gather_objects(own_ids)))
     cause = "" if fault is None else f": {fault.what}"
     if run.world.is_main:

@@ -98,7 +98,7 @@ class Run:
 def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> tuple[Run, TrainState]:
     """Builds every part and restores the newest checkpoint, if there is one. Collective."""
     config, folder, dataset = claim.config, claim.folder, claim.dataset
-    plan = plan_batch(config.batch, world.size, world.sequence)
+    plan = plan_batch(config.batch, world.size, world.sequence, world.experts, world.tensor)
     optim, clip = config.optim, config.optim.grad_clip
     progress.enter("meet")
     accelerator = start_accelerator(config.engine, clip, plan, count_parameters(config.model), world)
@@ -179,7 +179,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
 
 def _cuts_state(config: RunConfig) -> bool:
     """Returns whether a rank has a part of the optimizer's state."""
-    return config.engine.zero_stage > 0 or config.parallel.experts > 1
+    return config.engine.zero_stage > 0 or config.parallel.parts > 1
 
 
 def _tracker(claim: Claim, world: World, record: dict[str, Any], step: int) -> RunOutput:
@@ -230,7 +230,7 @@ def _loader(
 
 def _columns(world: World) -> Columns | None:
     """Returns the columns of this rank; None: it has whole rows."""
-    return Columns(world.sequence_rank, world.sequence) if world.sequence > 1 else None
+    return Columns(world.row_rank, world.row_ranks) if world.row_ranks > 1 else None
 
 
 def _meter(config: RunConfig, world: World, on_cuda: bool) -> Meter:

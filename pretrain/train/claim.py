@@ -89,7 +89,8 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
         LaunchError: A tracker's package is missing.
         DataError: Shards are missing or damaged.
     """
-    plan_batch(config.batch, world.size, config.parallel.sequence, config.parallel.experts)
+    shared = config.parallel
+    plan_batch(config.batch, world.size, shared.sequence, shared.experts, shared.tensor)
     if world.is_main:
         check_trackers(config.tracking)
     show_phase(f"reading {', '.join(dict.fromkeys(config.data.paths))}")

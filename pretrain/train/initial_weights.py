@@ -25,6 +25,7 @@ from pretrain.artifact.source import (
     split_average,
 )
 from pretrain.checkpoint.agree import agree
+from pretrain.checkpoint.load import PIECE
 from pretrain.checkpoint.retention import mark_in_use
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.model import ModelConfig
@@ -38,7 +39,7 @@ from pretrain.model.build import initial_weight
 from pretrain.optim.groups import Scale
 from pretrain.optim.parametrization import scale_of
 from pretrain.run.folder import RunDir
-from pretrain.types import EMA, FragmentStore, part_of
+from pretrain.types import EMA, Fragment, FragmentStore, part_of
 
 log = logging.getLogger(__name__)
 
@@ -160,6 +161,21 @@ def _open_base(config: RunConfig, tokenizer: Path) -> AdaptedModel:
     return AdaptedModel(what, config.model, parameter_shapes(config.model))
 
 
+def _read(source: AdaptedModel, name: str, fragment: Fragment) -> None:
+    """Fills the weight of a fragment; of columns of a matrix, whole rows at a time are read."""
+    weight = fragment.tensors["weight"]
+    if fragment.stripes is None:
+        source.read_part(name, fragment.offset, weight)
+        return
+    run, stride = fragment.stripes
+    first = fragment.offset // stride * stride
+    for part_RC in weight.view(-1, run).split(max(1, PIECE // stride)):
+        rows_RC = torch.empty(len(part_RC), stride)
+        source.read_part(name, first, rows_RC.view(-1))
+        part_RC.copy_(rows_RC[:, fragment.offset % stride :][:, :run])
+        first += rows_RC.numel()
+
+
 def take_weights(source: AdaptedModel, store: FragmentStore) -> None:
     """Fills the weights of a state from another model, as far as it has them. Collective.
 
@@ -170,7 +186,7 @@ def take_weights(source: AdaptedModel, store: FragmentStore) -> None:
         for fragment in store.held_fragments():
             name = name_without_adapter(fragment.name)
             if name in source and "weight" in fragment.tensors:
-                source.read_part(name, fragment.offset, fragment.tensors["weight"])
+                _read(source, name, fragment)
                 if EMA in fragment.tensors:
                     fragment.tensors[EMA].copy_(fragment.tensors["weight"])
     except PretrainError as error:

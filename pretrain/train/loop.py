@@ -279,7 +279,7 @@ def validate(run: Run, state: TrainState) -> None:
         run.checkpoints.note_evaluation(state.step, {})
         return
     damage = run.validation[0].damage
-    damage.check(int(total(damage.num_skipped_rows)) // run.world.sequence)
+    damage.check(int(total(damage.num_skipped_rows)) // run.world.row_ranks)
     if not metrics and run.world.is_main:
         log.warning("step %d: the validation split has no target, and so no loss", state.step)
     run.checkpoints.note_evaluation(state.step, metrics)

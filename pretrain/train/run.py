@@ -139,7 +139,7 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
 
 def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> int:
     parallel = claim.config.parallel
-    world = replace(world, sequence=parallel.sequence, experts=parallel.experts)
+    world = replace(world, sequence=parallel.sequence, experts=parallel.experts, tensor=parallel.tensor)
     run, state = build_run(claim, world, stop, progress)
     try:
         state = train(run, state)

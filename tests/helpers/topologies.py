@@ -132,10 +132,13 @@ def contents(checkpoint: Path) -> dict[tuple[str, str], Any]:
         with safe_open(checkpoint / record.name, framework="np") as file:
             for key in file.keys():  # noqa: SIM118 (not a dict)
                 name, _, rest = key.rpartition("/")
-                kind, _, offset = rest.partition("@")
+                kind, _, place = rest.partition("@")
+                offset, _, columns = place.partition("+")
                 times = seen.setdefault((name, kind), np.zeros(math.prod(manifest.shapes[name]), dtype=np.int64))
                 length = file.get_slice(key).get_shape()[0]
-                times[int(offset) : int(offset) + length] += 1
+                run, stride = map(int, columns.split(":")) if columns else (length, length)
+                elements = np.arange(length)
+                times[int(offset) + elements // run * stride + elements % run] += 1
     assert seen.keys() == {(name, kind) for name in manifest.shapes for kind in ("weight", *manifest.moments)}
     for key, times in seen.items():
         assert (times == 1).all(), f"{checkpoint}: {key} does not have every element once"

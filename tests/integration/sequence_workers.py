@@ -13,6 +13,7 @@ from pretrain.config.lengths import RowLengths
 from pretrain.config.model import parse_model
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
+from pretrain.data.loader import cut_columns
 from pretrain.dist import World
 from pretrain.model import build_model
 from pretrain.model.build import init_weights
@@ -20,7 +21,7 @@ from pretrain.model.sequence_parallel import share_rows
 from pretrain.objective import build_loss
 from pretrain.plan.activations import activation_bytes
 from pretrain.plan.task import TrainingTask
-from pretrain.types import IGNORE_INDEX, Batch, Columns, SourceBatch, cut_columns
+from pretrain.types import IGNORE_INDEX, Batch, Columns, SourceBatch
 from tests.integration import experts_workers
 from tests.integration.workers import MODEL, SEQ_LEN, TWO_STACKS, VOCAB, build, train, whole_moments
 from tests.unit.plan.kept import SavedStorages

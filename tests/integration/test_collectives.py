@@ -18,6 +18,7 @@ from torch import nn
 from benchmarks.simulated_ranks import (
     ALIKE,
     CASES,
+    EXCHANGES,
     RINGS,
     Recorder,
     join,
@@ -30,6 +31,7 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
+from pretrain.data.loader import cut_columns
 from pretrain.dist import World
 from pretrain.engine import build
 from pretrain.engine.engine import Engine
@@ -38,9 +40,9 @@ from pretrain.optim.groups import group_parameters
 from pretrain.plan import gathers
 from pretrain.plan.activations import exchanged_bytes
 from pretrain.plan.params import count_parameters
-from pretrain.plan.roofline import Traffic, plan_work, routed_bytes, wire_bytes
+from pretrain.plan.roofline import Traffic, collected_bytes, plan_work, routed_bytes, wire_bytes
 from pretrain.plan.task import ParallelLayout, TrainingTask
-from pretrain.types import Batch, Columns, Fragment, cut_columns
+from pretrain.types import Batch, Columns, Fragment
 from tests.helpers.ranks import run_in_ranks
 
 ACCUMULATION, LENGTH = 3, 32
@@ -55,6 +57,7 @@ def traffic(
     model: dict[str, Any],
     sequence: int = 1,
     hpz: int = 1,
+    tensor: int = 1,
     **changes: int,
 ) -> list[dict[str, Any]]:
     """Trains as rank 0 of `ranks`, of which `sequence` share rows, for each stage and dtype of gradients.
@@ -62,7 +65,7 @@ def traffic(
     `changes` are of DeepSpeed's ZeRO section. Returns the collectives of the second step, and the elements that rank 0
     saves.
     """
-    rank_0 = join(0, ranks, sequence)
+    rank_0 = join(0, ranks, sequence, tensor)
     configured = build.deepspeed_config
 
     def with_changes(*arguments: Any) -> dict[str, Any]:
@@ -120,8 +123,8 @@ def _step(world: World, stage: int, gradients: str, model: dict[str, Any], hpz: 
     size = count_parameters(ModelConfig.model_validate(expand_preset(model)))
     tokens = torch.randint(0, 512, (1, LENGTH))
     batch = Batch(tokens, tokens)
-    if world.sequence > 1:
-        batch = cut_columns(batch, Columns(0, world.sequence))
+    if world.row_ranks > 1:
+        batch = cut_columns(batch, Columns(0, world.row_ranks))
     with mock.patch(ALIKE, lambda *_: None):
         for _ in range(2):
             with Recorder() as recorder:
@@ -196,7 +199,7 @@ def test_all_gathers_but_the_first_of_a_step_stay_within_a_node():
     assert wanted.total(ACCUMULATION) == traffic_of(SMALL, 3, "compute", 64).total(ACCUMULATION)
 
 
-LONG_MODES = [pytest.param(mode, marks=pytest.mark.long) for mode in ("none", "compiled")]
+LONG_MODES = [pytest.param(mode, marks=pytest.mark.long) for mode in ("none", "compiled", "tensor")]
 
 
 @pytest.mark.parametrize("mode", ["full", "experts", *LONG_MODES])
@@ -213,10 +216,12 @@ def large(world: World, mode: str) -> list[dict[str, Any]]:
     """Simulates two layers of a case on 80 ranks, by which no matrix divides; returns what is measured and planned."""
     case = replace(CASES["experts" if mode == "experts" else "dense"], ranks=80)
     case = replace(case, model=case.of_layers(2))
+    if mode == "tensor":
+        case = replace(case, sequence=1, tensor=8)
     checkpointing = "none" if mode == "none" else "full"
     kind = {"kind": "deepspeed", "zero_stage": 3, "device": "cpu", "compile": mode == "compiled"}
     config = EngineConfig(**kind, activation_checkpointing=checkpointing)
-    found = simulate(case, join(0, case.ranks, case.sequence), 2, config)
+    found = simulate(case, join(0, case.ranks, case.sequence, case.tensor), 2, config)
     return [measured(found), planned(case, 2, config)]
 
 
@@ -255,6 +260,26 @@ def test_ranks_that_share_rows_exchange_what_the_plan_says_and_send_nothing_else
         assert exchanged == ACCUMULATION * exchanged_bytes(task, EngineConfig(precision="bf16"), 1)
         # Without the key there is no such collective, and the others are the same.
         assert mine["bytes"] == its["bytes"]
+
+
+@pytest.mark.parametrize("tensor", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_ranks_that_share_matrices_send_what_the_plan_says(tensor):
+    heads = {"decoder": {"layers": 2, "heads": 8, "kv_heads": 4, "head_width": 16}}
+    cases = [(1, "compute"), (2, "compute"), (3, "compute")]
+    arguments = {"ranks": 8, "cases": cases, "model": MODEL | heads, "tensor": tensor}
+    (found,) = run_in_ranks("tests.integration.test_collectives:traffic", 1, arguments)
+    task = TrainingTask(
+        ModelConfig.model_validate(expand_preset(MODEL | heads)), RowLengths(LENGTH, LENGTH), tensor=tensor
+    )
+    for (stage, _), step in zip(cases, found, strict=True):
+        engine = EngineConfig(zero_stage=stage, precision="bf16")
+        collected = sum(step["bytes"].pop(name) for name in EXCHANGES[1:])
+        assert collected == ACCUMULATION * collected_bytes(task, engine, 1)
+        sent = sum(RINGS[name] * count for name, count in step["bytes"].items())
+        wanted = wire_bytes(plan_work(task, ParallelLayout(engine, 1, ACCUMULATION), 8, "cpu"), 8)
+        assert sent == pytest.approx(wanted.total(ACCUMULATION), rel=0.01), (stage, step)
+        # Of matrices and of the rest a rank keeps an eighth of the whole.
+        assert step["owned"] == pytest.approx(step["parameters"] / 8, rel=0.02)
 
 
 MIXTURE = SMALL | {"decoder": {"layers": 2, "experts": {"count": 8, "top_k": 2, "width": 256}}}

@@ -17,7 +17,7 @@ from pretrain.config.model import parse_model
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
-from pretrain.data.loader import StepCounts
+from pretrain.data.loader import StepCounts, cut_columns
 from pretrain.dist import World, gather_objects
 from pretrain.engine.build import build_engine, fill_sharded, start_accelerator
 from pretrain.engine.engine import Engine
@@ -29,7 +29,7 @@ from pretrain.optim.build import MUON_BATCH_ELEMENTS, build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.optim.parametrization import scale_of
 from pretrain.train.step import TrainModule, start_exchange
-from pretrain.types import IGNORE_INDEX, Batch, Columns, SourceBatch, cut_columns
+from pretrain.types import IGNORE_INDEX, Batch, Columns, SourceBatch
 
 ROWS, SEQ_LEN, VOCAB = 12, 16, 61
 # 61 tokens padded to 64, tied embeddings and grouped-query attention: odd sizes, so that partitions cut parameters.
@@ -131,7 +131,7 @@ def build(
         fp8=fp8,
     )
     plan = plan_batch(
-        BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size, world.sequence
+        BatchConfig(global_tokens=ROWS * SEQ_LEN, seq_len=SEQ_LEN, micro=micro), world.size, world.row_ranks
     )
     recipe = optimizer.removesuffix(BY_BATCHES)
     optim = OptimConfig.model_validate({"lr": 1e-2, "grad_clip": grad_clip} | RECIPES.get(recipe, {"kind": recipe}))
@@ -194,8 +194,8 @@ def train(
         each = ROWS // world.data_size
         mine = range(world.data_rank * each, (world.data_rank + 1) * each)
         micros = [rows_of(whole, slice(first, first + micro)) for first in range(mine.start, mine.stop, micro)]
-        if world.sequence > 1:
-            columns = Columns(world.sequence_rank, world.sequence)
+        if world.row_ranks > 1:
+            columns = Columns(world.row_rank, world.row_ranks)
             micros = [cut_columns(batch, columns) for batch in micros]
         scale = world.size / whole.num_targets()
         if step == poison and world.rank == 0:
@@ -216,11 +216,14 @@ def train(
 def whole_moments(engine: Engine) -> dict[str, list[float]]:
     """First moment of every parameter, from all ranks. Collective."""
     mine = [
-        (piece.name, piece.offset, piece.tensors["exp_avg"].tolist())
+        (piece.name, piece.offset, piece.stripes or (piece.length, piece.length), piece.tensors["exp_avg"].tolist())
         for piece in engine.state.owned_fragments()
         if "exp_avg" in piece.tensors
     ]
-    whole: dict[str, list[float]] = {}
-    for name, _, values in sorted(piece for part in gather_objects(mine) for piece in part):
-        whole.setdefault(name, []).extend(values)
-    return whole
+    found: dict[str, dict[int, float]] = {}
+    for name, offset, (run, stride), values in (piece for part in gather_objects(mine) for piece in part):
+        places = [offset + number // run * stride + number % run for number in range(len(values))]
+        found.setdefault(name, {}).update(zip(places, values, strict=True))
+    for name, whole in found.items():
+        assert sorted(whole) == list(range(len(whole))), name
+    return {name: [whole[place] for place in sorted(whole)] for name, whole in found.items()}

@@ -3,11 +3,10 @@
 import pytest
 
 from pretrain.config.data import BatchConfig, plan_batch
-from pretrain.config.engine import EngineConfig
+from pretrain.config.engine import EngineConfig, ParallelConfig, check_experts, check_sequence, check_tensor
 from pretrain.config.load import load_config
 from pretrain.config.model import AnyModelConfig, parse_model
 from pretrain.config.presets import expand_preset
-from pretrain.config.run import check_experts, check_sequence
 from pretrain.errors import ConfigError
 
 
@@ -18,6 +17,8 @@ def model(preset: str = "llama-tiny", **values: object) -> AnyModelConfig:
 RECURRENT = parse_model({"kind": "recurrent", "vocab_size": 100, "decoder": {"cell": "lstm", "layers": 1, "width": 8}})
 MIXTURE = model("olmoe-tiny")
 LABELS = {"kind": "labels", "mean": True, "labels": ["a", "b"]}
+CLASSIFIER = model("llama-tiny", head=LABELS | {"mean": False}, tied_embeddings=False)
+DYNAMIC = {"kind": "dynamic", "factor": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -55,9 +56,10 @@ LABELS = {"kind": "labels", "mean": True, "labels": ["a", "b"]}
             model("llama-tiny", ngram_embeddings=2),
             r"tokens before its part, which model\.ngram_embeddings=2 reads; use .*=1$",
         ),
+        (2, {}, CLASSIFIER, r"whole document, of whose last token model\.head\.kind=labels are; use .*=1$"),
         (2, {"fp8": "rowwise"}, model(), r"was not tried with engine\.fp8=rowwise; use engine\.fp8=off$"),
     ],
-    ids=["single", "heads", "recurrent", "images", "mean", "drop path", "n-grams", "fp8"],
+    ids=["single", "heads", "recurrent", "images", "mean", "drop path", "n-grams", "last token", "fp8"],
 )
 def test_what_cannot_share_rows_is_refused_with_the_reason(ranks, engine, of, message):
     with pytest.raises(ValueError, match=message):
@@ -112,3 +114,81 @@ def test_a_mixture_can_share_experts_and_rows_at_once_on_ranks_that_both_divide(
     assert plan_batch(batch, 4, 1, 4) == plan_batch(batch, 4)
     with pytest.raises(ConfigError, match=r"parallel.experts=4 must divide the number of ranks, 6; start 4 or 8"):
         plan_batch(batch, 6, 2, 4)
+
+
+def decoder(**values: object) -> AnyModelConfig:
+    return model("llama-tiny", decoder={"heads": 4, "kv_heads": 2, **values})
+
+
+@pytest.mark.parametrize(
+    ("parallel", "engine", "of", "message"),
+    [
+        ({}, {"kind": "ddp"}, decoder(), r"tensor=2 needs engine\.kind=deepspeed, which reduces .* not ddp; change it"),
+        ({}, {}, RECURRENT, r"cuts attention by heads, and a recurrent model has none; use parallel\.tensor=1$"),
+        ({}, {}, model("vit-tiny", vocab_size=None), r"of text, and those of model\.input are images; use .*=1$"),
+        ({}, {"zero_stage": 0}, decoder(), r"by a norm without the matrices at zero_stage=0 in bf16; use .*=1, 2 or 3"),
+        (
+            {},
+            {"zero_stage": 3, "zero_hpz": 2},
+            decoder(),
+            r"and engine\.zero_hpz=2 shard matrices over different ranks",
+        ),
+        (
+            {},
+            {"precision": "fp16"},
+            decoder(),
+            r"was not tried with engine\.precision=fp16; use engine\.precision=bf16$",
+        ),
+        ({}, {"fp8": "rowwise"}, decoder(), r"was not tried with engine\.fp8=rowwise; use engine\.fp8=off$"),
+        ({}, {}, model("bert-tiny", head=LABELS, tied_embeddings=False), r"whole document, of which model\.head\.mean"),
+        (
+            {"tensor": 3},
+            {},
+            decoder(),
+            r"tensor=3 must divide model\.vocab_multiple=128: .* use a multiple of 3 for it$",
+        ),
+        ({"tensor": 4}, {}, decoder(), r"must divide model\.decoder\.kv_heads=2: ranks have .* use one of 1, 2$"),
+        ({}, {}, CLASSIFIER, r"whole document, of whose last token model\.head\.kind=labels are; use .*=1$"),
+        (
+            {},
+            {},
+            model("bert-tiny", head={"kind": "choices"}, tied_embeddings=False),
+            r"was not tried with model\.head\.kind=choices; use parallel\.tensor=1$",
+        ),
+        ({}, {}, model("llama-tiny", ngram_embeddings=2), r"which model\.ngram_embeddings=2 reads; use .*=1$"),
+        ({}, {}, decoder(rope_scaling=DYNAMIC), r"decoder\.rope_scaling, whose frequencies go by the length of a"),
+        ({}, {}, MIXTURE, r"does not go with model\.decoder\.experts, whose experts are cut by parallel\.experts; use"),
+        ({}, {}, model("deepseek_v3-tiny"), r"does not go with model\.decoder\.\w+, "),
+        ({}, {}, decoder(qk_norm="whole"), r"qk_norm=whole, a norm of all heads, of which a rank has some; use"),
+        (
+            {},
+            {},
+            decoder(drop_path=0.1),
+            r"drop_path, which would be drawn for each part of a row apart; use .* or leave",
+        ),
+        (
+            {"sequence": 4},
+            {},
+            decoder(),
+            r"tensor=2 x parallel\.sequence=4 must divide model\.decoder\.heads=4: a rank",
+        ),
+    ],
+)
+def test_what_cannot_share_matrices_is_refused_with_the_reason(parallel, engine, of, message):
+    with pytest.raises(ValueError, match=message):
+        check_tensor(ParallelConfig.model_validate({"tensor": 2, **parallel}), EngineConfig.model_validate(engine), of)
+
+
+def test_optimizers_of_whole_matrices_and_adapters_are_refused_with_shared_matrices():
+    shared = "parallel.tensor=2"
+    assert load_config("configs/run/llama_1b.yaml", [shared, "optim.kind=adamw"]).parallel.row_ranks == 2
+    with pytest.raises(ConfigError, match=r"no rank with the whole matrices that optim\.kind=muon steps; use"):
+        load_config("configs/run/quickstart.yaml", [shared])
+    with pytest.raises(ConfigError, match=r"tensor=2 cuts linear layers, which finetune\.kind=lora adapts whole; use"):
+        load_config("configs/run/llama_1b.yaml", [shared, "finetune.kind=lora", "init.from=runs/base"])
+    batch = BatchConfig(global_tokens=4096, seq_len=256, micro=2)
+    assert plan_batch(batch, 16, 2, 1, 2) == plan_batch(batch, 16, 4)
+    with pytest.raises(
+        ConfigError, match=r"sequence=2 x parallel.tensor=4 must divide the number of ranks, 4; start 8"
+    ):
+        plan_batch(batch, 4, 2, 1, 4)
