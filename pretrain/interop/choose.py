@@ -1,5 +1,6 @@
 """Chooses the family of an export: the config must survive a round trip through config.json."""
 
+import json
 from typing import Any
 
 from pretrain.config.model import ModelConfig, StackConfig
@@ -60,7 +61,7 @@ def differences(config: ModelConfig, family: Family) -> list[str]:
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return "..."
-    return {None: "null", True: "true", False: "false"}.get(value, str(value))
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def facts(config: ModelConfig) -> dict[str, Any]:

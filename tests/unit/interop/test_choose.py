@@ -77,7 +77,7 @@ def test_a_model_that_no_family_represents_is_refused_with_the_nearest_and_its_k
 
 
 def test_no_family_has_embeddings_of_ngrams():
-    with pytest.raises(ConfigError, match="it has ngram_embeddings=false, not 2; train with"):
+    with pytest.raises(ConfigError, match="it has ngram_embeddings=0, not 2; train with"):
         choose_family(tiny(ngram_embeddings=2), "llama")
 
 
