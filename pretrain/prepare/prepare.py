@@ -128,7 +128,7 @@ def _warn_of_split(job: PrepareJob, splits: dict[str, SplitIndex]) -> None:
 def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
     """Prepares one share, `i/n`, of a config; returns the text to print."""
     share = parse_share(part)
-    with _shown() as progress:
+    with _shown("image" if config.kind == "images" else "document") as progress:
         index = prepare(config, progress, share=share, processes=processes)
     if index is None:
         return f"{config.output}: part {share} is done; the last one to finish writes the index"
@@ -140,7 +140,7 @@ def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
 
 def run_convert(options: ConvertOptions, processes: int | None) -> str:
     """Re-shards the tokens of another system; returns the text to print."""
-    with _shown() as progress:
+    with _shown("document") as progress:
         index = convert_tokens(options, progress, processes=processes)
     proof = json.loads((options.output / CONVERSION_NAME).read_text())["after"]
     summary = _summarize(str(options.output), index.splits)
@@ -148,11 +148,11 @@ def run_convert(options: ConvertOptions, processes: int | None) -> str:
 
 
 @contextlib.contextmanager
-def _shown() -> Iterator[Progress]:
-    """Shows progress, and a message after Ctrl-C."""
+def _shown(sample: str) -> Iterator[Progress]:
+    """Shows progress in samples, documents or images, and a message after Ctrl-C."""
     status_line().enter("listing the inputs")
     try:
-        with progress_bar() as progress:
+        with progress_bar(sample) as progress:
             yield progress
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; finished parts are kept: the same command continues") from None

@@ -25,10 +25,13 @@ def no_progress(phase: str, done_bytes: int, total_bytes: int, num_documents: in
 
 
 @contextlib.contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """Gives a callback that draws a bar on a terminal, or logs a line every LOG_EVERY_S seconds."""
+def progress_bar(sample: str) -> Iterator[Progress]:
+    """Gives a callback that draws a bar on a terminal, or logs a line every LOG_EVERY_S seconds.
+
+    `sample` is the noun of what is counted, a document or an image.
+    """
     try:
-        yield _Bars() if stderr_console().is_terminal else _LogLines()
+        yield _Bars(sample) if stderr_console().is_terminal else _LogLines(sample)
     finally:
         status_line().close()
 
@@ -36,7 +39,8 @@ def progress_bar() -> Iterator[Progress]:
 class _Bars:
     """Progress as a bar a phase; of a finished one, the last state stays on the screen."""
 
-    def __init__(self) -> None:
+    def __init__(self, sample: str) -> None:
+        self._sample = sample
         self._phase = ""
         self._begun = (0.0, 0)
 
@@ -50,7 +54,7 @@ class _Bars:
             status_line().enter(phase)
             return
         speed = describe_speed(done_bytes - self._begun[1], now - self._begun[0], total_bytes - done_bytes)
-        texts = (f"{plural(num_documents, 'document')}{speed}", plural(num_documents, "document"), "")
+        texts = (f"{plural(num_documents, 'document')}{speed}", plural(num_documents, self._sample), "")
         megabytes = f"{phase} {done_bytes / 1e6:.1f}/{total_bytes / 1e6:.1f} MB"
         status_line().advance(done_bytes, total_bytes, partial(_fitting, texts), megabytes)
 
@@ -63,7 +67,8 @@ def _fitting(texts: Sequence[str], width: int) -> str:
 class _LogLines:
     """Progress for a log file, with the rate since the beginning of the phase."""
 
-    def __init__(self) -> None:
+    def __init__(self, sample: str) -> None:
+        self._sample = sample
         self._next_s = time.monotonic() + LOG_EVERY_S
         self._begun: dict[str, tuple[float, int]] = {}
 
@@ -77,7 +82,7 @@ class _LogLines:
         self._next_s = now + LOG_EVERY_S
         done = f"{done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB"
         speed = describe_speed(done_bytes - begun_bytes, now - begun_s, total_bytes - done_bytes)
-        _log.info("%s: %s, %s%s", phase, done, plural(num_documents, "document"), speed)
+        _log.info("%s: %s, %s%s", phase, done, plural(num_documents, self._sample), speed)
 
 
 def describe_speed(num_bytes: int, seconds: float, left_bytes: int) -> str:

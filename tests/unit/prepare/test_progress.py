@@ -10,7 +10,7 @@ from tests.unit.utils.test_status_line import on_terminal
 BARS = """
     from pretrain.prepare.progress import progress_bar
 
-    with progress_bar() as show:
+    with progress_bar("document") as show:
         show("reading for the tokenizer", 0, 31_525_224, 0)
         show("reading for the tokenizer", 8_512_345, 31_525_224, 12_345)
         show("training the tokenizer, bpe", 0, 0, 0)
@@ -34,12 +34,12 @@ def test_each_phase_has_a_bar_that_fits_the_terminal_and_the_last_state_stays():
 def test_elsewhere_each_phase_is_a_line_and_its_progress_one_now_and_then(monkeypatch, caplog):
     monkeypatch.setattr(progress, "stderr_console", lambda: Console(file=io.StringIO()))
     monkeypatch.setattr(progress, "LOG_EVERY_S", 0.0)
-    with caplog.at_level(logging.INFO), progress.progress_bar() as show:
+    with caplog.at_level(logging.INFO), progress.progress_bar("image") as show:
         show("tokenizing", 1_500_000, 2_000_000, 12)
-    assert caplog.messages == ["tokenizing", "tokenizing: 2 of 2 MB, 12 documents"]
+    assert caplog.messages == ["tokenizing", "tokenizing: 2 of 2 MB, 12 images"]
     monkeypatch.setattr(progress, "LOG_EVERY_S", 60.0)
     caplog.clear()
-    with caplog.at_level(logging.INFO), progress.progress_bar() as show:
+    with caplog.at_level(logging.INFO), progress.progress_bar("document") as show:
         show("training the tokenizer, bpe", 0, 0, 0)
         show("tokenizing", 1_500_000, 2_000_000, 12)
         show("tokenizing", 1_600_000, 2_000_000, 12)
