@@ -72,7 +72,7 @@ docs: .venv/.docs
 lock: .venv/bin
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet uv
 	$(BIN)/uv pip compile --universal --upgrade --no-annotate --custom-compile-command 'make lock' \
-	    --python-version 3.11 --extra deepspeed --extra cloud --extra parquet --extra eval --extra dev --extra drills \
+	    --python-version 3.11 --extra deepspeed --extra cloud --extra parquet --extra web --extra eval --extra dev --extra drills \
 	    --extra docs \
 	    --output-file .ci/constraints.txt pyproject.toml
 

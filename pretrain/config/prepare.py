@@ -94,7 +94,7 @@ def to_jinja(template: Template, begin: str = "") -> str:
 
 DataKind = Literal["text", "pairs", "records", "classes", "tags", "images"]
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
-Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "webdataset"]
+Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "webdataset", "warc"]
 
 
 class NormalizeConfig(Section):
@@ -128,7 +128,7 @@ class InputConfig(Section):
     format: Format = "auto"
     """`auto`: by file name. `text`: a document a file. `lines`: a document a line. `jsonl`: a
     record a line. `json`: a list of records. `parquet`: a document a row. `webdataset`: tars with
-    one text or JSON member a sample."""
+    one text or JSON member a sample. `warc`: a document a page of a web archive."""
     text_field: str = "text"
     """Field or column of the text."""
     source_field: str = "source"

@@ -9,6 +9,7 @@ tags       `text`, words with spaces between, and one of `labels` for each word
 Reasons to drop a document, in `statistics.json`:
 
 undecodable            a file of the default corpus that is not UTF-8
+not_a_page             a record of a web archive without a page of text
 empty                  no text; of a pair, on neither side
 no_assistant_turn      a conversation in which there is nothing to learn
 empty_answer           a record whose answers are all without text
@@ -27,6 +28,7 @@ import numpy as np
 from pretrain.config.prepare import FilterConfig
 
 UNDECODABLE = "undecodable"
+NOT_A_PAGE = "not_a_page"
 EMPTY = "empty"
 NO_ASSISTANT_TURN = "no_assistant_turn"
 EMPTY_ANSWER = "empty_answer"
@@ -34,7 +36,17 @@ TOO_SHORT = "too_short"
 TOO_LONG = "too_long"
 NOT_REQUIRED = "not_required"
 DUPLICATE = "duplicate"
-REASONS = (UNDECODABLE, EMPTY, NO_ASSISTANT_TURN, EMPTY_ANSWER, TOO_SHORT, TOO_LONG, NOT_REQUIRED, DUPLICATE)
+REASONS = (
+    UNDECODABLE,
+    NOT_A_PAGE,
+    EMPTY,
+    NO_ASSISTANT_TURN,
+    EMPTY_ANSWER,
+    TOO_SHORT,
+    TOO_LONG,
+    NOT_REQUIRED,
+    DUPLICATE,
+)
 
 
 class Label(NamedTuple):
@@ -52,7 +64,7 @@ class Document:
     text: str  # may be empty; of pairs, the target
     utf8: bytes  # `text` in UTF-8
     consumed_bytes: int  # of the input, as stored
-    is_undecodable: bool = False  # stands for a file that is skipped
+    refused: str | None = None  # reason of the reader, for what has no text
     source: str | None = None  # of a pair; may be empty
     segments: tuple[tuple[str, bool], ...] = ()  # of a record: (text, has a loss)
     markers: frozenset[int] = frozenset()  # segments that a template wrote
@@ -64,8 +76,8 @@ class Document:
 
 def refuse(document: Document, config: FilterConfig) -> str | None:
     """Returns the reason to drop a document on its own, or None."""
-    if document.is_undecodable:
-        return UNDECODABLE
+    if document.refused is not None:
+        return document.refused
     if not (document.text or document.source):
         return EMPTY
     if document.segments and not any(is_learned for _, is_learned in document.segments):

@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "objective": (11, 1558),
     "optim": (6, 1328),
     "plan": (16, 3553),
-    "prepare": (38, 6512),
+    "prepare": (39, 6719),
     "pretrain_launch": (18, 3228),
     "report": (8, 1598),
     "run": (7, 1475),

@@ -7,6 +7,7 @@ text         a file is a document                  jsonl        a line is a reco
 lines        a line is a document                  json         a list of records, or one record
 paired       two files; a line is one side         parquet      a row is a record
                                                    webdataset   a tar; a sample is a document or records
+                                                   warc         a web archive; a page is a document
 
 Files are listed and asked for their sizes, not read.
 """
@@ -40,13 +41,23 @@ FORMAT_OF_SUFFIX = {
     ".json": "json",
     ".parquet": "parquet",
     ".tar": "webdataset",
+    ".warc": "warc",
+    ".wet": "warc",
 }
 COMPRESSION_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
 KNOWN_SUFFIXES = f"{' '.join(FORMAT_OF_SUFFIX)}, or these with {' or '.join(COMPRESSION_OF_SUFFIX)}"
 AS_TEXT = "every file of an input is read as text by a config's `inputs: [{path: ..., format: text}]`"
 CUTTABLE = ("lines", "jsonl", "parquet")
 # Those of the other formats, which contain records: all.
-KINDS_OF_FORMAT: dict[str, tuple[DataKind, ...]] = {"text": ("text",), "lines": ("text",), "paired": ("pairs",)}
+KINDS_OF_FORMAT: dict[str, tuple[DataKind, ...]] = {
+    **dict.fromkeys(("text", "lines", "warc"), ("text",)),
+    "paired": ("pairs",),
+}
+# What each is called, the package that reads it and the extra that installs it.
+READ_BY = {
+    "parquet": ("Parquet files", "pyarrow", "parquet"),
+    "warc": ("web archives", "resiliparse", "web"),
+}
 
 # Generated files of the standard library: long tables of characters and numbers, and a manual in strings.
 _TABLES = ("encodings", "pydoc_data", "stringprep.py", "entities.py", "_sysconfigdata")
@@ -240,6 +251,7 @@ def _check_kind(file: InputFile, config: InputConfig, kind: DataKind) -> None:
         elif kind == "pairs":
             fix = "give records with source_field and target_field, or paired_path and format: lines"
         raise ConfigError(what, where=file.shown, fix=fix)
-    if file.format == "parquet" and find_spec("pyarrow") is None:
-        what = "Parquet files are read by pyarrow, which is not installed"
-        raise LaunchError(what, fix=install_fix("parquet"))
+    what, package, extra = READ_BY.get(file.format, ("", "", ""))
+    if package and find_spec(package) is None:
+        what = f"{what} are read by {package}, which is not installed"
+        raise LaunchError(what, fix=install_fix(extra))

@@ -37,7 +37,8 @@ class _Decompressed(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
-            data = self._decoder.read(len(buffer))
+            # At most one read below, so that what comes before a damage is given first.
+            data = self._decoder.read1(len(buffer))
         except _DAMAGE as error:
             raise DataError(
                 f"truncated or damaged {self._file.compression}: {error}",

@@ -17,6 +17,7 @@ from pretrain.prepare.readers.json import read_json, read_jsonl
 from pretrain.prepare.readers.lines import read_lines, read_paired, read_text
 from pretrain.prepare.readers.parquet import read_parquet
 from pretrain.prepare.readers.records import ReadRule
+from pretrain.prepare.readers.warc import read_warc
 from pretrain.prepare.readers.webdataset import read_webdataset
 
 READERS: dict[str, Callable[[InputStream, Slice, ReadRule], Iterator[Document]]] = {
@@ -27,6 +28,7 @@ READERS: dict[str, Callable[[InputStream, Slice, ReadRule], Iterator[Document]]]
     "json": read_json,
     "parquet": read_parquet,
     "webdataset": read_webdataset,
+    "warc": read_warc,
 }
 
 

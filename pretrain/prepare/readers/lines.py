@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pretrain.errors import DataError
-from pretrain.prepare.filters import Document
+from pretrain.prepare.filters import UNDECODABLE, Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.readers.records import ReadRule, decode, not_utf8, too_long
@@ -33,7 +33,7 @@ def read_text(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Doc
     except UnicodeDecodeError as error:
         if not rule.skip_undecodable:
             raise not_utf8(error, file.shown, 0) from None
-        yield Document("", b"", file.size, is_undecodable=True)
+        yield Document("", b"", file.size, refused=UNDECODABLE)
     else:
         yield Document(text, utf8, file.size)
 

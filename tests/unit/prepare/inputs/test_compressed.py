@@ -29,7 +29,7 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(compression):
     content = COMPRESS[compression](random.Random(0).randbytes(500))
     for size in range(1, len(content)):
         with pytest.raises(
-            DataError, match=rf"a, byte 0 \(uncompressed\): truncated or damaged {compression}: .*; copy or"
+            DataError, match=rf"a, byte \d+ \(uncompressed\): truncated or damaged {compression}: .*; copy or"
         ):
             plain(content[:size], compression).read()
 
@@ -47,7 +47,7 @@ def test_damage_is_refused_with_its_place():
     content[-3] ^= 0xFF
     stream = plain(bytes(content), "gzip")
     assert stream.read(2**18) == first
-    with pytest.raises(DataError, match=r"a, byte 262144 \(uncompressed\): truncated or damaged gzip"):
+    with pytest.raises(DataError, match=r"a, byte 262150 \(uncompressed\): truncated or damaged gzip"):
         stream.read()
 
 

@@ -103,7 +103,7 @@ def test_linked_folders_are_followed_once(tmp_path):
     ("name", "message"),
     [
         ("none.txt", r"none\.txt: no such file or folder; correct the path"),
-        ("*.txt", r"\*\.txt: nothing to read; give files of \.txt \.py \.md \.jsonl \.json \.parquet \.tar, or these"),
+        ("*.txt", r"\*\.txt: nothing to read; give files of \.txt \.py \.md \.jsonl \.json .* \.warc \.wet, or these"),
         ("", r": nothing to read; give files of"),
         ("a.csv", r"a\.csv: unsupported file type; give one of \.txt .*; every file of an input is read as text "),
     ],

@@ -10,11 +10,13 @@ import pytest
 from pretrain.errors import DataError
 from pretrain.prepare.inputs.opening import zstd
 from tests.helpers.reading import documents
+from tests.unit.prepare.readers.test_warc import BODY, page, response
 from tests.unit.prepare.readers.test_webdataset import pack
 
 ROWS = [{"text": "".join(random.Random(number).choices('abc \u00e9\n"\\', k=40))} for number in range(20)]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
 MEMBERS = [(f"{number}.json", json.dumps(row).encode()) for number, row in enumerate(ROWS)] + [("x.jsonl", LINES)]
+ARCHIVE = b"".join(response(page(BODY * number).encode()) for number in range(1, 5))
 FILES = {
     "a.jsonl": LINES,
     "a.jsonl.gz": gzip.compress(LINES),
@@ -22,6 +24,8 @@ FILES = {
     "a.json": json.dumps(ROWS).encode(),
     "a.txt": LINES,
     "gnu.tar": pack(MEMBERS, tarfile.GNU_FORMAT),
+    "a.warc": ARCHIVE,
+    "a.warc.gz": gzip.compress(ARCHIVE),
     "pax.tar": pack([(f"{'d' * 120}/{name}", body) for name, body in MEMBERS], tarfile.PAX_FORMAT),
 }
 
