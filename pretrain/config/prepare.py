@@ -94,7 +94,7 @@ def to_jinja(template: Template, begin: str = "") -> str:
 
 DataKind = Literal["text", "pairs", "records", "classes", "tags", "images"]
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
-Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "webdataset", "warc"]
+Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "arrow", "webdataset", "warc"]
 
 
 class NormalizeConfig(Section):
@@ -124,10 +124,16 @@ class InputConfig(Section):
     """One input, or several of the same format."""
 
     path: str | list[str] = Field(default_factory=list)
-    """Files, folders, globs, or URLs (http, https, s3, gs). Empty: Python's standard library."""
+    """Files, folders, globs, or URLs (http, https, s3, gs, hf). Empty: Python's standard library."""
+    subset: str | None = None
+    """Configuration of a data set at hf://datasets/OWNER/NAME, as its README.md names it. None: its
+    default, or its only one."""
+    dataset_split: str | None = None
+    """Split of a data set there, or of a folder of `datasets` (save_to_disk). None: train."""
     format: Format = "auto"
     """`auto`: by file name. `text`: a document a file. `lines`: a document a line. `jsonl`: a
-    record a line. `json`: a list of records. `parquet`: a document a row. `webdataset`: tars with
+    record a line. `json`: a list of records, or records one after the other. `parquet`, `arrow`: a
+    document a row. `webdataset`: tars with
     one text or JSON member a sample. `warc`: a document a page of a web archive."""
     text_field: str = "text"
     """Field or column of the text."""

@@ -37,6 +37,8 @@ from pretrain.prepare.duplicates import (
 )
 from pretrain.prepare.filters import Document
 from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
+from pretrain.prepare.inputs.hub_datasets import SCHEME as HUB_SCHEME
+from pretrain.prepare.inputs.hub_datasets import pin_revision
 from pretrain.prepare.inputs.listing import list_inputs
 from pretrain.prepare.labelling import LABELS_NAME, LabelSet, check_labels, sort_labels
 from pretrain.prepare.normalize import check_normalize
@@ -106,17 +108,41 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     for one in config.inputs:
         if one.normalize is not None:
             check_normalize(one.normalize)
+    config, revisions = settle_revisions(config)
     config, given = settle_tokenizer(config)
     config = settle_templates(config, given)
     files = list_inputs(config.inputs, config.kind)
     part_bytes = config.part_bytes or plan_part_bytes(files)
     parts = plan_parts(files, part_bytes)
-    identity = identity_of(config, given) | {"part_bytes": part_bytes}
+    identity = identity_of(config, given) | {"part_bytes": part_bytes} | revisions
     job = PrepareJob(pool.folder, parts, config, pool, files, rule, given, identity)
     if not job.num_bytes:
         what = f"the input is empty ({len(files)} files, 0 bytes)"
         raise DataError(what, fix="give files with text in them")
     return job
+
+
+def settle_revisions(config: PrepareConfig) -> tuple[PrepareConfig, dict[str, str]]:
+    """Returns a config whose addresses of the hub name commits, and these as options of the identity.
+
+    A branch is the commit that it was at the first start of the folder, so that a later one reads
+    the same bytes. Raises: DataError.
+    """
+    revisions: dict[str, str] = {}
+
+    def begun(name: str) -> str | None:
+        return begun_option(Path(config.output), f"revisions.{name}")
+
+    def pinned(path: str) -> str:
+        if not path.startswith(HUB_SCHEME):
+            return path
+        name, commit, url = pin_revision(path, begun)
+        revisions[f"revisions.{name}"] = commit
+        return url
+
+    paths = [[pinned(path) for path in one.paths] for one in config.inputs]
+    inputs = [one.model_copy(update={"path": own}) for one, own in zip(config.inputs, paths, strict=True)]
+    return config.model_copy(update={"inputs": inputs}), revisions
 
 
 def settle_tokenizer(config: PrepareConfig) -> tuple[PrepareConfig, bytes | None]:

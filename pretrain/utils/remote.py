@@ -1,12 +1,13 @@
-"""Remote files over http(s), s3 and gs: sizes, bytes from any offset, retries, redaction.
+"""Remote files over http(s), s3, gs and the hub: sizes, bytes from any offset, retries, redaction.
 
     stat_url(url)                       size and version
-    open_url(url, start, stop)          a stream of bytes; http(s) by urllib, s3 and gs by fsspec
+    open_url(url, start, stop)          a stream of bytes; http(s) by urllib, others by fsspec
     call_remote(url, call)              `call`, retried while its failure may pass
     without_secrets(url)                the URL for messages and records
 
 Credentials, endpoints and proxies come from the environment of each system: AWS_* and ~/.aws,
-Google's application default credentials, HTTPS_PROXY and ~/.netrc, FSSPEC_S3 and the like.
+Google's application default credentials, HF_TOKEN and HF_ENDPOINT, HTTPS_PROXY and ~/.netrc,
+FSSPEC_S3 and the like.
 """
 
 import base64
@@ -30,6 +31,8 @@ from pretrain.errors import DataError, LaunchError, install_fix
 from pretrain.utils.log import netrc_login
 
 SCHEMES = ("http", "https", "s3", "gs")
+INPUT_SCHEMES = (*SCHEMES, "hf")
+"""Those of the inputs of `prepare`; shards are not read from the hub."""
 # Limit of one connection attempt or one read.
 TIMEOUT_S = 30.0
 # Most bytes that one read of http returns.
@@ -38,11 +41,14 @@ POLL_S = 0.1
 
 _PASSING_STATUS = (408, 425, 429)
 _LASTING_ERRNO = (errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.ENAMETOOLONG, getattr(errno, "EREMCHG", None))
-_NETWORK_PACKAGES = ("http", "aiohttp", "aiobotocore", "botocore", "s3fs", "gcsfs", "google", "requests", "urllib3")
+_NETWORK_PACKAGES = (
+    *("http", "aiohttp", "aiobotocore", "botocore", "s3fs", "gcsfs", "google", "requests", "urllib3"),
+    *("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2"),
+)
 _FORBIDDEN_NAMES = ("ProfileNotFound", "InvalidAccessKeyId")
 _ABSENT = (404, 410)
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
-_VERSION_KEYS = ("generation", "ETag", "etag", "Last-Modified", "LastModified", "updated")
+_VERSION_KEYS = ("generation", "ETag", "etag", "Last-Modified", "LastModified", "updated", "blob_id")
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -50,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 def is_remote(path: str) -> bool:
     """Returns whether `path` is a URL that is read over a network."""
-    return path.startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
+    return path.startswith(tuple(f"{scheme}://" for scheme in INPUT_SCHEMES))
 
 
 def without_secrets(url: str) -> str:
@@ -133,6 +139,7 @@ def _status(error: BaseException) -> int | None:
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     else:
         status = getattr(error, "status", None) or getattr(error, "code", None)
+        status = status or getattr(response, "status_code", None)
     return int(status) if str(status).isdecimal() else None
 
 

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (6, 1025),
     "checkpoint": (10, 1603),
     "cli": (13, 2634),
-    "config": (26, 5567),
+    "config": (26, 5573),
     "data": (13, 2585),
     "datacheck": (11, 2289),
     "doctor": (13, 1927),
@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "objective": (11, 1558),
     "optim": (6, 1328),
     "plan": (16, 3553),
-    "prepare": (39, 6719),
+    "prepare": (40, 7045),
     "pretrain_launch": (18, 3228),
     "report": (8, 1598),
     "run": (7, 1475),
@@ -44,7 +44,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "tokenizer": (8, 1625),
     "tracking": (12, 1869),
     "train": (14, 2902),
-    "utils": (13, 1846),
+    "utils": (13, 1853),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
 LINES_SLACK = 60

@@ -6,6 +6,7 @@
 text         a file is a document                  jsonl        a line is a record
 lines        a line is a document                  json         a list of records, or one record
 paired       two files; a line is one side         parquet      a row is a record
+                                                   arrow        a row is a record
                                                    webdataset   a tar; a sample is a document or records
                                                    warc         a web archive; a page is a document
 
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -27,9 +29,11 @@ from urllib.parse import unquote, urlsplit
 from pretrain.config.prepare import DATA_KINDS, DataKind, InputConfig
 from pretrain.errors import ConfigError, DataError, LaunchError, install_fix
 from pretrain.prepare.input_parts import InputFile
+from pretrain.prepare.inputs.hub_datasets import choose_files
 from pretrain.prepare.inputs.local_files import find_local, stat_local, walk
+from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.inputs.remote_files import find_remote, serves_ranges
-from pretrain.utils.remote import SCHEMES, is_remote, without_secrets
+from pretrain.utils.remote import INPUT_SCHEMES, is_remote, without_secrets
 from pretrain.utils.units import plural
 
 ASKED_AT_ONCE = 16
@@ -40,6 +44,7 @@ FORMAT_OF_SUFFIX = {
     ".jsonl": "jsonl",
     ".json": "json",
     ".parquet": "parquet",
+    ".arrow": "arrow",
     ".tar": "webdataset",
     ".warc": "warc",
     ".wet": "warc",
@@ -47,6 +52,7 @@ FORMAT_OF_SUFFIX = {
 COMPRESSION_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
 KNOWN_SUFFIXES = f"{' '.join(FORMAT_OF_SUFFIX)}, or these with {' or '.join(COMPRESSION_OF_SUFFIX)}"
 AS_TEXT = "every file of an input is read as text by a config's `inputs: [{path: ..., format: text}]`"
+COLUMNAR = ("parquet", "arrow")
 CUTTABLE = ("lines", "jsonl", "parquet")
 # Those of the other formats, which contain records: all.
 KINDS_OF_FORMAT: dict[str, tuple[DataKind, ...]] = {
@@ -56,6 +62,7 @@ KINDS_OF_FORMAT: dict[str, tuple[DataKind, ...]] = {
 # What each is called, the package that reads it and the extra that installs it.
 READ_BY = {
     "parquet": ("Parquet files", "pyarrow", "parquet"),
+    "arrow": ("Arrow files", "pyarrow", "parquet"),
     "warc": ("web archives", "resiliparse", "web"),
 }
 
@@ -116,12 +123,12 @@ def _list_input(number: int, config: InputConfig) -> Iterator[InputFile]:
 
     def describe(file: InputFile) -> InputFile:
         known = (_format_of(file.path) or "text") if config.format == "auto" else config.format
-        compression = "" if known == "parquet" else _compression_of(file.path)
+        compression = "" if known in COLUMNAR else _compression_of(file.path)
         can_cut = known in CUTTABLE and not compression
         can_cut = can_cut and (not file.is_remote or serves_ranges(file))
         return replace(file, input=number, format=known, compression=compression, is_cuttable=can_cut)
 
-    files = _find_all(config.paths, config.format)
+    files = _find_all(config.paths, config.format, config)
     yield from _map(describe, files, at_once=any(file.is_remote for file in files))
 
 
@@ -145,17 +152,30 @@ def _list_paired(number: int, config: InputConfig, paired_path: str | list[str])
         yield replace(source, pair=target)
 
 
-def _find_all(paths: Sequence[str], wanted: str) -> list[InputFile]:
-    """Returns the files that the paths name; with `auto`, those of a known format."""
+def _find_all(paths: Sequence[str], wanted: str, config: InputConfig | None = None) -> list[InputFile]:
+    """Returns the files that the paths name; with `auto`, those of a known format.
+
+    Of a data set, those of the split that `config` asks for.
+    """
 
     def find(given: str) -> list[InputFile]:
         is_url = is_remote(given)
         path = unquote(urlsplit(given).path) if _scheme_of(given) == "file" else given
         remote = find_remote(path) if is_url else {}
         listed = list(remote) if is_url else find_local(path)
+        chosen = None
+        if config is not None:
+            read = partial(_read_whole, remote)
+            chosen = choose_files(path, listed, config, read)
+            if chosen is None and (config.subset or config.dataset_split):
+                what = f"subset={config.subset}, dataset_split={config.dataset_split}"
+                what = f"{what} go with a whole data set"
+                fix = "leave them out, or give hf://datasets/OWNER/NAME or a folder of save_to_disk"
+                raise ConfigError(what, where=without_secrets(given), fix=fix)
         # A file that is named and has no ending, as README, is text; of a folder, it may be anything.
         named = listed if listed == [path] and "." not in _without_compression(path) else []
-        known = [file for file in listed if wanted != "auto" or _format_of(file)] or named
+        files = listed if chosen is None else chosen
+        known = [file for file in files if wanted != "auto" or _format_of(file)] or named
         if known:
             _tell_left_out(given, set(listed).difference(known))
             return [remote[file] if is_url else stat_local(file) for file in known]
@@ -171,6 +191,12 @@ def _find_all(paths: Sequence[str], wanted: str) -> list[InputFile]:
         for file in found:
             files.setdefault(file.path, file)
     return list(files.values())
+
+
+def _read_whole(remote: dict[str, InputFile], name: str) -> bytes:
+    """Returns the content of a small file, one of `remote` or a local one."""
+    with InputStream(remote.get(name) or stat_local(name)) as stream:
+        return stream.stored.read()
 
 
 def _tell_left_out(given: str, files: set[str]) -> None:
@@ -202,12 +228,12 @@ def _scheme_of(path: str) -> str:
     match = _SCHEME.match(path)
     if match is None:
         return ""
-    if match[2] == "://" and match[1] in (*SCHEMES, "file"):
+    if match[2] == "://" and match[1] in (*INPUT_SCHEMES, "file"):
         return match[1]
     raise DataError(
         f"URLs of {match[1]!r} are not read",
         where=without_secrets(path),
-        fix=f"use a path, or a URL of {', '.join(SCHEMES)} or file",
+        fix=f"use a path, or a URL of {', '.join(INPUT_SCHEMES)} or file",
     )
 
 
@@ -236,8 +262,8 @@ def _compression_of(path: str) -> str:
 def _format_of(path: str) -> str:
     """Returns the format that the name says, or the empty string."""
     known = _by_suffix(_without_compression(path), FORMAT_OF_SUFFIX)
-    # Parquet compresses its pages; a compressed file could not be cut.
-    return "" if known == "parquet" and _compression_of(path) else known
+    # These compress their pages; a compressed file could not be cut.
+    return "" if known in COLUMNAR and _compression_of(path) else known
 
 
 def _check_kind(file: InputFile, config: InputConfig, kind: DataKind) -> None:

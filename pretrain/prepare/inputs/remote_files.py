@@ -1,4 +1,4 @@
-"""Remote inputs: URLs of http(s); files, folders and globs of s3 and gs (see `utils.remote`)."""
+"""Remote inputs: URLs of http(s); files, folders and globs of s3, gs and hf (see `utils.remote`)."""
 
 import errno
 import glob
@@ -26,6 +26,17 @@ BLOCK_BYTES = 8 * 2**20
 
 def _call(url: str, call: Callable[[], Any]) -> Any:
     return call_remote(url, call, WAITS)
+
+
+def call_hub(url: str, call: Callable[[], Any]) -> Any:
+    """Returns the result of a call of the hub, retried. Raises: DataError, LaunchError."""
+    try:
+        return _call(url, call)
+    except FileNotFoundError as error:
+        what = "the hub has no such data set or revision, or it is private"
+        raise DataError(what, where=url, fix="correct the name, or set HF_TOKEN") from error
+    except OSError as error:
+        raise _cannot_read(url, error) from error
 
 
 def stat_remote(url: str) -> InputFile:

@@ -15,7 +15,7 @@ from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.normalize import build_normalizers, normalize_document
 from pretrain.prepare.readers.json import read_json, read_jsonl
 from pretrain.prepare.readers.lines import read_lines, read_paired, read_text
-from pretrain.prepare.readers.parquet import read_parquet
+from pretrain.prepare.readers.parquet import read_arrow, read_parquet
 from pretrain.prepare.readers.records import ReadRule
 from pretrain.prepare.readers.warc import read_warc
 from pretrain.prepare.readers.webdataset import read_webdataset
@@ -27,6 +27,7 @@ READERS: dict[str, Callable[[InputStream, Slice, ReadRule], Iterator[Document]]]
     "jsonl": read_jsonl,
     "json": read_json,
     "parquet": read_parquet,
+    "arrow": read_arrow,
     "webdataset": read_webdataset,
     "warc": read_warc,
 }

@@ -1,7 +1,7 @@
 """Readers of JSON.
 
     jsonl    a line is a record; blank lines are skipped
-    json     one list of records, or one record, parsed a record at a time
+    json     one list of records, or records one after the other, parsed a record at a time
 
 A `json` file is decoded in chunks; a record is parsed as soon as it is complete. An incomplete one
 is parsed again with twice as much text, so that a record is parsed a few times at most, and one
@@ -60,12 +60,12 @@ def read_json(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Doc
 
 
 def _records(text: "_JsonText") -> Iterator[tuple[int, Any]]:
-    """Yields the values of the list, or the one object, each with the line that it begins at."""
+    """Yields the values of the list, or the objects, each with the line that it begins at."""
     if text.peek() != "[":
         yield text.take_object()
-        if text.peek():
-            fix = "give one list; if each line is a record, say format: jsonl"
-            raise text.error("text after the record", fix)
+        # As `datasets` reads .json, which often has a record a line.
+        while text.peek():
+            yield text.take_object()
         return
     text.skip()
     separator = "," if text.peek() != "]" else "]"

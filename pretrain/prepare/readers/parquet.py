@@ -1,4 +1,8 @@
-"""`parquet`: a row is a record; a slice has the row groups that begin in it."""
+"""`parquet` and `arrow`: a row is a record.
+
+parquet    a slice has the row groups that begin in it
+arrow      a stream or file of record batches, as `datasets` saves it, read whole
+"""
 
 from collections.abc import Generator, Iterator, Sequence
 from itertools import accumulate
@@ -14,6 +18,8 @@ BUFFER_BYTES = 2**20
 BATCH_BYTES = 4 * 2**20
 REPEATED_BYTES = 64 * 2**20
 MAX_BATCH_ROWS = 1024
+ARROW_MAGIC = b"ARROW1"
+ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def read_parquet(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
@@ -34,12 +40,52 @@ def read_parquet(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
         raise _damaged(error, stream) from None
 
 
-def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
-    import pyarrow.parquet
+def read_arrow(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
+    """Yields the documents of a file. Memory: a record batch (of `datasets`: 1,000 rows)."""
+    import pyarrow
 
-    options = {"pre_buffer": False, "buffer_size": BUFFER_BYTES, "page_checksum_verification": True}
-    file = pyarrow.parquet.ParquetFile(stream.stored, **options)
-    known = file.schema_arrow.names
+    try:
+        yield from _read_batches(stream, rule)
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        is_of_disk = isinstance(error, OSError) and (error.errno or error.filename)
+        if is_of_disk:
+            raise
+        raise _damaged(error, stream, "Arrow") from None
+    except MemoryError:
+        # A damaged length asks for any amount.
+        raise _damaged("a record batch that memory has no room for", stream, "Arrow") from None
+
+
+def _read_batches(stream: InputStream, rule: ReadRule) -> Iterator[Document]:
+    import pyarrow.ipc
+
+    stored = stream.stored
+    is_file = stored.read(len(ARROW_MAGIC)) == ARROW_MAGIC
+    if not is_file:
+        # Without its end mark a stream that was cut off between two batches looks whole.
+        stored.seek(max(stream.file.size - len(ARROW_END), 0))
+        if stored.read() != ARROW_END:
+            raise _damaged("it has no end mark", stream, "Arrow")
+    stored.seek(0)
+    reader = pyarrow.ipc.open_file(stored) if is_file else pyarrow.ipc.open_stream(stored)
+    columns = _columns(reader.schema.names, stream, rule)
+    numbers = range(reader.num_record_batches) if is_file else ()
+    batches = (reader.get_batch(number) for number in numbers) if is_file else reader
+    first_row = 0
+    before = 0
+    for batch in batches:
+        # Offsets of a damaged batch would be read as they are.
+        batch.validate(full=True)
+        position = stored.tell()
+        num_bytes = max(position - before, 0)
+        before = position
+        own = iter([batch.select(columns)])
+        yield from _documents(own, first_row, batch.num_rows, num_bytes, stream, rule)
+        first_row += batch.num_rows
+
+
+def _columns(known: Sequence[str], stream: InputStream, rule: ReadRule) -> list[str]:
+    """Returns the columns that documents are made of. Raises: DataError: One is absent."""
     needed, others = rule.text_fields(known)
     for option, name in needed.items():
         if name not in known:
@@ -47,7 +93,15 @@ def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
             fix = f"choose another with {spelled(option)}"
             raise DataError(what, where=stream.file.shown, fix=fix)
     wanted = dict.fromkeys((*needed.values(), *others, *rule.fields))
-    columns = [name for name in wanted if name in known]
+    return [name for name in wanted if name in known]
+
+
+def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
+    import pyarrow.parquet
+
+    options = {"pre_buffer": False, "buffer_size": BUFFER_BYTES, "page_checksum_verification": True}
+    file = pyarrow.parquet.ParquetFile(stream.stored, **options)
+    columns = _columns(file.schema_arrow.names, stream, rule)
     texts = [name for name in columns if _is_text(file.schema_arrow.field(name).type)]
     dictionaries = pyarrow.parquet.ParquetFile(stream.stored, metadata=file.metadata, read_dictionary=texts, **options)
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
@@ -128,7 +182,7 @@ def _bounds(groups: Sequence[Any], size: int) -> list[int]:
     return [size * end // ends[-1] for end in ends] if groups else []
 
 
-def _damaged(error: object, stream: InputStream) -> DataError:
+def _damaged(error: object, stream: InputStream, name: str = "Parquet") -> DataError:
     text = str(error).partition("\n")[0]
-    what = f"damaged, or not Parquet: {text}"
+    what = f"damaged, or not {name}: {text}"
     return DataError(what, where=stream.file.shown, fix="copy or write the file again")

@@ -5,6 +5,7 @@ import json
 import random
 import tarfile
 
+import pyarrow
 import pytest
 
 from pretrain.errors import DataError
@@ -17,6 +18,9 @@ ROWS = [{"text": "".join(random.Random(number).choices('abc \u00e9\n"\\', k=40))
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
 MEMBERS = [(f"{number}.json", json.dumps(row).encode()) for number, row in enumerate(ROWS)] + [("x.jsonl", LINES)]
 ARCHIVE = b"".join(response(page(BODY * number).encode()) for number in range(1, 5))
+ARROW = pyarrow.BufferOutputStream()
+with pyarrow.ipc.new_stream(ARROW, pyarrow.schema({"text": pyarrow.string()})) as writer:
+    writer.write_table(pyarrow.Table.from_pylist(ROWS), max_chunksize=7)
 FILES = {
     "a.jsonl": LINES,
     "a.jsonl.gz": gzip.compress(LINES),
@@ -24,6 +28,7 @@ FILES = {
     "a.json": json.dumps(ROWS).encode(),
     "a.txt": LINES,
     "gnu.tar": pack(MEMBERS, tarfile.GNU_FORMAT),
+    "a.arrow": ARROW.getvalue().to_pybytes(),
     "a.warc": ARCHIVE,
     "a.warc.gz": gzip.compress(ARCHIVE),
     "pax.tar": pack([(f"{'d' * 120}/{name}", body) for name, body in MEMBERS], tarfile.PAX_FORMAT),

@@ -63,7 +63,7 @@ def test_consumed_bytes_add_up_to_the_size_on_disk(tmp_path):
         ('[{"text": "a"}\n {"text": "b"}]', r"a\.json:2: not JSON: ',' or '\]' is missing; separate records by commas"),
         ('[{"text": "a"}\n', r"a\.json:2: not JSON: ',' or '\]' is missing"),
         ('[{"text": "a"}]\n\n[]', r"a\.json:3: text after the list; give one list"),
-        ('{"text": "a"}\n{"text": "b"}', r"a\.json:2: text after the record; .* each line is a record.*format: jsonl"),
+        ('{"text": "a"}\n["b"]', r"a\.json:2: not a JSON object"),
         (
             '[\n{"text": "a"},\n{"body": "b"}]',
             r"a\.json:3: field 'text' is absent; fields: body; add it to the record, or choose one with",
@@ -85,3 +85,8 @@ def test_invalid_utf8_is_named_with_its_byte(tmp_path, tiny_chunks):
     (tmp_path / "a.json").write_bytes(b'[{"text": "\xc3')
     with pytest.raises(DataError, match=r"a\.json, byte 11: invalid UTF-8: byte 0xc3 \(unexpected end of data\)"):
         texts(tmp_path / "a.json")
+
+
+def test_records_one_after_the_other_are_read_too(tmp_path, tiny_chunks):
+    (tmp_path / "a.json").write_text('{"text": "a"}\n{"text": "b"}{"text": "c"}\n')
+    assert texts(tmp_path / "a.json") == ["a", "b", "c"]
