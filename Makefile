@@ -50,7 +50,7 @@ install: .venv/.dev
 	$(PYTHON) -m venv .venv
 
 quickstart: .venv/.run
-	@trap 'exit 0' INT; PATH="$(CURDIR)/$(BIN):$$PATH" sh configs/run/quickstart.sh  # else make adds an error to a Ctrl-C
+	@trap 'exit 0' INT; $(BIN)/pretrain quickstart  # else make adds an error to a Ctrl-C
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --ignore tests/repo

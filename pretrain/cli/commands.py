@@ -30,6 +30,7 @@ from pretrain.cli.model import (
 )
 from pretrain.cli.options import CommandGroup, UsageError
 from pretrain.cli.plan import plan_command
+from pretrain.cli.quickstart import quickstart_command
 from pretrain.cli.recipes import presets_command, recipes_app
 from pretrain.cli.run import (
     config_command,
@@ -52,6 +53,7 @@ app = CommandGroup(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _PANELS: dict[str, dict[str, Any]] = {
+    "Begin": {"quickstart": quickstart_command},
     "Prepare data": {"prepare": prepare_command, "data": data_app},
     "Train": {
         "presets": presets_command,

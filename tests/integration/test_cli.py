@@ -18,7 +18,7 @@ COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "loca
             ["launch", "status"], ["launch", "logs"], ["launch", "cancel"], ["launch", "resubmit"], ["runs"],
             ["inspect"], ["generate"], ["classify"], ["import"], ["export"], ["serve"], ["average"], ["evaluate"],
             ["attention"], ["data"], ["data", "verify"], ["data", "show"], ["data", "stats"], ["plan"], ["rollback"],
-            ["drill"], ["doctor"], ["report"], ["recipes"], ["recipes", "cp"], ["presets"],
+            ["drill"], ["doctor"], ["report"], ["quickstart"], ["recipes"], ["recipes", "cp"], ["presets"],
             ["scale"], ["scale", "plan"], ["scale", "run"], ["scale", "fit"], ["scale", "score"],
             ["scale", "coordinates"]]  # fmt: skip
 
@@ -39,10 +39,18 @@ def test_flags_take_no_value_and_commands_are_grouped_by_use(tmp_path):
     done = run_light("--help", cwd=tmp_path)
     assert "<bool>" not in done.stdout
     panels = re.findall(r"\u256d\u2500 ([A-Z][a-z ]+) \u2500", done.stdout)
-    assert panels == ["Options", "Prepare data", "Train", "Follow runs", "Use models", "Check machines"]
+    assert panels == ["Options", "Begin", "Prepare data", "Train", "Follow runs", "Use models", "Check machines"]
     assert "<bool>" not in run_light("inspect", "--help", cwd=tmp_path).stdout
     launch = run_light("launch", "--help", cwd=tmp_path).stdout
     assert re.findall(r"\u2502 ([a-z]+) ", launch) == ["local", "slurm", "status", "logs", "cancel", "resubmit"]
+
+
+def test_a_quickstart_that_cannot_write_says_so_in_one_line(tmp_path):
+    (tmp_path / "data").touch()
+    done = run_light("quickstart", cwd=tmp_path)
+    assert done.code == 74
+    assert done.stderr == "error: data/stdlib: cannot create the folder: Not a directory; check the path\n"
+    assert done.stdout == "\n$ pretrain prepare --output data/stdlib --vocab-size 2048\n"
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])

@@ -1,4 +1,7 @@
-"""What the README tells a newcomer to type, typed: in a fresh clone, with an empty HOME and no environment active."""
+"""What the README tells a newcomer to type, typed: in a fresh clone, with an empty HOME and no environment active.
+
+The distributions too: built from that clone, installed elsewhere, used from an empty folder.
+"""
 
 import json
 import os
@@ -38,12 +41,12 @@ class Newcomer:
             "PYTHON": sys._base_executable,
         }
 
-    def run(self, command: str, *, activated: bool = False, **env: str) -> str:
-        """Runs a shell command; returns what it printed. Fails where it does."""
+    def run(self, command: str, *, activated: bool = False, cwd: Path | None = None, **env: str) -> str:
+        """Runs a shell command, in the clone or in another folder; returns what it printed. Fails where it does."""
         path = f"{self.clone}/.venv/bin:{self._env['PATH']}" if activated else self._env["PATH"]
         done = subprocess.run(
             ["bash", "-c", command],
-            cwd=self.clone,
+            cwd=cwd or self.clone,
             env={**self._env, "PATH": path, **env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -63,7 +66,7 @@ def newcomer(tmp_path_factory) -> Iterator[Newcomer]:
 
 def test_the_quickstart_prepares_trains_stops_resumes_and_generates(newcomer):
     output = newcomer.run("make quickstart")
-    train = "pretrain launch local configs/run/quickstart.yaml --ranks 2"
+    train = "pretrain launch local quickstart --ranks 2"
     shown = [line[2:] for line in output.splitlines() if line.startswith("$ ")]
     generate = "pretrain generate runs/quickstart --prompt 'def '"
     assert shown == ["pretrain prepare --output data/stdlib --vocab-size 2048", train, train, generate]
@@ -130,3 +133,32 @@ def test_the_shards_are_read_with_webdataset_alone(newcomer):
     (newcomer.clone / "read.py").write_text(code)
     output = newcomer.run("python read.py", activated=True, WDS_SECURE="1")
     assert re.match(r"\d+ tokens, \d+ documents: ", output)
+
+
+def test_the_sdist_and_the_wheel_install_alike_and_run_the_quickstart_by_name(newcomer, tmp_path):
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", tmp_path], cwd=newcomer.clone, check=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    (wheel,) = tmp_path.glob("*.whl")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    try:
+        newcomer.run(f'"$PYTHON" -m venv {tmp_path}/venv')
+        pip = f"{tmp_path}/venv/bin/python -m pip install"
+        newcomer.run(f"{pip} --constraint .ci/constraints.txt '{sdist}[deepspeed]'", cwd=newcomer.clone)
+        (record,) = tmp_path.glob("venv/lib/*/site-packages/pretrain_transformers-*.dist-info/RECORD")
+        of_sdist = _files_of(record)
+        newcomer.run(f"{pip} --force-reinstall --no-deps {wheel}", cwd=folder)
+        assert _files_of(record) == of_sdist and len(of_sdist) > 300
+        output = newcomer.run("../venv/bin/pretrain quickstart", cwd=folder)
+        assert "the same command continues" in output and "700/700" in output
+        assert output.rpartition("--prompt 'def '\n")[2].startswith("def ")
+        assert sorted(path.name for path in folder.iterdir()) == ["data", "runs"]
+    finally:
+        shutil.rmtree(tmp_path / "venv", ignore_errors=True)
+
+
+def _files_of(record: Path) -> set[str]:
+    """Returns path, hash and size of each installed file, without those that tell where it came from."""
+    lines = record.read_text().splitlines()
+    of_install = re.compile(r"(\S+/__pycache__/|\S+\.dist-info/(RECORD|INSTALLER|direct_url\.json|REQUESTED)|\S+/bin/)")
+    return {line for line in lines if not of_install.match(line)}

@@ -207,22 +207,25 @@ def test_a_signal_that_comes_when_one_of_them_has_a_handler_ends_it_with_75(make
 DRAWS_A_BAR = """#!/bin/sh
 [ "$1" = launch ] || exit 0
 steps=runs/quickstart/checkpoints
-[ ! -d $steps/step-00000101 ] || { mkdir $steps/step-00000700; exit 0; }
-trap 'mkdir $steps/step-00000101; exit 75' TERM
+commit() { mkdir -p $steps/step-00000$1; touch $steps/step-00000$1/manifest.json; }
+[ ! -d $steps/step-00000101 ] || { commit 700; exit 0; }
+trap 'commit 101; exit 75' TERM
 printf '100/700 ----' >&2
-mkdir -p $steps/step-00000100
+commit 100
 while :; do sleep 0.1; done
 """
-"""`pretrain` as far as the quickstart's script sees it: the bar of a run, its checkpoints and exit codes."""
+"""`pretrain` as far as the quickstart sees it: the bar of a run, its checkpoints and exit codes."""
 
 
 def test_the_quickstart_leaves_no_half_drawn_bar_before_the_line_of_its_kill(tmp_path):
-    (tmp_path / "pretrain").write_text(DRAWS_A_BAR)
-    (tmp_path / "pretrain").chmod(0o755)
+    (tmp_path / "program").write_text(DRAWS_A_BAR)
+    (tmp_path / "program").chmod(0o755)
     master, slave = os.openpty()
-    command = ["sh", str(ROOT / "configs/run/quickstart.sh")]
-    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PATH": path}, stdout=slave, stderr=slave):
+    code = "from pretrain.cli import quickstart; quickstart.PROGRAM = ['./program']; quickstart.quickstart_command()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": SOURCE_PATH}, stdout=slave, stderr=slave
+    ):
         os.close(slave)
         with os.fdopen(master, "rb") as terminal, contextlib.suppress(OSError):  # the end of a terminal is an error
             shown = b""
@@ -235,34 +238,32 @@ def test_the_quickstart_leaves_no_half_drawn_bar_before_the_line_of_its_kill(tmp
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        (["sh", str(ROOT / "configs/run/quickstart.sh")], 128 + signal.SIGINT),
+        ([sys.executable, "-m", "pretrain", "quickstart"], 128 + signal.SIGINT),
         (["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/.run", "quickstart"], -signal.SIGINT),
     ],
-    ids=["script", "make"],
+    ids=["command", "make"],
 )
 def test_ctrl_c_ends_the_quickstart_with_its_command_and_says_what_continues(tmp_path, command, code):
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/.run").touch()  # for make: installed
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    (tmp_path / ".venv/bin").symlink_to(Path(sys.executable).parent)
     # A make below the make that runs the tests would name its folder.
     outer = {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")}
-    script = subprocess.Popen(
+    process = subprocess.Popen(
         command,
         cwd=tmp_path,
-        env={**outer, "PATH": path, "PYTHONPATH": SOURCE_PATH},
+        env={**outer, "PYTHONPATH": SOURCE_PATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,  # a group, to which a terminal sends Ctrl-C
     )
-    assert script.stdout is not None and script.stdout.readline() == "\n"
-    assert script.stdout.readline() == "$ pretrain prepare --output data/stdlib --vocab-size 2048\n"
-    assert script.stdout.readline().endswith("INFO    reading for the tokenizer\n")
-    os.killpg(script.pid, signal.SIGINT)
-    output, _ = finish(script)
+    assert process.stdout is not None and process.stdout.readline() == "\n"
+    assert process.stdout.readline() == "$ pretrain prepare --output data/stdlib --vocab-size 2048\n"
+    assert process.stdout.readline().endswith("INFO    reading for the tokenizer\n")
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = finish(process)
     # At once, from within the trainer of `tokenizers`: nothing that comes after it is said.
-    said = "interrupted; finished parts are kept: the same command continues"
-    assert output == f"{said}\n\n-- interrupted; make quickstart continues\n"
-    assert script.returncode == code
+    assert output == "interrupted; finished parts are kept: the same command continues\n"
+    assert process.returncode == code
     assert not list((tmp_path / "data/stdlib").glob("*tokenizer*"))

@@ -109,10 +109,3 @@ def test_the_exit_codes_of_the_document_are_those_of_the_errors():
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     shown = {int(code) for code in re.findall(r"\| (\d+) \| ", text_of("docs/resume.md"))}
     assert shown == codes
-
-
-def test_the_quickstart_script_has_the_numbers_of_its_config():
-    config = load_config("configs/run/quickstart.yaml")
-    numbers = dict(re.findall(r"^(\w+)=(\d+) ", text_of("configs/run/quickstart.sh"), re.MULTILINE))
-    assert numbers == {"stop_at": str(config.checkpoint.every_steps), "last": str(config.train.steps)}
-    assert f"run={config.run.dir}/{config.run.name}\n" in text_of("configs/run/quickstart.sh")

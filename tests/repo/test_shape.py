@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "artifact": (8, 1742),
     "attention_maps": (6, 1025),
     "checkpoint": (10, 1603),
-    "cli": (13, 2634),
+    "cli": (14, 2743),
     "config": (26, 5573),
     "data": (13, 2585),
     "datacheck": (11, 2289),
