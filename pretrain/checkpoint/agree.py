@@ -9,9 +9,10 @@ from typing import Any
 
 from pretrain import dist
 from pretrain.dist import World
-from pretrain.errors import CheckpointError, DiskError, LockedError, PretrainError
+from pretrain.errors import CheckpointError, DiskError, LaunchError, LockedError, PretrainError
 
-KINDS: dict[str, type[PretrainError]] = {kind.__name__: kind for kind in (LockedError, CheckpointError, DiskError)}
+_KINDS = (LockedError, CheckpointError, DiskError, LaunchError)
+KINDS: dict[str, type[PretrainError]] = {kind.__name__: kind for kind in _KINDS}
 """Errors that travel between ranks; if several ranks fail, the first kind here is raised."""
 
 

@@ -106,8 +106,8 @@ class CheckpointManager:
         self._world = world
         self._host = HostCopy()
         self._best = None if best is None else BestKeeper(folder, best)
-        self._retention = Retention(folder, keep, keep_every_steps, self._best)
-        self._place = SaveTarget(folder, world, topology, fence, self._retention, token="")
+        self.retention = Retention(folder, keep, keep_every_steps, self._best)
+        self._place = SaveTarget(folder, world, topology, fence, self.retention, token="")
         self._in_flight: Save | None = None
 
     def prepare(self, checkpoint_bytes: int, num_kept: int) -> None:
@@ -197,7 +197,7 @@ class CheckpointManager:
             path = self._folder / newest[0]
             problem = self.verify(path)
             if problem is None:
-                self._retention.note_valid(path)
+                self.retention.note_valid(path)
                 # The next save must have the same parameters, of the same shapes.
                 self._place.shapes = dict(load_manifest(path).shapes)
                 if is_older:

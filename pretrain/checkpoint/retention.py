@@ -97,6 +97,11 @@ class BestKeeper:
         if value is not None and math.isfinite(value):
             self._values[step] = value
 
+    def rank(self) -> list[int]:
+        """Returns the steps whose evaluation is known, best first, the earlier of equals first."""
+        sign = -1 if self._metric in RISING else 1
+        return sorted(self._values, key=lambda step: (sign * self._values[step], step))
+
     def settle(self, found: list[Path], is_valid: Callable[[Path], bool]) -> Path | None:
         """Returns the best of the committed checkpoints, the earliest of equals; updates best.json.
 
@@ -156,10 +161,16 @@ class Retention:
         self._best = best
         self._valid: dict[str, bool] = {}
         self._told: set[Path] = set()
+        self.uploading: Path | None = None
+        """A checkpoint that stays until its upload has ended."""
 
     def note_valid(self, path: Path) -> None:
         """Notes a verified checkpoint, which is not read again."""
         self._valid[path.name] = True
+
+    def rank_evaluated(self) -> list[int]:
+        """Returns the evaluated steps, best first; none without a metric of the best."""
+        return [] if self._best is None else self._best.rank()
 
     def _is_valid(self, path: Path) -> bool:
         if path.name not in self._valid:
@@ -177,7 +188,7 @@ class Retention:
         for path in find_obsolete(found, self._keep, self._every, self._is_valid):
             marks = find_marks(path)
             self._tell_of_missing(marks)
-            if path == best or marks:
+            if path in (best, self.uploading) or marks:
                 continue
             try:
                 remove_dir(path)

@@ -1,6 +1,7 @@
 """`pretrain quickstart`: a real run from nothing, stopped once on purpose.
 
-    prepare  ->  train on two ranks, stopped by SIGTERM (exit code 75)  ->  the same command continues  ->  generate
+    prepare  ->  train on two ranks, stopped by SIGTERM (exit code 75)
+             ->  the same command continues  ->  generate
 
 Each step is a command of its own, printed as a user would type it. A second start continues what
 it finds, as each command does.
@@ -48,7 +49,8 @@ def quickstart_command() -> None:
         # A commit is never taken back, unlike the metrics of a run that was killed: no stale row.
         code = steps.run(train, stop=lambda: run.newest_step() >= stop_at)
         if code != EXIT_RESUME_ME:
-            raise typer.Exit(code) if code > 0 else LaunchError(f"the stopped run ended with exit code {code}")
+            what = f"the stopped run ended with exit code {code}"
+            raise typer.Exit(code) if code > 0 else LaunchError(what)
         if run.newest_step() <= stop_at:
             raise LaunchError(f"the stop left no checkpoint after that of step {stop_at}")
         committed = f"step {run.newest_step()} is committed, the same command continues"
@@ -79,8 +81,9 @@ class _Steps:
         """
         print(f"\n$ pretrain {shlex.join(arguments)}", flush=True)
         prepare = partial(die_with, os.getpid())
-        command = [*PROGRAM, *arguments]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=prepare)
+        process = subprocess.Popen(
+            [*PROGRAM, *arguments], stdin=subprocess.DEVNULL, process_group=0, preexec_fn=prepare
+        )
         num_passed = 0
         while process.poll() is None:
             if num_passed < len(self._signals):
@@ -89,9 +92,10 @@ class _Steps:
                 num_passed += 1
             elif stop is not None and stop():
                 stop = None
-                if sys.stderr.isatty():
-                    sys.stderr.write("\r\x1b[K")  # the command draws its bar again, below the next line
-                print(f"\n-- kill -TERM {process.pid}: stopping the run, as a preemption would", flush=True)
+                if sys.stderr.isatty():  # the command draws its bar again, below the next line
+                    sys.stderr.write("\r\x1b[K")
+                text = "stopping the run, as a preemption would"
+                print(f"\n-- kill -TERM {process.pid}: {text}", flush=True)
                 process.terminate()
             time.sleep(POLL_S)
         if self._signals:
@@ -99,7 +103,7 @@ class _Steps:
         return process.returncode
 
     def check(self, arguments: list[str]) -> None:
-        """Runs `pretrain ARGUMENTS`. Raises: Exit, with its code, where it fails and has said why."""
+        """Runs `pretrain ARGUMENTS`. Raises: Exit, with its code, where it fails: it says why."""
         code = self.run(arguments)
         if code < 0:
             raise LaunchError(f"pretrain {arguments[0]} was killed by signal {-code}")

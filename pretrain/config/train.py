@@ -1,5 +1,6 @@
 """`train:`, `eval:`, `checkpoint:`, `run:`, `init:`, `resume:` -- course and output of a run."""
 
+import re
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
@@ -47,10 +48,24 @@ class CheckpointConfig(Section):
     """Number of newest checkpoints that are kept."""
     keep_every_steps: Annotated[int, OnResume.FREE] = Field(default=0, ge=0)
     """Also keep checkpoints whose step is a multiple of this. 0: none."""
+    upload: Annotated[str | None, OnResume.FREE] = None
+    """Address on s3 or gs, such as `s3://bucket/runs`: each checkpoint is uploaded to its folder
+    `run.name` in the background, and a run folder that has none, or older ones, continues from
+    there (docs/checkpoints.md). None: checkpoints stay in the run folder."""
     best: Annotated[str | None, OnResume.FREE] = None
     """Validation metric of the best checkpoint (`checkpoints/best.json`), which is kept:
     `val_loss`, `val_perplexity`, `val_accuracy`, `val_bits_per_byte`, `val_ema_loss` (`optim.ema`),
     or `val_loss_NAME` of a source."""
+
+    @field_validator("upload")
+    @classmethod
+    def _check_upload(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        match = re.fullmatch(r"(?:s3|gs)://([^/@?#]+)(?:/[^?#]*)?", value)
+        if match is None:
+            raise ValueError("write s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, without credentials")
+        return value
 
     @field_validator("best", mode="before")
     @classmethod

@@ -76,11 +76,11 @@ def checkpoint_bytes(elements: int, tensors: int, ranks: int) -> int:
 
 
 def checkpoints_at_once(config: CheckpointConfig, last_step: int) -> int:
-    """Returns the most checkpoints on disk: newest, unfinished, best, and permanent ones."""
+    """Returns the most checkpoints on disk: newest, unfinished, best, uploaded, permanent ones."""
     permanent = 0
     if config.every_steps and config.keep_every_steps:
         permanent = last_step // math.lcm(config.every_steps, config.keep_every_steps)
-    return config.keep + 1 + (config.best is not None) + permanent
+    return config.keep + 1 + (config.best is not None) + (config.upload is not None) + permanent
 
 
 def young_interval(save_s: float, mtbf_s: float) -> float:

@@ -45,7 +45,7 @@ from pretrain.tracking.meter import Meter, PhaseClock, Profiler, Timeline, peak_
 from pretrain.tracking.run_facts import find_facts
 from pretrain.tracking.run_output import RunOutput
 from pretrain.tracking.tracker import Identity
-from pretrain.train.claim import Claim, agree_on_versions, begin, check_data, recall_evaluations
+from pretrain.train.claim import Claim, agree_on_versions, begin, check_data, fetch_run, recall_evaluations
 from pretrain.train.initial_weights import InitialWeights, open_start, pin_start
 from pretrain.train.layer_norms import LayerNorms
 from pretrain.train.rollback import agree_on_skips
@@ -105,7 +105,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     agree_on_versions(world)
 
     progress.enter("load")
-    config = pin_start(config, world)
+    config = pin_start(fetch_run(claim, world, progress), world)
     claim = replace(claim, config=config)
     show_phase(f"building a model of {count(count_parameters(config.model))} parameters")
     start = open_start(config, dataset.tokenizer_path)

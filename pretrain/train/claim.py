@@ -11,9 +11,11 @@ from typing import Any
 
 from pretrain import dist
 from pretrain.artifact.open import dump_normalize, normalize_of_data, template_of_data
+from pretrain.checkpoint.agree import wait_until_visible
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.retention import remove_leftovers
 from pretrain.checkpoint.state import TrainState
+from pretrain.checkpoint.upload import fetch_newest
 from pretrain.config.data import plan_batch
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.resumption import check_config, is_allowed, keep_start
@@ -27,6 +29,7 @@ from pretrain.objective import RowMaker, build_rows
 from pretrain.plan.trained import plan_trained
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.run.folder import COMMITTED, RunDir, begin_attempt, change_record
+from pretrain.run.heartbeat import Progress
 from pretrain.run.lease import Lease
 from pretrain.run.stop import StopFlag
 from pretrain.shards.dataset import Dataset, check_tokenizers, open_dataset
@@ -133,6 +136,25 @@ def sweep(folder: RunDir) -> None:
         for leftover in place.glob("?*.tmp-*"):  # of a file that is replaced
             with suppress(OSError):  # a file that stays does no harm
                 leftover.unlink()
+
+
+def fetch_run(claim: Claim, world: World, progress: Progress) -> RunConfig:
+    """Fetches what the run folder lacks of `checkpoint.upload`; returns the config. Collective.
+
+    Raises:
+        ConfigError: The config contradicts the run that was fetched.
+        CheckpointError: The store has another run, or no whole checkpoint of this one.
+        LaunchError: The store cannot be asked, and there is no checkpoint here.
+    """
+    config, folder = claim.config, claim.folder
+    upload = config.checkpoint.upload
+    if upload is None or fetch_newest(upload, folder, world, progress.go_on) is None:
+        return config
+    wait_until_visible(folder.path, [folder.config.name])
+    stored = load_config(folder.config, extensions="ignore")
+    config = keep_start(stored, config)
+    check_config(stored, config, has_saved=True)
+    return config
 
 
 def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pretrain import dist
 from pretrain.checkpoint.state import TrainState
+from pretrain.checkpoint.upload import Uploads
 from pretrain.config.lengths import describe_rows
 from pretrain.config.run import RunConfig
 from pretrain.data.loader import StepBatch, StepCounts
@@ -130,7 +131,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     refuse_bad_end(run, state, loss)
     guard.check_replicas(state)
     with run.phase("save"):
-        saving.finish(state)
+        saving.finish(state, is_last=state.step >= run.config.train.last_step)
     return state
 
 
@@ -145,7 +146,24 @@ def _start_saving(run: Run, step: int) -> Saving:
         world=run.world,
         every_steps=run.config.checkpoint.every_steps,
         step=step,
+        uploads=_start_uploads(run),
     )
+
+
+def _start_uploads(run: Run) -> Uploads | None:
+    saved = run.config.checkpoint
+    if saved.upload is None:
+        return None
+    uploads = Uploads(
+        upload=saved.upload,
+        run=run.folder,
+        world=run.world,
+        keep=saved.keep,
+        keep_every_steps=saved.keep_every_steps,
+        retention=run.checkpoints.retention,
+    )
+    uploads.begin()
+    return uploads
 
 
 def _announce(run: Run, step: int, target: int) -> None:

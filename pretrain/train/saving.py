@@ -2,7 +2,7 @@
 
     after a step  ->  the save in flight advances a phase, once all ranks have done their part
                   ->  the next one begins, if due: the step waits for a copy to host memory only
-    at the end    ->  the save in flight is waited for, and the last step is saved
+    at the end    ->  the save in flight is waited for, and the last step is saved and uploaded
 
 A save that fails is a warning and training continues; `MAX_FAILED_SAVES` in a row end the run.
 """
@@ -19,6 +19,7 @@ from pretrain.checkpoint.agree import nothing
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.save import Save
 from pretrain.checkpoint.state import TrainState
+from pretrain.checkpoint.upload import Uploads
 from pretrain.dist import World
 from pretrain.errors import DiskError, DivergedError, PretrainError
 from pretrain.run.folder import SAVED, RunDir
@@ -52,6 +53,8 @@ class Saving:
     every_steps: int
     # Last step done. The one that the run begins with needs no checkpoint.
     step: int
+    # None: checkpoints stay in the run folder.
+    uploads: Uploads | None = None
     _save: Save | None = field(default=None, init=False)
     _num_failed: int = field(default=0, init=False)
     _begun_at: float = field(default=0.0, init=False)
@@ -87,6 +90,10 @@ class Saving:
         if not self._has_reserved:
             self.checkpoints.reserve(self.store)
             self._has_reserved = True
+        if self.uploads is not None:
+            for step, seconds in self.uploads.take_finished():
+                figures = {"uploaded_step": step, "checkpoint_upload_s": seconds}
+                self.tracker.log(self.step, figures, shown=False)
         if self._save is not None and num_written == self.world.size:
             with self._failures_counted():
                 self._advance()
@@ -96,8 +103,11 @@ class Saving:
             with self._failures_counted():
                 self._begin(state)
 
-    def finish(self, state: TrainState) -> None:
-        """Waits for the save in flight, then saves the last step. Raises: as `after_step`."""
+    def finish(self, state: TrainState, *, is_last: bool) -> None:
+        """Waits for the save in flight, saves this step, and waits for uploads.
+
+        Raises: as `after_step`; DiskError: This is the last step of the run, and is not uploaded.
+        """
         self.step = state.step
         self.tracker.advance(state.step, "saving")
         try:
@@ -112,6 +122,12 @@ class Saving:
             except DiskError as error:
                 fix = f"{error.fix}, and the same command continues the run"
                 raise DiskError(error.what, where=error.where, fix=fix) from None
+        if self.uploads is not None:
+            self.uploads.finish(self._show, must=is_last)
+
+    def _show(self, text: str) -> None:
+        self.progress.go_on()
+        self.tracker.advance(self.step, text)
 
     def __enter__(self) -> "Saving":
         return self
@@ -171,6 +187,8 @@ class Saving:
         if save.is_finished:
             self._save = None
             self._num_failed = 0
+            if self.uploads is not None and save.is_committed:
+                self.uploads.offer(save.path)
 
     def _wait(self) -> None:
         while self._save is not None:

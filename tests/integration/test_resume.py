@@ -2,10 +2,12 @@
 
 import json
 import re
+import shutil
 import signal
 import sys
 
 import pytest
+import s3fs
 
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.errors import EXIT_RESUME_ME
@@ -14,6 +16,7 @@ from pretrain.tracking.audit import read_audit
 from pretrain.utils.net import reserved_port
 from tests.helpers.holds import HELD, Hold
 from tests.helpers.runs import RunMaker, assert_same_run, kill_rank
+from tests.helpers.servers import serve_s3
 from tests.helpers.waiting import finish, pass_time, wait_until
 
 STEPS = 160
@@ -207,6 +210,29 @@ def test_every_launcher_trains_the_same(golden, launcher):
         golden.complete(name, "train.stop_after=20", launcher=command, DS_ACCELERATOR="cpu")
     ours, reference = (read_audit(golden.folder(folder).audit) for folder in (name, "golden"))
     assert [(r.digest, r.loss, r.grad_norm) for r in ours] == [(r.digest, r.loss, r.grad_norm) for r in reference[:20]]
+
+
+@pytest.mark.long
+def test_a_run_whose_machine_is_lost_continues_from_the_bucket_bit_for_bit(golden, tmp_path):
+    upload = "checkpoint.upload=s3://lab/runs"
+    (tmp_path / "empty").mkdir()
+    with serve_s3({"lab": tmp_path / "empty"}):
+        files = s3fs.S3FileSystem()
+        process = golden.start("lost", HELD, upload, **Hold(tmp_path, "lost", step=90).environment)
+        uploaded = "lab/runs/run/step-00000060/manifest.json"
+        wait_until(lambda: files.exists(uploaded) or process.poll() is not None, "step 60 is uploaded", process)
+        process.kill()
+        finish(process)
+        shutil.rmtree(golden.folder("lost").path)
+        output = golden.complete("lost", upload)
+        found = {name.split("/")[3] for name in files.find("lab/runs") if name.endswith("manifest.json")}
+    step = int(re.search(r"fetched step (\d+) from s3://lab/runs/run", output)[1])
+    assert step >= 60 and f"at step {step} of {STEPS}: DeepSpeed ZeRO-2" in output
+    # Where one takes longer than the steps to the next save, that in between is left out.
+    assert len(found) == 2 and max(found) == "step-00000160"
+    assert_same_run(golden, "lost", "golden", STEPS)
+    rows = [json.loads(line) for line in golden.folder("lost").metrics.read_text().splitlines()]
+    assert any("checkpoint_upload_s" in row for row in rows)
 
 
 def test_two_attempts_with_dropout_of_attention_weights_alone_equal_one(tmp_path, corpus):
