@@ -144,6 +144,30 @@ def part_of(parameter: Tensor) -> Part:
     return getattr(parameter, "part", Part())
 
 
+def continuing(documents_BT: Tensor | None, lengths_B: Tensor | None, length: int) -> Tensor | None:
+    """Returns where the next token is of the same document, bool [B, T - 1]; None: everywhere.
+
+    Args:
+        documents_BT: Numbers of documents as in `Batch`.
+        lengths_B: Lengths as in `Batch`, read where there are no documents.
+        length: T.
+    """
+    if documents_BT is not None:
+        return (documents_BT[:, 1:] == documents_BT[:, :-1]) & (documents_BT[:, 1:] >= 0)
+    if lengths_B is not None:
+        return torch.arange(1, length, device=lengths_B.device) < lengths_B[:, None]
+    return None
+
+
+def take_next(x: Tensor, continuing_BT: Tensor | None, fill: float) -> Tensor:
+    """Returns the values of the next token, [B, T] or [B, T, D]; `fill` where a document ends."""
+    following = x[:, 1:]
+    if continuing_BT is not None:
+        is_there = continuing_BT if x.ndim == 2 else continuing_BT[..., None]
+        following = torch.where(is_there, following, fill)
+    return pad(following, (0, 1) if x.ndim == 2 else (0, 0, 0, 1), value=fill)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionMask:
     """Declared visibility of keys, never materialised here; backends build the mask of a kernel.
@@ -272,11 +296,13 @@ class ModelOutput(NamedTuple):
             labels that pools: the pooled documents.
         logits_BTV: Scores; None without a head, or when the caller asked for hidden states only.
         routing_LW: Sums over the tokens of each layer with experts (`RoutingSums`); None without.
+        ahead: In training, hidden states [B, T, D] of each module of `multi_token`, for the head.
     """
 
     hidden_BTD: Tensor
     logits_BTV: Tensor | None = None
     routing_LW: Tensor | None = None
+    ahead: tuple[Tensor, ...] = ()
 
 
 EMA = "ema"

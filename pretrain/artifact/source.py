@@ -103,8 +103,9 @@ class AdaptedModel:
         for name, shape in shapes.items():
             if name in self.copied | self.resized or (self._fits(name, shape) and (name not in SCORES or same_scores)):
                 continue
-            is_router = ".router." in name and name not in source.shapes
-            if not is_router and not (may_lack and name.startswith(HEAD_PARTS)):
+            may_be_added = ".router." in name or name.startswith("multi_token.")
+            is_added = may_be_added and name not in source.shapes
+            if not is_added and not (may_lack and name.startswith(HEAD_PARTS)):
                 found = "no such parameter"
                 if name in source.shapes:
                     found = f"shape {list(source.shapes[name])}"

@@ -197,10 +197,7 @@ def check_sequence(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> N
         raise ValueError(f"{key} {what}; {whole}")
     if model.input is not None:
         raise ValueError(f"{key} cuts rows of text, and those of model.input are images; {whole}")
-    _check_documents(key, model, whole)
-    if model.ngram_embeddings:
-        what = f"leaves a rank without the tokens before its part, which {model.ngram_embeddings=}"
-        raise ValueError(f"{key} {what} reads; {whole}")
+    _check_neighbours(key, model, whole)
     if engine.fp8 != "off":
         raise ValueError(f"{key} was not tried with engine.fp8={engine.fp8}; use engine.fp8=off")
     for name in ("encoder", "decoder"):
@@ -214,7 +211,15 @@ def check_sequence(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> N
             raise ValueError(f"{key} {rule}; use one of {', '.join(map(str, fitting))}")
 
 
-def _check_documents(key: str, model: ModelConfig, whole: str) -> None:
+def _check_neighbours(key: str, model: ModelConfig, whole: str) -> None:
+    """Checks that attention alone needs the columns of other ranks. Raises: ValueError."""
+    if model.ngram_embeddings:
+        what = f"leaves a rank without the tokens before its part, which {model.ngram_embeddings=}"
+        raise ValueError(f"{key} {what} reads; {whole}")
+    if model.multi_token:
+        what = "leaves a rank without the tokens after its part"
+        which = f"which model.multi_token={model.multi_token} reads"
+        raise ValueError(f"{key} {what}, {which}; {whole}, or model.multi_token=0")
     what = "leaves no rank with a whole document"
     if model.head.mean:
         raise ValueError(f"{key} {what}, of which model.head.mean is the mean; {whole}")
@@ -275,12 +280,9 @@ def check_tensor(parallel: ParallelConfig, engine: EngineConfig, model: AnyModel
         if (value := getattr(engine, name)) in ("fp16", "tensorwise", "rowwise"):
             what = f"was not tried with engine.{name}={value}"
             raise ValueError(f"{key} {what}; use engine.{name}={off}")
-    _check_documents(key, model, whole)
+    _check_neighbours(key, model, whole)
     if model.head.kind not in ("lm", "labels"):
         raise ValueError(f"{key} was not tried with model.head.kind={model.head.kind}; {whole}")
-    if model.ngram_embeddings:
-        what = f"leaves a rank without the tokens before its part, which {model.ngram_embeddings=}"
-        raise ValueError(f"{key} {what} reads; {whole}")
     if model.vocab_multiple % ranks:
         rule = f"must divide model.vocab_multiple={model.vocab_multiple}"
         why = "a rank has whole rows of the vocabulary"

@@ -168,6 +168,10 @@ class ObjectiveConfig(TaskConfig):
     z_loss: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0)
     """Coefficient of the squared log of the denominator (Chowdhery et al. 2022, 5), in training."""
 
+    multi_token_weight: Annotated[float, OnResume.ALLOW] = Field(default=0.3, gt=0)
+    """Weight of the mean loss of the modules of `model.multi_token` (DeepSeek-V3, 2.2 and 4.2: 0.3, and
+    0.1 in the last third of the tokens), in training."""
+
     @property
     def tasks(self) -> list[TaskConfig]:
         """Objectives of the mixture, or the only one."""

@@ -299,6 +299,7 @@ class OptimConfig(Section):
             f"model.init={model.init}": model.init != "normal",
             "model.scaled_embeddings=true": model.scaled_embeddings,
             "model.head.scaled=true": model.head.scaled,
+            f"model.multi_token={model.multi_token}": model.multi_token > 0,
             "scaled_attention=false": not stack.scaled_attention,
             "position=relative": stack.position == "relative",
             "model.decoder.experts": stack.experts is not None,

@@ -100,6 +100,8 @@ def check_fp8(model: ModelConfig, batch: BatchConfig, lengths: RowLengths, *, cr
         raise ValueError(f"{what}; use engine.fp8=off")
     if model.last_stack.latent:
         raise ValueError("engine.fp8 was not tried with latent attention; use engine.fp8=off")
+    if model.multi_token:
+        raise ValueError("engine.fp8 was not tried with model.multi_token; use engine.fp8=off")
     rule = f"a multiple of {FP8_MULTIPLE} for engine.fp8"
     for name in ("encoder", "decoder"):
         stack: StackConfig | None = getattr(model, name)
@@ -192,6 +194,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
         kinds = [task.kind for task in self.objective.tasks]
+        _check_multi_token(self.model, self.objective)
         for kind in kinds:
             _check_kind(kind, self.model, self.data, self.init.from_)
         if not set.intersection(*(set(NEEDS[kind].data) for kind in kinds)):
@@ -228,6 +231,9 @@ class RunConfig(Section):
             what = f"parallel.tensor={self.parallel.tensor} cuts linear layers"
             why = "which finetune.kind=lora adapts whole"
             raise ValueError(f"{what}, {why}; use parallel.tensor=1")
+        if getattr(self.model, "multi_token", 0):
+            what = "finetune.kind=lora adapts one stack, without the modules of model.multi_token"
+            raise ValueError(f"{what}; use model.multi_token=0, or finetune.kind=full")
         if self.optim.transfer is not None:
             raise ValueError("optim.transfer has no rule for the adapters of finetune.kind=lora; leave it out")
         if self.engine.fp8 != "off":
@@ -272,6 +278,23 @@ class RunConfig(Section):
                 raise ValueError(f"batch.{name}={length} exceeds model.max_seq_len={most}; {fix}")
         _ = self.lengths  # raises if rows are too short for the objective
         return self
+
+
+def _check_multi_token(model: AnyModelConfig, objective: ObjectiveConfig) -> None:
+    """Checks that an objective predicts further tokens, from left to right. Raises: ValueError."""
+    depth = getattr(model, "multi_token", 0)
+    if not depth:
+        if objective.differs("multi_token_weight"):
+            key = f"objective.multi_token_weight={objective.multi_token_weight}"
+            raise ValueError(f"{key} needs model.multi_token=1 or more; leave it out")
+        return
+    key = f"model.multi_token={depth}"
+    for kind in (task.kind for task in objective.tasks):
+        if kind in ("prefix", "ul2"):
+            # The module of a prefix's last tokens would read the very token that it predicts.
+            what = "reads the token after each one"
+            what = f"{what}, which a prefix that is seen whole would show to those before it"
+            raise ValueError(f"{key} {what}: objective.kind={kind}; use model.multi_token=0")
 
 
 def _check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str | None) -> None:

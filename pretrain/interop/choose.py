@@ -80,7 +80,7 @@ def facts(config: ModelConfig) -> dict[str, Any]:
         of_input = ("kind", "image", "size", "channels", "class_token", "registers")
         found |= {f"input.{key}": getattr(config.input, key) for key in of_input}
     keys = ["vocab_size", "max_seq_len", "tied_embeddings", "scaled_embeddings", "ngram_embeddings"]
-    keys += ["pooler", "pooler_activation", "embedding_scale"]
+    keys += ["pooler", "pooler_activation", "embedding_scale", "multi_token"]
     found |= {key: getattr(config, key) for key in keys} | {"head.kind": config.head.kind}
     if config.head.kind == "lm":
         of_head = ("transform", "bias", "scaled", "scale", "soft_cap")

@@ -42,6 +42,8 @@ class Weight:
         interleaved: Outputs of a fused tensor alternate between the halves of ours, gate and up.
         unread: Further names under which an export writes the whole of it: tensors of a class of
             theirs that it does not use. Not read, and `Family.ignored` need not name them.
+        copies: Further names under which theirs, one tensor, is stored again: written, and compared on
+            import where they are there.
     """
 
     ours: str
@@ -54,6 +56,7 @@ class Weight:
     interleaved: bool = False
     order: tuple[int, ...] = ()
     unread: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

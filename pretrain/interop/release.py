@@ -92,6 +92,9 @@ class Release:
         self._files = files
         self._spelled = {name: raw for name, raw in spelled.items() if name not in unread}
         aliases = {alias: name for alias, name in family.aliases.items() if alias not in read}
+        weights = self._weights.values()
+        self._copies = {copy: one.theirs[0][0] for one in weights for copy in one.copies}
+        aliases |= self._copies
         self._twin_of = {alias: name for alias, name in aliases.items() if alias in self._spelled}
         self._check()
         counts: Counter[str] = Counter()
@@ -106,7 +109,7 @@ class Release:
             A new fp32 tensor of `shapes[name]`; the vocabulary's padding is zeros.
 
         Raises:
-            CheckpointError: A tied tensor is stored twice, with different values.
+            CheckpointError: A shared tensor is stored twice, with different values.
         """
         weight = self._weights[name]
         tensors = [self._load(theirs).float() for theirs, _ in weight.theirs]
@@ -118,6 +121,10 @@ class Release:
         found = self._files.load(self._spelled[first])
         for other in others:
             if not torch.equal(found, self._files.load(self._spelled[other])):
+                if other in self._copies:
+                    kind = self.family.model_type
+                    what = f"{first} and {other} differ, and are one in models of {kind}"
+                    raise CheckpointError(what, where=str(self.folder), fix="fetch the model again")
                 raise CheckpointError(
                     f"{first} and {other} differ, but tie_word_embeddings says that they are one",
                     where=str(self.folder),

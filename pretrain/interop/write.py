@@ -268,7 +268,7 @@ class _ShardPlan:
         for weight in weights:
             theirs = their_shapes(weight, shapes[weight.ours])
             self.num_parameters += sum(map(prod, theirs.values()))
-            theirs |= dict.fromkeys(weight.unread, next(iter(theirs.values())))
+            theirs |= dict.fromkeys((*weight.unread, *weight.copies), next(iter(theirs.values())))
             self._shapes[weight.ours] = {name[self._cut :]: shape for name, shape in theirs.items()}
             size = sum(prod(shape) for shape in theirs.values()) * dtype.itemsize
             if not self._shards or size > room:
@@ -316,7 +316,8 @@ class _ShardPlan:
                 constant = self._constants.get(weight.ours)
                 made = [] if constant is None else [(weight.ours, constant)]
                 made = made or to_theirs(weight, read(weight.ours))
-                for name, tensor in [*made, *((copy, made[0][1]) for copy in weight.unread)]:
+                again = [(copy, made[0][1]) for copy in (*weight.unread, *weight.copies)]
+                for name, tensor in [*made, *again]:
                     assert tuple(tensor.shape) == self._shapes[weight.ours][name[self._cut :]], name
                     stored = tensor.detach().to(device="cpu", dtype=self._dtype).contiguous()
                     yield memoryview(stored.view(-1).view(torch.uint8).numpy())

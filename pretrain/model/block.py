@@ -26,6 +26,7 @@ from pretrain.model.attention import CrossAttention, LayerCache, build_attention
 from pretrain.model.backends.backend import AttentionBackend
 from pretrain.model.feedforward import FeedForward, MixtureOfExperts, pass_tokens
 from pretrain.model.rotary import Rotation
+from pretrain.types import take_next
 
 
 def build_norm(config: StackConfig, width: int | None = None) -> nn.Module:
@@ -215,3 +216,73 @@ class Block(nn.Module):
             result_BTD = kept_B11 * result_BTD
         sum_BTD = x_BTD + result_BTD
         return norm(sum_BTD) if norm is not None and self.norm_placement == "post" else sum_BTD
+
+
+class PredictorInput(nn.Module):
+    """`W [norm(embedding), norm(state)]`, two of [B, T, D] to one (DeepSeek-V3, 2.2, equation 21).
+
+    The embedding is first, as in the released weights, and in the paper second.
+    """
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.embedding_norm = build_norm(config)
+        self.hidden_norm = build_norm(config)
+        self.projection = nn.Linear(2 * config.width, config.width, bias=False)
+
+    def forward(self, embedded_BTD: Tensor, state_BTD: Tensor) -> Tensor:
+        pair = (self.embedding_norm(embedded_BTD), self.hidden_norm(state_BTD))
+        return self.projection(torch.cat(pair, dim=-1))
+
+
+class TokenPredictors(nn.Module):
+    """Modules that predict further tokens, one after another (DeepSeek-V3, 2.2).
+
+        state_k = block_k(input_k(embedding of the k-th token after this one, state_(k - 1)))
+
+    state_0 are the hidden states that the head reads, as inference engines run the released weights.
+    The head reads `norm_k(state_k)`, to predict token k + 1 after this one. Blocks are like the last
+    one of the stack, and have its positions and mask.
+    """
+
+    def __init__(
+        self, config: StackConfig, backend: AttentionBackend, engine: EngineConfig, depth: int
+    ) -> None:  # fmt: skip
+        super().__init__()
+        number = max(config.layers - 1, 1)  # the first may lack a norm
+        each = range(depth)
+        self.inputs = nn.ModuleList(PredictorInput(config) for _ in each)
+        self.blocks = nn.ModuleList(Block(config, backend, None, engine, number) for _ in each)
+        is_normed = config.norm_placement == "post"
+        self.norms = nn.ModuleList(nn.Identity() if is_normed else build_norm(config) for _ in each)
+
+    def forward(
+        self,
+        hidden_BTD: Tensor,
+        embedded_BTD: Tensor,
+        prepared: Any,
+        rotation: Rotation | None,
+        counted_BT: Tensor | None,
+        continuing_BT: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """Returns the input of the head of each module, and then packed `RoutingSums` of each with experts.
+
+        Args:
+            hidden_BTD: Hidden states of the stack.
+            embedded_BTD: Embeddings of its tokens.
+            prepared: Mask of its last block.
+            rotation: Rotation of its last block.
+            counted_BT: Tokens that experts count.
+            continuing_BT: Where the next token is of the same document (`continuing`).
+        """
+        found, sums, state_BTD = [], [], hidden_BTD
+        for join, block, norm in zip(self.inputs, self.blocks, self.norms, strict=True):
+            embedded_BTD = take_next(embedded_BTD, continuing_BT, 0.0)
+            state_BTD = join(embedded_BTD, state_BTD)
+            # By position, as in `Block.forward`.
+            state_BTD = block(state_BTD, prepared, rotation, None, None, (), None, counted_BT)
+            if isinstance(state_BTD, tuple):
+                state_BTD, sums_W = state_BTD
+                sums.append(sums_W)
+            found.append(norm(state_BTD))
+        return (*found, *sums)

@@ -312,7 +312,9 @@ def build_model(
         # Not by the argument of torch.compile, which torch 2.13 alone has.
         limits = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, MAX_BLOCK_GRAPHS)
-        for block in (block for stack in model.stacks for block in stack.blocks):
+        blocks = [block for stack in model.stacks for block in stack.blocks]
+        blocks += [] if model.multi_token is None else model.multi_token.blocks
+        for block in blocks:
             # Only the forward: hooks of an engine stay outside of the graph, names do not change.
             block.forward = torch.compile(block.forward)
         if model.head is not None:

@@ -18,9 +18,9 @@ from pretrain.model.activation_offload import ActivationOffload
 from pretrain.model.attention import CachePlace, KVCache
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionNeeds
-from pretrain.model.block import Block, Memory, build_norm
+from pretrain.model.block import Block, Memory, TokenPredictors, build_norm
 from pretrain.model.position import PositionedInput, build_position
-from pretrain.types import AttentionMask, Columns
+from pretrain.types import AttentionMask, Columns, continuing
 
 _COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -112,12 +112,19 @@ class Stack(nn.Module):
         self.offload = ActivationOffload(device, config.layers) if engine.offload_activations == "cpu" else None
 
     def forward(
-        self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None = None, cache: KVCache | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        self,
+        x_BTD: Tensor,
+        rows: StackRows,
+        encoded: EncoderOutput | None = None,
+        cache: KVCache | None = None,
+        predictors: TokenPredictors | None = None,
+    ) -> Tensor | tuple[Tensor | None, ...]:
         """Maps embeddings [B, T, D] to hidden states; extends the cache by T positions.
 
-        With experts, and without a cache, returns also packed `RoutingSums`, [L, 2E + 2].
+        With experts, and without a cache, returns also packed `RoutingSums`, [L, 2E + 2], else None;
+        with `predictors`, then the inputs of the head of each of these.
         """
+        embedded_BTD = x_BTD
         queries = x_BTD.shape[1]
         place = CachePlace(0, queries) if cache is None else cache.place(queries)
         assert place.keys <= self.max_seq_len, f"{place.keys} positions, at most {self.max_seq_len}"
@@ -156,7 +163,16 @@ class Stack(nn.Module):
                     first = (further.pop(0),)
                 sums += further
         hidden_BTD = self.norm(x_BTD)
-        return (hidden_BTD, torch.stack(sums)) if sums else hidden_BTD
+        ahead: list[Tensor] = []
+        if predictors is not None:
+            continuing_BT = continuing(rows.documents_BT, rows.lengths_B, queries)
+            shared = (masks[-1], rotation, counted_BT, continuing_BT)
+            found = predictors(hidden_BTD, embedded_BTD, *shared)
+            depth = len(predictors.blocks)
+            ahead, sums = [*found[:depth]], [*sums, *found[depth:]]
+        if not sums and not ahead:
+            return hidden_BTD
+        return hidden_BTD, torch.stack(sums) if sums else None, *ahead
 
     def _prepare_masks(
         self, placed: PositionedInput, rows: StackRows, cache: KVCache | None, place: CachePlace

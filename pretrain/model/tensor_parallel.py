@@ -15,7 +15,7 @@ Megatron-LM), what is between them by columns (Korthikanti et al. 2022, 4.2):
 
     embedding    token ids of all columns -> vectors of a part of the vocabulary -> sum
     head         hidden states of all columns -> scores of a part of the vocabulary -> loss
-                 (`objective/shared_loss.py`)
+                 (`objective/chunk_loss.py`)
 
 The gradient of a gather is a sum and that of a sum a gather. So a rank has the gradient of its part
 of a matrix for all columns of its group, and that of everything else for its own columns or heads:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig
 from pretrain.model.attention import KVCache
-from pretrain.model.block import build_norm
+from pretrain.model.block import TokenPredictors, build_norm
 from pretrain.model.feedforward import ACTIVATIONS
 from pretrain.model.patch_embedding import PatchEmbedding
 from pretrain.model.stack import EncoderOutput, Stack, StackRows
@@ -158,7 +158,10 @@ class Transformer(nn.Module):
     `decoder.position.weight` (learned), `decoder.blocks.3.attention.qkv.weight`,
     `decoder.norm.weight`, `head.weight` (when tied it is the embedding's, and absent from
     `named_parameters`); between stacks of different widths `bridge.weight` and its bias; of a head
-    of pixels `mask.weight`, the vector of a hidden patch. Values are unset: `init_weights` or a checkpoint fills them.
+    of pixels `mask.weight`, the vector of a hidden patch; of modules that predict further tokens
+    `multi_token.inputs.0.projection.weight`, the norms beside it, `multi_token.blocks.0.` as in a
+    stack, and `multi_token.norms.0.weight`. Values are unset: `init_weights` or a checkpoint fills
+    them.
 
     Attributes:
         max_seq_len: Longest sequence of either stack.
@@ -193,6 +196,10 @@ class Transformer(nn.Module):
         self.embedding_scale = config.embedding_scale * scale
         self.encoder = Stack(config, "encoder", engine, device) if config.encoder is not None else None
         self.decoder = Stack(config, "decoder", engine, device) if config.decoder is not None else None
+        self.multi_token = None
+        if config.multi_token and self.decoder is not None:
+            of_decoder = (config.last_stack, self.decoder.backend, engine)
+            self.multi_token = TokenPredictors(*of_decoder, config.multi_token)
         self.bridge = nn.Linear(config.input_stack.width, width) if config.has_bridge else None
         self.mask = nn.Embedding(1, width) if config.restores else None
         self.head = None if config.head.kind == "none" else Head(config)
@@ -241,14 +248,14 @@ class Transformer(nn.Module):
             if self.encoder is not None and self.decoder is not None:
                 encoded = self._encode(batch, skip=cache is not None and cache.length > 0)
             x_BTD = self._embed(batch.tokens_BT, batch.positions_BT, cache)
-        hidden_BTD, routing_LW = self.stacks[-1](x_BTD, rows, encoded, cache), None
-        if isinstance(hidden_BTD, tuple):
-            hidden_BTD, routing_LW = hidden_BTD
+        predictors = self.multi_token if self.training and cache is None else None
+        found = self.stacks[-1](x_BTD, rows, encoded, cache, predictors)
+        hidden_BTD, routing_LW, *ahead = found if isinstance(found, tuple) else (found, None)
         if self.head is not None and self.head.summarizes:
             hidden_BTD = self._summarize(hidden_BTD, batch)
         if not logits or self.head is None:
-            return ModelOutput(hidden_BTD, None, routing_LW)
-        return ModelOutput(hidden_BTD, self.head(hidden_BTD), routing_LW)
+            return ModelOutput(hidden_BTD, None, routing_LW, tuple(ahead))
+        return ModelOutput(hidden_BTD, self.head(hidden_BTD), routing_LW, tuple(ahead))
 
     def _embed(
         self,

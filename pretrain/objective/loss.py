@@ -38,9 +38,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pretrain.config.objective import ObjectiveConfig
-from pretrain.objective.shared_loss import sum_shared_chunk
+from pretrain.objective.chunk_loss import CrossEntropy, sum_chunk, sum_shared_chunk
 from pretrain.plan.memory import chunk_logits
-from pretrain.types import IGNORE_INDEX, Batch, ModelOutput
+from pretrain.types import IGNORE_INDEX, Batch, ModelOutput, continuing, take_next
 
 
 class Model(Protocol):
@@ -70,6 +70,8 @@ class LossOutput(NamedTuple):
         nll_P: Detached summands of `nll_sum`, at `Batch.target_positions_P` or at every position; 0
             without a target. None: not available, and then no loss by source is logged.
         routing_LW: That of the model's output; losses of it are added by the training step.
+        ahead: fp64 [modules, 3] of those that predict further tokens: sum of -log p(target), correct
+            targets, and their number. None: there are none.
     """
 
     loss_sum: Tensor
@@ -77,6 +79,7 @@ class LossOutput(NamedTuple):
     num_correct: Tensor
     nll_P: Tensor | None = None
     routing_LW: Tensor | None = None
+    ahead: Tensor | None = None
 
 
 Loss = Callable[[Model, Batch], LossOutput]
@@ -84,16 +87,31 @@ Loss = Callable[[Model, Batch], LossOutput]
 
 def token_loss(config: ObjectiveConfig) -> Loss:
     """Returns the cross-entropy loss with the label smoothing and the z-loss of a config."""
-    return partial(sum_token_loss, label_smoothing=config.label_smoothing, z_loss=config.z_loss)
+    return partial(
+        sum_token_loss,
+        label_smoothing=config.label_smoothing,
+        z_loss=config.z_loss,
+        multi_token_weight=config.multi_token_weight,
+    )
 
 
-def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_loss: float = 0.0) -> LossOutput:
+def sum_token_loss(
+    model: Model,
+    batch: Batch,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    multi_token_weight: float = 0.0,
+) -> LossOutput:
     """Sums the cross-entropy of every target. Positions without one (IGNORE_INDEX) add nothing.
 
     If `batch.target_positions_P` lists the few positions with a target, the head reads only these.
+    Modules that predict further tokens add the mean of their losses, weighted; the target of each is
+    that of the next position in the same document.
     """
     output = model(batch, logits=False)
     hidden_BTD = output.hidden_BTD
+    if output.ahead:
+        hidden_BTD = torch.cat((hidden_BTD, *output.ahead))
     targets_BT = batch.targets_BT
     if batch.target_positions_P is not None:
         hidden_BTD = hidden_BTD.flatten(0, 1).index_select(0, batch.target_positions_P)
@@ -101,11 +119,13 @@ def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_l
         if model.head.shared is not None:
             hidden_BTD, targets_BT = model.head.shared.fill(hidden_BTD, targets_BT)
 
-    def head_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> LossOutput:
+    def cross_entropy(
+        hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> LossOutput:  # fmt: skip
         return linear_cross_entropy(
             hidden,
             weight,
-            targets_BT,
+            targets,
             vocab_size=model.head.num_scores,
             bias_V=bias,
             mixed_P2=batch.mixed_P2,
@@ -116,121 +136,27 @@ def sum_token_loss(model: Model, batch: Batch, label_smoothing: float = 0.0, z_l
             shared=model.head.shared,
         )
 
+    def head_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> LossOutput:
+        first, *ahead = hidden.chunk(1 + len(output.ahead))
+        found = cross_entropy(first, targets_BT, weight, bias)
+        if not ahead:
+            return found
+        continuing_BT = continuing(batch.documents_BT, batch.lengths_B, targets_BT.shape[1])
+        losses, sums, further_BT = [], [], targets_BT
+        for each in ahead:
+            further_BT = take_next(further_BT, continuing_BT, IGNORE_INDEX)
+            one = cross_entropy(each, further_BT, weight, bias)
+            losses.append(one.loss_sum)
+            num_targets = (further_BT != IGNORE_INDEX).sum()
+            sums.append(torch.stack((one.nll_sum, one.num_correct, num_targets)))
+        weighted = multi_token_weight * torch.stack(losses).mean()
+        return found._replace(loss_sum=found.loss_sum + weighted, ahead=torch.stack(sums).double())
+
     # The hooks of ZeRO stage 3 may return a plain tuple.
     found = LossOutput(*model.head(hidden_BTD, head_loss))._replace(routing_LW=output.routing_LW)
     if batch.target_positions_P is not None and found.nll_P is not None:
         found = found._replace(nll_P=found.nll_P[: len(batch.target_positions_P)])
     return found
-
-
-class CrossEntropy(NamedTuple):
-    """Terms of the loss; attributes as in `linear_cross_entropy`."""
-
-    vocab_size: int
-    label_smoothing: float
-    z_loss: float
-    soft_cap: float | None
-
-
-class ChunkLoss(NamedTuple):
-    """Sums over the targets of P tokens, and intermediate values for the gradient of their logits.
-
-    `exp_PV` is exp(z - largest z) in fp32 or fp64, `total_P1` its sum, `log_total_P1` log Z (None
-    without a z-loss and label smoothing), and `cap_grad_PV` the derivative of the soft cap; None
-    without a cap or without `needs_grad`.
-    """
-
-    loss: Tensor
-    nll_P1: Tensor
-    num_correct: Tensor
-    exp_PV: Tensor
-    total_P1: Tensor
-    log_total_P1: Tensor | None
-    cap_grad_PV: Tensor | None
-
-
-def score_chunk(
-    logits_PV: Tensor, targets_P1: Tensor, mixed_P2: Tensor | None, form: CrossEntropy, needs_grad: bool
-) -> ChunkLoss:
-    """Computes the losses of P tokens in the precision of their logits, modified in place."""
-    cap_grad_PV = None
-    if form.soft_cap is not None:
-        logits_PV.div_(form.soft_cap).tanh_()
-        cap_grad_PV = 1 - logits_PV.square() if needs_grad else None
-        logits_PV.mul_(form.soft_cap)
-    logits_PV[:, form.vocab_size :] = -torch.inf
-    at_target_P1 = logits_PV.gather(1, targets_P1.clamp(min=0))
-    if mixed_P2 is not None:
-        second_P1, share_P1 = mixed_P2.to(logits_PV.dtype).split(1, dim=1)
-        at_target_P1 = torch.lerp(at_target_P1, logits_PV.gather(1, second_P1.long()), share_P1)
-    mean_P1 = None
-    if form.label_smoothing:
-        mean_P1 = logits_PV[:, : form.vocab_size].mean(dim=1, keepdim=True)
-    # Among equal scores only the first is correct, else a head of zeros is always right.
-    largest_P1, first_P1 = logits_PV.max(dim=1, keepdim=True)
-    exp_PV = logits_PV.sub_(largest_P1).exp_()
-    total_P1 = exp_PV.sum(dim=1, keepdim=True)
-    # The difference of logits first: log Z - z_target would round a loss near 0 like the logits.
-    nll_P1 = total_P1.log() - (at_target_P1 - largest_P1)
-    log_total_P1 = None
-    if form.z_loss or mean_P1 is not None:
-        log_total_P1 = total_P1.log() + largest_P1
-    loss_P1 = nll_P1
-    if mean_P1 is not None and log_total_P1 is not None:
-        loss_P1 = torch.lerp(nll_P1, log_total_P1 - mean_P1, form.label_smoothing)
-    if form.z_loss and log_total_P1 is not None:
-        loss_P1 = loss_P1 + form.z_loss * log_total_P1.square()
-    ignored_P1 = targets_P1 == IGNORE_INDEX
-    loss_P1, nll_P1 = (torch.where(ignored_P1, 0, values_P1) for values_P1 in (loss_P1, nll_P1))
-    return ChunkLoss(
-        loss=loss_P1.sum(),
-        nll_P1=nll_P1,
-        num_correct=(first_P1 == targets_P1).sum(),
-        exp_PV=exp_PV,
-        total_P1=total_P1,
-        log_total_P1=log_total_P1,
-        cap_grad_PV=cap_grad_PV,
-    )
-
-
-def grad_of_chunk(
-    chunk: ChunkLoss, targets_P1: Tensor, mixed_P2: Tensor | None, form: CrossEntropy, dtype: torch.dtype
-) -> Tensor:
-    """Returns d loss / d logits [P, V], zero where there is no target. Modifies the chunk in place.
-
-    The division by the softmax's denominator comes last, in one pass with the rounding to `dtype`.
-    """
-    grad_PV = chunk.exp_PV
-    if form.z_loss and chunk.log_total_P1 is not None:
-        grad_PV.mul_(1 + 2 * form.z_loss * chunk.log_total_P1)
-    at_target_P1 = (form.label_smoothing - 1) * chunk.total_P1
-    if mixed_P2 is not None:
-        second_P1, share_P1 = mixed_P2.to(grad_PV.dtype).split(1, dim=1)
-        grad_PV.scatter_add_(1, second_P1.long(), at_target_P1 * share_P1)
-        at_target_P1 = at_target_P1 * (1 - share_P1)
-    if torch.compiler.is_compiling():
-        # Fused with the passes around it; for a scatter the compiler would store the chunk in fp32.
-        columns_V = torch.arange(grad_PV.shape[1], device=grad_PV.device)
-        grad_PV.add_(torch.where(columns_V == targets_P1, at_target_P1, 0))
-    else:
-        grad_PV.scatter_add_(1, targets_P1.clamp(min=0), at_target_P1)
-    if form.label_smoothing:
-        grad_PV[:, : form.vocab_size].sub_(form.label_smoothing / form.vocab_size * chunk.total_P1)
-    if chunk.cap_grad_PV is not None:
-        grad_PV.mul_(chunk.cap_grad_PV)
-    scale_P1 = torch.where(targets_P1 == IGNORE_INDEX, 0, chunk.total_P1.reciprocal())
-    out_PV = grad_PV if dtype == grad_PV.dtype else torch.empty_like(grad_PV, dtype=dtype)
-    return torch.mul(grad_PV, scale_P1, out=out_PV)
-
-
-def sum_chunk(
-    logits_PV: Tensor, targets_P1: Tensor, mixed_P2: Tensor | None, form: CrossEntropy, needs_grad: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Returns the loss, nll_P1, the correct targets and d loss / d logits (in their dtype) of P tokens."""
-    exact = torch.promote_types(logits_PV.dtype, torch.float32)
-    chunk = score_chunk(logits_PV.to(exact), targets_P1, mixed_P2, form, needs_grad)
-    grad_PV = grad_of_chunk(chunk, targets_P1, mixed_P2, form, logits_PV.dtype) if needs_grad else None
-    return chunk.loss, chunk.nll_P1, chunk.num_correct, grad_PV
 
 
 @cache

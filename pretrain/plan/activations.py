@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ExpertsConfig, ModelConfig, RecurrentConfig, StackConfig
-from pretrain.plan.params import cell_elements, decoder_input_width, parameter_shapes
+from pretrain.plan.params import cell_elements, decoder_input_width, predictor_number
 from pretrain.plan.task import TrainingTask, copies_of_heads
-from pretrain.plan.trained import TrainableSubset
+from pretrain.plan.trained import adapter_bytes
 
 _STATISTIC = 4
 """Bytes of a mean, a standard deviation or a log-sum-exp: fp32 in every precision."""
@@ -270,15 +270,19 @@ class _StackCounter:
             pairs += queries * (keys + (source if self.in_tiles else 0))
         return self.rows * self.stack.heads // (self.ranks * self.tensor) * pairs * self.compute
 
-    def blocks(self, engine: EngineConfig, frozen: int) -> tuple[int, int, int]:
-        """Returns bytes of all blocks but the frozen ones, of the largest recomputed one, and on the host."""
+    def blocks(self, engine: EngineConfig, frozen: int, predictors: int) -> tuple[int, int, int]:
+        """Returns bytes of blocks but the frozen ones, of the largest recomputed one, and on the host.
+
+        `predictors`: blocks of `multi_token`, which stay on the device.
+        """
         stack = self.stack
         each = []
         mode = engine.activation_checkpointing
         # A tile of the feed-forward layer, on top of a block that is computed again.
         inside = max(self.tile(number)[0] for number in range(stack.layers)) if self.tiles > 1 else 0
         recomputed = tile = -(-self.rows * self.length // self.tiles) * inside
-        for number in range(frozen, stack.layers):
+        further = predictors * [predictor_number(stack)]
+        for number in (*range(frozen, stack.layers), *further):
             whole, selective, full = self.block(number)
             # What is kept, and what of it autograd holds: without a graph no results of `selective`.
             if mode == "none" or number % engine.activation_checkpointing_every:
@@ -290,10 +294,16 @@ class _StackCounter:
                 each.append((selective, selective if self.compiles else full))
                 recomputed = max(recomputed, whole - selective)
         kept = sum(kept for kept, _ in each)
-        if engine.offload_activations == "none" or len(each) < 2:
+        held = [held for _, held in each[: len(each) - predictors]]
+        if engine.offload_activations == "none" or len(held) < 2:
             return kept, recomputed, 0
-        held = [held for _, held in each]
         return kept - sum(held) + 2 * max(held), recomputed, sum(held[:-1])
+
+    def joins(self) -> int:
+        """Returns bytes of a module of `multi_token` outside of its block: norms, a pair of vectors."""
+        stack = self.stack
+        norms = (3 - (stack.norm_placement == "post")) * self.norm()
+        return self.rows * self.length * (norms + 2 * stack.width * self.compute)
 
     def ends(self, max_seq_len: int) -> int:
         """Returns bytes of norms, dropout, and fp32 tables of positions outside the blocks."""
@@ -343,12 +353,13 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
     ends = micro * 8 * (2 * lengths.target + source)  # ids and targets
     stacks = _count_stacks(task, engine, micro, device)
     for name, counter in stacks.items():
-        kept, again, away = counter.blocks(engine, task.flops.frozen_blocks.get(name, 0))
+        frozen = task.flops.frozen_blocks.get(name, 0)
+        kept, again, away = counter.blocks(engine, frozen, model.multi_token)
         blocks += kept
         on_host += away
         recomputed = max(recomputed, again)
         gradient = max(gradient, counter.widest() if kept else 0)
-        ends += counter.ends(model.positions_of(name))
+        ends += counter.ends(model.positions_of(name)) + model.multi_token * counter.joins()
     last = list(stacks.values())[-1]
     if len(stacks) == 2:
         # The encoder's output, which every decoder block reads, or the bridge.
@@ -358,30 +369,12 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
         if model.head.transform:
             ends += positions * ((last.stack.width + width) * last.compute + last.norm(width))
         sums = model.num_head_rows // task.tensor * (width + model.head.bias) if task.trains_head else 0
-        loss = (positions * width + sums) * last.compute
+        loss = (1 + model.multi_token) * (positions * width + sums) * last.compute
         if model.restores:  # pixels, predicted ones and their difference, by autograd
             loss = positions * (width * last.compute + 3 * model.num_head_rows * _STATISTIC)
     if task.trained is not None:
-        blocks += _adapter_bytes(model, task.trained, engine, lengths, micro)
+        blocks += adapter_bytes(model, task.trained, engine, lengths, micro)
     return ActivationBytes(blocks, ends, loss, recomputed, gradient, on_host)
-
-
-def _adapter_bytes(
-    model: ModelConfig, trained: TrainableSubset, engine: EngineConfig, lengths: RowLengths, micro: int
-) -> int:
-    """Counts the result of A; B's for `selective`, else under dropout A's input and its mask."""
-    mode = engine.activation_checkpointing
-    if mode == "full":
-        return 0
-    shapes = parameter_shapes(model)
-    kept = 0
-    for layer in trained.layers:
-        outputs, inputs = shapes[f"{layer}.weight"]
-        reads_source = layer.startswith("encoder.") or layer.endswith("cross.key_value")
-        tokens = micro * ((lengths.source if reads_source else None) or lengths.target)
-        further = outputs if mode == "selective" else 2 * inputs if trained.finetune.dropout else 0
-        kept += tokens * (trained.finetune.rank + further)
-    return kept * engine.compute_bytes
 
 
 def _recurrent_bytes(model: RecurrentConfig, engine: EngineConfig, lengths: RowLengths, micro: int) -> int:

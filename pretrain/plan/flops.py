@@ -13,7 +13,8 @@ trained (Hu et al. 2022, 4.1). All weights of a recurrent model count as trained
 
 With two stacks a source token meets the encoder and the decoder's keys and values of it, a target
 token the rest of the decoder and the head; cross attention has T x S scores. A masked autoencoder
-has none: of an image's T vectors the encoder reads S, the decoder all.
+has none: of an image's T vectors the encoder reads S, the decoder all. Modules of `multi_token` count
+as a block, a projection and a head each.
 """
 
 import math
@@ -156,7 +157,6 @@ class _Walk:
 
         `given`: the input has a gradient besides that of tables.
         """
-        placement = stack.norm_placement
         frozen = 0
         first_values = False
         bias = stack.position == "relative" and self.has(f"{name}.position.weight")
@@ -170,6 +170,40 @@ class _Walk:
         if stack.embedding_width:
             stream = self.linear(f"{name}.expand", tokens, stream)
 
+        for number in range(stack.layers):
+            block = f"{name}.blocks.{number}"
+            pairs = self.pairs(name, stack, number, tokens)
+            table = f"{name}.value_embedding.{stack.value_table(number)}.weight"
+            rows, gradients = (tokens, pairs), (stream, bias, first_values or self.has(table))
+            stream, own = self.block(block, stack, *rows, *gradients, source, encoded)
+            if stack.value_residual and number == 0:
+                first_values = own
+            frozen += not stream
+        return self.norm(f"{name}.norm", stream), frozen
+
+    def pairs(self, name: str, stack: StackConfig, number: int, tokens: int) -> int:
+        """Returns the pairs of query and key of a row: its edges count as the rest."""
+        window = stack.windows[number]
+        reach = tokens
+        if window is not None:
+            reach = window if self.causal and name == "decoder" else 2 * window - 1
+        return tokens * min(tokens, reach)
+
+    def block(
+        self,
+        block: str,
+        stack: StackConfig,
+        tokens: int,
+        pairs: int,
+        stream: bool,
+        bias: bool,
+        others: bool = False,
+        source: int | None = None,
+        encoded: bool = False,
+    ) -> tuple[bool, bool]:
+        """Adds a block; returns also if its own values have a gradient."""
+        placement = stack.norm_placement
+
         def normed(norm: str, stream: bool) -> bool:
             return self.norm(norm, stream) if placement in ("pre", "sandwich") else stream
 
@@ -179,33 +213,35 @@ class _Walk:
                 return stream or self.norm(norm.replace("_norm", ending), result)
             return stream or result if placement == "pre" else self.norm(norm, stream or result)
 
-        for number, window in enumerate(stack.windows):
-            block = f"{name}.blocks.{number}"
-            # Pairs of query and key of a row: its edges count as the rest.
-            reach = tokens
-            if window is not None:
-                reach = window if self.causal and name == "decoder" else 2 * window - 1
-            pairs = tokens * min(tokens, reach)
-            stream = stream or self.has(f"{block}.residual_mix")
-            norm = f"{block}.attention_norm"
-            others = first_values or self.has(f"{name}.value_embedding.{stack.value_table(number)}.weight")
-            before = reads = normed(norm, stream)
-            if stack.parallel is True:
-                before = normed(f"{block}.feedforward_norm", stream)
-            mixed, own = self.attention(f"{block}.attention", stack, tokens, pairs, reads, bias, others)
-            if stack.value_residual and number == 0:
-                first_values = own
-            stream = added(norm, stream, mixed or self.has(f"{block}.attention_scale"))
-            if source is not None:
-                norm = f"{block}.cross_norm"
-                mixed = self.cross(f"{block}.cross", stack, tokens, source, normed(norm, stream), encoded)
-                stream = added(norm, stream, mixed or self.has(f"{block}.cross_scale"))
-            norm = f"{block}.feedforward_norm"
-            read = before if stack.parallel else normed(norm, stream)
-            result = self.feedforward(f"{block}.feedforward", stack, tokens, read)
-            stream = added(norm, stream, result or self.has(f"{block}.feedforward_scale"))
-            frozen += not stream
-        return self.norm(f"{name}.norm", stream), frozen
+        stream = stream or self.has(f"{block}.residual_mix")
+        norm = f"{block}.attention_norm"
+        before = reads = normed(norm, stream)
+        if stack.parallel is True:
+            before = normed(f"{block}.feedforward_norm", stream)
+        mixed, own = self.attention(f"{block}.attention", stack, tokens, pairs, reads, bias, others)
+        stream = added(norm, stream, mixed or self.has(f"{block}.attention_scale"))
+        if source is not None:
+            norm = f"{block}.cross_norm"
+            mixed = self.cross(f"{block}.cross", stack, tokens, source, normed(norm, stream), encoded)
+            stream = added(norm, stream, mixed or self.has(f"{block}.cross_scale"))
+        norm = f"{block}.feedforward_norm"
+        read = before if stack.parallel else normed(norm, stream)
+        result = self.feedforward(f"{block}.feedforward", stack, tokens, read)
+        return added(norm, stream, result or self.has(f"{block}.feedforward_scale")), own
+
+    def multi_token(self, model: ModelConfig, tokens: int, state: bool) -> None:
+        """Adds the modules that predict further tokens, and the head after each."""
+        stack = model.last_stack
+        bias = stack.position == "relative" and self.has("decoder.position.weight")
+        embedded = self.has("embedding.weight", "ngram_embedding.weight")
+        pairs = self.pairs("decoder", stack, -1, tokens)
+        for number in range(model.multi_token):
+            name = f"multi_token.inputs.{number}"
+            reads = self.norm(f"{name}.embedding_norm", embedded)
+            reads = self.norm(f"{name}.hidden_norm", state) or reads
+            state = self.linear(f"{name}.projection", tokens, reads)
+            state, _ = self.block(f"multi_token.blocks.{number}", stack, tokens, pairs, state, bias)
+            self.head(model, tokens, self.norm(f"multi_token.norms.{number}", state))
 
     def head(self, model: ModelConfig, tokens: int, reads: bool) -> None:
         """Adds the head at all positions."""
@@ -275,4 +311,5 @@ def count_flops(
         rows = (seq_len, read, stream, given)
         stream, frozen["decoder"] = walk.stack("decoder", model.decoder, *rows)
     walk.head(model, seq_len, stream)
+    walk.multi_token(model, seq_len, stream)
     return walk.flops(head_share, frozen)

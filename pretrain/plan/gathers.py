@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby, islice
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import AnyModelConfig, ModelConfig
@@ -53,6 +53,12 @@ def _block(name: str) -> str | None:
     return ".".join(words[:3]) if "blocks" in words else None
 
 
+def _stack_of(model: AnyModelConfig, block: str) -> Any:
+    """Returns the section of the stack of a block; those of `multi_token` are of the last one."""
+    name = block.split(".")[0]
+    return model.last_stack if name == "multi_token" else getattr(model, name)
+
+
 def _steps(model: AnyModelConfig, names: list[str], engine: EngineConfig, device: str) -> list[Step]:
     """Returns the uses of modules in a micro-batch, in order."""
     by_block = engine.compiles(device)  # gathered as a whole (`set_z3_leaf_modules`)
@@ -73,7 +79,7 @@ def _steps(model: AnyModelConfig, names: list[str], engine: EngineConfig, device
         back = list(found)
         if block is None or not every or int(block.split(".")[2]) % every:
             steps += [Step("blocks", "backward", used) for used in back]
-        elif getattr(model, block.split(".")[0]).norm_placement == "pre":
+        elif _stack_of(model, block).norm_placement == "pre":
             # The gradient reaches the last product first, whose input is then computed again.
             last, *others = back
             steps.append(Step("blocks", "fetch", last))

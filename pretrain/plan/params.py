@@ -154,6 +154,24 @@ def _stack(name: str, model: ModelConfig, *, reads_encoder: bool) -> Named:
     yield from _norm(f"{name}.norm", stack, stack.norm_placement != "post")
 
 
+def _multi_token(model: ModelConfig) -> Named:
+    """Yields the modules that predict further tokens, in the order of use."""
+    stack = model.last_stack
+    for number in range(model.multi_token):
+        name = f"multi_token.inputs.{number}"
+        yield from _norm(f"{name}.embedding_norm", stack)
+        yield from _norm(f"{name}.hidden_norm", stack)
+        yield from _linear(f"{name}.projection", 2 * stack.width, stack.width, False)
+        like = predictor_number(stack)
+        yield from _block(f"multi_token.blocks.{number}", stack, like, reads_encoder=False)
+        yield from _norm(f"multi_token.norms.{number}", stack, stack.norm_placement != "post")
+
+
+def predictor_number(stack: StackConfig) -> int:
+    """Returns the number of the block of a stack that those of `multi_token` are like."""
+    return max(stack.layers - 1, 1)
+
+
 def _head(model: ModelConfig) -> Named:
     if model.head.kind == "none":
         return
@@ -208,6 +226,7 @@ def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
         found |= _stack("encoder", model, reads_encoder=False)
     if model.decoder is not None:
         found |= _stack("decoder", model, reads_encoder=model.reads_encoder)
+    found |= _multi_token(model)
     found |= _head(model)
     if model.pooler:
         found |= _linear("pooler", model.last_stack.width, model.last_stack.width, True)
@@ -217,7 +236,7 @@ def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
 PARTS = (
     # Token tables, padded rows included, those of values too, and tables of token types; of images the
     # projection of patches, class token and registers, the vector of hidden ones, and the bridge; of
-    # tables narrower than their stack the projection to its width.
+    # tables narrower than their stack the projection to its width; of `multi_token` the projections.
     "embedding",
     "position",  # tables of learned positions, or of biases by distance
     # Projections of all attention layers, with biases, and factors of values, residuals and results.
@@ -238,9 +257,9 @@ def _part_of(name: str) -> str:
     words = name.split(".")
     if words[0] in ("head", "pooler"):
         return words[0]
-    if words[-2].endswith("norm"):
+    if words[-2].endswith("norm") or "norms" in words:
         return "norm"
-    if words[-2] in _IN_EMBEDDING or {"value_embedding", "patches"} & set(words):
+    if words[-2] in _IN_EMBEDDING or {"value_embedding", "patches", "inputs"} & set(words):
         return "embedding"
     if "rnn" in words:
         return "recurrent"

@@ -21,7 +21,7 @@ from pretrain.plan.flops import RowFlops
 from pretrain.plan.fp8 import fp8_products, time_ratio
 from pretrain.plan.gpus import Constants
 from pretrain.plan.memory import bytes_per_parameter, gathers_of, kept_bytes, reduces_to_owners
-from pretrain.plan.params import count_active, count_parameters, count_parts
+from pretrain.plan.params import count_active, count_parameters, count_parts, predictor_number
 from pretrain.plan.task import ParallelLayout, TrainingTask
 
 
@@ -93,11 +93,14 @@ def recompute_share(task: TrainingTask, engine: EngineConfig) -> float:
 
 def routed_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int:
     """Returns bytes that a rank exchanges with those that share experts, its own part included."""
-    experts = None if isinstance(task.model, RecurrentConfig) else task.model.last_stack.experts
-    if experts is None or task.experts == 1:
+    if isinstance(task.model, RecurrentConfig):
         return 0
     stack = task.model.last_stack
-    layers = range(experts.first, stack.layers)
+    experts = stack.experts
+    if experts is None or task.experts == 1:
+        return 0
+    further = task.model.multi_token * [predictor_number(stack)]
+    layers = [number for number in (*range(stack.layers), *further) if stack.has_experts(number)]
     again, tiles = engine.activation_checkpointing != "none", engine.feedforward_tiles
     every = engine.activation_checkpointing_every
     repeated = sum(number % every == 0 for number in layers) if again else 0
@@ -111,7 +114,7 @@ def routed_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int:
 
 
 _STATISTICS = 20
-"""Bytes of the values of a token that ranks gather for the loss (`objective/shared_loss.py`)."""
+"""Bytes of the values of a token that ranks gather for the loss (`objective/chunk_loss.py`)."""
 
 
 def collected_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int:
@@ -184,7 +187,8 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         gradient_bytes=engine.gradient_bytes,
         gathered=gathers.gathered + 2 * adapters,
         small=gathers.small,
-        layers=sum(stack.layers for stack in (model.encoder, model.decoder) if stack is not None),
+        layers=sum(stack.layers for stack in (model.encoder, model.decoder) if stack is not None)
+        + (0 if isinstance(model, RecurrentConfig) else model.multi_token),
         state_bytes=(state.gradients + state.optimizer) * values.trained,
         offload_bytes=offload,
         accumulation=layout.accumulation,

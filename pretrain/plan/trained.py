@@ -9,8 +9,10 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
-from pretrain.config.model import AnyModelConfig, RecurrentStackConfig, StackConfig
+from pretrain.config.lengths import RowLengths
+from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentStackConfig, StackConfig
 from pretrain.config.optim import SOAP_MAX_SIDE
 from pretrain.errors import ConfigError
 from pretrain.plan.params import (
@@ -93,7 +95,7 @@ def _blocks(name: str, shape: Shape, model: AnyModelConfig) -> list[Shape]:
     """Returns the shapes of the matrices of a fused weight, as `optim/groups.py` steps them."""
     *parents, _ = name.split(".")
     layer = parents[-1]
-    stack = getattr(model, parents[0], None)
+    stack = model.last_stack if parents[0] == "multi_token" else getattr(model, parents[0], None)
     *experts, height, columns = shape
     if layer == "qkv" and isinstance(stack, StackConfig):
         rows = [number * stack.per_head_width for number in (stack.heads, stack.num_kv_heads, stack.num_kv_heads)]
@@ -135,3 +137,21 @@ def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: Finet
     adapters = sum(finetune.rank * sum(shapes[f"{layer}.weight"]) for layer in layers)
     adapters += _count_norms(shapes, layers, finetune)
     return TrainableSubset(names, layers, finetune, adapters, saves_all=False)
+
+
+def adapter_bytes(
+    model: ModelConfig, trained: TrainableSubset, engine: EngineConfig, lengths: RowLengths, micro: int
+) -> int:
+    """Counts the result of A; B's for `selective`, else under dropout A's input and its mask."""
+    mode = engine.activation_checkpointing
+    if mode == "full":
+        return 0
+    shapes = parameter_shapes(model)
+    kept = 0
+    for layer in trained.layers:
+        outputs, inputs = shapes[f"{layer}.weight"]
+        reads_source = layer.startswith("encoder.") or layer.endswith("cross.key_value")
+        tokens = micro * ((lengths.source if reads_source else None) or lengths.target)
+        further = outputs if mode == "selective" else 2 * inputs if trained.finetune.dropout else 0
+        kept += tokens * (trained.finetune.rank + further)
+    return kept * engine.compute_bytes

@@ -3,6 +3,7 @@
     {"step": 7, "tokens": 65536, "digest": "9f0...", "loss": "0x1p+1", "grad_norm": null,
     "attempt": 1}
 
+A run of `model.multi_token` also has "multi_token_loss", the mean over its modules and targets.
 A row of images also has "pixels", a digest of what the model read, after augmentation.
 Floats are written as `float.hex()`: two runs are the same if and only if their rows are. Rows up to
 a committed step are durable before the commit (`sync`), those after it are cut off on resume
@@ -21,7 +22,7 @@ from pretrain.utils.jsonl import JsonLines, read_rows
 
 log = logging.getLogger(__name__)
 
-COMPARED_FIELDS = ("tokens", "digest", "pixels", "loss", "grad_norm")
+COMPARED_FIELDS = ("tokens", "digest", "pixels", "loss", "multi_token_loss", "grad_norm")
 """Fields that are equal in two runs of the same config and topology; `attempt` counts restarts."""
 
 
@@ -37,6 +38,7 @@ class AuditRow:
     grad_norm: str | None
     attempt: int  # which start of the run did it, from 1
     pixels: str | None = None  # 16 hex digits over the images of the global batch; None: text
+    multi_token_loss: str | None = None  # as `loss`, of `model.multi_token`; None: it is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +77,16 @@ class AuditLedger:
         grad_norm: float | None,
         attempt: int,
         pixels: str | None = None,
+        multi_token_loss: float | None = None,
     ) -> None:
         """Adds the row of a step; see AuditRow. `grad_norm` is None when the step was skipped."""
         norm = None if grad_norm is None else grad_norm.hex()
         row = {"step": step, "tokens": tokens, "digest": digest, "loss": loss.hex(), "grad_norm": norm}
-        of_images = {} if pixels is None else {"pixels": pixels}
+        further = {} if pixels is None else {"pixels": pixels}
+        if multi_token_loss is not None:
+            further["multi_token_loss"] = multi_token_loss.hex()
         with self._lock:
-            self._lines.add(row | {"attempt": attempt} | of_images)
+            self._lines.add(row | {"attempt": attempt} | further)
             try:
                 self._write()
             except DiskError as error:

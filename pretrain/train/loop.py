@@ -102,6 +102,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
                 loss=loss,
                 grad_norm=None if update.skipped else update.grad_norm,
                 attempt=run.attempt,
+                multi_token_loss=agreed.multi_token_loss,
             )
         sources.add(agreed.by_source)
         run.meter.end_step(agreed.done.num_tokens)
@@ -202,7 +203,9 @@ def _start_exchange(
     done = ending.counts if ending else StepCounts()
     coming = upcoming.counts if upcoming else None
     flags = {"stop": bool(run.stop), "is_written": saving.is_written}
-    finish = start_exchange(sums, done, coming, **flags, num_routed=run.engine.module.num_routed)
+    module = run.engine.module
+    numbers = {"num_ahead": module.num_ahead, "num_routed": module.num_routed}
+    finish = start_exchange(sums, done, coming, **flags, **numbers)
 
     def wait() -> StepTotals:
         with run.timeline.within("communication"):
@@ -254,6 +257,7 @@ def _metrics(run: Run, state: TrainState, agreed: StepTotals, skipped_rows: int)
     loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale")
     if loss_scale is not None:
         metrics["loss_scale"] = loss_scale
+    metrics |= agreed.of_modules()
     if run.engine.module.balance is not None:
         metrics |= run.engine.module.balance.take()
     counts = {"skipped_rows": skipped_rows, "spikes": state.spikes, "empty_steps": state.empty_steps}

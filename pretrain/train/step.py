@@ -61,7 +61,14 @@ class TrainModule(nn.Module):
     @property
     def num_shown(self) -> int:
         """Number of values shown in training mode."""
-        return 2 + (2 * self._num_sources if self._num_sources > 1 else 0) + self.num_routed
+        of_sources = 2 * self._num_sources if self._num_sources > 1 else 0
+        return 2 + of_sources + self.num_ahead + self.num_routed
+
+    @property
+    def num_ahead(self) -> int:
+        """Number of these that are of modules of `multi_token`, before those of experts."""
+        predictors = getattr(self.model, "multi_token", None)
+        return 0 if predictors is None else 3 * len(predictors.blocks)
 
     @property
     def num_routed(self) -> int:
@@ -79,13 +86,15 @@ class TrainModule(nn.Module):
         Returns:
             The sum of the losses that is minimised, a scalar, and shown values, detached: float64
             [2], the sum of -log p(target) and the number of correct targets. For a mixture in
-            training mode also that sum for each source, then the targets of each; and then
-            `ExpertBalance.shown`.
+            training mode also that sum for each source, then the targets of each; then those of
+            `LossOutput.ahead`, and then `ExpertBalance.shown`.
         """
         found = self._loss(self.model, batch)
         shown = torch.stack((found.nll_sum.double(), found.num_correct.double()))
         if self.training and self._num_sources > 1:
             shown = torch.cat((shown, sum_by_source(batch, found.nll_P, self._num_sources).flatten()))
+        if found.ahead is not None:
+            shown = torch.cat((shown, found.ahead.flatten()))
         loss_sum = found.loss_sum
         if self.training and self.balance is not None:
             assert found.routing_LW is not None, "the loss of a model with experts has its routing"
@@ -127,6 +136,21 @@ class StepTotals:
     num_written: int  # ranks whose part of the save in flight is written, or has failed
     stop: bool  # whether any rank was asked to stop
     routed: tuple[float, ...] = ()  # `ExpertBalance.shown`; empty without experts
+    ahead: tuple[float, ...] = ()  # `LossOutput.ahead`, flattened; empty without such modules
+
+    @property
+    def multi_token_loss(self) -> float | None:
+        """Mean loss of the modules of `multi_token` over the ending step; None: there are none."""
+        return None if not self.ahead else sum(self.ahead[::3]) / max(sum(self.ahead[2::3]), 1.0)
+
+    def of_modules(self) -> dict[str, float]:
+        """Returns loss and accuracy of each of these modules, by metric."""
+        found = {}
+        each = zip(self.ahead[::3], self.ahead[1::3], self.ahead[2::3], strict=True)
+        for number, (loss_sum, num_correct, num_targets) in enumerate(each, start=1):
+            found[f"multi_token_loss_{number}"] = loss_sum / max(num_targets, 1.0)
+            found[f"multi_token_accuracy_{number}"] = num_correct / max(num_targets, 1.0)
+        return found
 
 
 def start_exchange(
@@ -136,13 +160,14 @@ def start_exchange(
     *,
     stop: bool = False,
     is_written: bool = False,
+    num_ahead: int = 0,
     num_routed: int = 0,
 ) -> Callable[[], StepTotals]:
     """Begins the all-reduce of `StepTotals`; returns the function that waits for it. Collective.
 
     `sums` are those of the engine over this rank's micro-batches, float64 [2 + 2 per source +
-    `num_routed`], on its device. They are not read here, so that the host does not wait for the
-    backward pass; it waits for no work that is queued between this call and the other.
+    `num_ahead` + `num_routed`], on its device. They are not read here, so that the host does not wait
+    for the backward pass; it waits for no work that is queued between this call and the other.
     """
     flags = (float(coming is None), float(is_written), float(stop))
     parts = [done.pack(), (coming or StepCounts()).pack(), flags]
@@ -152,18 +177,20 @@ def start_exchange(
 
     def finish() -> StepTotals:
         totals = wait().split([len(sums), *map(len, parts)])
-        (loss_sum, num_correct, *by_source), ending, following, flags = (part.tolist() for part in totals)
+        (loss_sum, num_correct, *further), ending, following, flags = (part.tolist() for part in totals)
         num_missing, num_written, num_stops = flags
-        num_by_source = len(by_source) - num_routed
+        last = len(further) - num_routed
+        first = last - num_ahead
         return StepTotals(
             loss_sum=loss_sum,
             num_correct=int(num_correct),
-            by_source=tuple(by_source[:num_by_source]),
+            by_source=tuple(further[:first]),
             done=StepCounts.unpack(ending),
             coming=None if num_missing else StepCounts.unpack(following),
             num_written=int(num_written),
             stop=num_stops > 0,
-            routed=tuple(by_source[num_by_source:]),
+            routed=tuple(further[last:]),
+            ahead=tuple(further[first:last]),
         )
 
     return finish

@@ -187,7 +187,10 @@ def train(
     source: bool = False,
     lr: float = 1e-2,
 ) -> list[list[float]]:
-    """Runs steps; returns [loss, grad norm, skipped] of each. At step `poison`, rank 0's loss is made infinite."""
+    """Runs steps; returns [loss, grad norm, skipped] of each, and that of modules that predict further tokens.
+
+    At step `poison`, rank 0's loss is made infinite.
+    """
     rows = []
     for step in steps:
         whole = global_batch(step, source)
@@ -204,12 +207,14 @@ def train(
         module.targets_per_token = whole.num_targets() / (ROWS * SEQ_LEN)
         losses = [engine.forward_backward(b, scale, b is micros[-1]).double() for b in micros]
         sums = sum(losses, torch.zeros(module.num_shown, dtype=torch.float64))
-        pending = start_exchange(sums, StepCounts(), None, num_routed=module.num_routed)
+        numbers = {"num_ahead": module.num_ahead, "num_routed": module.num_routed}
+        pending = start_exchange(sums, StepCounts(), None, **numbers)
         update = engine.update(lr)
         agreed = pending()
         if module.balance is not None and not update.skipped:
             module.balance.follow(agreed.routed)
-        rows.append([agreed.loss_sum / whole.num_targets(), update.grad_norm, float(update.skipped)])
+        further = [] if agreed.multi_token_loss is None else [agreed.multi_token_loss]
+        rows.append([agreed.loss_sum / whole.num_targets(), update.grad_norm, float(update.skipped), *further])
     return rows
 
 

@@ -16,12 +16,12 @@ from functools import cache
 from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 ROOMS: dict[str, tuple[int, int]] = {
-    "": (7, 1162),
-    "artifact": (8, 1742),
+    "": (7, 1190),
+    "artifact": (8, 1744),
     "attention_maps": (6, 1025),
     "checkpoint": (12, 2194),
     "cli": (14, 2747),
-    "config": (26, 5588),
+    "config": (26, 5639),
     "data": (13, 2585),
     "datacheck": (11, 2289),
     "doctor": (13, 1927),
@@ -30,11 +30,11 @@ ROOMS: dict[str, tuple[int, int]] = {
     "evaluate": (12, 2209),
     "generate": (10, 1681),
     "inspect": (3, 457),
-    "interop": (24, 4647),
-    "model": (26, 5247),
-    "objective": (11, 1558),
+    "interop": (24, 4692),
+    "model": (26, 5345),
+    "objective": (11, 1600),
     "optim": (6, 1328),
-    "plan": (16, 3553),
+    "plan": (16, 3635),
     "prepare": (40, 7045),
     "pretrain_launch": (18, 3230),
     "report": (8, 1598),
@@ -42,8 +42,8 @@ ROOMS: dict[str, tuple[int, int]] = {
     "scale": (7, 1306),
     "shards": (12, 2481),
     "tokenizer": (8, 1625),
-    "tracking": (12, 1869),
-    "train": (14, 2960),
+    "tracking": (12, 1874),
+    "train": (14, 2991),
     "utils": (13, 1853),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""

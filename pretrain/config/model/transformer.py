@@ -139,6 +139,10 @@ class ModelConfig(AnyKindConfig):
     Transformer). 0: none."""
     ngram_rows: Annotated[int, OnResume.NEVER] = Field(default=16384, ge=1)
     """Rows of each of these tables; two n-grams of one hash share a row."""
+    multi_token: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    """Number of modules that predict further tokens in training (DeepSeek-V3, 2.2): one predicts the
+    token after the next, two also the one after that. Each is a block more; its loss is weighted by
+    `objective.multi_token_weight`. Generation and evaluation leave them out. 0: none."""
     pooler: Annotated[bool, OnResume.NEVER] = False
     """Linear layer and tanh over the first position of a document, or over its mean (BERT)."""
     pooler_activation: Annotated[Literal["tanh", "relu", "gelu"], OnResume.ALLOW] = "tanh"
@@ -285,6 +289,23 @@ class ModelConfig(AnyKindConfig):
         if self.head.kind == "labels" and not (self.head.mean or self.input.class_token):
             what = "input.class_token=false leaves nothing that stands for the image"
             raise ValueError(f"{what}; set head.mean=true")
+        return self
+
+    @model_validator(mode="after")
+    def _check_multi_token(self) -> Self:
+        if not self.multi_token:
+            return self
+        key = f"multi_token={self.multi_token}"
+        if self.decoder is None or self.encoder is not None or self.head.kind != "lm":
+            what = "predicts further tokens of a text"
+            need = "it needs a decoder alone and head.kind=lm"
+            raise ValueError(f"{key} {what}: {need}; use multi_token=0")
+        # A block reads hidden states alone: no tables of the stack, no results of other blocks.
+        for name in ("embedding_width", "value_embeddings", "value_residual", "residual_scalars"):
+            if value := getattr(self.decoder, name):
+                what = f"does not go with decoder.{name}={str(value).lower()}"
+                what = f"{what}, of which its blocks have nothing"
+                raise ValueError(f"{key} {what}; use multi_token=0, or leave it out")
         return self
 
     def _check_no_ids(self) -> None:

@@ -2,20 +2,25 @@
 
 Their heads have the rotated dimensions last, in pairs of neighbours; ours have them first, in two
 halves. Scores depend on neither order, so rows of the projections are exchanged in ours. The
-released weights are in FP8 and have to be converted first; layers that predict further tokens are
-ignored, as transformers does.
+released weights are in FP8 and have to be converted first.
+
+Modules that predict further tokens (2.2) are their layers behind the last one, with copies of
+embedding and head. transformers neither reads nor saves them, so they are known by their names.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.interop.decoders.heads import OF_ONE_LENGTH, ROTARY_BUFFERS, read_rope, write_rope
 from pretrain.interop.family import Family, Weight, affine, own_head, table
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
+from pretrain.plan.params import predictor_number
 
 _WORDS = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
+_JOIN = "eh_proj"
 _STACK: Keys = {
     "num_hidden_layers": ("layers", 61),
     "hidden_size": ("width", 7168),
@@ -93,10 +98,15 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
         | {"scale": fields.number("routed_scaling_factor", 2.5)},
         **_read_rope(fields, model["max_seq_len"]),
     }
+    further = f"model.layers.{{}}.{_JOIN}.weight"
+    multi_token = 0
+    while further.format(stack["layers"] + multi_token) in names:
+        multi_token += 1
     has_head = model["tied_embeddings"] or _HEAD in names or fields.claims("DeepseekV3ForCausalLM")
     return build_config(
         **model,
         decoder=stack,
+        multi_token=multi_token,
         head=HeadConfig(kind="lm" if has_head else "none"),
         special_tokens=fields.special_tokens(bos=0, eos=1),
     )
@@ -113,7 +123,7 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
         "hidden_act": THEIR_ACTIVATIONS[stack.activation],
         "attention_bias": stack.bias,
         "rope_interleave": True,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": config.multi_token,
         **write_rope(stack),
     }
     if stack.rope_scaling is not None and stack.rope_scaling.score_mscale:
@@ -163,33 +173,52 @@ def _gated(ours: str, theirs: list[str], hidden: int, width: int) -> list[Weight
     return affine(ours, "", linears, bias=False)
 
 
-def _weights(config: ModelConfig) -> list[Weight]:
-    stack = config.last_stack
+def _block(stack: StackConfig, ours: str, theirs: str, number: int) -> list[Weight]:
     norms = {
         "attention_norm": {"input_layernorm": stack.width},
         "feedforward_norm": {"post_attention_layernorm": stack.width},
     }
-    found = [table("embedding.weight", _WORDS, config.vocab_size)]
+    found = [*affine(ours, theirs, norms, bias=False), *_attention(stack, ours, theirs)]
+    layer, mlp = f"{ours}feedforward.", f"{theirs}mlp."
+    experts = stack.experts
+    if experts is None or not stack.has_experts(number):
+        return found + _gated(layer, [mlp], stack.ff_width, stack.width)
+    found.append(Weight(f"{layer}router.weight", ((f"{mlp}gate.weight", experts.count),)))
+    if experts.balance == "bias":
+        bias = f"{mlp}gate.e_score_correction_bias", experts.count
+        found.append(Weight(f"{layer}router.balance.bias", (bias,)))
+    each = [f"{mlp}experts.{expert}." for expert in range(experts.count)]
+    found += _gated(layer, each, stack.expert_width, stack.width)
+    if experts.shared:
+        shared = experts.shared * stack.expert_width
+        found += _gated(f"{layer}shared.", [f"{mlp}shared_experts."], shared, stack.width)
+    return found
+
+
+def _predictor(stack: StackConfig, number: int) -> list[Weight]:
+    """Returns the weights of a module that predicts a further token, without those that it shares."""
+    ours, theirs = f"multi_token.inputs.{number}.", f"model.layers.{stack.layers + number}."
+    norms = {"embedding_norm": {"enorm": stack.width}, "hidden_norm": {"hnorm": stack.width}}
+    found = affine(ours, theirs, norms | {"projection": {_JOIN: stack.width}}, bias=False)
+    found += _block(stack, f"multi_token.blocks.{number}.", theirs, predictor_number(stack))
+    norm = {f"{number}": {"shared_head.norm": stack.width}}
+    return found + affine("multi_token.norms.", theirs, norm, bias=False)
+
+
+def _weights(config: ModelConfig) -> list[Weight]:
+    stack = config.last_stack
+    behind = [f"model.layers.{stack.layers + number}." for number in range(config.multi_token)]
+    words = tuple(f"{name}embed_tokens.weight" for name in behind)
+    scores = tuple(f"{name}shared_head.head.weight" for name in behind)
+    head = [replace(one, copies=scores) for one in own_head(config, _HEAD)]
+    copies = words if head else (*words, *scores)
+    found = [replace(table("embedding.weight", _WORDS, config.vocab_size), copies=copies)]
     for number in range(stack.layers):
-        ours, theirs = f"decoder.blocks.{number}.", f"model.layers.{number}."
-        found += affine(ours, theirs, norms, bias=False)
-        found += _attention(stack, ours, theirs)
-        layer, mlp = f"{ours}feedforward.", f"{theirs}mlp."
-        experts = stack.experts
-        if experts is None or not stack.has_experts(number):
-            found += _gated(layer, [mlp], stack.ff_width, stack.width)
-            continue
-        found.append(Weight(f"{layer}router.weight", ((f"{mlp}gate.weight", experts.count),)))
-        if experts.balance == "bias":
-            bias = f"{mlp}gate.e_score_correction_bias", experts.count
-            found.append(Weight(f"{layer}router.balance.bias", (bias,)))
-        each = [f"{mlp}experts.{expert}." for expert in range(experts.count)]
-        found += _gated(layer, each, stack.expert_width, stack.width)
-        if experts.shared:
-            shared = experts.shared * stack.expert_width
-            found += _gated(f"{layer}shared.", [f"{mlp}shared_experts."], shared, stack.width)
+        found += _block(stack, f"decoder.blocks.{number}.", f"model.layers.{number}.", number)
     found += affine("decoder.", "model.", {"norm": {"norm": stack.width}}, bias=False)
-    return found + own_head(config, _HEAD)
+    for number in range(config.multi_token):
+        found += _predictor(stack, number)
+    return found + head
 
 
 def _architecture(config: ModelConfig) -> str:
@@ -203,7 +232,6 @@ DEEPSEEK_V3 = Family(
     architecture=_architecture,
     weights=_weights,
     aliases={_HEAD: _WORDS},
-    # The release's 62nd layer predicts a further token.
-    ignored=(ROTARY_BUFFERS, r"model\.layers\.61\..*"),
+    ignored=(ROTARY_BUFFERS,),
     prefix="model.",
 )

@@ -115,6 +115,14 @@ def test_the_identity_is_that_of_every_value_taken_in_whatever_order_it_was_read
     assert changed.fingerprint() != one.fingerprint()
 
 
+def test_modules_that_predict_further_tokens_begin_anew_and_may_be_left():
+    with_modules = model().model_copy(update={"multi_token": 1})
+    source = adapted(model(), with_modules)
+    assert source.anew and all(name.startswith("multi_token.") for name in source.anew)
+    left = adapted(with_modules, model())
+    assert not left.anew and left.left.keys() == source.anew
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_experts_that_are_copies_of_a_dense_layer_begin_as_the_same_function(bias):
     experts, stack = ExpertsConfig(count=4, top_k=2, balance="bias"), STACK.model_copy(update={"bias": bias})

@@ -57,9 +57,21 @@ DYNAMIC = {"kind": "dynamic", "factor": 2.0}
             r"tokens before its part, which model\.ngram_embeddings=2 reads; use .*=1$",
         ),
         (2, {}, CLASSIFIER, r"whole document, of whose last token model\.head\.kind=labels are; use .*=1$"),
+        (2, {}, model(multi_token=1), r"the tokens after its part, which model\.multi_token=1 reads; use .*=1, or "),
         (2, {"fp8": "rowwise"}, model(), r"was not tried with engine\.fp8=rowwise; use engine\.fp8=off$"),
     ],
-    ids=["single", "heads", "recurrent", "images", "mean", "drop path", "n-grams", "last token", "fp8"],
+    ids=[
+        "single",
+        "heads",
+        "recurrent",
+        "images",
+        "mean",
+        "drop path",
+        "n-grams",
+        "last token",
+        "further tokens",
+        "fp8",
+    ],
 )
 def test_what_cannot_share_rows_is_refused_with_the_reason(ranks, engine, of, message):
     with pytest.raises(ValueError, match=message):

@@ -164,3 +164,26 @@ def test_what_works_on_single_matrices_is_refused_for_experts(override, message)
     overrides = ["model.decoder.experts={count: 4, top_k: 2}", "init.from=models/x", "run.name=x", override]
     with pytest.raises(ConfigError, match=message):
         load_config("configs/run/quickstart.yaml", overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["objective.kind=prefix"], "token after each one, which a prefix .* before it: objective.kind=prefix; use mo"),
+        (["model.decoder.value_residual=true"], "multi_token=1 does not go with decoder.value_residual=true, of which"),
+        (["model.head.kind=none"], "multi_token=1 predicts further tokens .* a decoder alone and head.kind=lm; use mu"),
+        (["model.preset=bert-tiny", "model.decoder=null"], "predicts further tokens of a text: it needs a decoder alo"),
+        (["finetune.kind=lora", "init.from=models/x"], "without the modules of model.multi_token; use model.multi_to"),
+        (["optim.transfer={kind: mup, base_width: 64}"], "has no rule for model.multi_token=1"),
+        ([*FP8], "engine.fp8 was not tried with model.multi_token; use engine.fp8=off"),
+        (["model={kind: recurrent, decoder: {cell: lstm}}"], "multi_token"),
+        (
+            ["model.multi_token=0", "objective.multi_token_weight=0.1"],
+            "multi_token_weight=0.1 needs model.multi_token=1",
+        ),
+        (["objective.multi_token_weight=0"], "greater than 0"),
+    ],
+)
+def test_what_does_not_predict_further_tokens_is_refused_by_its_key(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config("configs/run/llama_1b.yaml", ["model.multi_token=1", *overrides])

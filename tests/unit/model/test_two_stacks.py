@@ -204,7 +204,7 @@ def test_a_head_with_a_transform_reads_it_before_the_scores():
     torch.nn.init.normal_(model.head.bias)
     batch = random_batch(2, 9)
     with torch.no_grad():
-        hidden, logits, _ = model(batch)
+        hidden, logits, *_ = model(batch)
         head = model.head
         transformed = head.norm(torch.nn.functional.gelu(head.transform(hidden), approximate="tanh"))
         expected = (transformed @ head.weight.t() + head.bias)[..., :61]

@@ -62,6 +62,19 @@ def test_what_a_mixture_of_experts_keeps_is_known_within_a_tenth(experts, mode):
     assert planned_over_kept(config, kind="single", precision="bf16", mode=mode) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.parametrize("preset", ["llama-tiny", "gpt2-tiny", "deepseek_v3-tiny"])
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_what_modules_that_predict_further_tokens_keep_is_known_within_a_tenth(preset, mode):
+    config = model_of(preset, multi_token=2)
+    assert planned_over_kept(config, mode=mode) == pytest.approx(1, abs=0.1)
+    further = config.model_copy(update={"multi_token": 0})
+    kept = [
+        kept_bytes(one, EngineConfig(kind="single", zero_stage=0, precision="fp32"), ROWS, LENGTH, None)
+        for one in (config, further)
+    ]
+    assert kept[0] > 1.2 * kept[1]
+
+
 @pytest.mark.parametrize("query_rank", [None, 32])
 @pytest.mark.parametrize("mode", MODES)
 def test_what_latent_attention_keeps_is_known_within_a_tenth(query_rank, mode):

@@ -113,6 +113,20 @@ def test_a_mixture_counts_the_experts_that_a_token_chooses():
     assert flops_of(mixture, 16) - flops_of(dense, 16) == 16 * 6 * weights
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_modules_that_predict_further_tokens_have_as_many_flops_as_torch_counts(depth):
+    config = ModelConfig(decoder=TINY, vocab_size=100, max_seq_len=16, multi_token=depth)
+    model = build_model(config, PLAIN_ENGINE.model_copy(update={"attention": "eager"}), torch.device("cpu"))
+    init_weights(model, config, seed=0)
+    tokens = torch.randint(0, 100, (3, 16))
+    counter = FlopCounterMode(display=False)
+    with counter:
+        found = model(Batch(tokens, tokens))
+        scores = (found.logits_BTV[..., :100], *(model.head(one)[..., :100] for one in found.ahead))
+        sum(one.sum() for one in scores).backward()
+    assert counter.get_total_flops() == len(tokens) * flops_of(config, 16)
+
+
 def test_planning_imports_no_torch():
     code = "import sys, pretrain.plan.flops, pretrain.plan.memory, pretrain.plan.params; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)

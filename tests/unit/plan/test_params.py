@@ -18,12 +18,13 @@ from pretrain.plan.trained import count_values
 
 PARTS = {
     r"(ngram_)?embedding\.weight|\w+\.(token_type|value_embedding\.\d+)\.weight|\w+\.expand\.\w+": "embedding",
+    r"multi_token\.inputs\.\d+\.projection\.weight": "embedding",
     r"\w+\.position\.weight": "position",
     r"\w+\.blocks\.\d+\.(attention\.(qkv|output)|cross\.(query|key_value|output))\.\w+": "attention",
     r"\w+\.blocks\.\d+\.(attention\.value_mix|attention\.sinks|residual_mix)": "attention",
     r"\w+\.blocks\.\d+\.(attention|cross|feedforward)_scale": "attention",
     r"\w+\.blocks\.\d+\.feedforward\.\w+\.\w+": "feedforward",
-    r"(en|de)coder\.(\w+\.)*\w*norm\.\w+": "norm",
+    r"(encoder|decoder|multi_token)\.(\w+\.)*\w*norm\.\w+|multi_token\.norms\.\d+\.\w+": "norm",
     r"head\..+": "head",
     r"pooler\..+": "pooler",
 }
@@ -82,8 +83,9 @@ def models(draw):
     of_encoders = ["labels", "spans", "choices", "replaced"] if shape == ["encoder"] else []
     kind = draw(st.sampled_from(["lm"] if tied else ["lm", "none", *of_encoders]))
     narrow = len(shape) == 1 and draw(st.booleans())
+    drawn = {name: draw(stacks(width, narrow)) for name in shape}
     return ModelConfig(
-        **{name: draw(stacks(width, narrow)) for name in shape},
+        **drawn,
         head=HeadConfig(
             kind=kind,
             transform=(tied and narrow) or draw(st.booleans()),
@@ -96,8 +98,15 @@ def models(draw):
         tied_embeddings=tied,
         ngram_embeddings=draw(st.integers(0, 2)),
         ngram_rows=draw(st.integers(1, 50)),
+        multi_token=draw(st.integers(0, 2)) if predicts_further(shape, kind, drawn.get("decoder")) else 0,
         pooler=shape == ["encoder"] and kind not in ("spans", "replaced") and draw(st.booleans()),
     )
+
+
+def predicts_further(shape, kind, stack):
+    """Whether a model may have modules that predict further tokens."""
+    tables = stack and (stack.embedding_width, stack.value_embeddings, stack.value_residual, stack.residual_scalars)
+    return shape == ["decoder"] and kind == "lm" and not any(tables)
 
 
 @given(models())
