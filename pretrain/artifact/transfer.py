@@ -62,13 +62,18 @@ def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: to
         text = "scores of the export were not compared: two models in fp32 take %.1f GiB, there are %.1f GiB"
         log.warning(text, needed / 2**30, free / 2**30)
         return
-    batch = _probe(source.config)
-    ours = _our_scores(source, batch, dtype)
+    batch = probe(source.config)
+    ours = our_scores(source, batch, dtype)
     theirs = _their_scores(folder, architecture, batch)
     if theirs.dim() == 2:  # of a document: ours are at its first token
         ours = ours[:, 0]
     elif batch.pixels_BCYX is not None:  # of hidden patches: theirs have no places before them
         ours = ours[:, -theirs.shape[1] :]
+    require_equal(ours, theirs, source)
+
+
+def require_equal(ours: Tensor, theirs: Tensor, source: ModelSource) -> None:
+    """Compares scores. Raises: CheckpointError: They differ by more than rounding does."""
     how = ""
     if ours.shape != theirs.shape:
         how = f"{list(ours.shape)} scores became {list(theirs.shape)}"
@@ -84,7 +89,7 @@ def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: to
         )
 
 
-def _probe(config: AnyModelConfig) -> Batch:
+def probe(config: AnyModelConfig) -> Batch:
     """Returns two rows of ordinary tokens, two images of noise, or both, by the model alone."""
     generator = torch.Generator().manual_seed(0)
     patches = config.input
@@ -113,7 +118,7 @@ def _probe(config: AnyModelConfig) -> Batch:
 
 
 @torch.no_grad()
-def _our_scores(source: ModelSource, batch: Batch, dtype: torch.dtype) -> Tensor:
+def our_scores(source: ModelSource, batch: Batch, dtype: torch.dtype) -> Tensor:
     """Returns fp32 [B, T, V] without padding of the vocabulary; without a head the last hidden states."""
     read = source.read
     # The same rounding as in the files.
@@ -246,12 +251,19 @@ def labels_words(source: ModelSource) -> bool:
 
 
 def export_model(
-    path: Path, out: Path, *, dtype: str = "fp32", family: str | None = None, check: bool = True
+    path: Path,
+    out: Path,
+    *,
+    dtype: str = "fp32",
+    family: str | None = None,
+    check: bool = True,
+    shown: About | None = None,
 ) -> ExportReport:
     """Writes a Hugging Face folder that `AutoModelFor*.from_pretrained` loads, with tokenizer and card.
 
     `dtype` is fp32 or bf16, `family` the `model_type` to write; None: the first that represents the
-    model exactly. `check` runs both models on a few tokens, where there is memory for them.
+    model exactly. `check` runs both models on a few tokens, where there is memory for them. `shown`
+    has the name, folder, library and use of the card; None: those of transformers.
 
     Raises:
         ConfigError: No family represents the model exactly; names the keys of the nearest.
@@ -267,13 +279,16 @@ def export_model(
         )
     files = described.load_tokenizer_files()
     chats = any(name == CHAT_TEMPLATE or b'"chat_template"' in content for name, content in files)
-    about = About(name=out.name, folder=out.name, source=described.name, chats=chats)
+    about = shown or About(name=out.name, folder=out.name)
+    about = replace(about, source=described.name, chats=chats)
     if described.run is not None:
         run = load_config(described.run.config, extensions="ignore")
         origin = f"run {run.run.name}, {described.name}"
         assert described.checkpoint is not None
         metrics = _metrics_of(described.run, described.checkpoint)
-        about = About(run.run.name, out.name, origin, dump_config(run, is_published=True), metrics, chats)
+        published = dump_config(run, is_published=True)
+        about = replace(about, name=run.run.name, source=origin, run_config=published)
+        about = replace(about, metrics=metrics)
     written = write_release(
         config,
         described.read,

@@ -201,7 +201,8 @@ def export_command(
     model: Annotated[
         Path, Argument(metavar="MODEL", help="A run, checkpoint or model folder.", autocompletion=complete_run)
     ],
-    out: Annotated[Path, Argument(metavar="OUT", help="Hugging Face folder to write.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="Folder to write.")],
+    to: Annotated[str, Option(help="hf, gguf (llama.cpp), onnx or ctranslate2.")] = "hf",
     dtype: Annotated[str, Option(help="fp32 or bf16.")] = "fp32",
     family: Annotated[str | None, Option(help="model_type. Default: the first exact one.")] = None,
     adapter: Annotated[bool, Option("--adapter", help="LoRA run: export the adapters alone, for peft.")] = False,
@@ -210,15 +211,25 @@ def export_command(
 ) -> None:
     """Write a Hugging Face folder: safetensors, config, tokenizer, model card. Needs no GPU.
 
+    --to: files of another program, made of that folder, or a refusal that names the reason.
+
     Example: pretrain export runs/quickstart released/quickstart --dtype bf16
     """
     from pretrain.utils.io import check_new_folder
 
     check_new_folder(out)  # before seconds of imports
     from pretrain.artifact.lora import export_adapter
+    from pretrain.artifact.runtime_export import export_for_runtime
     from pretrain.artifact.transfer import export_model
     from pretrain.inspect.describe import print_facts
 
+    if to != "hf":
+        if adapter:
+            fix = "leave --adapter out: they are merged"
+            raise ConfigError(f"--to {to} has no adapters alone", fix=fix)
+        converted = export_for_runtime(model, out, to, dtype=dtype, family=family, check=check)
+        print_facts({"kind": to, "path": str(out), **asdict(converted)}, as_json)
+        return
     if adapter:
         exported = export_adapter(model, out, family=family)
         print_facts({"kind": "adapter", "path": str(out), **asdict(exported)}, as_json)

@@ -87,6 +87,8 @@ class About:
     run_config: str = ""  # YAML
     metrics: dict[str, float] = field(default_factory=dict)
     chats: bool = False  # its tokenizer has a template of conversations
+    library: str = "transformers"  # reads the files
+    use: str = ""  # lines of the card that show how; empty: by transformers
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ def model_card(
     if config.head.labels:
         facts["labels"] = ", ".join(config.head.labels)
     parts = [
-        f"---\nlibrary_name: transformers\npipeline_tag: {task}\ntags:\n- {family.model_type}\n---",
+        f"---\nlibrary_name: {about.library}\npipeline_tag: {task}\ntags:\n- {family.model_type}\n---",
         f"# {about.name}",
         "\n".join(f"- {key}: {value}" for key, value in facts.items()),
     ]
@@ -235,7 +237,8 @@ def model_card(
         calls.append(call.replace("{mode}", "L" if config.input.channels == 1 else "RGB"))
     loads = "\n".join(calls)
     imports = f"from transformers import {', '.join(classes.values())}"
-    parts.append(f"## Use\n\n```python\n{imports}\n\n{loads}\n```")
+    use = f"\n{about.use}\n" if about.use else f"python\n{imports}\n\n{loads}\n"
+    parts.append(f"## Use\n\n```{use}```")
     if about.metrics:
         rows = "\n".join(f"| {name} | {value:.6g} |" for name, value in about.metrics.items())
         parts.append(f"## Metrics\n\n| metric | value |\n|---|---|\n{rows}")

@@ -17,10 +17,10 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 ROOMS: dict[str, tuple[int, int]] = {
     "": (7, 1190),
-    "artifact": (8, 1744),
+    "artifact": (9, 1863),
     "attention_maps": (6, 1025),
     "checkpoint": (12, 2194),
-    "cli": (14, 2747),
+    "cli": (14, 2758),
     "config": (26, 5639),
     "data": (13, 2585),
     "datacheck": (11, 2289),
@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "evaluate": (12, 2209),
     "generate": (10, 1681),
     "inspect": (3, 457),
-    "interop": (24, 4692),
+    "interop": (30, 5477),
     "model": (26, 5345),
     "objective": (11, 1600),
     "optim": (6, 1328),

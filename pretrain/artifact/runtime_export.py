@@ -1,0 +1,105 @@
+"""Exports a model for another program: `pretrain export --to gguf`, `onnx` or `ctranslate2`.
+
+    rules of the program -> Hugging Face folder, compared with the model -> converted -> its scores
+    compared with the model -> the folder appears
+
+What the program does not compute exactly is refused before anything is written.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from pretrain.artifact.model_path import open_source
+from pretrain.artifact.transfer import export_model, our_scores, probe, require_equal
+from pretrain.config.model import ModelConfig
+from pretrain.errors import CheckpointError, ConfigError
+from pretrain.interop.choose import choose_family
+from pretrain.interop.fields import CARD
+from pretrain.interop.runtimes import RUNTIMES, Exported
+from pretrain.interop.write import About, ExportReport
+from pretrain.utils.io import disk_error, fsync_dir, new_folder, remove_tree, write_file
+
+log = logging.getLogger(__name__)
+
+
+def export_for_runtime(
+    path: Path,
+    out: Path,
+    to: str,
+    *,
+    dtype: str = "fp32",
+    family: str | None = None,
+    check: bool = True,
+) -> ExportReport:
+    """Writes a folder with the files of a program, the tokenizer and a model card.
+
+    Args:
+        path: A run, checkpoint, model folder or Hugging Face folder.
+        out: The folder; must not exist, or be empty.
+        to: A key of `RUNTIMES`.
+        dtype: fp32 or bf16, of matrices.
+        family: `model_type` to take; None: the first that represents the model exactly.
+        check: Compares scores on a few tokens, those of fp32 where the program is installed.
+
+    Raises:
+        ConfigError: The program does not compute this model, or its tokenizer; names the key.
+        CheckpointError: No intact checkpoint, or other scores.
+        LaunchError: A package is missing.
+        DiskError: The disk refused; nothing is left under `out`.
+    """
+    if to not in RUNTIMES:
+        raise ConfigError(f"--to {to} is not known", fix=f"use hf, {', '.join(RUNTIMES)}")
+    runtime = RUNTIMES[to]
+    runtime.require(to, dtype)
+    source = open_source(path)
+    config = source.config
+    if not isinstance(config, ModelConfig):
+        what = f"model.kind={config.kind}: no model of {runtime.name}"
+        raise ConfigError(what, where=str(path), fix="use it with `pretrain generate`")
+    chosen = choose_family(config, family)
+    runtime.check_model(config, chosen)
+    files = source.load_tokenizer_files()
+    exported = Exported(path, out.name, config, chosen.model_type, dict(files), dtype, check)
+    runtime.check(exported)
+    with new_folder(out) as folder:
+        release = folder / "release"
+        shown = About(out.name, out.name, library=to, use=runtime.use)
+        kind = chosen.model_type
+        written = export_model(path, release, dtype=dtype, family=kind, check=check, shown=shown)
+        _run(runtime.convert, replace(exported, folder=release), folder)
+        for name, content in [*files, (CARD, (release / CARD).read_bytes())]:
+            if not (folder / name).exists():
+                write_file(folder / name, content)
+        remove_tree(release)
+        if check and dtype == "fp32" and find_spec(runtime.runner) is not None:
+            batch = probe(config)
+            ours = our_scores(source, batch, torch.float32)
+            theirs = runtime.scores(folder, batch.tokens_BT)
+            require_equal(ours, theirs[..., : ours.shape[-1]], source)
+        elif check:
+            log.warning("scores were compared by transformers alone, not by %s", runtime.name)
+        names = sorted(file.name for file in folder.iterdir())
+        for name in names:
+            fsync_dir(folder / name)  # files too: libraries have written them
+        total = sum((folder / name).stat().st_size for name in names)
+    return replace(written, total_bytes=total, files=names)
+
+
+def _run(convert: Callable[[Exported, Path], None], exported: Exported, folder: Path) -> None:
+    """Converts; an error of a library is one line. Raises: what that of an export does."""
+    try:
+        convert(exported, folder)
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise disk_error("write", folder, error) from error
+    except Exception as error:  # libraries raise nearly anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        what = f"the converter failed: {type(error).__name__}: {reason}"
+        fix = "export to hf, and report it"
+        raise CheckpointError(what, where=exported.model_type, fix=fix) from error

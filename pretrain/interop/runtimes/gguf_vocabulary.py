@@ -1,0 +1,156 @@
+"""The tokenizer of a GGUF file: tokens, their types, merges, special tokens, chat template.
+
+llama.cpp has its own tokenizers, each with its own pre-tokenizer, which is chosen by a name: a
+`tokenizer.json` is refused unless it is exactly one of them.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Tokenizer, pre_tokenizers
+
+from pretrain.config.model import SpecialTokens
+from pretrain.errors import ConfigError
+from pretrain.interop.fields import CHAT_TEMPLATE
+
+_FILE = "tokenizer.json"
+_SETTINGS = "tokenizer_config.json"
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPLITS = {
+    ("bytes+words",): "gpt-2",
+    ("digits", "bytes+words"): "smollm",
+    (_WORDS % r"\p{N}{1,3}", "bytes"): "dbrx",
+    (_WORDS % r"\p{N}", "bytes"): "qwen2",
+}
+"""Steps of a pre-tokenizer -> llama.cpp's name of it."""
+_WITHOUT_MERGES = {"dbrx": "llama-bpe"}
+"""The same where a word that is a token is not merged (`ignore_merges`)."""
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
+"""Types of tokens in GGUF."""
+
+
+def _refused(what: str, fix: str = "export to hf") -> ConfigError:
+    return ConfigError(f"llama.cpp does not encode as this tokenizer: {what}", where=_FILE, fix=fix)
+
+
+def _step(state: dict[str, Any]) -> str:
+    """Returns a step of a pre-tokenizer in the spelling of `_SPLITS`. Raises: ConfigError."""
+    kind = state["type"]
+    if kind == "ByteLevel":
+        if state.get("add_prefix_space"):
+            raise _refused("pre_tokenizer puts a space before a text")
+        return "bytes+words" if state.get("use_regex", True) else "bytes"
+    if kind == "Digits" and state.get("individual_digits"):
+        return "digits"
+    pattern = state.get("pattern", {}).get("Regex")
+    is_whole = state.get("behavior") == "Isolated" and not state.get("invert")
+    if kind == "Split" and is_whole and pattern:
+        return str(pattern)
+    raise _refused(f"pre_tokenizer has {kind}, {_known()}")
+
+
+def _known() -> str:
+    return "and only those of GPT-2, SmolLM, Llama 3 and Qwen 2 are known"
+
+
+def _find_split(content: dict[str, Any]) -> str:
+    """Returns llama.cpp's name of the pre-tokenizer. Raises: ConfigError."""
+    state = content.get("pre_tokenizer") or {"type": "None"}
+    steps = state["pretokenizers"] if state["type"] == "Sequence" else [state]
+    name = _SPLITS.get(tuple(map(_step, steps)))
+    if name is not None and content["model"].get("ignore_merges"):
+        name = _WITHOUT_MERGES.get(name)
+    if name is None:
+        raise _refused(f"pre_tokenizer is of no known model, {_known()}")
+    return name
+
+
+def _check_bytes(content: dict[str, Any], checks: bool) -> None:
+    """Raises ConfigError where a `tokenizer.json` is not a byte-level BPE without further steps."""
+    model = content["model"]
+    if model.get("type") != "BPE" or model.get("byte_fallback"):
+        kind = "BPE with byte_fallback" if model.get("byte_fallback") else model.get("type")
+        raise _refused(f"its model is {kind}, and only a byte-level BPE is exported")
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            raise _refused(f"model.{key}={model[key]!r}")
+    normalizer = content.get("normalizer")
+    if normalizer is not None and (checks or normalizer["type"] != "NFC"):
+        same = "; --no-check exports it, and texts in NFC have the same tokens"
+        is_nfc = normalizer["type"] == "NFC"
+        what = f"it normalizes texts ({normalizer['type']})"
+        raise _refused(what, f"export to hf{same if is_nfc else ''}")
+    if missing := set(pre_tokenizers.ByteLevel.alphabet()) - model["vocab"].keys():
+        raise _refused(f"its vocabulary lacks {len(missing)} of the 256 bytes")
+    for token in content.get("added_tokens", ()):
+        if flags := [flag for flag in ("lstrip", "rstrip", "single_word") if token.get(flag)]:
+            raise _refused(f"{flags[0]} of {token['content']!r}")
+
+
+def _find_ends(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Returns the ids that inputs begin and end with. Raises: ConfigError: More than one."""
+    text = "a"
+    plain = tokenizer.encode(text, add_special_tokens=False).ids
+    whole = tokenizer.encode(text).ids
+    place = next(n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
+    first, last = whole[:place], whole[place + len(plain) :]
+    if len(first) > 1 or len(last) > 1:
+        what = f"post_processor puts {len(first)} tokens before a text and {len(last)} after it"
+        raise _refused(what)
+    return first, last
+
+
+def read_vocabulary(
+    files: Mapping[str, bytes], special: SpecialTokens, vocab_size: int, *, checks: bool = True
+) -> dict[str, Any]:
+    """Returns the keys of GGUF below `tokenizer.` of a `tokenizer.json`.
+
+    Args:
+        files: Contents of the tokenizer's files by name.
+        special: Ids of the model.
+        vocab_size: Rows of the model; ids that the tokenizer lacks are named, and never encoded.
+        checks: Refuses a tokenizer that normalizes texts to NFC, which llama.cpp does not.
+
+    Raises:
+        ConfigError: llama.cpp would encode some text otherwise; there is no such file; it has more
+            tokens than the model; or the model has no end of a text.
+    """
+    if _FILE not in files:
+        raise ConfigError(f"llama.cpp needs a {_FILE}", where="tokenizer", fix="export to hf")
+    content = json.loads(files[_FILE])
+    _check_bytes(content, checks)
+    if special.eos is None:
+        # llama.cpp would take the token of id 11, its default for this kind of tokenizer.
+        raise _refused("special_tokens.eos is not known, and llama.cpp needs one")
+    pairs = content["model"]["merges"]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
+    tokens = {number: (text, _NORMAL) for text, number in content["model"]["vocab"].items()}
+    for added in content.get("added_tokens", ()):
+        tokens[added["id"]] = (added["content"], _CONTROL if added["special"] else _USER_DEFINED)
+    if (largest := max(tokens)) >= vocab_size:
+        raise _refused(f"it has the id {largest}, and the model {vocab_size} tokens")
+    listed = [tokens.get(number, (f"[PAD{number}]", _UNUSED)) for number in range(vocab_size)]
+    first, last = _find_ends(Tokenizer.from_buffer(files[_FILE]))
+    bos = first[0] if first else special.bos
+    if last and last[0] != special.eos:
+        what = f"post_processor ends a text with {last[0]}, and special_tokens.eos is {special.eos}"
+        raise _refused(what)
+    found = {
+        "ggml.model": "gpt2",
+        "ggml.pre": _find_split(content),
+        "ggml.tokens": [text for text, _ in listed],
+        "ggml.token_type": [kind for _, kind in listed],
+        "ggml.merges": merges,
+        "ggml.bos_token_id": special.eos if bos is None else bos,
+        "ggml.eos_token_id": special.eos,
+        "ggml.padding_token_id": special.eos if special.pad is None else special.pad,
+        "ggml.add_bos_token": bool(first),
+        "ggml.add_eos_token": bool(last),
+    }
+    template = files[CHAT_TEMPLATE].decode() if CHAT_TEMPLATE in files else None
+    template = template or json.loads(files.get(_SETTINGS, b"{}")).get("chat_template")
+    return found | ({"chat_template": template} if isinstance(template, str) else {})

@@ -1,0 +1,218 @@
+"""Exports that llama.cpp, ONNX Runtime and CTranslate2 run: the tokens of ours, or a refusal and nothing written.
+
+The programs are real, and the models tiny ones of transformers, with random weights.
+"""
+
+import random
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from pretrain.artifact.open import open_artifact
+from pretrain.artifact.runtime_export import export_for_runtime
+from pretrain.config.model import SpecialTokens
+from pretrain.errors import ConfigError
+from pretrain.generate.constraints import Constraints
+from pretrain.generate.sampling import generate
+from pretrain.interop.runtimes import RUNTIMES
+from pretrain.interop.tokenizer import wrap_tokenizer_json
+from pretrain.tokenizer import dump_tokenizer
+from tests.helpers.lent import lend, quiet_transformers
+from tests.helpers.tokenizers import train_bpe
+
+VOCAB = 300
+LONGEST = 64
+NEW_TOKENS = 12
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": LONGEST, "initializer_range": 0.1, "pad_token_id": None,
+    "bos_token_id": None, "eos_token_id": 0,
+}  # fmt: skip
+GPT2 = {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": LONGEST}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 1.5}
+GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 12, "sliding_window": 5}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+TWO_STACKS = {"d_model": 48, "decoder_layers": 2, "encoder_layers": 2, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96}
+MODELS = {
+    "gpt2": GPT2,
+    "gpt2 with its own head": GPT2 | {"tie_word_embeddings": False, "n_inner": 80},
+    "llama": {"head_dim": 8},
+    "llama with biases": {"attention_bias": True, "head_dim": 10, "num_key_value_heads": 6, "rms_norm_eps": 1e-3},
+    "llama with all biases": {"attention_bias": True, "mlp_bias": True},
+    "llama, tied, llama3": {"tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    "llama, linear": {"rope_parameters": LINEAR},
+    "mistral": {"sliding_window": None, "head_dim": 8},
+    "mixtral": {"sliding_window": None, "num_local_experts": 5},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen2, linear": {"rope_parameters": LINEAR},
+    "qwen3": {"head_dim": 12},
+    "qwen3_moe": EXPERTS | {"head_dim": 12, "norm_topk_prob": True},
+    "gemma": {"head_dim": 12, "num_key_value_heads": 1},
+    "gemma2": GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0},
+    "gemma3_text": GEMMA | {"num_hidden_layers": 6},
+    "gemma3_text, any windows": GEMMA
+    | {
+        "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+        "final_logit_softcapping": 1.3,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 300.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    },
+    "phi3": {"sliding_window": None},
+    "olmo2": {},
+    "olmo2, tied": {"tie_word_embeddings": True, "num_key_value_heads": 6, "rms_norm_eps": 1e-3},
+    "olmo3": {"num_hidden_layers": 4, "sliding_window": 5},
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 3, "num_key_value_heads": 6},
+    "smollm3": {"num_hidden_layers": 4},
+    "granite": GRANITE,
+    "granite with biases": GRANITE | {"attention_bias": True, "tie_word_embeddings": True},
+    "starcoder2": {"sliding_window": None},
+    "gpt_neox": {},
+    "phi": {},
+    "stablelm": {"partial_rotary_factor": 0.5},
+    "falcon": {"ffn_hidden_size": 96, "alibi": False},
+    "cohere": {"logit_scale": 0.3},
+    "cohere2": {"logit_scale": 0.3, "num_hidden_layers": 4, "sliding_window": 5},
+}
+"""Values by model type, with a remark."""
+TEXTS = [
+    "It's 2017:  x=12345; caf\u00e9 e\u0301 \u212b\n\n\tDON'T (a_b)... ",
+    "\u4f60\u597d, \u043c\u0438\u0440! \U0001f680 1 22 333 4444 \u0664\u0665 \u2167 a\u200db",
+    "def main():\n    return  0 \t\r\n\n\n<|endoftext|> end",
+]
+
+
+@cache
+def tokenizer():
+    return train_bpe([Path("README.md").read_text()], VOCAB)
+
+
+def tokenizer_files(content: bytes = b"") -> dict[str, bytes]:
+    return dict(wrap_tokenizer_json(content or dump_tokenizer(tokenizer()), SpecialTokens(eos=0)))
+
+
+def write_release(folder: Path, name: str, files: dict[str, bytes] | None = None) -> Path:
+    """A release of transformers with random weights that matter, and a tokenizer."""
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.for_model(name.split()[0].rstrip(","), **(SIZES | MODELS[name]))
+    with quiet_transformers():
+        lend(transformers.AutoModelForCausalLM.from_config(config), folder)
+    for file, content in (tokenizer_files() if files is None else files).items():
+        (folder / file).write_bytes(content)
+    return folder
+
+
+def make_prompts() -> list[list[int]]:
+    draw = random.Random(0)
+    return [[draw.randrange(1, VOCAB) for _ in range(draw.randint(1, 30))] for _ in range(100)]
+
+
+def run_llama_cpp(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
+    import llama_cpp
+
+    F32 = llama_cpp.GGML_TYPE_F32
+    model = llama_cpp.Llama(
+        str(folder / "model.gguf"),
+        n_ctx=LONGEST,
+        verbose=False,
+        type_k=F32,
+        type_v=F32,
+        n_threads=1,
+        n_gpu_layers=0,
+        logits_all=True,
+    )
+    assert model.token_eos() == 0
+    found = []
+    for prompt in prompts:
+        model.reset()
+        row: list[int] = []
+        model.eval(prompt)
+        while len(row) < NEW_TOKENS and (token := int(np.argmax(model.scores[model.n_tokens - 1]))) != 0:
+            row.append(token)
+            model.eval([token])
+        found.append(row)
+    return found
+
+
+def run_onnx(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    rows = [list(prompt) for prompt in prompts]
+    places = torch.arange(LONGEST)
+    for _ in range(NEW_TOKENS):
+        longest = max(map(len, rows))
+        ids = np.array([row + [0] * (longest - len(row)) for row in rows])
+        mask = np.array([(places[:longest] < len(row)).long().numpy() for row in rows])
+        (scores,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
+        for row, of_row in zip(rows, scores, strict=True):
+            if 0 not in row:
+                row.append(int(np.argmax(of_row[len(row) - 1])))
+    return [[token for token in row if token][len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
+
+
+def run_ctranslate2(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
+    import ctranslate2
+
+    model = ctranslate2.Generator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
+    names = transformers.AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens
+    options = {"max_length": NEW_TOKENS, "sampling_topk": 1, "end_token": [0]}
+    options |= {"include_prompt_in_result": False, "max_batch_size": 1}  # a batch repeats prompts
+    found = model.generate_batch([names(prompt) for prompt in prompts], **options)
+    return [[token for token in one.sequences_ids[0] if token] for one in found]
+
+
+RUN = {"gguf": run_llama_cpp, "onnx": run_onnx, "ctranslate2": run_ctranslate2}
+CASES = [(to, name) for to in RUN for name in MODELS if name.split()[0].rstrip(",") in RUNTIMES[to].families]
+
+REFUSED = {
+    ("ctranslate2", "llama with biases"),
+    ("ctranslate2", "llama with all biases"),
+    ("ctranslate2", "llama, tied, llama3"),
+    ("ctranslate2", "llama, linear"),
+    ("ctranslate2", "qwen2, linear"),
+}
+"""Cases that the program does not compute."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("to", "name"), CASES)
+def test_100_greedy_texts_are_those_of_ours_or_the_model_is_refused(to, name, tmp_path):
+    pytest.importorskip(RUNTIMES[to].runner)
+    release = write_release(tmp_path / "release", name)
+    try:
+        export_for_runtime(release, tmp_path / "out", to)
+    except ConfigError as error:
+        assert str(error).startswith("model: decoder.")  # a key, and nothing is left
+        assert (to, name) in REFUSED and [path.name for path in tmp_path.iterdir()] == ["release"]
+        return
+    assert (to, name) not in REFUSED
+    prompts = make_prompts()
+    model = open_artifact(release).model
+    expected = [text.tokens for text in generate(model, prompts, Constraints(NEW_TOKENS, eos_ids=(0,)))]
+    assert len(set(map(tuple, expected))) > 10
+    assert RUN[to](tmp_path / "out", prompts) == expected
+
+
+@pytest.mark.long
+def test_texts_have_the_same_tokens_in_llama_cpp(tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    draw = random.Random(1)
+    words = [word for text in TEXTS for word in text.split(" ")]
+    texts = TEXTS + [" ".join(draw.choices(words, k=draw.randint(1, 20))) for _ in range(97)]
+    release = write_release(tmp_path / "release", "llama")
+    export_for_runtime(release, tmp_path / "out", "gguf")
+    model = llama_cpp.Llama(str(tmp_path / "out/model.gguf"), vocab_only=True, verbose=False)
+    names = transformers.AutoTokenizer.from_pretrained(release)
+    for text in texts:
+        assert model.tokenize(text.encode(), add_bos=True, special=True) == names(text)["input_ids"], text

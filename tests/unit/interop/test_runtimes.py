@@ -1,0 +1,156 @@
+"""What other programs do not compute is refused by its key, and a tokenizer that they do not have by its part."""
+
+import json
+
+import pytest
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+from pretrain.artifact.runtime_export import export_for_runtime
+from pretrain.config.model import SpecialTokens
+from pretrain.errors import ConfigError, LaunchError
+from pretrain.interop import FAMILIES
+from pretrain.interop.runtimes import RUNTIMES, Exported
+from pretrain.interop.runtimes.gguf_vocabulary import read_vocabulary
+from pretrain.interop.write import About
+from pretrain.tokenizer import dump_tokenizer
+from tests.helpers.tokenizers import train_bpe, train_char
+from tests.unit.interop.releases import tiny
+from tests.unit.interop.test_card import card
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEXTS = ["a small text, and a small text"]
+
+
+def check(to, preset, **model):
+    """Checks the model alone."""
+    config = tiny(preset, **model)
+    RUNTIMES[to].check_model(config, FAMILIES[preset.partition("-")[0]])
+
+
+@pytest.mark.parametrize(
+    ("to", "preset", "stack", "message"),
+    [
+        ("gguf", "llama-tiny", {"activation": "relu"}, "decoder.activation=relu: llama.cpp computes silu in a llama"),
+        ("gguf", "llama-tiny", {"rope_scaling": {"kind": "yarn", "factor": 2}}, "decoder.rope_scaling.kind=yarn: "),
+        ("gguf", "mistral-tiny", {"window": 8}, "decoder.window=8: llama.cpp computes null in a mistral"),
+        ("gguf", "bert-tiny", {}, "bert is not exported for llama.cpp, only gemma, gemma2, "),
+        ("onnx", "mixtral-tiny", {}, "mixtral is not exported for ONNX Runtime, only cohere"),
+        ("ctranslate2", "llama-tiny", {"rope_scaling": {"kind": "llama3", "factor": 2}}, "decoder.rope_scaling.kind"),
+        ("ctranslate2", "gpt2-tiny", {"norm_eps": 1e-3}, "decoder.norm_eps=0.001: CTranslate2 computes 1e-05"),
+    ],
+)
+def test_a_key_that_is_not_computed_is_named(to, preset, stack, message):
+    place = "encoder" if preset.startswith("bert") else "decoder"
+    with pytest.raises(ConfigError) as error:
+        check(to, preset, **{place: stack})
+    assert str(error.value).startswith(f"model: {message}") and "export to hf" in str(error.value)
+
+
+@pytest.mark.parametrize("to", ["gguf", "onnx", "ctranslate2"])
+@pytest.mark.parametrize("preset", ["gpt2-tiny", "llama-tiny"])
+def test_usual_models_are_computed(to, preset):
+    check(to, preset)
+
+
+def test_what_several_keys_decide_is_refused_too():
+    for values, message in (({"head_width": 8}, "head_width=8"), ({"score_factor": 0.5}, "score_factor=0.5")):
+        config = tiny("qwen2-tiny", decoder=values)
+        exported = Exported(None, "x", config, "qwen2", {}, "fp32")
+        with pytest.raises(ConfigError, match=f"decoder.{message}.*: llama.cpp has another value built into a qwen2"):
+            RUNTIMES["gguf"].check(exported)
+
+
+def vocabulary(tokenizer, special=None, vocab_size=300, **settings):
+    files = {"tokenizer.json": dump_tokenizer(tokenizer), "tokenizer_config.json": json.dumps(settings).encode()}
+    return read_vocabulary(files, special or SpecialTokens(eos=0), vocab_size)
+
+
+def test_a_tokenizer_of_prepare_is_one_of_llama_cpp():
+    tokenizer = train_bpe(TEXTS, 280)
+    found = vocabulary(tokenizer, chat_template="{{ x }}")
+    size = tokenizer.get_vocab_size()
+    assert found["ggml.pre"] == "gpt-2" and found["chat_template"] == "{{ x }}"
+    assert found["ggml.tokens"][:2] == ["<|endoftext|>", "!"]
+    assert found["ggml.tokens"][size] == f"[PAD{size}]" and len(found["ggml.tokens"]) == 300
+    assert found["ggml.token_type"] == [3] + [1] * (size - 1) + [5] * (300 - size)
+    assert len(found["ggml.merges"]) == size - 257 and all(merge.count(" ") == 1 for merge in found["ggml.merges"])
+    assert not found["ggml.add_bos_token"] and not found["ggml.add_eos_token"]
+
+
+def test_pre_tokenizers_are_recognized():
+    tokenizer = train_bpe(TEXTS, 280)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+    assert vocabulary(tokenizer)["ggml.pre"] == "smollm"
+    split = pre_tokenizers.Split(Regex(LLAMA3), "isolated")
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
+    assert vocabulary(tokenizer)["ggml.pre"] == "dbrx"
+    tokenizer.model.ignore_merges = True
+    assert vocabulary(tokenizer)["ggml.pre"] == "llama-bpe"
+
+
+def change_nothing(tokenizer):
+    """Leaves a tokenizer as it is."""
+
+
+def put_space_before(tokenizer):
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+
+
+def split_at_spaces(tokenizer):
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+
+
+def lower(tokenizer):
+    tokenizer.normalizer = normalizers.Lowercase()
+
+
+def compose(tokenizer):
+    tokenizer.normalizer = normalizers.NFC()
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (put_space_before, {}, "pre_tokenizer puts a space before a text"),
+        (split_at_spaces, {}, "pre_tokenizer has Whitespace, and only those of GPT-2"),
+        (lower, {}, r"it normalizes texts \(Lowercase\); export to hf$"),
+        (compose, {}, r"it normalizes texts \(NFC\); export to hf; --no-check exports it"),
+        (change_nothing, {"special": SpecialTokens(bos=0)}, "special_tokens.eos is not known"),
+        (change_nothing, {"vocab_size": 200}, "it has the id [0-9]+, and the model 200 tokens"),
+    ],
+)
+def test_another_tokenizer_is_refused_by_its_part(change, options, message):
+    tokenizer = train_bpe(TEXTS, 280)
+    change(tokenizer)
+    with pytest.raises(ConfigError, match=message):
+        vocabulary(tokenizer, **options)
+
+
+def test_only_a_byte_level_bpe_is_exported():
+    with pytest.raises(ConfigError, match="its model is WordLevel, and only a byte-level BPE is exported"):
+        vocabulary(train_char(TEXTS))
+    with pytest.raises(ConfigError, match=r"llama.cpp needs a tokenizer.json"):
+        read_vocabulary({}, SpecialTokens(eos=0), 300)
+
+
+def test_an_unknown_format_and_a_missing_package_are_one_line(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="--to mlx is not known; use hf, gguf, onnx, ctranslate2"):
+        export_for_runtime(tmp_path, tmp_path / "out", "mlx")
+    monkeypatch.setattr("pretrain.interop.runtimes.runtime.find_spec", lambda name: None)
+    with pytest.raises(LaunchError, match=r"--to onnx needs onnx, onnxscript, onnxruntime.*\.\[onnx\]"):
+        export_for_runtime(tmp_path, tmp_path / "out", "onnx")
+    monkeypatch.setattr("pretrain.interop.runtimes.runtime.find_spec", lambda name: name)
+    with pytest.raises(ConfigError, match="dtype='bf16' is not exported for ONNX Runtime; use fp32"):
+        export_for_runtime(tmp_path, tmp_path / "out", "onnx", dtype="bf16")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_card_names_the_program():
+    text = card(about=About(library="gguf", use=RUNTIMES["gguf"].use))
+    assert text.startswith("---\nlibrary_name: gguf\n") and "```\nllama-cli -m model.gguf\n```" in text
+    assert "from transformers" not in text
