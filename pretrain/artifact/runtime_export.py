@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from pretrain.artifact.model_path import open_source
-from pretrain.artifact.transfer import export_model, our_scores, probe, require_equal
+from pretrain.artifact.transfer import export_model, origin_of, our_scores, probe, require_equal
 from pretrain.config.model import ModelConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.choose import choose_family
@@ -88,6 +88,17 @@ def export_for_runtime(
             fsync_dir(folder / name)  # files too: libraries have written them
         total = sum((folder / name).stat().st_size for name in names)
     return replace(written, total_bytes=total, files=names)
+
+
+def was_exported(path: Path, out: Path, to: str, dtype: str) -> bool:
+    """Returns whether a folder is an export of this model, by its card: exports appear whole."""
+    try:
+        card = (out / CARD).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    library = "transformers" if to == "hf" else to
+    origin = f"\nMade from {origin_of(open_source(path))}.\n"
+    return all(part in card for part in (f"library_name: {library}\n", f", {dtype}\n", origin))
 
 
 def _run(convert: Callable[[Exported, Path], None], exported: Exported, folder: Path) -> None:

@@ -250,6 +250,13 @@ def labels_words(source: ModelSource) -> bool:
     return is_release(source.path) and labelled_by(source.path) == WORDS
 
 
+def origin_of(source: ModelSource) -> str:
+    """Returns the origin of weights for a model card: a run and its step, or a folder."""
+    if source.run is None:
+        return source.name
+    return f"run {load_config(source.run.config, extensions='ignore').run.name}, {source.name}"
+
+
 def export_model(
     path: Path,
     out: Path,
@@ -280,14 +287,13 @@ def export_model(
     files = described.load_tokenizer_files()
     chats = any(name == CHAT_TEMPLATE or b'"chat_template"' in content for name, content in files)
     about = shown or About(name=out.name, folder=out.name)
-    about = replace(about, source=described.name, chats=chats)
+    about = replace(about, source=origin_of(described), chats=chats)
     if described.run is not None:
         run = load_config(described.run.config, extensions="ignore")
-        origin = f"run {run.run.name}, {described.name}"
         assert described.checkpoint is not None
         metrics = _metrics_of(described.run, described.checkpoint)
         published = dump_config(run, is_published=True)
-        about = replace(about, name=run.run.name, source=origin, run_config=published)
+        about = replace(about, name=run.run.name, run_config=published)
         about = replace(about, metrics=metrics)
     written = write_release(
         config,

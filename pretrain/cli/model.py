@@ -207,35 +207,46 @@ def export_command(
     family: Annotated[str | None, Option(help="model_type. Default: the first exact one.")] = None,
     adapter: Annotated[bool, Option("--adapter", help="LoRA run: export the adapters alone, for peft.")] = False,
     check: Annotated[bool, Option(help="Refuse if transformers has other scores.")] = True,
+    push: Annotated[str | None, Option(help="Repository of the hub to upload to.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write a Hugging Face folder: safetensors, config, tokenizer, model card. Needs no GPU.
 
     --to: files of another program, made of that folder, or a refusal that names the reason.
+    --push: after an interruption the same command continues the upload.
 
     Example: pretrain export runs/quickstart released/quickstart --dtype bf16
     """
     from pretrain.utils.io import check_new_folder
 
-    check_new_folder(out)  # before seconds of imports
+    if push is None:
+        check_new_folder(out)  # before seconds of imports
+    if adapter and (to != "hf" or push is not None):
+        what = "adapters alone have no --to and no --push"
+        raise ConfigError(what, fix="leave --adapter out: they are merged")
     from pretrain.artifact.lora import export_adapter
-    from pretrain.artifact.runtime_export import export_for_runtime
+    from pretrain.artifact.runtime_export import export_for_runtime, was_exported
     from pretrain.artifact.transfer import export_model
     from pretrain.inspect.describe import print_facts
+    from pretrain.utils.hub import open_repository, push_folder
 
-    if to != "hf":
-        if adapter:
-            fix = "leave --adapter out: they are merged"
-            raise ConfigError(f"--to {to} has no adapters alone", fix=fix)
-        converted = export_for_runtime(model, out, to, dtype=dtype, family=family, check=check)
-        print_facts({"kind": to, "path": str(out), **asdict(converted)}, as_json)
-        return
+    facts: dict[str, Any] = {"kind": "release" if to == "hf" else to, "path": str(out)}
+    is_there = push is not None and was_exported(model, out, to, dtype)
+    if not is_there:
+        check_new_folder(out)
+    if push is not None:
+        open_repository(push)  # before the work: a token that may not write is known at once
     if adapter:
-        exported = export_adapter(model, out, family=family)
-        print_facts({"kind": "adapter", "path": str(out), **asdict(exported)}, as_json)
-        return
-    written = export_model(model, out, dtype=dtype, family=family, check=check)
-    print_facts({"kind": "release", "path": str(out), **asdict(written)}, as_json)
+        facts |= {"kind": "adapter", **asdict(export_adapter(model, out, family=family))}
+    elif is_there:
+        print(f"note: {out} is an export of it, and is uploaded as it is", file=sys.stderr)
+    elif to == "hf":
+        facts |= asdict(export_model(model, out, dtype=dtype, family=family, check=check))
+    else:
+        facts |= asdict(export_for_runtime(model, out, to, dtype=dtype, family=family, check=check))
+    if push is not None:
+        facts["pushed"] = push_folder(out, push)
+    print_facts(facts, as_json)
 
 
 def serve_command(

@@ -1,8 +1,9 @@
-"""Fetches files of a model on the Hugging Face hub.
+"""Fetches files of a model on the Hugging Face hub, and uploads a folder to it.
 
     is_hub_name("owner/model") -> fetch_files("owner/model", ["config.json", "*.model"]) -> a folder
+    open_repository("owner/model") -> push_folder(folder, "owner/model") -> its address
 
-No code is run. Files stay in the hub's own cache, so that a second call fetches nothing, and a call
+No code is run. Fetched files stay in the hub's own cache: a second call fetches nothing, and a call
 without a network finds them.
 """
 
@@ -38,6 +39,63 @@ def fetch_files(name: str, patterns: Sequence[str]) -> Path:
         raise _translated(name, error) from error
 
 
+def open_repository(name: str) -> None:
+    """Makes a private repository of a model, unless it is there, before minutes of work for it.
+
+    Raises:
+        ConfigError: No name of a repository, no token, or no right to write there.
+        LaunchError: The hub cannot be reached.
+    """
+    from huggingface_hub import create_repo, get_token
+
+    if not is_hub_name(name):
+        fix = "give OWNER/NAME, of letters, digits, -, _ and ."
+        raise ConfigError(f"{name!r} is not the name of a repository", where="--push", fix=fix)
+    if get_token() is None:
+        fix = "set HF_TOKEN to one that may write, or run: hf auth login"
+        raise ConfigError("the hub needs a token", where=name, fix=fix)
+    try:
+        create_repo(name, private=True, exist_ok=True)
+    except Exception as error:  # its own, and those of its network library
+        raise _not_written(name, error) from error
+
+
+def push_folder(folder: Path, name: str) -> str:
+    """Uploads a folder to a repository; files that have arrived before are not sent again.
+
+    Returns the address. Raises: ConfigError: No right to write there. LaunchError: It was
+    interrupted, or the hub cannot be reached; the next call continues.
+    """
+    from huggingface_hub import upload_folder
+
+    try:
+        done = upload_folder(repo_id=name, folder_path=folder, commit_message="Upload of an export")
+    except Exception as error:  # its own, those of its network library, and RuntimeError of threads
+        raise _not_written(name, error) from error
+    return str(done.commit_url).partition("/commit/")[0]
+
+
+def _not_written(name: str, error: Exception) -> PretrainError:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HFValidationError):
+        return ConfigError(_first_line(error), where="--push", fix="give OWNER/NAME")
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status == 401 and not isinstance(error, errors.RepositoryNotFoundError):
+        fix = "set HF_TOKEN to a valid one"
+        return ConfigError("the hub does not accept the token", where=name, fix=fix)
+    if status in (401, 403, 404):
+        what = "the token may not write to this repository"
+        return ConfigError(what, where=name, fix="check the owner, or take a token that may write")
+    what = f"cannot be uploaded: {_first_line(error.__cause__ or error)}"
+    fix = "run it again: files that have arrived are not sent again"
+    return LaunchError(what, where=name, fix=fix)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().partition("\n")[0]
+
+
 def _translated(name: str, error: Exception) -> PretrainError:
     from huggingface_hub import errors
 
@@ -51,5 +109,4 @@ def _translated(name: str, error: Exception) -> PretrainError:
     if isinstance(error, errors.LocalEntryNotFoundError):
         what = f"{nothing}, and the Hugging Face hub cannot be reached"
         return LaunchError(what, where=name, fix="give a path, or try again")
-    reason = (str(error) or type(error).__name__).strip().partition("\n")[0]
-    return LaunchError(f"cannot be fetched: {reason}", where=name, fix="try again")
+    return LaunchError(f"cannot be fetched: {_first_line(error)}", where=name, fix="try again")
