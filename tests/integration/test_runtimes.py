@@ -216,3 +216,19 @@ def test_texts_have_the_same_tokens_in_llama_cpp(tmp_path):
     names = transformers.AutoTokenizer.from_pretrained(release)
     for text in texts:
         assert model.tokenize(text.encode(), add_bos=True, special=True) == names(text)["input_ids"], text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("to", ["gguf", "ctranslate2"])
+def test_matrices_in_bf16_take_half_of_the_room_and_give_nearly_the_same_scores(to, tmp_path):
+    pytest.importorskip(RUNTIMES[to].runner)
+    release = write_release(tmp_path / "release", "llama")
+    scores = []
+    for dtype in ("fp32", "bf16"):
+        found = export_for_runtime(release, tmp_path / dtype, to, dtype=dtype)
+        weights = max((tmp_path / dtype).iterdir(), key=lambda file: file.stat().st_size)
+        scores.append((weights.stat().st_size, RUNTIMES[to].scores(tmp_path / dtype, torch.arange(1, 31)[None])))
+        assert found.total_bytes > weights.stat().st_size
+    (whole, exact), (half, near) = scores
+    assert half < 0.6 * whole
+    assert 0 < (near - exact).abs().max() < 0.03 * exact.abs().max()
