@@ -15,8 +15,11 @@ from pretrain.types import Part
 # it is opaque and has a fixed shape, where a loop over the experts depends on the data. On a CPU
 # torch's grouped kernel is such a loop too, over `torch.mm`.
 
-LEAST_PRODUCTS = 2**21
+LEAST_PRODUCTS = 2**19
 """Multiplications of a run of rows from which oneDNN, with a copy of its result, is faster."""
+
+LEAST_OUTER_PRODUCTS = 2**21
+"""The same of gradients of matrices, whose result is the larger one."""
 
 
 def _has_kernel(x: Tensor, weight_EOI: Tensor) -> bool:
@@ -26,12 +29,12 @@ def _has_kernel(x: Tensor, weight_EOI: Tensor) -> bool:
     return is_fit and hasattr(functional, "grouped_mm")
 
 
-def _runs(offsets_E: Tensor) -> Iterator[tuple[int, slice]]:
-    """Yields the experts that have rows, and these."""
+def _runs(offsets_E: Tensor) -> Iterator[tuple[int, int, int]]:
+    """Yields the experts that have rows, and the first and the end of these."""
     start = 0
     for expert, end in enumerate(offsets_E.tolist()):
         if end > start:
-            yield expert, slice(start, end)
+            yield expert, start, end
         start = end
 
 
@@ -65,14 +68,17 @@ def _multiply_runs(x_RI: Tensor, weight_EIO: Tensor, offsets_E: Tensor) -> Tenso
     out_RO = x_RI.new_empty(x_RI.shape[0], weight_EIO.shape[2])
     # Rows of the neighbours fill up a kernel's number of rows; their results are thrown away.
     least = LEAST_PRODUCTS / weight_EIO[0].numel() if _has_onednn(x_RI) else math.inf
-    for expert, rows in _runs(offsets_E):
-        filled = -_round_rows(rows.start - rows.stop)  # rounded up
-        if rows.stop - rows.start < least or filled > len(x_RI):
-            torch.mm(x_RI[rows], weight_EIO[expert], out=out_RO[rows])
+    total = x_RI.shape[0]
+    # Views of all experts at once: made one by one they would cost a tenth of small products.
+    weights_IO, weights_OI = weight_EIO.unbind(0), weight_EIO.transpose(1, 2).unbind(0)
+    for expert, start, end in _runs(offsets_E):
+        filled = -_round_rows(start - end)  # rounded up
+        if end - start < least or filled > total:
+            torch.mm(x_RI[start:end], weights_IO[expert], out=out_RO[start:end])
             continue
-        first = min(rows.start, len(x_RI) - filled)
-        made = _multiply_onednn(x_RI[first : first + filled], weight_EIO[expert].t())
-        out_RO[rows] = made[rows.start - first : rows.stop - first]
+        first = min(start, total - filled)
+        made = _multiply_onednn(x_RI[first : first + filled], weights_OI[expert])
+        out_RO[start:end] = made[start - first : end - first]
     return out_RO
 
 
@@ -83,18 +89,16 @@ def _multiply_outer(grad_RO: Tensor, x_RI: Tensor, offsets_E: Tensor) -> Tensor:
     has_rows_E = torch.diff(offsets_E, prepend=offsets_E.new_zeros(1)) > 0
     for expert in (~has_rows_E).nonzero().flatten().tolist():
         out_EOI[expert].zero_()
-    least = LEAST_PRODUCTS / out_EOI[0].numel() if _has_onednn(x_RI) else math.inf
-    for expert, rows in _runs(offsets_E):
-        out_OI = out_EOI[expert]
-        count = rows.stop - rows.start
-        rounded = _round_rows(count) if count >= least else 0
-        if rounded:
-            first = slice(rows.start, rows.start + rounded)
-            out_OI.copy_(_multiply_onednn(grad_RO[first].t(), x_RI[first].t()))
-        if rounded < count:
-            rest = slice(rows.start + rounded, rows.stop)
-            beta = 1 if rounded else 0
-            torch.addmm(out_OI, grad_RO[rest].t(), x_RI[rest], beta=beta, out=out_OI)
+    least = LEAST_OUTER_PRODUCTS / out_EOI[0].numel() if _has_onednn(x_RI) else math.inf
+    grad_OR, x_IR, outs_OI = grad_RO.t(), x_RI.t(), out_EOI.unbind(0)
+    for expert, start, end in _runs(offsets_E):
+        out_OI = outs_OI[expert]
+        middle = start + (_round_rows(end - start) if end - start >= least else 0)
+        if middle > start:
+            out_OI.copy_(_multiply_onednn(grad_OR[:, start:middle], x_IR[:, start:middle]))
+        if middle < end:
+            beta = 1 if middle > start else 0
+            torch.addmm(out_OI, grad_OR[:, middle:end], x_RI[middle:end], beta=beta, out=out_OI)
     return out_EOI
 
 

@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "generate": (10, 1681),
     "inspect": (3, 457),
     "interop": (30, 5477),
-    "model": (26, 5345),
+    "model": (26, 5347),
     "objective": (11, 1600),
     "optim": (6, 1328),
     "plan": (16, 3635),
