@@ -130,6 +130,11 @@ def read_world() -> World:
     return World(rank, size, local_rank)
 
 
+def ranks_of_node(world: World) -> int:
+    """Returns the ranks of this node by the launcher's environment; all, where it does not say."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or world.size)
+
+
 @contextlib.contextmanager
 def loopback_store(world: World) -> Iterator[None]:
     """Keeps the job's store off the network, where MASTER_ADDR is loopback; around what sets up the group.

@@ -184,6 +184,15 @@ class ParallelConfig(Section):
         """Ranks that have a parameter among them: of an expert, or a matrix."""
         return max(self.experts, self.tensor)
 
+    def across_nodes(self, ranks: int, per_node: int) -> tuple[str, str] | None:
+        """Returns what is slow where ranks that share matrices are on several nodes, and the fix."""
+        if ranks <= per_node or per_node % self.tensor == 0:
+            return None
+        what = f"parallel.tensor={self.tensor} has groups on several nodes of {per_node} ranks"
+        fitting = [size for size in range(1, per_node + 1) if per_node % size == 0]
+        why = "each layer waits for the network between them four times a pass"
+        return f"{what}: {why}", f"use one of {', '.join(map(str, fitting))}"
+
 
 def check_sequence(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> None:
     """Checks that `ranks` can share the rows of a model. Raises: ValueError, with the reason."""
@@ -228,6 +237,24 @@ def _check_neighbours(key: str, model: ModelConfig, whole: str) -> None:
         raise ValueError(f"{key} {what}, {of}; {whole}")
 
 
+def _check_parts(key: str, engine: EngineConfig, part: str, *, left_out: str, sharded: str, whole: str) -> None:
+    """Checks that an engine can have parts of parameters on ranks, named by the last four."""
+    if engine.kind != "deepspeed":
+        why = f"which reduces {part} over the ranks that have it"
+        raise ValueError(f"{key} needs engine.kind=deepspeed, {why}, not {engine.kind}; change it, or {whole}")
+    if engine.zero_stage == 0 and engine.precision != "fp32":
+        # FP16_UnfusedOptimizer of DeepSpeed 0.19 leaves such parameters out of the norm.
+        what = f"is clipped by a norm without {left_out} at zero_stage=0 in {engine.precision}"
+        raise ValueError(f"{key} {what}; use engine.zero_stage=1, 2 or 3, or engine.precision=fp32")
+    if engine.zero_hpz > 1:
+        what = f"and engine.zero_hpz={engine.zero_hpz} shard {sharded} over different ranks"
+        raise ValueError(f"{key} {what}; use engine.zero_hpz=1, or {whole}")
+    for name, off in (("precision", "bf16"), ("fp8", "off")):
+        if (value := getattr(engine, name)) in ("fp16", "tensorwise", "rowwise"):
+            what = f"was not tried with engine.{name}={value}"
+            raise ValueError(f"{key} {what}; use engine.{name}={off}")
+
+
 def check_experts(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> None:
     """Checks that `ranks` can share the experts of a model. Raises: ValueError, with the reason."""
     key = f"parallel.experts={ranks}"
@@ -240,20 +267,8 @@ def check_experts(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> No
         stack = "encoder" if model.decoder is None else "decoder"
         rule = f"must divide model.{stack}.experts.count={experts.count}"
         raise ValueError(f"{key} {rule}; use one of {', '.join(map(str, fitting))}")
-    if engine.kind != "deepspeed":
-        what = "needs engine.kind=deepspeed"
-        why = "which reduces each expert over the ranks that have it"
-        raise ValueError(f"{key} {what}, {why}, not {engine.kind}; change it, or {whole}")
-    if engine.zero_stage == 0 and engine.precision != "fp32":
-        # FP16_UnfusedOptimizer of DeepSpeed 0.19 leaves experts out of the norm.
-        what = f"is clipped by a norm without experts at zero_stage=0 in {engine.precision}"
-        raise ValueError(f"{key} {what}; use engine.zero_stage=1, 2 or 3, or engine.precision=fp32")
-    if engine.zero_hpz > 1:
-        what = f"and engine.zero_hpz={engine.zero_hpz} shard experts over different ranks"
-        raise ValueError(f"{key} {what}; use engine.zero_hpz=1, or {whole}")
-    if engine.precision == "fp16":
-        what = "was not tried with engine.precision=fp16"
-        raise ValueError(f"{key} {what}; use engine.precision=bf16")
+    names = {"part": "each expert", "left_out": "experts", "sharded": "experts"}
+    _check_parts(key, engine, **names, whole=whole)
 
 
 def check_tensor(parallel: ParallelConfig, engine: EngineConfig, model: AnyModelConfig) -> None:
@@ -261,25 +276,12 @@ def check_tensor(parallel: ParallelConfig, engine: EngineConfig, model: AnyModel
     ranks = parallel.tensor
     key = f"parallel.tensor={ranks}"
     whole = "use parallel.tensor=1"
-    if engine.kind != "deepspeed":
-        what = "needs engine.kind=deepspeed"
-        why = "which reduces each part of a matrix over the ranks that have it"
-        raise ValueError(f"{key} {what}, {why}, not {engine.kind}; change it, or {whole}")
+    names = {"part": "each part of a matrix", "left_out": "the matrices", "sharded": "matrices"}
+    _check_parts(key, engine, **names, whole=whole)
     if not isinstance(model, ModelConfig):
         raise ValueError(f"{key} cuts attention by heads, and a recurrent model has none; {whole}")
     if model.input is not None:
         raise ValueError(f"{key} cuts rows of text, and those of model.input are images; {whole}")
-    if engine.zero_stage == 0 and engine.precision != "fp32":
-        # FP16_UnfusedOptimizer of DeepSpeed 0.19 leaves such parameters out of the norm.
-        what = f"is clipped by a norm without the matrices at zero_stage=0 in {engine.precision}"
-        raise ValueError(f"{key} {what}; use engine.zero_stage=1, 2 or 3, or engine.precision=fp32")
-    if engine.zero_hpz > 1:
-        what = f"and engine.zero_hpz={engine.zero_hpz} shard matrices over different ranks"
-        raise ValueError(f"{key} {what}; use engine.zero_hpz=1, or {whole}")
-    for name, off in (("precision", "bf16"), ("fp8", "off")):
-        if (value := getattr(engine, name)) in ("fp16", "tensorwise", "rowwise"):
-            what = f"was not tried with engine.{name}={value}"
-            raise ValueError(f"{key} {what}; use engine.{name}={off}")
     _check_neighbours(key, model, whole)
     if model.head.kind not in ("lm", "labels"):
         raise ValueError(f"{key} was not tried with model.head.kind={model.head.kind}; {whole}")

@@ -22,8 +22,8 @@ from pretrain.config.engine import JOB_GPUS, EngineConfig
 from pretrain.dist import World, loopback_store
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, deepspeed_config
 from pretrain.engine.engine import Engine
-from pretrain.engine.expert_groups import describe_experts
 from pretrain.engine.replicated import CompleteState, KeptTensor, TorchEngine
+from pretrain.engine.shared_parameters import describe_part
 from pretrain.engine.weight_average import AveragedState
 from pretrain.errors import ConfigError, LaunchError, install_fix
 from pretrain.types import part_of
@@ -66,7 +66,7 @@ def fill_sharded(
         filled: Any = nn.Parameter(value, requires_grad=parameter.requires_grad)
         if part.ranks > 1:  # a swap takes the attributes, too
             filled.part = part
-            describe_experts(filled, world, config.group_timeout_s)
+            describe_part(filled, world, config.group_timeout_s)
         torch.utils.swap_tensors(parameter, filled)
         if shard is None:
             # The first parameter goes through zero.Init, which gives it the method that shards the

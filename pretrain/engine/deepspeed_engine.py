@@ -23,7 +23,6 @@ from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World, start_copy_to_host
 from pretrain.engine.engine import Update
-from pretrain.engine.expert_groups import known_experts
 from pretrain.engine.replicated import (
     ReplicatedState,
     WrappedModule,
@@ -34,6 +33,7 @@ from pretrain.engine.replicated import (
     unexpected,
     weight_pieces,
 )
+from pretrain.engine.shared_parameters import known_parts
 from pretrain.model.block import Block
 from pretrain.optim.matrices import Span, WeightPiece
 from pretrain.plan.memory import plan_buckets, reduces_to_owners
@@ -229,7 +229,7 @@ class DeepSpeedZeroEngine(WrappedModule):
         # shrink the fp32 masters. `update` sets the learning rate of each step.
         for group in optimizer.param_groups:
             group["lr"] = 0.0
-        with known_experts(module, optimizer, world, config):
+        with known_parts(module, optimizer, world, config):
             wrapped, _ = accelerator.prepare(module, optimizer)
         if not isinstance(wrapped, deepspeed.DeepSpeedEngine):
             raise unexpected(f"DeepSpeed was asked for, accelerate built {type(wrapped).__name__}")

@@ -26,7 +26,7 @@ from pretrain import dist
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Update
-from pretrain.engine.expert_groups import norm_over_ranks
+from pretrain.engine.shared_parameters import norm_over_ranks
 from pretrain.engine.weight_average import AveragedState
 from pretrain.errors import LaunchError
 from pretrain.optim.matrices import Span, WeightPiece, WholeOptimizer

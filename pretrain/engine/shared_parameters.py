@@ -1,4 +1,4 @@
-"""Experts and matrices over ranks under DeepSpeed: what it must know, and the norm it leaves out.
+"""Parameters that ranks share, experts and matrices, under DeepSpeed: what it must know, and a norm.
 
 With W ranks of which each G consecutive ones share the experts of a layer, the gradient of an
 expert is the sum over the tokens of G ranks, and so is that of a part of a matrix that they share.
@@ -27,7 +27,7 @@ from pretrain.types import part_of
 _MARKER = "experts_over_ranks"
 
 
-def describe_experts(parameter: Any, world: World, timeout_s: int) -> None:
+def describe_part(parameter: Any, world: World, timeout_s: int) -> None:
     """Gives a parameter that ranks share the attributes that DeepSpeed reads. Collective.
 
     Any other parameter is left as it is. Its process groups have `timeout_s`.
@@ -50,13 +50,13 @@ def describe_experts(parameter: Any, world: World, timeout_s: int) -> None:
 
 
 @contextlib.contextmanager
-def known_experts(
+def known_parts(
     module: nn.Module, optimizer: torch.optim.Optimizer, world: World, config: EngineConfig
 ) -> Iterator[None]:
-    """Context in which DeepSpeed builds an engine that knows the experts of a module. Collective."""
+    """Context in which DeepSpeed builds an engine that knows what ranks share. Collective."""
     # Frozen ones too, or they would be sent to all ranks, as what all have is.
     for parameter in module.parameters():
-        describe_experts(parameter, world, config.group_timeout_s)
+        describe_part(parameter, world, config.group_timeout_s)
     trained = optimizer.param_groups
     found = [group for group in trained if any(part_of(p).ranks > 1 for p in group["params"])]
     if not found:
@@ -90,7 +90,7 @@ def known_experts(
 
 
 def norm_over_ranks(parameters: Sequence[Tensor]) -> Tensor:
-    """Returns the norm of reduced gradients, experts of other ranks included. Collective with any."""
+    """Returns the norm of reduced gradients, parts on other ranks included. Collective with any."""
     shared = [p for p in parameters if p.grad is not None and part_of(p).ranks > 1]
     if not shared:
         return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

@@ -13,7 +13,7 @@ other, which may be none. Every rank takes part in each exchange, and an expert 
 gradient of zeros, so no rank waits for another.
 
 The gradient of an exchange is an exchange: that of an expert on its rank is the sum over the tokens
-of the G ranks. Not here: the sum over the groups of ranks (`engine/expert_groups.py`).
+of the G ranks. Not here: the sum over the groups of ranks (`engine/shared_parameters.py`).
 """
 
 from collections.abc import Callable

@@ -20,7 +20,7 @@ Megatron-LM), what is between them by columns (Korthikanti et al. 2022, 4.2):
 The gradient of a gather is a sum and that of a sum a gather. So a rank has the gradient of its part
 of a matrix for all columns of its group, and that of everything else for its own columns or heads:
 summed over all ranks that have the parameter, both are those of whole rows. That is what an engine
-does with experts over ranks, and needs nothing else (`engine/expert_groups.py`).
+does with experts over ranks, and needs nothing else (`engine/shared_parameters.py`).
 
 Whole rows (generation in a run) pass the same layers: nothing is gathered, and sums are whole.
 """

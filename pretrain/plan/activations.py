@@ -180,7 +180,8 @@ class _StackCounter:
     def feedforward(self, number: int) -> tuple[int, int]:
         around = self.around(shared=self.stack.parallel)
         if self.tiles > 1:
-            return around, 0
+            # The columns of other ranks are gathered again with each tile, and go with it.
+            return around - (self.tensor - 1) * self.stack.width * self.compute, 0
         inside, results = self.tile(number)
         return around + inside, results
 
@@ -279,7 +280,10 @@ class _StackCounter:
         each = []
         mode = engine.activation_checkpointing
         # A tile of the feed-forward layer, on top of a block that is computed again.
-        inside = max(self.tile(number)[0] for number in range(stack.layers)) if self.tiles > 1 else 0
+        inside = 0
+        if self.tiles > 1:
+            inside = max(self.tile(number)[0] for number in range(stack.layers))
+            inside += (self.tensor > 1) * self.tensor * stack.width * self.compute
         recomputed = tile = -(-self.rows * self.length // self.tiles) * inside
         further = predictors * [predictor_number(stack)]
         for number in (*range(frozen, stack.layers), *further):

@@ -148,10 +148,12 @@ class Problem:
     """A problem that would end a job in its first minute.
 
     A launcher refuses the job unless forced, or warns: it refuses a batch always, memory where the
-    plan was calibrated on such a GPU.
+    plan was calibrated on such a GPU, and nodes never.
     """
 
-    kind: str  # `batch`: it does not divide over the ranks. `memory`: it is predicted not to fit
+    # `batch`: it does not divide over the ranks. `memory`: it is predicted not to fit. `nodes`: ranks
+    # that should be on one node are not
+    kind: str
     what: str  # problem, with its number
     fix: str  # nearest layout that fits
     refuses: bool = True
@@ -172,11 +174,13 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
         plan = plan_batch(config.batch, cluster.size, shared.sequence, shared.experts, shared.tensor)
     except ConfigError as error:
         return [Problem("batch", error.what, f"{error.fix}{_other_micro(config, cluster)}")]
+    across = shared.across_nodes(cluster.size, cluster.per_node)
+    found = [] if across is None else [Problem("nodes", *across, refuses=False)]
     layout = ParallelLayout(config.engine, plan.micro, plan.accumulation)
     needed = rank_memory(task, layout, cluster).total
     limit = memory_limit(cluster)
     if needed <= limit:
-        return []
+        return found
     measured = cluster.calibration
     device = cluster.gpu.name if measured is None else f"{measured.device}, as measured"
     what = (
@@ -184,7 +188,7 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
         f"batch.micro={plan.micro} at ZeRO stage {config.engine.zero_stage} on "
         f"{plural(cluster.size, 'rank')}"
     )
-    return [Problem("memory", what, _nearest(config, task, cluster), refuses=measured is not None)]
+    return [*found, Problem("memory", what, _nearest(config, task, cluster), refuses=measured is not None)]
 
 
 def _other_micro(config: RunConfig, cluster: Cluster) -> str:

@@ -17,7 +17,7 @@ from pretrain.artifact.model_path import read_texts
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.objective import NEEDS
 from pretrain.config.run import RunConfig
-from pretrain.dist import World
+from pretrain.dist import World, ranks_of_node
 from pretrain.errors import (
     EXIT_BUG,
     EXIT_OK,
@@ -139,6 +139,9 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
 
 def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> int:
     parallel = claim.config.parallel
+    across = parallel.across_nodes(world.size, ranks_of_node(world))
+    if world.is_main and across is not None:
+        log.warning("%s; %s", *across)
     world = replace(world, sequence=parallel.sequence, experts=parallel.experts, tensor=parallel.tensor)
     run, state = build_run(claim, world, stop, progress)
     try:

@@ -16,6 +16,7 @@ from pretrain.checkpoint.state import TrainState
 from pretrain.config.load import load_config
 from pretrain.dist import World
 from pretrain.run.folder import RunDir
+from tests.helpers.ranks import run_in_ranks
 
 Layout = list[Any]
 Job = dict[str, Any]
@@ -163,3 +164,30 @@ def ledger(run: RunDir) -> dict[int, dict[str, Any]]:
     """The rows of a ledger by step."""
     rows = [json.loads(line) for line in run.audit.read_text().splitlines()]
     return {row["step"]: row for row in rows}
+
+
+def losses(rows: dict[int, dict[str, Any]]) -> list[float]:
+    """The losses of a ledger."""
+    return [float.fromhex(row["loss"]) for row in rows.values()]
+
+
+def samples(rows: dict[int, dict[str, Any]]) -> list[tuple[str, int]]:
+    """What a ledger says of its samples."""
+    return [(row["digest"], row["tokens"]) for row in rows.values()]
+
+
+def newest_of(folder: Path) -> Path:
+    """The one checkpoint in a folder."""
+    (found,) = folder.glob("step-*")
+    return found
+
+
+def run_steps(config: Path, ranks: int, stop: int, *more: str, stage: int = 2, **parallel: int) -> None:
+    """Runs a config up to a step on so many ranks, with keys of `parallel:`; what they loaded is in `loaded-STOP`."""
+    rows = ROWS * parallel.get("sequence", 1) * parallel.get("tensor", 1) // ranks
+    overrides = [f"train.stop_after={stop}", f"batch.micro={rows}", *more]
+    overrides += [f"parallel.{key}={shared}" for key, shared in parallel.items()]
+    overrides.append(f"engine={{kind: deepspeed, zero_stage: {stage}, precision: fp32, device: cpu}}")
+    job = {"config": str(config), "overrides": overrides, "saved": str(config.parent / f"loaded-{stop}")}
+    for found in run_in_ranks("tests.helpers.topologies:run_jobs", ranks, {"jobs": [job]}):
+        assert found[0][0] == 0

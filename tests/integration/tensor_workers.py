@@ -11,6 +11,7 @@ from pretrain.checkpoint.load import load_checkpoint
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.lengths import RowLengths
 from pretrain.config.model import parse_model
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
@@ -20,9 +21,12 @@ from pretrain.model import build_model
 from pretrain.model.build import init_weights
 from pretrain.model.sequence_parallel import share_rows
 from pretrain.objective import build_loss
-from pretrain.types import Columns, part_of
+from pretrain.plan.activations import activation_bytes
+from pretrain.plan.task import TrainingTask
+from pretrain.types import Batch, Columns, part_of
 from tests.integration.sequence_workers import random_batch
 from tests.integration.workers import MODEL, TWO_STACKS, VOCAB, build, train, whole_moments
+from tests.unit.plan.kept import SavedStorages, live_tensors
 
 DECODER = MODEL["decoder"] | {"heads": 8, "kv_heads": 4, "width": 40, "ff_width": 52}
 ENCODER = MODEL | {"decoder": None, "encoder": DECODER | {"layers": 2}}
@@ -120,6 +124,31 @@ def moved(world: World, folder: str, cases: list[list[Any]], micro: int) -> list
         found += train(engine, place, range(step, step + 3), micro)
         step += 3
         CheckpointManager(Path(folder), 9, world, {}).save(engine.state, TrainState(step=step, optimizer_step=step))
+    return found
+
+
+def saved_bytes(world: World, length: int, tiles: list[int]) -> list[list[int]]:
+    """Bytes kept after a forward pass of a row of this rank's columns, and those planned, by feed-forward tiles."""
+    td.init_process_group("gloo", rank=world.rank, world_size=world.size)
+    place = replace(world, tensor=world.size)
+    config = parse_model(expand_preset(LLAMA | {"max_seq_len": length}))
+    tokens = torch.arange(length)[None] % VOCAB
+    columns = cut_columns(Batch(tokens, tokens), Columns(world.rank, world.size))
+    found = []
+    for number in tiles:
+        engine = PLAIN_ENGINE.model_copy(update={"feedforward_tiles": number})
+        model = build_model(config, engine, torch.device("cpu"), world=place)
+        init_weights(model, config, seed=3)
+        saved, before = SavedStorages(model), live_tensors()
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+            out = build_loss(ObjectiveConfig())(model, columns)
+        # What is computed again lies in Python, where no hook of autograd sees it.
+        for key, tensor in live_tensors().items():
+            if key not in before:
+                saved.pack(tensor)
+        assert out.loss_sum.requires_grad
+        task = TrainingTask(config, RowLengths(length, length), tensor=world.size)
+        found.append([saved.num_bytes(), activation_bytes(task, engine, 1, "cpu").kept])
     return found
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.helpers.ranks import run_in_ranks
-from tests.helpers.topologies import ROWS, ledger, run_dir, write_run
+from tests.helpers.topologies import ledger, run_dir, run_steps, write_run
 from tests.integration.test_experts import assert_close
 
 WORKERS = "tests.integration.expert_parallel_workers"
@@ -203,15 +203,6 @@ def test_replicas_of_experts_are_compared_among_the_ranks_that_have_them(stage):
 MIXTURE = "model.decoder.experts={count: 4, top_k: 2, width: 10, balance: bias, balance_rate: 0.02}"
 
 
-def run_steps(config, ranks, experts, stage, stop, *more):
-    """Runs a config of a mixture up to a step on so many ranks."""
-    overrides = [MIXTURE, f"train.stop_after={stop}", f"parallel.experts={experts}", f"batch.micro={ROWS // ranks}"]
-    overrides.append(f"engine={{kind: deepspeed, zero_stage: {stage}, precision: fp32, device: cpu}}")
-    job = {"config": str(config), "overrides": [*overrides, *more]}
-    for found in run_in_ranks("tests.helpers.topologies:run_jobs", ranks, {"jobs": [job]}):
-        assert found[0][0] == 0
-
-
 def rows_with(config, key):
     """Rows of metrics.jsonl that have a key, by step."""
     lines = map(json.loads, run_dir(config).metrics.read_text().splitlines())
@@ -230,9 +221,9 @@ def test_a_run_moves_between_degrees_and_measures_the_same(tmp_path, corpus, sta
     more += ("tracking.samples={prompts: [alpha], max_tokens: 8}", "tracking.norms_every_steps=5")
     golden, moved = (write_run(tmp_path / name, corpus) for name in ("golden", "moved"))
     stops = [5 * (place + 1) for place in range(len(stages))]
-    run_steps(golden, 1, 1, 2, stops[-1], *more)
+    run_steps(golden, 1, stops[-1], MIXTURE, *more)
     for stop, experts, stage in zip(stops, (2, 1, 2), stages, strict=False):
-        run_steps(moved, 2, experts, stage, stop, *more)
+        run_steps(moved, 2, stop, MIXTURE, *more, stage=stage, experts=experts)
     expected, found = (ledger(run_dir(config)) for config in (golden, moved))
     assert [row["digest"] for row in found.values()] == [row["digest"] for row in expected.values()]
     losses = [[float.fromhex(row["loss"]) for row in rows.values()] for rows in (found, expected)]

@@ -5,12 +5,11 @@ import json
 import pytest
 
 from tests.helpers.ranks import run_in_ranks
-from tests.helpers.topologies import ROWS, contents, ledger, newest, run_dir, write_run
+from tests.helpers.topologies import contents, ledger, losses, newest, newest_of, run_dir, run_steps, samples, write_run
 from tests.integration.sequence_workers import MODELS
 from tests.integration.test_experts import assert_close
 
 WORKERS = "tests.integration.sequence_workers"
-JOBS = "tests.helpers.topologies:run_jobs"
 ZERO = [["deepspeed", stage, "fp32"] for stage in range(4)]
 DDP = ["ddp", 0, "fp32"]
 ALONE = ["single", 0, "fp32"]
@@ -170,38 +169,20 @@ def test_the_peak_of_a_rank_is_in_proportion_to_its_columns_loss_and_feedforward
         assert long == pytest.approx(2 * short, rel=0.05)
 
 
-def run_steps(config, ranks, sequence, stop, *more):
-    """Runs a config up to a step on so many ranks."""
-    overrides = [f"train.stop_after={stop}", f"parallel.sequence={sequence}", *more]
-    overrides.append(f"batch.micro={ROWS * sequence // ranks}")
-    overrides.append("engine={kind: deepspeed, zero_stage: 2, precision: fp32, device: cpu}")
-    job = {"config": str(config), "overrides": overrides, "saved": str(config.parent / f"loaded-{sequence}-{stop}")}
-    for found in run_in_ranks(JOBS, ranks, {"jobs": [job]}):
-        assert found[0][0] == 0
-
-
-def losses(rows):
-    return [float.fromhex(row["loss"]) for row in rows.values()]
-
-
-def samples(rows):
-    return [(row["digest"], row["tokens"]) for row in rows.values()]
-
-
 @pytest.mark.parametrize("packing", ["concat", pytest.param("padded", marks=pytest.mark.long)])
 def test_a_run_moves_between_degrees_with_the_same_samples(tmp_path, corpus, packing):
     evaluated = (f"data.packing={packing}", "eval.every_steps=5", "tracking.log_every_steps=5")
     evaluated += ("tracking.samples={prompts: [alpha], max_tokens: 8}",)  # generated from whole rows
     golden, moved = (write_run(tmp_path / name, corpus) for name in ("golden", "moved"))
-    run_steps(golden, 2, 1, 15, *evaluated)
+    run_steps(golden, 2, 15, *evaluated)
     for stop, sequence in ((5, 2), (10, 1), (15, 2)):
-        run_steps(moved, 2, sequence, stop, *evaluated)
+        run_steps(moved, 2, stop, *evaluated, sequence=sequence)
     expected, found = ledger(run_dir(golden)), ledger(run_dir(moved))
     assert samples(found) == samples(expected) and len(found) == 15
     assert losses(found) == pytest.approx(losses(expected), rel=1e-5)
     # Nothing is converted: what a rank holds after loading is what was saved.
     before = contents(run_dir(moved).checkpoints / "step-00000010")
-    after = contents(newest_of(moved.parent / "loaded-2-15"))
+    after = contents(newest_of(moved.parent / "loaded-15"))
     assert all(bool((before[key] == after[key]).all()) for key in before)
     rows = [[json.loads(line) for line in run_dir(one).metrics.read_text().splitlines()] for one in (golden, moved)]
     evaluations = [
@@ -214,19 +195,14 @@ def test_a_run_moves_between_degrees_with_the_same_samples(tmp_path, corpus, pac
         assert mine == pytest.approx(its, rel=1e-5)
 
 
-def newest_of(folder):
-    (found,) = folder.glob("step-*")
-    return found
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_run_with_dropout_resumes_bit_for_bit_and_rows_that_do_not_divide_are_padded(tmp_path, corpus, ranks):
     dropout = ("model.decoder.dropout=0.1",)
     whole, stopped = (write_run(tmp_path / name, corpus) for name in ("whole", "stopped"))
-    run_steps(whole, ranks, ranks, 12, *dropout)
+    run_steps(whole, ranks, 12, *dropout, sequence=ranks)
     for stop in (7, 12):
-        run_steps(stopped, ranks, ranks, stop, *dropout)
+        run_steps(stopped, ranks, stop, *dropout, sequence=ranks)
     left, right = ledger(run_dir(whole)), ledger(run_dir(stopped))
     assert (samples(left), losses(left)) == (samples(right), losses(right))
     weights, others = (contents(newest(run_dir(one))) for one in (whole, stopped))

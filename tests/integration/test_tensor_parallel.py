@@ -5,12 +5,11 @@ import json
 import pytest
 
 from tests.helpers.ranks import run_in_ranks
-from tests.helpers.topologies import ROWS, contents, ledger, newest, run_dir, write_run
+from tests.helpers.topologies import contents, ledger, losses, newest, newest_of, run_dir, run_steps, samples, write_run
 from tests.integration.tensor_workers import MODELS
 from tests.integration.test_experts import assert_close
 
 WORKERS = "tests.integration.tensor_workers"
-JOBS = "tests.helpers.topologies:run_jobs"
 ZERO = [["deepspeed", stage, "fp32"] for stage in range(4)]
 ALONE = ["single", 0, "fp32"]
 STEPS = 20
@@ -49,6 +48,14 @@ def test_gradients_of_200_random_layouts_are_those_of_whole_matrices(model, worl
     if model == "two stacks" and world_size == 4:
         pytest.skip("key-value heads do not divide")
     check_layouts(model, world_size, range(200))
+
+
+def test_a_rank_keeps_bytes_as_planned_with_feedforward_tiles_too():
+    arguments = {"length": 1024, "tiles": [1, 8]}
+    for rows in run_in_ranks(f"{WORKERS}:saved_bytes", 2, arguments):
+        for kept, planned in rows:
+            assert planned == pytest.approx(kept, rel=0.1)
+        assert rows[1][0] < 0.8 * rows[0][0]
 
 
 NORM_STEPS = {"gemma": 5}
@@ -144,42 +151,19 @@ def test_checkpoints_load_at_any_degree_and_stage_without_conversion(tmp_path):
     assert_close(found, expected)
 
 
-def run_steps(config, ranks, tensor, stage, stop, *more):
-    """Runs a config up to a step on so many ranks."""
-    overrides = [f"train.stop_after={stop}", f"parallel.tensor={tensor}", *more]
-    overrides.append(f"batch.micro={ROWS * tensor // ranks}")
-    overrides.append(f"engine={{kind: deepspeed, zero_stage: {stage}, precision: fp32, device: cpu}}")
-    job = {"config": str(config), "overrides": overrides, "saved": str(config.parent / f"loaded-{tensor}-{stop}")}
-    for found in run_in_ranks(JOBS, ranks, {"jobs": [job]}):
-        assert found[0][0] == 0
-
-
-def losses(rows):
-    return [float.fromhex(row["loss"]) for row in rows.values()]
-
-
-def samples(rows):
-    return [(row["digest"], row["tokens"]) for row in rows.values()]
-
-
-def newest_of(folder):
-    (found,) = folder.glob("step-*")
-    return found
-
-
 def test_a_run_moves_between_degrees_with_the_same_samples(tmp_path, corpus):
     further = ("eval.every_steps=4", "tracking.log_every_steps=4", "optim.ema={horizon_steps: 5}")
     further += ("tracking.samples={prompts: [alpha], max_tokens: 8}",)  # generated from whole rows
     golden, moved = (write_run(tmp_path / name, corpus) for name in ("golden", "moved"))
-    run_steps(golden, 2, 1, 2, 12, *further)
+    run_steps(golden, 2, 12, *further)
     for stop, tensor, stage in ((4, 2, 3), (8, 1, 2), (12, 2, 1)):
-        run_steps(moved, 2, tensor, stage, stop, *further)
+        run_steps(moved, 2, stop, *further, stage=stage, tensor=tensor)
     expected, found = ledger(run_dir(golden)), ledger(run_dir(moved))
     assert samples(found) == samples(expected) and len(found) == 12
     assert losses(found) == pytest.approx(losses(expected), rel=1e-5)
     # Nothing is converted: what a rank holds after loading is what was saved.
     before = contents(run_dir(moved).checkpoints / "step-00000008")
-    after = contents(newest_of(moved.parent / "loaded-2-12"))
+    after = contents(newest_of(moved.parent / "loaded-12"))
     assert before.keys() == after.keys()
     assert all(bool((before[key] == after[key]).all()) for key in before)
     rows = [[json.loads(line) for line in run_dir(one).metrics.read_text().splitlines()] for one in (golden, moved)]
@@ -198,9 +182,9 @@ def test_a_run_with_dropout_resumes_bit_for_bit_and_rows_that_do_not_divide_are_
         "optim.ema={horizon_steps: 5}",
     )
     whole, stopped = (write_run(tmp_path / name, corpus) for name in ("whole", "stopped"))
-    run_steps(whole, 4, 2, 3, 12, *further)
+    run_steps(whole, 4, 12, *further, stage=3, tensor=2)
     for stop in (7, 12):
-        run_steps(stopped, 4, 2, 3, stop, *further)
+        run_steps(stopped, 4, stop, *further, stage=3, tensor=2)
     left, right = ledger(run_dir(whole)), ledger(run_dir(stopped))
     assert (samples(left), losses(left)) == (samples(right), losses(right))
     weights, others = (contents(newest(run_dir(one))) for one in (whole, stopped))

@@ -20,6 +20,7 @@ from tests.helpers.topologies import (
     ledger,
     name_of,
     newest,
+    newest_of,
     overrides_of,
     reader_of,
     run_dir,
@@ -152,12 +153,6 @@ class Moves:
             allowed = first if step == SAVED + 1 else later
             loss, expected = float.fromhex(mine["loss"]), float.fromhex(its["loss"])
             assert loss == pytest.approx(expected, rel=allowed), (source, target, step)
-
-
-def newest_of(folder: Path) -> Path:
-    """The one checkpoint in a folder."""
-    (found,) = folder.glob("step-*")
-    return found
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as td
 
 from pretrain import dist
-from pretrain.dist import World, read_world
+from pretrain.dist import World, ranks_of_node, read_world
 from pretrain.errors import ConfigError
 from pretrain.utils.net import reserved_port
 
@@ -37,6 +37,12 @@ def test_started_alone_a_process_is_a_world_of_one_that_others_understand():
     }
     assert 1024 < int(os.environ["MASTER_PORT"]) < 65536
     assert read_world() == World(0, 1, 0)
+
+
+def test_the_ranks_of_a_node_are_those_that_the_launcher_says_or_all(monkeypatch):
+    assert ranks_of_node(World(3, 8, 1)) == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert ranks_of_node(World(3, 8, 1)) == 4
 
 
 @pytest.mark.parametrize(

@@ -285,3 +285,12 @@ def test_the_search_and_the_curve_count_groups_of_ranks():
     assert odd[0].why == "parallel.sequence=4 does not divide 2 ranks"
     (problem,) = check_fits(config, nodes_of("h100", 1, 2))
     assert problem.what == "parallel.sequence=4 must divide the number of ranks, 2"
+
+
+def test_ranks_that_share_matrices_over_nodes_are_warned_of():
+    config = load_config("configs/run/llama_1b.yaml", ["parallel.tensor=8", "batch.micro=1"])
+    (problem,) = check_fits(config, nodes_of("h100", 2, 4))
+    assert not problem.refuses and problem.kind == "nodes"
+    assert "parallel.tensor=8 has groups on several nodes of 4 ranks: each layer waits for the net" in problem.what
+    assert problem.fix == "use one of 1, 2, 4"
+    assert check_fits(config, nodes_of("h100", 2)) == [] == check_fits(config, nodes_of("h100", 1))
