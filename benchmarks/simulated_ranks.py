@@ -52,6 +52,7 @@ from pretrain.model.sequence_parallel import share_rows
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
+from pretrain.parts import part_of
 from pretrain.plan.activations import exchanged_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.gpus import GPUS
@@ -60,7 +61,7 @@ from pretrain.plan.params import count_parameters
 from pretrain.plan.roofline import collected_bytes, plan_work, wire_bytes
 from pretrain.plan.task import ParallelLayout, TrainingTask
 from pretrain.train.step import TrainModule
-from pretrain.types import Batch, Columns, part_of
+from pretrain.types import Batch, Columns
 
 EXCHANGES = ("all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor")
 """Collectives of ranks that share rows or matrices, of functions of torch that an engine does not call."""

@@ -47,12 +47,24 @@ class SourceRows:
 
 
 @dataclass(frozen=True, slots=True)
+class PairRows:
+    """Two answers to each of N prompts, documents of a row; the fields of `types.PairBatch`."""
+
+    targets: np.ndarray  # int64 [P]: tokens of the answers, at `ModelRows.target_positions`
+    sides: np.ndarray  # int64 [P]: 2 n for the chosen answer of pair n, 2 n + 1 for the other
+    keys: np.ndarray  # int64 [N]: hash of the tokens of the pair
+    # float64 [N, 2]: log-probabilities of both answers by the model that training began with. None:
+    # they are not known yet.
+    reference: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRows:
     """Rows as a model takes them; the fields of `types.Batch`."""
 
     inputs: np.ndarray  # int64 [B, T]
     # int64 [B, T], IGNORE_INDEX where there is no loss: tokens, or numbers of labels. The label of
-    # a whole document is at its first token.
+    # a whole document is at its first token; of a pair of answers 0, at that of the chosen one.
     targets: np.ndarray
     num_targets: int  # targets that are not IGNORE_INDEX
     sample_ids: np.ndarray  # int64 [B]
@@ -65,6 +77,7 @@ class ModelRows:
     source: SourceRows | None = None  # input of the encoder of a model with two stacks
     pixels: np.ndarray | None = None  # uint8 [B, C, Y, X]; None: text
     mixed: np.ndarray | None = None  # float32 [P, 2]: second target of each position, and its share
+    pairs: PairRows | None = None  # answers to be compared; `targets` then count the pairs
     num_padding: int = 0  # positions of padding, in the source too
 
     @property

@@ -6,7 +6,7 @@ Shape legend, used as suffixes everywhere (`q_BTNH`) and defined only here:
     T  target length         K  key-value heads       V  vocabulary, padded
     S  source length         H  head width            D  model width
 
-    P  chosen positions of a batch, flattened
+    P  chosen positions of a batch, flattened      A  pairs of answers
     C  channels of an image  Y  rows of its pixels    X  columns of its pixels
     E  experts of a layer            J  experts that a token chooses
     L  layers with experts           R  rows of experts, one a token and choice
@@ -15,26 +15,25 @@ A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also 
 model of image patches reads `pixels_BCYX`.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pretrain.parts import Stripes
 from pretrain.rows import IGNORE_INDEX
 
 
-def _changed(value: "SourceBatch | Batch", change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+def _changed(value: "SourceBatch | PairBatch | Batch", change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """Returns the changed tensors of a batch by field."""
     tensors = {one.name: getattr(value, one.name) for one in fields(value)}
     return {name: change(x) for name, x in tensors.items() if isinstance(x, Tensor)}
 
 
-def _copies(value: "SourceBatch | Batch", device: torch.device) -> dict[str, Any]:
+def _copies(value: "SourceBatch | PairBatch | Batch", device: torch.device) -> dict[str, Any]:
     """Returns the tensors of a batch on `device` by field, copied asynchronously from pinned memory."""
     return _changed(value, lambda x: x.to(device, non_blocking=True))
 
@@ -57,91 +56,6 @@ class Columns(NamedTuple):
     def take(self, whole_BT: Tensor, padding: int = 0) -> Tensor:
         """Returns this rank's part, in memory of its own."""
         return self.fill(whole_BT, padding).chunk(self.ranks, dim=1)[self.rank].contiguous()
-
-
-class Stripes(NamedTuple):
-    """Columns of a matrix in its flattened elements: the first `run` of every `stride`."""
-
-    run: int
-    stride: int
-
-
-class Place(NamedTuple):
-    """Where elements of a flattened part lie in the flattened parameter.
-
-    Attributes:
-        start: First of them in the part.
-        offset: First of them in the parameter.
-        length: Their number; of `stripes` a multiple of their run.
-        stripes: How those after the first lie in the parameter. None: one after another.
-    """
-
-    start: int
-    offset: int
-    length: int
-    stripes: Stripes | None = None
-
-
-class Part(NamedTuple):
-    """What a rank has of a parameter: part `rank` of `ranks` equal parts of a dimension.
-
-    Attributes:
-        rank: Number of the part.
-        ranks: Number of parts; 1: all is here.
-        dim: 0, as of experts and of rows; or 1, the columns of a matrix.
-        sections: Lengths along dimension 0 of the matrices of a fused parameter, of each of which
-            the rank has a part. Empty: it is one matrix.
-    """
-
-    rank: int = 0
-    ranks: int = 1
-    dim: int = 0
-    sections: tuple[int, ...] = ()
-
-    def whole(self, shape: Sequence[int]) -> torch.Size:
-        """Returns the shape of a parameter, given that of a part."""
-        lengths = list(shape)
-        if self.ranks > 1:
-            lengths[self.dim] *= self.ranks
-        return torch.Size(lengths)
-
-    def take(self, whole: Tensor) -> Tensor:
-        """Returns this part; a view, but for sections."""
-        if self.ranks == 1:
-            return whole
-        if not self.sections:
-            return whole.chunk(self.ranks, self.dim)[self.rank]
-        return torch.cat([one.chunk(self.ranks)[self.rank] for one in whole.split(self.sections)])
-
-    def places(self, shape: Sequence[int], start: int, length: int) -> list[Place]:
-        """Returns the places of a range of the flattened part of this shape."""
-        if length <= 0 or self.ranks == 1:
-            return [Place(start, start, length)] if length > 0 else []
-        end, (rows, *rest) = start + length, shape
-        width = math.prod(rest)
-        if self.dim == 1:
-            first, last = -(-start // width) * width, end // width * width
-            cuts = [start, end] if first > last else [start, first, last, end]
-            stripes = Stripes(width, width * self.ranks)
-            found = []
-            # A row that begins before, whole rows, and one that ends behind.
-            for a, b in pairwise(cuts):
-                offset = (a // width * self.ranks + self.rank) * width + a % width
-                found.append(Place(a, offset, b - a, stripes if b - a > width else None))
-            return [place for place in found if place.length]
-        found, own, whole = [], 0, 0
-        for section in self.sections or (rows * self.ranks,):
-            size = section // self.ranks * width
-            a, b = max(start, own), min(end, own + size)
-            if a < b:
-                found.append(Place(a, whole * width + self.rank * size + a - own, b - a))
-            own, whole = own + size, whole + section
-        return found
-
-
-def part_of(parameter: Tensor) -> Part:
-    """Returns the part of a parameter that this rank has; all of it, unless ranks share it."""
-    return getattr(parameter, "part", Part())
 
 
 def continuing(documents_BT: Tensor | None, lengths_B: Tensor | None, length: int) -> Tensor | None:
@@ -226,6 +140,21 @@ class SourceBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class PairBatch:
+    """Two answers to each of A prompts, and P tokens of them all, at `Batch.target_positions_P`."""
+
+    targets_P: Tensor  # int64 ids of these tokens
+    sides_P: Tensor  # int64: 2 n for the chosen answer of pair n, 2 n + 1 for the rejected one
+    keys_A: Tensor  # int64 hash of the tokens of a pair
+    # float64 log-probabilities of the answers by the model that training began with. None: unknown
+    reference_A2: Tensor | None = None
+
+    def to(self, device: torch.device) -> "PairBatch":
+        """Returns the pairs on `device`, copied asynchronously from pinned memory."""
+        return replace(self, **_copies(self, device))
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One micro-batch of one rank.
 
@@ -244,6 +173,7 @@ class Batch:
         mixed_P2: fp32; a second target of each of these positions, an id, and its share of the loss.
             None: one target each.
         source: Input of the encoder of a model with two stacks.
+        pairs: Answers to compare; `targets_BT` then has 0 at the first token of each chosen one.
         pixels_BCYX: Images, uint8 as decoded, or floating point as normalised by `model.input`.
             None: the rows are text.
         sources_B: int64 number of the mixture's source of each row. None: not from shards.
@@ -264,6 +194,7 @@ class Batch:
     target_positions_P: Tensor | None = None
     mixed_P2: Tensor | None = None
     source: SourceBatch | None = None
+    pairs: PairBatch | None = None
     pixels_BCYX: Tensor | None = None
     sources_B: Tensor | None = None
     sample_ids: tuple[int, ...] = ()
@@ -277,15 +208,18 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """Returns the batch on `device`, copied asynchronously from pinned memory."""
         source = None if self.source is None else self.source.to(device)
+        pairs = None if self.pairs is None else self.pairs.to(device)
         on_host = self.on_host if self.tokens_BT.device == device else self
-        return replace(self, **_copies(self, device), source=source, on_host=on_host)
+        return replace(self, **_copies(self, device), source=source, pairs=pairs, on_host=on_host)
 
     def pin_memory(self) -> "Batch":
         """Returns the batch in pinned memory, from which copies to a GPU are asynchronous."""
-        source = self.source
+        source, pairs = self.source, self.pairs
         if source is not None:
             source = replace(source, **_changed(source, Tensor.pin_memory))
-        return replace(self, **_changed(self, Tensor.pin_memory), source=source)
+        if pairs is not None:
+            pairs = replace(pairs, **_changed(pairs, Tensor.pin_memory))
+        return replace(self, **_changed(self, Tensor.pin_memory), source=source, pairs=pairs)
 
 
 class ModelOutput(NamedTuple):

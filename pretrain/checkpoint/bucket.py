@@ -38,6 +38,7 @@ OWNER = "owner.json"
 RECORDS = "records"
 RECORD_NAMES = (
     "config.yaml", "run.json", "metrics.jsonl", "audit.jsonl", "evaluations.jsonl", "tokenizer.json", "normalize.json",
+    "reference.safetensors",
 )  # fmt: skip
 SILENT_S = 900
 """Without progress for so long, the process ends: longer than all retries of one request."""

@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 from pretrain.errors import CheckpointError
-from pretrain.types import Fragment, Stripes
+from pretrain.parts import Stripes
+from pretrain.types import Fragment
 from pretrain.utils.io import FileRecord, write_chunks
 from pretrain.utils.safe_read import open_regular, parse_json
 

@@ -29,6 +29,7 @@ NEEDS: dict[str, Needs] = {
     "fim": Needs(("decoder",), ("text",), whole_rows=True),
     "seq2seq": Needs(("encoder+decoder",), ("pairs",)),
     "supervised": Needs(("decoder",), ("records",)),
+    "dpo": Needs(("decoder",), ("preferences",)),
     "classify": Needs(("encoder", "decoder"), ("classes",), head="labels"),
     "tag": Needs(("encoder",), ("tags",), head="labels"),
     "images": Needs(("encoder",), ("images",), head="labels", reads="patches"),
@@ -119,7 +120,19 @@ class MaskedPatchesConfig(Section):
     2022, 3). False: pixels as normalized by `model.input`."""
 
 
-SECTIONS = ("masked", "span", "ul2", "fim", "masked_patches")
+class DpoConfig(Section):
+    """Direct preference optimization (Rafailov et al. 2023, 4), for `kind: dpo`.
+
+    The reference is the model that training begins with, `init.from`.
+    """
+
+    beta: Annotated[float, OnResume.WARN] = Field(default=0.1, gt=0)
+    """Factor of the difference to the reference: a larger one keeps the model closer to it."""
+    label_smoothing: Annotated[float, OnResume.WARN] = Field(default=0.0, ge=0, lt=0.5)
+    """Share of the preferences that are assumed to be the wrong way round, in training."""
+
+
+SECTIONS = ("masked", "span", "ul2", "fim", "masked_patches", "dpo")
 """Sections of `TaskConfig`, each of which is read by the kind of its name."""
 
 
@@ -128,13 +141,14 @@ class TaskConfig(Section):
 
     kind: Annotated[str, AfterValidator(partial(check_name, known=NEEDS)), OnResume.ALLOW] = "causal"
     """Objective: `causal`, `masked`, `span`, `prefix`, `ul2`, `fim`, `seq2seq`, `supervised`,
-    `classify`, `tag`, `images`, `masked_patches`, `captions`, or one that a module under `extend`
-    adds (docs/objectives.md)."""
+    `dpo`, `classify`, `tag`, `images`, `masked_patches`, `captions`, or one that a module
+    under `extend` adds (docs/objectives.md)."""
     masked: MaskedConfig = MaskedConfig()
     span: SpanConfig = SpanConfig()
     ul2: Ul2Config = Ul2Config()
     fim: FimConfig = FimConfig()
     masked_patches: MaskedPatchesConfig = MaskedPatchesConfig()
+    dpo: DpoConfig = DpoConfig()
 
     @property
     def target_share(self) -> float:
@@ -201,4 +215,9 @@ class ObjectiveConfig(TaskConfig):
         alone = [name for name in ("kind", *SECTIONS) if self.differs(name)]
         if self.mixture and alone:
             raise ValueError(f"needs {alone[0]} or mixture, and not both")
+        for name in ("label_smoothing", "z_loss"):
+            if self.kind == "dpo" and self.differs(name):
+                fix = "use dpo.label_smoothing" if name == "label_smoothing" else "leave it out"
+                what = f"{name} is of predicted tokens, and kind=dpo compares answers"
+                raise ValueError(f"{what}; {fix}")
         return self

@@ -92,7 +92,7 @@ def to_jinja(template: Template, begin: str = "") -> str:
     )
 
 
-DataKind = Literal["text", "pairs", "records", "classes", "tags", "images"]
+DataKind = Literal["text", "pairs", "records", "preferences", "classes", "tags", "images"]
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
 Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "arrow", "webdataset", "warc"]
 
@@ -145,17 +145,22 @@ class InputConfig(Section):
     """Files of the targets, for pairs, as many as in `path`: line n is the target of its line n.
     None: both sides are fields of a record."""
     prompt_field: str | Annotated[list[str], Field(min_length=1)] = "prompt"
-    """Field of the prompt, which has no loss; for records. Or several, joined by a blank line: those
-    after the first may be absent or empty. Records without a prompt that have an instruction and an
+    """Field of the prompt, which has no loss; for records and preferences. Or several, joined by a
+    blank line: those after the first may be absent or empty. Records without a prompt that have an instruction and an
     output (Alpaca) are read by `[instruction, input]` and `output`."""
     response_field: str = "response"
     """Field of the response, which has a loss; for records."""
+    chosen_field: str = "chosen"
+    """Field of the preferred answer to the prompt, for preferences: a text, or a list of {role,
+    content}: turns after those of the prompt, or with them at its beginning."""
+    rejected_field: str = "rejected"
+    """Field of the other answer, for preferences."""
     messages_field: str | None = None
     """Field of a list of {role, content}, for records; only the assistant's turns have a loss. None:
     prompt and response."""
     template: Annotated[Template | None, AfterValidator(check_template)] = None
-    """Text around turns, for records: `instruction`, `chatml`, or a mapping from role to a text
-    with `{content}`; or a chat template of transformers: `tokenizer` (that of the given tokenizer),
+    """Text around turns, for records and preferences: `instruction`, `chatml`, or a mapping from role
+    to a text with `{content}`; or a chat template of transformers: `tokenizer` (that of the given tokenizer),
     a .jinja file, or a mapping with `jinja`, its text, and `bos_token`, `eos_token` and the `date`
     for its `strftime_now`. A prompt has the role user. None: no such text."""
     label_field: str = "label"
@@ -248,9 +253,9 @@ class PrepareConfig(Section):
     output: str
     """Output folder."""
     kind: DataKind = "text"
-    """Kind of documents: `text`, `pairs`, `records` (prompts and responses), `classes` (texts with
-    a label), `tags` (texts with a label a word), `images` (folders of classes; or with captions,
-    which need a tokenizer)."""
+    """Kind of documents: `text`, `pairs`, `records` (prompts and responses), `preferences` (prompts
+    with a chosen and a rejected answer), `classes` (texts with a label), `tags` (texts with a label
+    a word), `images` (folders of classes; or with captions, which need a tokenizer)."""
     inputs: list[InputConfig] = Field(default_factory=list)
     """Inputs, in the order in which they are read."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -280,14 +285,22 @@ class PrepareConfig(Section):
         if self.kind == "images" and self.labels and self.differs("tokenizer"):
             what = "labels name classes, and tokenizer is of captions"
             raise ValueError(f"{what}, which kind=images has in their place; leave one out")
-        if self.tokenizer.begin is not None and self.kind not in ("text", "records"):
-            raise ValueError(f"tokenizer.begin goes with kind=text or records, not {self.kind}; leave it out")
+        begun = ("text", "records", "preferences")
+        if self.tokenizer.begin is not None and self.kind not in begun:
+            what = f"tokenizer.begin goes with kind={' or '.join(begun)}"
+            raise ValueError(f"{what}, not {self.kind}; leave it out")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"labels names one twice: {', '.join(self.labels)}")
         for number, one in enumerate(self.inputs):
-            if one.template is not None and self.kind != "records":
-                what = f"inputs.{number}.template goes with kind=records"
+            if one.template is not None and self.kind not in ("records", "preferences"):
+                what = f"inputs.{number}.template goes with kind=records or preferences"
                 raise ValueError(f"{what}, not {self.kind}; leave it out")
+            if one.messages_field is not None and self.kind == "preferences":
+                what = f"inputs.{number}.messages_field goes with kind=records"
+                raise ValueError(f"{what}; chosen_field and rejected_field may have messages")
+            if one.normalize is not None and self.kind == "preferences":
+                what = f"inputs.{number}.normalize does not go with kind=preferences"
+                raise ValueError(f"{what}; leave it out")
             if is_jinja(one.template) and one.normalize is not None:
                 what = f"inputs.{number}.normalize would change the text of the chat template"
                 raise ValueError(f"{what}; leave it out")

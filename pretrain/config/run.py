@@ -160,6 +160,14 @@ class RunConfig(Section):
         return [name for name in ("encoder", "decoder") if getattr(self.model, name)]
 
     @property
+    def unit(self) -> str:
+        """Noun of the targets: `tokens`, `labels`, `pairs` (of answers), or `pixels`."""
+        if self.objective.kind == "dpo":
+            return "pairs"
+        head = self.model.head.kind
+        return head if head in ("labels", "pixels") else "tokens"
+
+    @property
     def lengths(self) -> RowLengths:
         """Row lengths in tokens, in the data and in the model."""
         lengths = row_lengths(self.objective, self.batch, len(self.stacks))
@@ -200,7 +208,7 @@ class RunConfig(Section):
         if not set.intersection(*(set(NEEDS[kind].data) for kind in kinds)):
             common = f"{', '.join(kinds)} have no kind of data in common"
             raise ValueError(f"objective.mixture: {common}; mix objectives that do")
-        alone = [kind for kind in kinds if kind in ("seq2seq", "masked_patches", "captions")]
+        alone = [kind for kind in kinds if kind in ("seq2seq", "masked_patches", "captions", "dpo")]
         if alone and len(kinds) > 1:
             fix = f"use objective.kind={alone[0]} alone"
             raise ValueError(f"objective.mixture: {alone[0]} cannot be mixed; {fix}")
@@ -210,6 +218,26 @@ class RunConfig(Section):
             raise ValueError(f"{need}, not {both}; leave it out")
         if self.batch.source_len is not None and "seq2seq" not in kinds:
             raise ValueError("batch.source_len needs objective.kind=seq2seq; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_preferences(self) -> Self:
+        if self.objective.kind != "dpo":
+            return self
+        if self.init.from_ is None:
+            what = "objective.kind=dpo compares a model with the one that it began as"
+            raise ValueError(f"{what}; set init.from")
+        if not self.data.document_mask:
+            what = "objective.kind=dpo has answers in a row that must not attend to each other"
+            raise ValueError(f"{what}; use data.document_mask=true")
+        if getattr(self.model, "multi_token", 0):
+            what = "objective.kind=dpo compares answers, which model.multi_token does not predict"
+            raise ValueError(f"{what}; use model.multi_token=0")
+        for name in ("sequence", "tensor"):
+            if getattr(self.parallel, name) > 1:
+                what = f"parallel.{name}={getattr(self.parallel, name)} cuts rows"
+                why = "and objective.kind=dpo adds up the tokens of an answer on one rank"
+                raise ValueError(f"{what}, {why}; use parallel.{name}=1")
         return self
 
     @model_validator(mode="after")

@@ -128,6 +128,9 @@ def check_best(
         what = f"checkpoint.best={best} needs objective.kind=causal"
         raise ValueError(f"{what}, not {'+'.join(kinds)}; use val_loss")
     heads = {NEEDS[kind].head for kind in kinds}
+    if best == "val_perplexity" and "dpo" in kinds:
+        what = f"checkpoint.best={best}: pairs of answers have no perplexity"
+        raise ValueError(f"{what}; use val_loss or val_accuracy")
     if best == "val_perplexity" and "labels" in heads:
         what = f"checkpoint.best={best}: a classifier has no perplexity"
         raise ValueError(f"{what}; use val_loss or val_accuracy")

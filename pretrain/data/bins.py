@@ -2,6 +2,7 @@
 
     lengths of a shard's documents -> pieces: a document longer than T is cut into rows of its own
                                       and a rest
+                                      and a rest; a preference is left out
       -> longest first, each into the fullest bin that has room -> Bins, in the order of opening
 
 A bin is a sample, of one shard. The bins are a pure function of the lengths and T. Pairs fill two
@@ -29,7 +30,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from pretrain.errors import DiskError
-from pretrain.shards.index import ShardIndex
+from pretrain.shards.index import WHOLE, ShardIndex
 from pretrain.shards.reader import MAX_OPEN_SHARDS, ShardSet
 from pretrain.utils.io import make_dir, write_file
 
@@ -71,13 +72,17 @@ def cut_documents(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.nd
     return document, offset, np.minimum(lengths[document] - offset, capacity)
 
 
-def pack_documents(lengths: np.ndarray, capacity: int, *, apart: bool = False) -> Bins:
+def pack_documents(lengths: np.ndarray, capacity: int, *, apart: bool = False, whole: bool = False) -> Bins:
     """Packs documents of a shard into bins of `capacity` tokens: best-fit decreasing.
 
     Every token of every document is in exactly one bin. Costs about two microseconds a document.
-    Lengths are int64, at least 1; `apart` gives each document, or piece of one, a bin of its own.
+    Lengths are int64, at least 1; `apart` gives each document, or piece of one, a bin of its own,
+    and with `whole` documents longer than a bin are in none, instead of cut.
     """
     document, offset, length = cut_documents(lengths.astype(np.int64), capacity)
+    if whole:
+        fits = lengths[document] <= capacity
+        document, offset, length = (values[fits] for values in (document, offset, length))
     placed = np.arange(len(length))
     if not apart:
         order = np.argsort(-length, kind="stable")
@@ -179,6 +184,7 @@ class BinStore:
         self._capacity = capacity
         self._source_capacity = source_capacity
         self._apart = apart
+        self._whole = shards.index.kind == WHOLE
         # Returns the bins of a shard. Raises: DataError: The lengths of its documents are damaged.
         self.load: Callable[[int], Bins] = lru_cache(MAX_OPEN_SHARDS)(self._load)
         self._can_write = True
@@ -203,7 +209,7 @@ class BinStore:
         shard = self._shards.split.shards[number]
         size = f"{self._capacity}" if self._source_capacity is None else f"{self._source_capacity}x{self._capacity}"
         path = self._shards.folder / BINS_DIR / f"{shard.sha256[:16]}-{size}.safetensors"
-        bins = _read(path, shard, pairs=self._source_capacity is not None)
+        bins = _read(path, shard, leaves_out=self._whole or self._source_capacity is not None)
         if bins is None:
             bins = self._pack(number)
             self._write(path, bins)
@@ -212,7 +218,7 @@ class BinStore:
     def _pack(self, number: int) -> Bins:
         lengths = self._shards.lengths(number, "tokens")
         if self._source_capacity is None:
-            return pack_documents(lengths, self._capacity, apart=self._apart)
+            return pack_documents(lengths, self._capacity, apart=self._apart, whole=self._whole)
         sources = self._shards.lengths(number, "source")
         return pack_pairs(sources, lengths, self._source_capacity, self._capacity, apart=self._apart)
 
@@ -227,7 +233,7 @@ class BinStore:
             _log.warning("bins are made anew at each start: %s", error)
 
 
-def _read(path: Path, shard: ShardIndex, *, pairs: bool) -> Bins | None:
+def _read(path: Path, shard: ShardIndex, *, leaves_out: bool) -> Bins | None:
     """Returns the bins in a file; None where it cannot be read or does not fit its shard."""
     try:
         arrays = safetensors.numpy.load(path.read_bytes())
@@ -237,5 +243,5 @@ def _read(path: Path, shard: ShardIndex, *, pairs: bool) -> Bins | None:
     pieces = {len(bins.document), len(bins.offset), len(bins.length), int(bins.starts[-1])}
     num_tokens = int(bins.length.sum())
     fits = len(pieces) == 1 and int(bins.document.max(initial=-1)) < shard.num_documents
-    is_complete = num_tokens == shard.num_tokens or (pairs and num_tokens < shard.num_tokens)
+    is_complete = num_tokens == shard.num_tokens or (leaves_out and num_tokens < shard.num_tokens)
     return bins if fits and is_complete else None

@@ -25,7 +25,7 @@ from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.prefetch import Prefetcher
 from pretrain.data.stream import SplitStream
 from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows, cut_rows
-from pretrain.types import Batch, Columns, SourceBatch
+from pretrain.types import Batch, Columns, PairBatch, SourceBatch
 from pretrain.utils.rng import mix64
 
 CROP_MULTIPLE = 8
@@ -316,6 +316,10 @@ def _build_batch(made: ModelRows, pin_memory: bool, columns: Columns | None) -> 
     if read is not None:
         positions, documents = optional(read.positions), optional(read.documents)
         source = SourceBatch(tensor(read.tokens), positions, documents)
+    pairs = None
+    if (read_pairs := made.pairs) is not None:
+        ids, sides, keys = map(tensor, (read_pairs.targets, read_pairs.sides, read_pairs.keys))
+        pairs = PairBatch(ids, sides, keys, optional(read_pairs.reference))
     batch = Batch(
         tokens_BT=tensor(made.inputs),
         targets_BT=tensor(made.targets),
@@ -325,6 +329,7 @@ def _build_batch(made: ModelRows, pin_memory: bool, columns: Columns | None) -> 
         target_positions_P=optional(made.target_positions),
         mixed_P2=optional(made.mixed),
         source=source,
+        pairs=pairs,
         pixels_BCYX=optional(made.pixels),
         sources_B=tensor(source_of(made.sample_ids)),
         sample_ids=tuple(made.sample_ids.tolist()),

@@ -200,6 +200,7 @@ class _RowCopier:
 
 TOO_LONG = {
     "pairs": "pairs are longer than batch.source_len or batch.seq_len, and left out",
+    "preferences": "preferences are longer, with both answers, than batch.seq_len, and left out",
     "records": "records are longer than batch.seq_len, and cut: the rest is trained on without its prompt, and a "
     "row that a prompt fills has no targets",
     "classes": "texts are longer than batch.seq_len, and cut: only their beginning is trained on",
@@ -311,9 +312,10 @@ def open_windows(
     lengths: RowLengths,
     batch_rows: int,
     damage: DamagePolicy | None = None,
+    split: str = "validation",
 ) -> SplitStream:
-    """Opens the validation split of a source, which is read in a fixed order."""
-    return _open_split("validation", index, store, data, lengths, batch_rows, damage, {})
+    """Opens a split of a source, by default validation, which is read in a fixed order."""
+    return _open_split(split, index, store, data, lengths, batch_rows, damage, {})
 
 
 def _open_split(

@@ -23,7 +23,7 @@ from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import ConfigError
 from pretrain.rows import TokenRows
 from pretrain.shards.dataset import ONLY, Dataset, check_tokenizers, open_dataset
-from pretrain.shards.index import CAPTIONS, IMAGES
+from pretrain.shards.index import CAPTIONS, IMAGES, WHOLE
 from pretrain.shards.reader import ShardSet
 from pretrain.shards.store import ShardStore
 
@@ -159,7 +159,7 @@ def plan_reading(
         if is_train:
             owned = partial(_owned_by_samples, num_tokens, order.seq_len)
     num_left_out = 0
-    if index.kind == "pairs":
+    if index.kind in ("pairs", WHOLE):
         shards = ShardSet(store, index, split)
         num_left_out, num_tokens, token_sum = _leave_out(shards, lengths, token_sum)
     return ReadingPlan(
@@ -183,7 +183,8 @@ def _leave_out(shards: ShardSet, lengths: RowLengths, token_sum: int) -> tuple[i
     # By the lengths of documents, independently of the stream.
     for number in range(len(shards)):
         is_long = shards.lengths(number) > lengths.row
-        is_long |= shards.lengths(number, "source") > lengths.source
+        if shards.index.kind == "pairs":
+            is_long |= shards.lengths(number, "source") > lengths.source
         for document in np.flatnonzero(is_long).tolist():
             member, first, length = shards.reader(number).locate(document)
             values, _ = shards.reader(number).member(member)

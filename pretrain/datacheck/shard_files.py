@@ -21,7 +21,7 @@ import numpy as np
 from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import DataError
 from pretrain.rows import IGNORE_INDEX
-from pretrain.shards.index import LABELLED, DataIndex, ShardIndex, SplitIndex
+from pretrain.shards.index import LABELLED, MASKED, REJECTED, DataIndex, ShardIndex, SplitIndex
 from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.store import ShardStore
 
@@ -148,8 +148,10 @@ def _check_beside(reader: ShardReader, number: int, lengths: dict[str, np.ndarra
     if index.kind == "pairs" and len(lengths["source"]) != len(lengths["tokens"]):
         what = f"has {len(lengths['source'])} documents of {len(lengths['tokens'])}"
         raise _contradiction(reader, f"{number:08d}.source.npy {what}")
-    if index.kind == "records" and int(reader.loss(number).max()) > 1:
-        raise _contradiction(reader, f"{number:08d}.loss.npy holds more than 0 and 1")
+    if index.kind in MASKED:
+        most = 1 if index.kind == "records" else 1 | REJECTED
+        if int(reader.loss(number).max()) > most:
+            raise _contradiction(reader, f"{number:08d}.loss.npy holds more than 0 to {most}")
     if index.kind in LABELLED:
         labels = reader.labels(number)
         if ((labels != IGNORE_INDEX) & ((labels < 0) | (labels >= len(index.labels)))).any():

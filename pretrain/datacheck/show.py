@@ -57,6 +57,7 @@ OBJECTIVE_OF = {
     "text": "causal",
     "pairs": "seq2seq",
     "records": "supervised",
+    "preferences": "dpo",
     "classes": "classify",
     "tags": "tag",
     "images": "images",
@@ -240,6 +241,7 @@ def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: Readi
         },
         "model": model,
         "objective": {"kind": objective},
+        **({"init": {"from": "-"}} if objective == "dpo" else {}),  # a model that is not read
         "optim": {"lr": 1e-3},
         "train": {"steps": 10**6},
         **({} if choice.seed is None else {"seed": choice.seed}),
@@ -260,7 +262,8 @@ def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: Readi
 
 COLOURS = ("cyan", "magenta")
 """Colours of documents in turn: legible on black and on white."""
-STYLES = {"learned": "bold", "target": "bold", "context": "italic", "prefix": "italic"}
+STYLES = {"context": "italic", "prefix": "italic"}
+STYLES |= dict.fromkeys(("learned", "target", "chosen", "rejected"), "bold")
 """Style of a kind of stretch, added to the document's colour."""
 IN_TEXT = ("text", "masked", "replaced", "kept", "labelled")
 """Kinds that follow each other in a line; others have own lines, with their name in the margin."""

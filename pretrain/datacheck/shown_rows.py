@@ -7,6 +7,7 @@ Ids, documents, positions and counts are those that the model gets. Kinds of str
 `text`      all of it predicted               `prefix`    read in both directions, not predicted
 `learned`   predicted, of a text in part      `context`   read, not predicted
 `source`    source of a target                `target`    predicted after the source
+`chosen`    learned, the better answer        `rejected`  unlearned, the other answer to a prompt
 `masked`    predicted, the mask token in its place; `replaced`: another; `kept`: the token itself
 `labelled`  the name of a label is predicted there
 `prefix`, `middle`, `suffix`, `prefix+middle`          parts of a document that was rearranged
@@ -224,6 +225,11 @@ def kinds_of_tokens(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -
         return [_masked_kind(*pair, vocabulary.mask) for pair in zip(inputs, targets, strict=True)]
     if task.kind == "fim":
         return _rearranged_kinds(made, task, vocabulary)
+    if made.pairs is not None and made.target_positions is not None:
+        kinds = ["context"] * len(inputs)
+        for place, side in zip(made.target_positions, made.pairs.sides, strict=True):
+            kinds[place + 1] = "rejected" if side % 2 else "chosen"
+        return kinds
     if task.kind not in ("prefix", "supervised"):
         return ["text"] * len(inputs)
     # A token has a loss if the one before it predicts it.

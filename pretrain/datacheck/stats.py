@@ -25,7 +25,7 @@ from pretrain.datacheck.image_data import count_images
 from pretrain.datacheck.reading import open_data
 from pretrain.datacheck.shard_files import FIX, MAX_THREADS, Tick, shard_totals, token_sides
 from pretrain.errors import DataError
-from pretrain.shards.index import data_hash
+from pretrain.shards.index import MASKED, WHOLE, data_hash
 from pretrain.shards.reader import ShardSet
 from pretrain.tokenizer import display_tokens, load_tokenizer
 from pretrain.utils.status_line import transient_bar
@@ -98,7 +98,7 @@ def _count_split(shards: ShardSet, tokenizer: Tokenizer, row_lengths: Sequence[i
         "packing": [_measure_packing(shards, num_packed, length) for length in row_lengths],
         "packing_measured_on": ends[num_packed - 1],
     }
-    if index.kind == "records":
+    if index.kind in MASKED:
         facts["learned"] = num_learned
     return facts
 
@@ -121,8 +121,8 @@ def _count_tokens(shards: ShardSet, place: int, tick: Tick) -> tuple[np.ndarray,
                 what += f", the vocabulary {index.vocab_size} ids"
                 raise DataError(what, where=shard.name, fix=FIX)
             counts += found
-        if index.kind == "records":
-            num_learned += int(reader.loss(number).sum())
+        if index.kind in MASKED:
+            num_learned += int((reader.loss(number) & 1).sum())
         tick(shard.num_bytes / shard.num_members)
     return counts, num_learned
 
@@ -192,7 +192,7 @@ def _measure_packing(shards: ShardSet, num_shards: int, seq_len: int) -> dict[st
             bins = pack_pairs(sources, lengths, seq_len, seq_len)
             source_tokens += int(sources[bins.document].sum())
         else:
-            bins = pack_documents(lengths, seq_len)
+            bins = pack_documents(lengths, seq_len, whole=kind == WHOLE)
         too_long += int(is_long.sum())
         rows += len(bins)
         tokens += int(bins.length.sum())

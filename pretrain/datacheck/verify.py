@@ -24,7 +24,7 @@ from pretrain.datacheck.replay import Reading, not_exactly_once, read_course
 from pretrain.datacheck.shard_files import check_files, check_with_webdataset, shard_totals
 from pretrain.datacheck.stats_text import print_table
 from pretrain.errors import ConfigError
-from pretrain.shards.index import CAPTIONS, IMAGES, data_hash
+from pretrain.shards.index import CAPTIONS, IMAGES, WHOLE, data_hash
 from pretrain.utils.status_line import transient_bar
 from pretrain.utils.units import plural
 
@@ -186,7 +186,8 @@ def print_proof(proof: dict[str, Any]) -> None:
 
 
 def _remarks(course: dict[str, Any], kind: str) -> Iterator[str]:
-    what = "tokens of the targets that fit" if kind == "pairs" else "tokens of the split"
+    fitting = {"pairs": "the targets that fit", WHOLE: "the preferences that fit"}
+    what = f"tokens of {fitting.get(kind, 'the split')}"
     first = course["readings"][0]
     if first["rows"] == course["rows"]:
         owned = f"{first['tokens']:,} tokens are owned by rows"

@@ -26,7 +26,7 @@ from pretrain.engine.replicated import CompleteState, KeptTensor, TorchEngine
 from pretrain.engine.shared_parameters import describe_part
 from pretrain.engine.weight_average import AveragedState
 from pretrain.errors import ConfigError, LaunchError, install_fix
-from pretrain.types import part_of
+from pretrain.parts import part_of
 from pretrain.utils.log import quiet_libraries
 from pretrain.utils.status_line import show_phase
 from pretrain.utils.units import plural

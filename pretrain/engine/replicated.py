@@ -31,7 +31,8 @@ from pretrain.engine.weight_average import AveragedState
 from pretrain.errors import LaunchError
 from pretrain.optim.matrices import Span, WeightPiece, WholeOptimizer
 from pretrain.optim.rules import Lion
-from pretrain.types import Batch, Fragment, FragmentStore, Part, part_of
+from pretrain.parts import Part, part_of
+from pretrain.types import Batch, Fragment, FragmentStore
 
 MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),

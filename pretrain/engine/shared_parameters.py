@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
-from pretrain.types import part_of
+from pretrain.parts import part_of
 
 _MARKER = "experts_over_ranks"
 

@@ -3,7 +3,9 @@
 a run or checkpoint        objective, rows and seed of its config; its own data, or others
 any other model            next token, masked, or sequence to sequence, by its stacks
 
-Records that are given to a model of the next token are scored on their answers only.
+Records that are given to a model of the next token are scored on their answers only. Of two answers
+to a prompt, on the data of its run, the rewards relative to the start of the run are compared, and
+of any other model their log-probabilities.
 """
 
 import re
@@ -25,9 +27,10 @@ from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.evaluation_log import Data
 from pretrain.evaluate.label_scores import check_labels
 from pretrain.objective import build_rows
+from pretrain.objective.preferences import add_reference, read_table
 from pretrain.resolve import build_context, fill_special
 from pretrain.shards.dataset import open_dataset
-from pretrain.shards.index import data_hash
+from pretrain.shards.index import WHOLE, data_hash
 from pretrain.tokenizer import load_tokenizer, parse_tokenizer
 
 DEFAULT_SEQ_LEN = 1024
@@ -59,6 +62,7 @@ class Setting:
     lengths: RowLengths
     seed: int
     guessed: bool = False  # the objective is by the stacks of the model, not a run's
+    reference: Path | None = None  # log-probabilities of a run's pairs. None: there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,10 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     except ValueError as error:
         what = str(error).replace("batch.seq_len", "--seq-len")
         raise ConfigError(what, fix="use longer rows") from None
-    return Setting(objective, data, lengths, seed, guessed=source.run is None)
+    reference = None
+    if source.run is not None and objective.kind == "dpo" and not choice.data:
+        reference = source.run.reference
+    return Setting(objective, data, lengths, seed, guessed=source.run is None, reference=reference)
 
 
 def check_length(source: ModelSource, longest: int) -> None:
@@ -159,6 +166,8 @@ class Corpus:
         # As a run that is fine-tuned on them is scored, so that before and after compare.
         if choice.data and kind == "records" and all(task.kind == "causal" for task in self.objective.tasks):
             self.objective = ObjectiveConfig(kind="supervised")
+        if choice.data and kind == WHOLE and model.shape == "decoder" and model.head.kind == "lm":
+            self.objective = ObjectiveConfig(kind="dpo", dpo=self.objective.dpo)
         self._check_kind()
         self.labels = list(self._dataset.index.labels) if model.head.kind == "labels" else []
         packing = setting.data.packing
@@ -175,6 +184,9 @@ class Corpus:
             document_mask=data.document_mask,
         )
         make_rows = build_rows(self.objective, context)
+        if self.objective.kind == "dpo":
+            known = None if setting.reference is None else read_table(setting.reference)
+            make_rows = add_reference(make_rows, known)
         longest = max(setting.lengths.target, setting.lengths.source or 0)
         rows = max(1, choice.batch_tokens // longest)
         # A code for the text predicts each token from those before it, and no other objective does.
@@ -201,7 +213,7 @@ class Corpus:
                 crop=packing == "padded",
             )
             left_out = 0
-            if isinstance(windows, BinStream) and index.kind == "pairs":
+            if isinstance(windows, BinStream) and index.kind in ("pairs", WHOLE):
                 left_out = windows.num_too_long
             is_known = is_code and split.num_bytes_text
             tokens_per_byte = split.num_tokens / split.num_bytes_text if is_known else 0.0

@@ -36,7 +36,7 @@ from pretrain.evaluate.row_loss import (
     pool,
     sum_rows,
 )
-from pretrain.objective import build_loss
+from pretrain.objective import build_loss, shown_of
 
 ALL = "all"
 
@@ -54,6 +54,7 @@ class SourceLoss:
     differences: dict[str, Difference] = field(default_factory=dict)
     chooses: bool = True  # the model chooses among answers; not of a head of pixels
     exact: float | None = None  # share of captions that greedy decoding writes as they are
+    shown: tuple[str, ...] = ()  # names of `LossReport.shown`
 
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -70,16 +71,17 @@ class SourceLoss:
 
     def _of(self, report: LossReport) -> dict[str, Any]:
         # exp(loss) is a number of words to choose from: of a classifier it says nothing.
-        hidden = set() if self.labels is None else {"perplexity"}
+        hidden = {"perplexity"} if self.labels is not None or self.shown else set()
         hidden |= set() if self.chooses else {"perplexity", "accuracy", "correct"}
-        return {name: value for name, value in report.facts().items() if name not in hidden}
+        facts = {name: value for name, value in report.facts().items() if name not in hidden}
+        return facts | dict(zip(self.shown, report.shown, strict=False))  # sums of rows have none
 
     def lines(self, baseline: str | None) -> list[str]:
         """Returns the lines of the report; `baseline` is the path of the baseline."""
         report = self.report
         indent = " " * 15
         bits = "" if self.bits_per_byte is None else f"  bits per byte {self.bits_per_byte:.4f}"
-        scores_words = self.labels is None and self.chooses
+        scores_words = self.labels is None and self.chooses and not self.shown
         perplexity = f"  perplexity {report.perplexity:.3f}" if scores_words else ""
         accuracy = f"accuracy {report.accuracy:.4f}  " if self.chooses else ""
         left_out = f"  ({self.left_out:,} pairs longer than a row)" if self.left_out else ""
@@ -87,6 +89,8 @@ class SourceLoss:
             f"  {self.source:<12} loss {report.loss:.4f}{perplexity}{bits}  "
             f"{accuracy}{report.num_targets:,} targets{left_out}"
         ]
+        for name, value in zip(self.shown, report.shown, strict=False):
+            lines.append(f"{indent}{name.replace('_', ' ')} {value:.4f}")
         if self.exact is not None:
             how = "greedy decoding of whole captions"
             lines.append(f"{indent}exact match {self.exact:.4f} ({how})")
@@ -190,17 +194,19 @@ def _measure(
         measured.append(of_model)
     reports = reports or [_rows(found).report for found in measured[0]]
     losses = []
+    shown = shown_of(corpus.objective)
     chooses = corpus.objective.kind != "masked_patches"
     for source, report in zip(corpus.sources, reports, strict=True):
         if not report.num_targets:
             raise DataError(f"source {source.name!r} has nothing to predict", fix="give more data")
         bits = report.bits_per_byte(source.tokens_per_byte) if source.tokens_per_byte else None
-        losses.append(SourceLoss(source.name, report, bits, source.num_left_out, chooses=chooses))
+        left_out = source.num_left_out
+        losses.append(SourceLoss(source.name, report, bits, left_out, chooses=chooses, shown=shown))
     if len(losses) > 1:
         ratios = [source.tokens_per_byte for source in corpus.sources]
         report, bits = pool([found.report for found in losses], ratios)
         left_out = sum(found.left_out for found in losses)
-        losses.append(SourceLoss(ALL, report, bits, left_out, chooses=chooses))
+        losses.append(SourceLoss(ALL, report, bits, left_out, chooses=chooses, shown=shown))
         for of_model in filter(None, measured):
             of_model.append(reduce(operator.add, of_model))
     if not measured[0]:

@@ -20,7 +20,7 @@ from pretrain.evaluate.bootstrap import Difference, compare_means
 from pretrain.evaluate.distributed import gather_batches
 from pretrain.model import Transformer
 from pretrain.objective import Loss, LossOutput
-from pretrain.types import IGNORE_INDEX, Batch, ModelOutput
+from pretrain.types import IGNORE_INDEX, Batch, ModelOutput, PairBatch
 
 
 class HasLoss(Protocol):
@@ -29,7 +29,7 @@ class HasLoss(Protocol):
     device: torch.device
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """Returns the sum of -log p(target) over a batch and the right answers, float64 [2]."""
+        """Returns the sums of -log p(target), right answers, and what the loss shows, float64."""
         ...
 
 
@@ -40,6 +40,7 @@ class LossReport:
     loss: float
     num_targets: int
     num_correct: int
+    shown: tuple[float, ...] = ()  # means of what the loss shows besides (`ObjectiveKind.shown`)
 
     @property
     def accuracy(self) -> float:
@@ -68,7 +69,9 @@ def pool(reports: Sequence[LossReport], tokens_per_byte: Sequence[float]) -> tup
     """
     count = sum(report.num_targets for report in reports)
     loss = sum(report.loss * report.num_targets for report in reports) / max(count, 1)
-    whole = LossReport(loss, count, sum(report.num_correct for report in reports))
+    weighted = ([value * report.num_targets for value in report.shown] for report in reports)
+    shown = tuple(sum(values) / max(count, 1) for values in zip(*weighted, strict=True))
+    whole = LossReport(loss, count, sum(report.num_correct for report in reports), shown)
     if not count or not all(tokens_per_byte):
         return whole, None
     pairs = zip(reports, tokens_per_byte, strict=True)
@@ -82,15 +85,19 @@ def evaluate_loss(engine: HasLoss, batches: Iterable[Batch], should_stop: Callab
     `batches` are this rank's share, as many on every rank; `should_stop` is a collective request,
     polled every 16 batches.
     """
-    sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
+    total_targets = 0
+    total = torch.zeros(2, dtype=torch.float64, device=engine.device)
     for number, batch in enumerate(batches):
         if number % 16 == 15 and should_stop():
             return None
-        num_targets = batch.num_targets()
-        sums[:2] += engine.evaluate(batch.to(engine.device))
-        sums[2] += num_targets
-    loss_sum, num_correct, num_targets = dist.all_reduce_sum(sums).tolist()
-    return LossReport(loss_sum / max(num_targets, 1.0), int(num_targets), int(num_correct))
+        total_targets += batch.num_targets()
+        found = engine.evaluate(batch.to(engine.device))
+        total = found + total if number else found
+    sums = torch.cat((total, total.new_tensor([total_targets])))
+    loss_sum, num_correct, *shown, num_targets = dist.all_reduce_sum(sums).tolist()
+    count = max(num_targets, 1.0)
+    means = tuple(value / count for value in shown)
+    return LossReport(loss_sum / count, int(num_targets), int(num_correct), means)
 
 
 class ModelLoss:
@@ -102,12 +109,13 @@ class ModelLoss:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
-        """Returns the sum of -log p(target) over a batch and the right answers, float64 [2]."""
-        return _sums(self._loss(self._model, batch))
+        """Returns the sums of -log p(target), right answers, and what the loss shows, float64."""
+        found = self._loss(self._model, batch)
+        return _sums(found) if found.shown_M is None else torch.cat((_sums(found), found.shown_M))
 
     @torch.no_grad()
     def evaluate_rows(self, batch: Batch) -> Tensor:
-        """Returns the same for each row: float64 [B, 2]. The model reads the batch once."""
+        """Returns the first two for each row: float64 [B, 2]. The model reads the batch once."""
         hidden_BTD = self._model(batch, logits=False).hidden_BTD
         found = []
         for row in range(len(hidden_BTD)):
@@ -142,7 +150,15 @@ def _one_row(batch: Batch, row: int) -> Batch:
         width = batch.targets_BT.shape[1]
         positions_P = batch.target_positions_P - row * width
         one["target_positions_P"] = positions_P[(positions_P >= 0) & (positions_P < width)]
-    return replace(batch, **one, source=None, on_host=None, sample_ids=batch.sample_ids[row : row + 1])
+    if (pairs := batch.pairs) is not None:
+        first = int((batch.targets_BT[:row] != IGNORE_INDEX).sum())
+        end = first + int((batch.targets_BT[row] != IGNORE_INDEX).sum())
+        own_P = (pairs.sides_P >= 2 * first) & (pairs.sides_P < 2 * end)
+        reference_A2 = None if pairs.reference_A2 is None else pairs.reference_A2[first:end]
+        sides_P = pairs.sides_P[own_P] - 2 * first
+        pairs = PairBatch(pairs.targets_P[own_P], sides_P, pairs.keys_A[first:end], reference_A2)
+    ids = batch.sample_ids[row : row + 1]
+    return replace(batch, **one, source=None, pairs=pairs, on_host=None, sample_ids=ids)
 
 
 @dataclass(frozen=True, slots=True)

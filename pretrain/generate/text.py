@@ -22,7 +22,7 @@ from pretrain.generate.constraints import Codec, Constraints
 from pretrain.generate.incremental_decoder import Prompt, check_prompt, check_prompts
 from pretrain.generate.sampling import RowSeeds, Sampling, generate, stream
 from pretrain.model import LanguageModel, Transformer
-from pretrain.prepare.readers.records import RecordError, parse_object, text_of
+from pretrain.prepare.readers.record_fields import RecordError, parse_object, text_of
 from pretrain.run.folder import RunDir
 
 _BROKEN = "\ufffd"

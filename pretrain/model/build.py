@@ -33,7 +33,7 @@ from pretrain.model.expert_parallel import share_experts
 from pretrain.model.recurrent.recurrent import Recurrent, check_engine, draw_recurrent
 from pretrain.model.tensor_parallel import mark_parts, share_tensors
 from pretrain.model.transformer import Transformer
-from pretrain.types import Part, part_of
+from pretrain.parts import Part, part_of
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from pretrain.dist import World
 from pretrain.model.feedforward import MixtureOfExperts
 from pretrain.model.grouped import GroupedLinear, Take, sort_by_expert
-from pretrain.types import Part
+from pretrain.parts import Part
 
 RunExperts = Callable[[Tensor, Tensor], Tensor]
 """Experts of a rank: rows sorted by expert, and the end of each expert's, to rows."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from pretrain.types import Part
+from pretrain.parts import Part
 
 # A product of each run of rows with its expert's matrix. An operation of its own: to the compiler
 # it is opaque and has a fixed shape, where a loop over the experts depends on the data. On a CPU

@@ -38,7 +38,8 @@ from pretrain.model.feedforward import FeedForward
 from pretrain.model.position import RotaryPosition
 from pretrain.model.stack import Stack
 from pretrain.model.transformer import Transformer
-from pretrain.types import IGNORE_INDEX, Part
+from pretrain.parts import Part
+from pretrain.types import IGNORE_INDEX
 
 _NAMES = ("all_gather_single_autograd", "all_gather_single", "reduce_scatter_single_autograd")
 """Functions of torch, from 2.13 on; torch.compile traces them, an autograd.Function breaks its graph."""

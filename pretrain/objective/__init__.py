@@ -11,6 +11,7 @@ from pretrain.objective.loss import Loss, LossOutput, token_loss
 from pretrain.objective.masked import build_labels, build_masked
 from pretrain.objective.masked_patches import build_masked_patches, patch_loss
 from pretrain.objective.mixed import build_ul2, mix
+from pretrain.objective.preferences import REWARDS, build_preferences, preference_loss
 from pretrain.objective.row_maker import RowContext
 from pretrain.objective.seq2seq import build_captions, build_seq2seq
 from pretrain.objective.span import build_span
@@ -18,10 +19,14 @@ from pretrain.rows import RowMaker
 
 
 class ObjectiveKind(NamedTuple):
-    """An entry of the registry; `build_rows` raises ConfigError if the tokenizer lacks a token."""
+    """An entry of the registry; `build_rows` raises ConfigError if the tokenizer lacks a token.
+
+    `shown` names further sums of the loss (`LossOutput.shown_M`), logged as means over the targets.
+    """
 
     build_rows: Callable[[TaskConfig, RowContext], RowMaker]
     build_loss: Callable[[ObjectiveConfig], Loss] = token_loss
+    shown: tuple[str, ...] = ()
 
 
 OBJECTIVES: dict[str, ObjectiveKind] = {
@@ -33,6 +38,7 @@ OBJECTIVES: dict[str, ObjectiveKind] = {
     "fim": ObjectiveKind(build_fim),
     "seq2seq": ObjectiveKind(build_seq2seq),
     "supervised": ObjectiveKind(build_supervised),
+    "dpo": ObjectiveKind(build_preferences, preference_loss, REWARDS),
     "classify": ObjectiveKind(build_labels),
     "tag": ObjectiveKind(build_labels),
     "images": ObjectiveKind(build_labels),
@@ -63,4 +69,19 @@ def build_loss(config: ObjectiveConfig) -> Loss:
     return OBJECTIVES[config.tasks[0].kind].build_loss(config)
 
 
-__all__ = ["OBJECTIVES", "Loss", "LossOutput", "ObjectiveKind", "RowContext", "RowMaker", "build_loss", "build_rows"]
+def shown_of(config: ObjectiveConfig) -> tuple[str, ...]:
+    """Returns the names of what its loss shows besides the loss and the right answers."""
+    return OBJECTIVES[config.tasks[0].kind].shown
+
+
+__all__ = [
+    "OBJECTIVES",
+    "Loss",
+    "LossOutput",
+    "ObjectiveKind",
+    "RowContext",
+    "RowMaker",
+    "build_loss",
+    "build_rows",
+    "shown_of",
+]

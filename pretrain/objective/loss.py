@@ -72,6 +72,7 @@ class LossOutput(NamedTuple):
         routing_LW: That of the model's output; losses of it are added by the training step.
         ahead: fp64 [modules, 3] of those that predict further tokens: sum of -log p(target), correct
             targets, and their number. None: there are none.
+        shown_M: Further sums, float64, detached, by `ObjectiveKind.shown`. None: there are none.
     """
 
     loss_sum: Tensor
@@ -80,6 +81,7 @@ class LossOutput(NamedTuple):
     nll_P: Tensor | None = None
     routing_LW: Tensor | None = None
     ahead: Tensor | None = None
+    shown_M: Tensor | None = None
 
 
 Loss = Callable[[Model, Batch], LossOutput]
@@ -196,6 +198,7 @@ def linear_cross_entropy(
     vocab_size: int,
     bias_V: Tensor | None = None,
     mixed_P2: Tensor | None = None,
+    weights_P: Tensor | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     soft_cap: float | None = None,
@@ -213,12 +216,12 @@ def linear_cross_entropy(
         vocab_size: Real rows of the weight.
         bias_V: Head bias; None: 0.
         mixed_P2: Second target and its share, as in `Batch`; what is correct goes by the first.
+        weights_P: Factor of each token in the loss. None: 1.
         label_smoothing: Share of the target's probability, spread evenly over the real vocabulary.
         z_loss: Coefficient of the squared log of the softmax's denominator.
         soft_cap: Bound that logits approach, `cap tanh(logits / cap)`; None: unbounded.
         compiled: Compile what is between the matrix products, at the first call.
-        shared: Ranks that have parts of the vocabulary, and columns or all of the tokens
-            (`TensorRanks`), and then collective. None: this one has all of it.
+        shared: Ranks that share the vocabulary and the tokens; then collective (`TensorRanks`).
     """
     hidden = hidden_BTD.flatten(0, -2)
     targets = targets_BT.flatten()
@@ -233,7 +236,8 @@ def linear_cross_entropy(
         hidden = hidden.to(dtype)
         weight_VD = weight_VD.to(dtype)
         bias_V = None if bias_V is None else bias_V.to(dtype)
-    inputs = hidden, weight_VD, bias_V, targets, mixed_P2
+    assert weights_P is None or not (label_smoothing or z_loss or shared), "log-probabilities"
+    inputs = hidden, weight_VD, bias_V, targets, mixed_P2, weights_P
     with torch.autocast(device, enabled=False):
         # Inside a Function gradients are always off: the current mode is passed in.
         return LossOutput(*_Sums.apply(*inputs, form, torch.is_grad_enabled(), sum_logits, shared))
@@ -248,6 +252,7 @@ class _Sums(torch.autograd.Function):
         bias_V: Tensor | None,
         targets_P: Tensor,
         mixed_P2: Tensor | None,
+        weights_P: Tensor | None,
         form: CrossEntropy,
         grad_enabled: bool,
         sum_logits: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]],
@@ -262,9 +267,8 @@ class _Sums(torch.autograd.Function):
         needs_grad = for_hidden or for_weight or for_bias
         grad_hidden = torch.empty_like(hidden_PD) if for_hidden else None
         grad_weight = torch.zeros_like(weight_VD, dtype=exact) if for_weight else None
-        grad_bias = None
-        if bias_V is not None and for_bias:
-            grad_bias = torch.zeros_like(bias_V, dtype=exact)
+        has_bias = bias_V is not None and for_bias
+        grad_bias = torch.zeros_like(bias_V, dtype=exact) if has_bias else None
         rows = weight_VD.shape[0] * (shared.size if shared is not None else 1)
         size = max(1, _chunk_logits(weight_VD.device) // rows)
         for start in range(0, hidden_PD.shape[0], size):
@@ -275,6 +279,10 @@ class _Sums(torch.autograd.Function):
             logits_PV = torch.nn.functional.linear(hidden, weight_VD, bias_V)
             mixed = None if mixed_P2 is None else mixed_P2[start : start + size]
             loss, nll_P1, correct, grad_PV = sum_logits(logits_PV, targets_P1, mixed, form, needs_grad)
+            if weights_P is not None:
+                weights_P1 = weights_P[start : start + size, None]
+                loss = (weights_P1 * nll_P1).sum()
+                grad_PV = grad_PV if grad_PV is None else grad_PV.mul_(weights_P1)
             loss_sum += loss
             nll_sum += nll_P1.sum()
             nll_P[start : start + size] = nll_P1[:, 0]
@@ -305,7 +313,7 @@ class _Sums(torch.autograd.Function):
         # In place: a copy of the weight's gradient would cost a tenth of its product. Autograd
         # therefore refuses a second backward pass through the same graph.
         scaled = (None if saved is None else saved.mul_(grad) for saved in ctx.saved_tensors)
-        return *scaled, None, None, None, None, None, None
+        return *scaled, *(None,) * 7
 
 
 def _round_like(grad: Tensor | None, parameter: Tensor | None) -> Tensor | None:

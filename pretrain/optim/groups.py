@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from pretrain.types import part_of
+from pretrain.parts import part_of
 
 _HALVES = frozenset({"key_value", "gate_up"})
 """Layers whose weight consists of two matrices of equal height."""

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from pretrain.optim.groups import ParameterGroup
-from pretrain.types import Fragment, Stripes
+from pretrain.parts import Stripes
+from pretrain.types import Fragment
 
 
 class Span(NamedTuple):

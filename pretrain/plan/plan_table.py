@@ -252,6 +252,9 @@ def _show_data(data: dict[str, Any], console: Console) -> None:
         table.add_row("there are", count(stored["tokens"]), shards)
         lanes = f"an epoch, data.lanes={data['lanes']}"
         table.add_row("rows a lane", count(data["rows_a_lane"]), lanes)
+    if "reference_s" in data:
+        note = "a forward pass over all answers, once"
+        table.add_row("reference", span(data["reference_s"]), note)
     console.print(table)
     if data["problem"]:
         console.print(data["problem"], style="bold red", soft_wrap=True)

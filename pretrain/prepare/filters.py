@@ -3,6 +3,7 @@
 text       `text`
 pairs      `source` and, as its target, `text`
 records    `segments`, each with or without a loss; `text` is their concatenation
+preferences  a record with the chosen answer, and in `rejected` the one with the other
 classes    `text`, and one of `labels`
 tags       `text`, words with spaces between, and one of `labels` for each word
 
@@ -13,7 +14,8 @@ not_a_page             a record of a web archive without a page of text
 empty                  no text; of a pair, on neither side
 no_assistant_turn      a conversation in which there is nothing to learn
 empty_answer           a record whose answers are all without text
-too_short, too_long    by characters; a pair by either side, a record by all its segments together
+too_short, too_long    by characters; a pair by either side, a record by all its segments together,
+                       a preference by either answer with its prompt
 not_required           a field of its record is absent or has none of the required values
 duplicate              the same bytes came before (duplicates.py)
 """
@@ -69,6 +71,7 @@ class Document:
     segments: tuple[tuple[str, bool], ...] = ()  # of a record: (text, has a loss)
     markers: frozenset[int] = frozenset()  # segments that a template wrote
     spelled: frozenset[int] | None = None  # of a chat template's text: segments without special tokens
+    rejected: "Document | None" = None  # of a preference: the record with the rejected answer
     labels: tuple[Label, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)  # of its record, for filters
     split: str | None = None  # if its input gives one
@@ -80,6 +83,8 @@ def refuse(document: Document, config: FilterConfig) -> str | None:
         return document.refused
     if not (document.text or document.source):
         return EMPTY
+    if document.rejected is not None and (reason := refuse(document.rejected, _of_text(config))):
+        return reason
     if document.segments and not any(is_learned for _, is_learned in document.segments):
         return NO_ASSISTANT_TURN
     if document.segments and not any(
@@ -102,6 +107,11 @@ def refuse(document: Document, config: FilterConfig) -> str | None:
         if value not in same_type:
             return NOT_REQUIRED
     return None
+
+
+def _of_text(config: FilterConfig) -> FilterConfig:
+    """Returns the rules without those of a record's fields."""
+    return config.model_copy(update={"require": {}})
 
 
 def select(

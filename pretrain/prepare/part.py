@@ -89,7 +89,7 @@ def write_part(
         record = writer.record
         for batch in _batches(pieces, report):
             for piece in batch:
-                if not piece.is_source:
+                if not piece.is_source or config.kind == "preferences":
                     record.splits[piece.split].num_bytes_text += len(piece.text.encode())
             for split, documents in assembler.add(batch):
                 writer.add(split, documents)

@@ -115,7 +115,7 @@ class SplitRecord:
             found = sum(int(np.count_nonzero(side.values == unknown)) for side in sides if side is not None)
             self.num_unknown = (self.num_unknown or 0) + found
         if documents.loss is not None:
-            self.num_learned += int(np.count_nonzero(documents.loss))
+            self.num_learned += int(np.count_nonzero(documents.loss & 1))
         if documents.labels is not None:
             self.num_labelled.update(documents.labels[documents.labels != IGNORE_INDEX].tolist())
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from pretrain.prepare.part_record import LengthHistogram, PartRecord, count_left_out
 from pretrain.prepare.text_pieces import MAX_LOST
-from pretrain.shards.index import DataIndex
+from pretrain.shards.index import MASKED, DataIndex
 from pretrain.tokenizer import unknown_id
 from pretrain.utils.io import write_file, write_json
 
@@ -82,7 +82,7 @@ def _describe_split(name: str, index: DataIndex, records: Sequence[PartRecord]) 
         facts["source_lengths"] = source.facts()
     if all(part.num_unknown is not None for part in written):
         facts["num_unknown_tokens"] = sum(part.num_unknown or 0 for part in written)
-    if index.kind == "records":
+    if index.kind in MASKED:
         facts["num_learned_tokens"] = sum(part.num_learned for part in written)
     if index.labels:
         counts = Counter[int]()

@@ -6,12 +6,13 @@
 text       one span, or one in each split
 pairs      the source, then the target
 records    one span a segment; of a chat template, the whole text
+preferences  the spans of two records, of the chosen and of the rejected answer
 classes    one span
 tags       one span, which is not cut: its labels have offsets in it
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, compress
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ import numpy as np
 from pretrain.prepare.filters import Document, Label
 from pretrain.prepare.labelling import LabelSet, first_tokens, number_tokens
 from pretrain.prepare.split import SPLITS, SplitRule
-from pretrain.shards.index import LABELLED
+from pretrain.shards.index import LABELLED, MASKED, REJECTED
 from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate
 from pretrain.tokenizer import ChatPart, Encoder, cut_text, join_segments, special_ids
 
@@ -36,9 +37,9 @@ class TextPiece(NamedTuple):
 
     split: str
     text: str
-    ends: bool  # the document, or the source of a pair
+    ends: bool  # the document, or the first of its two sides
     consumed_bytes: int  # input bytes to report when it is done
-    is_source: bool = False  # of a pair, before the target
+    is_source: bool = False  # of a pair, before the target; of a preference, its chosen side
     is_learned: bool = True  # its tokens have a loss
     labels: tuple[Label, ...] = ()  # with the first piece of a document
     is_marker: bool = False  # a template wrote it: its special tokens are meant
@@ -59,6 +60,9 @@ def document_key(document: Document) -> bytes:
     if document.source is not None:
         source = document.source.encode()
         return b"%d:%b%b" % (len(source), source, document.utf8)
+    if document.rejected is not None:
+        sides = (replace(document, rejected=None), document.rejected)
+        return b"".join(b"%d:%b" % (len(key), key) for key in map(document_key, sides))
     if not document.segments:
         return document.utf8
     key = bytearray()
@@ -81,8 +85,16 @@ def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
             TextPiece(split, document.source, True, consumed, is_source=True),
             TextPiece(split, document.text, True, 0),
         ]
+    if document.rejected is not None:
+        chosen = [piece._replace(is_source=True) for piece in _record_pieces(document, split)]
+        return [*chosen, *_record_pieces(document.rejected, split)]
     if not document.segments:
         return [TextPiece(split, document.text, True, consumed, labels=document.labels, begins=True)]
+    return _record_pieces(document, split)
+
+
+def _record_pieces(document: Document, split: str) -> list[TextPiece]:
+    """Returns the pieces of a record, one a segment, or of a chat template's text."""
     if document.spelled is not None:
         return list(_conversation_pieces(document, document.spelled, split))
     last = len(document.segments) - 1
@@ -91,7 +103,7 @@ def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
             split,
             text,
             number == last,
-            0 if number else consumed,
+            0 if number else document.consumed_bytes,
             is_learned=is_learned,
             is_marker=number in document.markers,
             begins=number == 0,
@@ -203,7 +215,7 @@ class Assembler:
                 if piece.spans is not None
             }
             tokens = self._encoder.encode(texts, markers, {number: ids for number, (ids, _) in found.items()})
-            if self._kind == "records":
+            if self._kind in MASKED:
                 masks = [found[number][1] if number in found else _NO_MASK for number in range(len(pieces))]
                 # The end-of-document token has a loss if the one before it has.
                 ends = is_ended if len(self._end) else np.zeros_like(is_ended)
@@ -244,12 +256,17 @@ class Assembler:
             source = tokens.select(is_source).join(ends[is_source])
             return TokenDocuments(tokens.select(~is_source).join(ends[~is_source]), source=source)
         documents = tokens.join(ends)
-        if self._kind == "records":
+        if self._kind in MASKED:
             loss = np.repeat(np.array([piece.is_learned for piece in pieces], np.uint8), tokens.lengths)
             stops = np.cumsum(tokens.lengths)
             for number, piece in enumerate(pieces):
                 if piece.spans is not None:
                     loss[stops[number] - tokens.lengths[number] : stops[number]] = encoded.places[number]
+            if self._kind == "preferences":
+                is_rejected = np.array([not piece.is_source for piece in pieces])
+                loss |= np.repeat(is_rejected, tokens.lengths).astype(np.uint8) * REJECTED
+                sides = documents.lengths.reshape(-1, 2)
+                documents = RaggedArrays(documents.values, sides.sum(axis=1))
             return TokenDocuments(documents, loss=loss)
         if self._kind in LABELLED:
             return TokenDocuments(documents, labels=self._number(encoded, documents.lengths, ends))

@@ -66,7 +66,9 @@ _FAMILIES = {
     "grad_norm/": ("Gradient norm by layer", "L2, before clipping"),
     "update_norm/": ("Update norm by layer", "L2"),
 }
-_NOT_SHOWN = {"tokens", "eta_s", "checkpoint_step", "val_tokens", "labels", "val_labels"}
+_NOT_SHOWN = {"eta_s", "checkpoint_step"} | {
+    f"{prefix}{unit}" for prefix in ("", "val_") for unit in ("tokens", "labels", "pairs")
+}
 
 
 @dataclass(frozen=True, slots=True)

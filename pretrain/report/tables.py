@@ -22,6 +22,8 @@ _VALIDATION = {
     "val_accuracy": "accuracy",
     "val_tokens": "targets",
     "val_labels": "labels",
+    "val_pairs": "pairs",
+    "val_reward_margin": "reward margin",
 }
 MAX_ROWS = 200  # of a table, which says so where there are more
 MAX_OPEN_ROWS = 12

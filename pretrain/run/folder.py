@@ -59,6 +59,8 @@ class RunDir:
         """One row for each `pretrain evaluate` of the run; absent before the first."""
         self.checkpoints = path / "checkpoints"
         """Folder of checkpoints, step-00001000/ and so on."""
+        self.reference = path / "reference.safetensors"
+        """Log-probabilities of answers by the model that a run of preferences began with."""
         self.lease = path / "lease"
         """Folder of the owners of the run (lease.py)."""
         self.logs = path / "logs"

@@ -29,14 +29,24 @@ INDEX_VERSION = 3
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 NPY_HEADER_BYTES = 128
 # Columns of a shard's table, by the kind of data (see writer.py, image_writer.py).
-TABLE_COLUMNS = {"text": 6, "pairs": 12, "records": 8, "classes": 8, "tags": 8, "images": 4, "captions": 4}
+_BESIDE = ("records", "preferences", "classes", "tags")  # with a value for each token
+TABLE_COLUMNS = {"text": 6, "pairs": 12, **dict.fromkeys(_BESIDE, 8), "images": 4, "captions": 4}
 
 # Columns of the lengths of its documents: of pairs, the target's and the source's; of images 1, the
 # one token that each counts as, then width and height in pixels.
-LENGTH_COLUMNS = {"text": 1, "pairs": 2, "records": 1, "classes": 1, "tags": 1, "images": 3, "captions": 3}
+LENGTH_COLUMNS = {"text": 1, "pairs": 2, **dict.fromkeys(_BESIDE, 1), "images": 3, "captions": 3}
 
 # Kinds whose documents have labels, which the index names: one a document, or one a word.
 LABELLED = ("classes", "tags")
+
+# Kinds with a loss mask: 1 where a token is a target.
+MASKED = ("records", "preferences")
+
+WHOLE = "preferences"
+"""Kind whose documents are in a row whole, or not at all."""
+
+REJECTED = 2
+"""Bit of the loss mask of preferences, set for all tokens of the second side, prompt and answer."""
 
 IMAGES = "images"
 """Kind of data without tokens and tokenizer: one image is one document, and counts as one token."""
@@ -45,7 +55,7 @@ CAPTIONS = "captions"
 """Images, each with a text; their tokens are in a sidecar, and an image counts as one token."""
 
 # Kinds whose documents begin with the start token of a given tokenizer, where texts do in its released model.
-BEGUN = ("text", "records")
+BEGUN = ("text", "records", "preferences")
 
 LENGTH_BYTES = 4
 # Longest part of a path on common file systems.
@@ -159,9 +169,10 @@ def build_split(shards: list[ShardIndex], num_bytes_text: int) -> SplitIndex:
 class DataIndex:
     """A whole shard folder.
 
-    Its kind is `text`, `pairs` (source and target), `records` (tokens with a loss mask), `classes`
-    (texts with a label), `tags` (texts whose words have labels), `images` (with a label) or
-    `captions` (images with a text). There is a split `train`, and maybe `validation`.
+    Its kind is `text`, `pairs` (source and target), `records` (tokens with a loss mask),
+    `preferences` (such a record with each of two answers, the chosen one first), `classes` (texts
+    with a label), `tags` (texts whose words have labels), `images` (with a label) or `captions`
+    (images with a text). There is a split `train`, and maybe `validation`.
     """
 
     tokenizer_sha256: str  # of DIR/tokenizer.json, hex; empty for images

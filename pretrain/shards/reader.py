@@ -100,7 +100,7 @@ class ShardReader:
         return member, first, end - first
 
     def loss(self, number: int) -> np.ndarray:
-        """Returns the loss mask of a member (uint8), in a shard of records. Raises: DataError."""
+        """Returns the loss mask of a member (uint8), as written. Raises: DataError."""
         return self._beside_tokens(number, "loss", "u1")
 
     def labels(self, number: int) -> np.ndarray:

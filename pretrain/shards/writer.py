@@ -4,7 +4,8 @@
         00000007.tokens.npy    1-D uint16 or uint32, the documents one after another
         00000007.docs.npy      1-D uint32, where each document starts in the member; the first is 0
         pairs only:    00000007.source.npy, 00000007.source_docs.npy: the same of the source side
-        records only:  00000007.loss.npy: uint8, loss mask, 1 where a token is a target
+        records only:  00000007.loss.npy: uint8, loss mask, 1 where a token is a target; of
+                       preferences, 2 is added for the tokens of the rejected side
         labelled only: 00000007.labels.npy: int16, number of a token's label, or IGNORE_INDEX
     ShardWriter.close        -> the sidecars, then the tar under its final name:
         NAME.idx.npy           int64 [members, columns]: places and CRC32s of each member's arrays
@@ -25,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.errors import DataError, DiskError
-from pretrain.shards.index import LABELLED, LENGTH_COLUMNS, NPY_HEADER_BYTES, ShardIndex, Sidecar
+from pretrain.shards.index import LABELLED, LENGTH_COLUMNS, MASKED, NPY_HEADER_BYTES, ShardIndex, Sidecar
 from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate
 from pretrain.utils.io import AtomicWriter, write_file
 
@@ -43,7 +44,7 @@ LABEL_DTYPE = "<i2"
 MAX_LABELS = 2**15 - 1
 
 # Name and dtype of the array with a value for each token, by the kind of data.
-_BESIDE = {"records": ("loss", "u1")} | dict.fromkeys(LABELLED, ("labels", LABEL_DTYPE))
+_BESIDE = dict.fromkeys(MASKED, ("loss", "u1")) | dict.fromkeys(LABELLED, ("labels", LABEL_DTYPE))
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
@@ -82,7 +83,7 @@ class ShardWriter:
             path: DIR/SPLIT/NAME.tar; its folder exists. The index has the last two parts.
             dtype: `uint16` or `uint32`.
             member_tokens: Tokens at or past which the end of a document closes a member.
-            kind: `text`, `pairs`, `records`, `classes` or `tags`.
+            kind: `text`, `pairs`, `records`, `preferences`, `classes` or `tags`.
 
         Raises:
             DiskError: Also from every method.
@@ -130,7 +131,7 @@ class ShardWriter:
             )
         given = [part is not None for part in (source, loss, labels)]
         kind = self._kind
-        assert given == [kind == "pairs", kind == "records", kind in LABELLED], "the arrays of the kind"
+        assert given == [kind == "pairs", kind in MASKED, kind in LABELLED], "the arrays of the kind"
         assert source is None or source.lengths.all(), "a source has at least one token"
         beside = labels if loss is None else loss
         assert beside is None or len(beside) == len(tokens.values), "a value for each token"

@@ -142,8 +142,8 @@ class ChatTemplate:
         raw = self._render(self._marked(messages), self._marked(tools), generation_prompt)
         return list(_cut(raw, []))
 
-    def segments(self, messages: Sequence[Message], tools: Any = None) -> list[ChatPart]:
-        """Returns the text of a conversation in parts, the assistant's learned.
+    def segments(self, messages: Sequence[Message], tools: Any = None, first: int = 0) -> list[ChatPart]:
+        """Returns the text of a conversation in parts, the assistant's from turn `first` on learned.
 
         Raises: ChatTemplateError: The template refuses the conversation, or its renderings of the
         first turns do not continue each other.
@@ -152,16 +152,18 @@ class ChatTemplate:
         tools = self._marked(tools)
         raw = self._render(marked, tools)
         if self._has_tag:
-            first, last = _LEARNED
-            starts = [place for place, character in enumerate(raw) if character == first]
-            ends = [place for place, character in enumerate(raw) if character == last]
-            return list(_cut(raw, list(zip(starts, ends, strict=True))))
-        return list(_cut(raw, list(self._find_spans(raw, marked, tools))))
+            begin, end = _LEARNED
+            starts = [place for place, character in enumerate(raw) if character == begin]
+            ends = [place for place, character in enumerate(raw) if character == end]
+            # A template has the tag in a loop over the turns: a span each.
+            skipped = sum(message["role"] == ASSISTANT for message in marked[:first])
+            return list(_cut(raw, list(zip(starts, ends, strict=True))[skipped:]))
+        return list(_cut(raw, list(self._find_spans(raw, marked, tools, first))))
 
-    def _find_spans(self, raw: str, messages: Sequence[Message], tools: Any) -> Iterable[tuple[int, int]]:
+    def _find_spans(self, raw: str, messages: Sequence[Message], tools: Any, first: int) -> Iterable[tuple[int, int]]:
         """Yields the characters of each turn of the assistant, by renderings of the turns so far."""
         for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT:
+            if message["role"] != ASSISTANT or number < first:
                 continue
             if number == 0:
                 what = "the first turn is the assistant's, before which there is nothing to render"

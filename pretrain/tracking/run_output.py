@@ -51,6 +51,8 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str], int]] = {
     "val_perplexity": ("perplexity", "{:.2f}".format, 0),
     "val_tokens": ("tokens", _count, 0),
     "val_labels": ("labels", _count, 0),
+    "val_pairs": ("pairs", _count, 0),
+    "reward_margin": ("margin", "{:.3f}".format, 7),
     "lr": ("lr", "{:.2e}".format, 8),
     "grad_norm": ("grad", "{:.2f}".format, 7),
     "tokens_per_s": ("tok/s", _count, 6),
@@ -116,7 +118,7 @@ class Console:
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows a row: with the accuracy of a classifier, and images rather than their patches."""
-        hidden = [] if "labels" in metrics else ["accuracy"]
+        hidden = [] if metrics.keys() & {"labels", "pairs"} else ["accuracy"]
         hidden += ["tokens_per_s"] if "images_per_s" in metrics else []
         metrics = {name: value for name, value in metrics.items() if name not in hidden}
         if self._has_bar and "loss" in metrics:

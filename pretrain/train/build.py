@@ -27,10 +27,10 @@ from pretrain.data.stream import SourceStreams, open_windows
 from pretrain.dist import World
 from pretrain.engine.build import build_engine, builds_sharded, fill_sharded, start_accelerator
 from pretrain.engine.engine import Engine
-from pretrain.model import build_model
+from pretrain.model import LanguageModel, build_model
 from pretrain.model.build import fill_weights
 from pretrain.model.sequence_parallel import share_rows
-from pretrain.objective import build_loss
+from pretrain.objective import build_loss, shown_of
 from pretrain.optim.build import build_optimizer, state_size
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
@@ -48,6 +48,7 @@ from pretrain.tracking.tracker import Identity
 from pretrain.train.claim import Claim, agree_on_versions, begin, check_data, fetch_run, recall_evaluations
 from pretrain.train.initial_weights import InitialWeights, open_start, pin_start
 from pretrain.train.layer_norms import LayerNorms
+from pretrain.train.reference import with_reference
 from pretrain.train.rollback import agree_on_skips
 from pretrain.train.samples import AttentionPictures, Samples, build_pictures, build_samples
 from pretrain.train.step import TrainModule
@@ -103,7 +104,6 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     progress.enter("meet")
     accelerator = start_accelerator(config.engine, clip, plan, count_parameters(config.model), world)
     agree_on_versions(world)
-
     progress.enter("load")
     config = pin_start(fetch_run(claim, world, progress), world)
     claim = replace(claim, config=config)
@@ -119,7 +119,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     else:
         fill_weights(model, start.draw)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    module = TrainModule(model, build_loss(config.objective), len(dataset.sources))
+    module = _module(config, model, dataset)
     optimizer = build_optimizer(groups, optim, accelerator.device)
     kept: dict[str, Any] = {"saves_frozen": start.base is None, "averages": optim.ema.is_on, "balance": module.kept}
     engine = build_engine(module, names, optimizer, accelerator, config.engine, clip, world, **kept)
@@ -135,6 +135,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
 
     on_cuda = accelerator.device.type == "cuda"
     record = begin(claim, world, {**topology, "from_step": state.step})
+    claim = with_reference(claim, plan, world, engine, state, progress)
     samples = SourceStreams(dataset, claim.stores, config.data, config.lengths, plan.rows, config.seed)
     skips = agree_on_skips(folder, record, state, world.is_main)
     state = state.leaving_out(skips.ranges)
@@ -147,7 +148,6 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     validation = _validation(claim, plan, world, on_cuda)
     recall_evaluations(checkpoints, best, folder)
     meter = _meter(config, world, on_cuda)
-    norms = LayerNorms([*names.values()], optimizer, engine.state, is_cut=_cuts_state(config))
     timeline = Timeline(on_cuda)
     module.register_forward_hook(timeline.after_forward)
     run = Run(
@@ -166,7 +166,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         meter=meter,
         timeline=timeline,
         phase=PhaseClock(progress, meter, timeline),
-        norms=norms,
+        norms=LayerNorms([*names.values()], optimizer, engine.state, is_cut=_cuts_state(config)),
         texts=build_samples(config, dataset, engine, world),
         pictures=build_pictures(config, dataset, engine, world),
         profiler=Profiler(config.profile, folder.path, world.rank, on_cuda=on_cuda),
@@ -175,6 +175,11 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         attempt=len(record["attempts"]),
     )
     return run, state
+
+
+def _module(config: RunConfig, model: LanguageModel, dataset: Dataset) -> TrainModule:
+    objective = config.objective
+    return TrainModule(model, build_loss(objective), len(dataset.sources), shown_of(objective))
 
 
 def _cuts_state(config: RunConfig) -> bool:

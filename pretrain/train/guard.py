@@ -30,10 +30,10 @@ from pretrain.data.order import SkipRanges
 from pretrain.dist import World
 from pretrain.engine.engine import Engine, Update
 from pretrain.errors import CheckpointError, DivergedError
+from pretrain.parts import Part, part_of
 from pretrain.train.build import Run
 from pretrain.train.rollback import plan_rollback, record_rollback
 from pretrain.train.step import StepTotals
-from pretrain.types import Part, part_of
 from pretrain.utils.units import plural
 
 log = logging.getLogger(__name__)

@@ -38,8 +38,9 @@ from pretrain.interop.write import as_released
 from pretrain.model.build import initial_weight
 from pretrain.optim.groups import Scale
 from pretrain.optim.parametrization import scale_of
+from pretrain.parts import part_of
 from pretrain.run.folder import RunDir
-from pretrain.types import EMA, Fragment, FragmentStore, part_of
+from pretrain.types import EMA, Fragment, FragmentStore
 
 log = logging.getLogger(__name__)
 

@@ -204,7 +204,11 @@ def _start_exchange(
     coming = upcoming.counts if upcoming else None
     flags = {"stop": bool(run.stop), "is_written": saving.is_written}
     module = run.engine.module
-    numbers = {"num_ahead": module.num_ahead, "num_routed": module.num_routed}
+    numbers = {
+        "num_shown": len(module.shown),
+        "num_ahead": module.num_ahead,
+        "num_routed": module.num_routed,
+    }
     finish = start_exchange(sums, done, coming, **flags, **numbers)
 
     def wait() -> StepTotals:
@@ -249,10 +253,12 @@ def _follow(run: Run, step: int, update: Update, agreed: StepTotals) -> None:
 
 
 def _metrics(run: Run, state: TrainState, agreed: StepTotals, skipped_rows: int) -> dict[str, float]:
-    head = run.config.model.head.kind
-    metrics = {"labels" if head == "labels" else "tokens": float(state.tokens)}
-    if head != "pixels":  # a choice among answers
+    unit = run.config.unit
+    metrics = {"tokens" if unit == "pixels" else unit: float(state.tokens)}
+    if unit != "pixels":  # a choice among answers
         metrics["accuracy"] = agreed.num_correct / max(agreed.done.num_targets, 1)
+    for name, value in zip(run.engine.module.shown, agreed.shown, strict=True):
+        metrics[name] = value / max(agreed.done.num_targets, 1)
     metrics |= {"skipped_steps": float(state.step - state.optimizer_step)}
     loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale")
     if loss_scale is not None:
@@ -324,15 +330,18 @@ def _measure(run: Run, should_stop: Callable[[], bool]) -> dict[str, float] | No
         if report is None:
             return None
         reports.append(report)
-    return _describe(run.validation, reports, head=run.config.model.head.kind)
+    return _describe(run.validation, reports, run.config.unit, run.engine.module.shown)
 
 
 def _describe(
-    validation: Sequence[ValidationSource], reports: Sequence[LossReport], *, head: str = "lm"
+    validation: Sequence[ValidationSource],
+    reports: Sequence[LossReport],
+    unit: str = "tokens",
+    shown: Sequence[str] = (),
 ) -> dict[str, float]:
     """Returns the row of an evaluation: all splits, and each loss; empty without a target.
 
-    The targets of a classifier are labels: exp(loss), a number of words to choose from, says nothing of them.
+    exp(loss), a number of words to choose from, says nothing of labels or pairs (`RunConfig.unit`).
     Pixels are no choice at all.
     """
     whole, bits = pool(reports, [source.tokens_per_byte for source in validation])
@@ -343,11 +352,12 @@ def _describe(
         pairs = zip(validation, reports, strict=True)
         metrics = {f"val_loss_{source.name}": one.loss for source, one in pairs if one.num_targets}
     metrics["val_loss"] = whole.loss
-    if head == "lm":
+    if unit == "tokens":
         metrics["val_perplexity"] = whole.perplexity
-    if head != "pixels":
+    if unit != "pixels":
         metrics["val_accuracy"] = whole.accuracy
-    metrics["val_labels" if head == "labels" else "val_tokens"] = float(whole.num_targets)
+    metrics |= {f"val_{name}": value for name, value in zip(shown, whole.shown, strict=True)}
+    metrics["val_tokens" if unit == "pixels" else f"val_{unit}"] = float(whole.num_targets)
     if bits is not None:
         metrics["val_bits_per_byte"] = bits
     return metrics

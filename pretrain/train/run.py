@@ -177,8 +177,8 @@ def _summarize(run: Run, state: TrainState) -> Iterator[str]:
     except (ConfigError, DataError) as error:  # a damaged record is no failure of the training
         log.warning("%s", error)
     time = f"{time_of_starts(rows, attempts)} in {plural(len(attempts), 'start')}"
-    units = {"labels": "labels", "pixels": "hidden patches"}
-    targets = units.get(run.config.model.head.kind, "target tokens")
+    units = {"tokens": "target tokens", "pixels": "hidden patches", "pairs": "pairs of answers"}
+    targets = units.get(run.config.unit, run.config.unit)
     yield f"done: {plural(state.step, 'step')}, {state.tokens:,} {targets}, {time}"
     for name in ("loss", "val_loss"):
         if values := [(row["step"], row[name]) for row in rows if row.get(name) is not None]:

@@ -48,10 +48,12 @@ class TrainModule(nn.Module):
         targets_per_token: Targets of the global batch over its tokens without padding, set before
             each step. The loss is divided by targets, and losses of experts are means over tokens.
         balance: Balance of the experts of the model; None: it has none.
+        shown: Names of further sums of the loss (`ObjectiveKind.shown`).
     """
 
-    def __init__(self, model: LanguageModel, loss: Loss, num_sources: int = 1) -> None:
+    def __init__(self, model: LanguageModel, loss: Loss, num_sources: int = 1, shown: tuple[str, ...] = ()) -> None:
         super().__init__()
+        self.shown = shown
         self.model = model
         self.balance = find_balance(model)
         self.targets_per_token = 1.0
@@ -62,7 +64,7 @@ class TrainModule(nn.Module):
     def num_shown(self) -> int:
         """Number of values shown in training mode."""
         of_sources = 2 * self._num_sources if self._num_sources > 1 else 0
-        return 2 + of_sources + self.num_ahead + self.num_routed
+        return 2 + len(self.shown) + of_sources + self.num_ahead + self.num_routed
 
     @property
     def num_ahead(self) -> int:
@@ -85,12 +87,14 @@ class TrainModule(nn.Module):
 
         Returns:
             The sum of the losses that is minimised, a scalar, and shown values, detached: float64
-            [2], the sum of -log p(target) and the number of correct targets. For a mixture in
-            training mode also that sum for each source, then the targets of each; then those of
-            `LossOutput.ahead`, and then `ExpertBalance.shown`.
+            [2], the sum of -log p(target) and the number of correct targets, then what the loss
+            shows besides. For a mixture in training mode also that sum for each source, then the
+            targets of each; then those of `LossOutput.ahead`, and then `ExpertBalance.shown`.
         """
         found = self._loss(self.model, batch)
         shown = torch.stack((found.nll_sum.double(), found.num_correct.double()))
+        if found.shown_M is not None:
+            shown = torch.cat((shown, found.shown_M))
         if self.training and self._num_sources > 1:
             shown = torch.cat((shown, sum_by_source(batch, found.nll_P, self._num_sources).flatten()))
         if found.ahead is not None:
@@ -128,6 +132,7 @@ class StepTotals:
 
     loss_sum: float  # sum of -log p(target) over the ending step
     num_correct: int  # targets of the ending step that are the model's most likely token
+    shown: tuple[float, ...]  # further sums of its loss (`TrainModule.shown`)
     # For a mixture the sum of -log p(target) over each source, then the targets of each; else
     # empty.
     by_source: tuple[float, ...]
@@ -160,14 +165,16 @@ def start_exchange(
     *,
     stop: bool = False,
     is_written: bool = False,
+    num_shown: int = 0,
     num_ahead: int = 0,
     num_routed: int = 0,
 ) -> Callable[[], StepTotals]:
     """Begins the all-reduce of `StepTotals`; returns the function that waits for it. Collective.
 
-    `sums` are those of the engine over this rank's micro-batches, float64 [2 + 2 per source +
-    `num_ahead` + `num_routed`], on its device. They are not read here, so that the host does not wait
-    for the backward pass; it waits for no work that is queued between this call and the other.
+    `sums` are those of the engine over this rank's micro-batches, float64 [2 + `num_shown` +
+    2 per source + `num_ahead` + `num_routed`], on its device. They are not read here, so that the
+    host does not wait for the backward pass; it waits for no work that is queued between this call
+    and the other.
     """
     flags = (float(coming is None), float(is_written), float(stop))
     parts = [done.pack(), (coming or StepCounts()).pack(), flags]
@@ -177,14 +184,16 @@ def start_exchange(
 
     def finish() -> StepTotals:
         totals = wait().split([len(sums), *map(len, parts)])
-        (loss_sum, num_correct, *further), ending, following, flags = (part.tolist() for part in totals)
+        ours, ending, following, flags = (part.tolist() for part in totals)
+        loss_sum, num_correct, *further = ours
         num_missing, num_written, num_stops = flags
         last = len(further) - num_routed
         first = last - num_ahead
         return StepTotals(
             loss_sum=loss_sum,
             num_correct=int(num_correct),
-            by_source=tuple(further[:first]),
+            shown=tuple(further[:num_shown]),
+            by_source=tuple(further[num_shown:first]),
             done=StepCounts.unpack(ending),
             coming=None if num_missing else StepCounts.unpack(following),
             num_written=int(num_written),

@@ -21,9 +21,10 @@ from pretrain.model import build_model
 from pretrain.model.build import init_weights
 from pretrain.model.sequence_parallel import share_rows
 from pretrain.objective import build_loss
+from pretrain.parts import part_of
 from pretrain.plan.activations import activation_bytes
 from pretrain.plan.task import TrainingTask
-from pretrain.types import Batch, Columns, part_of
+from pretrain.types import Batch, Columns
 from tests.integration.sequence_workers import random_batch
 from tests.integration.workers import MODEL, TWO_STACKS, VOCAB, build, train, whole_moments
 from tests.unit.plan.kept import SavedStorages, live_tensors

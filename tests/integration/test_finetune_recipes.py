@@ -58,6 +58,9 @@ def arrange(recipe: str, folder: Path) -> list[str]:
             for number, text in enumerate(TEXTS[:2])
         ]
         return [*start, f"data.path={shards(folder, 'classes' if recipe == 'classify' else 'tags', run, records)}"]
+    if recipe == "dpo":
+        pair = {"prompt": "Say it.", "chosen": "It is said.", "rejected": "No."}
+        return [*start, f"data.path={shards(folder, 'preferences', run, [pair], template='instruction')}"]
     records = [{"prompt": "Say it.", "response": "It is said."}]
     return [*start, f"data.path={shards(folder, 'records', run, records, template='instruction')}"]
 

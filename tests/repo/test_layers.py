@@ -1,6 +1,6 @@
 """The layering rule: a module imports only from a lower layer or its own folder. Lazy imports count too.
 
-0 errors | 1 utils | 2 config run rows | 3 plan shards types dist | 4 tokenizer
+0 errors | 1 utils | 2 config run rows parts | 3 plan shards types dist | 4 tokenizer
 5 data prepare model objective optim tracking | 6 engine checkpoint generate interop resolve | 7 artifact
 8 attention_maps | 9 evaluate report doctor datacheck inspect | 10 train drill scale | 11 cli
 launch beside them: layers 0 to 2, plan, shards
@@ -16,7 +16,7 @@ from tests.repo.source import SOURCE_FILES, module_name, name, parse
 LAYERS = [
     {"errors"},
     {"utils"},
-    {"config", "run", "rows"},
+    {"config", "run", "rows", "parts"},
     {"plan", "shards", "types", "dist"},
     {"tokenizer"},
     {"data", "prepare", "model", "objective", "optim", "tracking"},
@@ -34,7 +34,7 @@ ENTRY_POINTS = {"pretrain", "pretrain.__main__"}
 BY_NAME = {("pretrain.config.load", "pretrain.interop.release")}
 """References to a higher layer by name: the model of `init.from`, where that is a Hugging Face folder."""
 TORCH_FREE = (*(f"pretrain.{part}" for part in sorted(LAUNCH_MAY_USE)), "pretrain_launch")
-ON_RANKS = ("pretrain.run.heartbeat", "pretrain.run.watchdog")
+ON_RANKS = ("pretrain.parts", "pretrain.run.heartbeat", "pretrain.run.watchdog")
 """Modules of these rooms that only ranks import."""
 BY_NAME_CALLS = ("import_module", "__import__", "resolve_name")
 HEAVY = {"torch", "deepspeed", "accelerate", "transformers"}

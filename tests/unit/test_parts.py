@@ -8,7 +8,8 @@ import torch
 
 from pretrain.checkpoint.fragments import FragmentReader, write_fragments
 from pretrain.errors import CheckpointError
-from pretrain.types import Fragment, Part, Place
+from pretrain.parts import Part, Place
+from pretrain.types import Fragment
 
 SHAPES: list[tuple[tuple[int, ...], int, tuple[int, ...]]] = [
     ((12, 5), 0, ()),

@@ -19,7 +19,8 @@ from pretrain.prepare.filters import Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.readers.lines import UTF8_BOM, Lines, lines_of
-from pretrain.prepare.readers.records import ReadRule, RecordError, not_utf8, parse_object, too_long
+from pretrain.prepare.readers.record_fields import RecordError, parse_object
+from pretrain.prepare.readers.records import ReadRule, not_utf8, too_long
 
 CHUNK_BYTES = 2**20
 

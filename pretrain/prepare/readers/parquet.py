@@ -12,7 +12,8 @@ from pretrain.errors import DataError
 from pretrain.prepare.filters import Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
-from pretrain.prepare.readers.records import ReadRule, RecordError, spelled, too_long
+from pretrain.prepare.readers.record_fields import RecordError, spelled
+from pretrain.prepare.readers.records import ReadRule, too_long
 
 BUFFER_BYTES = 2**20
 BATCH_BYTES = 4 * 2**20

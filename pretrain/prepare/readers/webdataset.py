@@ -23,7 +23,8 @@ from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.readers.json import read_records
 from pretrain.prepare.readers.lines import Lines
-from pretrain.prepare.readers.records import ReadRule, RecordError, decode, parse_object, too_long
+from pretrain.prepare.readers.record_fields import RecordError, parse_object
+from pretrain.prepare.readers.records import ReadRule, decode, too_long
 
 SKIP_BYTES = 2**20
 MAX_NAME_BYTES = 2**20

@@ -36,7 +36,7 @@ def exchange(
 )
 def test_alone_a_rank_gets_its_own_values(loss_sum, num_correct, by_source, done, coming, is_written, stop):
     totals = exchange([loss_sum, num_correct, *by_source], done, coming, stop=stop, is_written=is_written)
-    assert totals == StepTotals(loss_sum, num_correct, tuple(by_source), done, coming, is_written, stop)
+    assert totals == StepTotals(loss_sum, num_correct, (), tuple(by_source), done, coming, is_written, stop)
 
 
 def test_loads_of_experts_are_the_last_values():
@@ -78,5 +78,5 @@ def test_every_rank_gets_the_same_sums(tmp_path):
     for process in processes:
         process.join(LIMIT_S)
     digest = sum(2**64 - 1 - number for number in range(3)) % 2**64
-    totals = StepTotals(0.75, 15, (), StepCounts(18, 300, 3, digest), StepCounts(33, 21, 0, 3), 2, stop=True)
+    totals = StepTotals(0.75, 15, (), (), StepCounts(18, 300, 3, digest), StepCounts(33, 21, 0, 3), 2, stop=True)
     assert rows == [(number, totals, None) for number in range(3)]

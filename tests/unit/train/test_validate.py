@@ -33,15 +33,23 @@ def test_one_split_is_not_told_twice_and_unknown_bytes_not_at_all():
 
 
 def test_the_row_of_a_classifier_counts_labels_and_has_no_perplexity():
-    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 4)], head="labels")
+    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 4)], unit="labels")
     assert row == {"val_loss": 0.5, "val_accuracy": 0.4, "val_labels": 10.0}
 
 
 def test_the_row_of_pixels_has_a_loss_alone():
-    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 0)], head="pixels")
+    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 0)], unit="pixels")
     assert row == {"val_loss": 0.5, "val_tokens": 10.0}
 
 
 def test_no_target_is_no_loss_and_not_the_best_one():
     assert _describe([WEB], [LossReport(0.0, 0, 0)]) == {}
     assert "val_loss_web" not in _describe([WEB, CODE], [LossReport(0.0, 0, 0), LossReport(3.0, 30, 6)])
+
+
+def test_the_rewards_of_pairs_are_means_over_all_sources():
+    reports = [LossReport(0.5, 10, 8, (0.25, 0.5)), LossReport(0.25, 30, 30, (0.75, 0.5))]
+    row = _describe([WEB, CODE], reports, "pairs", ("reward_margin", "reward_chosen"))
+    assert (row["val_pairs"], row["val_accuracy"]) == (40, 0.95)
+    assert (row["val_reward_margin"], row["val_reward_chosen"]) == (0.625, 0.5)
+    assert not row.keys() & {"val_perplexity", "val_tokens"}

@@ -1,0 +1,197 @@
+"""Direct preference optimization (Rafailov et al. 2023, equation 7): the better of two answers.
+
+    row   prompt, chosen answer | prompt, rejected answer | ...      documents, a pair together
+    log p(answer) = sum over its tokens, of the model and of the reference
+    z = beta [(log p(chosen) - log p_ref(chosen)) - (log p(rejected) - log p_ref(rejected))]
+    loss of a pair = -(1 - s) log sigmoid(z) - s log sigmoid(-z)
+
+with s the share of wrong preferences (`dpo.label_smoothing`; Mitchell 2023). A target is a pair:
+the loss is the mean over pairs, and a pair is right where z > 0. Reported is the loss without s.
+
+The reference is the model before its first step. Its log-probabilities are computed once
+(train/reference.py) and found by a hash of the pair's tokens, wherever its row is in the order:
+
+    ModelRows with keys  --add_reference(ReferenceTable)-->  with log-probabilities
+
+The weight of a token's gradient is known when both answers have been read, so the head runs twice:
+without gradient for the sums, then for the gradient of the weighted sum of log-probabilities.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from pretrain.config.objective import ObjectiveConfig, TaskConfig
+from pretrain.errors import DataError
+from pretrain.objective.causal import causal_rows
+from pretrain.objective.loss import Loss, LossOutput, Model, linear_cross_entropy
+from pretrain.objective.row_maker import RowContext
+from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, RowMaker, TokenRows
+from pretrain.types import Batch
+
+REWARDS = ("reward_margin", "reward_chosen", "reward_rejected")
+"""Sums that the loss shows: beta times the log-probability of an answer less the reference's."""
+
+
+def build_preferences(config: TaskConfig, context: RowContext) -> RowMaker:
+    """Pairs of answers, one or several a row."""
+    return preference_rows
+
+
+def preference_rows(rows: TokenRows) -> ModelRows:
+    """Makes rows of pairs without the reference; documents 2n and 2n + 1 of a row are a pair."""
+    made = causal_rows(rows, document_mask=True)
+    width = rows.tokens.shape[1]
+    num_rows, seq_len = made.inputs.shape
+    assert rows.num_tokens is not None and rows.loss_mask is not None, "rows are padded"
+    row, column = np.divmod(rows.starts, width)
+    is_side = column < rows.num_tokens[row]  # the last start of a row is that of its padding
+    starts = rows.starts[is_side]
+    row, column = row[is_side], column[is_side]
+    assert len(starts) % 2 == 0, "a row has both answers"
+    positions = np.flatnonzero(made.targets != IGNORE_INDEX)
+    places = positions // seq_len * width + positions % seq_len
+    targets = np.full((num_rows, seq_len), IGNORE_INDEX, dtype=np.int64)
+    targets[row[::2], column[::2]] = 0
+    pairs = PairRows(
+        targets=made.targets.ravel()[positions],
+        sides=np.searchsorted(starts, places, side="right") - 1,
+        keys=_hash_pairs(rows, starts, row),
+    )
+    counted = replace(made, targets=targets, num_targets=len(starts) // 2)
+    return replace(counted, target_positions=positions, pairs=pairs)
+
+
+def _hash_pairs(rows: TokenRows, starts: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """Returns a hash of the tokens and the loss mask of each pair, int64."""
+    assert rows.num_tokens is not None and rows.loss_mask is not None
+    tokens, mask = rows.tokens.astype("<u4").ravel(), rows.loss_mask.ravel()
+    width = rows.tokens.shape[1]
+    # The end of a side is the start of the next, or of its row's padding.
+    row_ends = row * width + rows.num_tokens[row]
+    ends = np.minimum(np.append(starts[1:], len(tokens)), row_ends)
+    keys = []
+    bounds = np.stack((starts[::2], ends[::2], ends[1::2]), axis=1)
+    for first, middle, end in bounds.tolist():
+        digest = hashlib.blake2b(digest_size=8)
+        digest.update((middle - first).to_bytes(8, "little"))
+        digest.update(tokens[first:end].tobytes())
+        digest.update(np.packbits(mask[first:end]).tobytes())
+        keys.append(int.from_bytes(digest.digest(), "little", signed=True))
+    return np.array(keys, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class ReferenceTable:
+    """Log-probabilities of both answers by the reference, for the pairs of a run."""
+
+    keys: np.ndarray  # int64 [A], ascending, each once
+    values: np.ndarray  # float64 [A, 2]
+
+    def find(self, keys: np.ndarray) -> np.ndarray | None:
+        """Returns the values of some keys, float64 [keys, 2]; None where one is unknown."""
+        places = np.minimum(np.searchsorted(self.keys, keys), max(len(self.keys) - 1, 0))
+        if len(keys) and not (len(self.keys) and np.array_equal(self.keys[places], keys)):
+            return None
+        return self.values[places] if len(keys) else np.empty((0, 2))
+
+    def dump(self) -> bytes:
+        """Returns the content of a file of safetensors."""
+        return safetensors.numpy.save({"keys": self.keys, "values": self.values})
+
+
+def build_table(keys: Sequence[int], values: Sequence[Sequence[float]]) -> ReferenceTable:
+    """Returns the table of pairs in any order; of a pair that occurs twice the first counts."""
+    found, first = np.unique(np.array(keys, dtype=np.int64), return_index=True)
+    return ReferenceTable(found, np.array(values, dtype=np.float64).reshape(-1, 2)[first])
+
+
+def read_table(path: Path) -> ReferenceTable:
+    """Reads a table. Raises: DataError: It is missing or damaged."""
+    try:
+        arrays = safetensors.numpy.load(path.read_bytes())
+        return ReferenceTable(arrays["keys"], arrays["values"])
+    except (OSError, SafetensorError, KeyError) as error:
+        what = "the log-probabilities of the reference cannot be read"
+        fix = "put the file back from a copy of the run, or train a new run"
+        raise DataError(f"{what}: {error}", where=str(path), fix=fix) from None
+
+
+def add_reference(make_rows: RowMaker, table: ReferenceTable | None) -> Callable[[TokenRows], ModelRows]:
+    """Returns a row maker of pairs with their reference; None: it gives all answers 0."""
+
+    def make(rows: TokenRows) -> ModelRows:
+        made = make_rows(rows)
+        assert made.pairs is not None, "rows of preferences"
+        keys = made.pairs.keys
+        found = np.zeros((len(keys), 2)) if table is None else table.find(keys)
+        if found is None:
+            what = "a pair of answers that the run did not begin with: its reference is not known"
+            raise DataError(what, fix="use the data of the run, or train a new run on these")
+        return replace(made, pairs=replace(made.pairs, reference=found))
+
+    return make
+
+
+def preference_loss(config: ObjectiveConfig) -> Loss:
+    """Returns the loss of pairs of a config."""
+    dpo = config.dpo
+    return partial(sum_preference_loss, beta=dpo.beta, label_smoothing=dpo.label_smoothing)
+
+
+def sum_preference_loss(model: Model, batch: Batch, beta: float, label_smoothing: float = 0.0) -> LossOutput:
+    """Sums the losses of the pairs of a batch, and shows the sums of `REWARDS`.
+
+    Without a reference nothing is minimised, and what is shown are the log-probabilities of the
+    answers, float64 [2 A], chosen and rejected in turn.
+    """
+    pairs = batch.pairs
+    assert pairs is not None and batch.target_positions_P is not None, "rows of preferences"
+    output = model(batch, logits=False)
+    hidden_PD = output.hidden_BTD.flatten(0, 1).index_select(0, batch.target_positions_P)
+
+    def head_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> LossOutput:
+        def score(weights_P: Tensor | None = None) -> LossOutput:
+            return linear_cross_entropy(
+                hidden,
+                weight,
+                pairs.targets_P,
+                vocab_size=model.head.num_scores,
+                bias_V=bias,
+                weights_P=weights_P,
+                soft_cap=model.head.soft_cap,
+                compiled=model.head.compiles_loss,
+            )
+
+        with torch.no_grad():
+            known = score()
+        assert known.nll_P is not None
+        sums = torch.zeros(2 * len(pairs.keys_A), dtype=torch.float64, device=hidden.device)
+        sums.index_add_(0, pairs.sides_P, -known.nll_P.double())
+        if pairs.reference_A2 is None:
+            return LossOutput(known.loss_sum, known.nll_sum, known.num_correct, shown_M=sums)
+        rewards_A2 = beta * (sums.view(-1, 2) - pairs.reference_A2)
+        z_A = rewards_A2[:, 0] - rewards_A2[:, 1]
+        # d loss / d z; of log p(chosen) beta times that, and of log p(rejected) its negative.
+        slope_A = torch.sigmoid(z_A) - (1 - label_smoothing)
+        smoothed = -(1 - label_smoothing) * logsigmoid(z_A) - label_smoothing * logsigmoid(-z_A)
+        loss_sum = smoothed.sum().to(known.loss_sum.dtype)
+        if torch.is_grad_enabled():
+            weights_2A = torch.stack((-slope_A, slope_A), dim=1).flatten() * beta
+            weights_P = weights_2A.index_select(0, pairs.sides_P).to(known.nll_P.dtype)
+            weighted = score(weights_P).loss_sum
+            loss_sum = weighted + (loss_sum - weighted.detach())
+        shown_M = torch.stack((z_A.sum(), *rewards_A2.sum(dim=0)))
+        return LossOutput(loss_sum, -logsigmoid(z_A).sum(), (z_A > 0).sum(), shown_M=shown_M)
+
+    # The hooks of ZeRO stage 3 may return a plain tuple.
+    return LossOutput(*model.head(hidden_PD, head_loss))._replace(routing_LW=output.routing_LW)

@@ -1,0 +1,90 @@
+"""Fields of a record of JSON or Parquet, by name; the caller gives errors their place."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pretrain.errors import DataError
+
+JSON_KINDS = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    bytes: "bytes",
+}
+
+_JSON = json.JSONDecoder()
+
+
+def spelled(option: str) -> str:
+    """Returns the ways to give an option that names a field."""
+    return "--text-field, or text_field in a config" if option == "text_field" else f"{option} in a config"
+
+
+class RecordError(Exception):
+    """A malformed record, whose place the caller knows."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        self.what = what
+        self.fix = fix
+        super().__init__(what)
+
+    def at(self, where: str) -> DataError:
+        """Returns the error with its place."""
+        return DataError(self.what, where=where, fix=self.fix)
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Parses a record of JSON. Raises: RecordError."""
+    try:
+        # `JSONDecoder.decode` spends half of its time on white space around the record.
+        row, end = _JSON.raw_decode(text) if text.startswith("{") else (None, 0)
+        if end == 0 or text[end:] not in ("", "\n"):
+            row = _JSON.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"not JSON: {error}", "write one JSON object a line") from None
+    if not isinstance(row, dict):
+        raise RecordError("not a JSON object", 'write records such as {"text": "..."}')
+    return row
+
+
+def text_of(record: Mapping[str, Any], name: str, option: str) -> tuple[str, bytes]:
+    """Returns the string under `name`, and it in UTF-8. Raises: RecordError."""
+    text = record.get(name)
+    if not isinstance(text, str):
+        raise bad_field(record, name, "a string", option)
+    return text, encode(text)
+
+
+def encode(text: str) -> bytes:
+    """Returns text in UTF-8; JSON may spell surrogates, which UTF-8 does not have."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = f"{error.object[error.start]!a}"
+        raise RecordError(f"unpaired surrogate {surrogate} in the text", "remove it") from None
+
+
+def bad_field(record: Mapping[str, Any], name: str, wanted: str, option: str) -> RecordError:
+    """Builds the error of a field that is absent, or not `wanted`; `option` chooses another."""
+    fields = ", ".join(sorted(map(str, record))[:20]) or "none"
+    what = f"field {name!r} {describe(record, name, wanted)}; fields: {fields}"
+    if name in record:
+        return RecordError(what, f"make it {wanted}, or choose another with {option}")
+    chats = [key for key, value in record.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    if chats and option in ("prompt_field", "messages_field"):
+        return RecordError(what, f"give messages_field: {chats[0]} (inputs.0.messages_field={chats[0]})")
+    return RecordError(what, f"add it to the record, or choose one with {option}")
+
+
+def describe(record: Mapping[str, Any], name: str, wanted: str) -> str:
+    """Returns how a field is not `wanted`."""
+    return f"is {kind_of(record[name])}, not {wanted}" if name in record else "is absent"
+
+
+def kind_of(value: object) -> str:
+    """Returns the JSON name of a value's type."""
+    return JSON_KINDS.get(type(value), "an object")
