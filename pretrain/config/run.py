@@ -197,6 +197,9 @@ class RunConfig(Section):
                 raise ValueError(f"{what} {which}; use optim.kind=adamw or lion")
         check_best(self.checkpoint, self.eval, self.objective, self.data, self.optim.ema)
         check_tracking(self.tracking, self.eval, self.model)
+        if self.eval.tasks.names and (self.stacks != ["decoder"] or self.model.head.kind != "lm"):
+            what = "eval.tasks are for models with a decoder alone and its head"
+            raise ValueError(f"{what}; leave them out")
         return self
 
     @model_validator(mode="after")

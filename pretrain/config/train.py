@@ -28,6 +28,23 @@ class TrainConfig(Section):
         return min(self.stop_after or self.steps, self.steps)
 
 
+class TasksConfig(Section):
+    """Tasks of lm-eval-harness during training; the extra `eval` installs it."""
+
+    names: Annotated[list[str], OnResume.FREE] = Field(default_factory=list)
+    """Tasks, groups or tags: of the files under `path`, or of the harness. Empty: none."""
+    path: Annotated[UserPath | None, OnResume.FREE] = None
+    """Folder of task files (YAML). None: only the harness's own."""
+    every_steps: Annotated[int, OnResume.FREE] = Field(default=1000, ge=1)
+    """Steps between evaluations on tasks; the last step has one too."""
+    limit: Annotated[int | None, OnResume.FREE] = Field(default=None, ge=1)
+    """Documents of each task to use, the first. None: all."""
+    num_fewshot: Annotated[int | None, OnResume.FREE] = Field(default=None, ge=0)
+    """Examples before a question. None: as the task says."""
+    batch_tokens: Annotated[int, OnResume.FREE] = Field(default=8192, ge=1)
+    """Tokens of a batch of questions, at least one question."""
+
+
 class EvalConfig(Section):
     """Validation loss during training."""
 
@@ -37,6 +54,7 @@ class EvalConfig(Section):
     """Tokens of the validation split to use, from its beginning. None: all."""
     ema: Annotated[bool, OnResume.FREE] = True
     """Under `optim.ema`: also measure the average of the weights, `val_ema_loss`, which takes as long again."""
+    tasks: TasksConfig = TasksConfig()
 
 
 class CheckpointConfig(Section):

@@ -9,7 +9,7 @@ this module only where the harness is installed.
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,14 +33,26 @@ MAX_GENERATED = 256
 class HarnessModel(_TemplateLM):
     """A decoder-only model with its tokenizer; batches have `batch_tokens`, at least one request.
 
-    With `chat` the contexts are conversations, in the text of the model's chat template.
+    With `chat` the contexts are conversations, in the text of the model's chat template. With
+    `together` each rank answers all requests, as forward passes that are collective need it.
+    `go_on` is called after each batch.
 
     Raises:
         ConfigError: No token ends a text, or the model is not decoder-only.
     """
 
-    def __init__(self, artifact: Artifact, batch_tokens: int, *, chat: bool = False) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        batch_tokens: int,
+        *,
+        chat: bool = False,
+        together: bool = False,
+        go_on: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
+        self._together = together
+        self._go_on = go_on
         self._model = artifact.model
         self._codec = artifact.codec
         self._batch_tokens = batch_tokens
@@ -129,10 +141,17 @@ class HarnessModel(_TemplateLM):
         lengths = [len(continuation) for _, _, continuation in requests]
         batches = list(plan_batches([row[:-1] for row in rows], self._batch_tokens))
         found: dict[int, tuple[float, bool]] = {}
-        for number in deal(len(batches)):
+        for number in self._own(len(batches)):
             batch = [(rows[row], lengths[row]) for row in batches[number]]
             found |= zip(batches[number], self._score(batch), strict=True)
-        return [(log_prob, is_greedy) for log_prob, is_greedy in collect(found, len(rows))]
+            self._go_on()
+        return [(log_prob, is_greedy) for log_prob, is_greedy in self._collect(found, len(rows))]
+
+    def _own(self, count: int) -> range:
+        return range(count) if self._together else deal(count)
+
+    def _collect(self, found: dict[int, Any], count: int) -> list[Any]:
+        return [found[number] for number in range(count)] if self._together else collect(found, count)
 
     @torch.no_grad()
     def _score(self, batch: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
@@ -175,11 +194,12 @@ class HarnessModel(_TemplateLM):
                 raise ConfigError(what, fix=fix)
             contexts = [self.tok_encode(requests[number].args[0])[-room:] for number in numbers]
             batches = list(plan_batches(contexts, self._batch_tokens))
-            for place in deal(len(batches)):
+            for place in self._own(len(batches)):
                 rows = batches[place]
                 texts = self._continue([contexts[row] for row in rows], settings)
                 found |= {numbers[row]: text for row, text in zip(rows, texts, strict=True)}
-        return [str(text) for text in collect(found, len(requests))]
+                self._go_on()
+        return [str(text) for text in self._collect(found, len(requests))]
 
     def _continue(self, contexts: list[list[int]], settings: dict[str, Any]) -> list[str]:
         """Returns the continuation of each, cut at the first stop string."""

@@ -8,7 +8,7 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.artifact.open import load_artifact
+from pretrain.artifact.open import Artifact, load_artifact
 from pretrain.artifact.source import ModelSource
 from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.bootstrap import RESAMPLES, Difference, compare_means
@@ -98,8 +98,7 @@ def evaluate_tasks(
         ConfigError: No such task, or the model cannot do it.
         DataError: The documents of a task cannot be loaded.
     """
-    import_extra("lm_eval", "--tasks are run by lm-eval-harness")
-    importlib.import_module("datasets").disable_progress_bars()
+    _import_harness("--tasks")
     harness = version("lm_eval")
     names = None if other is None else str(other)
     # Unknown tasks are refused before a model is loaded.
@@ -123,12 +122,36 @@ def evaluate_tasks(
     return TaskReport(str(model), names, harness, scores, counts, data, subject)
 
 
-def _load(choice: TaskChoice) -> Any:
-    """Returns the harness's manager with the tasks loaded. Raises: ConfigError, DataError."""
+def _import_harness(option: str) -> None:
+    import_extra("lm_eval", f"{option} are run by lm-eval-harness")
+    importlib.import_module("datasets").disable_progress_bars()
+
+
+def check_tasks(choice: TaskChoice, key: str) -> None:
+    """Checks that the tasks of a key of the config are known; loads none. Raises: ConfigError, LaunchError."""
+    _import_harness(key)
+    _find(choice, (f"{key}.names", f"{key}.path"))
+
+
+def answer_tasks(artifact: Artifact, choice: TaskChoice, *, together: bool, go_on: Callable[[], None]) -> Any:
+    """Returns the results of the harness for live weights; None on ranks other than 0. Collective.
+
+    `together` and `go_on` are those of `HarnessModel`. Raises: ConfigError, DataError.
+    """
+    return _answer(artifact, choice, _load(choice), 0, together=together, go_on=go_on)
+
+
+def list_scores(results: Any) -> list[tuple[str, str, float]]:
+    """Returns task, metric and value of each score."""
+    return [(score.task, score.metric, score.value) for score in _scores(results, None, 0)]
+
+
+def _find(choice: TaskChoice, options: tuple[str, str]) -> Any:
+    """Returns the harness's manager, which knows the tasks. Raises: ConfigError, naming an option."""
     place = None if choice.path is None else str(choice.path)
     if choice.path is not None and not choice.path.is_dir():
         fix = "give the folder of task files"
-        raise ConfigError("no such folder", where=f"--task-path {place}", fix=fix)
+        raise ConfigError("no such folder", where=f"{options[1]} {place}", fix=fix)
     build_manager = importlib.import_module("lm_eval.tasks").TaskManager
     manager = build_manager(include_path=place, include_defaults=False) if place else None
     if manager is None or any(name not in manager.task_index for name in choice.names):
@@ -136,8 +159,14 @@ def _load(choice: TaskChoice) -> Any:
         manager = build_manager(include_path=place)
     for name in choice.names:
         if name not in manager.task_index:
-            fix = "give --task-path, or another name"
-            raise ConfigError(f"there is no task {name!r}", where="--tasks", fix=fix)
+            fix = f"give {options[1]}, or another name"
+            raise ConfigError(f"there is no task {name!r}", where=options[0], fix=fix)
+    return manager
+
+
+def _load(choice: TaskChoice) -> Any:
+    """Returns the harness's manager with the tasks loaded. Raises: ConfigError, DataError."""
+    manager = _find(choice, ("--tasks", "--task-path"))
     try:
         manager.load(list(choice.names))
     except Exception as error:  # the harness and its loaders raise nearly anything
@@ -153,9 +182,13 @@ def _load(choice: TaskChoice) -> Any:
 
 def _run(source: ModelSource, choice: TaskChoice, resamples: int, device: str) -> Any:
     """Returns the results of the harness for a model; None on ranks other than 0."""
+    # Loaded anew for each model: tasks keep the answers.
+    return _answer(load_artifact(source, device), choice, _load(choice), resamples)
+
+
+def _answer(artifact: Artifact, choice: TaskChoice, manager: Any, resamples: int, **options: Any) -> Any:
     harness_model = importlib.import_module("pretrain.evaluate.harness_model").HarnessModel
-    model = harness_model(load_artifact(source, device), choice.batch_tokens, chat=choice.chat)
-    manager = _load(choice)  # anew for each model: tasks keep the answers
+    model = harness_model(artifact, choice.batch_tokens, chat=choice.chat, **options)
     with _quiet():
         return importlib.import_module("lm_eval").simple_evaluate(
             model=model,

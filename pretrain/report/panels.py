@@ -63,6 +63,7 @@ _FAMILIES = {
     "loss_": ("Training loss by source", "nats a target"),
     "val_loss_": ("Validation loss by source", "nats a target"),
     "epochs_": ("Epochs by source", ""),
+    "tasks/": ("Downstream tasks", ""),
     "grad_norm/": ("Gradient norm by layer", "L2, before clipping"),
     "update_norm/": ("Update norm by layer", "L2"),
 }

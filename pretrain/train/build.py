@@ -46,6 +46,7 @@ from pretrain.tracking.run_facts import find_facts
 from pretrain.tracking.run_output import RunOutput
 from pretrain.tracking.tracker import Identity
 from pretrain.train.claim import Claim, agree_on_versions, begin, check_data, fetch_run, recall_evaluations
+from pretrain.train.downstream import DownstreamTasks, build_tasks
 from pretrain.train.initial_weights import InitialWeights, open_start, pin_start
 from pretrain.train.layer_norms import LayerNorms
 from pretrain.train.reference import with_reference
@@ -89,6 +90,7 @@ class Run:
     phase: PhaseClock
     norms: LayerNorms
     texts: Samples | None
+    tasks: DownstreamTasks | None
     pictures: AttentionPictures | None
     profiler: Profiler
     stop: StopFlag
@@ -168,6 +170,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         phase=PhaseClock(progress, meter, timeline),
         norms=LayerNorms([*names.values()], optimizer, engine.state, is_cut=_cuts_state(config)),
         texts=build_samples(config, dataset, engine, world),
+        tasks=build_tasks(config, dataset, engine),
         pictures=build_pictures(config, dataset, engine, world),
         profiler=Profiler(config.profile, folder.path, world.rank, on_cuda=on_cuda),
         stop=stop,

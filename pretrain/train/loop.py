@@ -10,6 +10,7 @@ import gc
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -119,9 +120,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
             if state.bad_steps_in_a_row:
                 report_bad_step(run, state, batch, loss, num_targets)
             guard.act(state)
-        if run.validation and (is_last or state.step % config.eval.every_steps == 0):
-            with run.phase("evaluate"):
-                validate(run, state)
+        _evaluate(run, state, is_last)
         with run.phase("save"):
             may_begin = not (agreed.stop or is_last or is_spoiled(run, state, loss))
             saving.after_step(state, agreed.num_written, may_begin=may_begin)
@@ -285,17 +284,23 @@ def _alert(run: Run, state: TrainState, loss: float) -> None:
         run.tracker.alert("A loss spike", f"step {state.step}, loss {loss:.4g}")
 
 
+def _evaluate(run: Run, state: TrainState, is_last: bool) -> None:
+    """Measures what is due after a step: the validation splits, then downstream tasks."""
+    if run.validation and (is_last or state.step % run.config.eval.every_steps == 0):
+        with run.phase("evaluate"):
+            validate(run, state)
+    if run.tasks is not None and run.tasks.is_due(state.step, is_last):
+        with run.phase("evaluate"):
+            run.tracker.advance(state.step, "answering tasks")
+            # A stop leaves out the tasks that follow.
+            scores = run.tasks.measure(partial(_should_stop, run), run.progress.go_on)
+            if scores:
+                run.tracker.log(state.step, scores)
+
+
 def validate(run: Run, state: TrainState) -> None:
     """Logs the loss over the validation splits, then texts and pictures; ends at a stop."""
-
-    def total(value: float) -> float:
-        values = torch.tensor([value], dtype=torch.float64, device=run.engine.device)
-        return dist.all_reduce_sum(values).item()
-
-    def should_stop() -> bool:
-        run.progress.go_on()
-        return total(float(bool(run.stop))) > 0
-
+    should_stop = partial(_should_stop, run)
     run.tracker.advance(state.step, "evaluating")
     metrics = _measure(run, should_stop)
     average = run.engine.average
@@ -307,7 +312,7 @@ def validate(run: Run, state: TrainState) -> None:
         run.checkpoints.note_evaluation(state.step, {})
         return
     damage = run.validation[0].damage
-    damage.check(int(total(damage.num_skipped_rows)) // run.world.row_ranks)
+    damage.check(int(_total(run, damage.num_skipped_rows)) // run.world.row_ranks)
     if not metrics and run.world.is_main:
         log.warning("step %d: the validation split has no target, and so no loss", state.step)
     run.checkpoints.note_evaluation(state.step, metrics)
@@ -320,6 +325,18 @@ def validate(run: Run, state: TrainState) -> None:
         png = run.pictures.draw()
         if png is not None:
             run.tracker.attention(state.step, png)
+
+
+def _total(run: Run, value: float) -> float:
+    """Returns the sum over the ranks. Collective."""
+    values = torch.tensor([value], dtype=torch.float64, device=run.engine.device)
+    return dist.all_reduce_sum(values).item()
+
+
+def _should_stop(run: Run) -> bool:
+    """Returns whether any rank was asked to stop. Collective."""
+    run.progress.go_on()
+    return _total(run, float(bool(run.stop))) > 0
 
 
 def _measure(run: Run, should_stop: Callable[[], bool]) -> dict[str, float] | None:
