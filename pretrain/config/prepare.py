@@ -234,6 +234,19 @@ class TokenizerConfig(Section):
         return self
 
 
+class NearDuplicatesConfig(Section):
+    """Near duplicates by MinHash, verified by the similarity of their word n-grams."""
+
+    threshold: float = Field(default=0.8, ge=0.3, le=1)
+    """Jaccard similarity of the sets of n-grams from which on the later document is left out."""
+    ngram: int = Field(default=5, ge=1, le=50)
+    """Words of an n-gram, in lower case and without marks."""
+    hashes: int = Field(default=128, ge=16, le=1024)
+    """MinHash values a document. More of them find more pairs at low thresholds, for more disk."""
+    seed: int = Field(default=1, ge=0, lt=2**32)
+    """Seed of the hashes."""
+
+
 class FilterConfig(Section):
     """Rules that drop documents; the number of dropped documents is reported by rule."""
 
@@ -245,6 +258,8 @@ class FilterConfig(Section):
     """Keep only records whose fields have one of these values, such as `{language: [en, de]}`."""
     deduplicate: bool = False
     """Drop documents whose bytes have occurred before, in any input."""
+    near_duplicates: NearDuplicatesConfig | None = None
+    """Drop documents that are similar to an earlier one, in any input. None: they stay."""
 
 
 class PrepareConfig(Section):
@@ -285,6 +300,8 @@ class PrepareConfig(Section):
         if self.kind == "images" and self.labels and self.differs("tokenizer"):
             what = "labels name classes, and tokenizer is of captions"
             raise ValueError(f"{what}, which kind=images has in their place; leave one out")
+        if self.filter.near_duplicates is not None and self.kind not in ("text", "records"):
+            raise ValueError(f"filter.near_duplicates goes with kind=text or records, not {self.kind}")
         begun = ("text", "records", "preferences")
         if self.tokenizer.begin is not None and self.kind not in begun:
             what = f"tokenizer.begin goes with kind={' or '.join(begun)}"

@@ -4,10 +4,10 @@
                    duplicates/part-00007.hashes
     find_first     all parts: the runs merged -> one bit a document, set for the first of equal ones
                    duplicates/part-00007.first
-    load_first     the bits of a part, when it is tokenised
+    load_bits      the bits of a part, when it is tokenised
 
 The bits are a pure function of the input and the filters. Memory of `hash_part`: one run; of
-`find_first`: one bit a document and BUCKET_ROWS hashes. A document that fills the corpus costs one
+`find_first`: one byte a document and BUCKET_ROWS hashes. A document that fills the corpus costs one
 row a run, not one a time. Disk, until `find_first` is done: 24 bytes a document.
 """
 
@@ -15,16 +15,19 @@ import bisect
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
 from pretrain.config.prepare import PrepareConfig
-from pretrain.prepare.filters import select
+from pretrain.prepare.filters import Document, select
 from pretrain.prepare.input_parts import InputPart, Report, Work
 from pretrain.prepare.readers.dispatch import read_slices
+from pretrain.prepare.selection.sketches import Sketcher
 from pretrain.prepare.text_pieces import document_key
 from pretrain.utils.io import AtomicWriter, make_dir, write_file
 
@@ -39,6 +42,11 @@ def hashes_path(folder: Path, part: InputPart) -> Path:
     return folder / DUPLICATES_DIR / f"{part.name}.hashes"
 
 
+def bands_path(folder: Path, part: InputPart) -> Path:
+    """Returns the file of a part's MinHash bands, likewise."""
+    return folder / DUPLICATES_DIR / f"{part.name}.bands"
+
+
 def first_path(folder: Path, part: InputPart) -> Path:
     """Returns the file of a part's bits."""
     return folder / DUPLICATES_DIR / f"{part.name}.first"
@@ -50,44 +58,89 @@ def start_hashing(config: PrepareConfig) -> Work:
 
 
 def hash_part(config: PrepareConfig, part: InputPart, report: Report) -> None:
-    """Writes the hashes of a part; an exception leaves no file."""
+    """Writes the hashes and bands of a part; an exception leaves no file."""
     folder = Path(config.output)
+    near = config.filter.near_duplicates
     make_dir(folder / DUPLICATES_DIR)
-    writer = AtomicWriter(hashes_path(folder, part))
-    lengths: list[int] = []
-    digests: list[bytes] = []
     done_bytes = 0
     num_documents = 0
-    try:
+    with ExitStack() as stack:
+        exact = bands = None
+        if config.filter.deduplicate:
+            exact = stack.enter_context(RunWriter(hashes_path(folder, part), is_unique=True))
+        if near is not None:
+            bands = stack.enter_context(RunWriter(bands_path(folder, part), is_unique=False))
+            sketcher = Sketcher(near)
         # A document that the filters leave out hides no other.
-        for document in select(read_slices(config, part.slices), config.filter, None, Counter()):
-            digests.append(hashlib.blake2b(document_key(document), digest_size=16).digest())
+        for document in read_kept(config, part):
+            if exact is not None:
+                digest = hashlib.blake2b(document_key(document), digest_size=16).digest()
+                exact.add([digest], num_documents)
+            if bands is not None:
+                bands.add(sketcher.digests(document), num_documents)
             num_documents += 1
             done_bytes += document.consumed_bytes
-            if len(digests) == RUN_ROWS:
-                lengths.append(_write_run(writer, digests, num_documents))
-                digests.clear()
             if num_documents % REPORT_DOCUMENTS == 0:
                 report(done_bytes, REPORT_DOCUMENTS)
                 done_bytes = 0
         report(done_bytes, num_documents % REPORT_DOCUMENTS)
-        lengths.append(_write_run(writer, digests, num_documents))
-        writer.write(np.array([*lengths, len(lengths), num_documents], "<u8").tobytes())
-        writer.commit()
-    finally:
-        writer.discard()
+        for writer in (bands, exact):
+            if writer is not None:
+                writer.commit(num_documents)
 
 
-def _write_run(writer: AtomicWriter, digests: list[bytes], num_documents: int) -> int:
-    """Writes rows (hash, hash, document) sorted by hash, of equal ones the first; returns how many."""
-    hashes = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
-    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-    rows = np.empty((len(order), 3), "<u8")
-    rows[:, :2] = hashes[order]
-    rows[:, 2] = order + (num_documents - len(order))
-    rows = rows[_starts(rows)]
-    writer.write(rows.tobytes())
-    return len(rows)
+def read_kept(config: PrepareConfig, part: InputPart) -> Iterator[Document]:
+    """Yields the documents of a part that the filters keep, duplicates too."""
+    return select(read_slices(config, part.slices), config.filter, None, Counter())
+
+
+class RunWriter:
+    """Writes rows (hash, hash, document) in runs that are sorted by hash; in memory is one run.
+
+    With `is_unique`, of rows of a run with the same hash the first stays. Leaving its `with`
+    discards what is not committed.
+    """
+
+    def __init__(self, path: Path, *, is_unique: bool) -> None:
+        """Opens the file. Raises: DiskError."""
+        self._writer = AtomicWriter(path)
+        self._is_unique = is_unique
+        self._lengths: list[int] = []
+        self._digests: list[bytes] = []
+        self._numbers: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._writer.discard()
+
+    def add(self, digests: Sequence[bytes], number: int) -> None:
+        """Adds 16-byte hashes of a document."""
+        self._digests += digests
+        self._numbers += [number] * len(digests)
+        if len(self._digests) >= RUN_ROWS:
+            self._write_run()
+
+    def commit(self, num_documents: int) -> None:
+        """Completes the file of a part with so many documents. Raises: DiskError."""
+        self._write_run()
+        footer = [*self._lengths, len(self._lengths), num_documents]
+        self._writer.write(np.array(footer, "<u8").tobytes())
+        self._writer.commit()
+
+    def _write_run(self) -> None:
+        hashes = np.frombuffer(b"".join(self._digests), ">u8").reshape(-1, 2)
+        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+        rows = np.empty((len(order), 3), "<u8")
+        rows[:, :2] = hashes[order]
+        rows[:, 2] = np.array(self._numbers, np.uint64)[order]
+        if self._is_unique:
+            rows = rows[_starts(rows)]
+        self._writer.write(rows.tobytes())
+        self._lengths.append(len(rows))
+        self._digests.clear()
+        self._numbers.clear()
 
 
 def _starts(rows: np.ndarray) -> np.ndarray:
@@ -98,13 +151,13 @@ def _starts(rows: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hashes:
-    """The hashes of a part; `bounds` are the first row of each run, and the end of the last."""
+class HashRuns:
+    """The rows of a part; `bounds` are the first row of each run, and the end of the last."""
 
     path: Path
     bounds: list[int]
     num_documents: int
-    first_bit: int
+    first_bit: int  # number of its first document among all; each part's begins with a byte
 
     @property
     def num_bytes(self) -> int:
@@ -112,38 +165,52 @@ class _Hashes:
         return -(-self.num_documents // 8)
 
 
-def find_first(folder: Path, parts: Sequence[InputPart]) -> None:
-    """Writes the bits of every part, once all are hashed. Raises: DiskError."""
-    files: list[_Hashes] = []
+def load_runs(paths: Sequence[Path]) -> list[HashRuns]:
+    """Returns the runs of all parts, in order."""
+    files: list[HashRuns] = []
     num_bytes = 0
-    for part in parts:
-        path = hashes_path(folder, part)
+    for path in paths:
         values = np.memmap(path, "<u8", "r")
         num_runs, num_documents = (int(value) for value in values[-2:])
         bounds = np.cumsum([0, *values[-2 - num_runs : -2].tolist()]).tolist()
-        # Each part's bits begin with a byte.
-        files.append(_Hashes(path, bounds, num_documents, 8 * num_bytes))
+        files.append(HashRuns(path, bounds, num_documents, 8 * num_bytes))
         num_bytes += files[-1].num_bytes
-    bits = np.zeros(num_bytes, np.uint8)
-    for rows in _buckets(files):
+    return files
+
+
+def find_first(folder: Path, parts: Sequence[InputPart]) -> None:
+    """Writes the bits of every part, once all are hashed. Raises: DiskError."""
+    files = load_runs([hashes_path(folder, part) for part in parts])
+    bits = np.zeros(8 * sum(file.num_bytes for file in files), bool)
+    for rows in buckets(files):
         # Stable: equal hashes stay in the order of the input.
         rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
-        places = rows[_starts(rows), 2]
-        masks = (1 << (places % np.uint64(8))).astype(np.uint8)
-        np.bitwise_or.at(bits, places // np.uint64(8), masks)
-    for part, file in zip(parts, files, strict=True):
-        own = bits[file.first_bit // 8 :][: file.num_bytes]
+        bits[rows[_starts(rows), 2].astype(np.int64)] = True
+    write_bits(files, bits, [first_path(folder, part) for part in parts])
+
+
+def write_bits(files: Sequence[HashRuns], bits: np.ndarray, paths: Sequence[Path]) -> None:
+    """Writes the bits of all parts, one a document. Raises: DiskError."""
+    for file, path in zip(files, paths, strict=True):
+        own = bits[file.first_bit :][: file.num_documents]
         header = np.array([file.num_documents], "<u8").tobytes()
-        write_file(first_path(folder, part), header + own.tobytes())
+        write_file(path, header + np.packbits(own, bitorder="little").tobytes())
+
+
+def load_all_first(folder: Path, parts: Sequence[InputPart]) -> np.ndarray:
+    """Returns the bits of all parts by the number of a document, with those between parts."""
+    contents = [first_path(folder, part).read_bytes()[8:] for part in parts]
+    return np.unpackbits(np.frombuffer(b"".join(contents), np.uint8), bitorder="little").astype(bool)
 
 
 def remove_hashes(folder: Path) -> None:
     """Removes the hashes of all parts, whose bits are written."""
-    for path in (folder / DUPLICATES_DIR).glob("*.hashes*"):
-        path.unlink(missing_ok=True)
+    for pattern in ("*.hashes*", "*.bands*", "*.wanted*", "*.ngrams*", "pairs*"):
+        for path in (folder / DUPLICATES_DIR).glob(pattern):
+            path.unlink(missing_ok=True)
 
 
-def _buckets(files: list[_Hashes]) -> Iterator[np.ndarray]:
+def buckets(files: list[HashRuns]) -> Iterator[np.ndarray]:
     """Yields the rows of all files, a range of hashes at a time, with bits for documents."""
     num_buckets = max(1, -(-sum(file.bounds[-1] for file in files) // BUCKET_ROWS))
     places = [file.bounds[:-1] for file in files]
@@ -161,9 +228,9 @@ def _buckets(files: list[_Hashes]) -> Iterator[np.ndarray]:
         yield np.concatenate(rows)
 
 
-def load_first(folder: Path, part: InputPart) -> np.ndarray:
-    """Returns a mask of the documents that the filters keep: True where none like it came before."""
-    content = first_path(folder, part).read_bytes()
+def load_bits(path: Path) -> np.ndarray:
+    """Returns a mask of the documents that the filters keep, False for those that are left out."""
+    content = path.read_bytes()
     num_documents = int(np.frombuffer(content, "<u8", 1)[0])
     bits = np.frombuffer(content, np.uint8, offset=8)
     return np.unpackbits(bits, count=num_documents, bitorder="little").astype(bool)

@@ -18,6 +18,7 @@ too_short, too_long    by characters; a pair by either side, a record by all its
                        a preference by either answer with its prompt
 not_required           a field of its record is absent or has none of the required values
 duplicate              the same bytes came before (duplicates.py)
+near_duplicate         a similar document came before (selection/near_duplicates.py)
 """
 
 from collections import Counter
@@ -38,6 +39,7 @@ TOO_SHORT = "too_short"
 TOO_LONG = "too_long"
 NOT_REQUIRED = "not_required"
 DUPLICATE = "duplicate"
+NEAR_DUPLICATE = "near_duplicate"
 REASONS = (
     UNDECODABLE,
     NOT_A_PAGE,
@@ -48,6 +50,7 @@ REASONS = (
     TOO_LONG,
     NOT_REQUIRED,
     DUPLICATE,
+    NEAR_DUPLICATE,
 )
 
 
@@ -115,19 +118,22 @@ def _of_text(config: FilterConfig) -> FilterConfig:
 
 
 def select(
-    documents: Iterable[Document], config: FilterConfig, first: np.ndarray | None, left_out: Counter[str]
+    documents: Iterable[Document],
+    config: FilterConfig,
+    masks: Mapping[str, np.ndarray] | None,
+    left_out: Counter[str],
 ) -> Iterator[Document]:
     """Yields the documents that are kept, and counts the others in `left_out`, by reason.
 
-    `first` has a bool for each document that the filters keep: False for a duplicate. None:
-    duplicates stay.
+    `masks` have, by the reason, a bool for each document that the filters keep: False for one that
+    is left out for it.
     """
     number = 0
     carried_bytes = 0
     for document in documents:
         reason = refuse(document, config)
-        if reason is None and first is not None:
-            reason = None if first[number] else DUPLICATE
+        if reason is None and masks:
+            reason = next((name for name, mask in masks.items() if not mask[number]), None)
             number += 1
         if reason is not None:
             left_out[reason] += 1

@@ -14,14 +14,24 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from pretrain.config.prepare import PrepareConfig
-from pretrain.prepare.duplicates import load_first
-from pretrain.prepare.filters import EMPTY, UNDECODABLE, Document, select
+from pretrain.prepare.duplicates import first_path, load_bits
+from pretrain.prepare.filters import (
+    DUPLICATE,
+    EMPTY,
+    NEAR_DUPLICATE,
+    UNDECODABLE,
+    Document,
+    select,
+)
 from pretrain.prepare.input_parts import InputPart, Report, Work
 from pretrain.prepare.labelling import LabelSet
 from pretrain.prepare.output import TOKENIZER_NAME
 from pretrain.prepare.part_record import PartWriter
 from pretrain.prepare.readers.dispatch import read_slices
+from pretrain.prepare.selection.near_duplicates import near_path
 from pretrain.prepare.split import SplitRule, parse_split
 from pretrain.prepare.text_pieces import Assembler, TextPiece, cut_piece, divide
 from pretrain.shards.index import LABELLED
@@ -44,8 +54,12 @@ BATCH_PIECES = 1024
 
 def read_part(config: PrepareConfig, part: InputPart, left_out: Counter[str]) -> Iterator[Document]:
     """Yields the documents of a part that are kept; counts the others in `left_out`, by reason."""
-    first = load_first(Path(config.output), part) if config.filter.deduplicate else None
-    return select(read_slices(config, part.slices), config.filter, first, left_out)
+    masks: dict[str, np.ndarray] = {}
+    if config.filter.deduplicate:
+        masks[DUPLICATE] = load_bits(first_path(Path(config.output), part))
+    if config.filter.near_duplicates is not None:
+        masks[NEAR_DUPLICATE] = load_bits(near_path(Path(config.output), part))
+    return select(read_slices(config, part.slices), config.filter, masks, left_out)
 
 
 def start_tokenizing(config: PrepareConfig, labels: LabelSet | None) -> Work:

@@ -73,7 +73,7 @@ def prepare(
 
 
 def _build(job: PrepareJob) -> DataIndex | None:
-    if job.config.filter.deduplicate:
+    if job.config.filter.deduplicate or job.config.filter.near_duplicates:
         find_duplicates(job)
     sha256 = make_tokenizer(job)
     labels = make_labels(job)

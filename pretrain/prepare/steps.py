@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,20 @@ from pretrain.config.prepare import (
     DATE_KEY,
     JINJA_KEY,
     SPECIAL_KEY,
+    NearDuplicatesConfig,
     PrepareConfig,
     TokenizerConfig,
     is_jinja,
 )
-from pretrain.errors import ConfigError, DataError, LockedError
+from pretrain.errors import ConfigError, DataError, LaunchError, LockedError, install_fix
 from pretrain.prepare.duplicates import (
     DUPLICATES_DIR,
+    bands_path,
     find_first,
     first_path,
     hashes_path,
+    load_all_first,
+    read_kept,
     remove_hashes,
     start_hashing,
 )
@@ -46,6 +51,15 @@ from pretrain.prepare.output import begun_option
 from pretrain.prepare.part import read_part
 from pretrain.prepare.part_record import nothing_to_train_on
 from pretrain.prepare.pool import ShardJob, WorkerPool
+from pretrain.prepare.selection.near_duplicates import (
+    find_near,
+    find_pairs,
+    near_path,
+    ngrams_path,
+    pairs_path,
+    start_hashing_candidates,
+    wanted_path,
+)
 from pretrain.prepare.split import TRAIN, SplitRule, parse_split
 from pretrain.prepare.text_pieces import TextPiece, divide
 from pretrain.shards.index import BEGUN, LABELLED
@@ -71,6 +85,10 @@ from pretrain.utils.io import write_file, write_json
 FORMAT = 1
 WAIT_S = 600.0
 POLL_S = 0.5
+
+# Files of duplicates/ that each share writes for its parts, and those that the first writes for all.
+_OF_PART = ("hashes", "bands", "ngrams")
+_OF_ALL = ("*.first.tmp-*", "*.near.tmp-*", "*.wanted.tmp-*", "pairs.tmp-*")
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +121,9 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     if most is not None and most < least:
         what = f"filter.max_chars={most} is less than filter.min_chars={least}"
         raise ConfigError(what, fix="raise the first or lower the second")
+    if config.filter.near_duplicates is not None and find_spec("rensa") is None:
+        what = "filter.near_duplicates needs rensa, which is not installed"
+        raise LaunchError(what, fix=install_fix("web"))
     if Path(config.output).is_file():
         raise ConfigError("a file, not a folder", where=config.output, fix="use another --output")
     for one in config.inputs:
@@ -213,24 +234,60 @@ def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def find_duplicates(job: PrepareJob) -> None:
-    """Finds the first of equal documents, over all parts. Raises: See `WorkerPool.run`, `_wait_for`."""
+    """Finds the first of equal and of similar documents, over all parts.
+
+    Raises: See `WorkerPool.run`, `_wait_for`.
+    """
     is_first = job.pool.share.is_first
-    wanted = [first_path(job.folder, part) for part in (job.parts if is_first else job.own_parts)]
-    temporaries = [f"{part.name}.hashes.tmp-*" for part in job.own_parts]
-    for pattern in [*temporaries, *(["*.first.tmp-*"] if is_first else [])]:
+    rules = job.config.filter
+    near = rules.near_duplicates
+    finals = ([first_path] if rules.deduplicate else []) + ([near_path] if near else [])
+    own = job.parts if is_first else job.own_parts
+    wanted = [path(job.folder, part) for path in finals for part in own]
+    temporaries = [f"{part.name}.{kind}.tmp-*" for part in job.own_parts for kind in _OF_PART]
+    for pattern in [*temporaries, *(_OF_ALL if is_first else [])]:
         for temporary in (job.folder / DUPLICATES_DIR).glob(pattern):
             temporary.unlink()
     if not all(path.exists() for path in wanted):
-        todo = [part for part in job.own_parts if not hashes_path(job.folder, part).exists()]
-        start = partial(start_hashing, job.config)
-        job.pool.run(start, job.own_parts, todo, "looking for duplicates")
-        if is_first:
+        _hash_parts(job)
+        if is_first and rules.deduplicate:
             hashes = [hashes_path(job.folder, part) for part in job.parts]
             _wait_for(hashes, "the hashes of the other parts")
-            find_first(job.folder, job.parts)
+            if not all(first_path(job.folder, part).exists() for part in job.parts):
+                find_first(job.folder, job.parts)
+        if near is not None:
+            _compare_candidates(job, near)
         _wait_for(wanted, "what --part 1 makes of the hashes of all parts")
     if is_first:
         remove_hashes(job.folder)
+
+
+def _hash_parts(job: PrepareJob) -> None:
+    """Hashes the parts of this share that have no hashes yet."""
+    rules = job.config.filter
+    kinds = ([hashes_path] if rules.deduplicate else []) + ([bands_path] if rules.near_duplicates else [])
+    todo = [part for part in job.own_parts if not all(path(job.folder, part).exists() for path in kinds)]
+    start = partial(start_hashing, job.config)
+    job.pool.run(start, job.own_parts, todo, "looking for duplicates")
+
+
+def _compare_candidates(job: PrepareJob, near: NearDuplicatesConfig) -> None:
+    """Compares the documents that MinHash found; the first share writes the bits of all parts."""
+    is_first = job.pool.share.is_first
+    if is_first and not pairs_path(job.folder).exists():
+        bands = [bands_path(job.folder, part) for part in job.parts]
+        _wait_for(bands, "the hashes of the other parts")
+        firsts = load_all_first(job.folder, job.parts) if job.config.filter.deduplicate else None
+        find_pairs(job.folder, job.parts, firsts)
+    wanted = [wanted_path(job.folder, part) for part in job.own_parts]
+    _wait_for(wanted, "what --part 1 makes of the hashes of all parts")
+    todo = [part for part in job.own_parts if not ngrams_path(job.folder, part).exists()]
+    start = partial(start_hashing_candidates, job.config, partial(read_kept, job.config))
+    job.pool.run(start, job.own_parts, todo, "comparing near duplicates")
+    if is_first:
+        ngrams = [ngrams_path(job.folder, part) for part in job.parts]
+        _wait_for(ngrams, "the candidates of the other parts")
+        find_near(job.folder, job.parts, near)
 
 
 def make_tokenizer(job: PrepareJob) -> str:

@@ -59,7 +59,7 @@ def test_statistics_count_what_the_shards_hold(tmp_path):
         assert sum(count for _, count in found["lengths"]["histogram"]) == split.num_documents
     assert facts["left_out"] == {
         "undecodable": 0, "not_a_page": 0, "empty": 1, "no_assistant_turn": 0, "empty_answer": 0, "too_short": 0,
-        "too_long": 0, "not_required": 0, "duplicate": 0,
+        "too_long": 0, "not_required": 0, "duplicate": 0, "near_duplicate": 0,
     }  # fmt: skip
     assert facts["tokenizer"]["sha256"] == index.tokenizer_sha256
     assert facts["input"]["num_bytes"] == sum(path.stat().st_size for path in (tmp_path / "in").iterdir())
