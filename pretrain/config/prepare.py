@@ -11,6 +11,13 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from pretrain.config.base import Section
+from pretrain.config.filters.quality import (
+    C4Config,
+    FineWebConfig,
+    GopherQualityConfig,
+    GopherRepetitionConfig,
+    LanguageConfig,
+)
 
 TEMPLATES: dict[str, dict[str, str]] = {
     "instruction": {
@@ -247,6 +254,15 @@ class NearDuplicatesConfig(Section):
     """Seed of the hashes."""
 
 
+class DecontaminateConfig(Section):
+    """Evaluation sets, whose texts must not be in the documents."""
+
+    inputs: list[InputConfig] = Field(min_length=1)
+    """Inputs as those of documents, a text each; one for each field of a record."""
+    ngram: int = Field(default=13, ge=1, le=100)
+    """Words in common, in lower case and without marks, for which a document is left out."""
+
+
 class FilterConfig(Section):
     """Rules that drop documents; the number of dropped documents is reported by rule."""
 
@@ -260,6 +276,25 @@ class FilterConfig(Section):
     """Drop documents whose bytes have occurred before, in any input."""
     near_duplicates: NearDuplicatesConfig | None = None
     """Drop documents that are similar to an earlier one, in any input. None: they stay."""
+    language: LanguageConfig | None = None
+    """Languages to keep. None: all."""
+    c4: C4Config | None = None
+    """Rules of C4, which drop lines, too, before the other rules. None: off, as below."""
+    gopher_repetition: GopherRepetitionConfig | None = None
+    """Rules of Gopher for repetition."""
+    gopher_quality: GopherQualityConfig | None = None
+    """Rules of Gopher for quality."""
+    fineweb: FineWebConfig | None = None
+    """Rules of FineWeb."""
+    decontaminate: DecontaminateConfig | None = None
+    """Drop documents with a text of evaluation sets. None: they stay."""
+
+
+OF_TEXTS = (
+    *("near_duplicates", "language", "c4", "gopher_repetition", "gopher_quality", "fineweb"),
+    "decontaminate",
+)
+"""Rules of the filter that are of whole texts."""
 
 
 class PrepareConfig(Section):
@@ -300,8 +335,11 @@ class PrepareConfig(Section):
         if self.kind == "images" and self.labels and self.differs("tokenizer"):
             what = "labels name classes, and tokenizer is of captions"
             raise ValueError(f"{what}, which kind=images has in their place; leave one out")
-        if self.filter.near_duplicates is not None and self.kind not in ("text", "records"):
-            raise ValueError(f"filter.near_duplicates goes with kind=text or records, not {self.kind}")
+        for name in OF_TEXTS:
+            known = ("text",) if name == "c4" else ("text", "records")
+            if getattr(self.filter, name) is not None and self.kind not in known:
+                what = f"filter.{name} goes with kind={' or '.join(known)}, not {self.kind}"
+                raise ValueError(f"{what}; leave it out")
         begun = ("text", "records", "preferences")
         if self.tokenizer.begin is not None and self.kind not in begun:
             what = f"tokenizer.begin goes with kind={' or '.join(begun)}"

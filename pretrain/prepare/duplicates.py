@@ -13,7 +13,6 @@ row a run, not one a time. Disk, until `find_first` is done: 24 bytes a document
 
 import bisect
 import hashlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,9 +23,10 @@ from typing import Self
 import numpy as np
 
 from pretrain.config.prepare import PrepareConfig
-from pretrain.prepare.filters import Document, select
+from pretrain.prepare.filters import Document, LeftOut, select
 from pretrain.prepare.input_parts import InputPart, Report, Work
 from pretrain.prepare.readers.dispatch import read_slices
+from pretrain.prepare.selection.judge import EvaluationTexts, Judge
 from pretrain.prepare.selection.sketches import Sketcher
 from pretrain.prepare.text_pieces import document_key
 from pretrain.utils.io import AtomicWriter, make_dir, write_file
@@ -52,12 +52,12 @@ def first_path(folder: Path, part: InputPart) -> Path:
     return folder / DUPLICATES_DIR / f"{part.name}.first"
 
 
-def start_hashing(config: PrepareConfig) -> Work:
+def start_hashing(config: PrepareConfig, tested: EvaluationTexts) -> Work:
     """Returns `hash_part` of a config."""
-    return partial(hash_part, config)
+    return partial(hash_part, config, Judge(config.filter, tested))
 
 
-def hash_part(config: PrepareConfig, part: InputPart, report: Report) -> None:
+def hash_part(config: PrepareConfig, judge: Judge, part: InputPart, report: Report) -> None:
     """Writes the hashes and bands of a part; an exception leaves no file."""
     folder = Path(config.output)
     near = config.filter.near_duplicates
@@ -72,7 +72,7 @@ def hash_part(config: PrepareConfig, part: InputPart, report: Report) -> None:
             bands = stack.enter_context(RunWriter(bands_path(folder, part), is_unique=False))
             sketcher = Sketcher(near)
         # A document that the filters leave out hides no other.
-        for document in read_kept(config, part):
+        for document in read_kept(config, judge, part):
             if exact is not None:
                 digest = hashlib.blake2b(document_key(document), digest_size=16).digest()
                 exact.add([digest], num_documents)
@@ -89,9 +89,9 @@ def hash_part(config: PrepareConfig, part: InputPart, report: Report) -> None:
                 writer.commit(num_documents)
 
 
-def read_kept(config: PrepareConfig, part: InputPart) -> Iterator[Document]:
+def read_kept(config: PrepareConfig, judge: Judge, part: InputPart) -> Iterator[Document]:
     """Yields the documents of a part that the filters keep, duplicates too."""
-    return select(read_slices(config, part.slices), config.filter, None, Counter())
+    return select(read_slices(config, part.slices), judge, None, LeftOut())
 
 
 class RunWriter:
@@ -200,7 +200,8 @@ def write_bits(files: Sequence[HashRuns], bits: np.ndarray, paths: Sequence[Path
 def load_all_first(folder: Path, parts: Sequence[InputPart]) -> np.ndarray:
     """Returns the bits of all parts by the number of a document, with those between parts."""
     contents = [first_path(folder, part).read_bytes()[8:] for part in parts]
-    return np.unpackbits(np.frombuffer(b"".join(contents), np.uint8), bitorder="little").astype(bool)
+    values = np.frombuffer(b"".join(contents), np.uint8)
+    return np.unpackbits(values, bitorder="little").astype(bool)
 
 
 def remove_hashes(folder: Path) -> None:

@@ -19,10 +19,13 @@ too_short, too_long    by characters; a pair by either side, a record by all its
 not_required           a field of its record is absent or has none of the required values
 duplicate              the same bytes came before (duplicates.py)
 near_duplicate         a similar document came before (selection/near_duplicates.py)
+contaminated           a text of an evaluation set is in it (selection/judge.py)
+language               not one of the languages to keep
+c4_, gopher_, fineweb_    a rule for quality (selection/quality.py)
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -40,6 +43,8 @@ TOO_LONG = "too_long"
 NOT_REQUIRED = "not_required"
 DUPLICATE = "duplicate"
 NEAR_DUPLICATE = "near_duplicate"
+CONTAMINATED = "contaminated"
+LANGUAGE = "language"
 REASONS = (
     UNDECODABLE,
     NOT_A_PAGE,
@@ -78,6 +83,22 @@ class Document:
     labels: tuple[Label, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)  # of its record, for filters
     split: str | None = None  # if its input gives one
+    dropped_bytes: int = 0  # of lines that a rule took out of it
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """Documents that are left out and bytes of their text, by reason; and dropped lines."""
+
+    documents: Counter[str] = field(default_factory=Counter)
+    num_bytes: Counter[str] = field(default_factory=Counter)
+    num_edited: int = 0  # documents that stay, and lost lines
+    edited_bytes: int = 0
+
+    def add(self, reason: str, document: Document) -> None:
+        """Counts a document."""
+        self.documents[reason] += 1
+        self.num_bytes[reason] += len(document.utf8) + len((document.source or "").encode())
 
 
 def refuse(document: Document, config: FilterConfig) -> str | None:
@@ -119,27 +140,31 @@ def _of_text(config: FilterConfig) -> FilterConfig:
 
 def select(
     documents: Iterable[Document],
-    config: FilterConfig,
+    judge: Callable[[Document], str | None],
     masks: Mapping[str, np.ndarray] | None,
-    left_out: Counter[str],
+    left_out: LeftOut,
 ) -> Iterator[Document]:
     """Yields the documents that are kept, and counts the others in `left_out`, by reason.
 
+    `judge` returns the reason to leave out a document on its own, or None.
     `masks` have, by the reason, a bool for each document that the filters keep: False for one that
     is left out for it.
     """
     number = 0
     carried_bytes = 0
     for document in documents:
-        reason = refuse(document, config)
+        reason = judge(document)
         if reason is None and masks:
             reason = next((name for name, mask in masks.items() if not mask[number]), None)
             number += 1
         if reason is not None:
-            left_out[reason] += 1
+            left_out.add(reason, document)
             # For progress: the next document that is kept accounts for them.
             carried_bytes += document.consumed_bytes
             continue
+        if document.dropped_bytes:
+            left_out.num_edited += 1
+            left_out.edited_bytes += document.dropped_bytes
         document.consumed_bytes += carried_bytes
         carried_bytes = 0
         yield document

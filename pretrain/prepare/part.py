@@ -9,7 +9,6 @@ Memory: one document and one batch. Not here: the cut into parts, and processes 
 """
 
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from pretrain.prepare.filters import (
     NEAR_DUPLICATE,
     UNDECODABLE,
     Document,
+    LeftOut,
     select,
 )
 from pretrain.prepare.input_parts import InputPart, Report, Work
@@ -31,6 +31,7 @@ from pretrain.prepare.labelling import LabelSet
 from pretrain.prepare.output import TOKENIZER_NAME
 from pretrain.prepare.part_record import PartWriter
 from pretrain.prepare.readers.dispatch import read_slices
+from pretrain.prepare.selection.judge import EvaluationTexts, Judge, reasons_of
 from pretrain.prepare.selection.near_duplicates import near_path
 from pretrain.prepare.split import SplitRule, parse_split
 from pretrain.prepare.text_pieces import Assembler, TextPiece, cut_piece, divide
@@ -52,17 +53,17 @@ from pretrain.tokenizer import (
 BATCH_PIECES = 1024
 
 
-def read_part(config: PrepareConfig, part: InputPart, left_out: Counter[str]) -> Iterator[Document]:
+def read_part(config: PrepareConfig, judge: Judge, part: InputPart, left_out: LeftOut) -> Iterator[Document]:
     """Yields the documents of a part that are kept; counts the others in `left_out`, by reason."""
     masks: dict[str, np.ndarray] = {}
     if config.filter.deduplicate:
         masks[DUPLICATE] = load_bits(first_path(Path(config.output), part))
     if config.filter.near_duplicates is not None:
         masks[NEAR_DUPLICATE] = load_bits(near_path(Path(config.output), part))
-    return select(read_slices(config, part.slices), config.filter, masks, left_out)
+    return select(read_slices(config, part.slices), judge, masks, left_out)
 
 
-def start_tokenizing(config: PrepareConfig, labels: LabelSet | None) -> Work:
+def start_tokenizing(config: PrepareConfig, tested: EvaluationTexts, labels: LabelSet | None) -> Work:
     """Loads the tokenizer of the folder; returns `write_part` of a config, with labels for labelled documents."""
     path = Path(config.output, TOKENIZER_NAME)
     tokenizer = load_tokenizer(path)
@@ -72,15 +73,17 @@ def start_tokenizing(config: PrepareConfig, labels: LabelSet | None) -> Work:
     bos = start_id(tokenizer) if config.tokenizer.begin else None
     if config.kind in LABELLED:
         bos = special_tokens_of(tokenizer).bos
+    judge = Judge(config.filter, tested)
     encoder = build_encoder(tokenizer, eos_id(tokenizer, config.tokenizer.eos), bos)
     # A token that ends documents as well stands for no text: GPT-2 names one for both.
     unknown = unknown_id(tokenizer)
     unknown = None if unknown == encoder.eos[0] else unknown
-    return partial(write_part, config, labels, encoder, unknown, tokenizer_hash(path), longest)
+    return partial(write_part, config, judge, labels, encoder, unknown, tokenizer_hash(path), longest)
 
 
 def write_part(
     config: PrepareConfig,
+    judge: Judge,
     labels: LabelSet | None,
     encoder: Encoder,
     unknown: int | None,
@@ -95,8 +98,8 @@ def write_part(
     """
     folder = Path(config.output)
     rule = parse_split(config.split, config.seed)
-    left_out: Counter[str] = Counter()
-    pieces = _pieces(read_part(config, part, left_out), rule, longest)
+    left_out = LeftOut()
+    pieces = _pieces(read_part(config, judge, part, left_out), rule, longest)
     assembler = Assembler(encoder, config.kind, config.end_of_document, labels, unknown)
     dtype = encoder.eos.dtype.name
     with PartWriter(folder, part, tokenizer_sha256, dtype, config.kind, config.shard_tokens, unknown) as writer:
@@ -107,9 +110,12 @@ def write_part(
                     record.splits[piece.split].num_bytes_text += len(piece.text.encode())
             for split, documents in assembler.add(batch):
                 writer.add(split, documents)
-        record.num_empty += left_out.pop(EMPTY, 0)
-        record.num_undecodable = left_out.pop(UNDECODABLE, 0)
-        record.num_filtered = dict(left_out)
+        record.num_empty += left_out.documents.pop(EMPTY, 0)
+        record.num_undecodable = left_out.documents.pop(UNDECODABLE, 0)
+        record.num_filtered = dict.fromkeys(reasons_of(config.filter), 0) | left_out.documents
+        record.filtered_bytes = {reason: n for reason, n in left_out.num_bytes.items() if n}
+        record.num_edited = left_out.num_edited
+        record.edited_bytes = left_out.edited_bytes
         record.lost = list(assembler.lost)
         writer.commit()
 

@@ -129,6 +129,9 @@ class PartRecord:
     num_empty: int = 0  # without text, or without tokens
     num_undecodable: int = 0  # files of the default corpus that are not UTF-8
     num_filtered: dict[str, int] = field(default_factory=dict)  # by reason
+    filtered_bytes: dict[str, int] = field(default_factory=dict)  # of their text, by reason
+    num_edited: int = 0  # documents that stay, of which a rule dropped lines
+    edited_bytes: int = 0  # of these lines
     lost: list[str] = field(default_factory=list)  # the first texts that became unknown tokens
     # Of image tars that others made: labels in the order of their numbers in this part, with the place
     # of the first image of each; and the address of each tar that is not in the folder.
@@ -269,12 +272,12 @@ def remove_leftovers(folder: Path, parts: Sequence[InputPart], records: dict[int
 
 
 def count_left_out(records: Iterable[PartRecord]) -> dict[str, int]:
-    """Returns {reason: dropped documents} for every reason."""
+    """Returns {reason: dropped documents} for the usual reasons, and those of rules that are on."""
     counts = Counter[str]()
     for record in records:
         counts.update(record.num_filtered)
         counts.update({EMPTY: record.num_empty, UNDECODABLE: record.num_undecodable})
-    return {reason: counts[reason] for reason in REASONS}
+    return {reason: counts[reason] for reason in dict.fromkeys((*REASONS, *counts))}
 
 
 def merge_splits(records: Sequence[PartRecord], documents: str = "text") -> dict[str, SplitIndex]:
@@ -297,7 +300,8 @@ def merge_splits(records: Sequence[PartRecord], documents: str = "text") -> dict
 
 def nothing_to_train_on(left_out: Mapping[str, int], documents: str = "text") -> DataError:
     """Returns the error of an input without training documents, with what was left out by reason."""
-    reasons = [f"{reason.replace('_', ' ')} {left_out[reason]:,}" for reason in REASONS if left_out[reason]]
+    names = [name for name in dict.fromkeys((*REASONS, *left_out)) if left_out.get(name)]
+    reasons = [f"{name.replace('_', ' ')} {left_out[name]:,}" for name in names]
     skipped = f" (documents skipped: {', '.join(reasons)})" if reasons else ""
     fix = f"give more {documents}, or hold out less with --split"
     verb = "is" if documents == "text" else "are"

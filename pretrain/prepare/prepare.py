@@ -77,7 +77,7 @@ def _build(job: PrepareJob) -> DataIndex | None:
         find_duplicates(job)
     sha256 = make_tokenizer(job)
     labels = make_labels(job)
-    start = partial(start_tokenizing, job.config, labels)
+    start = partial(start_tokenizing, job.config, job.tested, labels)
     job.pool.write_parts(start, job.own_parts, sha256, "tokenizing")
     with claim_lock(job.folder):
         if (job.folder / INDEX_NAME).exists():

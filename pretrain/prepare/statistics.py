@@ -45,6 +45,11 @@ def write_statistics(
             "formats": {name: counts[name] for name in sorted(counts)},
         },
         "left_out": count_left_out(records),
+        "left_out_bytes": _add_bytes(records),
+        "lines_dropped": {
+            "documents": sum(record.num_edited for record in records),
+            "bytes": sum(record.edited_bytes for record in records),
+        },
         "tokenizer": {
             "model": type(tokenizer.model).__name__,
             "vocab_size": index.vocab_size,
@@ -63,6 +68,14 @@ def write_statistics(
     write_json(folder / STATISTICS_NAME, statistics)
     write_file(folder / PICTURE_NAME, draw_lengths(statistics))
     write_file(folder / CARD_NAME, _render_card(statistics).encode())
+
+
+def _add_bytes(records: Iterable[PartRecord]) -> dict[str, int]:
+    """Returns {reason: bytes of the text of dropped documents}, of reasons with some."""
+    total: Counter[str] = Counter()
+    for record in records:
+        total.update(record.filtered_bytes)
+    return dict(sorted(total.items()))
 
 
 def _describe_split(name: str, index: DataIndex, records: Sequence[PartRecord]) -> dict[str, Any]:
@@ -176,6 +189,8 @@ def _render_card(statistics: dict[str, Any]) -> str:
         if "num_learned_tokens" in split:
             extra.append(f"{name}: {split['num_learned_tokens']:,} learned tokens")
     left_out = statistics["left_out"].items()
+    left_bytes = statistics["left_out_bytes"]
+    dropped = statistics["lines_dropped"]
     special = ", ".join(f"`{content}`" for content in list(tokenizer["special_tokens"])[:20])
     entries = f"{tokenizer['vocab_size']:,} entries ({tokenizer['dtype']})"
     lines = [
@@ -195,9 +210,10 @@ def _render_card(statistics: dict[str, Any]) -> str:
         "![Documents by length](lengths.png)",
         "",
         *_unknown_table(statistics),
-        "| left out | documents |",
-        "|---|---|",
-        *(f"| {reason.replace('_', ' ')} | {count:,} |" for reason, count in left_out),
+        "| left out | documents | bytes of text |",
+        "|---|---|---|",
+        *(f"| {name.replace('_', ' ')} | {count:,} | {left_bytes.get(name, 0):,} |" for name, count in left_out),
+        f"| lines of documents that stay | {dropped['documents']:,} | {dropped['bytes']:,} |",
         "",
         f"Tokenizer: {tokenizer['model']}, {entries}, "
         f"special tokens {special or 'none'}, sha256 {tokenizer['sha256']}.",

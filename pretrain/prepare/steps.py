@@ -11,11 +11,9 @@ import json
 import logging
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from pretrain.config.prepare import (
     TokenizerConfig,
     is_jinja,
 )
-from pretrain.errors import ConfigError, DataError, LaunchError, LockedError, install_fix
+from pretrain.errors import ConfigError, DataError, LockedError
 from pretrain.prepare.duplicates import (
     DUPLICATES_DIR,
     bands_path,
@@ -36,14 +34,12 @@ from pretrain.prepare.duplicates import (
     first_path,
     hashes_path,
     load_all_first,
-    read_kept,
     remove_hashes,
     start_hashing,
 )
-from pretrain.prepare.filters import Document
+from pretrain.prepare.filters import Document, LeftOut
 from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
-from pretrain.prepare.inputs.hub_datasets import SCHEME as HUB_SCHEME
-from pretrain.prepare.inputs.hub_datasets import pin_revision
+from pretrain.prepare.inputs.hub_datasets import pin_inputs
 from pretrain.prepare.inputs.listing import list_inputs
 from pretrain.prepare.labelling import LABELS_NAME, LabelSet, check_labels, sort_labels
 from pretrain.prepare.normalize import check_normalize
@@ -51,6 +47,7 @@ from pretrain.prepare.output import begun_option
 from pretrain.prepare.part import read_part
 from pretrain.prepare.part_record import nothing_to_train_on
 from pretrain.prepare.pool import ShardJob, WorkerPool
+from pretrain.prepare.selection.judge import EvaluationTexts, Judge, load_tested
 from pretrain.prepare.selection.near_duplicates import (
     find_near,
     find_pairs,
@@ -86,7 +83,7 @@ FORMAT = 1
 WAIT_S = 600.0
 POLL_S = 0.5
 
-# Files of duplicates/ that each share writes for its parts, and those that the first writes for all.
+# Files of duplicates/ that each share writes for its parts, and those of the first, for all.
 _OF_PART = ("hashes", "bands", "ngrams")
 _OF_ALL = ("*.first.tmp-*", "*.near.tmp-*", "*.wanted.tmp-*", "pairs.tmp-*")
 
@@ -103,11 +100,17 @@ class PrepareJob(ShardJob):
     rule: SplitRule
     given: bytes | None  # content of a given tokenizer.json
     identity: dict[str, Any]  # options, by dotted key: equal for equal bytes
+    tested: EvaluationTexts = field(default_factory=EvaluationTexts)  # of evaluation sets
 
     @cached_property
     def own_parts(self) -> list[InputPart]:
         """Parts of the share."""
         return self.pool.share.own(self.parts)
+
+    @cached_property
+    def judge(self) -> Judge:
+        """The rules for a document on its own."""
+        return Judge(self.config.filter, self.tested)
 
 
 def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
@@ -121,9 +124,6 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     if most is not None and most < least:
         what = f"filter.max_chars={most} is less than filter.min_chars={least}"
         raise ConfigError(what, fix="raise the first or lower the second")
-    if config.filter.near_duplicates is not None and find_spec("rensa") is None:
-        what = "filter.near_duplicates needs rensa, which is not installed"
-        raise LaunchError(what, fix=install_fix("web"))
     if Path(config.output).is_file():
         raise ConfigError("a file, not a folder", where=config.output, fix="use another --output")
     for one in config.inputs:
@@ -132,11 +132,14 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     config, revisions = settle_revisions(config)
     config, given = settle_tokenizer(config)
     config = settle_templates(config, given)
+    tested = load_tested(config)
     files = list_inputs(config.inputs, config.kind)
     part_bytes = config.part_bytes or plan_part_bytes(files)
     parts = plan_parts(files, part_bytes)
     identity = identity_of(config, given) | {"part_bytes": part_bytes} | revisions
-    job = PrepareJob(pool.folder, parts, config, pool, files, rule, given, identity)
+    if config.filter.decontaminate is not None:
+        identity["filter.decontaminate.sha256"] = tested.identity()
+    job = PrepareJob(pool.folder, parts, config, pool, files, rule, given, identity, tested)
     if not job.num_bytes:
         what = f"the input is empty ({len(files)} files, 0 bytes)"
         raise DataError(what, fix="give files with text in them")
@@ -144,26 +147,24 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
 
 
 def settle_revisions(config: PrepareConfig) -> tuple[PrepareConfig, dict[str, str]]:
-    """Returns a config whose addresses of the hub name commits, and these as options of the identity.
+    """Returns a config whose addresses of the hub name commits, and these as options.
 
     A branch is the commit that it was at the first start of the folder, so that a later one reads
     the same bytes. Raises: DataError.
     """
-    revisions: dict[str, str] = {}
 
     def begun(name: str) -> str | None:
         return begun_option(Path(config.output), f"revisions.{name}")
 
-    def pinned(path: str) -> str:
-        if not path.startswith(HUB_SCHEME):
-            return path
-        name, commit, url = pin_revision(path, begun)
-        revisions[f"revisions.{name}"] = commit
-        return url
-
-    paths = [[pinned(path) for path in one.paths] for one in config.inputs]
-    inputs = [one.model_copy(update={"path": own}) for one, own in zip(config.inputs, paths, strict=True)]
-    return config.model_copy(update={"inputs": inputs}), revisions
+    inputs, revisions = pin_inputs(config.inputs, begun)
+    rules = config.filter
+    if rules.decontaminate is not None:
+        tests, more = pin_inputs(rules.decontaminate.inputs, begun)
+        revisions |= more
+        update = {"decontaminate": rules.decontaminate.model_copy(update={"inputs": tests})}
+        rules = rules.model_copy(update=update)
+    options = {f"revisions.{name}": commit for name, commit in revisions.items()}
+    return config.model_copy(update={"inputs": inputs, "filter": rules}), options
 
 
 def settle_tokenizer(config: PrepareConfig) -> tuple[PrepareConfig, bytes | None]:
@@ -211,6 +212,8 @@ def _resolve(config: PrepareConfig, given: bytes) -> TokenizerConfig:
 def identity_of(config: PrepareConfig, given: bytes | None) -> dict[str, Any]:
     """Returns {dotted key: value} of all that the output depends on, without the files."""
     exclude: dict[str, Any] = {"output": True, "inputs": {"__all__": {"path", "paired_path"}}}
+    # Evaluation sets are known by their n-grams.
+    exclude["filter"] = {"decontaminate": {"inputs"}}
     values = config.model_dump(mode="json", exclude=exclude)
     if config.tokenizer.kind in TRAINED_KINDS and config.tokenizer.kind != "char":
         values["tokenizer"]["vocab_size"] = config.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
@@ -265,9 +268,14 @@ def find_duplicates(job: PrepareJob) -> None:
 def _hash_parts(job: PrepareJob) -> None:
     """Hashes the parts of this share that have no hashes yet."""
     rules = job.config.filter
-    kinds = ([hashes_path] if rules.deduplicate else []) + ([bands_path] if rules.near_duplicates else [])
-    todo = [part for part in job.own_parts if not all(path(job.folder, part).exists() for path in kinds)]
-    start = partial(start_hashing, job.config)
+    kinds = [hashes_path] if rules.deduplicate else []
+    kinds += [bands_path] if rules.near_duplicates else []
+
+    def is_done(part: InputPart) -> bool:
+        return all(path(job.folder, part).exists() for path in kinds)
+
+    todo = [part for part in job.own_parts if not is_done(part)]
+    start = partial(start_hashing, job.config, job.tested)
     job.pool.run(start, job.own_parts, todo, "looking for duplicates")
 
 
@@ -282,7 +290,7 @@ def _compare_candidates(job: PrepareJob, near: NearDuplicatesConfig) -> None:
     wanted = [wanted_path(job.folder, part) for part in job.own_parts]
     _wait_for(wanted, "what --part 1 makes of the hashes of all parts")
     todo = [part for part in job.own_parts if not ngrams_path(job.folder, part).exists()]
-    start = partial(start_hashing_candidates, job.config, partial(read_kept, job.config))
+    start = partial(start_hashing_candidates, job.config, job.tested)
     job.pool.run(start, job.own_parts, todo, "comparing near duplicates")
     if is_first:
         ngrams = [ngrams_path(job.folder, part) for part in job.parts]
@@ -311,7 +319,8 @@ def make_labels(job: PrepareJob) -> LabelSet | None:
         return LabelSet(tuple(job.config.labels), is_given=True)
     path = job.folder / LABELS_NAME
     if job.pool.share.is_first and not path.exists():
-        documents = (document for document, _ in _train_pieces(job, "reading the labels", Counter()))
+        found = _train_pieces(job, "reading the labels", LeftOut())
+        documents = (document for document, _ in found)
         names = (str(label.name) for document in documents for label in document.labels)
         write_json(path, sort_labels(names))
     _wait_for([path], "the labels, which --part 1 finds")
@@ -323,18 +332,18 @@ def _train_texts(job: PrepareJob) -> Iterator[str]:
     config = job.config.tokenizer
     # A character that the sample lacks has no token at all.
     sample_bytes = None if config.kind == "char" else config.sample_bytes
-    left_out: Counter[str] = Counter()
+    left_out = LeftOut()
     is_empty = True
     for _, pieces in _train_pieces(job, "reading for the tokenizer", left_out, sample_bytes):
         is_empty = False
         yield from (piece.text for piece in pieces if piece.text)
     if is_empty:
-        raise nothing_to_train_on(left_out)
+        raise nothing_to_train_on(left_out.documents)
     job.pool.progress(f"training the tokenizer, {config.kind}", 0, 0, 0)
 
 
 def _train_pieces(
-    job: PrepareJob, phase: str, left_out: Counter[str], sample_bytes: int | None = None
+    job: PrepareJob, phase: str, left_out: LeftOut, sample_bytes: int | None = None
 ) -> Iterator[tuple[Document, list[TextPiece]]]:
     """Yields documents of the training split that are kept, with their pieces in it; counts the others."""
     done_bytes = 0
@@ -344,7 +353,7 @@ def _train_pieces(
         # A sample is the beginning of each part, in proportion to its size.
         if sample_bytes is not None:
             room = -(-sample_bytes * part.num_bytes // job.num_bytes)
-        for document in read_part(job.config, part, left_out):
+        for document in read_part(job.config, job.judge, part, left_out):
             pieces = [piece for piece in divide(document, job.rule) if piece.split == TRAIN]
             if pieces:
                 yield document, [piece._replace(text=piece.text[:room]) for piece in pieces]

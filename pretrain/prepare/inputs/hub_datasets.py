@@ -68,6 +68,24 @@ def pin_revision(url: str, begun: Callable[[str], str | None]) -> tuple[str, str
     return name, commit, f"{SCHEME}{repository}@{commit}{path}"
 
 
+def pin_inputs(
+    inputs: Sequence[InputConfig], begun: Callable[[str], str | None]
+) -> tuple[list[InputConfig], dict[str, str]]:
+    """Returns inputs whose addresses of the hub name commits, and these by repository."""
+    commits: dict[str, str] = {}
+
+    def pinned(path: str) -> str:
+        if not path.startswith(SCHEME):
+            return path
+        name, commit, url = pin_revision(path, begun)
+        commits[name] = commit
+        return url
+
+    paths = [[pinned(path) for path in one.paths] for one in inputs]
+    pairs = zip(inputs, paths, strict=True)
+    return [one.model_copy(update={"path": own}) for one, own in pairs], commits
+
+
 def choose_files(given: str, files: Sequence[str], config: InputConfig, read: Read) -> list[str] | None:
     """Returns the files of the split that an input asks for; None: they are no data set.
 

@@ -16,7 +16,7 @@ pair; of `find_near`: 16 bytes a pair and the n-grams of two documents. Disk, un
 written: 24 bytes a band and document, and 8 bytes an n-gram of a candidate.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,10 +30,11 @@ from pretrain.prepare.duplicates import (
     bands_path,
     buckets,
     load_runs,
+    read_kept,
     write_bits,
 )
-from pretrain.prepare.filters import Document
 from pretrain.prepare.input_parts import InputPart, Report, Work
+from pretrain.prepare.selection.judge import EvaluationTexts, Judge
 from pretrain.prepare.selection.sketches import ngram_hashes, words_of
 from pretrain.utils.io import write_file
 
@@ -85,22 +86,19 @@ def find_pairs(folder: Path, parts: Sequence[InputPart], is_first: np.ndarray | 
     pairs = pairs[np.lexsort((pairs[:, 0], pairs[:, 1]))]
     in_pairs = np.unique(pairs)
     for part, file in zip(parts, files, strict=True):
-        own = in_pairs[(in_pairs >= file.first_bit) & (in_pairs < file.first_bit + 8 * file.num_bytes)]
-        write_file(wanted_path(folder, part), (own - np.uint64(file.first_bit)).astype("<u8").tobytes())
+        stop = file.first_bit + 8 * file.num_bytes
+        own = in_pairs[(in_pairs >= file.first_bit) & (in_pairs < stop)]
+        numbers = own - np.uint64(file.first_bit)
+        write_file(wanted_path(folder, part), numbers.astype("<u8").tobytes())
     write_file(pairs_path(folder), pairs.astype("<u8").tobytes())
 
 
-def start_hashing_candidates(config: PrepareConfig, documents: Callable[[InputPart], Iterable[Document]]) -> Work:
-    """Returns `hash_candidates` of a config; `documents` are those of a part that the filters keep."""
-    return partial(hash_candidates, config, documents)
+def start_hashing_candidates(config: PrepareConfig, tested: EvaluationTexts) -> Work:
+    """Returns `hash_candidates` of a config."""
+    return partial(hash_candidates, config, Judge(config.filter, tested))
 
 
-def hash_candidates(
-    config: PrepareConfig,
-    documents: Callable[[InputPart], Iterable[Document]],
-    part: InputPart,
-    report: Report,
-) -> None:
+def hash_candidates(config: PrepareConfig, judge: Judge, part: InputPart, report: Report) -> None:
     """Writes the sorted n-grams of a part's documents in pairs. Raises: DiskError."""
     near = config.filter.near_duplicates
     assert near is not None, "this step belongs to it"
@@ -108,7 +106,7 @@ def hash_candidates(
     wanted = np.frombuffer(wanted_path(folder, part).read_bytes(), "<u8")
     found: list[np.ndarray] = []
     done_bytes = 0
-    for number, document in enumerate(documents(part) if len(wanted) else ()):
+    for number, document in enumerate(read_kept(config, judge, part) if len(wanted) else ()):
         done_bytes += document.consumed_bytes
         if number == wanted[len(found)]:
             found.append(np.unique(ngram_hashes(words_of(document.text), near.ngram)))

@@ -43,7 +43,7 @@ def ngram_hashes(words: Sequence[str], size: int) -> np.ndarray:
 
 
 def plan_bands(config: NearDuplicatesConfig) -> tuple[int, int]:
-    """Returns (bands, MinHash values a band): the fewest candidates with RECALL at the threshold."""
+    """Returns (bands, MinHash values a band): the fewest pairs with RECALL at the threshold."""
     for rows in range(config.hashes, 1, -1):
         bands = config.hashes // rows
         if 1 - (1 - config.threshold**rows) ** bands >= RECALL:
@@ -67,7 +67,8 @@ class Sketcher:
         if not len(hashes):
             return []
         offsets = np.array([0, len(hashes)], np.uint64)
-        matrix = RMinHash.digest_matrix_from_flat_token_hashes(hashes, offsets, self._config.hashes, self._config.seed)
+        sizes = (self._config.hashes, self._config.seed)
+        matrix = RMinHash.digest_matrix_from_flat_token_hashes(hashes, offsets, *sizes)
         values = np.array(matrix.to_rows()[0], "<u4")[: self._bands * self._rows]
         bands = values.reshape(self._bands, self._rows)
         return [

@@ -83,7 +83,7 @@ def test_planted_duplicates_are_found_and_others_stay(tmp_path):
     precision = (found & truth).sum() / found.sum()
     assert recall >= 0.98 and precision >= 0.98
     assert left_out(tmp_path / "out")["near_duplicate"] == found.sum()
-    assert f"| near duplicate | {found.sum():,} |" in (tmp_path / "out/data_card.md").read_text()
+    assert f"| near duplicate | {found.sum():,} | " in (tmp_path / "out/data_card.md").read_text()
 
 
 def test_a_chain_of_similar_documents_does_not_fall_to_its_first(tmp_path):
@@ -138,11 +138,13 @@ def test_bands_find_pairs_at_the_threshold(threshold, expected):
 
 def test_near_duplicates_need_their_package(tmp_path, monkeypatch):
     write(tmp_path / "in", ["a text"])
-    monkeypatch.setattr("pretrain.prepare.steps.find_spec", lambda name: None)
+    monkeypatch.setattr("pretrain.prepare.selection.judge.find_spec", lambda name: None)
     with pytest.raises(LaunchError, match=r"filter.near_duplicates needs rensa, .*; run .* -e '\.\[web\]'"):
         prepare(config_of(tmp_path, "out"))
 
 
 def test_kinds_without_one_text_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"filter\.near_duplicates goes with kind=text or records, not pairs"):
+    with pytest.raises(
+        ValueError, match=r"filter\.near_duplicates goes with kind=text or records, not pairs; leave it out"
+    ):
         prepare_config(tmp_path, ["a.jsonl"], kind="pairs", filter={"near_duplicates": {}})

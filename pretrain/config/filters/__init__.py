@@ -1,0 +1,1 @@
+"""Sections of `filter` in a config of `pretrain prepare`."""
