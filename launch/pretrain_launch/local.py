@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -44,26 +45,43 @@ STOPPED_GRACE_S = 25.0
 """After a stop: rank 0 may wait 20 s for wandb; a signal then ends it with the same exit code."""
 
 
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """Place of this machine among those of a run that a scheduler starts."""
+
+    nodes: int = 1
+    rank: int = 0
+    address: str = "127.0.0.1"  # of node 0; all can reach it
+
+
+ALONE = NodePlace()
+
+
 def rank_command(config: str, overrides: Sequence[str]) -> list[str]:
     """Returns the argument list that trains `config` as one rank."""
     return [sys.executable, "-m", "pretrain", "train", config, *overrides]
 
 
 def rank_environment(
-    base: Mapping[str, str], rank: int, world_size: int, port: int, threads: int | None = None
+    base: Mapping[str, str],
+    rank: int,
+    world_size: int,
+    port: int,
+    threads: int | None = None,
+    place: NodePlace = ALONE,
 ) -> dict[str, str]:
     """Adds the variables of torchrun for one rank of a job on this machine to an environment.
 
-    `threads` are CPU threads a rank, unless OMP_NUM_THREADS is set. None: an even share of the
-    cores.
+    `rank` and `world_size` are those on this machine. `threads` are CPU threads a rank, unless
+    OMP_NUM_THREADS is set. None: an even share of the cores.
     """
     share = threads or max(1, (os.cpu_count() or 1) // world_size)
-    meeting = Meeting("127.0.0.1", port, ("localhost",), world_size, "local")
+    meeting = Meeting(place.address, port, ("localhost",) * place.nodes, world_size, "local")
     return {
         "OMP_NUM_THREADS": str(share),
         "PYTHONFAULTHANDLER": "1",  # a crash in native code prints the Python stacks
         **base,
-        **rank_variables(meeting, 0, rank),
+        **rank_variables(meeting, place.rank, rank),
     }
 
 
@@ -129,8 +147,10 @@ def _prepare_rank(launcher: int) -> None:
 class _Ranks:
     """The processes of one job."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, place: NodePlace) -> None:
         self.logs = logs
+        self.place = place
+        self._stem = "rank-" if place.rank == 0 else f"node-{place.rank:05d}-rank-"
         self.processes: list[subprocess.Popen[bytes]] = []
         self.ended: dict[int, int] = {}  # codes of ranks in the order of their ends
         self.excused: set[int] = set()  # ranks that this process has ended: their codes say nothing
@@ -145,7 +165,7 @@ class _Ranks:
                 # A session of its own: a Ctrl-C reaches the ranks through the launcher, once.
                 process = subprocess.Popen(
                     command,
-                    env=rank_environment(os.environ, rank, world_size, port),
+                    env=rank_environment(os.environ, rank, world_size, port, place=self.place),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -156,8 +176,8 @@ class _Ranks:
             janitor.watch(process.pid)
 
     def output(self, rank: int) -> Path:
-        """The file with the output of a rank other than 0."""
-        return self.logs / f"rank-{rank:05d}.out"
+        """The file with the output of a rank of this machine other than 0."""
+        return self.logs / f"{self._stem}{rank:05d}.out"
 
     def _open_output(self, rank: int) -> BinaryIO:
         path = self.output(rank)
@@ -267,22 +287,34 @@ def _noting_signals(signals: list[int]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def launch_local(config: str, overrides: Sequence[str], num_ranks: int, port: int | None, logs: Path) -> int:
+def launch_local(
+    config: str,
+    overrides: Sequence[str],
+    num_ranks: int,
+    port: int | None,
+    logs: Path,
+    place: NodePlace = ALONE,
+) -> int:
     """Trains `config`, already checked, on processes of this machine; returns the job's exit code.
+
+    With several nodes `port` is one of node 0, and every node runs this with its own place.
 
     Raises:
         LaunchError: The port is in use.
         DiskError: A log file cannot be written.
     """
-    ranks = _Ranks(logs)
+    ranks = _Ranks(logs, place)
     janitor = Janitor()
-    with reserved_port(port) as chosen, _noting_signals(ranks.signals):
+    # The port of a run on several nodes is one of node 0, and its ranks wait for it.
+    reserving = reserved_port(port) if place.nodes == 1 else contextlib.nullcontext(port or 0)
+    with reserving as chosen, _noting_signals(ranks.signals):
         try:
             ranks.start(rank_command(config, overrides), num_ranks, chosen, janitor)
             cause, code = ranks.wait()
             if cause is not None:
                 ranks.report(cause)
-            ranks.note(RunDir(logs.parent), cause, code)
+            if place.rank == 0:
+                ranks.note(RunDir(logs.parent), cause, code)
             return code
         finally:
             ranks.end()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from typer import Option
 
+from pretrain.cli.nodes import launch_local_command, launch_manifest_command
 from pretrain.cli.options import (
     CommandGroup,
     Config,
@@ -19,7 +20,7 @@ from pretrain.cli.options import (
     console,
     print_json,
 )
-from pretrain.errors import EXIT_OK, ConfigError
+from pretrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
@@ -33,54 +34,7 @@ launch_app = CommandGroup(
     "Start the ranks of a run, here or by Slurm.\n\n"
     "Example: pretrain launch local configs/run/quickstart.yaml --ranks 2"
 )
-
-
-@launch_app.command("local")
-def launch_local_command(
-    config: Config,
-    overrides: Overrides = None,
-    ranks: Annotated[int, Option(min=1, help="Processes to start; on GPUs, one per GPU.")] = 1,
-    port: Annotated[int | None, Option(help="Rendezvous port. Default: a free port.")] = None,
-) -> None:
-    """Train on this machine with several ranks.
-
-    Example: pretrain launch local configs/run/quickstart.yaml --ranks 2
-    """
-    from pretrain.utils.process import discard_refused_stdout
-
-    discard_refused_stdout()
-    raise typer.Exit(train_local(config, overrides or [], ranks, port))
-
-
-def train_local(config: str, overrides: list[str], ranks: int, port: int | None = None) -> int:
-    """Checks a config and trains it on this machine, unless its run is complete; returns the exit code.
-
-    Raises:
-        PretrainError: What a user can fix, before a rank is started.
-    """
-    from pretrain.config.data import plan_batch
-    from pretrain.config.load import load_config
-    from pretrain.run.folder import RunDir
-    from pretrain.run.lease import refuse_if_owned
-    from pretrain.shards.dataset import check_local
-    from pretrain.utils.units import plural
-    from pretrain_launch.local import launch_local
-    from pretrain_launch.runs import queued_line
-
-    loaded = load_config(config, overrides)
-    if complete := complete_line(loaded):
-        typer.echo(complete)
-        return EXIT_OK
-    # Here an error is one line; in the ranks it would be one of each.
-    shared = loaded.parallel
-    plan_batch(loaded.batch, ranks, shared.sequence, shared.experts, shared.tensor)
-    check_local(loaded.data)
-    run = RunDir(loaded.folder)
-    refuse_if_owned(run.lease)
-    if warning := queued_line(run.path):
-        typer.echo(warning, err=True)
-    typer.echo(f"launch: starting {plural(ranks, 'rank')} of {run.path}", err=True)
-    return launch_local(config, overrides, ranks, port, run.logs)
+launch_app.command("local")(launch_local_command)
 
 
 @launch_app.command("slurm")
@@ -183,6 +137,9 @@ def _queued_lines(configs: "list[RunConfig]") -> list[str]:
         jobs = [f"job {job.element} is {job.state}" for job in facts.queue]
         lines.append(f"{facts.path} is left out: {jobs[0]}" if jobs else "")
     return lines
+
+
+launch_app.command("manifest")(launch_manifest_command)
 
 
 @launch_app.command("status")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from pretrain.cli.launch import chosen_site, submit_runs, train_local
+from pretrain.cli.launch import chosen_site, submit_runs
+from pretrain.cli.nodes import train_local
 from pretrain.cli.options import (
     CommandGroup,
     Config,

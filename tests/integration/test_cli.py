@@ -15,7 +15,8 @@ from tests.helpers.cli import LIGHT, run_cli, run_light, run_warm
 from tests.helpers.waiting import LIMIT_S
 
 COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "local"], ["launch", "slurm"],
-            ["launch", "status"], ["launch", "logs"], ["launch", "cancel"], ["launch", "resubmit"], ["runs"],
+            ["launch", "manifest"], ["launch", "status"], ["launch", "logs"], ["launch", "cancel"],
+            ["launch", "resubmit"], ["runs"],
             ["inspect"], ["generate"], ["classify"], ["import"], ["export"], ["serve"], ["average"], ["evaluate"],
             ["attention"], ["data"], ["data", "verify"], ["data", "show"], ["data", "stats"], ["plan"], ["rollback"],
             ["drill"], ["doctor"], ["report"], ["quickstart"], ["recipes"], ["recipes", "cp"], ["presets"],
@@ -42,7 +43,15 @@ def test_flags_take_no_value_and_commands_are_grouped_by_use(tmp_path):
     assert panels == ["Options", "Begin", "Prepare data", "Train", "Follow runs", "Use models", "Check machines"]
     assert "<bool>" not in run_light("inspect", "--help", cwd=tmp_path).stdout
     launch = run_light("launch", "--help", cwd=tmp_path).stdout
-    assert re.findall(r"\u2502 ([a-z]+) ", launch) == ["local", "slurm", "status", "logs", "cancel", "resubmit"]
+    assert re.findall(r"\u2502 ([a-z]+) ", launch) == [
+        "local",
+        "slurm",
+        "manifest",
+        "status",
+        "logs",
+        "cancel",
+        "resubmit",
+    ]
 
 
 def test_a_quickstart_that_cannot_write_says_so_in_one_line(tmp_path):
@@ -124,7 +133,7 @@ KINDS = {"deepspeed", "ddp", "single"}
     [
         ("pretrain ", {" ".join(words) for words in COMMANDS if len(words) == 1}),
         ("pretrain pre", {"prepare", "presets"}),
-        ("pretrain launch ", {"local", "slurm", "status", "logs", "cancel", "resubmit"}),
+        ("pretrain launch ", {"local", "slurm", "manifest", "status", "logs", "cancel", "resubmit"}),
         ("pretrain launch local x --ra", {"--ranks"}),
         ("pretrain prepare --tok", {"--tokenizer"}),
         ("pretrain train qu", {"quickstart"}),

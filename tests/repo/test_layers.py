@@ -118,7 +118,7 @@ def test_what_login_nodes_run_imports_no_torch():
         ("pretrain.run.folder", "from pretrain.config.run import RunConfig", False),
         ("pretrain.utils.io", "from pretrain.errors import DiskError", True),
         ("pretrain.train.loop", "from pretrain.engine.engine import Engine", True),
-        ("pretrain.cli.launch", "from pretrain_launch.local import launch_local", True),
+        ("pretrain.cli.nodes", "from pretrain_launch.local import launch_local", True),
         ("pretrain.data.stream", "from pretrain.model import build_model", False),
         ("pretrain.data.stream", "from ..model import build_model", False),
         ("pretrain.data.stream", "from .. import model", False),
