@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -72,7 +73,31 @@ def test_no_text_installs_the_name_that_is_not_ours():
     texts = {file: file.read_text(encoding="utf-8") for file in files if file.is_file()}
     assert [str(file) for file, text in texts.items() if OF_OUR_NAME.search(text)] == []
     extras = {extra for text in texts.values() for extra in re.findall(r"""install_fix\(["'](\w+)""", text)}
-    assert {"cloud", "deepspeed", "eval", "parquet"} <= extras <= set(PROJECT["optional-dependencies"])
+    assert {"cloud", "deepspeed", "eval"} <= extras <= set(PROJECT["optional-dependencies"])
+
+
+def test_the_images_copy_what_the_package_is_built_of_and_install_it_as_the_clone_does(site, tmp_path):
+    docker = (ROOT / "slurm/Dockerfile").read_text()
+    apptainer = (ROOT / "slurm/pretrain.def").read_text()
+    copies = [line.split()[1:] for line in docker.splitlines() if line.startswith("COPY ")]
+    copied = {source for *sources, _ in copies for source in sources}
+    (files,) = re.findall(r"^%files\n((?: +.*\n)+)", apptainer, re.MULTILINE)
+    assert {line.split()[0] for line in files.splitlines()} == copied
+    (install,) = re.findall(r"RUN (python -m pip install .*)", docker)
+    assert f"    {install}\n" in apptainer
+    extras = re.search(r"'\.\[([\w,]+)\]'$", install)[1].split(",")
+    assert set(extras) <= set(PROJECT["optional-dependencies"]) and "--constraint .ci/constraints.txt" in install
+    base = re.search(r"^FROM (\S+)$", docker, re.MULTILINE)[1]
+    assert f"From: {base}\n" in apptainer and not base.endswith("latest") and ":" in base
+    for source in copied:
+        target = tmp_path / "image" / source
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / source).is_dir() else shutil.copy)(ROOT / source, target)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=tmp_path / "image", check=True, capture_output=True, timeout=LIMIT_S)
+    (wheel,) = tmp_path.glob("*.whl")
+    found = {name for name in zipfile.ZipFile(wheel).namelist() if "__pycache__" not in name}
+    assert found == {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
