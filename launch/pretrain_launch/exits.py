@@ -110,6 +110,7 @@ class StepExit:
     code: int  # of the job
     reason: str  # one line; empty if nothing failed
     ranks_began: bool  # any rank is known to have started
+    host: str = ""  # where a rank was killed; empty if none was
 
 
 def note_exit(folder: Path, kind: Literal["ready", "rank", "node"], number: int, **facts: Any) -> None:
@@ -153,7 +154,8 @@ def read_ending(folder: Path, step_code: int, output: Path | None = None) -> Ste
         said = row["said"] if cause[1] >= 0 else ""
         if output is not None and cause[0] == 0 and cause[1] > 0:
             said = last_error(output)
-        return StepExit(code, said or describe_failure(*cause, row["host"]), True)
+        killed_on = row["host"] if cause[1] < 0 else ""
+        return StepExit(code, said or describe_failure(*cause, row["host"]), True, killed_on)
     if ended and (step_code == 0 or code):
         return StepExit(code, "", True)
     for row in _read(folder, "node-*.json"):

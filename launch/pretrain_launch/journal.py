@@ -4,13 +4,15 @@
     {"event": "start", "chain": .., "job": "123", "array": null, "restart": 2, "nodes": [..],
      "world_size": 2, "step": 40, "at": ..}
     {"event": "end", "chain": .., "job": "123", "restart": 2, "exit_code": 75, "reason": ..,
-     "step": 80, "decision": "requeue", "at": ..}
+     "step": 80, "decision": "requeue", "failed_node": "n2", "at": ..}
 
 A start without an end was killed with its node. `step`: of the newest checkpoint then, or 0.
 `decision`: requeue (the job itself), next (the next job of the same chain continues), end.
+`failed_node`: where a rank was killed, if one was.
 """
 
 import json
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,11 @@ from pretrain.utils.safe_read import MAX_RECORD_BYTES, check_fields, parse_json,
 _FIELDS = {
     "event": str, "chain": str, "job": str, "array": str, "restart": int, "nodes": list, "world_size": int,
     "step": int, "at": str, "exit_code": int, "reason": str, "decision": str,
+    "failed_node": str,
 }  # fmt: skip
+
+MAX_NODE_FAILURES = 2
+"""Failures of a chain on a node, after which its job is requeued without that node."""
 
 
 def journal_path(run: RunDir) -> Path:
@@ -76,6 +82,12 @@ def last_end(rows: list[dict[str, Any]], chain: str) -> dict[str, Any] | None:
     """Returns the newest row of an end in a chain."""
     ends = [row for row in rows if row["event"] == "end" and row.get("chain") == chain]
     return ends[-1] if ends else None
+
+
+def find_failing_nodes(rows: list[dict[str, Any]], chain: str) -> list[str]:
+    """Returns the nodes on which a rank of a chain was killed `MAX_NODE_FAILURES` times."""
+    failed = Counter(row.get("failed_node") for row in rows if row.get("chain") == chain)
+    return sorted(node for node, count in failed.items() if node and count >= MAX_NODE_FAILURES)
 
 
 def job_of(row: dict[str, Any]) -> str:

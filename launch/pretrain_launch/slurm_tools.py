@@ -22,6 +22,9 @@ _AWAY = (
 )
 """The last is the only message of `scontrol requeue` without a controller (22.05)."""
 
+_IN_SERVICE = ("idle", "mix", "alloc", "comp")
+"""States of nodes, as sinfo writes them, that take jobs now or later."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
@@ -168,6 +171,15 @@ def show_job(job: str, timeout_s: float = TIMEOUT_S) -> dict[str, str] | None:
     if answer.code or not lines:
         return None
     return dict(item.split("=", 1) for item in lines[0].split() if "=" in item)
+
+
+def leaves_enough(job: Mapping[str, str], without: Iterable[str], num_nodes: int) -> bool:
+    """Returns whether the partition of a job has that many nodes in service besides some."""
+    command = ["sinfo", "--noheader", "--Node", f"--partition={job.get('Partition', '')}"]
+    answer = run_tool([*command, "--responding", "--format=%N %t"])
+    rows = [line.split() for line in answer.output.splitlines()]
+    up = {row[0] for row in rows if len(row) == 2 and row[1].rstrip("*~#$@+-") in _IN_SERVICE}
+    return len(up - {*without}) >= num_nodes
 
 
 def job_end(job: str) -> tuple[str, str, int | None] | None:

@@ -137,6 +137,10 @@ class SlurmRun:
         """Lets every rank that comes to a step be killed there."""
         (self._folder / "holds" / f"{step}.die").touch()
 
+    def live_at(self, step: int) -> None:
+        """Undoes `die_at`."""
+        (self._folder / "holds" / f"{step}.die").unlink()
+
     # Commands
 
     def run(self, *command: str, expect: int | None = 0) -> str:

@@ -34,6 +34,22 @@ def test_the_ranks_of_a_killed_slurmd_come_back_on_another_node(start_lab, make_
     assert_same_folders(job.folder, golden(template), STEPS)
 
 
+def test_a_node_on_which_ranks_were_killed_twice_is_excluded_from_the_requeue(start_lab, make_job, golden):
+    """60 s. Slurm takes the first free node again, until the job excludes it."""
+    lab = start_lab(nodes=2)
+    job = make_job(lab)
+    job.die_at(25)
+    job.submit(*SRUN)
+    lab.wait_until(lambda: len(job.journal("end")) == 2, "the second rank was killed", job.tell)
+    job.live_at(25)
+    job.wait_end()
+    first, second, third = [row["nodes"] for row in job.journal("start")]
+    assert first == second != third
+    assert [row.get("failed_node") for row in job.journal("end")] == [*first, *first, None]
+    assert f"{first[0]}: ranks were killed there 2 times; excluded from the requeue" in job.output
+    assert_same_folders(job.folder, golden(), STEPS)
+
+
 def test_a_job_that_slurm_stops_at_its_time_limit_is_recorded_so(lab, make_job):
     """50 s. The limit is moved to where Slurm signals at its next look."""
     job = make_job(lab)
