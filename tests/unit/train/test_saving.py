@@ -88,22 +88,22 @@ def test_the_end_waits_for_what_is_in_flight_and_saves_the_last_step(tmp_path):
     steps = Steps(tmp_path, every=2)
     for step in range(3):
         steps.take(is_last=step == 2)
-    steps.saving.finish(state_of(3))
+    steps.saving.finish(state_of(3), is_last=True)
     assert steps.committed() == [2, 3]
 
 
 def test_the_last_step_is_not_saved_twice(tmp_path):
     steps = Steps(tmp_path, every=0)
     steps.take()
-    steps.saving.finish(state_of(1))
+    steps.saving.finish(state_of(1), is_last=True)
     operations = []
     io.set_fault_hook(lambda operation, path: operations.append(operation))
-    steps.saving.finish(state_of(1))
+    steps.saving.finish(state_of(1), is_last=True)
     assert not operations and steps.committed() == [1]
 
 
 def test_nothing_is_saved_where_no_step_was_taken(tmp_path):
-    Steps(tmp_path).saving.finish(state_of(0))
+    Steps(tmp_path).saving.finish(state_of(0), is_last=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -120,7 +120,7 @@ def test_a_save_that_is_due_waits_for_the_one_in_flight_and_this_is_said_once_wi
     io.set_fault_hook(lambda operation, path: gate.wait(LIMIT_S) if operation == "open" else None)
     for _ in range(4):
         steps.take(settle=False)
-    steps.saving.finish(state_of(4))
+    steps.saving.finish(state_of(4), is_last=True)
     waits = [record.message for record in caplog.records if "was still under way" in record.message]
     assert len(waits) == 1
     assert "the save of step 1 was still under way when that of step 2 was due: training waited " in waits[0]
@@ -170,7 +170,7 @@ def test_the_last_save_must_succeed(tmp_path):
     steps.take()
     io.set_fault_hook(refuse_writes)
     with pytest.raises(DiskError, match="step 1 not saved"):
-        steps.saving.finish(state_of(1))
+        steps.saving.finish(state_of(1), is_last=True)
 
 
 def test_where_the_save_in_flight_fails_at_the_end_that_of_the_last_step_is_still_tried(tmp_path, caplog):
@@ -181,7 +181,7 @@ def test_where_the_save_in_flight_fails_at_the_end_that_of_the_last_step_is_stil
     steps.saving._save.join()
     io.set_fault_hook(None)
     steps.take(is_last=True, settle=False)
-    steps.saving.finish(state_of(3))
+    steps.saving.finish(state_of(3), is_last=True)
     assert steps.committed() == [3]
     assert "step 2 not saved" in caplog.text
 
@@ -224,7 +224,7 @@ def test_whatever_a_save_writes_is_written_by_its_thread_and_the_commit_is_noted
     order = ["rename step-00000002", "rename run.json", "rename step-00000004", "rename run.json",
              "rename .trash-step-00000001"]  # fmt: skip
     assert [operation for operation in seen if operation in order][: len(order)] == order
-    steps.saving.finish(state_of(9))
+    steps.saving.finish(state_of(9), is_last=True)
     assert steps.saving.folder.read_record()["attempts"][-1]["committed_step"] == 9
 
 
@@ -244,7 +244,7 @@ def test_steps_are_taken_while_the_disk_holds_up_the_note_of_a_commit(tmp_path):
         steps.take(settle=False)
     assert steps.step == 19 and not steps.saving.is_written
     gate.set()
-    steps.saving.finish(state_of(19))
+    steps.saving.finish(state_of(19), is_last=True)
     assert steps.committed() == [10, 19]
 
 
@@ -270,7 +270,7 @@ def test_each_commit_is_told_once_with_what_it_cost_at_the_step_that_heard_of_it
     steps = Steps(tmp_path)
     for _ in range(5):
         steps.take()
-    steps.saving.finish(state_of(5))
+    steps.saving.finish(state_of(5), is_last=True)
     saved = [(step, int(figures["checkpoint_step"])) for step, figures in steps.noted]
     assert [number for _, number in saved] == [2, 4, 5]
     assert all(number <= step for step, number in saved) and saved[-1] == (5, 5)
