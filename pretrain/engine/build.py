@@ -60,14 +60,14 @@ def fill_sharded(
 
     dtype = _WORKING_DTYPES[config.precision]
     shard: Any = None
+    parameter: Any
     for name, parameter in model.named_parameters():
         part = part_of(parameter)
         value = part.take(draw(name, part.whole(parameter.shape))).to(accelerator.device, dtype)
-        filled: Any = nn.Parameter(value, requires_grad=parameter.requires_grad)
+        torch.utils.swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
         if part.ranks > 1:  # a swap takes the attributes, too
-            filled.part = part
-            describe_part(filled, world, config.group_timeout_s)
-        torch.utils.swap_tensors(parameter, filled)
+            parameter.part = part
+            describe_part(parameter, world, config.group_timeout_s)
         if shard is None:
             # The first parameter goes through zero.Init, which gives it the method that shards the
             # others.

@@ -1,7 +1,8 @@
 """Weights that ZeRO stage 3 gathers in a micro-batch, by the rules of DeepSpeed's coordinator.
 
     order of use   forward pass, then back; a checkpointed block forward again before it goes back
-    before a use   what is missing is gathered, and a bucket of what comes next
+    before a use   what is missing is gathered, and a bucket of what comes next; such a bucket also
+                   before each module without large weights
     after a use    released, unless used again within `MAX_LIVE` values, or passed over by the
                    search for what comes next
 
@@ -13,7 +14,7 @@ the real engine takes gathers the same bytes (`tests/integration/test_collective
 
 import math
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby, islice
@@ -37,6 +38,7 @@ class Step(NamedTuple):
     phase: Phase
     kind: Literal["forward", "again", "backward", "fetch", "release"]
     names: tuple[str, ...]
+    looks: int = 0  # modules without large weights since the step before
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,29 @@ def _stack_of(model: AnyModelConfig, block: str) -> Any:
     return model.last_stack if name == "multi_token" else getattr(model, name)
 
 
-def _steps(model: AnyModelConfig, names: list[str], engine: EngineConfig, device: str) -> list[Step]:
-    """Returns the uses of modules in a micro-batch, in order."""
+def _looks(modules: Sequence[str], large: Collection[str]) -> dict[str, int]:
+    """Returns for each module with large weights how many others are entered since the last one.
+
+    Those without parameters of their own or below them, such as a dropout, are not known here.
+    """
+    found: dict[str, int] = {}
+    entered, before = 0, ""
+    for module in modules:
+        words = module.split(".")
+        parents = (".".join(words[:n]) for n in range(1, len(words)) if words[n - 1] != "blocks")
+        entered += sum(not before.startswith(f"{parent}.") for parent in parents)
+        if module in large:
+            found[module], entered = entered, 0
+        else:
+            entered += 1
+        before = module
+    return found
+
+
+def _steps(
+    model: AnyModelConfig, every_name: Sequence[str], names: list[str], engine: EngineConfig, device: str
+) -> list[Step]:
+    """Returns the uses of modules with large weights, `names`, in a micro-batch, in order."""
     by_block = engine.compiles(device)  # gathered as a whole (`set_z3_leaf_modules`)
     again = engine.activation_checkpointing != "none" and not by_block
     every = engine.activation_checkpointing_every if again else 0
@@ -68,27 +91,37 @@ def _steps(model: AnyModelConfig, names: list[str], engine: EngineConfig, device
     def module(name: str) -> str:
         return (by_block and _block(name)) or name.rpartition(".")[0]
 
+    modules = list(dict.fromkeys(map(module, every_name)))
+    large = set(map(module, names))
+    looks, looks_back = _looks(modules, large), _looks(modules[::-1], large)
+
+    def forth(kind: Any, used: tuple[str, ...]) -> Step:
+        return Step("blocks", kind, used, looks[module(used[0])])
+
+    def back(kind: Any, used: tuple[str, ...]) -> Step:
+        return Step("blocks", kind, used, looks_back[module(used[0])])
+
     forward = [tuple(found) for _, found in groupby(names, module)]
     if isinstance(model, ModelConfig) and model.tied_embeddings and "embedding.weight" in names:
         forward.append(("embedding.weight",))
-    steps = [Step("blocks", "forward", used) for used in forward]
+    steps = [forth("forward", used) for used in forward]
     if model.head.kind != "none":
         steps[-1] = steps[-1]._replace(phase="loss")
     done = 0  # steps up to the end of the last block
     for block, found in groupby(reversed(forward), lambda used: _block(used[0])):
-        back = list(found)
+        uses = list(found)
         if block is None or not every or int(block.split(".")[2]) % every:
-            steps += [Step("blocks", "backward", used) for used in back]
+            steps += [back("backward", used) for used in uses]
         elif _stack_of(model, block).norm_placement == "pre":
             # The gradient reaches the last product first, whose input is then computed again.
-            last, *others = back
-            steps.append(Step("blocks", "fetch", last))
-            steps += [Step("blocks", "again", used) for used in reversed(others)]
-            steps += [Step("blocks", "fetch", last), Step("blocks", "release", last)]
-            steps += [Step("blocks", "backward", used) for used in others]
+            last, *others = uses
+            steps.append(back("fetch", last))
+            steps += [forth("again", used) for used in reversed(others)]
+            steps += [forth("fetch", last), Step("blocks", "release", last)]
+            steps += [back("backward", used) for used in others]
         else:
-            steps += [Step("blocks", "again", used) for used in reversed(back)]
-            steps += [Step("blocks", "backward", used) for used in back]
+            steps += [forth("again", used) for used in reversed(uses)]
+            steps += [back("backward", used) for used in uses]
         done = len(steps) if block else done
     done = done or len(steps)
     return steps[:done] + [step._replace(phase="end") for step in steps[done:]]
@@ -125,6 +158,10 @@ class _Coordinator:
         place = 0
         for step in steps:
             if step.kind != "release":
+                for _ in range(step.looks):
+                    self._look_ahead(coming)
+                if step.looks and self.trained and step.kind in ("fetch", "backward"):
+                    self._reduce(step.phase, 1)  # gradients of a norm, which send a full bucket
                 self._gather([name for name in step.names if name not in self.live])
                 fresh = {name for name in step.names if self.marked.get(name, -1) < place}
                 while fresh:
@@ -140,7 +177,8 @@ class _Coordinator:
                 # What is saved goes before gradients arrive.
                 self.again.difference_update(step.names)
                 for name in step.names:
-                    self._reduce(step.phase, name)
+                    if name in self.trained:
+                        self._reduce(step.phase, self.sizes[name])
             if step.kind != "fetch":
                 self._release(step, trace, place)
         self._note(steps[-1].phase, self._message())
@@ -199,10 +237,7 @@ class _Coordinator:
         is_view = len(self.pending) == 1 and values % self.ranks == 0 and self.copies == 1
         return 0 if is_view else self.copies * values
 
-    def _reduce(self, phase: Phase, name: str) -> None:
-        if name not in self.trained:
-            return
-        size = self.sizes[name]
+    def _reduce(self, phase: Phase, size: int) -> None:
         if self.pending and sum(self.pending) + size > self.bucket:
             self._note(phase, size + self._message())
             self.pending.clear()
@@ -253,7 +288,7 @@ def plan_gathers(
     # With as many ranks as share these, each is alone with its own.
     alone = frozenset(shared) if ranks == task.parts else frozenset()
     large = [name for name in sizes if sizes[name] > small]
-    steps = tuple(_steps(task.model, large, engine, device))
+    steps = tuple(_steps(task.model, list(sizes), large, engine, device))
     # A message in another dtype, of twice the size, is made of a copy of each gradient.
     copies = 1 if engine.gradient_bytes == engine.compute_bytes else 4
     trained = None if task.trained is None else task.trained.names
