@@ -16,13 +16,20 @@ from tests.integration.workers import MODEL, ROWS, build, global_batch, rows_of
 
 def held_bytes() -> int:
     """Bytes of all live tensors, each storage once, when no collective holds buffers any more."""
-    # A thread of gloo releases the buffers of a collective a moment after its end: counted until nothing changes.
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
-    found, last = _count_bytes(), -1
-    while found != last:
-        found, last = _count_bytes(), found
-    return found
+        # A thread of gloo releases the buffers of a collective a moment after its end. Two looks: one
+        # reads the threads in turn, and a thread may wake another.
+        while not (_is_gloo_asleep() and _is_gloo_asleep()):
+            pass
+    return _count_bytes()
+
+
+def _is_gloo_asleep() -> bool:
+    """Returns whether each thread that runs collectives waits for one."""
+    stats = [path.read_text() for path in Path("/proc/self/task").glob("*/stat")]
+    states = [stat.rpartition(")")[2].split()[0] for stat in stats if "(pt_gloo_runloop)" in stat]
+    return all(state == "S" for state in states)
 
 
 def _count_bytes() -> int:

@@ -173,12 +173,13 @@ def test_frozen_experts_stay_those_of_each_rank():
 
 @pytest.mark.long
 def test_shared_experts_follow_fp32_in_bf16():
-    ((*expected, _),) = trained(1, 1, [["loss", *ALONE]], 12)
+    ((*expected, _),) = trained(1, 1, [["loss", *ALONE]], 12, steps=10)
     cases = [["loss", "deepspeed", stage, "bf16"] for stage in (1, 2, 3)]
-    for *rows, _ in (*trained(2, 2, cases, 6), *trained(2, 1, cases, 6)):
+    for *rows, _ in (*trained(2, 2, cases, 6, steps=10), *trained(2, 1, cases, 6, steps=10)):
         for row, wanted in zip(rows, expected, strict=True):
-            # A result of each layer is rounded to 2**-9 of itself, with experts on every rank too.
-            assert row[0] == pytest.approx(wanted[0], rel=3e-2)
+            # A result of each layer is rounded to 2**-9 of itself. Ten steps: later the routers choose
+            # other experts for it, and one process in bf16 is 2% off one in fp32 after 20.
+            assert row[0] == pytest.approx(wanted[0], rel=1e-2)
 
 
 @pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.long)])
