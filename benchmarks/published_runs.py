@@ -1,9 +1,10 @@
 """Published speeds of training, on which the roofline's constants are fitted and tested, and its errors on them.
 
-All without tensor or pipeline parallelism, which `plan` does not have, in bf16, 8 GPUs a node. Sources:
+All without pipeline parallelism, which `plan` does not have, in bf16, 8 GPUs a node. Sources:
 
     foundry    MosaicML llm-foundry, scripts/train/benchmarking/README.md: MPT, FSDP FULL_SHARD, 1600 Gb/s a node (A100)
-    titan      torchtitan, docs/performance.md (A100) and benchmarks/llama3_h100_202412_torchtitan.md (500 W, 2.4 TB/s)
+    titan      torchtitan, docs/performance.md (A100) and benchmarks/llama3_h100_202412_torchtitan.md (500 W, 2.4 TB/s);
+               matrices over 8 ranks, without overlap: benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md, "vanilla"
     megatron   Megatron-LM, README.md, the smallest model of its table: 192 rows a step, distributed optimizer
     nanotron   LLaMA 1.1B at T=2048 on one node; its layout was not printed, ZeRO-1 is assumed
     automodel  NeMo AutoModel, docs/performance-summary.mdx and examples/benchmark/configs: experts over ranks (DeepEP,
@@ -45,6 +46,7 @@ class PublishedRun(NamedTuple):
         tokens_s: Published tokens a second of a GPU.
         experts: Ranks that share experts.
         sequence: Ranks that share rows.
+        tensor: Ranks that share matrices.
     """
 
     source: str
@@ -61,11 +63,12 @@ class PublishedRun(NamedTuple):
     tokens_s: float = 0.0
     experts: int = 1
     sequence: int = 1
+    tensor: int = 1
 
     @property
     def is_cut(self) -> bool:
-        """Whether experts or rows are cut over ranks."""
-        return self.experts > 1 or self.sequence > 1
+        """Whether experts, rows or matrices are cut over ranks."""
+        return max(self.experts, self.sequence, self.tensor) > 1
 
 
 def _model(layers: int, width: int, vocab_size: int, tied: bool = True, **stack: Any) -> ModelConfig:
@@ -156,6 +159,8 @@ ROWS: list[PublishedRun] = [
     PublishedRun("automodel", "gpt-oss-20b", "h100", 8, 4096, 2, 16, 0, 0, tokens_s=13058, experts=8),
     PublishedRun("automodel", "gpt-oss-120b", "h100", 64, 4096, 2, 4, 0, 0, tokens_s=7626, experts=64),
     PublishedRun("automodel", "llama3-70b", "h100", 64, 8192, 1, 4, 1, 0, tokens_s=866.77, sequence=2),
+    PublishedRun("titan", "llama3-70b", "h100", 256, 8192, 16, 1, 1, 0, tokens_s=597.3, tensor=8),
+    PublishedRun("titan", "llama3-8b", "h100", 64, 8192, 12, 1, 0.5, 0, tokens_s=4378, tensor=8),
 ]
 
 
@@ -163,7 +168,7 @@ ROWS: list[PublishedRun] = [
 def work_of(row: PublishedRun) -> Work:
     """Returns the work of a rank of a published run."""
     lengths = RowLengths(row.seq_len, row.seq_len)
-    task = TrainingTask(MODELS[row.model], lengths, experts=row.experts, sequence=row.sequence)
+    task = TrainingTask(MODELS[row.model], lengths, experts=row.experts, sequence=row.sequence, tensor=row.tensor)
     layout = ParallelLayout(EngineConfig(zero_stage=row.zero_stage), row.micro, row.accumulation)
     return replace(plan_work(task, layout, row.gpus), recompute=row.recompute, overlaps=True)
 
@@ -179,7 +184,7 @@ def published_mfu(row: PublishedRun) -> float:
     """Returns the published MFU in percent."""
     if row.mfu:
         return row.mfu
-    step_s = row.micro * row.accumulation * row.seq_len / row.sequence / row.tokens_s
+    step_s = row.micro * row.accumulation * row.seq_len / (row.sequence * row.tensor) / row.tokens_s
     return 100 * work_of(row).model_flops / step_s / GPUS[row.gpu].flops
 
 
@@ -202,7 +207,7 @@ def error_table() -> str:
     kinds = {
         "fitted": [row for row in ROWS if row.fitted],
         "tested": [row for row in ROWS if not row.fitted and not row.is_cut],
-        "with experts or rows cut over ranks": [row for row in ROWS if row.is_cut],
+        "with experts, rows or matrices cut over ranks": [row for row in ROWS if row.is_cut],
         "in all": ROWS,
     }
     for name, rows in kinds.items():
