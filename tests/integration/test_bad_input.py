@@ -46,7 +46,7 @@ BAD_TEXT = {
     "a field that is no text": ({"a.jsonl": b'{"text": 3}\n'}, ["a.jsonl:1", "field 'text' is a number"]),
     "a truncated gzip": (
         {"a.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 99)[:-9]},
-        ["a.jsonl.gz, byte 0 (uncompressed)", "gzip"],
+        ["a.jsonl.gz, byte 1386 (uncompressed)", "gzip"],
     ),
     "a file of another type": ({"a.pdf": b"%PDF"}, ["a.pdf", "unsupported file type", "give one of .txt"]),
 }
