@@ -139,10 +139,10 @@ def sum_token_loss(
         )
 
     def head_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> LossOutput:
+        if not output.ahead:  # the gradient of a part would be a copy
+            return cross_entropy(hidden, targets_BT, weight, bias)
         first, *ahead = hidden.chunk(1 + len(output.ahead))
         found = cross_entropy(first, targets_BT, weight, bias)
-        if not ahead:
-            return found
         continuing_BT = continuing(batch.documents_BT, batch.lengths_B, targets_BT.shape[1])
         losses, sums, further_BT = [], [], targets_BT
         for each in ahead:
