@@ -27,6 +27,9 @@ from pretrain_launch.spec import LaunchSpec
 AT_LIMIT = "stopped at the time limit"
 EARLY_S = 60
 """How much earlier than asked Slurm may send the signal before a limit, by sbatch's manual."""
+ROUNDED_S = 90
+"""How much more than its true limit Slurm shows of a job whose end was moved forward: its limit is
+in whole minutes, and the difference is rounded to one towards zero, less half a minute."""
 _BY_SIGNAL = re.compile("^stopped by (SIGUSR1|a signal to another rank)")
 LIMIT_S = 120.0
 TRIED_OUT = {"hostname", "interfaces", "loopback"}
@@ -189,7 +192,7 @@ def is_at_limit(job: Mapping[str, str] | None, signal_s: int) -> bool:
     """Returns whether the time limit of a job is near, from `show_job`; False if unknown."""
     limit, run = ((job or {}).get(name, "") for name in ("TimeLimit", "RunTime"))
     with contextlib.suppress(ConfigError):  # such as UNLIMITED
-        return parse_time(limit) - parse_time(run) <= signal_s + EARLY_S
+        return parse_time(limit) - parse_time(run) <= signal_s + EARLY_S + ROUNDED_S
     return False
 
 

@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "optim": (6, 1329),
     "plan": (16, 3682),
     "prepare": (47, 8066),
-    "pretrain_launch": (19, 3550),
+    "pretrain_launch": (19, 3553),
     "report": (8, 1604),
     "run": (7, 1477),
     "scale": (7, 1306),
