@@ -28,8 +28,8 @@ from pretrain.plan.task import TrainingTask
 MAX_LIVE = 1_000_000_000
 """DeepSpeed's default of `stage3_max_live_parameters` and of `stage3_max_reuse_distance`."""
 
-Phase = Literal["loss", "blocks", "end"]
-"""The head's forward pass; all blocks and the head's backward pass; what is behind all blocks."""
+Phase = Literal["loss", "turn", "blocks", "end"]
+"""The head's forward pass; its backward pass; all blocks; what is behind all blocks."""
 
 
 class Step(NamedTuple):
@@ -111,7 +111,7 @@ def _steps(
     for block, found in groupby(reversed(forward), lambda used: _block(used[0])):
         uses = list(found)
         if block is None or not every or int(block.split(".")[2]) % every:
-            steps += [back("backward", used) for used in uses]
+            steps += [back("backward", used)._replace(phase="blocks" if done or block else "turn") for used in uses]
         elif _stack_of(model, block).norm_placement == "pre":
             # The gradient reaches the last product first, whose input is then computed again.
             last, *others = uses
@@ -147,7 +147,7 @@ class _Coordinator:
     again: set[str] = field(default_factory=set)  # released, but still saved for the backward pass
     marked: dict[str, int] = field(default_factory=dict)  # last use that the search has seen
     pending: list[int] = field(default_factory=list)  # gradients in the bucket
-    whole: dict[Phase, int] = field(default_factory=lambda: {"loss": 0, "blocks": 0, "end": 0})
+    whole: dict[Phase, int] = field(default_factory=lambda: {"loss": 0, "turn": 0, "blocks": 0, "end": 0})
 
     def run(self, steps: tuple[Step, ...]) -> None:
         """Passes through a micro-batch."""
@@ -156,12 +156,13 @@ class _Coordinator:
         if self.by_block:
             self.turn = [step.kind for step in steps].index("backward")
         place = 0
+        before: Phase = "blocks"
         for step in steps:
             if step.kind != "release":
                 for _ in range(step.looks):
                     self._look_ahead(coming)
                 if step.looks and self.trained and step.kind in ("fetch", "backward"):
-                    self._reduce(step.phase, 1)  # gradients of a norm, which send a full bucket
+                    self._reduce(before, 1)  # gradients of a norm, which send a full bucket
                 self._gather([name for name in step.names if name not in self.live])
                 fresh = {name for name in step.names if self.marked.get(name, -1) < place}
                 while fresh:
@@ -181,6 +182,7 @@ class _Coordinator:
                         self._reduce(step.phase, self.sizes[name])
             if step.kind != "fetch":
                 self._release(step, trace, place)
+            before = step.phase
         self._note(steps[-1].phase, self._message())
 
     def _gather(self, names: list[str]) -> None:

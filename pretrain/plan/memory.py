@@ -216,7 +216,7 @@ def _phases(
     found: RankMemory,
     kept: ActivationBytes,
 ) -> list[RankMemory]:
-    """Returns the peaks of stage 3: in the loss, in and after the backward pass of blocks, in the update.
+    """Returns the peaks of stage 3: in and after the loss, in and after the backward pass of blocks, in the update.
 
     `found` has the whole working memory of the loss. Whole weights and gradients come and go, and of
     a large model they are more than all the rest; that of the head is reduced before the blocks' are
@@ -226,9 +226,10 @@ def _phases(
     plan = gathers_of(task, engine, cluster.device, cluster.size)
     whole = {phase: size * (values + plan.small) for phase, values in plan.whole.items()}
     in_loss = replace(found, gathered=whole["loss"], activations=kept.kept)
+    at_turn = replace(found, gathered=whole["turn"], activations=kept.kept - kept.loss, loss=0)
     in_blocks = replace(found, gathered=whole["blocks"], activations=kept.peak - kept.loss, loss=0)
     at_end = replace(found, gathered=whole["end"], activations=kept.ends, loss=0)
-    phases = [in_loss, in_blocks, at_end]
+    phases = [in_loss, at_turn, in_blocks, at_end]
     if engine.offload_optimizer == "none":
         updated = update_bytes(task.values.trained, engine.gradient_bytes, cluster.size)
         in_update = replace(found, gradients=found.gradients + updated, activations=0, loss=0)

@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "model": (26, 5348),
     "objective": (12, 1823),
     "optim": (6, 1329),
-    "plan": (16, 3682),
+    "plan": (16, 3685),
     "prepare": (47, 8066),
     "pretrain_launch": (19, 3553),
     "report": (8, 1604),
