@@ -93,7 +93,7 @@ def evaluate_loss(engine: HasLoss, batches: Iterable[Batch], should_stop: Callab
         total_targets += batch.num_targets()
         found = engine.evaluate(batch.to(engine.device))
         total = found + total if number else found
-    sums = torch.cat((total, total.new_tensor([total_targets])))
+    sums = torch.cat((total, total.new_full((1,), total_targets)))
     loss_sum, num_correct, *shown, num_targets = dist.all_reduce_sum(sums).tolist()
     count = max(num_targets, 1.0)
     means = tuple(value / count for value in shown)
