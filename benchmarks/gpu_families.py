@@ -6,6 +6,7 @@ one stack. FlexAttention in fp32 is compared with float64 by `pytest -m gpu test
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -45,9 +46,15 @@ class _Family:
     def __init__(self, bench: Bench, preset: str) -> None:
         source = bench.pick(96, 24) if _shape(preset) == "encoder+decoder" else None
         length = bench.pick(128, 32)
-        stack = {"dropout": 0.0, "attention_dropout": 0.0}
+        stack: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
         self._bench, self._preset = bench, preset
-        model = plan_model(preset, bench.pick(512, 128), stack=stack)
+        vocab_size = bench.pick(512, 128)
+        model = plan_model(preset, vocab_size, stack=stack)
+        if experts := model.last_stack.experts:
+            # Every token to all experts: in bf16 routers round their scores, and would choose others.
+            every = {"top_k": experts.count, "top_groups": experts.groups}
+            stack |= {"experts": experts.model_dump(exclude_unset=True) | every}
+            model = plan_model(preset, vocab_size, stack=stack)
         self._work = Work(model, length, micro=bench.pick(8, 2), source_len=source, precision="fp32")
         self._weights: Weights = draw_weights(model, bench.device, sensitive=True)
         cpu = torch.device("cpu")
