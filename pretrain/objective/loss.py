@@ -121,9 +121,7 @@ def sum_token_loss(
         if model.head.shared is not None:
             hidden_BTD, targets_BT = model.head.shared.fill(hidden_BTD, targets_BT)
 
-    def cross_entropy(
-        hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> LossOutput:  # fmt: skip
+    def cross_entropy(hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None) -> LossOutput:
         return linear_cross_entropy(
             hidden,
             weight,
