@@ -194,7 +194,7 @@ def scale_run(
     values["model"] = scale_model(reference, rule, width)
     values["batch"] |= {
         "global_tokens": global_tokens,
-        "micro": math.gcd(rows // rule.ranks, reference.batch.micro),
+        "micro": max(size for size in range(1, reference.batch.micro + 1) if rows // rule.ranks % size == 0),
     }
     for short in values["batch"]["short_rows"]:
         short["until_tokens"] = max(1, round(short["until_tokens"] * more))

@@ -88,6 +88,12 @@ def test_rate_batch_and_schedule_follow_the_exponents(reference):
     assert run.optim.schedule.warmup_steps == pytest.approx(0.1 * run.train.steps, abs=1)
 
 
+@pytest.mark.parametrize(("flops", "rows", "micro"), [(2.2e12, 52, 13), (5e12, 88, 11)])
+def test_a_micro_batch_is_the_largest_that_divides_the_rows(reference, flops, rows, micro):
+    run = scale_run(reference, LadderRule(), 64, flops, vocab_size=None, run=PLACE)
+    assert (run.batch.rows, run.batch.micro) == (rows, micro)
+
+
 def test_muon_has_both_rates_scaled(tmp_path):
     reference = override(tmp_path, "optim.kind=muon", "optim.muon.lr=0.02")
     flops = size_of(reference).flops / 20
