@@ -44,6 +44,7 @@ def scale_plan_command(
     largest: Annotated[float | None, Option(min=1.0, help="FLOPs. Default: --budget / 30.")] = None,
     rungs: Annotated[int, Option(min=1, help="Sizes, and budgets, of the ladder.")] = 4,
     widths: Annotated[str | None, Option(metavar="A,B,..", help="Sizes instead of those three.")] = None,
+    seeds: Annotated[int, Option(min=1, help="Runs of each size on the line.")] = 1,
     rule: Annotated[list[str] | None, Option(metavar="KEY=VALUE", help="Part of the rule (docs).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -74,7 +75,7 @@ def scale_plan_command(
         fix = "leave out --smallest and --largest, or --widths"
         raise ConfigError("has its budgets by the rule", where="--widths", fix=fix)
     highest = largest or budget / RATIO
-    request = LadderRequest(budget, smallest or highest / SPREAD, highest, rungs, _parse_widths(widths))
+    request = LadderRequest(budget, smallest or highest / SPREAD, highest, rungs, _parse_widths(widths), seeds)
     if request.smallest >= request.largest:
         what = f"{request.smallest:.3g} FLOPs are not below the {request.largest:.3g} of --largest"
         raise ConfigError(what, where="--smallest", fix="lower it, or leave it out")

@@ -96,6 +96,7 @@ class LadderRequest:
     largest: float  # FLOPs of the largest run of the ladder
     rungs: int = 4  # number of sizes, and of budgets
     widths: tuple[int, ...] = ()  # sizes; empty: chosen by the budgets
+    seeds: int = 1  # runs of each size on the line
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,11 @@ class LadderPlanner:
     folder: Path
     vocab_size: int | None  # None: an unknown vocabulary is assumed
 
-    def run(self, width: int, flops: float, suffix: str) -> RunConfig:
-        """Returns the config of a run. Raises: ConfigError as `scale_run`."""
+    def run(self, width: int, flops: float, suffix: str, repeat: int = 0) -> RunConfig:
+        """Returns the config of a run, its seed `repeat` above the reference's. Raises: ConfigError as `scale_run`."""
         place = {"dir": str(self.folder / "runs"), "name": f"{self.reference.run.name}-{suffix}"}
-        return scale_run(self.reference, self.rule, width, flops, vocab_size=self.vocab_size, run=place)
+        run = scale_run(self.reference, self.rule, width, flops, vocab_size=self.vocab_size, run=place)
+        return run.model_copy(update={"seed": run.seed + repeat})
 
     def parameters(self, width: int) -> float:
         """Returns N of a width. Raises: ConfigError where the width does not divide into heads."""
@@ -149,11 +151,12 @@ def plan_ladder(
         budgets = [request.smallest * ratio ** (rung / max(1, request.rungs - 1)) for rung in range(request.rungs)]
         widths = [planner.nearest_width(math.sqrt(budget / a_square)) for budget in budgets]
     _check_sizes(widths, budgets, request, planner, stored)
-    cells = [(width, budget) for width, budget in zip(widths, budgets, strict=True)]
-    for width, budget in cells[:-1]:
+    line = list(zip(widths, budgets, strict=True))
+    cells = [(width, budget, repeat) for repeat in range(request.seeds) for width, budget in line]
+    for width, budget in line[:-1]:
         beside = [planner.nearest_width(planner.parameters(width) * factor) for factor in (1 / BESIDE, BESIDE)]
-        cells += [(other, budget) for other in beside if other != width]
-    configs = [planner.run(width, flops, str(number)) for number, (width, flops) in enumerate(cells)]
+        cells += [(other, budget, 0) for other in beside if other != width]
+    configs = [planner.run(width, flops, str(number), repeat) for number, (width, flops, repeat) in enumerate(cells)]
     large = planner.nearest_width(math.sqrt(request.budget / a_square))
     configs.append(planner.run(large, request.budget, "target"))
     *runs, target = [describe_run(config, planner.vocab_size, stored) for config in configs]

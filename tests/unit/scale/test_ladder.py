@@ -63,6 +63,18 @@ def test_each_budget_has_three_sizes_and_the_largest_one(here, capsys):
         assert config.eval.every_steps == config.train.steps == run.steps
 
 
+def test_each_size_on_the_line_is_repeated_by_seed(here):
+    assert cli.run([*PLAN, "--rungs", "4", "--seeds", "3"]) == 0
+    runs = load_ladder(Path("ladder")).runs
+    assert len(runs) == 4 * 3 + 6
+    configs = [load_config(Path("ladder/configs") / f"{run.name}.yaml") for run in runs]
+    line, beside = configs[:12], configs[12:]
+    assert [config.seed - configs[0].seed for config in line] == [0] * 4 + [1] * 4 + [2] * 4
+    assert {config.seed for config in beside} == {configs[0].seed}
+    for repeat in (4, 8):
+        assert [run.tokens for run in runs[:4]] == [run.tokens for run in runs[repeat : repeat + 4]]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
