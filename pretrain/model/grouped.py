@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,11 +40,21 @@ def _runs(offsets_E: Tensor) -> Iterator[tuple[int, int, int]]:
         start = end
 
 
-def _has_onednn(x: Tensor) -> bool:
-    """Returns whether oneDNN multiplies: fp32 on a CPU with AVX-512.
+@cache
+def _is_amd() -> bool:
+    """Returns whether the processor is one of AMD."""
+    info = Path("/proc/cpuinfo")
+    return info.is_file() and "AuthenticAMD" in info.read_text()
 
-    `torch.mm` calls MKL: half as fast on one core of an AMD EPYC (benchmarks/results.md).
+
+def _has_onednn(x: Tensor) -> bool:
+    """Returns whether oneDNN multiplies: fp32 on a CPU of AMD with AVX-512.
+
+    `torch.mm` calls MKL: half as fast as oneDNN on one core of an AMD EPYC, faster by a tenth to a half
+    on one of an Intel Xeon (benchmarks/results.md).
     """
+    if not _is_amd():
+        return False
     if x.device.type != "cpu" or x.dtype != torch.float32 or not torch.backends.mkldnn.enabled:
         return False
     return torch.backends.cpu.get_cpu_capability() == "AVX512"

@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "generate": (10, 1681),
     "inspect": (3, 457),
     "interop": (30, 5477),
-    "model": (26, 5348),
+    "model": (26, 5360),
     "objective": (12, 1823),
     "optim": (6, 1329),
     "plan": (16, 3685),
