@@ -1,6 +1,6 @@
-"""Jobs of a run for other schedulers than Slurm: a JobSet, a PyTorchJob, a task of SkyPilot.
+"""Jobs of a run for other schedulers than Slurm: a JobSet, a PyTorchJob, a task of SkyPilot, a component of torchx.
 
-    LaunchSpec (the one of `launch slurm`)  ->  plain values of YAML, complete with the config
+    LaunchSpec (the one of `launch slurm`)  ->  YAML, or Python for torchx, complete with the config
     a node: pretrain launch local CONFIG --nodes N --node-rank K --address NODE_0 --port 29500
 
     stop and save    SIGTERM at the end of a pod; its grace period is the time of some saves
@@ -23,7 +23,8 @@ from pretrain_launch.spec import LaunchSpec
 
 PORT = 29500
 CONFIG = "/etc/pretrain/config.yaml"
-KINDS = ("jobset", "pytorchjob", "skypilot")
+KINDS = ("jobset", "pytorchjob", "skypilot", "torchx")
+END_OF_CONFIG = "END_OF_CONFIG"
 MAX_NAME = 40
 """Longest name: the names of pods, which add to it, have at most 63 characters."""
 
@@ -64,17 +65,19 @@ def parse_volume(text: str) -> tuple[str, str]:
     return match[1], match[3]
 
 
-def write_job(kind: str, job: ClusterJob) -> list[dict[str, Any]]:
-    """Returns the documents of a job for one of `KINDS`. Raises: ConfigError."""
+def write_job(kind: str, job: ClusterJob) -> str:
+    """Returns the file of a job for one of `KINDS`."""
+    if kind == "torchx":
+        return _torchx_component(job)
     if kind == "skypilot":
-        return [_sky_task(job)]
+        return _dump([_sky_task(job)])
     config = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": f"{job.name}-config"},
         "data": {"config.yaml": job.config},
     }
-    return [config, _job_set(job) if kind == "jobset" else _pytorch_job(job)]
+    return _dump([config, _job_set(job) if kind == "jobset" else _pytorch_job(job)])
 
 
 def _job_set(job: ClusterJob) -> dict[str, Any]:
@@ -166,7 +169,6 @@ def _sky_task(job: ClusterJob) -> dict[str, Any]:
     """Returns a task of SkyPilot, for `sky jobs launch`, which begins anew on another machine."""
     spec = job.spec
     address = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
-    mark = "END_OF_CONFIG"
     resources: dict[str, Any] = {
         "image_id": f"docker:{job.image}",
         "job_recovery": {
@@ -181,9 +183,63 @@ def _sky_task(job: ClusterJob) -> dict[str, Any]:
         "name": job.name,
         "num_nodes": spec.nodes,
         "resources": resources,
-        "setup": f"cat > config.yaml <<'{mark}'\n{job.config}{mark}\n",
+        "setup": _written_config("config.yaml", job),
         "run": f"{run}\n",
     }
+
+
+def _written_config(path: str, job: ClusterJob) -> str:
+    """Returns the lines of a shell that write the config into a file."""
+    return f"cat > {path} <<'{END_OF_CONFIG}'\n{job.config}{END_OF_CONFIG}\n"
+
+
+_COMPONENT = '''\
+"""A run of pretrain for torchx: torchx run --scheduler kubernetes FILE:train"""
+
+from torchx import specs
+
+# Runs once a machine. torchx replaces ${{...}}, and $$ by $.
+SCRIPT = (
+{script}
+)
+
+
+def train() -> specs.AppDef:
+    """Trains {name}; a restart continues the run."""
+    node = specs.Role(
+        name="node",
+        image={image!r},
+        entrypoint="/bin/sh",
+        args=["-c", SCRIPT],
+        num_replicas={nodes},
+        max_retries={retries},
+        retry_policy=specs.RetryPolicy.APPLICATION,  # one machine alone cannot come back
+        resource=specs.Resource(cpu=-1, gpu={gpus}, memMB=-1),  # -1: the default of the scheduler
+        port_map={{"rendezvous": {port}}},
+        mounts=[{mounts}],
+    )
+    return specs.AppDef(name={name!r}, roles=[node])
+'''
+
+
+def _torchx_component(job: ClusterJob) -> str:
+    """Returns a file of torchx, whose function returns an AppDef of a role with a replica a machine."""
+    enter = f"cd {job.volume[1]}\n" if job.volume else ""  # base of relative paths of the config
+    # The replicas of torchx's local scheduler share a folder.
+    written = "config=$(mktemp -d)/config.yaml\n" + _written_config('"$config"', job)
+    # torchx names the variable that has the address of machine 0, if it is another one.
+    command = job.command('"$config"', "${replica_id}", '"$${${rank0_env}:=localhost}"')
+    script = f"set -e\n{enter}{written}".replace("$", "$$") + command + "\n"
+    return _COMPONENT.format(
+        script="\n".join(f"    {line!r}" for line in script.splitlines(keepends=True)),
+        name=job.name,
+        image=job.image,
+        nodes=job.spec.nodes,
+        retries=job.max_restarts,
+        gpus=job.spec.gpus_per_node or -1,
+        port=PORT,
+        mounts="specs.VolumeMount(src={!r}, dst_path={!r})".format(*job.volume) if job.volume else "",
+    )
 
 
 class _Dumper(yaml.SafeDumper):
@@ -196,8 +252,7 @@ _Dumper.add_representer(
 )
 
 
-def dump_documents(documents: list[dict[str, Any]]) -> str:
-    """Returns YAML of some documents."""
+def _dump(documents: list[dict[str, Any]]) -> str:
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=100)
 
 
@@ -215,6 +270,9 @@ def check_job(kind: str, job: ClusterJob, *, has_upload: bool, data: list[str]) 
     if kind == "skypilot" and job.spec.gpus_per_node and not job.gpu_type:
         what = f"SkyPilot needs the kind of the {job.spec.gpus_per_node} GPUs of a node"
         raise ConfigError(what, where="--gpu-type", fix="name it, as in --gpu-type H100")
+    if kind == "torchx" and job.secret:
+        what = "a component of torchx names no secret"
+        raise ConfigError(what, where="--secret", fix="give the machines their variables by the scheduler")
     if kind != "skypilot" and not job.volume and not has_upload:
         what = "without a volume the run is lost with its pods"
         fix = "name a claim, as in --volume training:/mnt, or set checkpoint.upload"

@@ -2,7 +2,9 @@
 
 import math
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import get_args
 
@@ -181,14 +183,49 @@ def _limit_s(text: str) -> float:
         return math.inf
 
 
-def parse_vary(text: str) -> list[str]:
-    """Returns overrides for an array: `optim.lr=1e-3,3e-4` gives two. Raises: ConfigError."""
+def parse_vary(options: Sequence[str]) -> list[tuple[str, ...]]:
+    """Returns the overrides of each run of an array.
+
+    `optim.lr=1e-3,3e-4` gives two runs, together with `seed=1,2,3` six, the last option varied first; none gives one.
+
+    Raises:
+        ConfigError: An option names no values, or a key that is not varied; there are too many runs.
+    """
+    varied = [_values(text) for text in options]
+    if math.prod(len(values) for values in varied) > MAX_VARY:
+        raise ConfigError(f"more than {MAX_VARY} runs", where="--vary", fix="vary fewer values")
+    return list(product(*varied))
+
+
+def _values(text: str) -> list[str]:
     key, separator, values = text.partition("=")
     found = [f"{key}={value}" for value in values.split(",") if value]
-    if not separator or not key or not 2 <= len(found) <= MAX_VARY:
+    if not separator or not key or len(found) < 2:
         fix = "for example --vary optim.lr=1e-3,3e-4"
         raise ConfigError(f"{text[:80]!r} names no values", where="--vary", fix=fix)
     if key.startswith("run."):
         fix = "elements are named NAME-0, NAME-1, ..."
         raise ConfigError(f"{key} is not varied", where="--vary", fix=fix)
     return found
+
+
+def align_array(specs: Mapping[int, LaunchSpec]) -> dict[int, LaunchSpec]:
+    """Returns the specs of runs as one array can have them: all save as early as the slowest has to.
+
+    Raises:
+        ConfigError: They need different nodes.
+    """
+    signal_s = max(spec.signal_s for spec in specs.values())
+    first, *others = (_shared(spec) for spec in specs.values())
+    for shared, spec in zip(others, list(specs.values())[1:], strict=True):
+        for key, value in shared.items():
+            if value != first[key]:
+                what = f"{key} is {value} for {spec.name}, {first[key]} for the first run"
+                raise ConfigError(what, where="launch slurm", fix="runs of an array share it: submit this by itself")
+    return {number: spec.model_copy(update={"signal_s": signal_s}) for number, spec in specs.items()}
+
+
+def _shared(spec: LaunchSpec) -> dict[str, object]:
+    """Returns what the runs of an array have in common, as one call of sbatch names it for all."""
+    keys = ("ranks_per_node", "gpus_per_node", "elastic")
+    return {"run.dir": str(Path(spec.run).parent), **{key: getattr(spec, key) for key in keys}}

@@ -3,6 +3,7 @@
 import glob
 import json
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -48,13 +49,17 @@ def launch_slurm_command(
     cluster: Annotated[str | None, Option(help="A YAML file, or a name (slurm/README.md).")] = None,
     partition: Annotated[str | None, Option(help="Override of the cluster's setting.")] = None,
     mode: Annotated[str, Option(help="torchrun, srun, accelerate or deepspeed.")] = "torchrun",
-    vary: Annotated[str | None, Option(metavar="KEY=A,B,..", help="Submit a run per value.")] = None,
+    vary: Annotated[
+        list[str] | None, Option(metavar="KEY=A,B,..", help="Submit a run per value; twice: per pair of values.")
+    ] = None,
     singleton: Annotated[bool, Option("--singleton", help="Wait for jobs of this name.")] = False,
     jobs: Annotated[int, Option(min=1, max=1000, help="Submit a chain of N jobs.")] = 1,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the job instead.")] = False,
     force: Annotated[bool, Option("--force", help="Submit although it may not fit.")] = False,
 ) -> None:
     """Submit a run to Slurm; it saves before its time limit, and is requeued until it is done.
+
+    Several configs, or values of --vary, are a job array: runs NAME-0, NAME-1, ..., by run.name of the first config.
 
     Example: pretrain launch slurm configs/run/quickstart.yaml --nodes 2 --time 1d --dry-run
     """
@@ -66,21 +71,22 @@ def launch_slurm_command(
     if mode not in MODES:
         what = f"unknown mode {mode[:40]!r}"
         raise ConfigError(what, where="--mode", fix=f"use {' or '.join(MODES)}")
-    if vary is not None and jobs > 1:
-        fix = "leave out one of --jobs and --vary"
-        raise ConfigError("is not for arrays", where="--jobs", fix=fix)
     site = chosen_site(cluster, partition)
     # The jobs of a chain run one after another.
     waits = singleton or jobs > 1
     request = LaunchRequest(nodes, time, gpus_per_node, ranks_per_node, cast("Mode", mode), waits)
-    given = overrides or []
+    given = [item for item in overrides or [] if "=" in item]
+    configs = [config, *(item for item in overrides or [] if "=" not in item)]
     loaded = [load_config(config, given)]
-    if vary is not None:
+    if vary or len(configs) > 1:
+        if jobs > 1:
+            fix = "leave it out, or submit one run: one config, without --vary"
+            raise ConfigError("is not for arrays", where="--jobs", fix=fix)
         name = loaded[0].run.name
         group = json.dumps(loaded[0].tracking.group or name)
         loaded = [
-            load_config(config, [*given, item, f"run.name={name}-{number}", f"tracking.group={group}"])
-            for number, item in enumerate(parse_vary(vary))
+            load_config(one, [*given, *items, f"run.name={name}-{number}", f"tracking.group={group}"])
+            for number, (one, items) in enumerate(product(configs, parse_vary(vary or [])))
         ]
     submit_runs(loaded, request, site, jobs=jobs, dry_run=dry_run, force=force)
 
@@ -103,7 +109,7 @@ def submit_runs(
     Raises:
         PretrainError: What cannot work, or may not unless `force` is given; what Slurm refuses.
     """
-    from pretrain_launch.preflight import check_partition
+    from pretrain_launch.preflight import align_array, check_partition
     from pretrain_launch.submit import check_queue
 
     lines = [(left_out or {}).get(one.run.name, "") or complete_line(one) for one in configs]
@@ -118,6 +124,7 @@ def submit_runs(
     }
     if not specs:
         return
+    specs = align_array(specs)
     first = next(iter(specs.values()))
     partition = "the partition is not checked" if force else check_partition(first)
     if not dry_run:

@@ -78,7 +78,7 @@ def train_local(
 def launch_manifest_command(
     config: Config,
     overrides: Overrides = None,
-    to: Annotated[str, Option(help="jobset, pytorchjob or skypilot.")] = "jobset",
+    to: Annotated[str, Option(help="jobset, pytorchjob, skypilot or torchx.")] = "jobset",
     image: Annotated[str, Option(help="Container image with pretrain in it.")] = "pretrain:latest",
     nodes: Annotated[int, Option(min=1, help="Machines.")] = 1,
     gpus_per_node: Annotated[int | None, Option(min=0, help="Default: one per rank.")] = None,
@@ -88,7 +88,7 @@ def launch_manifest_command(
     gpu_type: Annotated[str | None, Option(help="Kind of GPU, for skypilot: H100.")] = None,
     python: Annotated[str, Option(help="Interpreter in the image.")] = "python",
 ) -> None:
-    """Print the job of a run for Kubernetes or SkyPilot, complete with its config.
+    """Print the job of a run for Kubernetes, SkyPilot or torchx, complete with its config.
 
     It restarts until the run is done; what a restart cannot help ends it.
 
@@ -99,7 +99,6 @@ def launch_manifest_command(
         KINDS,
         ClusterJob,
         check_job,
-        dump_documents,
         parse_volume,
         write_job,
     )
@@ -122,4 +121,4 @@ def launch_manifest_command(
     job = ClusterJob(spec, text, image, python, mount, secret, gpu_type)
     has_upload = loaded.checkpoint.upload is not None
     check_job(to, job, has_upload=has_upload, data=loaded.data.paths)
-    typer.echo(dump_documents(write_job(to, job)), nl=False)
+    typer.echo(write_job(to, job), nl=False)

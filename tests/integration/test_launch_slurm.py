@@ -233,6 +233,29 @@ def test_a_controller_that_is_away_at_submission_is_no_bad_command_line(launch, 
     assert not list((tmp_path / "runs").rglob("spec.json"))
 
 
+def test_several_configs_and_values_are_one_array(launch, tmp_path):
+    """Named after the first config; a run that would need other nodes, or another folder, is refused."""
+    command_of_slurm(tmp_path, "sbatch", f'echo "$@" >>{tmp_path}/asked; echo 10')
+    text = (tmp_path / "a.yaml").read_text()
+    (tmp_path / "b.yaml").write_text(text.replace("name: run", "name: other").replace("seed: 7", "seed: 8"))
+    both = ("b.yaml", "train.steps=9", "--vary", "optim.lr=1e-3,3e-4", "--vary", "batch.micro=1,2")
+    code, output, errors = launch(*NEEDED, *both)
+    assert code == 0, errors
+    folders = [tmp_path / "runs" / f"run-{number}" for number in range(8)]
+    assert output.splitlines() == ["submitted 8 runs as job array 10:", *map(str, folders)]
+    assert " --array=0-7 " in (tmp_path / "asked").read_text()
+    configs = [load_config(folder / "launch" / "config.yaml") for folder in folders]
+    found = [(config.seed, config.optim.lr, config.batch.micro) for config in configs]
+    assert found == [(seed, lr, micro) for seed in (7, 8) for lr in (1e-3, 3e-4) for micro in (1, 2)]
+    assert {(config.train.steps, config.tracking.group) for config in configs} == {(9, "run")}
+    (tmp_path / "b.yaml").write_text(text.replace("dir: runs", "dir: others"))
+    for further, said in (("b.yaml", f"run.dir is {tmp_path}/others for run-1, {tmp_path}/runs for"),
+                          ("absent", "absent"), ("engine.device", "engine.device")):  # fmt: skip
+        code, _, errors = launch(*NEEDED, further, "--dry-run")
+        assert (code, said in errors) == (64, True), errors
+    assert launch(*NEEDED, "b.yaml", "--jobs", "2")[0] == 64
+
+
 def test_a_sweep_is_continued_by_its_elements_that_are_neither_complete_nor_queued(
     launch, tmp_path, monkeypatch, capsys
 ):

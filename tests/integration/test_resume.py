@@ -1,9 +1,11 @@
 """A run that was stopped, killed or torn goes on as if nothing had happened: same digests and losses, bit for bit."""
 
 import json
+import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -14,6 +16,8 @@ from pretrain.errors import EXIT_RESUME_ME
 from pretrain.run.stop import SAME_REQUEST_S
 from pretrain.tracking.audit import read_audit
 from pretrain.utils.net import reserved_port
+from tests.helpers.cli import run_light
+from tests.helpers.fork_server import SOURCE_PATH
 from tests.helpers.holds import HELD, Hold
 from tests.helpers.runs import RunMaker, assert_same_run, kill_rank
 from tests.helpers.servers import serve_s3
@@ -233,6 +237,35 @@ def test_two_machines_that_are_started_each_by_its_command_are_stopped_and_conti
         outputs = [finish(machine)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert_uninterrupted(golden, "machines")
+
+
+@pytest.mark.long
+def test_a_component_of_torchx_starts_two_machines_that_train_the_same(golden, tmp_path):
+    client = tmp_path / "torchx"
+    subprocess.run([sys.executable, "-m", "venv", client], check=True)  # torchx wants an older urllib3 than s3fs
+    subprocess.run([client / "bin/pip", "install", "--quiet", "torchx==0.7.0"], check=True)
+    options = ("--to", "torchx", "--nodes", "2", "--ranks-per-node", "1", "--gpus-per-node", "0")
+    place = ("--python", sys.executable, "--volume", f"shared:{tmp_path}")
+    config = str(golden.config("torchx"))
+    written = run_light("launch", "manifest", config, "train.stop_after=20", *options, *place, cwd=tmp_path)
+    assert written.code == 0, written.stderr
+    run = [client / "bin/torchx", "run", "--workspace", "", "--scheduler", "local_cwd"]
+    with reserved_port(None) as port:
+        (tmp_path / "run.py").write_text(written.stdout.replace("--port 29500", f"--port {port}"))
+        process = subprocess.Popen(
+            [*run, "--wait", "run.py:train"],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE_PATH},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        output, _ = finish(process)
+    assert process.returncode == 0, output
+    assert "SUCCEEDED" in output
+    ours, reference = (read_audit(golden.folder(folder).audit) for folder in ("torchx", "golden"))
+    assert len(ours) == 20
+    assert [(r.digest, r.loss, r.grad_norm) for r in ours] == [(r.digest, r.loss, r.grad_norm) for r in reference[:20]]
 
 
 @pytest.mark.long

@@ -1,4 +1,8 @@
-"""Jobs for Kubernetes and SkyPilot: their documents, and the refusal of those that would lose the run."""
+"""Jobs for Kubernetes, SkyPilot and torchx: their documents, and the refusal of those that would lose the run."""
+
+import ast
+import subprocess
+from string import Template
 
 import yaml
 
@@ -75,11 +79,37 @@ def test_a_pytorch_job_has_a_master_and_workers(tmp_path):
     assert pod_of(alone)["containers"][0]["command"][2].endswith("launch local /etc/pretrain/config.yaml --ranks 1")
 
 
+def test_the_script_of_a_component_of_torchx_writes_the_config_that_was_given(tmp_path):
+    text = "tracking.notes=pays $5, ${app_id} and 'quotes'"
+    done = run_light("launch", "manifest", *CONFIG, text, *TWO, *SHARED[:2], "--to", "torchx", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    body = {type(node): node for node in ast.parse(done.stdout).body}
+    script = ast.literal_eval(body[ast.Assign].value)
+    # As torchx does for machine 1.
+    script = Template(script).safe_substitute(replica_id="1", rank0_env="TORCHX_RANK0_HOST", app_id="lost")
+    *written, command = script.splitlines(keepends=True)
+    here = "".join(written).replace("cd /mnt\n", "").replace("$(mktemp -d)", ".")
+    subprocess.run(["/bin/sh", "-c", here], cwd=tmp_path, check=True)
+    assert load_config(tmp_path / "config.yaml") == load_config(CONFIG[0], [*CONFIG[1:], text])
+    assert written[1] == "cd /mnt\n" and command == (
+        'exec python -m pretrain launch local "$config" --ranks 2 --nodes 2 --node-rank 1 '
+        '--address "${TORCHX_RANK0_HOST:=localhost}" --port 29500\n'
+    )
+    (role, app) = (node.value for node in body[ast.FunctionDef].body[1:])
+    values = {keyword.arg: ast.unparse(keyword.value) for keyword in role.keywords}
+    assert (values["num_replicas"], values["max_retries"]) == ("2", "100")
+    assert values["resource"] == "specs.Resource(cpu=-1, gpu=2, memMB=-1)"
+    assert values["mounts"] == "[specs.VolumeMount(src='training', dst_path='/mnt')]"
+    assert ast.unparse(app) == "specs.AppDef(name='quickstart', roles=[node])"
+
+
 def test_a_job_that_would_lose_the_run_is_refused_in_one_line(tmp_path):
     cases = {
         "": "error: --volume: without a volume the run is lost with its pods; name a claim",
         "--volume x": "error: --volume: 'x' is no volume; write the name of a claim and a folder",
-        "--to helm": "error: --to: unknown scheduler 'helm'; use jobset, pytorchjob or skypilot",
+        "--to helm": "error: --to: unknown scheduler 'helm'; use jobset, pytorchjob, skypilot or torchx",
+        "--to torchx": "error: --volume: without a volume the run is lost with its pods",
+        "--to torchx --secret store": "error: --secret: a component of torchx names no secret; give the machines",
         "--to skypilot": "error: checkpoint.upload: a machine of SkyPilot takes its disk with it; set it",
         "--to skypilot checkpoint.upload=s3://a/b": 'error: data.path: "data/stdlib" is a folder of this machine',
         "--to skypilot " + " ".join(BUCKET[:2]): "error: --gpu-type: SkyPilot needs the kind of the 2 GPUs of a node",

@@ -7,6 +7,7 @@ from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from pretrain_launch.preflight import (
     LaunchRequest,
+    align_array,
     node_counts,
     parse_vary,
     plan_job,
@@ -101,10 +102,26 @@ def test_a_job_takes_its_facts_from_config_request_and_site():
     assert spec.chain != plan()[0].chain
 
 
-def test_an_array_varies_one_key():
-    assert parse_vary("optim.lr=1e-3,3e-4") == ["optim.lr=1e-3", "optim.lr=3e-4"]
+def test_an_array_varies_keys():
+    assert parse_vary([]) == [()]
+    assert parse_vary(["optim.lr=1e-3,3e-4"]) == [("optim.lr=1e-3",), ("optim.lr=3e-4",)]
+    pairs = parse_vary(["optim.lr=1e-3,3e-4", "seed=1,2"])
+    assert pairs == [(lr, seed) for lr in ("optim.lr=1e-3", "optim.lr=3e-4") for seed in ("seed=1", "seed=2")]
     for text in ("", "optim.lr", "optim.lr=", "optim.lr=1e-3", "=1,2"):
         with pytest.raises(ConfigError, match=r"--vary: .* names no values; for example --vary optim.lr=1e-3,3e-4"):
-            parse_vary(text)
+            parse_vary([text])
     with pytest.raises(ConfigError, match=r"run.name is not varied"):
-        parse_vary("run.name=a,b")
+        parse_vary(["run.name=a,b"])
+    numbers = ",".join(map(str, range(40)))
+    with pytest.raises(ConfigError, match="--vary: more than 1000 runs; vary fewer values"):
+        parse_vary([f"seed={numbers}", f"data.lanes={numbers}"])
+
+
+def test_the_runs_of_an_array_share_nodes_and_save_as_early_as_the_slowest():
+    specs = {number: plan(f"run.name=night-{number}")[0] for number in (0, 3)}
+    slow = specs[3].model_copy(update={"signal_s": 500})
+    assert {number: spec.signal_s for number, spec in align_array({0: specs[0], 3: slow}).items()} == {0: 500, 3: 500}
+    for key, value, said in (("elastic", True, "elastic is True"), ("run", "/other/x", "run.dir is /other")):
+        other = specs[3].model_copy(update={key: value})
+        with pytest.raises(ConfigError, match=f"launch slurm: {said} for night-3, .* for the first run; runs of"):
+            align_array({0: specs[0], 3: other})
