@@ -15,13 +15,14 @@ from pathlib import Path
 import torch
 
 from pretrain.artifact.model_path import open_source
-from pretrain.artifact.transfer import export_model, origin_of, our_scores, probe, require_equal
+from pretrain.artifact.source import ModelSource
+from pretrain.artifact.transfer import export_model, open_released, origin_of, our_scores, probe, require_equal
 from pretrain.config.model import ModelConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.choose import choose_family
 from pretrain.interop.fields import CARD
-from pretrain.interop.runtimes import RUNTIMES, Exported
-from pretrain.interop.write import About, ExportReport
+from pretrain.interop.runtimes import RUNTIMES, Exported, Runtime
+from pretrain.interop.write import About, ExportReport, choose_release
 from pretrain.utils.io import disk_error, fsync_dir, new_folder, remove_tree, write_file
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,42 @@ def export_for_runtime(
         LaunchError: A package is missing.
         DiskError: The disk refused; nothing is left under `out`.
     """
+    runtime, source, exported = _plan(path, out.name, to, dtype, family, check)
+    config, files = exported.config, exported.files
+    with new_folder(out) as folder:
+        release = folder / "release"
+        shown = About(out.name, out.name, library=to, use=runtime.use(config))
+        kind = exported.model_type
+        written = export_model(path, release, dtype=dtype, family=kind, check=check, shown=shown)
+        _run(runtime.convert, replace(exported, folder=release), folder)
+        for name, content in [*files.items(), (CARD, (release / CARD).read_bytes())]:
+            if not (folder / name).exists():
+                write_file(folder / name, content)
+        remove_tree(release)
+        if check and dtype == "fp32" and find_spec(runtime.runner) is not None:
+            batch = probe(config)
+            ours = our_scores(source, batch, torch.float32)
+            theirs = runtime.scores(folder, config, batch.tokens_BT)
+            if theirs.dim() == 2:
+                ours[..., list(exported.suppressed)] = -torch.inf
+                next_BT1 = batch.tokens_BT[:, 1:, None]
+                ours = ours.log_softmax(dim=-1)[:, :-1].gather(2, next_BT1)[..., 0]
+            else:
+                theirs = theirs[..., : ours.shape[-1]]
+            require_equal(ours, theirs, source)
+        elif check:
+            log.warning("scores were compared by transformers alone, not by %s", runtime.name)
+        names = sorted(file.name for file in folder.iterdir())
+        for name in names:
+            fsync_dir(folder / name)  # files too: libraries have written them
+        total = sum((folder / name).stat().st_size for name in names)
+    return replace(written, total_bytes=total, files=names)
+
+
+def _plan(
+    path: Path, name: str, to: str, dtype: str, family: str | None, check: bool
+) -> tuple[Runtime, ModelSource, Exported]:
+    """Returns the program, the model, and what it is exported as. Raises: ConfigError, LaunchError."""
     if to not in RUNTIMES:
         raise ConfigError(f"--to {to} is not known", fix=f"use hf, {', '.join(RUNTIMES)}")
     runtime = RUNTIMES[to]
@@ -63,31 +100,22 @@ def export_for_runtime(
         raise ConfigError(what, where=str(path), fix="use it with `pretrain generate`")
     chosen = choose_family(config, family)
     runtime.check_model(config, chosen)
-    files = source.load_tokenizer_files()
-    exported = Exported(path, out.name, config, chosen.model_type, dict(files), dtype, check)
+    files = dict(source.load_tokenizer_files())
+    suppressed = source.generation.suppressed
+    exported = Exported(path, name, config, chosen.model_type, files, dtype, check, suppressed)
     runtime.check(exported)
-    with new_folder(out) as folder:
-        release = folder / "release"
-        shown = About(out.name, out.name, library=to, use=runtime.use)
-        kind = chosen.model_type
-        written = export_model(path, release, dtype=dtype, family=kind, check=check, shown=shown)
-        _run(runtime.convert, replace(exported, folder=release), folder)
-        for name, content in [*files, (CARD, (release / CARD).read_bytes())]:
-            if not (folder / name).exists():
-                write_file(folder / name, content)
-        remove_tree(release)
-        if check and dtype == "fp32" and find_spec(runtime.runner) is not None:
-            batch = probe(config)
-            ours = our_scores(source, batch, torch.float32)
-            theirs = runtime.scores(folder, batch.tokens_BT)
-            require_equal(ours, theirs[..., : ours.shape[-1]], source)
-        elif check:
-            log.warning("scores were compared by transformers alone, not by %s", runtime.name)
-        names = sorted(file.name for file in folder.iterdir())
-        for name in names:
-            fsync_dir(folder / name)  # files too: libraries have written them
-        total = sum((folder / name).stat().st_size for name in names)
-    return replace(written, total_bytes=total, files=names)
+    return runtime, source, exported
+
+
+def check_export(path: Path, to: str, *, dtype: str, family: str | None, check: bool) -> None:
+    """Refuses what an export would refuse by the model's description, without reading weights.
+
+    Raises: ConfigError, LaunchError, CheckpointError: As `export_model` and `export_for_runtime`.
+    """
+    if to != "hf":
+        _plan(path, "", to, dtype, family, check)
+        return
+    choose_release(open_released(path)[1], dtype, family)
 
 
 def was_exported(path: Path, out: Path, to: str, dtype: str) -> bool:

@@ -23,7 +23,7 @@ from pretrain.artifact.source import ModelSource
 from pretrain.checkpoint.load import WeightReader
 from pretrain.config.lengths import RowLengths, image_lengths
 from pretrain.config.load import dump_config, load_config
-from pretrain.config.model import AnyModelConfig, RecurrentConfig, SpecialTokens
+from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, SpecialTokens
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.fields import CHAT_TEMPLATE
@@ -112,8 +112,11 @@ def probe(config: AnyModelConfig) -> Batch:
     ordinary = torch.tensor([number for number in every if number not in special])
     shape = (2, min(32, config.max_seq_len))
     tokens_BT = ordinary[torch.randint(len(ordinary), shape, generator=generator)]
-    reads_text = patches is None and config.shape == "encoder+decoder"
-    source = SourceBatch(tokens_BT) if reads_text else None
+    source = None
+    if patches is None and config.shape == "encoder+decoder":
+        if (start := config.special_tokens.start) is not None:
+            tokens_BT[:, 0] = start  # as in generation
+        source = SourceBatch(tokens_BT)
     return Batch(tokens_BT, tokens_BT, source=source, pixels_BCYX=pixels_BCYX)
 
 
@@ -257,6 +260,18 @@ def origin_of(source: ModelSource) -> str:
     return f"run {load_config(source.run.config, extensions='ignore').run.name}, {source.name}"
 
 
+def open_released(path: Path) -> tuple[ModelSource, ModelConfig]:
+    """Opens a model of a kind that Hugging Face has. Raises: ConfigError, CheckpointError."""
+    described = open_source(path)
+    if isinstance(described.config, RecurrentConfig):
+        raise ConfigError(
+            "no Hugging Face family represents a model of model.kind=recurrent",
+            where=str(path),
+            fix="use it with `pretrain generate` and `pretrain evaluate`",
+        )
+    return described, described.config
+
+
 def export_model(
     path: Path,
     out: Path,
@@ -276,14 +291,7 @@ def export_model(
         ConfigError: No family represents the model exactly; names the keys of the nearest.
         CheckpointError: No intact checkpoint, or transformers gives other scores.
     """
-    described = open_source(path)
-    config = described.config
-    if isinstance(config, RecurrentConfig):
-        raise ConfigError(
-            "no Hugging Face family represents a model of model.kind=recurrent",
-            where=str(path),
-            fix="use it with `pretrain generate` and `pretrain evaluate`",
-        )
+    described, config = open_released(path)
     files = described.load_tokenizer_files()
     chats = any(name == CHAT_TEMPLATE or b'"chat_template"' in content for name, content in files)
     about = shown or About(name=out.name, folder=out.name)

@@ -225,7 +225,7 @@ def export_command(
         what = "adapters alone have no --to and no --push"
         raise ConfigError(what, fix="leave --adapter out: they are merged")
     from pretrain.artifact.lora import export_adapter
-    from pretrain.artifact.runtime_export import export_for_runtime, was_exported
+    from pretrain.artifact.runtime_export import check_export, export_for_runtime, was_exported
     from pretrain.artifact.transfer import export_model
     from pretrain.inspect.describe import print_facts
     from pretrain.utils.hub import open_repository, push_folder
@@ -234,6 +234,8 @@ def export_command(
     is_there = push is not None and was_exported(model, out, to, dtype)
     if not is_there:
         check_new_folder(out)
+    if push is not None and not is_there:
+        check_export(model, to, dtype=dtype, family=family, check=check)  # before a repository is made
     if push is not None:
         open_repository(push)  # before the work: a token that may not write is known at once
     if adapter:

@@ -138,14 +138,11 @@ def write_release(
     if (released := as_released(config)) != config:
         own, zeros = read, torch.zeros(config.head.num_scores)
         config, read = released, lambda name: zeros if name == "head.bias" else own(name)
-    chosen = choose_family(config, family)
+    chosen, stored = choose_release(config, dtype, family)
     constants = chosen.constants(config) if chosen.constants else {}
     architecture = chosen.architecture(config)
     if labels_words:
         architecture = architecture.replace(TEXTS, WORDS)
-    if dtype not in _DTYPES:
-        raise ConfigError(f"dtype={dtype!r} is not known", fix=f"use {' or '.join(_DTYPES)}")
-    stored = _DTYPES[dtype]
     plan = _ShardPlan(config, chosen, stored, max_shard_bytes, constants)
     described = chosen.write_config(config) | {
         "architectures": [architecture],
@@ -177,6 +174,13 @@ def write_release(
         if check is not None:
             check(temporary, architecture, stored)
     return ExportReport(chosen.model_type, architecture, plan.num_parameters, plan.total_bytes, files)
+
+
+def choose_release(config: ModelConfig, dtype: str, family: str | None = None) -> tuple[Family, torch.dtype]:
+    """Returns the family that represents a model exactly, and the dtype of its files. Raises: ConfigError."""
+    if dtype not in _DTYPES:
+        raise ConfigError(f"dtype={dtype!r} is not known", fix=f"use {' or '.join(_DTYPES)}")
+    return choose_family(as_released(config), family), _DTYPES[dtype]
 
 
 def as_released(config: ModelConfig) -> ModelConfig:

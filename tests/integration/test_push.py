@@ -230,3 +230,20 @@ def test_another_folder_is_not_uploaded_in_place_of_the_model(hub, tmp_path):
     _, notes = refused.communicate(timeout=LIMIT_S)
     assert refused.returncode == 64 and "exists and is not an empty folder" in notes
     assert hub.repositories == {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--to", "ctranslate2"), "decoder.rope_scaling.kind=linear: CTranslate2 computes null in a llama"),
+        (("--family", "qwen3"), "qwen3 does not represent this model exactly"),
+    ],
+)
+def test_no_repository_is_made_for_a_model_that_is_refused(options, message, hub, tmp_path):
+    pytest.importorskip("ctranslate2")
+    release = write_release(tmp_path / "release", "llama, linear")
+    refused = start(hub, tmp_path / "home", release, tmp_path / "out", "--push", "lab/tiny", *options)
+    _, notes = refused.communicate(timeout=LIMIT_S)
+    assert refused.returncode == 64 and message in notes
+    assert hub.repositories == {} and not (tmp_path / "out").exists()

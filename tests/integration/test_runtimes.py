@@ -3,6 +3,7 @@
 The programs are real, and the models tiny ones of transformers, with random weights.
 """
 
+import json
 import random
 from functools import cache
 from pathlib import Path
@@ -41,7 +42,40 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
-TWO_STACKS = {"d_model": 48, "decoder_layers": 2, "encoder_layers": 2, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96}
+PAIR = {
+    "vocab_size": VOCAB, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 6,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 80, "max_position_embeddings": LONGEST,
+    "init_std": 0.3, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 0, "decoder_start_token_id": 0,
+    "forced_eos_token_id": None,
+}  # fmt: skip
+T5 = {
+    "vocab_size": VOCAB, "d_model": 48, "d_kv": 10, "d_ff": 96, "num_layers": 2, "num_decoder_layers": 3,
+    "num_heads": 6, "relative_attention_num_buckets": 10, "relative_attention_max_distance": 20,
+    "initializer_factor": 1.4, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 0, "decoder_start_token_id": 1,
+}  # fmt: skip
+BERT = {
+    "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 80,
+    "max_position_embeddings": LONGEST, "initializer_range": 0.2, "pad_token_id": 1,
+}  # fmt: skip
+DISTILBERT = {"dim": 48, "n_layers": 3, "n_heads": 6, "hidden_dim": 80}
+PAIRS = {
+    "bart": PAIR,
+    "bart, scaled": PAIR | {"scale_embedding": True, "activation_function": "quick_gelu"},
+    "marian": PAIR | {"scale_embedding": True, "activation_function": "silu", "pad_token_id": VOCAB - 1},
+    "t5": T5,
+    "t5, gated, odd buckets": T5 | {"feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 7},
+    "t5, its own head": T5 | {"scale_decoder_outputs": False, "layer_norm_epsilon": 1e-2},
+    "mt5": T5 | {"feed_forward_proj": "gated-silu"},
+    "umt5": T5 | {"relative_attention_max_distance": 30},
+}
+"""Models of two stacks."""
+ENCODERS = {
+    "bert": BERT | {"layer_norm_eps": 1e-3},
+    "roberta": BERT | {"hidden_act": "gelu_new", "pad_token_id": 4, "type_vocab_size": 3},
+    "xlm-roberta": BERT,
+    "distilbert": BERT | DISTILBERT,
+}
+"""Encoders without a head."""
 MODELS = {
     "gpt2": GPT2,
     "gpt2 with its own head": GPT2 | {"tie_word_embeddings": False, "n_inner": 80},
@@ -84,7 +118,7 @@ MODELS = {
     "cohere": {"logit_scale": 0.3},
     "cohere2": {"logit_scale": 0.3, "num_hidden_layers": 4, "sliding_window": 5},
 }
-"""Values by model type, with a remark."""
+"""Values of decoders by model type, with a remark."""
 TEXTS = [
     "It's 2017:  x=12345; caf\u00e9 e\u0301 \u212b\n\n\tDON'T (a_b)... ",
     "\u4f60\u597d, \u043c\u0438\u0440! \U0001f680 1 22 333 4444 \u0664\u0665 \u2167 a\u200db",
@@ -104,9 +138,11 @@ def tokenizer_files(content: bytes = b"") -> dict[str, bytes]:
 def write_release(folder: Path, name: str, files: dict[str, bytes] | None = None) -> Path:
     """A release of transformers with random weights that matter, and a tokenizer."""
     torch.manual_seed(3)
-    config = transformers.AutoConfig.for_model(name.split()[0].rstrip(","), **(SIZES | MODELS[name]))
+    values = PAIRS.get(name) or ENCODERS.get(name) or SIZES | MODELS[name]
+    config = transformers.AutoConfig.for_model(name.split()[0].rstrip(","), **values)
+    kind = "AutoModelForSeq2SeqLM" if name in PAIRS else "AutoModel" if name in ENCODERS else "AutoModelForCausalLM"
     with quiet_transformers():
-        lend(transformers.AutoModelForCausalLM.from_config(config), folder)
+        lend(getattr(transformers, kind).from_config(config), folder)
     for file, content in (tokenizer_files() if files is None else files).items():
         (folder / file).write_bytes(content)
     return folder
@@ -164,8 +200,14 @@ def run_onnx(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
 def run_ctranslate2(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     import ctranslate2
 
-    model = ctranslate2.Generator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
     names = transformers.AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens
+    if (folder / "shared_vocabulary.json").exists():
+        model = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
+        texts = [names(prompt) for prompt in prompts]
+        found = model.translate_batch(texts, beam_size=1, min_decoding_length=0, max_decoding_length=NEW_TOKENS)
+        ids = {token: number for number, token in enumerate(names(range(VOCAB)))}
+        return [[ids[token] for token in one.hypotheses[0]] for one in found]
+    model = ctranslate2.Generator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
     options = {"max_length": NEW_TOKENS, "sampling_topk": 1, "end_token": [0]}
     options |= {"include_prompt_in_result": False, "max_batch_size": 1}  # a batch repeats prompts
     found = model.generate_batch([names(prompt) for prompt in prompts], **options)
@@ -173,7 +215,7 @@ def run_ctranslate2(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 
 RUN = {"gguf": run_llama_cpp, "onnx": run_onnx, "ctranslate2": run_ctranslate2}
-CASES = [(to, name) for to in RUN for name in MODELS if name.split()[0].rstrip(",") in RUNTIMES[to].families]
+CASES = [(to, name) for to in RUN for name in MODELS | PAIRS if name.split()[0].rstrip(",") in RUNTIMES[to].families]
 
 REFUSED = {
     ("ctranslate2", "llama with biases"),
@@ -219,15 +261,45 @@ def test_texts_have_the_same_tokens_in_llama_cpp(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_has_the_same_hidden_states_or_is_refused(name, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    release = write_release(tmp_path / "release", name)
+    export_for_runtime(release, tmp_path / "out", "ctranslate2")
+    tokens = torch.arange(5, 45).view(2, 20)
+    theirs = transformers.AutoModel.from_pretrained(release)
+    with torch.no_grad():
+        expected = theirs(tokens, torch.ones_like(tokens))
+    found = ctranslate2.Encoder(str(tmp_path / "out")).forward_batch(tokens.tolist())
+    assert torch.allclose(torch.tensor(np.array(found.last_hidden_state)), expected.last_hidden_state, atol=1e-5)
+    if found.pooler_output is not None:
+        assert torch.allclose(torch.tensor(np.array(found.pooler_output)), expected.pooler_output, atol=1e-5)
+
+
+@pytest.mark.long
+def test_ctranslate2_never_gives_what_a_release_suppresses(tmp_path):
+    pytest.importorskip("ctranslate2")
+    release = write_release(tmp_path / "release", "marian")
+    prompts = make_prompts()
+    model = open_artifact(release).model
+    often = generate(model, prompts, Constraints(1))[0].tokens[0]
+    (release / "generation_config.json").write_text(json.dumps({"bad_words_ids": [[often]], "eos_token_id": 0}))
+    export_for_runtime(release, tmp_path / "out", "ctranslate2")
+    limits = Constraints(NEW_TOKENS, eos_ids=(0,), suppressed_ids=(often,))
+    assert run_ctranslate2(tmp_path / "out", prompts) == [text.tokens for text in generate(model, prompts, limits)]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("to", ["gguf", "ctranslate2"])
 def test_matrices_in_bf16_take_half_of_the_room_and_give_nearly_the_same_scores(to, tmp_path):
     pytest.importorskip(RUNTIMES[to].runner)
     release = write_release(tmp_path / "release", "llama")
+    config, rows = open_artifact(release).model_config, torch.arange(1, 31)[None]
     scores = []
     for dtype in ("fp32", "bf16"):
         found = export_for_runtime(release, tmp_path / dtype, to, dtype=dtype)
         weights = max((tmp_path / dtype).iterdir(), key=lambda file: file.stat().st_size)
-        scores.append((weights.stat().st_size, RUNTIMES[to].scores(tmp_path / dtype, torch.arange(1, 31)[None])))
+        scores.append((weights.stat().st_size, RUNTIMES[to].scores(tmp_path / dtype, config, rows)))
         assert found.total_bytes > weights.stat().st_size
     (whole, exact), (half, near) = scores
     assert half < 0.6 * whole

@@ -17,10 +17,10 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 ROOMS: dict[str, tuple[int, int]] = {
     "": (8, 1240),
-    "artifact": (9, 1881),
+    "artifact": (9, 1917),
     "attention_maps": (6, 1025),
     "checkpoint": (12, 2196),
-    "cli": (15, 2859),
+    "cli": (15, 2861),
     "config": (28, 5881),
     "data": (13, 2604),
     "datacheck": (11, 2302),
@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "evaluate": (12, 2296),
     "generate": (10, 1681),
     "inspect": (3, 457),
-    "interop": (30, 5477),
+    "interop": (30, 5569),
     "model": (26, 5360),
     "objective": (12, 1823),
     "optim": (6, 1329),

@@ -280,7 +280,7 @@ def _convert(exported: Exported, folder: Path) -> None:
         writer.close()
 
 
-def _scores(folder: Path, tokens_BT: Tensor) -> Tensor:
+def _scores(folder: Path, config: ModelConfig, tokens_BT: Tensor) -> Tensor:
     """Returns the logits of llama.cpp, with a cache in fp32."""
     llama_cpp = import_module("llama_cpp")
     F32 = llama_cpp.GGML_TYPE_F32
@@ -307,5 +307,5 @@ LLAMA_CPP = Runtime(
     convert=_convert,
     runner="llama_cpp",
     scores=_scores,
-    use=f"llama-cli -m {FILE}",
+    use=lambda config: f"llama-cli -m {FILE}",
 )

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pretrain.config.model import ModelConfig
 from pretrain.errors import ConfigError
 from pretrain.interop import FAMILIES
 from pretrain.interop.runtimes.runtime import Exported, Rules, Runtime
@@ -92,7 +93,7 @@ def _convert(exported: Exported, folder: Path) -> None:
         raise ConfigError(what, where="model", fix="export to hf") from None
 
 
-def _scores(folder: Path, tokens_BT: Tensor) -> Tensor:
+def _scores(folder: Path, config: ModelConfig, tokens_BT: Tensor) -> Tensor:
     """Returns the logits of ONNX Runtime."""
     onnxruntime = import_module("onnxruntime")
     session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
@@ -109,5 +110,5 @@ ONNX_RUNTIME = Runtime(
     convert=_convert,
     runner="onnxruntime",
     scores=_scores,
-    use=f'import onnxruntime\n\nsession = onnxruntime.InferenceSession("{FILE}")',
+    use=lambda config: f'import onnxruntime\n\nsession = onnxruntime.InferenceSession("{FILE}")',
 )

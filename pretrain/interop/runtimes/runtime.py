@@ -37,6 +37,7 @@ class Exported:
         files: Contents of the tokenizer's files by name.
         dtype: fp32 or bf16.
         checks: Refuses a tokenizer that encodes some texts otherwise.
+        suppressed: Tokens that never come in texts of the model, by its generation settings.
     """
 
     folder: Path
@@ -46,6 +47,7 @@ class Exported:
     files: Mapping[str, bytes]
     dtype: str
     checks: bool = True
+    suppressed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class Runtime:
         check: Raises ConfigError for what rules cannot tell: before anything is written.
         convert: Writes the files of a model to a folder.
         runner: Package that `scores` imports.
-        scores: Logits [B, T, V] of the files of a folder for token ids [B, T].
+        scores: Logits [B, T, V] of the files of a folder for token ids [B, T], which both stacks read; hidden
+            states without a head; or log-probabilities [B, T - 1] of tokens given those before.
         use: Lines of the model card.
     """
 
@@ -71,8 +74,8 @@ class Runtime:
     check: Callable[[Exported], None]
     convert: Callable[[Exported, Path], None]
     runner: str
-    scores: Callable[[Path, Tensor], Tensor]
-    use: str
+    scores: Callable[[Path, ModelConfig, Tensor], Tensor]
+    use: Callable[[ModelConfig], str]
 
     def require(self, extra: str, dtype: str) -> None:
         """Checks packages and dtype. Raises: LaunchError, naming what is missing; ConfigError."""

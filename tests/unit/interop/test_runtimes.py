@@ -27,7 +27,7 @@ TEXTS = ["a small text, and a small text"]
 def check(to, preset, **model):
     """Checks the model alone."""
     config = tiny(preset, **model)
-    RUNTIMES[to].check_model(config, FAMILIES[preset.partition("-")[0]])
+    RUNTIMES[to].check_model(config, FAMILIES[preset.removesuffix("-tiny")])
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,8 @@ def check(to, preset, **model):
         ("onnx", "mixtral-tiny", {}, "mixtral is not exported for ONNX Runtime, only cohere"),
         ("ctranslate2", "llama-tiny", {"rope_scaling": {"kind": "llama3", "factor": 2}}, "decoder.rope_scaling.kind"),
         ("ctranslate2", "gpt2-tiny", {"norm_eps": 1e-3}, "decoder.norm_eps=0.001: CTranslate2 computes 1e-05"),
+        ("ctranslate2", "bert-tiny", {}, "head.kind=lm: CTranslate2 computes none in a bert"),
+        ("ctranslate2", "bart-tiny", {"activation": "relu2"}, "decoder.activation=relu2: CTranslate2 computes gelu or"),
     ],
 )
 def test_a_key_that_is_not_computed_is_named(to, preset, stack, message):
@@ -151,6 +153,6 @@ def test_an_unknown_format_and_a_missing_package_are_one_line(tmp_path, monkeypa
 
 
 def test_the_card_names_the_program():
-    text = card(about=About(library="gguf", use=RUNTIMES["gguf"].use))
+    text = card(about=About(library="gguf", use=RUNTIMES["gguf"].use(tiny("llama-tiny"))))
     assert text.startswith("---\nlibrary_name: gguf\n") and "```\nllama-cli -m model.gguf\n```" in text
     assert "from transformers" not in text
