@@ -89,19 +89,15 @@ def measure_speed(arms: dict[str, AnyModelConfig], lengths: list[int], tokens: i
     return {"tokens_per_s": found, "tokens_a_step": tokens, "rounds": rounds}
 
 
-def train_run(
-    folder: Path, name: str, config: dict[str, Any], steps: int, warmup: float = 0.0
-) -> tuple[list[dict[str, Any]], float]:
+def train_run(folder: Path, name: str, config: dict[str, Any], steps: int) -> tuple[list[dict[str, Any]], float]:
     """Trains a new run of `steps` steps on one thread; returns the rows of its metrics, and its CPU time in seconds.
 
-    The learning rate rises over a share `warmup` of the steps, or over 50 if that is 0, and falls to a tenth by a
-    cosine, but for what `config` says of its schedule.
+    The learning rate rises over 50 steps, and falls to a tenth by a cosine, but for what `config` says of its schedule.
     """
     if (folder / name).exists():
         raise SystemExit(f"{folder / name} exists, and would be gone on with; give another --output")
     run = {**config, "run": {"dir": str(folder), "name": name}, "train": {"steps": steps}}
-    warmup_steps = round(warmup * steps) or min(50, steps // 4)
-    schedule = {"kind": "cosine", "warmup_steps": warmup_steps, "min_ratio": 0.1}
+    schedule = {"kind": "cosine", "warmup_steps": min(50, steps // 4), "min_ratio": 0.1}
     run["optim"] = run["optim"] | {"schedule": schedule | run["optim"].get("schedule", {})}
     run["eval"] = {"every_steps": steps, "max_tokens": 200_000}
     path = folder / f"{name}.yaml"
@@ -119,14 +115,12 @@ def train_run(
     return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()], cpu_s
 
 
-def train_for(
-    folder: Path, name: str, config: dict[str, Any], budget_s: float, probe_steps: int, warmup: float = 0.0
-) -> dict[str, Any]:
-    """Trains for about `budget_s` seconds of CPU time of steps; returns what came of it. `warmup`: of `train_run`."""
+def train_for(folder: Path, name: str, config: dict[str, Any], budget_s: float, probe_steps: int) -> dict[str, Any]:
+    """Trains for about `budget_s` seconds of CPU time of steps; returns what came of it."""
     short, long = (train_run(folder, f"{name}-probe-{n}", config, n)[1] for n in (probe_steps, 3 * probe_steps))
     step_s = (long - short) / (2 * probe_steps)  # start-up and validation are in both
     steps = max(8, round(budget_s / step_s))
-    rows, cpu_s = train_run(folder, name, config, steps, warmup)
+    rows, cpu_s = train_run(folder, name, config, steps)
     last = next(row for row in reversed(rows) if "step_time_s" in row)
     (held,) = [row for row in rows if "val_loss" in row][-1:]
     return {
