@@ -89,6 +89,9 @@ QWEN3_MOE = Architecture(
 """Yang et al. 2025 (Qwen3), 2, table 2: of 128 experts a token chooses 8; none is shared."""
 
 
+OLMO = Architecture(("decoder",), LLAMA_STACK | {"norm": "unweighted"}, {"max_seq_len": 2048, "tied_embeddings": False})
+"""Groeneveld et al. 2024 (OLMo), 2.1, table 1: norms have no weights; the sizes of the first releases."""
+
 OLMO2 = Architecture(
     ("decoder",),
     LLAMA_STACK | {"qk_norm": "whole", "norm_placement": "output", "norm_eps": 1e-6, "rope_theta": 500000.0},

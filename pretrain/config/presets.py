@@ -31,6 +31,7 @@ from pretrain.config.architectures import (
     MODERNBERT,
     MT5,
     NEOX,
+    OLMO,
     OLMO2,
     OLMO3,
     OLMOE,
@@ -164,6 +165,10 @@ PRESETS: dict[str, Values] = {
     "qwen3_moe-tiny": _model(
         QWEN3_MOE, 2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24, experts=_experts(8, 2, 48)
     ),
+    # Groeneveld et al. 2024, table 1.
+    "olmo-1b": _model(OLMO, 16, 2048, 16, 8192, tied_embeddings=True),
+    "olmo-7b": _model(OLMO, 32, 4096, 32, 11008),
+    "olmo-tiny": _model(OLMO, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
     # OLMo team 2025, table 1; the eps of the releases.
     "olmo2-1b": _model(OLMO2, 16, 2048, 16, 8192),
     "olmo2-7b": _model(OLMO2, 32, 4096, 32, 11008),

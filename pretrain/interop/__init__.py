@@ -13,6 +13,7 @@ from pretrain.interop.decoders.llama import (
     LLAMA,
     MISTRAL,
     MIXTRAL,
+    OLMO,
     OLMO2,
     OLMO3,
     OLMOE,
@@ -34,7 +35,7 @@ _LABELLING = (*(GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, G
 """Decoders of which transformers has a class of labelled texts."""
 _ALL = (
     *map(with_labels, _LABELLING),
-    *(OLMO3, SMOLLM3, GRANITE, PHI3, GEMMA, GEMMA2, GEMMA3),
+    *(OLMO, OLMO3, SMOLLM3, GRANITE, PHI3, GEMMA, GEMMA2, GEMMA3),
     *(GPT_NEOX, PHI, STABLELM, FALCON, COHERE, COHERE2),
     *(OLMOE, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, MODERNBERT),
     *(T5, MT5, UMT5, MARIAN, BART, VIT, DEIT, MAE, CAPTIONER),

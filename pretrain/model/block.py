@@ -35,7 +35,8 @@ def build_norm(config: StackConfig, width: int | None = None) -> nn.Module:
     # Both are torch's fused functions, with statistics in fp32 for any dtype of the input.
     if config.norm == "rms":
         return build_rms_norm(config, width)
-    return nn.LayerNorm(width, eps=config.norm_eps, bias=config.has_norm_bias)
+    has_weight = config.norm == "layer"
+    return nn.LayerNorm(width, eps=config.norm_eps, elementwise_affine=has_weight, bias=config.has_norm_bias)
 
 
 def _layer_scale(config: StackConfig) -> nn.Parameter | None:

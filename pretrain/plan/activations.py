@@ -86,7 +86,7 @@ class _StackCounter:
     def norm(self, width: int = 0) -> int:
         """Returns bytes a token that a norm of the stack's or another width keeps: its input and statistics."""
         # RMSNorm step by step: its input and what it divided, in fp32; with an offset: a copy in fp32.
-        is_layer = self.stack.norm == "layer"
+        is_layer = self.stack.norm != "rms"
         each = 4 if self.stack.norm_offset and not self.on_cpu else self.residual
         each = 8 if self.on_cpu and not is_layer else each
         return (width or self.stack.width) * each + _STATISTIC * (1 + is_layer)

@@ -33,7 +33,7 @@ def _linear(name: str, inputs: int, outputs: int, bias: bool) -> Named:
 
 
 def _norm(name: str, stack: StackConfig, is_there: bool = True, width: int | None = None) -> Named:
-    if is_there:
+    if is_there and stack.norm != "unweighted":
         yield f"{name}.weight", (width or stack.width,)
     if is_there and stack.has_norm_bias:
         yield f"{name}.bias", (width or stack.width,)

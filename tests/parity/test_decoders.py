@@ -66,6 +66,10 @@ def qwen3_moe(**values):
     return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**(SIZES | experts | values), head_dim=12))
 
 
+def olmo(**values):
+    return transformers.OlmoForCausalLM(transformers.OlmoConfig(**(SIZES | values)))
+
+
 def olmo2(**values):
     return transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**(SIZES | values)))
 
@@ -185,6 +189,8 @@ MAKERS = {
     "mixtral-windows": lambda: mixtral(sliding_window=WINDOW, router_aux_loss_coef=0.0),
     "qwen3_moe": lambda: qwen3_moe(norm_topk_prob=True),
     "qwen3_moe-unusual": lambda: qwen3_moe(use_sliding_window=True, sliding_window=WINDOW, tie_word_embeddings=True),
+    "olmo": olmo,
+    "olmo-unusual": lambda: olmo(tie_word_embeddings=True, num_key_value_heads=6, attention_bias=True),
     "olmo2": olmo2,
     "olmo2-unusual": lambda: olmo2(tie_word_embeddings=True, num_key_value_heads=6, rms_norm_eps=1e-3),
     "olmoe": olmoe,

@@ -55,8 +55,8 @@ class StackConfig(Section):
     """Bound of both projections of a gated layer, of the gate from above only (gpt-oss). None: none."""
     gate_shift: Annotated[float, OnResume.ALLOW] = 0.0
     """Added to the projection that the gate multiplies, after the bound (gpt-oss: 1)."""
-    norm: Annotated[Literal["rms", "layer"], OnResume.NEVER] = "rms"
-    """Normalization: RMSNorm (`rms`) or LayerNorm (`layer`)."""
+    norm: Annotated[Literal["rms", "layer", "unweighted"], OnResume.NEVER] = "rms"
+    """Normalization: RMSNorm (`rms`), LayerNorm (`layer`), or that without weights (`unweighted`; OLMo, 3.1)."""
     norm_eps: Annotated[float, OnResume.ALLOW] = Field(default=1e-5, gt=0)
     """Epsilon that is added to the variance."""
     norm_placement: Annotated[Literal["pre", "post", "output", "sandwich"], OnResume.NEVER] = "pre"

@@ -61,7 +61,7 @@ LLAMA_MODULES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of tensors outside of the layers, and of a layer with its number left out."""
+    """Names of tensors outside of the layers, and of a layer with its number left out; a norm may have none."""
 
     prefix: str = "model."
     words: str = "model.embed_tokens.weight"
@@ -297,7 +297,7 @@ def _weights(dialect: Dialect, config: ModelConfig) -> list[Weight]:
             if ours == "attention.qkv":
                 weights = [replace(one, order=order) for one in weights]
             found += weights
-    norm = {"norm": {names.norm: stack.width}}
+    norm = {"norm": {names.norm: stack.width}} if names.norm else {}
     found += affine("decoder.", names.prefix, norm, bias=stack.has_norm_bias)
     if config.head.bias and config.head.kind == "lm":
         found.append(table("head.bias", f"{names.head}.bias", config.vocab_size))

@@ -1,9 +1,9 @@
-"""LLaMA 2 and 3, Mistral, Mixtral, Qwen 2 and 3, OLMo 2 and 3, OLMoE, SmolLM 3, Granite, Phi-3.
+"""LLaMA 2 and 3, Mistral, Mixtral, Qwen 2 and 3, OLMo 1 to 3, OLMoE, SmolLM 3, Granite, Phi-3.
 
-RMSNorm around each sub-layer, rotary positions, a gated feed-forward layer or experts. The families
-differ in the projections that have a bias, in windows, in norms of queries and keys, in the place
-of other norms, in layers without rotation, in constant factors, and in experts, each of whose matrices
-is a tensor of theirs.
+RMSNorm around each sub-layer (OLMo 1: LayerNorm without weights), rotary positions, a gated feed-forward
+layer or experts. The families differ in the projections that have a bias, in windows, in norms of
+queries and keys, in the place of other norms, in layers without rotation, in constant factors, and in
+experts, each of whose matrices is a tensor of theirs.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from pretrain.config.model import ModelConfig
-from pretrain.interop.decoders.dialect import LLAMA_MODULES, Dialect, decoder_family
+from pretrain.interop.decoders.dialect import LLAMA_MODULES, Dialect, Names, decoder_family
 from pretrain.interop.decoders.heads import FULL, SLIDING, RopeKeys, read_layer_types, write_layer_types
 from pretrain.interop.fields import Fields, refusal
 
@@ -160,6 +160,7 @@ _OLMO: dict[str, Any] = {
     "tokens": {"pad": 1, "eos": 50279},
     "fixed_heads": True,
 }
+_UNWEIGHTED = {ours: theirs for ours, theirs in LLAMA_MODULES.items() if not ours.endswith("norm")}
 _PHI3_MODULES = {
     **LLAMA_MODULES,
     "attention.qkv": ("self_attn.qkv_proj",),
@@ -198,6 +199,11 @@ _DIALECTS = (
         built_in={"qk_norm": True}, missing={"intermediate_size": 6144},
         refused={"attention_bias": _NO_BIASES},
         **_expert_hooks(_QWEN_EXPERTS, _QK_NORM_MODULES),
+    ),
+    Dialect(
+        model_type="olmo", name="Olmo", biases=_ATTENTION, refused=_CLIPPED, names=Names(norm=""),
+        built_in={"norm": "unweighted", "norm_eps": 1e-5}, spelled={"rms_norm_eps": None},
+        modules=lambda config: _UNWEIGHTED, **_OLMO,
     ),
     Dialect(
         model_type="olmo2", name="Olmo2", built_in=_NORMED_OUTPUTS, biases=_ATTENTION,
@@ -255,4 +261,4 @@ _DIALECTS = (
     ),
 )  # fmt: skip
 _FAMILIES = map(decoder_family, _DIALECTS)
-LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, OLMO3, OLMOE, SMOLLM3, GRANITE, PHI3 = _FAMILIES
+LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO, OLMO2, OLMO3, OLMOE, SMOLLM3, GRANITE, PHI3 = _FAMILIES

@@ -16,8 +16,8 @@ FUSED |= {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
 REGISTERED = {
     "CohereForCausalLM", "Cohere2ForCausalLM", "DeepseekV3ForCausalLM", "FalconForCausalLM", "GemmaForCausalLM",
     "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GptOssForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
-    "GraniteForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Olmo2ForCausalLM",
-    "Olmo3ForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
+    "GraniteForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "OlmoForCausalLM",
+    "Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
     "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM",
 }  # fmt: skip
 """Classes with a loader of vLLM's own."""

@@ -153,6 +153,8 @@ RELEASES = {
     "qwen3-32b": rotary(QWEN3, 151936, 32_762_123_264, 64, 5120, 25600, 64, 8, head_dim=128),
     "qwen3_moe-30b-a3b": rotary(QWEN3_MOE, 151936, None, 48, 2048, 6144, 32, 4, **qwen_experts(768)),
     "qwen3_moe-235b-a22b": rotary(QWEN3_MOE, 151936, None, 94, 4096, 12288, 64, 4, **qwen_experts(1536)),
+    "olmo-1b": rotary(hf.OlmoForCausalLM, 50304, 1_176_764_416, 16, 2048, 8192, 16, 16, tie_word_embeddings=True),
+    "olmo-7b": rotary(hf.OlmoForCausalLM, 50304, 6_888_095_744, 32, 4096, 11008, 32, 32),
     "olmo2-1b": rotary(OLMO2, 100352, None, 16, 2048, 8192, 16, 16),
     "olmo2-7b": rotary(OLMO2, 100352, None, 32, 4096, 11008, 32, 32),
     "olmo2-13b": rotary(OLMO2, 100352, None, 40, 5120, 13824, 40, 40),
