@@ -10,7 +10,7 @@ from typing import get_args
 
 from pretrain.config.data import plan_batch
 from pretrain.config.load import load_config
-from pretrain.config.resumption import check_config, fill_from
+from pretrain.config.resumption import check_config, check_start, fill_from
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.plan.cluster import Cluster, find_calibration
@@ -137,13 +137,14 @@ def plan_job(
 
 
 def check_site(config: RunConfig, spec: LaunchSpec) -> None:
-    """Checks data, and whether the config can resume the run in its folder.
+    """Checks data and start, and whether the config can resume the run in its folder.
 
     Raises:
         DataError: Shards are missing or damaged.
-        ConfigError: Keys that define the run differ from those that it was started with.
+        ConfigError: No model is at `init.from`; keys that define the run differ from those that it was started with.
     """
     check_local(config.data)
+    check_start(config, has_saved=spec.folder.has_saved())
     if spec.folder.config.is_file():
         stored = load_config(spec.folder.config, extensions="ignore")
         check_config(stored, fill_from(stored, config), has_saved=spec.folder.has_saved())

@@ -33,6 +33,7 @@ def prepare_command(
     max_document_bytes: Annotated[
         int | None, Option(parser=count_from(0), help="Limit of a text. Default: 64 MiB.")
     ] = None,
+    undecodable: Annotated[str | None, Option(help="Text that is not UTF-8: stop (default) or skip.")] = None,
     split: Annotated[str | None, Option(help="hash:F (default hash:0.01), or tail:F of each.")] = None,
     processes: Annotated[int | None, Option(min=1, help="Workers. Default: one a core.")] = None,
     part: Annotated[str, Option(metavar="I/N", help="Share of this machine, from 1/N.")] = "1/1",
@@ -63,6 +64,7 @@ def prepare_command(
         "vocab_size": vocab_size,
         "text_field": text_field,
         "max_document_bytes": max_document_bytes,
+        "undecodable": undecodable,
         "split": split,
     }
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}

@@ -49,6 +49,7 @@ def train_local(
     """
     from pretrain.config.data import plan_batch
     from pretrain.config.load import load_config
+    from pretrain.config.resumption import check_start
     from pretrain.run.folder import RunDir
     from pretrain.run.lease import refuse_if_owned
     from pretrain.shards.dataset import check_local
@@ -66,6 +67,7 @@ def train_local(
     plan_batch(loaded.batch, ranks * place.nodes, shared.sequence, shared.experts, shared.tensor)
     check_local(loaded.data)
     run = RunDir(loaded.folder)
+    check_start(loaded, has_saved=run.has_saved())
     if place.rank == 0:  # which may own the run already
         refuse_if_owned(run.lease)
     if warning := queued_line(run.path):

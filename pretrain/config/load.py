@@ -25,7 +25,7 @@ from pretrain.config.fields import SECRET_KEY, check_root, known_keys, main_keys
 from pretrain.config.prepare import TRAINED, PrepareConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recipes import PREPARE, RUNS, find_config
-from pretrain.config.resumption import follow_folder
+from pretrain.config.resumption import START_FIX, follow_folder, no_start
 from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import (
     OVERRIDE,
@@ -39,7 +39,6 @@ from pretrain.config.yaml_nodes import (
     short,
 )
 from pretrain.errors import CheckpointError, ConfigError, PretrainError
-from pretrain.utils.hub import is_hub_name
 from pretrain.utils.safe_read import read_json
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -200,8 +199,6 @@ def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
 
 
 def _read_start(folder: Path) -> dict[str, Any]:
-    fix = "check the path; a run that has begun continues without its start: pretrain train RUN/config.yaml, "
-    fix += "which adapters need at its new place: init.from=NEW/PLACE"
     is_checkpoint = (folder / "manifest.json").is_file()
     for place in (folder, folder.resolve().parent.parent) if is_checkpoint else (folder,):  # the run of a checkpoint
         for name in ("model.json", "config.yaml", "config.json"):
@@ -209,16 +206,10 @@ def _read_start(folder: Path) -> dict[str, Any]:
                 try:
                     return _read_start_file(place / name)
                 except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
-                    raise ConfigError(f"init.from: {error}", where=str(place / name), fix=fix) from None
+                    raise ConfigError(f"init.from: {error}", where=str(place / name), fix=START_FIX) from None
     if (folder / "adapter_config.json").is_file():
         raise ConfigError(f"init.from={folder}: adapters, not a model", fix="merge them into their model by peft")
-    siblings = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
-    if near := difflib.get_close_matches(folder.name, siblings, n=1):
-        fix = f"did you mean {folder.with_name(near[0])}?"
-    elif is_hub_name(str(folder)) and not folder.parent.is_dir():
-        out = f"models/{folder.name}"
-        fix = f"check the path; a model of the hub comes first: pretrain import {folder} {out}, then init.from={out}"
-    raise ConfigError(f"init.from={folder}: no run, checkpoint, model folder or Hugging Face folder is there", fix=fix)
+    raise no_start(folder)
 
 
 def import_extensions(names: Sequence[Any], where: str) -> None:
@@ -356,6 +347,7 @@ PREPARE_OPTIONS = {
     "inputs.0.path": "--input",
     "inputs.0.text_field": "--text-field",
     "inputs.0.max_document_bytes": "--max-document-bytes",
+    "inputs.0.undecodable": "--undecodable",
     "tokenizer.kind": "--tokenizer",
     "tokenizer.vocab_size": "--vocab-size",
     "split": "--split",
@@ -371,6 +363,7 @@ def short_prepare(
     vocab_size: int | None = None,
     text_field: str = "text",
     max_document_bytes: int | None = None,
+    undecodable: str = "stop",
     split: str = "hash:0.01",
     kind: str = "text",
     format: str = "auto",
@@ -384,7 +377,7 @@ def short_prepare(
         what = f"vocab_size={vocab_size} does not go with tokenizer={tokenizer}"
         raise ConfigError(what, fix="leave it out")
     chosen = {"kind": tokenizer} if is_trained else {"kind": "given", "path": tokenizer}
-    one: dict[str, Any] = {"path": list(inputs), "text_field": text_field, "format": format}
+    one: dict[str, Any] = {"path": [*inputs], "text_field": text_field, "format": format, "undecodable": undecodable}
     if max_document_bytes is not None:
         one["max_document_bytes"] = max_document_bytes
     values: dict[str, Any] = {

@@ -178,6 +178,9 @@ class InputConfig(Section):
     """Field of the list of their labels, for tags."""
     max_document_bytes: int = Field(default=64 * 2**20, ge=1)
     """Largest size of a document or line in bytes; a larger one is refused."""
+    undecodable: Literal["stop", "skip"] = "stop"
+    """Text that is not UTF-8, as Latin-1 is not: `stop`, with its file and byte, or `skip` and count the file (format
+    `text`) or the line (`lines`, `jsonl`, pairs of files). Other formats stop."""
     normalize: NormalizeConfig | None = None
     """Text normalization before everything else. None: no normalization."""
     split: Literal["train", "validation"] | None = None
@@ -187,6 +190,12 @@ class InputConfig(Section):
     def paths(self) -> list[str]:
         """`path` as a list."""
         return [self.path] if isinstance(self.path, str) else self.path
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.undecodable == "skip" and self.format not in ("auto", "text", "lines", "jsonl"):
+            raise ValueError(f"undecodable=skip goes with text, lines and jsonl, not format={self.format}")
+        return self
 
 
 TRAINED = ("bpe", "wordpiece", "unigram", "char")

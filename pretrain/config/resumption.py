@@ -1,5 +1,6 @@
 """Compares the config of a run with that of its resumption, by the `OnResume` of each field; finds a moved run."""
 
+import difflib
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -12,8 +13,14 @@ from pretrain.config.fields import walk_fields
 from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import LocatedTree, short
 from pretrain.errors import ConfigError
+from pretrain.utils.hub import is_hub_name
 
 log = logging.getLogger(__name__)
+
+START_FIX = (
+    "check the path; a run that has begun continues without its start: pretrain train RUN/config.yaml, "
+    "which adapters need at its new place: init.from=NEW/PLACE"
+)
 
 Changes = dict[str, tuple[Any, Any]]
 """Old and new value by key."""
@@ -143,6 +150,29 @@ def follow_folder(located: LocatedTree, source: Path, overrides: Sequence[str]) 
         raise ConfigError("the name of a run folder is its run.name, and this is none", where=str(folder), fix=fix)
     values = {**located.values, "run": {**run, "dir": str(folder.parent), "name": folder.name}}
     return LocatedTree(values, located.places | {"run.dir": str(folder), "run.name": str(folder)})
+
+
+def no_start(folder: Path) -> ConfigError:
+    """Builds the error of an `init.from` that names no model, with the nearest name of a folder."""
+    siblings = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
+    fix = START_FIX
+    if near := difflib.get_close_matches(folder.name, siblings, n=1):
+        fix = f"did you mean {folder.with_name(near[0])}?"
+    elif is_hub_name(str(folder)) and not folder.parent.is_dir():
+        out = f"models/{folder.name}"
+        fix = f"check the path; a model of the hub comes first: pretrain import {folder} {out}, then init.from={out}"
+    what = f"init.from={folder}: no run, checkpoint, model folder or Hugging Face folder is there"
+    return ConfigError(what, fix=fix)
+
+
+def check_start(config: RunConfig, *, has_saved: bool) -> None:
+    """Checks that `init.from` is there, which a run without weights of its own needs. Raises: ConfigError."""
+    # A bucket may have weights of the run: whether it does is asked later.
+    if config.init.from_ is None or has_saved or config.checkpoint.upload is not None:
+        return
+    folder = Path(config.init.from_)
+    if not folder.exists() and not (folder.name == "ema" and folder.parent.exists()):  # the average of its weights
+        raise no_start(folder)
 
 
 def keep_start(stored: RunConfig, config: RunConfig) -> RunConfig:

@@ -9,7 +9,7 @@ tags       `text`, words with spaces between, and one of `labels` for each word
 
 Reasons to drop a document, in `statistics.json`:
 
-undecodable            a file of the default corpus that is not UTF-8
+undecodable            text that is not UTF-8, of the default corpus or with `undecodable: skip`
 not_a_page             a record of a web archive without a page of text
 empty                  no text; of a pair, on neither side
 no_assistant_turn      a conversation in which there is nothing to learn

@@ -127,7 +127,7 @@ class PartRecord:
     tokenizer_sha256: str
     splits: dict[str, SplitRecord]
     num_empty: int = 0  # without text, or without tokens
-    num_undecodable: int = 0  # files of the default corpus that are not UTF-8
+    num_undecodable: int = 0  # files or lines that are not UTF-8
     num_filtered: dict[str, int] = field(default_factory=dict)  # by reason
     filtered_bytes: dict[str, int] = field(default_factory=dict)  # of their text, by reason
     num_edited: int = 0  # documents that stay, of which a rule dropped lines

@@ -18,7 +18,7 @@ from pretrain.checkpoint.state import TrainState
 from pretrain.checkpoint.upload import fetch_newest
 from pretrain.config.data import plan_batch
 from pretrain.config.load import dump_config, load_config
-from pretrain.config.resumption import check_config, is_allowed, keep_start
+from pretrain.config.resumption import check_config, check_start, is_allowed, keep_start
 from pretrain.config.run import RunConfig
 from pretrain.config.train import OF_A_SOURCE
 from pretrain.data.stream import check_packing, open_stores
@@ -120,6 +120,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
             has_saved = folder.has_saved()
             config = keep_start(stored, config) if has_saved else config
             check_config(stored, config, has_saved=has_saved)
+        check_start(config, has_saved=folder.has_saved())
         if lease is not None:
             sweep(folder)
     except BaseException:

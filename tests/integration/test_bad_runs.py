@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,23 @@ def test_a_complete_run_says_so_at_once_without_torch_and_writes_nothing(run_fol
 def test_other_data_of_a_complete_run_are_refused_as_they_are_of_one_with_steps_left(run_folder):
     done = run_warm("train", "a.yaml", "data.path=nowhere", cwd=run_folder)
     check_refused(done, 65, "nowhere: no such shard folder")
+
+
+@pytest.mark.parametrize(("command", "light"), [(["train"], False), (["launch", "local", "--ranks", "2"], True)])
+def test_a_start_that_is_not_there_is_refused_before_an_engine_starts(run_folder, warm, command, light):
+    options = ["a.yaml", "run.name=new", "init.from=runs/ran"]
+    run = partial(run_light, without=["torch"]) if light else warm
+    refused = run(*command, *options, cwd=run_folder)
+    what = "init.from=runs/ran: no run, checkpoint, model folder or Hugging Face folder is there"
+    check_refused(refused, 64, what, "did you mean runs/run?")
+    assert "starting" not in refused.stderr and not (run_folder / "runs/new/run.json").exists()
+    begun = warm("train", *options[:2], "init.from=runs/run/ema", "train.stop_after=1", cwd=run_folder)
+    assert "no run, checkpoint" not in begun.stderr  # of the average, which this run has not kept
+
+
+def test_a_run_with_weights_of_its_own_continues_without_its_start(run_folder, warm):
+    result = warm("train", "a.yaml", "init.from=gone", "resume.allow=[init]", "train.steps=5", cwd=run_folder)
+    assert "init.from=gone: no run" not in result.stderr
 
 
 # --- resumption -----------------------------------------------------------------------------------------------------

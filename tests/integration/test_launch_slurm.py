@@ -74,6 +74,7 @@ def test_without_slurm_nothing_is_submitted_and_the_command_says_so(launch):
         (("--vary", "optim.lr=1,2", "--jobs", "2"), 64, "--jobs: is not for arrays"),
         (("run.dir=a%j",), 64, "cannot be passed to Slurm; no control characters, % or backslash in paths"),
         (("data.path=absent",), 65, "absent"),
+        (("init.from=absent",), 64, "error: init.from=absent: no run, checkpoint, model folder or Hugging Face folder"),
         (("run.name=a/b",), 64, "run.name"),
     ],
 )

@@ -85,6 +85,20 @@ def test_what_is_too_long_is_refused_by_the_limit_of_the_short_form(folder):
     assert result.stderr.startswith("error: --max-document-bytes: inputs.0.max_document_bytes=0: input should be gr")
 
 
+def test_a_file_that_is_not_utf8_is_named_and_left_out_on_request(folder):
+    (folder / "in/latin1.txt").write_bytes(b"sch\xf6n war es\n" * 9)
+    command = ("prepare", "--input", "in", "--output", "out", "--vocab-size", "300", "--split", "tail:0.1")
+    result = run_warm(*command, cwd=folder)
+    assert (result.code, result.stderr.count("in/latin1.txt, byte 3: invalid UTF-8: byte 0xf6")) == (65, 1), (
+        result.stderr
+    )
+    result = run_warm(*command, "--undecodable", "skip", cwd=folder)
+    assert result.code == 0 and "skipped 1 document: not UTF-8" in result.stderr, result.stderr
+    assert json.loads((folder / "out/statistics.json").read_text())["left_out"]["undecodable"] == 1
+    result = run_warm(*command, "--undecodable", "ignore", cwd=folder)
+    assert result.code == 64 and result.stderr.startswith("error: --undecodable: "), result.stderr
+
+
 def test_ctrl_c_says_that_the_same_command_goes_on_and_it_does(folder, monkeypatch, capsys):
     def interrupt(operation, path):
         if path.name == "part-00002.json":

@@ -1,8 +1,8 @@
 """Reads slices of input files of any format into documents.
 
 A reader takes (stream, slice, rule) and yields documents in order. Its memory is bounded by the
-longest document that is allowed. Malformed input is an error, never skipped: a silent hole in a
-corpus is found months later, if ever.
+longest document that is allowed. Malformed input is an error, as a silent hole in a corpus is found
+months later, if ever; text that is not UTF-8 is left out, and counted, where its input says so.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -43,7 +43,7 @@ def read_slices(config: PrepareConfig, slices: Iterable[Slice]) -> Iterator[Docu
     fields = tuple(config.filter.require)
     rules = [ReadRule(one, config.kind, fields) for one in config.inputs]
     # The default corpus may not be UTF-8.
-    rules = rules or [ReadRule(InputConfig(), skip_undecodable=True)]
+    rules = rules or [ReadRule(InputConfig(undecodable="skip"))]
     finishers = [_build_finisher(rule.config) for rule in rules]
     for piece in slices:
         rule = rules[piece.file.input]

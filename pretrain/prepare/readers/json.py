@@ -32,12 +32,15 @@ _parse = json.JSONDecoder().raw_decode
 
 def read_jsonl(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
     """Yields the documents of a slice. Memory: a line."""
-    return read_records(lines_of(stream, piece, rule.limit), rule)
+    return read_records(lines_of(stream, piece, rule), rule)
 
 
 def read_records(lines: Lines, rule: ReadRule) -> Iterator[Document]:
     """Yields the document of each line. Raises: DataError."""
     for text, utf8 in lines:
+        if lines.refused:
+            yield Document("", b"", lines.consumed_bytes, refused=lines.refused)
+            continue
         if not utf8 or utf8.isspace():
             continue
         try:

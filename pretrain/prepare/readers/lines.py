@@ -6,7 +6,7 @@ paired    two files; the n-th line of the one is the source, that of the other t
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,7 +31,7 @@ def read_text(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Doc
     try:
         text = utf8.decode()
     except UnicodeDecodeError as error:
-        if not rule.skip_undecodable:
+        if not rule.skips_undecodable:
             raise not_utf8(error, file.shown, 0) from None
         yield Document("", b"", file.size, refused=UNDECODABLE)
     else:
@@ -48,9 +48,9 @@ def _read_up_to(plain: BinaryIO, limit: int) -> bytes:
 
 def read_lines(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
     """Yields the documents of a slice. Memory: a line."""
-    lines = lines_of(stream, piece, rule.limit)
+    lines = lines_of(stream, piece, rule)
     for text, utf8 in lines:
-        yield Document(text, utf8, lines.consumed_bytes)
+        yield Document(text, utf8, lines.consumed_bytes, refused=lines.refused)
 
 
 def read_paired(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
@@ -58,8 +58,8 @@ def read_paired(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[D
     pair = stream.file.pair
     assert pair is not None
     with InputStream(pair) as other:
-        sources = lines_of(stream, piece, rule.limit)
-        targets = lines_of(other, Slice(pair, 0, pair.size), rule.limit)
+        sources = lines_of(stream, piece, rule)
+        targets = lines_of(other, Slice(pair, 0, pair.size), rule)
         left = iter(sources)
         right = iter(targets)
         while True:
@@ -68,7 +68,7 @@ def read_paired(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[D
             if source is None or target is None:
                 break
             consumed_bytes = sources.consumed_bytes + targets.consumed_bytes
-            yield Document(*target, consumed_bytes, source=source[0])
+            yield Document(*target, consumed_bytes, refused=sources.refused or targets.refused, source=source[0])
         if source is not target:
             place = sources.place() if target is None else targets.place()
             counts = f"{sources.count_all()} lines, {pair.shown} {targets.count_all()}"
@@ -84,7 +84,8 @@ def read_paired(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[D
 class Lines:
     """The lines whose first byte lies in [start, stop), in order, none longer than a limit.
 
-    `consumed_bytes` are those that the last yielded line took from the file as stored.
+    `consumed_bytes` are those that the last yielded line took from the file as stored. With
+    `skips_undecodable` a line that is not UTF-8 is empty, and `refused` has the reason.
     """
 
     plain: BinaryIO  # at its beginning; can seek if `start` is not 0
@@ -94,7 +95,9 @@ class Lines:
     start: int = 0
     stop: int | None = None
     local: Path | None = None  # to count the lines before `start`, for errors
+    skips_undecodable: bool = False
     consumed_bytes: int = 0
+    refused: str | None = None  # of the last line
     _first: int = 0
     _number: int = 0
     _offset: int = 0
@@ -125,8 +128,19 @@ class Lines:
             if start == 0 and utf8.startswith(UTF8_BOM):
                 start = len(UTF8_BOM)
                 utf8 = utf8[start:]
-            yield decode(utf8, self.name, start), utf8
+            yield self._decode(utf8, start)
             offset += len(line)
+
+    def _decode(self, utf8: bytes, start: int) -> tuple[str, bytes]:
+        """Returns the text of a line at a byte of the file, and the line. Raises: DataError."""
+        self.refused = None
+        try:
+            return decode(utf8, self.name, start), utf8
+        except DataError:
+            if not self.skips_undecodable:
+                raise
+        self.refused = UNDECODABLE
+        return "", b""
 
     def place(self) -> str:
         """Returns the place of the last line: file and number, or byte where it is remote."""
@@ -160,13 +174,14 @@ class Lines:
         return offset
 
 
-def lines_of(stream: InputStream, piece: Slice, limit: int) -> Lines:
+def lines_of(stream: InputStream, piece: Slice, rule: ReadRule) -> Lines:
     """Returns the lines of a slice of an open input file."""
     file = stream.file
+    lines = Lines(stream.plain, file.shown, rule.limit, skips_undecodable=rule.skips_undecodable)
     if file.compression:
-        return Lines(stream.plain, file.shown, limit, stored=stream.stored)
+        return replace(lines, stored=stream.stored)
     local = None if file.is_remote else Path(file.path)
-    return Lines(stream.plain, file.shown, limit, start=piece.start, stop=piece.stop, local=local)
+    return replace(lines, start=piece.start, stop=piece.stop, local=local)
 
 
 def _count_newlines(path: Path, stop: int) -> int:

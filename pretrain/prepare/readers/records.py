@@ -56,12 +56,16 @@ class ReadRule:
     config: InputConfig
     kind: DataKind = "text"
     fields: tuple[str, ...] = ()  # of records, for filters
-    skip_undecodable: bool = False  # instead of failing; default corpus only
 
     @property
     def limit(self) -> int:
         """Bytes that a document, and a line, may have."""
         return self.config.max_document_bytes
+
+    @property
+    def skips_undecodable(self) -> bool:
+        """Whether text that is not UTF-8 is left out."""
+        return self.config.undecodable == "skip"
 
     def text_fields(self, known: Collection[str]) -> tuple[dict[str, str], list[str]]:
         """Returns the fields that documents are made of: needed ones, by their option, and those that may be absent.
@@ -107,7 +111,8 @@ def decode(utf8: bytes, name: str, offset: int) -> str:
 def not_utf8(error: UnicodeDecodeError, name: str, offset: int) -> DataError:
     """Builds the error of bytes, from byte `offset` of `name` on, that are not UTF-8."""
     what = f"invalid UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})"
-    fix = "convert the file to UTF-8 (iconv -f ENCODING), or drop such bytes (iconv -c -f UTF-8 -t UTF-8)"
+    fix = "convert the file to UTF-8 (iconv -f ENCODING), drop such bytes (iconv -c -f UTF-8 -t UTF-8)"
+    fix += ", or leave such texts out (--undecodable skip, or undecodable of the input)"
     if offset == 0 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):  # of UTF-32 too, little-endian
         encoding = "UTF-32" if error.object.startswith(BOM_UTF32_LE) else "UTF-16"
         what = f"{encoding} by its byte-order mark, not UTF-8"
