@@ -157,6 +157,16 @@ def test_the_sdist_and_the_wheel_install_alike_and_run_the_quickstart_by_name(ne
         shutil.rmtree(tmp_path / "venv", ignore_errors=True)
 
 
+def test_uv_plans_the_pinned_versions(newcomer, tmp_path):
+    newcomer.run(f'"$PYTHON" -m venv {tmp_path}/venv && {tmp_path}/venv/bin/pip install --quiet uv')
+    uv = f"UV_SYSTEM_CERTS=1 {tmp_path}/venv/bin/uv"
+    install = "--constraint .ci/constraints.txt --editable '.[deepspeed]'"
+    output = newcomer.run(f"{uv} venv {tmp_path}/env && {uv} pip install --python {tmp_path}/env --dry-run {install}")
+    pins = set((newcomer.clone / ".ci/constraints.txt").read_text().split())
+    planned = set(re.findall(r"^ \+ (\S+==\S+)$", output, re.MULTILINE))
+    assert len(planned) > 80 and planned <= pins, planned - pins
+
+
 def _files_of(record: Path) -> set[str]:
     """Returns path, hash and size of each installed file, without those that tell where it came from."""
     lines = record.read_text().splitlines()
