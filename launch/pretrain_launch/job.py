@@ -16,7 +16,7 @@ The decision is a pure function of the outcome:
     else (75, 76, a signal, a lost node)  again, unless restarts bring no new checkpoint
 
 A requeue ends the job at once, so it comes last, and is repeated until the controller answers. A
-node on which ranks were killed twice is excluded from it.
+node on which ranks were killed twice is excluded from it, and from jobs of the chain that wait.
 Not here: the reaction of a rank to a signal (pretrain/run/stop.py).
 """
 
@@ -59,27 +59,27 @@ from pretrain_launch.job_start import (
     JobStart,
     choose_nodes,
     examine_nodes,
+    exclude,
     find_spec,
     is_at_limit,
     is_requeued,
     note_attempt,
+    plan_exclusions,
     read_start,
     say,
     step_command,
     was_cancelled,
 )
 from pretrain_launch.journal import (
-    MAX_NODE_FAILURES,
     append_row,
     count_idle_restarts,
-    find_failing_nodes,
     last_end,
     mark_of_cancel,
     read_journal,
 )
 from pretrain_launch.modes import Meeting, hostfile_text
 from pretrain_launch.rendezvous import find_meeting_point
-from pretrain_launch.slurm_tools import leaves_enough, run_tool, show_job
+from pretrain_launch.slurm_tools import run_tool, show_job
 from pretrain_launch.spec import LaunchSpec, load_spec
 
 FINAL = {EXIT_USAGE, EXIT_DATA, EXIT_CHECKPOINT, EXIT_UNAVAILABLE, EXIT_LOCKED, EXIT_DISK, EXIT_DIVERGED, 126, 127}
@@ -298,7 +298,11 @@ class Driver:
         decision = decide(outcome, spec.max_idle_restarts)
         node = next((one for one in self._start.nodes if one == ending.host.partition(".")[0]), None)
         code = self._end(decision, step, node)
-        return self._requeue(step) if decision.kind == "requeue" else code
+        exclusions = {} if decision.kind == "end" else plan_exclusions(spec, self._start, decision.kind)
+        own = exclusions.pop(self._start.handle, None)
+        for command in exclusions.values():
+            exclude(command)
+        return self._requeue(step, own) if decision.kind == "requeue" else code
 
     def _end(self, decision: Decision, step: int, failed_node: str | None = None) -> int:
         """Writes the journal's row of the end; returns the job's exit code."""
@@ -312,16 +316,16 @@ class Driver:
             print(f"error: {error}", file=sys.stderr, flush=True)
         return decision.code
 
-    def _requeue(self, step: int) -> int:
+    def _requeue(self, step: int, exclusion: list[str] | None) -> int:
         """Requeues the job, which ends this process; returns if Slurm refuses, or has done so."""
         has_waited = False
-        exclusion = self._plan_exclusion()
         while not mark_of_cancel(self._run).exists():
             if is_requeued(show_job(self._start.handle), self._start.restart):
                 return self._rest()
             answer = run_tool(["scontrol", "requeue", self._start.handle])
             if answer.code == 0:
-                self._exclude(exclusion)
+                if exclusion:  # Slurm changes no job that runs, and leaves this process some seconds
+                    exclude(exclusion)
                 return self._rest()
             if answer.is_killed:
                 continue  # Slurm ends this start: it may have accepted the requeue
@@ -333,33 +337,6 @@ class Driver:
             has_waited = True
             time.sleep(RETRY_S)
         return self._end(Decision("end", EXIT_RESUME_ME, "cancelled by the user"), step)
-
-    def _plan_exclusion(self) -> list[str]:
-        """Returns the command that keeps the requeued job from nodes that have failed it, if any.
-
-        Nodes that the job excludes already stay so. Where too few would be left, none is excluded.
-        """
-        nodes = find_failing_nodes(read_journal(self._run), self._spec.chain)
-        if not nodes:
-            return []
-        job = show_job(self._start.handle) or {}
-        said = f"{', '.join(nodes)}: ranks were killed there {MAX_NODE_FAILURES} times"
-        if not leaves_enough(job, nodes, min(self._spec.node_counts)):
-            say(f"{said}; too few other nodes are up")
-            return []
-        say(f"{said}; excluded from the requeue")
-        known = job.get("ExcNodeList", "(null)")
-        excluded = ",".join([*([] if known == "(null)" else [known]), *nodes])
-        return ["scontrol", "update", f"JobId={self._start.handle}", f"ExcNodeList={excluded}"]
-
-    def _exclude(self, command: list[str]) -> None:
-        """Changes the requeued job: Slurm changes none that runs, and leaves this process some seconds."""
-        for _ in range(LAUNCHES if command else 0):
-            answer = run_tool(command)
-            if not answer.is_killed:  # Slurm signals every process of the job that it ends
-                if answer.code:
-                    say(f"not excluded: {answer.complaint}")
-                return
 
     def _rest(self) -> int:
         """Waits for the end by Slurm."""

@@ -14,14 +14,15 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pretrain.errors import ConfigError, LaunchError, PretrainError
 from pretrain.plan.course import parse_time
 from pretrain.run.folder import end_attempt, slurm_facts
 from pretrain.utils.io import write_file
 from pretrain_launch.exits import StepExit
-from pretrain_launch.slurm_tools import host_names
+from pretrain_launch.journal import find_failing_nodes, job_of, read_journal
+from pretrain_launch.slurm_tools import choose_excluded, exclude_command, find_jobs, host_names, run_tool, show_job
 from pretrain_launch.spec import LaunchSpec
 
 AT_LIMIT = "stopped at the time limit"
@@ -32,6 +33,7 @@ ROUNDED_S = 90
 in whole minutes, and the difference is rounded to one towards zero, less half a minute."""
 _BY_SIGNAL = re.compile("^stopped by (SIGUSR1|a signal to another rank)")
 LIMIT_S = 120.0
+TRIES = 3
 TRIED_OUT = {"hostname", "interfaces", "loopback"}
 """Checks whose failure does not prevent training: the rendezvous finds an address by trying."""
 
@@ -215,3 +217,33 @@ def note_attempt(spec: LaunchSpec, start: JobStart, code: int, reason: str, *, a
                 return known
         end_attempt(spec.folder, {"exit_code": code, "reason": reason or f"exit code {code}"})
     return reason
+
+
+def plan_exclusions(spec: LaunchSpec, start: JobStart, kind: Literal["requeue", "next"]) -> dict[str, list[str]]:
+    """Returns the commands that keep jobs from nodes which have failed their chain, by job, after a decision.
+
+    The jobs are those of the chain that wait, and with `requeue` the one of `start`, once it has been requeued.
+    """
+    rows = read_journal(spec.folder)
+    failing = find_failing_nodes(rows, spec.chain)
+    if not failing:
+        return {}
+    submitted = {job_of(row) for row in rows if (row["event"], row.get("chain")) == ("submit", spec.chain)}
+    queue = find_jobs(submitted - {start.handle}) or {}
+    jobs = {job.element for job in queue.values() if job.is_waiting} | ({start.handle} if kind == "requeue" else set())
+    if not jobs:
+        return {}
+    partition = (show_job(start.handle) or {}).get("Partition", "")
+    where = "the requeue" if kind == "requeue" else "the next job"
+    nodes = choose_excluded(failing, partition, min(spec.node_counts), where, say)
+    return {job: exclude_command(job, nodes) for job in jobs if nodes}
+
+
+def exclude(command: Sequence[str]) -> None:
+    """Changes a job that waits, again if this process's own end has killed the command."""
+    for _ in range(TRIES):
+        answer = run_tool(command)
+        if not answer.is_killed:  # Slurm signals every process of the job that it ends
+            if answer.code:
+                say(f"not excluded: {answer.complaint}")
+            return

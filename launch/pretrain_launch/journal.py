@@ -28,7 +28,7 @@ _FIELDS = {
 }  # fmt: skip
 
 MAX_NODE_FAILURES = 2
-"""Failures of a chain on a node, after which its job is requeued without that node."""
+"""Failures of a chain on a node, after which its jobs, and those of a resubmission, do without that node."""
 
 
 def journal_path(run: RunDir) -> Path:

@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pretrain.errors import ConfigError, LaunchError, PretrainError
+from pretrain_launch.journal import MAX_NODE_FAILURES
 
 TIMEOUT_S = 60.0
 RETRY_S = 3.0
@@ -173,13 +174,44 @@ def show_job(job: str, timeout_s: float = TIMEOUT_S) -> dict[str, str] | None:
     return dict(item.split("=", 1) for item in lines[0].split() if "=" in item)
 
 
-def leaves_enough(job: Mapping[str, str], without: Iterable[str], num_nodes: int) -> bool:
-    """Returns whether the partition of a job has that many nodes in service besides some."""
-    command = ["sinfo", "--noheader", "--Node", f"--partition={job.get('Partition', '')}"]
-    answer = run_tool([*command, "--responding", "--format=%N %t"])
+def choose_excluded(
+    failing: Sequence[str], partition: str, num_nodes: int, where: str, say: Callable[[str], None]
+) -> list[str]:
+    """Returns the nodes that have failed a run, named by `say`; none where too few others are up.
+
+    Args:
+        failing: Nodes that would be excluded.
+        partition: Names of partitions; empty for the default one.
+        num_nodes: Nodes that the run needs.
+        where: Words for the job that is kept from them.
+        say: Prints a line.
+    """
+    if not failing:
+        return []
+    said = f"{', '.join(failing)}: ranks were killed there {MAX_NODE_FAILURES} times"
+    if not _leaves_enough(partition, failing, num_nodes):
+        say(f"{said}; too few other nodes are up")
+        return []
+    say(f"{said}; excluded from {where}")
+    return [*failing]
+
+
+def _leaves_enough(partition: str, without: Iterable[str], num_nodes: int) -> bool:
+    """Returns whether a partition has that many nodes in service besides some."""
+    options = [f"--partition={partition}"] if partition else []
+    answer = run_tool(["sinfo", "--noheader", "--Node", *options, "--responding", "--format=%N %t %P"])
     rows = [line.split() for line in answer.output.splitlines()]
-    up = {row[0] for row in rows if len(row) == 2 and row[1].rstrip("*~#$@+-") in _IN_SERVICE}
+    # An asterisk marks the default partition.
+    rows = [row for row in rows if len(row) == 3 and (partition or row[2].endswith("*"))]
+    up = {row[0] for row in rows if row[1].rstrip("*~#$@+-") in _IN_SERVICE}
     return len(up - {*without}) >= num_nodes
+
+
+def exclude_command(job: str, nodes: Iterable[str]) -> list[str]:
+    """Returns the command that keeps a job from nodes, and from those that it excludes already."""
+    known = (show_job(job) or {}).get("ExcNodeList", "(null)")
+    excluded = ",".join([*([] if known == "(null)" else [known]), *nodes])
+    return ["scontrol", "update", f"JobId={job}", f"ExcNodeList={excluded}"]
 
 
 def job_end(job: str) -> tuple[str, str, int | None] | None:

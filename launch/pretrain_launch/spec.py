@@ -42,6 +42,7 @@ class LaunchSpec(Section):
     elastic: bool = False  # fewer nodes than `nodes` are accepted
     max_idle_restarts: int = Field(default=3, ge=1)  # in a row, until the chain ends
     singleton: bool = False  # wait for jobs of the same name
+    exclude: list[Name] = Field(default_factory=list)  # nodes on which earlier chains of the run have failed
     chain: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]  # id of a submission in the journal
     site: SiteConfig = SiteConfig()
 

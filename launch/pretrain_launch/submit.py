@@ -28,11 +28,11 @@ from pretrain.run.lease import Lease, refuse_if_owned
 from pretrain.utils.io import make_dir, write_file, write_json
 from pretrain.utils.safe_read import read_json
 from pretrain.utils.units import plural
-from pretrain_launch.journal import append_row, mark_of_cancel, read_journal
+from pretrain_launch.journal import append_row, find_failing_nodes, mark_of_cancel, read_journal
 from pretrain_launch.preflight import signal_for
 from pretrain_launch.runs import RunFacts, last_save_s, read_run, read_runs
 from pretrain_launch.site import EXPORTED, SiteConfig, slurm_folder
-from pretrain_launch.slurm_tools import SlurmJob, ask, submit_job
+from pretrain_launch.slurm_tools import SlurmJob, ask, choose_excluded, submit_job
 from pretrain_launch.spec import LaunchSpec, load_spec, write_spec
 
 POLL_S = 1.0
@@ -91,9 +91,13 @@ def sbatch_command(spec: LaunchSpec, target: Path, elements: Sequence[int] = ())
         wanted[site.gpus] = f"{prefix}{kind}{spec.gpus_per_node}"
     flags = ["--exclusive"] if site.exclusive else []
     flags.append("--requeue" if site.requeue else "--no-requeue")
+    further = [*site.sbatch]
+    if spec.exclude:  # of two such options sbatch takes the last
+        known = [option.partition("=")[2] for option in further if option.startswith("--exclude=")]
+        further.append(f"--exclude={','.join([*known, *spec.exclude])}")
     options = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
     script = [str(script_path()), str(target), spec.python, *site.modules]
-    return ["sbatch", "--parsable", *options, *flags, *site.sbatch, *script]
+    return ["sbatch", "--parsable", *options, *flags, *further, *script]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -187,7 +191,7 @@ def queued_specs(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> d
 def _changes(stored: LaunchSpec, spec: LaunchSpec, config: RunConfig) -> list[str]:
     """Returns what differs from the stored spec and config of a run: `nodes: 1 -> 2`."""
     # Of each submission, or computed from the others.
-    apart = {"version", "chain", "signal_s", "singleton", "node_counts", "site"}
+    apart = {"version", "chain", "signal_s", "singleton", "node_counts", "exclude", "site"}
     pairs = {key: (getattr(stored, key), getattr(spec, key)) for key in LaunchSpec.model_fields if key not in apart}
     pairs |= {f"site.{key}": (value, getattr(spec.site, key)) for key, value in stored.site}
     pairs |= changed_keys(load_config(stored.config, extensions="ignore"), config)
@@ -284,8 +288,10 @@ def cancel(runs: Sequence[Path], grace_s: float, say: Callable[[str], None]) -> 
         say(f"{facts.name}: cancelled")
 
 
-def resubmit(run: Path) -> str:
+def resubmit(run: Path, say: Callable[[str], None]) -> str:
     """Submits the job of a run again with its last settings; returns its id.
+
+    Nodes on which its last chain has failed, or an earlier one since `launch slurm`, are excluded, and named by `say`.
 
     Raises:
         LaunchError: It has no Slurm job, or Slurm does not answer.
@@ -305,7 +311,11 @@ def resubmit(run: Path) -> str:
         # The duration of a save is known by now.
         if spec.site.signal_s is None and save_s is not None:
             signal_s = max(signal_s, min(signal_for(save_s), spec.time_s // 2))
-        spec = spec.model_copy(update={"chain": secrets.token_hex(6), "signal_s": signal_s})
+        failing = sorted({*spec.exclude, *find_failing_nodes(read_journal(RunDir(run)), spec.chain)})
+        partition = spec.site.partition or ""
+        excluded = choose_excluded(failing, partition, min(spec.node_counts), "this job", say)
+        changes = {"chain": secrets.token_hex(6), "signal_s": signal_s, "exclude": excluded}
+        spec = spec.model_copy(update=changes)
         write_spec(spec, None)
         return submit(spec)
 

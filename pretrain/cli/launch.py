@@ -227,7 +227,7 @@ def resubmit_command(run: RunFolder) -> None:
     if config.is_file() and (complete := complete_line(load_config(config, extensions="ignore"))):
         typer.echo(complete)
     else:
-        typer.echo(f"submitted as job {resubmit(run.absolute())}")
+        typer.echo(f"submitted as job {resubmit(run.absolute(), typer.echo)}")
 
 
 def _runs_of(folder: Path) -> list[Path]:

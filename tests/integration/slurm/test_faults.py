@@ -50,6 +50,53 @@ def test_a_node_on_which_ranks_were_killed_twice_is_excluded_from_the_requeue(st
     assert_same_folders(job.folder, golden(), STEPS)
 
 
+def test_the_next_job_of_a_chain_does_without_a_node_on_which_ranks_were_killed_twice(
+    start_lab, make_job, golden, tmp_path
+):
+    """60 s. A site on which no job may requeue itself."""
+    lab = start_lab(nodes=2)
+    job = make_job(lab)
+    site = tmp_path / "site.yaml"
+    site.write_text(f"{site.read_text()}requeue: false\n")
+    job.die_at(25)
+    job.submit(*SRUN, "--jobs", "3")
+    lab.wait_until(lambda: len(job.journal("end")) == 2, "the second rank was killed", job.tell)
+    job.live_at(25)
+    job.job = job.journal("submit")[-1]["job"]
+    job.wait_end()
+    first, second, third = [row["nodes"] for row in job.journal("start")]
+    assert first == second != third
+    assert [row["decision"] for row in job.journal("end")] == ["next", "next", "end"]
+    assert f"{first[0]}: ranks were killed there 2 times; excluded from the next job" in job.output
+    assert_same_folders(job.folder, golden(), STEPS)
+
+
+def test_a_resubmission_does_without_a_node_on_which_ranks_were_killed_twice(start_lab, make_job, golden):
+    """50 s. The second death ends the job: a restart brought no checkpoint."""
+    lab = start_lab(nodes=2)
+    job = make_job(lab)
+    job.die_at(25)
+    job.submit(*SRUN, "launch.max_idle_restarts=1")
+    job.wait_restart(1)
+    job.wait_end("FAILED")
+    job.live_at(25)
+    first, second = [row["nodes"] for row in job.journal("start")]
+    assert first == second
+    said = [""]
+
+    def has_submitted() -> bool:
+        said.append(job.pretrain("launch", "resubmit", str(job.folder.path), expect=None))
+        return len(job.journal("submit")) == 2
+
+    lab.wait_until(has_submitted, "the lease of the killed rank has run out", lambda: said[-1])
+    assert f"{first[0]}: ranks were killed there 2 times; excluded from this job\nsubmitted as job" in said[-1]
+    job.job = job.journal("submit")[-1]["job"]
+    job.wait_end()
+    assert job.journal("start")[-1]["nodes"] != first
+    assert lab.job(job.job)["ExcNodeList"] == first[0]
+    assert_same_folders(job.folder, golden(), STEPS)
+
+
 def test_a_job_that_slurm_stops_at_its_time_limit_is_recorded_so(lab, make_job):
     """50 s. The limit is moved to where Slurm signals at its next look."""
     job = make_job(lab)

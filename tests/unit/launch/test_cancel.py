@@ -6,9 +6,11 @@ import pytest
 
 from pretrain.errors import LaunchError, LockedError
 from pretrain.run.folder import RunDir, begin_attempt
-from pretrain_launch.journal import mark_of_cancel
+from pretrain_launch.journal import append_row, mark_of_cancel
+from pretrain_launch.spec import load_spec, write_spec
 from pretrain_launch.submit import cancel, resubmit
 from tests.helpers.clock import FakeClock
+from tests.unit.launch.test_submit import spec
 
 ROW = {"event": "start", "job": "7", "array": None, "restart": 0, "nodes": ["n1"], "world_size": 1, "step": 0, "at": ""}
 
@@ -34,7 +36,7 @@ def squeue(run: RunDir, line: str) -> None:
 def test_a_run_without_a_job_is_not_cancelled(tmp_path):
     run = RunDir(tmp_path)
     begin_attempt(run, "first", {})
-    for do in (lambda: cancel([tmp_path], 0, print), lambda: resubmit(tmp_path)):
+    for do in (lambda: cancel([tmp_path], 0, print), lambda: resubmit(tmp_path, print)):
         with pytest.raises(LaunchError, match=r"the run has no Slurm job; start it with pretrain launch slurm"):
             do()
     assert not mark_of_cancel(run).exists()
@@ -98,5 +100,39 @@ def test_a_run_whose_job_is_in_the_queue_is_not_submitted_again(run, state, fix)
     squeue(run, f"7|7|{state}|None|n1|0:10|1:00|x")
     mark_of_cancel(run).touch()
     with pytest.raises(LockedError, match=rf"job 7 of this run is {state}; {fix}"):
-        resubmit(run.path)
+        resubmit(run.path, print)
     assert mark_of_cancel(run).exists()
+
+
+def test_a_resubmission_excludes_the_nodes_that_have_failed_the_run_while_others_are_up(run, monkeypatch):
+    """A job's own requeue excludes its chain's; a later resubmission keeps what an earlier one has excluded."""
+
+    def tool(name: str, lines: str) -> None:
+        script = run.path.parent / name
+        script.write_text(f"#!/bin/sh\n{lines}\n")
+        script.chmod(0o755)
+
+    def fail(chain: str, node: str) -> None:
+        append_row(run, {**ROW, "event": "end", "chain": chain, "exit_code": 137, "failed_node": node})
+
+    squeue(run, "")
+    asked = run.path.parent / "asked"
+    tool("sbatch", f'echo "$@" >>{asked}; echo 8')
+    tool("sinfo", "printf '%s\\n' 'n1 idle day*' 'n2 mix day*' 'n3 down day*' 'n4 idle night'")
+    write_spec(spec(run=str(run.path), nodes=1, node_counts=[1], site={"sbatch": ["--exclude=n9"]}), "")
+    chain = load_spec(run.launch / "spec.json").chain
+    for node in ("n1", "n2", "n1"):
+        fail(chain, node)
+    said = []
+    assert resubmit(run.path, said.append) == "8"
+    assert said == ["n1: ranks were killed there 2 times; excluded from this job"]
+    command = asked.read_text().splitlines()[-1].split()
+    assert [item for item in command if item.startswith("--exclude=")][-1] == "--exclude=n9,n1"
+    assert load_spec(run.launch / "spec.json").exclude == ["n1"]
+    assert resubmit(run.path, said.append) == "8"
+    assert asked.read_text().count("--exclude=n9,n1 ") == 2
+    for _ in range(2):
+        fail(load_spec(run.launch / "spec.json").chain, "n2")
+    resubmit(run.path, said.append)
+    assert said[-1] == "n1, n2: ranks were killed there 2 times; too few other nodes are up"
+    assert load_spec(run.launch / "spec.json").exclude == []
