@@ -116,6 +116,8 @@ def build_context(
     if not dataset.index.has_tokenizer:
         vocabulary = Vocabulary(dataset.index.vocab_size, dataset.index.eos_id, np.zeros(1, bool))
         return RowContext(seed, vocabulary, lengths, num_stacks, document_mask)
-    whole_words = any(task.kind == "masked" and task.masked.whole_words for task in objective.tasks)
+    whole_words = any(
+        getattr(task, task.kind).whole_words for task in objective.tasks if task.kind in ("masked", "replaced")
+    )
     vocabulary = describe_vocabulary(load_tokenizer(dataset.tokenizer_path), special, whole_words=whole_words)
     return RowContext(seed, vocabulary, lengths, num_stacks, document_mask)

@@ -78,6 +78,9 @@ class ModelRows:
     pixels: np.ndarray | None = None  # uint8 [B, C, Y, X]; None: text
     mixed: np.ndarray | None = None  # float32 [P, 2]: second target of each position, and its share
     pairs: PairRows | None = None  # answers to be compared; `targets` then count the pairs
+    # float64 [P], of [0, 1): what samples a token for each of these positions, whose `targets` then
+    # are all tokens.
+    draws: np.ndarray | None = None
     num_padding: int = 0  # positions of padding, in the source too
 
     @property

@@ -172,6 +172,8 @@ class Batch:
             loss, where they are few. None: all.
         mixed_P2: fp32; a second target of each of these positions, an id, and its share of the loss.
             None: one target each.
+        draws_P: float64 of [0, 1); samples a token for each of these positions, which `targets_BT` then
+            are not limited to. None: none is sampled.
         source: Input of the encoder of a model with two stacks.
         pairs: Answers to compare; `targets_BT` then has 0 at the first token of each chosen one.
         pixels_BCYX: Images, uint8 as decoded, or floating point as normalised by `model.input`.
@@ -193,6 +195,7 @@ class Batch:
     token_types_BT: Tensor | None = None
     target_positions_P: Tensor | None = None
     mixed_P2: Tensor | None = None
+    draws_P: Tensor | None = None
     source: SourceBatch | None = None
     pairs: PairBatch | None = None
     pixels_BCYX: Tensor | None = None

@@ -5,16 +5,16 @@ import shlex
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pretrain.checkpoint.load import WeightReader
-from pretrain.config.model import AnyModelConfig, ModelConfig
+from pretrain.config.model import GENERATOR, AnyModelConfig, ModelConfig
 from pretrain.config.run import RunConfig
-from pretrain.errors import CheckpointError
+from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate.constraints import Codec
 from pretrain.interop.family import parameter_shapes
 from pretrain.plan.params import count_parameters
@@ -56,6 +56,27 @@ class ModelSource:
         """Name of its folder; `step-N/ema` of an average."""
         is_average = self.checkpoint is not None and self.checkpoint.averaged
         return f"{self.path.parent.name}/{EMA}" if is_average else self.path.name
+
+
+def take_apart(source: ModelSource, *, generator: bool) -> ModelSource:
+    """Returns a model without the generator of replaced tokens beside it, or that generator alone.
+
+    Raises: ConfigError: There is no generator.
+    """
+    config = source.config
+    if not isinstance(config, ModelConfig) or not config.generator_heads:
+        if generator:
+            what = "the model has no generator of replaced tokens"
+            raise ConfigError(what, where=str(source.path), fix="leave --generator out")
+        return source
+    kept = config.generator if generator else config.model_copy(update={"generator_heads": 0})
+    reads = config.generator_reads
+
+    def name_of(name: str) -> str:
+        return GENERATOR + name if generator and not name.startswith(reads) else name
+
+    shapes = {name: source.shapes[name_of(name)] for name in parameter_shapes(kept)}
+    return replace(source, config=kept, shapes=shapes, read=lambda name: source.read(name_of(name)), read_part=None)
 
 
 HEAD_PARTS = ("head.", "pooler.")
@@ -103,7 +124,7 @@ class AdaptedModel:
         for name, shape in shapes.items():
             if name in self.copied | self.resized or (self._fits(name, shape) and (name not in SCORES or same_scores)):
                 continue
-            may_be_added = ".router." in name or name.startswith("multi_token.")
+            may_be_added = ".router." in name or name.startswith(("multi_token.", GENERATOR))
             is_added = may_be_added and name not in source.shapes
             if not is_added and not (may_lack and name.startswith(HEAD_PARTS)):
                 found = "no such parameter"

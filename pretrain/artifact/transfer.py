@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pretrain.artifact.model_path import is_release, open_source, write_model_folder
 from pretrain.artifact.open import load_model
-from pretrain.artifact.source import ModelSource
+from pretrain.artifact.source import ModelSource, take_apart
 from pretrain.checkpoint.load import WeightReader
 from pretrain.config.lengths import RowLengths, image_lengths
 from pretrain.config.load import dump_config, load_config
@@ -260,9 +260,9 @@ def origin_of(source: ModelSource) -> str:
     return f"run {load_config(source.run.config, extensions='ignore').run.name}, {source.name}"
 
 
-def open_released(path: Path) -> tuple[ModelSource, ModelConfig]:
-    """Opens a model of a kind that Hugging Face has. Raises: ConfigError, CheckpointError."""
-    described = open_source(path)
+def open_released(path: Path, *, generator: bool = False) -> tuple[ModelSource, ModelConfig]:
+    """Opens a model of a kind that Hugging Face has, or its generator. Raises: ConfigError, CheckpointError."""
+    described = take_apart(open_source(path), generator=generator)
     if isinstance(described.config, RecurrentConfig):
         raise ConfigError(
             "no Hugging Face family represents a model of model.kind=recurrent",
@@ -280,18 +280,21 @@ def export_model(
     family: str | None = None,
     check: bool = True,
     shown: About | None = None,
+    generator: bool = False,
 ) -> ExportReport:
     """Writes a Hugging Face folder that `AutoModelFor*.from_pretrained` loads, with tokenizer and card.
 
     `dtype` is fp32 or bf16, `family` the `model_type` to write; None: the first that represents the
     model exactly. `check` runs both models on a few tokens, where there is memory for them. `shown`
-    has the name, folder, library and use of the card; None: those of transformers.
+    has the name, folder, library and use of the card; None: those of transformers. `generator`: that
+    of replaced tokens, which is left out otherwise.
 
     Raises:
-        ConfigError: No family represents the model exactly; names the keys of the nearest.
+        ConfigError: There is no generator, or no family represents the model exactly; names the
+            keys of the nearest.
         CheckpointError: No intact checkpoint, or transformers gives other scores.
     """
-    described, config = open_released(path)
+    described, config = open_released(path, generator=generator)
     files = described.load_tokenizer_files()
     chats = any(name == CHAT_TEMPLATE or b'"chat_template"' in content for name, content in files)
     about = shown or About(name=out.name, folder=out.name)
@@ -299,7 +302,7 @@ def export_model(
     if described.run is not None:
         run = load_config(described.run.config, extensions="ignore")
         assert described.checkpoint is not None
-        metrics = _metrics_of(described.run, described.checkpoint)
+        metrics = {} if generator else _metrics_of(described.run, described.checkpoint)
         published = dump_config(run, is_published=True)
         about = replace(about, name=run.run.name, run_config=published)
         about = replace(about, metrics=metrics)

@@ -206,6 +206,7 @@ def export_command(
     dtype: Annotated[str, Option(help="fp32 or bf16.")] = "fp32",
     family: Annotated[str | None, Option(help="model_type. Default: the first exact one.")] = None,
     adapter: Annotated[bool, Option("--adapter", help="LoRA run: export the adapters alone, for peft.")] = False,
+    generator: Annotated[bool, Option("--generator", help="Replaced tokens: export their generator.")] = False,
     check: Annotated[bool, Option(help="Refuse if transformers has other scores.")] = True,
     push: Annotated[str | None, Option(help="Repository of the hub to upload to.")] = None,
     as_json: Json = False,
@@ -221,6 +222,8 @@ def export_command(
 
     if push is None:
         check_new_folder(out)  # before seconds of imports
+    if generator and (to != "hf" or adapter):
+        raise ConfigError("--generator has no --to and no --adapter", fix="leave them out")
     if adapter and (to != "hf" or push is not None):
         what = "adapters alone have no --to and no --push"
         raise ConfigError(what, fix="leave --adapter out: they are merged")
@@ -243,7 +246,7 @@ def export_command(
     elif is_there:
         print(f"note: {out} is an export of it, and is uploaded as it is", file=sys.stderr)
     elif to == "hf":
-        facts |= asdict(export_model(model, out, dtype=dtype, family=family, check=check))
+        facts |= asdict(export_model(model, out, dtype=dtype, family=family, check=check, generator=generator))
     else:
         facts |= asdict(export_for_runtime(model, out, to, dtype=dtype, family=family, check=check))
     if push is not None:

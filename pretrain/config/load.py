@@ -193,8 +193,8 @@ def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
     kind = (base.get("head") or {}).get("kind", "lm")
     given = model.get("head")
     if isinstance(given, dict) and given.get("kind", kind) != kind:  # replaces that of the start
-        base.pop("head", None)
-        base.pop("tied_embeddings", None)
+        for key in ("head", "tied_embeddings", "generator_heads"):
+            base.pop(key, None)
     return merge(base, model)
 
 

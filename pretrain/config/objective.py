@@ -23,6 +23,7 @@ class Needs:
 NEEDS: dict[str, Needs] = {
     "causal": Needs(("decoder",), ("text", "records")),
     "masked": Needs(("encoder",), ("text",)),
+    "replaced": Needs(("encoder",), ("text",), head="replaced"),
     "span": Needs(("encoder+decoder",), ("text",), whole_rows=True),
     "prefix": Needs(("decoder",), ("text",)),
     "ul2": Needs(("encoder+decoder", "decoder"), ("text",), whole_rows=True),
@@ -57,6 +58,17 @@ class MaskedConfig(Section):
         if self.random + self.keep > 1:
             raise ValueError(f"random={self.random} and keep={self.keep} must sum to at most 1")
         return self
+
+
+class ReplacedConfig(MaskedConfig):
+    """Replaced-token detection (Clark et al. 2020, 3.1); for `kind: replaced`."""
+
+    random: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, le=1)
+    """Share of the tokens that the generator predicts which it reads as a random token."""
+    keep: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, le=1)
+    """Share of these that it reads unchanged; the rest is the mask token."""
+    weight: Annotated[float, OnResume.ALLOW] = Field(default=50.0, gt=0)
+    """Factor of the loss of the model in the minimised sum, beside that of its generator."""
 
 
 class SpanConfig(Section):
@@ -132,7 +144,7 @@ class DpoConfig(Section):
     """Share of the preferences that are assumed to be the wrong way round, in training."""
 
 
-SECTIONS = ("masked", "span", "ul2", "fim", "masked_patches", "dpo")
+SECTIONS = ("masked", "replaced", "span", "ul2", "fim", "masked_patches", "dpo")
 """Sections of `TaskConfig`, each of which is read by the kind of its name."""
 
 
@@ -140,10 +152,11 @@ class TaskConfig(Section):
     """One objective."""
 
     kind: Annotated[str, AfterValidator(partial(check_name, known=NEEDS)), OnResume.ALLOW] = "causal"
-    """Objective: `causal`, `masked`, `span`, `prefix`, `ul2`, `fim`, `seq2seq`, `supervised`,
+    """Objective: `causal`, `masked`, `replaced`, `span`, `prefix`, `ul2`, `fim`, `seq2seq`, `supervised`,
     `dpo`, `classify`, `tag`, `images`, `masked_patches`, `captions`, or one that a module
     under `extend` adds (docs/objectives.md)."""
     masked: MaskedConfig = MaskedConfig()
+    replaced: ReplacedConfig = ReplacedConfig()
     span: SpanConfig = SpanConfig()
     ul2: Ul2Config = Ul2Config()
     fim: FimConfig = FimConfig()
@@ -215,9 +228,11 @@ class ObjectiveConfig(TaskConfig):
         alone = [name for name in ("kind", *SECTIONS) if self.differs(name)]
         if self.mixture and alone:
             raise ValueError(f"needs {alone[0]} or mixture, and not both")
+        others = {"dpo": "compares answers", "replaced": "finds replaced ones"}
         for name in ("label_smoothing", "z_loss"):
-            if self.kind == "dpo" and self.differs(name):
-                fix = "use dpo.label_smoothing" if name == "label_smoothing" else "leave it out"
-                what = f"{name} is of predicted tokens, and kind=dpo compares answers"
+            if self.kind in others and self.differs(name):
+                smooths_pairs = self.kind == "dpo" and name == "label_smoothing"
+                fix = "use dpo.label_smoothing" if smooths_pairs else "leave it out"
+                what = f"{name} is of predicted tokens, and kind={self.kind} {others[self.kind]}"
                 raise ValueError(f"{what}; {fix}")
         return self

@@ -206,12 +206,13 @@ class RunConfig(Section):
     def _check_objective(self) -> Self:
         kinds = [task.kind for task in self.objective.tasks]
         _check_multi_token(self.model, self.objective)
+        _check_generator(self)
         for kind in kinds:
             _check_kind(kind, self.model, self.data, self.init.from_)
         if not set.intersection(*(set(NEEDS[kind].data) for kind in kinds)):
             common = f"{', '.join(kinds)} have no kind of data in common"
             raise ValueError(f"objective.mixture: {common}; mix objectives that do")
-        alone = [kind for kind in kinds if kind in ("seq2seq", "masked_patches", "captions", "dpo")]
+        alone = [kind for kind in kinds if kind in ("seq2seq", "masked_patches", "captions", "dpo", "replaced")]
         if alone and len(kinds) > 1:
             fix = f"use objective.kind={alone[0]} alone"
             raise ValueError(f"objective.mixture: {alone[0]} cannot be mixed; {fix}")
@@ -326,6 +327,23 @@ def _check_multi_token(model: AnyModelConfig, objective: ObjectiveConfig) -> Non
             what = "reads the token after each one"
             what = f"{what}, which a prefix that is seen whole would show to those before it"
             raise ValueError(f"{key} {what}: objective.kind={kind}; use model.multi_token=0")
+
+
+def _check_generator(config: RunConfig) -> None:
+    """Checks that an objective of replaced tokens has a generator, and no other has one. Raises: ValueError."""
+    heads, kind = getattr(config.model, "generator_heads", 0), config.objective.kind
+    key = f"model.generator_heads={heads}"
+    if (kind == "replaced") != bool(heads):
+        fix = "leave it out" if heads else "set it to a third or a quarter of model.encoder.heads"
+        raise ValueError(f"{key} does not go with objective.kind={kind}: replaced tokens are a generator's; {fix}")
+    others = {
+        "parallel.sequence": config.parallel.sequence > 1,
+        "finetune.kind": config.finetune.kind == "lora",
+        "optim.transfer": config.optim.transfer is not None,
+        "engine.fp8": config.engine.fp8 != "off",
+    }
+    for name in (name for name, is_on in others.items() if heads and is_on):
+        raise ValueError(f"{name} was not tried with {key}; leave it out")
 
 
 def _check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str | None) -> None:

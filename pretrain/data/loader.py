@@ -328,6 +328,7 @@ def _build_batch(made: ModelRows, pin_memory: bool, columns: Columns | None) -> 
         prefix_BT=optional(made.prefix),
         target_positions_P=optional(made.target_positions),
         mixed_P2=optional(made.mixed),
+        draws_P=optional(made.draws),
         source=source,
         pairs=pairs,
         pixels_BCYX=optional(made.pixels),

@@ -221,8 +221,11 @@ def kinds_of_tokens(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -
         return ["source" if is_read else "target" for is_read in prefix]
     if task.kind in ("classify", "tag"):
         return ["text" if target == IGNORE_INDEX else "labelled" for target in targets]
-    if task.kind == "masked":
-        return [_masked_kind(*pair, vocabulary.mask) for pair in zip(inputs, targets, strict=True)]
+    if task.kind in ("masked", "replaced") and made.target_positions is not None:
+        kinds = ["text"] * len(inputs)
+        for place in made.target_positions.tolist():
+            kinds[place] = _masked_kind(inputs[place], targets[place], vocabulary.mask)
+        return kinds
     if task.kind == "fim":
         return _rearranged_kinds(made, task, vocabulary)
     if made.pairs is not None and made.target_positions is not None:
@@ -239,8 +242,6 @@ def kinds_of_tokens(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -
 
 
 def _masked_kind(stands: int, truth: int, mask: int | None) -> str:
-    if truth == IGNORE_INDEX:
-        return "text"
     if stands == truth:
         return "kept"
     return "masked" if stands == mask else "replaced"

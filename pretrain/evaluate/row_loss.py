@@ -115,11 +115,15 @@ class ModelLoss:
 
     @torch.no_grad()
     def evaluate_rows(self, batch: Batch) -> Tensor:
-        """Returns the first two for each row: float64 [B, 2]. The model reads the batch once."""
-        hidden_BTD = self._model(batch, logits=False).hidden_BTD
+        """Returns the first two for each row: float64 [B, 2]. The model reads the batch once.
+
+        One with a generator, which makes the rows that it reads, reads each by itself.
+        """
+        generates = getattr(self._model, "generator", None) is not None
+        hidden_BTD = None if generates else self._model(batch, logits=False).hidden_BTD
         found = []
-        for row in range(len(hidden_BTD)):
-            read = _ReadRow(self._model, hidden_BTD[row : row + 1])
+        for row in range(len(batch.tokens_BT)):
+            read = self._model if hidden_BTD is None else _ReadRow(self._model, hidden_BTD[row : row + 1])
             found.append(_sums(self._loss(read, _one_row(batch, row))))
         return torch.stack(found)
 
@@ -134,6 +138,7 @@ class _ReadRow:
     def __init__(self, model: Transformer, hidden_1TD: Tensor) -> None:
         self.head: Any = model.head
         self.embedding: Any = model.embedding
+        self.generator: Any = None
         self.vocab_size = model.vocab_size
         self._hidden_1TD = hidden_1TD
 
@@ -149,7 +154,10 @@ def _one_row(batch: Batch, row: int) -> Batch:
         # Positions of the flattened batch become those of the row.
         width = batch.targets_BT.shape[1]
         positions_P = batch.target_positions_P - row * width
-        one["target_positions_P"] = positions_P[(positions_P >= 0) & (positions_P < width)]
+        own_P = (positions_P >= 0) & (positions_P < width)
+        one["target_positions_P"] = positions_P[own_P]
+        if batch.draws_P is not None:
+            one["draws_P"] = batch.draws_P[own_P]
     if (pairs := batch.pairs) is not None:
         first = int((batch.targets_BT[:row] != IGNORE_INDEX).sum())
         end = first + int((batch.targets_BT[row] != IGNORE_INDEX).sum())

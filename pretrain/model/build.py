@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, StackConfig
+from pretrain.config.model import GENERATOR, AnyModelConfig, ModelConfig, RecurrentConfig, StackConfig
 from pretrain.dist import World
 from pretrain.errors import ConfigError, install_fix
 from pretrain.model.expert_parallel import share_experts
@@ -148,6 +148,8 @@ def seeded_by_name(name: str, seed: int) -> torch.Generator:
 def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: int) -> Tensor:
     """Draws one parameter, fp32, on the CPU."""
     generator = seeded_by_name(name, seed)
+    if isinstance(config, ModelConfig) and config.generator_heads and name.startswith(GENERATOR):
+        name, config = name.removeprefix(GENERATOR), config.generator
     weight = torch.empty(shape, dtype=torch.float32, device="cpu")
     if isinstance(config, RecurrentConfig):
         draw_recurrent(name, weight, config, generator)
@@ -314,9 +316,12 @@ def build_model(
         limits.recompile_limit = max(limits.recompile_limit, MAX_BLOCK_GRAPHS)
         blocks = [block for stack in model.stacks for block in stack.blocks]
         blocks += [] if model.multi_token is None else model.multi_token.blocks
+        if model.generator is not None:
+            blocks += [block for stack in model.generator.stacks for block in stack.blocks]
         for block in blocks:
             # Only the forward: hooks of an engine stay outside of the graph, names do not change.
             block.forward = torch.compile(block.forward)
-        if model.head is not None:
-            model.head.compiles_loss = True
+        for head in (model.head, model.generator and model.generator.head):
+            if head is not None:
+                head.compiles_loss = True
     return model

@@ -160,7 +160,8 @@ class Transformer(nn.Module):
     `named_parameters`); between stacks of different widths `bridge.weight` and its bias; of a head
     of pixels `mask.weight`, the vector of a hidden patch; of modules that predict further tokens
     `multi_token.inputs.0.projection.weight`, the norms beside it, `multi_token.blocks.0.` as in a
-    stack, and `multi_token.norms.0.weight`. Values are unset: `init_weights` or a checkpoint fills
+    stack, and `multi_token.norms.0.weight`; of a generator of replaced tokens `generator.` and the
+    names of a model, but for those that it shares. Values are unset: `init_weights` or a checkpoint fills
     them.
 
     Attributes:
@@ -168,6 +169,7 @@ class Transformer(nn.Module):
         vocab_size: Number of token ids, without padding of the table; 0 of a model of images.
         num_layers: Blocks of the last stack, the input of the head.
         is_causal: The last stack is a decoder.
+        generator: Model of masked tokens, whose samples replace them in training; None: there is none.
         special_tokens: Ids of special tokens.
     """
 
@@ -205,13 +207,24 @@ class Transformer(nn.Module):
         self.head = None if config.head.kind == "none" else Head(config)
         self.averages = config.head.mean
         self.pooler = Pooler(width, config.pooler_activation) if config.pooler else None
+        self.generator = Transformer(config.generator, engine, device) if config.generator_heads else None
+        self._generator_reads = config.generator_reads
         self.tied_embeddings = config.tied_embeddings
         self.shared: Any = None  # ranks that share its matrices, `TensorRanks`
         self.tie()
 
     def tie(self) -> None:
-        """Ties the head to the embedding if the config does; needed again after `to_empty`."""
+        """Ties the head to the embedding if the config does, and the tables of a generator to those of the model.
+
+        Needed again after `to_empty`.
+        """
         # The same object in both modules: ZeRO stage 3 gathers weights module by module.
+        if self.generator is not None:
+            for name, weight in self.named_parameters():
+                if name.startswith(self._generator_reads):
+                    module, _, kind = name.rpartition(".")
+                    setattr(self.generator.get_submodule(module), kind, weight)
+            self.generator.tie()
         if self.tied_embeddings and self.head is not None:
             assert isinstance(self.embedding, nn.Embedding), "patches have no table"
             self.head.weight = self.embedding.weight

@@ -12,6 +12,7 @@ from pretrain.objective.masked import build_labels, build_masked
 from pretrain.objective.masked_patches import build_masked_patches, patch_loss
 from pretrain.objective.mixed import build_ul2, mix
 from pretrain.objective.preferences import REWARDS, build_preferences, preference_loss
+from pretrain.objective.replaced import REPLACEMENTS, build_replaced, replaced_loss
 from pretrain.objective.row_maker import RowContext
 from pretrain.objective.seq2seq import build_captions, build_seq2seq
 from pretrain.objective.span import build_span
@@ -32,6 +33,7 @@ class ObjectiveKind(NamedTuple):
 OBJECTIVES: dict[str, ObjectiveKind] = {
     "causal": ObjectiveKind(build_causal),
     "masked": ObjectiveKind(build_masked),
+    "replaced": ObjectiveKind(build_replaced, replaced_loss, REPLACEMENTS),
     "span": ObjectiveKind(build_span),
     "prefix": ObjectiveKind(build_prefix),
     "ul2": ObjectiveKind(build_ul2),

@@ -50,11 +50,13 @@ class Model(Protocol):
     head's forward: only there are the head's weights gathered under ZeRO stage 3.
     `head.num_scores` is the number of rows of the weight, without padding; `head.compiles_loss`
     asks for the compiled loss; `head.shared` are the ranks over which these rows are cut, if any.
-    `embedding.patches(pixels_BCYX)` returns what a head of pixels predicts.
+    `embedding.patches(pixels_BCYX)` returns what a head of pixels predicts. `generator` is the model
+    whose samples replace tokens (`objective.kind: replaced`).
     """
 
     head: Any
     embedding: Any
+    generator: Any
 
     def __call__(self, batch: Batch, *, logits: bool) -> ModelOutput:
         """Runs a batch; with `logits=False` returns hidden states only."""
@@ -166,7 +168,7 @@ def _compiled_sum_chunk() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor 
 
 
 @cache
-def _chunk_logits(device: torch.device) -> int:
+def logits_of_chunk(device: torch.device) -> int:
     """Returns the number of logits of a chunk on a device, as `plan` counts them."""
     is_gpu = device.type == "cuda"
     return chunk_logits(torch.cuda.get_device_properties(device).total_memory if is_gpu else 0)
@@ -268,7 +270,7 @@ class _Sums(torch.autograd.Function):
         has_bias = bias_V is not None and for_bias
         grad_bias = torch.zeros_like(bias_V, dtype=exact) if has_bias else None
         rows = weight_VD.shape[0] * (shared.size if shared is not None else 1)
-        size = max(1, _chunk_logits(weight_VD.device) // rows)
+        size = max(1, logits_of_chunk(weight_VD.device) // rows)
         for start in range(0, hidden_PD.shape[0], size):
             hidden = hidden_PD[start : start + size]
             targets_P1 = targets_P[start : start + size, None]

@@ -20,11 +20,7 @@ from pretrain.utils.rng import draw_uniform
 
 def build_masked(config: TaskConfig, context: RowContext) -> RowMaker:
     """Raises: ConfigError: The tokenizer has no mask token."""
-    if context.vocabulary.mask is None:
-        raise ConfigError(
-            "objective.kind=masked needs a mask token, which the tokenizer does not have",
-            fix="prepare with [MASK] among tokenizer.special_tokens",
-        )
+    find_mask("masked", context.vocabulary)
     return partial(
         masked_rows,
         config=config.masked,
@@ -32,6 +28,16 @@ def build_masked(config: TaskConfig, context: RowContext) -> RowMaker:
         seed=context.seed,
         document_mask=context.document_mask,
     )
+
+
+def find_mask(kind: str, vocabulary: Vocabulary) -> int:
+    """Returns the id of the mask token. Raises: ConfigError: There is none, and `objective.kind` needs it."""
+    if vocabulary.mask is None:
+        raise ConfigError(
+            f"objective.kind={kind} needs a mask token, which the tokenizer does not have",
+            fix="prepare with [MASK] among tokenizer.special_tokens",
+        )
+    return vocabulary.mask
 
 
 def masked_rows(

@@ -64,7 +64,7 @@ def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tup
 EMBEDDING_PARTS = frozenset({"embedding", "patches", "position"})
 """Parts of the parameter names of inputs whose module is not nn.Embedding: tables, and patches."""
 
-_ABOVE = frozenset({"head", "pooler", "multi_token"})
+_ABOVE = frozenset({"head", "pooler", "multi_token", "generator"})
 """First part of the parameter names of modules above the last block."""
 
 

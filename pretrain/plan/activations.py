@@ -378,6 +378,10 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
             loss = positions * (width * last.compute + 3 * model.num_head_rows * _STATISTIC)
     if task.trained is not None:
         blocks += adapter_bytes(model, task.trained, engine, lengths, micro)
+    if task.generator is not None:  # narrower: the largest block that is computed again is the model's
+        other = activation_bytes(task.generator, engine, micro, device)
+        blocks, ends = blocks + other.blocks, ends + other.ends
+        loss, on_host = loss + other.loss, on_host + other.on_host
     return ActivationBytes(blocks, ends, loss, recomputed, gradient, on_host)
 
 

@@ -14,7 +14,7 @@ trained (Hu et al. 2022, 4.1). All weights of a recurrent model count as trained
 With two stacks a source token meets the encoder and the decoder's keys and values of it, a target
 token the rest of the decoder and the head; cross attention has T x S scores. A masked autoencoder
 has none: of an image's T vectors the encoder reads S, the decoder all. Modules of `multi_token` count
-as a block, a projection and a head each.
+as a block, a projection and a head each; a generator of replaced tokens is a model of its own.
 """
 
 import math
@@ -39,6 +39,10 @@ class RowFlops:
     def total(self) -> int:
         """All of it."""
         return self.projections + self.attention + self.head
+
+    def __add__(self, other: "RowFlops") -> "RowFlops":
+        projections, attention = self.projections + other.projections, self.attention + other.attention
+        return RowFlops(projections, attention, self.head + other.head)
 
     def part(self, ranks: int) -> "RowFlops":
         """Returns those of one of the ranks that share the row."""

@@ -21,7 +21,7 @@ from itertools import groupby, islice
 from typing import Any, Literal, NamedTuple
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import AnyModelConfig, ModelConfig
+from pretrain.config.model import GENERATOR, AnyModelConfig, ModelConfig, RecurrentConfig
 from pretrain.plan.params import names_of_experts, names_of_matrices, parameter_shapes
 from pretrain.plan.task import TrainingTask
 
@@ -52,13 +52,24 @@ class GatherPlan:
 
 def _block(name: str) -> str | None:
     words = name.split(".")
-    return ".".join(words[:3]) if "blocks" in words else None
+    return ".".join(words[: words.index("blocks") + 2]) if "blocks" in words else None
 
 
 def _stack_of(model: AnyModelConfig, block: str) -> Any:
     """Returns the section of the stack of a block; those of `multi_token` are of the last one."""
+    if isinstance(model, ModelConfig) and block.startswith(GENERATOR):
+        return model.generator.last_stack
     name = block.split(".")[0]
     return model.last_stack if name == "multi_token" else getattr(model, name)
+
+
+def _in_order(model: AnyModelConfig, names: Collection[str]) -> list[str]:
+    """Returns the names of weights in the order of use, those that a generator of replaced tokens reads twice."""
+    if isinstance(model, RecurrentConfig) or not model.generator_heads:
+        return list(names)
+    reads = model.generator_reads
+    first = [name if name.startswith(reads) else GENERATOR + name for name in parameter_shapes(model.generator)]
+    return [*first, "embedding.weight", *(name for name in names if not name.startswith(GENERATOR))]
 
 
 def _looks(modules: Sequence[str], large: Collection[str]) -> dict[str, int]:
@@ -110,7 +121,7 @@ def _steps(
     done = 0  # steps up to the end of the last block
     for block, found in groupby(reversed(forward), lambda used: _block(used[0])):
         uses = list(found)
-        if block is None or not every or int(block.split(".")[2]) % every:
+        if block is None or not every or int(block.split(".")[-1]) % every:
             steps += [back("backward", used)._replace(phase="blocks" if done or block else "turn") for used in uses]
         elif _stack_of(model, block).norm_placement == "pre":
             # The gradient reaches the last product first, whose input is then computed again.
@@ -289,12 +300,13 @@ def plan_gathers(
     sizes = {name: math.prod(shape) // (task.parts if name in shared else 1) for name, shape in shapes.items()}
     # With as many ranks as share these, each is alone with its own.
     alone = frozenset(shared) if ranks == task.parts else frozenset()
-    large = [name for name in sizes if sizes[name] > small]
-    steps = tuple(_steps(task.model, list(sizes), large, engine, device))
+    order = _in_order(task.model, sizes)
+    large = [name for name in order if sizes[name] > small]
+    steps = tuple(_steps(task.model, order, large, engine, device))
     # A message in another dtype, of twice the size, is made of a copy of each gradient.
     copies = 1 if engine.gradient_bytes == engine.compute_bytes else 4
     trained = None if task.trained is None else task.trained.names
-    each = tuple((name, sizes[name]) for name in large)
+    each = tuple((name, sizes[name]) for name in dict.fromkeys(large))
     found = _pass(each, steps, trained, alone, (ahead, bucket, ranks, copies), engine.compiles(device))
-    whole = sum(sizes[name] for name in large)
+    whole = sum(size for _, size in each)
     return GatherPlan(found.gathered, sum(sizes.values()) - whole, dict(found.whole))

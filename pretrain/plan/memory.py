@@ -263,6 +263,8 @@ def chunk_logits(gpu_bytes: int) -> int:
 
 def _loss_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> int:
     """Returns the working memory of the loss: a chunk of logits, its gradient, and sums in fp32."""
+    if task.generator is not None:
+        task = task.generator
     if task.model.head.kind != "lm":
         return 0
     size = layout.engine.compute_bytes

@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from pretrain.config.model import (
+    GENERATOR,
     AnyModelConfig,
     ExpertsConfig,
     LatentConfig,
@@ -230,6 +231,10 @@ def parameter_shapes(model: AnyModelConfig) -> dict[str, Shape]:
     found |= _head(model)
     if model.pooler:
         found |= _linear("pooler", model.last_stack.width, model.last_stack.width, True)
+    if model.generator_heads:
+        of_generator = parameter_shapes(model.generator).items()
+        reads = model.generator_reads
+        found |= {GENERATOR + name: shape for name, shape in of_generator if not name.startswith(reads)}
     return found
 
 
@@ -245,6 +250,7 @@ PARTS = (
     "norm",  # all norms of the stacks
     "head",  # output projection unless tied, its bias, and the layers before it
     "pooler",  # pooler of a document
+    "generator",  # own weights of a generator of replaced tokens
     "recurrent",  # recurrent cells, with both of torch's biases
 )
 """Parts of a model."""
@@ -255,7 +261,7 @@ _IN_EMBEDDING = ("token_type", "bridge", "mask", "expand", "ngram_embedding")
 
 def _part_of(name: str) -> str:
     words = name.split(".")
-    if words[0] in ("head", "pooler"):
+    if words[0] in ("head", "pooler", "generator"):
         return words[0]
     if words[-2].endswith("norm") or "norms" in words:
         return "norm"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import RecurrentConfig, StackConfig
+from pretrain.config.model import AnyModelConfig, RecurrentConfig, StackConfig
 from pretrain.plan.activations import activation_bytes, exchanged_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
@@ -151,6 +151,14 @@ def collected_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int
     return found
 
 
+def _count_layers(model: AnyModelConfig) -> int:
+    """Returns the number of blocks, those of further modules too."""
+    layers = sum(stack.layers for stack in (model.encoder, model.decoder) if stack is not None)
+    if isinstance(model, RecurrentConfig):
+        return layers
+    return layers + model.multi_token + (_count_layers(model.generator) if model.generator_heads else 0)
+
+
 def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, device: str = "cuda") -> Work:
     """Counts the work of a rank."""
     model = task.model
@@ -170,7 +178,8 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         offload += 2 * engine.compute_bytes * values.trained / world_size + updated
     if engine.offload_params != "none":
         offload += 2 * engine.compute_bytes * values.weights / world_size * layout.accumulation
-    rows = model.padded_vocab_size if model.head.kind == "lm" else 0
+    scored = task.generator or task
+    rows = scored.model.padded_vocab_size if scored.model.head.kind == "lm" else 0
     gathers = gathers_of(task, engine, device, world_size)
     adapters = task.trained.adapter_values if task.trained else 0
     return Work(
@@ -180,15 +189,14 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         recompute=recompute_share(task, engine),
         width=model.last_stack.width,
         kept_bytes=activation_bytes(task, plain, layout.micro).kept,
-        logits=layout.micro * task.columns.target * task.head_share * rows,
+        logits=layout.micro * task.columns.target * scored.head_share * rows,
         parameters=values.weights,
         trained=values.trained,
         weight_bytes=engine.compute_bytes,
         gradient_bytes=engine.gradient_bytes,
         gathered=gathers.gathered + 2 * adapters,
         small=gathers.small,
-        layers=sum(stack.layers for stack in (model.encoder, model.decoder) if stack is not None)
-        + (0 if isinstance(model, RecurrentConfig) else model.multi_token),
+        layers=_count_layers(model),
         state_bytes=(state.gradients + state.optimizer) * values.trained,
         offload_bytes=offload,
         accumulation=layout.accumulation,

@@ -6,7 +6,7 @@ from math import gcd
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
-from pretrain.config.model import AnyModelConfig
+from pretrain.config.model import AnyModelConfig, RecurrentConfig
 from pretrain.config.run import RunConfig
 from pretrain.plan.flops import TrainingFlops, count_flops
 from pretrain.plan.trained import TrainableSubset, Values, count_values, plan_trained
@@ -28,6 +28,7 @@ class TrainingTask:
     sequence: int = 1  # ranks that share a row
     experts: int = 1  # ranks that share the experts of a layer
     tensor: int = 1  # ranks that share the matrices of all layers, and a row
+    generator_share: float = 0.0  # share of the positions at which a generator has its head
 
     @cached_property
     def values(self) -> Values:
@@ -37,13 +38,24 @@ class TrainingTask:
     @cached_property
     def flops(self) -> TrainingFlops:
         """FLOPs of a row."""
-        return count_flops(
+        found = count_flops(
             self.model,
             self.lengths.target,
             source_len=self.lengths.source,
             head_share=self.head_share,
             trained=self.trained,
         )
+        if self.generator is None:
+            return found
+        other = self.generator.flops
+        return replace(found, whole=found.whole + other.whole, forward=found.forward + other.forward)
+
+    @property
+    def generator(self) -> "TrainingTask | None":
+        """Task of the generator of replaced tokens (`model.generator_heads`); None: there is none."""
+        if isinstance(self.model, RecurrentConfig) or not self.model.generator_heads:
+            return None
+        return replace(self, model=self.model.generator, head_share=self.generator_share, trained=None)
 
     @property
     def trains_head(self) -> bool:
@@ -129,6 +141,7 @@ def task_of(config: RunConfig, model: AnyModelConfig | None = None) -> TrainingT
         config.parallel.sequence,
         config.parallel.experts,
         config.parallel.tensor,
+        generator_share=config.objective.replaced.rate,
     )
 
 

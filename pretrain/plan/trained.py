@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.lengths import RowLengths
-from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentStackConfig, StackConfig
+from pretrain.config.model import GENERATOR, AnyModelConfig, ModelConfig, RecurrentStackConfig, StackConfig
 from pretrain.config.optim import SOAP_MAX_SIDE
 from pretrain.errors import ConfigError
 from pretrain.plan.params import (
@@ -93,6 +93,8 @@ def _squares(shape: Shape) -> int:
 
 def _blocks(name: str, shape: Shape, model: AnyModelConfig) -> list[Shape]:
     """Returns the shapes of the matrices of a fused weight, as `optim/groups.py` steps them."""
+    if isinstance(model, ModelConfig) and name.startswith(GENERATOR):
+        return _blocks(name.removeprefix(GENERATOR), shape, model.generator)
     *parents, _ = name.split(".")
     layer = parents[-1]
     stack = model.last_stack if parents[0] == "multi_token" else getattr(model, parents[0], None)

@@ -358,7 +358,8 @@ def _describe(
 ) -> dict[str, float]:
     """Returns the row of an evaluation: all splits, and each loss; empty without a target.
 
-    exp(loss), a number of words to choose from, says nothing of labels or pairs (`RunConfig.unit`).
+    exp(loss), a number of words to choose from, says nothing of labels or pairs (`RunConfig.unit`), or of
+    replaced tokens.
     Pixels are no choice at all.
     """
     whole, bits = pool(reports, [source.tokens_per_byte for source in validation])
@@ -369,7 +370,7 @@ def _describe(
         pairs = zip(validation, reports, strict=True)
         metrics = {f"val_loss_{source.name}": one.loss for source, one in pairs if one.num_targets}
     metrics["val_loss"] = whole.loss
-    if unit == "tokens":
+    if unit == "tokens" and not shown:
         metrics["val_perplexity"] = whole.perplexity
     if unit != "pixels":
         metrics["val_accuracy"] = whole.accuracy

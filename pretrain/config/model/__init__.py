@@ -13,6 +13,7 @@ from pretrain.config.model.stack import LatentConfig, StackConfig
 from pretrain.config.model.transformer import HeadConfig, ModelConfig, SpecialTokens
 
 __all__ = [
+    "GENERATOR",
     "MODEL_SECTIONS",
     "AnyModelConfig",
     "ExpertsConfig",
@@ -31,6 +32,9 @@ __all__ = [
 ]
 
 AnyModelConfig = ModelConfig | RecurrentConfig
+
+GENERATOR = "generator."
+"""Beginning of the names of a generator's own weights (`ModelConfig.generator_heads`)."""
 
 MODEL_SECTIONS: dict[str, type[Section]] = {"transformer": ModelConfig, "recurrent": RecurrentConfig}
 """Sections by `model.kind`."""

@@ -143,6 +143,10 @@ class ModelConfig(AnyKindConfig):
     """Number of modules that predict further tokens in training (DeepSeek-V3, 2.2): one predicts the
     token after the next, two also the one after that. Each is a block more; its loss is weighted by
     `objective.multi_token_weight`. Generation and evaluation leave them out. 0: none."""
+    generator_heads: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    """Heads of a second encoder, which predicts masked tokens and so makes the input of a head of `replaced`
+    in training (Clark et al. 2020, 3.2): as deep as the encoder, narrower as it has fewer heads, with the same
+    tables and norm of embeddings. The paper has a third or a quarter of the heads. 0: none."""
     pooler: Annotated[bool, OnResume.NEVER] = False
     """Linear layer and tanh over the first position of a document, or over its mean (BERT)."""
     pooler_activation: Annotated[Literal["tanh", "relu", "gelu"], OnResume.ALLOW] = "tanh"
@@ -185,6 +189,23 @@ class ModelConfig(AnyKindConfig):
         """True if a matrix maps the output of the encoder to the width of the decoder."""
         widths_differ = self.captions and self.input_stack.width != self.last_stack.width
         return self.restores or widths_differ
+
+    @property
+    def generator(self) -> "ModelConfig":
+        """The model of `generator_heads`, of masked tokens."""
+        stack, table = self.input_stack, self.input_stack.table_width
+        sizes = {name: getattr(stack, name) for name in ("heads", "width", "ff_width", "kv_heads")}
+        update = {name: size and size * self.generator_heads // stack.heads for name, size in sizes.items()}
+        update["embedding_width"] = None if update["width"] == table else table
+        head = HeadConfig(transform=True, bias=True, activation="gelu")
+        own = {"encoder": stack.model_copy(update=update), "head": head, "tied_embeddings": True}
+        return self.model_copy(update=own | {"generator_heads": 0, "pooler": False})
+
+    @property
+    def generator_reads(self) -> tuple[str, ...]:
+        """Beginnings of the names of weights that a generator has in common with its model."""
+        position = ("encoder.position.",) if self.input_stack.position == "learned" else ()
+        return ("embedding.", "encoder.token_type.", "encoder.input_norm.", *position)
 
     def patches_of(self, stack: str) -> PatchesConfig | None:
         """Returns the patches at whose places a stack, `encoder` or `decoder`, is. None: tokens."""
@@ -306,6 +327,20 @@ class ModelConfig(AnyKindConfig):
                 what = f"does not go with decoder.{name}={str(value).lower()}"
                 what = f"{what}, of which its blocks have nothing"
                 raise ValueError(f"{key} {what}; use multi_token=0, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_generator(self) -> Self:
+        if not self.generator_heads:
+            return self
+        heads, stack = self.generator_heads, self.encoder
+        if self.head.kind != "replaced" or stack is None or stack.experts:
+            need = "needs an encoder without experts and head.kind=replaced"
+            raise ValueError(f"generator_heads={heads} {need}; leave it out")
+        parts = [stack.width, stack.ff_width, stack.num_kv_heads]
+        if heads > stack.heads or any(size * heads % stack.heads for size in parts):
+            what = f"generator_heads={heads} of encoder.heads={stack.heads}"
+            raise ValueError(f"{what} must leave whole sizes of width, ff_width and kv_heads; use a divisor of them")
         return self
 
     def _check_no_ids(self) -> None:

@@ -187,3 +187,23 @@ def test_what_works_on_single_matrices_is_refused_for_experts(override, message)
 def test_what_does_not_predict_further_tokens_is_refused_by_its_key(overrides, message):
     with pytest.raises(ConfigError, match=message):
         load_config("configs/run/llama_1b.yaml", ["model.multi_token=1", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.generator_heads=0"], "does not go with objective.kind=replaced: .* set it to a third or a quarter"),
+        (["objective.kind=masked"], "generator_heads=1 does not go with objective.kind=masked: .*; leave it out"),
+        (["finetune.kind=lora", "init.from=models/x"], "finetune.kind was not tried with model.generator_heads=1"),
+        (["optim.transfer={kind: mup, base_width: 64}"], "optim.transfer was not tried with model.generator_heads"),
+        (["engine.fp8=tensorwise", "engine.precision=bf16"], "engine.fp8 was not tried with model.generator_heads"),
+        (["parallel.sequence=2"], "parallel.sequence was not tried with model.generator_heads"),
+        (["parallel.tensor=2"], "parallel.tensor=2 was not tried with model.head.kind=replaced"),
+        (["checkpoint.best=val_perplexity"], "a classifier has no perplexity"),
+        (["objective.replaced.weight=0"], "greater than 0"),
+        (["objective.label_smoothing=0.1"], "label_smoothing is of predicted tokens"),
+    ],
+)
+def test_what_has_no_place_beside_a_generator_is_refused_by_its_key(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config("configs/run/electra_quickstart.yaml", overrides)

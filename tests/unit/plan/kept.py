@@ -44,8 +44,13 @@ def kept_bytes(config: AnyModelConfig, engine: EngineConfig, rows: int, length: 
     tokens = torch.randint(0, config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0))
     source = None if source_length is None else SourceBatch(torch.zeros(rows, source_length, dtype=torch.int64))
     batch = Batch(tokens, tokens.clone(), source=source)
+    objective = ObjectiveConfig()
+    if getattr(config, "generator_heads", 0):  # a quarter of the tokens is masked
+        objective, places = ObjectiveConfig(kind="replaced"), torch.arange(0, rows * length, 4)
+        draws = torch.rand(len(places), dtype=torch.float64)
+        batch = Batch(tokens, tokens.clone(), target_positions_P=places, draws_P=draws)
     autocasts = engine.kind != "deepspeed" and engine.precision == "bf16"
-    loss, before = build_loss(ObjectiveConfig()), live_tensors()
+    loss, before = build_loss(objective), live_tensors()
     with (
         torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor),
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocasts),

@@ -38,7 +38,8 @@ def planned_over_kept(config, *, kind="deepspeed", precision="fp32", mode="none"
         activation_checkpointing_every=every,
     )
     source = SOURCE_LENGTH if config.encoder is not None and config.decoder is not None else None
-    planned = activation_bytes(TrainingTask(config, RowLengths(LENGTH, LENGTH, source)), engine, ROWS, "cpu")
+    task = TrainingTask(config, RowLengths(LENGTH, LENGTH, source), generator_share=0.25)
+    planned = activation_bytes(task, engine, ROWS, "cpu")
     return planned.kept / kept_bytes(config, engine, ROWS, LENGTH, source)
 
 
@@ -73,6 +74,13 @@ def test_what_modules_that_predict_further_tokens_keep_is_known_within_a_tenth(p
         for one in (config, further)
     ]
     assert kept[0] > 1.2 * kept[1]
+
+
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_what_a_generator_of_replaced_tokens_keeps_is_known_within_a_tenth(mode):
+    keys = {"tied_embeddings": False, "head": {"kind": "replaced", "transform": True, "bias": True}}
+    config = model_of("electra-tiny", encoder={"width": 128}, generator_heads=2, **keys)
+    assert planned_over_kept(config, mode=mode) == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("query_rank", [None, 32])

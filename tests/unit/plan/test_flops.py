@@ -8,10 +8,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ExpertsConfig, HeadConfig, ModelConfig, StackConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
 from pretrain.plan.flops import count_flops
+from pretrain.plan.task import TrainingTask
 from pretrain.types import Batch, SourceBatch
 from tests.helpers.waiting import LIMIT_S
 
@@ -150,6 +152,21 @@ def test_a_head_of_labels_has_as_many_flops_as_torch_counts():
     config = ModelConfig(encoder=TINY, head=head, vocab_size=100, max_seq_len=16)
     tokens = torch.randint(0, 100, (2, 16))
     assert counted_by_torch(config, Batch(tokens, tokens)) == 2 * flops_of(config, 16)
+
+
+def test_a_generator_of_replaced_tokens_has_as_many_flops_as_torch_counts():
+    keys = {"tied_embeddings": False, "head": {"kind": "replaced", "transform": True, "bias": True}}
+    values = {"preset": "electra-tiny", "vocab_size": 100, "vocab_multiple": 1, "generator_heads": 1}
+    config = ModelConfig.model_validate(expand_preset(values | keys))
+    model = build_model(config, PLAIN_ENGINE.model_copy(update={"attention": "eager"}), torch.device("cpu"))
+    init_weights(model, config, seed=0)
+    tokens, places = torch.randint(0, 100, (2, 16)), torch.arange(0, 32, 4)
+    batch, generator = Batch(tokens, tokens), model.generator
+    with FlopCounterMode(display=False) as counter:
+        hidden_PD = generator(batch, logits=False).hidden_BTD.flatten(0, 1)[places]
+        (generator.head(hidden_PD).sum() + model(batch).logits_BTV.sum()).backward()
+    task = TrainingTask(config, RowLengths(16, 16), generator_share=0.25)
+    assert counter.get_total_flops() == 2 * task.flops.whole.total
 
 
 def test_a_masked_autoencoder_has_as_many_flops_as_torch_counts():

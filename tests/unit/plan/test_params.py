@@ -27,6 +27,7 @@ PARTS = {
     r"(encoder|decoder|multi_token)\.(\w+\.)*\w*norm\.\w+|multi_token\.norms\.\d+\.\w+": "norm",
     r"head\..+": "head",
     r"pooler\..+": "pooler",
+    r"generator\..+": "generator",
 }
 
 
@@ -99,6 +100,7 @@ def models(draw):
         ngram_embeddings=draw(st.integers(0, 2)),
         ngram_rows=draw(st.integers(1, 50)),
         multi_token=draw(st.integers(0, 2)) if predicts_further(shape, kind, drawn.get("decoder")) else 0,
+        generator_heads=draw(st.sampled_from([0, 2])) if kind == "replaced" else 0,
         pooler=shape == ["encoder"] and kind not in ("spans", "replaced") and draw(st.booleans()),
     )
 

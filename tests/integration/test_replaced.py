@@ -1,0 +1,125 @@
+"""Replaced-token detection on real ranks: one process's losses at every stage, resumed bit for bit, exported."""
+
+import json
+
+import pytest
+
+from pretrain.artifact.model_path import open_source
+from pretrain.artifact.source import AdaptedModel
+from pretrain.artifact.transfer import export_model
+from pretrain.config.load import load_config
+from pretrain.objective.replaced import REPLACEMENTS
+from pretrain.plan.params import parameter_shapes
+from pretrain.plan.task import known_model
+from tests.helpers.ranks import run_in_ranks
+from tests.helpers.topologies import contents, ledger, losses, newest, run_dir, write_run
+from tests.integration.test_finetune_recipes import write_texts
+
+JOBS = "tests.helpers.topologies:run_jobs"
+STEPS = 20
+CONFIG = """
+seed: 7
+run: {{dir: {runs}, name: run}}
+data: {{path: {data}, lanes: 3, block_samples: 16}}
+model:
+  preset: electra-tiny
+  max_seq_len: 32
+  tied_embeddings: false
+  head: {{kind: replaced, transform: true, bias: true}}
+  encoder: {{width: 36, heads: 4, ff_width: 52, embedding_width: 20, dropout: 0, attention_dropout: 0}}
+  generator_heads: 1
+objective: {{kind: replaced}}
+batch: {{global_tokens: 384, seq_len: 32, micro: 1}}
+optim: {{lr: 5e-3, schedule: {{warmup_steps: 5}}}}
+train: {{steps: 20}}
+eval: {{every_steps: 10}}
+checkpoint: {{every_steps: 10, keep: 20}}
+tracking: {{log_every_steps: 5, wandb: off}}
+"""
+"""Sizes of which partitions cut parameters in the middle."""
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """Texts whose tokenizer has a mask token."""
+    folder = tmp_path_factory.mktemp("words")
+    lines = [" ".join(f"w{(3 * start + step) % 17}" for step in range(40)) for start in range(60)]
+    return write_texts(folder, lines, roles="bert")
+
+
+def job(config, kind, stage, micro, *more):
+    engine = f"engine={{kind: {kind}, zero_stage: {stage}, precision: fp32, device: cpu}}"
+    return {"config": str(config), "overrides": [engine, f"batch.micro={micro}", *more]}
+
+
+def run(ranks, *jobs):
+    for found in run_in_ranks(JOBS, ranks, {"jobs": list(jobs)}):
+        assert [code for code, _ in found] == [0] * len(jobs)
+
+
+@pytest.fixture(scope="module")
+def alone(words, tmp_path_factory):
+    """A run of one process."""
+    config = write_run(tmp_path_factory.mktemp("alone") / "run", words, template=CONFIG)
+    run(1, job(config, "single", 0, 12))
+    return config
+
+
+LONG = [pytest.param(*case, marks=pytest.mark.long) for case in (("deepspeed", 0), ("deepspeed", 1), ("ddp", 0))]
+
+
+@pytest.mark.parametrize(("kind", "stage"), [("deepspeed", 2), ("deepspeed", 3), *LONG])
+def test_two_ranks_train_like_one_process(words, alone, tmp_path, kind, stage):
+    config = write_run(tmp_path / "run", words, template=CONFIG)
+    run(2, job(config, kind, stage, 3))
+    expected, found = (ledger(run_dir(one)) for one in (alone, config))
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-4)
+    norms, wanted = ([float.fromhex(row["grad_norm"]) for row in rows.values()] for rows in (found, expected))
+    assert norms == pytest.approx(wanted, rel=1e-3)
+    assert losses(found)[-1] < 0.8 * losses(found)[0]
+
+
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_a_stopped_run_goes_on_bit_for_bit(words, tmp_path, stage):
+    whole, stopped = (write_run(tmp_path / name, words, template=CONFIG) for name in ("whole", "stopped"))
+    run(2, job(whole, "deepspeed", stage, 6))
+    for stop in (7, STEPS):
+        run(2, job(stopped, "deepspeed", stage, 6, f"train.stop_after={stop}"))
+    left, right = (
+        [{key: value for key, value in row.items() if key != "attempt"} for row in ledger(run_dir(one)).values()]
+        for one in (whole, stopped)
+    )
+    assert left == right and len(left) == STEPS
+    weights, others = (contents(newest(run_dir(one))) for one in (whole, stopped))
+    assert all(bool((weights[key] == others[key]).all()) for key in weights)
+
+
+def test_a_run_shows_its_generator_and_both_are_exported(alone, tmp_path):
+    rows = [json.loads(line) for line in run_dir(alone).metrics.read_text().splitlines()]
+    shown = [row for row in rows if REPLACEMENTS[0] in row]
+    assert [row["step"] for row in shown] == [5, 10, 15, 20]
+    assert shown[-1]["generator_loss"] < shown[0]["generator_loss"]
+    for row in shown:
+        assert 0 <= row["found_share"] <= row["replaced_share"] < 0.3
+    measured = [row for row in rows if "val_loss" in row]
+    assert [row["step"] for row in measured] == [10, 20]
+    assert "val_perplexity" not in measured[0] and measured[0]["val_generator_loss"] > 0
+    # Each is compared with the model by its scores.
+    assert export_model(run_dir(alone).path, tmp_path / "model").architecture == "ElectraForPreTraining"
+    written = export_model(run_dir(alone).path, tmp_path / "generator", generator=True)
+    assert written.architecture == "ElectraForMaskedLM"
+    assert "val_loss" not in (tmp_path / "generator" / "README.md").read_text()
+
+
+def test_a_classifier_begins_with_the_model_and_leaves_the_generator(alone, tmp_path):
+    keep = [line for line in CONFIG.splitlines() if line.split(":")[0] in ("run", "data", "batch", "optim", "train")]
+    model = "model: {{head: {{kind: labels}}}}\nobjective: {{kind: classify}}"
+    start = f"init: {{{{from: {run_dir(alone).path}}}}}"
+    config = write_run(tmp_path / "run", tmp_path, template="\n".join([*keep, model, start]))
+    found = load_config(config, []).model
+    assert (found.generator_heads, found.head.kind, found.tied_embeddings) == (0, "labels", False)
+    source = open_source(run_dir(alone).path)
+    known = known_model(found, source.config.vocab_size)
+    start = AdaptedModel(source, known, parameter_shapes(known))
+    assert start.anew == {"head.weight"}
+    assert all(name.startswith(("generator.", "head.")) for name in start.left)
