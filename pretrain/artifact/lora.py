@@ -2,8 +2,8 @@
 
     W x  ->  W x + alpha / rank * B A dropout(x)      W frozen, A [rank, in] drawn, B [out, rank] zeros
 
-With `finetune.dora` (Liu et al. 2024) the sum's matrix has rows of the norms m, trained too, which
-begin as those of W.
+With `finetune.quantize` W is in 4 bits (`quantized.py`). With `finetune.dora` (Liu et al. 2024) the
+sum's matrix has rows of the norms m, trained too, which begin as those of W.
 
 A fused layer has one adapter: queries, keys and values share A, as rows of one matrix do. So the
 update of each has the full rank, with fewer values than three adapters. An export has one adapter
@@ -18,11 +18,13 @@ A row range of B times A is that row range of the product: the split is exact.
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pretrain.artifact.model_path import is_release, open_source
+from pretrain.artifact.quantized import QuantizedLinear
 from pretrain.artifact.source import (
     MAGNITUDE_SUFFIX,
     TOKENIZER_FOLDER,
@@ -83,6 +85,9 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
         target_modules=layers,
     )
     inject_adapter_in_model(adapters, model, low_cpu_mem_usage=next(model.parameters()).is_meta)
+    for name in layers if config.quantize != "none" else ():
+        adapted: Any = model.get_submodule(name)
+        adapted.base_layer = QuantizedLinear(adapted.base_layer)
     if config.dropout:
         # Recomputed activations must draw the same dropout again.
         for part in model.modules():

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pretrain.artifact.quantized import round_to_nf4
 from pretrain.checkpoint.load import WeightReader
 from pretrain.config.model import GENERATOR, AnyModelConfig, ModelConfig
 from pretrain.config.run import RunConfig
@@ -285,10 +286,11 @@ class MergedModel:
     Names of the checkpoint are peft's, without `base_layer`, which only marks a layer.
 
     `layers` have an adapter, with the factor `scale` = alpha / r; `replaced` were trained in full.
+    With `quantized` W of these layers is what adapters were trained beside, of 4 bits.
     """
 
-    def __init__(self, base: AdaptedModel, trained: WeightReader, scale: float) -> None:
-        self.base, self.shapes, self.scale = base, base.shapes, scale
+    def __init__(self, base: AdaptedModel, trained: WeightReader, scale: float, *, quantized: bool = False) -> None:
+        self.base, self.shapes, self.scale, self.quantized = base, base.shapes, scale, quantized
         self._trained = trained
         names = trained.shapes
         self.layers = [name.removesuffix(A_SUFFIX) for name in names if name.endswith(A_SUFFIX)]
@@ -312,6 +314,7 @@ class MergedModel:
         layer = name.removesuffix(".weight")
         if layer not in self.layers:
             return weight
+        weight = round_to_nf4(weight) if self.quantized else weight
         a, b = self.matrices(layer)
         weight = weight + self.scale * (b @ a)
         magnitude = self.magnitude(layer)
@@ -356,7 +359,7 @@ def merge_adapters(trained: WeightReader, config: RunConfig, open_other: Callabl
     start = find_base(Path(config.init.from_), run)
     base = AdaptedModel(open_other(start), config.model, parameter_shapes(config.model))
     check_base(str(trained.manifest.state.get("base_hash", "")), base, run, open_other)
-    return MergedModel(base, trained, config.finetune.scale)
+    return MergedModel(base, trained, config.finetune.scale, quantized=config.finetune.quantize != "none")
 
 
 def check_base(saved: str, base: AdaptedModel, run: RunDir, open_other: Callable[[Path], ModelSource]) -> None:

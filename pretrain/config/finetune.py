@@ -48,6 +48,9 @@ class FinetuneConfig(Section):
     dora: Annotated[bool, OnResume.NEVER] = False
     """Divide each adapted matrix by the norms of its rows, and multiply it by trained ones that begin
     as those of the start (DoRA, Liu et al. 2024); for `kind: lora`."""
+    quantize: Annotated[Literal["none", "nf4"], OnResume.NEVER] = "none"
+    """Precision of the frozen matrices under adapters: `nf4` keeps them in 4 bits and computes in the
+    dtype of the run (QLoRA, Dettmers et al. 2023); for `kind: lora`."""
     targets: Annotated[list[str], OnResume.NEVER] = Field(default=["*"], min_length=1)
     """Patterns of the linear layers in blocks that get an adapter, such as `*.attention.*`."""
     also: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
@@ -60,7 +63,9 @@ class FinetuneConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in ("rank", "alpha", "dropout", "dora", "targets", "also"):
+        for name in ("rank", "alpha", "dropout", "dora", "quantize", "targets", "also"):
             if self.kind == "full" and self.differs(name):
                 raise ValueError(f"{name} goes with kind=lora, not full; leave it out, or write finetune=null for full")
+        if self.dora and self.quantize != "none":
+            raise ValueError("dora takes norms of whole matrices, which quantize=nf4 does not keep; leave one out")
         return self

@@ -253,9 +253,10 @@ class RunConfig(Section):
             raise ValueError(f"{what}; use finetune.kind=full")
         if self.init.from_ is None:
             raise ValueError("finetune.kind=lora needs a base model; set init.from")
-        if self.finetune.dora and self.engine.zero_stage == 3:
-            what = "finetune.dora takes norms of whole matrices, which engine.zero_stage=3 divides"
-            raise ValueError(f"{what}; use engine.zero_stage=2, or leave dora out")
+        whole = "dora" if self.finetune.dora else "quantize" if self.finetune.quantize != "none" else ""
+        if whole and self.engine.zero_stage == 3:
+            what = f"finetune.{whole} is of whole matrices, which engine.zero_stage=3 divides"
+            raise ValueError(f"{what}; use engine.zero_stage=2, or leave {whole} out")
         if self.init.freeze:
             why = "which freezes the whole model"
             raise ValueError(f"init.freeze does not go with finetune.kind=lora, {why}; leave it out")

@@ -140,6 +140,10 @@ _FRAGMENTED = 0.03
 """CUDA context of a process, channels of NCCL, and the share that the allocator cannot use."""
 
 
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a value in 4 bits: its code, a scale of 64 values in 8 bits, and one of 256 scales in fp32."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     """Peak bytes on the device of one rank."""
@@ -179,7 +183,7 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
     stage, elsewhere = engine.zero_stage, task.elsewhere
     held = values.weights - (elsewhere if stage < 3 else 0)
     found = RankMemory(
-        weights=round((each.weights + copied) * held),
+        weights=round((each.weights + copied) * (held - values.quantized) + NF4_BYTES * values.quantized),
         gradients=round(each.gradients * (values.trained - (elsewhere if stage < 2 else 0))),
         optimizer=round(each.optimizer * (values.trained - (elsewhere if stage < 1 else 0))),
         gathered=0,

@@ -47,6 +47,7 @@ class Values:
     sides: int = 0  # squares of the sides of trained hidden matrices, the sizes of SOAP's factors
     experts: int = 0  # trained values of experts, without shared ones and routers
     matrices: int = 0  # trained values of what `parallel.tensor` cuts
+    quantized: int = 0  # frozen values in 4 bits
 
 
 _OUTSIDE = frozenset({"embedding", "patches", "value_embedding", "position", "token_type", "mask"})
@@ -70,6 +71,9 @@ def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Valu
     for outputs, inputs in (shapes[f"{layer}.weight"] for layer in trained.layers):
         sides += _squares((rank, inputs)) + _squares((outputs, rank))
     values = count_names(shapes, trained.names) + trained.adapter_values
+    quantized = 0
+    if trained.finetune.quantize != "none":
+        quantized = count_names(shapes, [f"{layer}.weight" for layer in trained.layers])
     vectors = _count_norms(shapes, trained.layers, trained.finetune)
     return Values(
         weights=total + trained.adapter_values,
@@ -79,6 +83,7 @@ def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Valu
         sides=sides,
         experts=experts,
         matrices=matrices_cut,
+        quantized=quantized,
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pretrain import dist
 from pretrain.artifact.lora import add_adapters, check_tokens, freeze, initial_adapter, train_beside
 from pretrain.artifact.model_path import newest_checkpoint, open_source
+from pretrain.artifact.quantized import QuantizedLinear
 from pretrain.artifact.source import (
     MAGNITUDE_SUFFIX,
     AdaptedModel,
@@ -88,6 +89,13 @@ class InitialWeights:
             return self.base.read(name)
         weight = initial_weight(name, shape, self.config.model, self.config.seed)
         return weight.mul_(self.scale_of(name).init)
+
+    def fill_quantized(self, model: nn.Module, device: torch.device) -> None:
+        """Fills the matrices in 4 bits, one whole one on the device at a time. Raises: CheckpointError."""
+        for name, part in model.named_modules():
+            if isinstance(part, QuantizedLinear):
+                weight = self.draw(f"{name}.weight", torch.Size((part.out_features, part.in_features)))
+                part.take(weight.to(device))
 
     def scale_of(self, name: str) -> Scale:
         """Returns the factors of a parameter under `optim.transfer`. Raises: ConfigError: It has no rule."""

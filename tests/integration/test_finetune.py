@@ -7,12 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+from pretrain.artifact.model_path import open_source
+from pretrain.artifact.quantized import round_to_nf4
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.checkpoint.retention import find_marks
 from tests.helpers.cli import Warm
 from tests.helpers.runs import RunMaker, assert_same_run, tensors_of
+from tests.helpers.topologies import ledger
 
 pytestmark = pytest.mark.long
 
@@ -91,6 +95,36 @@ def test_adapters_over_a_hugging_face_folder_resume_bit_for_bit_and_are_exported
     assert warm("export", str(runs.folder("golden").path), str(tmp_path / "out"), cwd=tmp_path).code == 0
     sizes = [json.loads((folder / "config.json").read_text())["vocab_size"] for folder in (released, tmp_path / "out")]
     assert sizes[1] == sizes[0] + 2
+
+
+def test_adapters_beside_matrices_of_4_bits_resume_bit_for_bit_and_begin_near_those_beside_whole_ones(
+    tmp_path, warm, base
+):
+    pytest.importorskip("bitsandbytes")
+    _, released, data = base
+    runs = RunMaker(tmp_path, data, TUNED)
+    adapters = "finetune={kind: lora, rank: 4, also: [embedding.weight, head.weight]}"
+
+    def train(name: str, *overrides: str) -> list[float]:
+        result = warm("train", str(runs.config(name)), f"init.from={released}", adapters, *overrides, cwd=tmp_path)
+        assert result.code == 0, result.stderr
+        return [float.fromhex(row["loss"]) for row in ledger(runs.folder(name)).values()]
+
+    whole, quantized = train("whole"), train("golden", "finetune.quantize=nf4")
+    assert quantized[0] == pytest.approx(whole[0], rel=0.02) and quantized[0] != whole[0]
+    assert quantized[-1] < quantized[0] - 0.1
+    train("stopped", "finetune.quantize=nf4", "train.stop_after=3")
+    train("stopped", "finetune.quantize=nf4")
+    assert_same_run(runs, "stopped", "golden", 8)
+    # Compared by its scores with the model that `evaluate` and `generate` load.
+    run, out = runs.folder("golden").path, tmp_path / "out"
+    assert warm("export", str(run), str(out), cwd=tmp_path).code == 0
+    merged = open_source(run).merged
+    assert merged is not None and merged.quantized
+    name = "decoder.blocks.0.attention.qkv.weight"
+    a, b = merged.matrices(name.removesuffix(".weight"))
+    torch.testing.assert_close(merged.read(name), round_to_nf4(merged.base.read(name)) + merged.scale * (b @ a))
+    assert not torch.allclose(merged.read(name), merged.base.read(name) + merged.scale * (b @ a), atol=1e-3)
 
 
 def test_adapters_keep_the_checkpoint_of_a_base_that_trains_on(tmp_path, warm, base):

@@ -58,7 +58,10 @@ def test_every_stage_takes_the_same_steps_and_loads_what_another_saved(tmp_path,
 
 
 @pytest.mark.long
-def test_norms_of_rows_take_the_same_steps_where_matrices_are_whole(tmp_path):
+@pytest.mark.parametrize("finetune", ["dora", "qlora"])
+def test_what_needs_whole_matrices_takes_the_same_steps_where_they_are(tmp_path, finetune):
+    if finetune == "qlora":
+        pytest.importorskip("bitsandbytes")
     cases = [case for case in FP32 if case[1] < 3]
-    found, _ = run_in_ranks(WORKER, 2, {"cases": cases, "folder": str(tmp_path), "finetune": "dora"})
-    check(found, cases, tmp_path, "dora", 1e-5)
+    found, _ = run_in_ranks(WORKER, 2, {"cases": cases, "folder": str(tmp_path), "finetune": finetune})
+    check(found, cases, tmp_path, finetune, 1e-5)

@@ -9,6 +9,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 
 from pretrain.artifact.lora import add_adapters, freeze, initial_adapter
+from pretrain.artifact.quantized import QuantizedLinear
 from pretrain.artifact.source import MAGNITUDE_SUFFIX, is_adapter, name_without_adapter, row_norms
 from pretrain.config.data import BatchConfig, plan_batch
 from pretrain.config.engine import EngineConfig
@@ -83,6 +84,9 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 """Sections `optim:` by a name; any other name is that of a kind."""
 
+ADAPTED: dict[str, dict[str, Any]] = {"lora": {}, "dora": {"dora": True}, "qlora": {"quantize": "nf4"}}
+"""Keys of `finetune:` of adapters."""
+
 BY_BATCHES = " by batches"
 """End of the name of a Muon that steps matrices in batches, as on a GPU."""
 
@@ -111,7 +115,7 @@ def build(
 
     `offload`: `optimizer`, `params` or `both` stay in host memory; `activations` until the backward pass.
     `sharded`: its parameters are made and cut up one by one, as training does at stage 3. `finetune`: `freeze` freezes
-    the embedding and the first block, `lora` and `dora` all but adapters of rank 4, which then are all of the state.
+    the embedding and the first block, those of `ADAPTED` all but adapters of rank 4, which then are all of the state.
     `zero_hpz` other than 1: at most one engine in a process.
     """
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -141,8 +145,8 @@ def build(
     share_rows(built, world, config.group_timeout_s)
     if finetune == "freeze":
         freeze(built, ["embedding.*", "decoder.blocks.0.*"])
-    elif finetune in ("lora", "dora"):
-        add_adapters(built, FinetuneConfig(kind="lora", rank=4, dora=finetune == "dora"))
+    elif finetune in ADAPTED:
+        add_adapters(built, FinetuneConfig(kind="lora", rank=4, **ADAPTED[finetune]))
 
     def draw(name: str, shape: torch.Size) -> torch.Tensor:
         if name.endswith(MAGNITUDE_SUFFIX):
@@ -159,12 +163,15 @@ def build(
         fill_sharded(built, draw, config, accelerator, world)
     else:
         fill_weights(built, draw)
+    for name, part in built.named_modules():
+        if isinstance(part, QuantizedLinear):
+            part.take(draw(f"{name}.weight", torch.Size((part.out_features, part.in_features))))
     names = {id(parameter): name for name, parameter in built.named_parameters()}
     module = TrainModule(built, build_loss(objective or ObjectiveConfig()))
     batch_elements = MUON_BATCH_ELEMENTS["cuda"] if optimizer.endswith(BY_BATCHES) else 0
     with mock.patch.dict(MUON_BATCH_ELEMENTS, cpu=batch_elements):
         torch_optimizer = build_optimizer(groups, optim, torch.device("cpu"))
-    saves_frozen = finetune not in ("lora", "dora")
+    saves_frozen = finetune not in ADAPTED
     return build_engine(
         module,
         names,
