@@ -222,8 +222,8 @@ def export_command(
 
     if push is None:
         check_new_folder(out)  # before seconds of imports
-    if generator and (to != "hf" or adapter):
-        raise ConfigError("--generator has no --to and no --adapter", fix="leave them out")
+    if generator and (to != "hf" or adapter or push is not None):
+        raise ConfigError("--generator has no --to, --adapter and --push", fix="leave them out")
     if adapter and (to != "hf" or push is not None):
         what = "adapters alone have no --to and no --push"
         raise ConfigError(what, fix="leave --adapter out: they are merged")

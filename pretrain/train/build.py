@@ -111,14 +111,9 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     claim = replace(claim, config=config)
     show_phase(f"building a model of {count(count_parameters(config.model))} parameters")
     start = open_start(config, dataset.tokenizer_path)
-    quantizes = config.finetune.quantize != "none"
-    storage = not (builds_sharded(config.engine) or quantizes)
+    storage = not (builds_sharded(config.engine) or start.quantizes)
     model = build_model(config.model, config.engine, accelerator.device, storage=storage, world=world)
-    num_saved = start.arrange(model)
-    if quantizes:  # without the matrices in 4 bits
-        model.to_empty(device=accelerator.device)
-        model.tie()
-        start.fill_quantized(model, accelerator.device)
+    num_saved = start.arrange(model, accelerator.device)
     share_rows(model, world, config.engine.group_timeout_s)
     groups = group_parameters(model, optim.layer_decay, start.scale_of, split_heads=optim.muon.split_heads)
     if builds_sharded(config.engine):

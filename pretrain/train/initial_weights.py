@@ -36,6 +36,7 @@ from pretrain.errors import CheckpointError, ConfigError, DiskError, PretrainErr
 from pretrain.interop.choose import choose_family
 from pretrain.interop.family import parameter_shapes
 from pretrain.interop.write import as_released
+from pretrain.model import LanguageModel
 from pretrain.model.build import initial_weight
 from pretrain.optim.groups import Scale
 from pretrain.optim.parametrization import scale_of
@@ -54,10 +55,16 @@ class InitialWeights:
     tokenizer: Path
     base: AdaptedModel | None
 
-    def arrange(self, model: nn.Module) -> int:
+    @property
+    def quantizes(self) -> bool:
+        """True if the matrices under adapters are in 4 bits; then the model is built without storage."""
+        return self.config.finetune.quantize != "none"
+
+    def arrange(self, model: LanguageModel, device: torch.device) -> int:
         """Adds adapters and freezes the rest, in place; returns the number of saved values.
 
-        Raises: ConfigError (patterns match no parameter, or leave none to train), LaunchError.
+        Matrices in 4 bits are filled, and what is left of the model then gets storage on `device`. Raises:
+        ConfigError (patterns match no parameter, or leave none to train), LaunchError, CheckpointError.
         """
         finetune = self.config.finetune
         if self.base is None:
@@ -66,6 +73,10 @@ class InitialWeights:
                 log.info("%s values are frozen, %s are trained", f"{num:,}", f"{_num_trained(model):,}")
             return sum(part_of(one).ranks * one.numel() for one in model.parameters())
         layers = add_adapters(model, finetune)
+        if self.quantizes:
+            model.to_empty(device=device)
+            model.tie()
+            self._fill_quantized(model, device)
         beside = train_beside(model, self.base.anew, finetune.also)
         frozen = [name for name in self.base.tables if name not in beside]
         if self.base.num_added and frozen:
@@ -90,7 +101,7 @@ class InitialWeights:
         weight = initial_weight(name, shape, self.config.model, self.config.seed)
         return weight.mul_(self.scale_of(name).init)
 
-    def fill_quantized(self, model: nn.Module, device: torch.device) -> None:
+    def _fill_quantized(self, model: nn.Module, device: torch.device) -> None:
         """Fills the matrices in 4 bits, one whole one on the device at a time. Raises: CheckpointError."""
         for name, part in model.named_modules():
             if isinstance(part, QuantizedLinear):

@@ -142,7 +142,7 @@ def test_new_tokens_whose_rows_adapters_do_not_train_are_named_with_the_key_that
         model = build_model(config.model, PLAIN_ENGINE, torch.device("cpu"))
         caplog.clear()
         base = AdaptedModel(open_source(Path(config.init.from_)), config.model, parameter_shapes(config.model))
-        InitialWeights(config, tmp_path, base).arrange(model)
+        InitialWeights(config, tmp_path, base).arrange(model, torch.device("cpu"))
         what = "rows of 2 new tokens in embedding.weight, head.weight are not trained; to train these tables: "
         assert (f"{what}finetune.also=[embedding.weight, head.weight]" in caplog.text) == is_warned
 
