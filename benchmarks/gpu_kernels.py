@@ -169,7 +169,7 @@ def _with_gradients(function: Callable[[HeadInputs], Tensor], inputs: HeadInputs
 def _chunks_of(chunk_logits: int | None) -> Iterator[None]:
     with ExitStack() as stack:
         if chunk_logits is not None:
-            stack.enter_context(mock.patch.object(loss_module, "_chunk_logits", lambda device: chunk_logits))
+            stack.enter_context(mock.patch.object(loss_module, "logits_of_chunk", lambda device: chunk_logits))
         yield
 
 

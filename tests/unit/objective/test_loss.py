@@ -86,7 +86,7 @@ def values_of(sums: LossOutput, case: Case, factor: float = 0.3) -> list[Tensor]
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(loss_module, "_chunk_logits", lambda device: 4 * 48)
+    monkeypatch.setattr(loss_module, "logits_of_chunk", lambda device: 4 * 48)
 
 
 OPTIONS = st.fixed_dictionaries(
@@ -117,7 +117,7 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases(), OPTIONS, st.integers(1, 20))
 def test_losses_and_gradients_are_those_of_materialised_logits(case, options, tokens_a_chunk):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_module, "_chunk_logits", lambda device: tokens_a_chunk * len(case.weight))
+        patch.setattr(loss_module, "logits_of_chunk", lambda device: tokens_a_chunk * len(case.weight))
         found = chunked(case, **options)
     expected = plain(case, **options)
     assert found.num_correct == expected.num_correct

@@ -37,7 +37,7 @@ class Counted(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(loss_module, "_chunk_logits", lambda device: CHUNK)
+    monkeypatch.setattr(loss_module, "logits_of_chunk", lambda device: CHUNK)
 
 
 @pytest.fixture
