@@ -255,7 +255,8 @@ class RunConfig(Section):
             raise ValueError("finetune.kind=lora needs a base model; set init.from")
         whole = "dora" if self.finetune.dora else "quantize" if self.finetune.quantize != "none" else ""
         if whole and self.engine.zero_stage == 3:
-            what = f"finetune.{whole} is of whole matrices, which engine.zero_stage=3 divides"
+            takes = "takes norms of" if whole == "dora" else "keeps"
+            what = f"finetune.{whole} {takes} whole matrices, which engine.zero_stage=3 divides"
             raise ValueError(f"{what}; use engine.zero_stage=2, or leave {whole} out")
         if self.init.freeze:
             why = "which freezes the whole model"

@@ -128,7 +128,7 @@ REFUSED = {
     ),
     "stage 3": (
         ["finetune={kind: lora, quantize: nf4}", "init.from=models/x", "engine.zero_stage=3"],
-        "finetune.quantize is of whole matrices, which engine.zero_stage=3 divides",
+        "finetune.quantize keeps whole matrices, which engine.zero_stage=3 divides",
     ),
 }
 
