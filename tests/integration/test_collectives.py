@@ -30,12 +30,14 @@ from benchmarks.simulated_ranks import (
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig
+from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
 from pretrain.data.loader import cut_columns
 from pretrain.dist import World
 from pretrain.engine import build
 from pretrain.engine.engine import Engine
 from pretrain.model.build import initial_weight
+from pretrain.objective import build_loss
 from pretrain.optim.groups import group_parameters
 from pretrain.plan import gathers
 from pretrain.plan.activations import exchanged_bytes
@@ -123,6 +125,9 @@ def _step(world: World, stage: int, gradients: str, model: dict[str, Any], hpz: 
     size = count_parameters(ModelConfig.model_validate(expand_preset(model)))
     tokens = torch.randint(0, 512, (1, LENGTH))
     batch = Batch(tokens, tokens)
+    if "generator_heads" in model:
+        places = torch.arange(0, LENGTH, 4)
+        batch = replace(batch, target_positions_P=places, draws_P=torch.full((len(places),), 0.5, dtype=torch.float64))
     if world.row_ranks > 1:
         batch = cut_columns(batch, Columns(0, world.row_ranks))
     with mock.patch(ALIKE, lambda *_: None):
@@ -315,6 +320,36 @@ def test_ranks_that_share_experts_send_what_the_plan_says():
                 routed = 4 * ACCUMULATION * routed_bytes(task, engine, 1)
                 assert routed <= step["passed"] < 1.5 * routed if experts > 1 else step["passed"] == routed == 0
         stages = [1, 2, 3]
+
+
+PAIR: dict[str, Any] = {
+    "preset": "electra-tiny",
+    "vocab_size": 512,
+    "max_seq_len": LENGTH,
+    "tied_embeddings": False,
+    "head": {"kind": "replaced", "transform": True, "bias": True},
+    "encoder": {"width": 512, "heads": 8, "ff_width": 2048, "embedding_width": 384},
+    "generator_heads": 4,
+}
+"""A model of replaced tokens, whose generator reads some of its weights before it does."""
+
+
+def of_pair(world: World, ranks: int, stages: list[int]) -> list[dict[str, Any]]:
+    """The collectives of a step by stage, a quarter of the tokens masked."""
+    rank_0 = join(0, ranks)
+
+    loss = build_loss(ObjectiveConfig(kind="replaced"))
+    with mock.patch("benchmarks.simulated_ranks.build_loss", lambda _: loss):
+        return [_step(rank_0, stage, "compute", PAIR) for stage in stages]
+
+
+def test_a_generator_of_replaced_tokens_is_gathered_as_the_plan_says():
+    stages = [2, 3]
+    (found,) = run_in_ranks("tests.integration.test_collectives:of_pair", 1, {"ranks": 8, "stages": stages})
+    for stage, step in zip(stages, found, strict=True):
+        sent = sum(RINGS[name] * count for name, count in step["bytes"].items())
+        wanted = traffic_of(PAIR, stage, "compute", 8).total(ACCUMULATION)
+        assert sent == pytest.approx(wanted, rel=1e-4), stage
 
 
 MOST_READS = {0: 5, 1: 4, 2: 4, 3: 2}
