@@ -103,6 +103,8 @@ MODELS = {
         },
     },
     "phi3": {"sliding_window": None},
+    "olmo": {},
+    "olmo, tied": {"tie_word_embeddings": True, "num_key_value_heads": 6},
     "olmo2": {},
     "olmo2, tied": {"tie_word_embeddings": True, "num_key_value_heads": 6, "rms_norm_eps": 1e-3},
     "olmo3": {"num_hidden_layers": 4, "sliding_window": 5},
@@ -180,21 +182,60 @@ def run_llama_cpp(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     return found
 
 
+def batch_of(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    longest = max(map(len, rows))
+    ids = np.array([row + [0] * (longest - len(row)) for row in rows])
+    return ids, np.array([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+
+
+def extend_whole(run, rows: list[list[int]], inputs, masked: bool) -> None:
+    """Extends rows by a graph that reads them whole, as one batch."""
+    first = [len(row) for row in rows]
+    for _ in range(NEW_TOKENS):
+        ids, mask = batch_of(rows)
+        (scores,) = run(None, {"input_ids": ids} | inputs | ({"attention_mask": mask} if masked else {}))
+        for row, of_row, start in zip(rows, scores, first, strict=True):
+            if 0 not in row[start:]:
+                row.append(int(np.argmax(of_row[len(row) - 1])))
+
+
+def extend_cached(session, row: list[int], inputs, masked: bool) -> None:
+    """Extends a row by a graph with a cache, which is empty at first."""
+    caches = [one for one in session.get_inputs() if one.name.startswith("past")]
+    cache = {one.name: np.zeros((1, one.shape[1], 0, one.shape[3]), np.float32) for one in caches}
+    new = list(row)
+    for _ in range(NEW_TOKENS):
+        mask = {"attention_mask": np.ones((1, len(row)), np.int64)} if masked else {}
+        scores, *values = session.run(None, {"input_ids": np.array([new])} | inputs | mask | cache)
+        cache = dict(zip(cache, values, strict=True))
+        new = [int(np.argmax(scores[0, -1]))]
+        row += new
+        if new == [0]:
+            return
+
+
 def run_onnx(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """Half of the prompts by the graph of whole rows, the others by that with a cache."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    sessions = {file.name: onnxruntime.InferenceSession(str(file)) for file in folder.glob("*.onnx")}
+    half, of_one = len(prompts) // 2, "model.onnx" in sessions
     rows = [list(prompt) for prompt in prompts]
-    places = torch.arange(LONGEST)
-    for _ in range(NEW_TOKENS):
-        longest = max(map(len, rows))
-        ids = np.array([row + [0] * (longest - len(row)) for row in rows])
-        mask = np.array([(places[:longest] < len(row)).long().numpy() for row in rows])
-        (scores,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
-        for row, of_row in zip(rows, scores, strict=True):
-            if 0 not in row:
-                row.append(int(np.argmax(of_row[len(row) - 1])))
-    return [[token for token in row if token][len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
+    inputs = [{} for _ in prompts]
+    if not of_one:
+        start = json.loads((folder / "generation_config.json").read_text())["decoder_start_token_id"]
+        rows = [[start] for _ in prompts]
+        for sources in (prompts[:half], *([prompt] for prompt in prompts[half:])):
+            ids, mask = batch_of(sources)
+            (hidden,) = sessions["encoder_model.onnx"].run(None, {"input_ids": ids, "attention_mask": mask})
+            place = 0 if len(sources) > 1 else half + prompts[half:].index(sources[0])
+            inputs[place] = {"encoder_hidden_states": hidden, "encoder_attention_mask": mask}
+    before = [len(row) for row in rows]
+    extend_whole(sessions["model.onnx" if of_one else "decoder_model.onnx"].run, rows[:half], inputs[0], of_one)
+    cached = sessions["model_with_past.onnx" if of_one else "decoder_with_past_model.onnx"]
+    for row, of_row in zip(rows[half:], inputs[half:], strict=True):
+        extend_cached(cached, row, of_row, of_one)
+    return [[token for token in row[start:] if token] for row, start in zip(rows, before, strict=True)]
 
 
 def run_ctranslate2(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
@@ -262,7 +303,22 @@ def test_texts_have_the_same_tokens_in_llama_cpp(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ENCODERS)
-def test_an_encoder_has_the_same_hidden_states_or_is_refused(name, tmp_path):
+def test_an_encoder_has_the_same_hidden_states_in_onnx_runtime(name, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    release = write_release(tmp_path / "release", name)
+    export_for_runtime(release, tmp_path / "out", "onnx")
+    ids, mask = batch_of([list(range(5, 25)), list(range(30, 37))])
+    theirs = transformers.AutoModel.from_pretrained(release)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids), torch.tensor(mask)).last_hidden_state.numpy()
+    session = onnxruntime.InferenceSession(str(tmp_path / "out/model.onnx"))
+    (found,) = session.run(["last_hidden_state"], {"input_ids": ids, "attention_mask": mask})
+    assert np.allclose(found[mask > 0], expected[mask > 0], atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_has_the_same_hidden_states_in_ctranslate2(name, tmp_path):
     ctranslate2 = pytest.importorskip("ctranslate2")
     release = write_release(tmp_path / "release", name)
     export_for_runtime(release, tmp_path / "out", "ctranslate2")

@@ -112,6 +112,7 @@ _LAYOUTS = {
     "gemma3_text": _Layout("gemma3", _WINDOWS | _BARE | _GELU, offset=1.0, keys=_gemma_keys),
     "gpt2": _Layout("gpt2", {"head.kind": ("lm",)} | _GELU, transposed=_CONV1D),
     "phi3": _Layout("phi3", _DENSE, square=True),
+    "olmo": _Layout("olmo", _DENSE | _BARE, pairs=True),
     "olmo2": _Layout("olmo2", _DENSE | _BARE, own_head=True),
     "olmo3": _Layout("olmo2", _WINDOWS | _BARE, own_head=True, keys=_window_keys),
     "olmoe": _Layout("olmoe", _DENSE | _NO_SUM, own_head=True, keys=_expert_keys),

@@ -37,7 +37,7 @@ def check(to, preset, **model):
         ("gguf", "llama-tiny", {"rope_scaling": {"kind": "yarn", "factor": 2}}, "decoder.rope_scaling.kind=yarn: "),
         ("gguf", "mistral-tiny", {"window": 8}, "decoder.window=8: llama.cpp computes null in a mistral"),
         ("gguf", "bert-tiny", {}, "bert is not exported for llama.cpp, only gemma, gemma2, "),
-        ("onnx", "mixtral-tiny", {}, "mixtral is not exported for ONNX Runtime, only cohere"),
+        ("onnx", "mixtral-tiny", {}, "mixtral is not exported for ONNX Runtime, only bart"),
         ("ctranslate2", "llama-tiny", {"rope_scaling": {"kind": "llama3", "factor": 2}}, "decoder.rope_scaling.kind"),
         ("ctranslate2", "gpt2-tiny", {"norm_eps": 1e-3}, "decoder.norm_eps=0.001: CTranslate2 computes 1e-05"),
         ("ctranslate2", "bert-tiny", {}, "head.kind=lm: CTranslate2 computes none in a bert"),
@@ -49,6 +49,11 @@ def test_a_key_that_is_not_computed_is_named(to, preset, stack, message):
     with pytest.raises(ConfigError) as error:
         check(to, preset, **{place: stack})
     assert str(error.value).startswith(f"model: {message}") and "export to hf" in str(error.value)
+
+
+def test_a_head_over_labels_has_no_graph():
+    with pytest.raises(ConfigError, match=r"head\.kind=labels: ONNX Runtime computes lm or none in a bert"):
+        check("onnx", "bert-tiny", head={"kind": "labels", "labels": ["a", "b"]}, tied_embeddings=False)
 
 
 @pytest.mark.parametrize("to", ["gguf", "onnx", "ctranslate2"])
