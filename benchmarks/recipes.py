@@ -27,7 +27,8 @@ import numpy as np
 
 from benchmarks.common import append_row, environment, time_once
 
-PROBE_STEPS = 12
+PROBE_STEPS = (12, 84)
+"""Steps of the two short runs: far enough apart that their start-ups, a second apart at times, hardly count."""
 QUIET = ("tracking.wandb=off", "checkpoint.every_steps=1000000", "eval.every_steps=1000000")
 ONE_PROCESS = ("engine.kind=single", "engine.zero_stage=0", "engine.device=cpu")
 
@@ -119,12 +120,11 @@ def train(folder: Path, name: str, arm: list[str], steps: int) -> tuple[list[dic
 
 def train_for(folder: Path, name: str, arm: list[str], budget_s: float) -> dict[str, Any]:
     """Trains for about `budget_s` seconds of CPU time, start-up included; returns what came of it."""
-    schedule = [f"optim.schedule.warmup_steps={PROBE_STEPS // 4}", "eval.max_tokens=1024"]
-    short, long = (
-        train(folder, f"{name}-probe-{steps}", [*arm, *schedule], steps)[1] for steps in (PROBE_STEPS, 3 * PROBE_STEPS)
-    )
-    step_s = (long - short) / (2 * PROBE_STEPS)
-    steps = round((budget_s - short) / step_s) + PROBE_STEPS
+    first, second = PROBE_STEPS
+    schedule = [f"optim.schedule.warmup_steps={first // 4}", "eval.max_tokens=1024"]
+    short, long = (train(folder, f"{name}-probe-{n}", [*arm, *schedule], n)[1] for n in PROBE_STEPS)
+    step_s = (long - short) / (second - first)
+    steps = round((budget_s - short) / step_s) + first
     rows, cpu_s = train(folder, name, arm, steps)
     (held,) = [row for row in rows if "val_loss" in row]
     figures = {key: held[key] for key in ("val_loss", "val_bits_per_byte")}
