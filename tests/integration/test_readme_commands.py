@@ -68,7 +68,7 @@ def test_the_quickstart_prepares_trains_stops_resumes_and_generates(newcomer):
     output = newcomer.run("make quickstart")
     train = "pretrain launch local quickstart --ranks 2"
     shown = [line[2:] for line in output.splitlines() if line.startswith("$ ")]
-    generate = "pretrain generate runs/quickstart --prompt 'def '"
+    generate = "pretrain generate runs/quickstart --prompt 'def ' --top-p 0.9"
     assert shown == ["pretrain prepare --output data/stdlib --vocab-size 2048", train, train, generate]
     assert output.rpartition(f"$ {generate}\n")[2].startswith("def ")
 
@@ -151,7 +151,7 @@ def test_the_sdist_and_the_wheel_install_alike_and_run_the_quickstart_by_name(ne
         assert _files_of(record) == of_sdist and len(of_sdist) > 300
         output = newcomer.run("../venv/bin/pretrain quickstart", cwd=folder)
         assert "the same command continues" in output and "700/700" in output
-        assert output.rpartition("--prompt 'def '\n")[2].startswith("def ")
+        assert output.rpartition("--top-p 0.9\n")[2].startswith("def ")
         assert sorted(path.name for path in folder.iterdir()) == ["data", "runs"]
     finally:
         shutil.rmtree(tmp_path / "venv", ignore_errors=True)
