@@ -53,11 +53,9 @@ def _has_onednn(x: Tensor) -> bool:
     `torch.mm` calls MKL: half as fast as oneDNN on one core of an AMD EPYC, faster by a tenth to a half
     on one of an Intel Xeon (benchmarks/results.md).
     """
-    if not _is_amd():
-        return False
     if x.device.type != "cpu" or x.dtype != torch.float32 or not torch.backends.mkldnn.enabled:
         return False
-    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and _is_amd()
 
 
 def _round_rows(rows: int) -> int:

@@ -103,9 +103,8 @@ class _Graph:
 
     def input_names(self) -> list[str]:
         """Returns a name for each tensor."""
-        layers = range(len(self.inputs.get("past_key_values", ())))
         plain = [self.names.get(name, name) for name in self.inputs if name != "past_key_values"]
-        return plain + _cache_names("past_key_values", len(layers))
+        return plain + _cache_names("past_key_values", len(self.inputs.get("past_key_values", ())))
 
 
 def _cache_names(of: str, layers: int) -> list[str]:
