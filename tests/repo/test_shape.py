@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "datacheck": (11, 2303),
     "doctor": (13, 1927),
     "drill": (6, 862),
-    "engine": (7, 1283),
+    "engine": (7, 1301),
     "evaluate": (12, 2304),
     "generate": (10, 1681),
     "inspect": (3, 457),

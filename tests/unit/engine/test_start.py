@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import subprocess
 import sys
 from datetime import timedelta
 from types import SimpleNamespace
@@ -249,3 +250,27 @@ def test_a_rank_is_bound_to_the_processors_beside_its_gpu(tmp_path, monkeypatch,
     bind_to_numa_node(SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1A, pci_device_id=0), tmp_path)
     bind_to_numa_node(SimpleNamespace(), tmp_path)  # of a torch that does not say where its GPUs are
     assert bound == ([] if expected is None else [expected])
+
+
+FAULTS_OF_A_STEP = """
+import resource
+import torch
+from pretrain.engine.build import keep_freed_memory
+{first}()
+for step in range(4):  # the first ones find places
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    held = [torch.ones(2**24 + 1000 * i) for i in range(3)]  # 64 MiB each
+    del held
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_the_memory_of_a_step_serves_the_next():
+    counts = []
+    for first in ("int", "keep_freed_memory"):
+        program = FAULTS_OF_A_STEP.format(first=first)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        counts.append(int(done.stdout))
+    fresh, kept = counts
+    assert fresh > 64  # large pages, where the kernel has them, or 49,152 small ones
+    assert kept < fresh / 10
