@@ -7,6 +7,8 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from pretrain.config.base import OnResume, Section, check_name
+from pretrain.config.data import DataConfig
+from pretrain.config.model import AnyModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,3 +238,71 @@ class ObjectiveConfig(TaskConfig):
                 what = f"{name} is of predicted tokens, and kind={self.kind} {others[self.kind]}"
                 raise ValueError(f"{what}; {fix}")
         return self
+
+
+def check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str | None) -> None:
+    """Checks that a model and the layout of its data fit an objective."""
+    needs = NEEDS[kind]
+    head = model.head
+    if model.shape not in needs.shapes:
+        preset = f"model.preset={model.preset}" if model.preset else "this one"
+        this = preset if start is None else f"that of init.from={start}"
+        what = f"objective.kind={kind} needs a model with {' or '.join(needs.shapes)}, {this} has {model.shape}"
+        other = "another init.from" if start else "another model.preset"
+        # The first is the usual one of such a model, on data of this kind.
+        for name, fitting in NEEDS.items():
+            if model.shape in fitting.shapes and fitting.head == head.kind and set(fitting.data) & set(needs.data):
+                raise ValueError(f"{what}; use objective.kind={name}, or {other}")
+        raise ValueError(f"{what}; use {other}")
+    if model.kind == "recurrent" and model.encoder is None and kind in ("prefix", "ul2"):
+        raise ValueError(
+            f"objective.kind={kind} needs bidirectional attention to the prefix, which a "
+            f"recurrent decoder lacks; use objective.kind=causal"
+        )
+    if head.kind != needs.head:
+        tied = ", and model.tied_embeddings=false" if needs.head == "labels" else ""
+        need = f"objective.kind={kind} needs model.head.kind={needs.head}"
+        raise ValueError(f"{need}, this model has {head.kind}; set it{tied}")
+    reads = getattr(model, "reads", "tokens")
+    if reads != needs.reads:
+        need = f"objective.kind={kind} needs a model that reads {needs.reads}, this one reads {reads}"
+        fix = "choose a preset with model.input"
+        if reads == "patches":
+            kinds = {"pixels": "masked_patches", "lm": "captions"}
+            fix = f"use objective.kind={kinds.get(head.kind, 'images')}"
+        raise ValueError(f"{need}; {fix}")
+    if reads == "patches" and data.packing != "concat":
+        what = f"data.packing={data.packing} is of text"
+        raise ValueError(f"{what}; images are one a row, leave it out")
+    if kind == "tag" and (head.mean or getattr(model, "pooler", False)):
+        raise ValueError(
+            "objective.kind=tag labels words, but model.head.mean and model.pooler summarize "
+            "documents; set both to false"
+        )
+    if kind == "classify" and not data.document_mask:
+        raise ValueError(
+            "objective.kind=classify labels documents, which must not attend to each other; use data.document_mask=true"
+        )
+    if needs.whole_rows and data.packing != "concat":
+        need = f"objective.kind={kind} needs full rows, but data.packing={data.packing}"
+        raise ValueError(f"{need}; use data.packing=concat")
+    if kind == "ul2" and data.document_mask:
+        what = "objective.kind=ul2 has one mode token a row, not one a document"
+        raise ValueError(f"{what}; use data.document_mask=false")
+
+
+def check_multi_token(model: AnyModelConfig, objective: ObjectiveConfig) -> None:
+    """Checks that an objective predicts further tokens, from left to right. Raises: ValueError."""
+    depth = getattr(model, "multi_token", 0)
+    if not depth:
+        if objective.differs("multi_token_weight"):
+            key = f"objective.multi_token_weight={objective.multi_token_weight}"
+            raise ValueError(f"{key} needs model.multi_token=1 or more; leave it out")
+        return
+    key = f"model.multi_token={depth}"
+    for kind in (task.kind for task in objective.tasks):
+        if kind in ("prefix", "ul2"):
+            # The module of a prefix's last tokens would read the very token that it predicts.
+            what = "reads the token after each one"
+            what = f"{what}, which a prefix that is seen whole would show to those before it"
+            raise ValueError(f"{key} {what}: objective.kind={kind}; use model.multi_token=0")

@@ -1,7 +1,7 @@
-"""RunConfig, the whole config of a run; its sections `guard:` and `launch:`; rules between sections."""
+"""RunConfig, the whole config of a run; rules between sections."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -10,54 +10,21 @@ from pretrain.config.data import BatchConfig, DataConfig, ImagesConfig, nearest_
 from pretrain.config.engine import EngineConfig, ParallelConfig, check_experts, check_sequence, check_tensor
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths, image_lengths, row_lengths
-from pretrain.config.model import AnyModelConfig, ModelConfig, ModelSection, StackConfig
-from pretrain.config.objective import NEEDS, ObjectiveConfig
+from pretrain.config.model import ModelConfig, ModelSection, StackConfig
+from pretrain.config.objective import NEEDS, ObjectiveConfig, check_kind, check_multi_token
 from pretrain.config.optim import OptimConfig
 from pretrain.config.tracking import ProfileConfig, TrackingConfig, check_tracking
 from pretrain.config.train import (
     CheckpointConfig,
     EvalConfig,
+    GuardConfig,
     InitConfig,
+    LaunchConfig,
     ResumeConfig,
     RunSection,
     TrainConfig,
     check_best,
 )
-
-
-class GuardConfig(Section):
-    """Detection of loss spikes and diverging replicas (docs/guard.md)."""
-
-    on_spike: Annotated[Literal["warn", "skip", "rollback"], OnResume.WARN] = "warn"
-    """`warn`: log a spike and count it in the metrics. `skip`: also drop the step before it is
-    applied. `rollback`: return to the newest checkpoint and leave out the samples since then."""
-    spike_window: Annotated[int, OnResume.WARN] = Field(default=128, ge=8, le=128)
-    """Last finite losses that a loss is compared with; detection starts with half as many."""
-    spike_threshold: Annotated[float, OnResume.WARN] = Field(default=8.0, gt=0)
-    """Distance of a spike above the median of the window, in robust standard deviations."""
-    max_skips: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
-    """Limit of spikes in a row that `skip` drops; then the loss is assumed to have a new level."""
-    max_rollbacks: Annotated[int, OnResume.FREE] = Field(default=5, ge=1)
-    """Largest number of automatic rollbacks of a run; one more ends it with exit code 77."""
-    check_replicas_every: Annotated[int, OnResume.FREE] = Field(default=1000, ge=0)
-    """Steps between comparisons of replicated weights, besides those before a save. 0: never."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for key, action in (("max_skips", "skip"), ("max_rollbacks", "rollback")):
-            if self.on_spike != action and self.differs(key):
-                raise ValueError(f"{key} needs on_spike={action}; leave it out")
-        return self
-
-
-class LaunchConfig(Section):
-    """Jobs under Slurm (slurm/README.md). No key changes the result, up to rounding."""
-
-    elastic: Annotated[bool, OnResume.FREE] = False
-    """Train on fewer nodes if not all are free, as many as divide the batch; same samples."""
-    max_idle_restarts: Annotated[int, OnResume.FREE] = Field(default=3, ge=1)
-    """Consecutive restarts without a new checkpoint after which the job is given up."""
-
 
 WHOLE_MATRIX_KINDS = {"adafactor", "muon", "soap"}
 """Optimizers (`optim.kind`) whose step needs a whole matrix."""
@@ -205,10 +172,10 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
         kinds = [task.kind for task in self.objective.tasks]
-        _check_multi_token(self.model, self.objective)
+        check_multi_token(self.model, self.objective)
         _check_generator(self)
         for kind in kinds:
-            _check_kind(kind, self.model, self.data, self.init.from_)
+            check_kind(kind, self.model, self.data, self.init.from_)
         if not set.intersection(*(set(NEEDS[kind].data) for kind in kinds)):
             common = f"{', '.join(kinds)} have no kind of data in common"
             raise ValueError(f"objective.mixture: {common}; mix objectives that do")
@@ -314,23 +281,6 @@ class RunConfig(Section):
         return self
 
 
-def _check_multi_token(model: AnyModelConfig, objective: ObjectiveConfig) -> None:
-    """Checks that an objective predicts further tokens, from left to right. Raises: ValueError."""
-    depth = getattr(model, "multi_token", 0)
-    if not depth:
-        if objective.differs("multi_token_weight"):
-            key = f"objective.multi_token_weight={objective.multi_token_weight}"
-            raise ValueError(f"{key} needs model.multi_token=1 or more; leave it out")
-        return
-    key = f"model.multi_token={depth}"
-    for kind in (task.kind for task in objective.tasks):
-        if kind in ("prefix", "ul2"):
-            # The module of a prefix's last tokens would read the very token that it predicts.
-            what = "reads the token after each one"
-            what = f"{what}, which a prefix that is seen whole would show to those before it"
-            raise ValueError(f"{key} {what}: objective.kind={kind}; use model.multi_token=0")
-
-
 def _check_generator(config: RunConfig) -> None:
     """Checks that an objective of replaced tokens has a generator, and no other has one. Raises: ValueError."""
     heads, kind = getattr(config.model, "generator_heads", 0), config.objective.kind
@@ -346,54 +296,3 @@ def _check_generator(config: RunConfig) -> None:
     }
     for name in (name for name, is_on in others.items() if heads and is_on):
         raise ValueError(f"{name} was not tried with {key}; leave it out")
-
-
-def _check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str | None) -> None:
-    """Checks that a model and the layout of its data fit an objective."""
-    needs = NEEDS[kind]
-    head = model.head
-    if model.shape not in needs.shapes:
-        preset = f"model.preset={model.preset}" if model.preset else "this one"
-        this = preset if start is None else f"that of init.from={start}"
-        what = f"objective.kind={kind} needs a model with {' or '.join(needs.shapes)}, {this} has {model.shape}"
-        other = "another init.from" if start else "another model.preset"
-        # The first is the usual one of such a model, on data of this kind.
-        for name, fitting in NEEDS.items():
-            if model.shape in fitting.shapes and fitting.head == head.kind and set(fitting.data) & set(needs.data):
-                raise ValueError(f"{what}; use objective.kind={name}, or {other}")
-        raise ValueError(f"{what}; use {other}")
-    if model.kind == "recurrent" and model.encoder is None and kind in ("prefix", "ul2"):
-        raise ValueError(
-            f"objective.kind={kind} needs bidirectional attention to the prefix, which a "
-            f"recurrent decoder lacks; use objective.kind=causal"
-        )
-    if head.kind != needs.head:
-        tied = ", and model.tied_embeddings=false" if needs.head == "labels" else ""
-        need = f"objective.kind={kind} needs model.head.kind={needs.head}"
-        raise ValueError(f"{need}, this model has {head.kind}; set it{tied}")
-    reads = getattr(model, "reads", "tokens")
-    if reads != needs.reads:
-        need = f"objective.kind={kind} needs a model that reads {needs.reads}, this one reads {reads}"
-        fix = "choose a preset with model.input"
-        if reads == "patches":
-            kinds = {"pixels": "masked_patches", "lm": "captions"}
-            fix = f"use objective.kind={kinds.get(head.kind, 'images')}"
-        raise ValueError(f"{need}; {fix}")
-    if reads == "patches" and data.packing != "concat":
-        what = f"data.packing={data.packing} is of text"
-        raise ValueError(f"{what}; images are one a row, leave it out")
-    if kind == "tag" and (head.mean or getattr(model, "pooler", False)):
-        raise ValueError(
-            "objective.kind=tag labels words, but model.head.mean and model.pooler summarize "
-            "documents; set both to false"
-        )
-    if kind == "classify" and not data.document_mask:
-        raise ValueError(
-            "objective.kind=classify labels documents, which must not attend to each other; use data.document_mask=true"
-        )
-    if needs.whole_rows and data.packing != "concat":
-        need = f"objective.kind={kind} needs full rows, but data.packing={data.packing}"
-        raise ValueError(f"{need}; use data.packing=concat")
-    if kind == "ul2" and data.document_mask:
-        what = "objective.kind=ul2 has one mode token a row, not one a document"
-        raise ValueError(f"{what}; use data.document_mask=false")

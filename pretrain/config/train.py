@@ -1,9 +1,9 @@
-"""`train:`, `eval:`, `checkpoint:`, `run:`, `init:`, `resume:` -- course and output of a run."""
+"""`train:`, `eval:`, `checkpoint:`, `run:`, `init:`, `resume:`, `guard:`, `launch:` -- course and output of a run."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from pretrain.config.base import NAME_PATTERN, OnResume, Section, UserPath
 from pretrain.config.data import DataConfig
@@ -122,6 +122,40 @@ class ResumeConfig(Section):
 
     allow: Annotated[list[str], OnResume.FREE] = Field(default_factory=list)
     """Keys or sections, such as `optim.lr` or `data`, that may differ from the resumed run."""
+
+
+class GuardConfig(Section):
+    """Detection of loss spikes and diverging replicas (docs/guard.md)."""
+
+    on_spike: Annotated[Literal["warn", "skip", "rollback"], OnResume.WARN] = "warn"
+    """`warn`: log a spike and count it in the metrics. `skip`: also drop the step before it is
+    applied. `rollback`: return to the newest checkpoint and leave out the samples since then."""
+    spike_window: Annotated[int, OnResume.WARN] = Field(default=128, ge=8, le=128)
+    """Last finite losses that a loss is compared with; detection starts with half as many."""
+    spike_threshold: Annotated[float, OnResume.WARN] = Field(default=8.0, gt=0)
+    """Distance of a spike above the median of the window, in robust standard deviations."""
+    max_skips: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
+    """Limit of spikes in a row that `skip` drops; then the loss is assumed to have a new level."""
+    max_rollbacks: Annotated[int, OnResume.FREE] = Field(default=5, ge=1)
+    """Largest number of automatic rollbacks of a run; one more ends it with exit code 77."""
+    check_replicas_every: Annotated[int, OnResume.FREE] = Field(default=1000, ge=0)
+    """Steps between comparisons of replicated weights, besides those before a save. 0: never."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key, action in (("max_skips", "skip"), ("max_rollbacks", "rollback")):
+            if self.on_spike != action and self.differs(key):
+                raise ValueError(f"{key} needs on_spike={action}; leave it out")
+        return self
+
+
+class LaunchConfig(Section):
+    """Jobs under Slurm (slurm/README.md). No key changes the result, up to rounding."""
+
+    elastic: Annotated[bool, OnResume.FREE] = False
+    """Train on fewer nodes if not all are free, as many as divide the batch; same samples."""
+    max_idle_restarts: Annotated[int, OnResume.FREE] = Field(default=3, ge=1)
+    """Consecutive restarts without a new checkpoint after which the job is given up."""
 
 
 OF_A_SOURCE = "val_loss_"

@@ -25,7 +25,7 @@ from pretrain import dist
 from pretrain.checkpoint.agree import agree
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.checkpoint.state import TrainState
-from pretrain.config.run import GuardConfig
+from pretrain.config.train import GuardConfig
 from pretrain.data.order import SkipRanges
 from pretrain.dist import World
 from pretrain.engine.engine import Engine, Update

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (6, 1025),
     "checkpoint": (12, 2196),
     "cli": (15, 2869),
-    "config": (28, 6000),
+    "config": (29, 6014),
     "data": (13, 2605),
     "datacheck": (11, 2303),
     "doctor": (13, 1927),

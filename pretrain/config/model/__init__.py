@@ -5,12 +5,13 @@ from typing import Annotated, Any
 from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 
 from pretrain.config.base import Section
+from pretrain.config.model.any_kind import HeadConfig, SpecialTokens
 from pretrain.config.model.experts import ExpertsConfig
 from pretrain.config.model.patches import ImageSize, PatchesConfig
 from pretrain.config.model.recurrent import RecurrentConfig, RecurrentStackConfig
 from pretrain.config.model.rotary_scaling import RotaryScaling
 from pretrain.config.model.stack import LatentConfig, StackConfig
-from pretrain.config.model.transformer import HeadConfig, ModelConfig, SpecialTokens
+from pretrain.config.model.transformer import ModelConfig
 
 __all__ = [
     "GENERATOR",

@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from pretrain.config.base import OnResume, Section
+from pretrain.config.model.any_kind import AnyKindConfig, HeadConfig
 from pretrain.config.model.stack import StackConfig
-from pretrain.config.model.transformer import AnyKindConfig, HeadConfig, ModelConfig
+from pretrain.config.model.transformer import ModelConfig
 
 
 class RecurrentStackConfig(Section):

@@ -1,0 +1,107 @@
+"""Keys of `model:` of every kind: head, special tokens, vocabulary and length."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pretrain.config.base import OnResume, Section
+from pretrain.config.model.stack import Activation
+
+
+class HeadConfig(Section):
+    """Output layer on the last hidden states."""
+
+    kind: Annotated[Literal["lm", "labels", "spans", "choices", "replaced", "pixels", "none"], OnResume.NEVER] = "lm"
+    """`lm` scores the vocabulary, `labels` scores labels, `spans` each token as the first and as the
+    last one of an answer, `choices` a text as the right one of several, `replaced` each token as
+    one that was replaced (ELECTRA), `pixels` predicts those of each patch (MAE), `none` returns the
+    hidden states."""
+    transform: Annotated[bool, OnResume.NEVER] = False
+    """Linear layer, activation and norm of the stack before the scores (BERT, ModernBERT); without
+    the norm for `kind: replaced` (ELECTRA)."""
+    activation: Annotated[Activation | None, OnResume.ALLOW] = None
+    """Activation of `transform`. None: that of the stack's feed-forward layers."""
+    bias: Annotated[bool, OnResume.NEVER] = False
+    """Bias term of the scores."""
+    scaled: Annotated[bool, OnResume.ALLOW] = False
+    """Divide the hidden states by sqrt(D) first (T5 v1.0, whose tied embeddings are large)."""
+    scale: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
+    """Factor of the scores, before their soft cap (Granite, Cohere)."""
+    soft_cap: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
+    """Soft cap of the scores: `cap tanh(score / cap)` (Gemma 2, 3.2). None: no cap."""
+    labels: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
+    """Label names, for `kind: labels`. Empty: taken from the data."""
+    mean: Annotated[bool, OnResume.ALLOW] = False
+    """For `kind: labels`: classify the mean over the tokens of a document, not its first token (of a
+    decoder its last one); of an image, the mean over its patches."""
+    dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
+    """For `kind: labels`, `spans` and `choices`: dropout probability on the input of the scores."""
+
+    @property
+    def num_scores(self) -> int:
+        """Scores of a head over something else than a vocabulary or pixels; 0 of labels not known yet."""
+        return {"labels": len(self.labels), "spans": 2, "choices": 1, "replaced": 1}.get(self.kind, 0)
+
+    @property
+    def summarizes(self) -> bool:
+        """True if a document has one output, at its first position."""
+        return self.kind in ("labels", "choices")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.activation is not None and not self.transform:
+            raise ValueError(f"activation={self.activation} needs transform=true; leave it out")
+        has_dropout = self.dropout and self.kind not in ("spans", "choices")
+        if self.kind != "labels" and (self.labels or self.mean or has_dropout):
+            what = "labels, mean and dropout go with kind=labels"
+            raise ValueError(f"{what}, not {self.kind}; leave them out")
+        if self.kind not in ("lm", "none") and (self.scaled or self.soft_cap or self.scale != 1.0):
+            what = "scaled, scale and soft_cap go with kind=lm"
+            raise ValueError(f"{what}, not {self.kind}; leave them out")
+        return self
+
+
+class SpecialTokens(Section):
+    """Ids of special tokens. None: that of the data's tokenizer, which may have none."""
+
+    pad: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the padding token."""
+    bos: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the token that begins a text."""
+    eos: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the token that ends a text."""
+    start: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the first input of the decoder in an encoder-decoder."""
+    mask: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    """Id of the mask token that stands for a token to be predicted."""
+
+
+class AnyKindConfig(Section):
+    """Keys of every kind of model."""
+
+    preset: Annotated[str | None, OnResume.FREE] = None
+    """Name of `pretrain presets`, with the defaults of all other keys. None: no preset."""
+    family: Annotated[str | None, OnResume.FREE] = None
+    """`model_type` that an export tries first, where several represent the model exactly (XLM-R is a
+    RoBERTa). None: the first of them."""
+    head: HeadConfig = HeadConfig()
+    vocab_size: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    """Vocabulary size of both stacks, before padding. None: that of the tokenizer."""
+    vocab_multiple: Annotated[int, OnResume.NEVER] = Field(default=128, ge=1)
+    """Pad the embedding table to a multiple of this many rows (128 keeps tensor cores busy)."""
+    max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=2048, ge=1)
+    """Longest sequence in tokens; the size of a learned position table."""
+    tied_embeddings: Annotated[bool, OnResume.NEVER] = False
+    """Share the weight of the head with the input embeddings."""
+    special_tokens: SpecialTokens = SpecialTokens()
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows V of the embedding table. `vocab_size` must be known."""
+        assert self.vocab_size is not None, "fit_config fills in vocab_size"
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def shape(self) -> str:
+        """Stacks of the model: `encoder`, `decoder`, or `encoder+decoder`."""
+        return "+".join(name for name in ("encoder", "decoder") if getattr(self, name) is not None)
