@@ -135,10 +135,10 @@ def write_release(
         ConfigError: No family represents the model exactly, dtype is unknown, `out` is not empty.
         DiskError: The disk refused; nothing is left under `out`.
     """
-    if (released := as_released(config)) != config:
+    released, chosen, stored = choose_release(config, dtype, family)
+    if released != config:
         own, zeros = read, torch.zeros(config.head.num_scores)
         config, read = released, lambda name: zeros if name == "head.bias" else own(name)
-    chosen, stored = choose_release(config, dtype, family)
     constants = chosen.constants(config) if chosen.constants else {}
     architecture = chosen.architecture(config)
     if labels_words:
@@ -176,11 +176,18 @@ def write_release(
     return ExportReport(chosen.model_type, architecture, plan.num_parameters, plan.total_bytes, files)
 
 
-def choose_release(config: ModelConfig, dtype: str, family: str | None = None) -> tuple[Family, torch.dtype]:
-    """Returns the family that represents a model exactly, and the dtype of its files. Raises: ConfigError."""
+def choose_release(
+    config: ModelConfig, dtype: str, family: str | None = None
+) -> tuple[ModelConfig, Family, torch.dtype]:
+    """Returns a model as released, the family that represents it exactly, and the dtype of its files.
+
+    Raises:
+        ConfigError: No family represents the model exactly, or dtype is unknown.
+    """
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not known", fix=f"use {' or '.join(_DTYPES)}")
-    return choose_family(as_released(config), family), _DTYPES[dtype]
+    released = as_released(config)
+    return released, choose_family(released, family), _DTYPES[dtype]
 
 
 def as_released(config: ModelConfig) -> ModelConfig:

@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "evaluate": (12, 2304),
     "generate": (10, 1681),
     "inspect": (3, 457),
-    "interop": (30, 5738),
+    "interop": (30, 5744),
     "model": (26, 5379),
     "objective": (13, 1965),
     "optim": (6, 1329),
