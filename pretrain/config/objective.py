@@ -217,6 +217,11 @@ class ObjectiveConfig(TaskConfig):
         return all(task.kind in ("prefix", "ul2") for task in self.tasks)
 
     @property
+    def scores_words(self) -> bool:
+        """True if the loss is one of words of a vocabulary: exp(loss), their perplexity, is a number of words."""
+        return all(NEEDS[task.kind].head == "lm" and task.kind != "dpo" for task in self.tasks)
+
+    @property
     def head_share(self) -> float:
         """Expected share of the positions at which the head is computed: the masked, or 0 of labels."""
         shares = [task.target_share for task in self.tasks]

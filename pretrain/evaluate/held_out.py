@@ -54,6 +54,7 @@ class SourceLoss:
     differences: dict[str, Difference] = field(default_factory=dict)
     chooses: bool = True  # the model chooses among answers; not of a head of pixels
     exact: float | None = None  # share of captions that greedy decoding writes as they are
+    scores_words: bool = True  # the loss is one of words (`ObjectiveConfig.scores_words`)
     shown: tuple[str, ...] = ()  # names of `LossReport.shown`
 
     def facts(self) -> dict[str, Any]:
@@ -70,9 +71,8 @@ class SourceLoss:
         return facts
 
     def _of(self, report: LossReport) -> dict[str, Any]:
-        # exp(loss) is a number of words to choose from: of a classifier it says nothing.
-        hidden = {"perplexity"} if self.labels is not None or self.shown else set()
-        hidden |= set() if self.chooses else {"perplexity", "accuracy", "correct"}
+        hidden = set() if self.scores_words else {"perplexity"}
+        hidden |= set() if self.chooses else {"accuracy", "correct"}
         facts = {name: value for name, value in report.facts().items() if name not in hidden}
         return facts | dict(zip(self.shown, report.shown, strict=False))  # sums of rows have none
 
@@ -81,8 +81,7 @@ class SourceLoss:
         report = self.report
         indent = " " * 15
         bits = "" if self.bits_per_byte is None else f"  bits per byte {self.bits_per_byte:.4f}"
-        scores_words = self.labels is None and self.chooses and not self.shown
-        perplexity = f"  perplexity {report.perplexity:.3f}" if scores_words else ""
+        perplexity = f"  perplexity {report.perplexity:.3f}" if self.scores_words else ""
         accuracy = f"accuracy {report.accuracy:.4f}  " if self.chooses else ""
         left_out = f"  ({self.left_out:,} pairs longer than a row)" if self.left_out else ""
         lines = [
@@ -194,19 +193,22 @@ def _measure(
         measured.append(of_model)
     reports = reports or [_rows(found).report for found in measured[0]]
     losses = []
-    shown = shown_of(corpus.objective)
-    chooses = corpus.objective.kind != "masked_patches"
+    of_kind: dict[str, Any] = {
+        "chooses": corpus.objective.kind != "masked_patches",
+        "scores_words": corpus.objective.scores_words,
+        "shown": shown_of(corpus.objective),
+    }
     for source, report in zip(corpus.sources, reports, strict=True):
         if not report.num_targets:
             raise DataError(f"source {source.name!r} has nothing to predict", fix="give more data")
         bits = report.bits_per_byte(source.tokens_per_byte) if source.tokens_per_byte else None
         left_out = source.num_left_out
-        losses.append(SourceLoss(source.name, report, bits, left_out, chooses=chooses, shown=shown))
+        losses.append(SourceLoss(source.name, report, bits, left_out, **of_kind))
     if len(losses) > 1:
         ratios = [source.tokens_per_byte for source in corpus.sources]
         report, bits = pool([found.report for found in losses], ratios)
         left_out = sum(found.left_out for found in losses)
-        losses.append(SourceLoss(ALL, report, bits, left_out, chooses=chooses, shown=shown))
+        losses.append(SourceLoss(ALL, report, bits, left_out, **of_kind))
         for of_model in filter(None, measured):
             of_model.append(reduce(operator.add, of_model))
     if not measured[0]:

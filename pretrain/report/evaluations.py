@@ -87,10 +87,10 @@ def _loss_rows(result: _Facts, data: _Texts, settings: _Facts, _: _Texts) -> _Ro
         cells = {"of": f"{result['objective']}, {source}", "loss": _number(facts["loss"])}
         if labels is None:
             bits = facts["bits_per_byte"]
-            chooses = "accuracy" in facts  # not of a head of pixels
-            cells["perplexity"] = _number(facts["perplexity"]) if chooses else None
+            # Of words alone; of pixels no accuracy either.
+            cells["perplexity"] = _number(facts["perplexity"]) if "perplexity" in facts else None
             cells["bits per byte"] = bits if bits is None else _float(bits)
-            cells["accuracy"] = f"{_float(facts['accuracy']):.4f}" if chooses else None
+            cells["accuracy"] = f"{_float(facts['accuracy']):.4f}" if "accuracy" in facts else None
         else:
             for name, head in _LABEL_SCORES.items():
                 value, low, high = (_float(labels[name][part]) for part in ("value", "low", "high"))

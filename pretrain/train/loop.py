@@ -347,7 +347,10 @@ def _measure(run: Run, should_stop: Callable[[], bool]) -> dict[str, float] | No
         if report is None:
             return None
         reports.append(report)
-    return _describe(run.validation, reports, run.config.unit, run.engine.module.shown)
+    config = run.config
+    return _describe(
+        run.validation, reports, config.unit, run.engine.module.shown, scores_words=config.objective.scores_words
+    )
 
 
 def _describe(
@@ -355,12 +358,13 @@ def _describe(
     reports: Sequence[LossReport],
     unit: str = "tokens",
     shown: Sequence[str] = (),
+    *,
+    scores_words: bool = True,
 ) -> dict[str, float]:
     """Returns the row of an evaluation: all splits, and each loss; empty without a target.
 
-    exp(loss), a number of words to choose from, says nothing of labels or pairs (`RunConfig.unit`), or of
-    replaced tokens.
-    Pixels are no choice at all.
+    Perplexity is left out where the loss is not one of words (`ObjectiveConfig.scores_words`), accuracy where it
+    is no choice among answers, which pixels are not.
     """
     whole, bits = pool(reports, [source.tokens_per_byte for source in validation])
     if not whole.num_targets:
@@ -370,7 +374,7 @@ def _describe(
         pairs = zip(validation, reports, strict=True)
         metrics = {f"val_loss_{source.name}": one.loss for source, one in pairs if one.num_targets}
     metrics["val_loss"] = whole.loss
-    if unit == "tokens" and not shown:
+    if scores_words:
         metrics["val_perplexity"] = whole.perplexity
     if unit != "pixels":
         metrics["val_accuracy"] = whole.accuracy

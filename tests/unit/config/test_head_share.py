@@ -1,8 +1,8 @@
-"""The share of positions at which the head is computed, which the speed of a run is reported with."""
+"""The share of positions at which a head is computed, for the speed of a run; what its loss is one of."""
 
 import pytest
 
-from pretrain.config.objective import ObjectiveConfig
+from pretrain.config.objective import NEEDS, ObjectiveConfig
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,8 @@ from pretrain.config.objective import ObjectiveConfig
 )
 def test_only_masked_objectives_leave_positions_out(objective, share):
     assert ObjectiveConfig.model_validate(objective).head_share == pytest.approx(share)
+
+
+def test_perplexity_is_of_losses_of_words_alone():
+    no_words = {"replaced", "dpo", "classify", "tag", "images", "masked_patches"}
+    assert {kind for kind in NEEDS if not ObjectiveConfig(kind=kind).scores_words} == no_words

@@ -43,7 +43,8 @@ def losses(subject=None):
 def labels(subject=None):
     gold = np.array([0, 1, 0, 1, 1, 0] * 4)
     answers = Answers(gold, np.array([0, 1, 1, 1, 1, 0] * 4), np.arange(24), np.full(24, 0.5))
-    found = SourceLoss("data", LossReport(0.5, 24, 20), None, 0, labels=score_labels(answers, ["no", "yes"], 100))
+    scores = score_labels(answers, ["no", "yes"], 100)
+    found = SourceLoss("data", LossReport(0.5, 24, 20), None, 0, labels=scores, scores_words=False)
     return HeldOutReport("runs/a", None, "classify", "validation", [found], [WEB], subject)
 
 
@@ -100,6 +101,21 @@ def test_every_kind_has_its_table(run):
     assert web["data"] == "data/web (11111111), validation" and code["data"] == "data/code (22222222), validation"
     assert whole["data"] == "data/web (11111111), data/code (22222222), validation"
     assert code["perplexity"] == "not finite" and code["bits per byte"] == ""
+
+
+def test_a_loss_that_is_of_no_words_has_a_row_without_a_perplexity(tmp_path):
+    folder = write_run(tmp_path / "run", [metric_row(step) for step in range(1, 9)])
+    (checkpoint,) = save(folder / "checkpoints", 8)
+    subject = Subject(RunDir(folder), checkpoint.name, 8, next(iter(read(folder).checkpoints)).manifest)
+    pairs = SourceLoss("pairs", LossReport(0.5, 24, 20, (0.25,)), None, 0, scores_words=False, shown=("reward_margin",))
+    pixels = SourceLoss("digits", LossReport(0.25, 64, 0), None, 0, chooses=False, scores_words=False)
+    report = HeldOutReport("runs/a", None, "dpo", "validation", [pairs, pixels], [WEB], subject)
+    keep_evaluation(subject, report.data, SETTINGS["loss"], report.facts())
+    page = build_page([read(folder)])
+    first, second = tables(page)["Losses"]
+    assert (first["loss"], first["accuracy"], first["targets"]) == ("0.5", "0.8333", "24")
+    assert (second["loss"], second["accuracy"], second["targets"]) == ("0.25", "", "64")
+    assert not first.get("perplexity") and not second.get("perplexity") and "damaged" not in page
 
 
 def test_scores_stand_with_their_intervals_signatures_and_samples(run):

@@ -33,12 +33,12 @@ def test_one_split_is_not_told_twice_and_unknown_bytes_not_at_all():
 
 
 def test_the_row_of_a_classifier_counts_labels_and_has_no_perplexity():
-    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 4)], unit="labels")
+    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 4)], unit="labels", scores_words=False)
     assert row == {"val_loss": 0.5, "val_accuracy": 0.4, "val_labels": 10.0}
 
 
 def test_the_row_of_pixels_has_a_loss_alone():
-    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 0)], unit="pixels")
+    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 0)], unit="pixels", scores_words=False)
     assert row == {"val_loss": 0.5, "val_tokens": 10.0}
 
 
@@ -49,7 +49,14 @@ def test_no_target_is_no_loss_and_not_the_best_one():
 
 def test_the_rewards_of_pairs_are_means_over_all_sources():
     reports = [LossReport(0.5, 10, 8, (0.25, 0.5)), LossReport(0.25, 30, 30, (0.75, 0.5))]
-    row = _describe([WEB, CODE], reports, "pairs", ("reward_margin", "reward_chosen"))
+    row = _describe([WEB, CODE], reports, "pairs", ("reward_margin", "reward_chosen"), scores_words=False)
     assert (row["val_pairs"], row["val_accuracy"]) == (40, 0.95)
     assert (row["val_reward_margin"], row["val_reward_chosen"]) == (0.625, 0.5)
     assert not row.keys() & {"val_perplexity", "val_tokens"}
+
+
+@pytest.mark.parametrize("scores_words", [True, False])
+def test_perplexity_is_of_words_whether_or_not_the_loss_shows_further_sums(scores_words):
+    row = _describe([WEB], [LossReport(2.0, 10, 4, (0.5,))], "tokens", ("z_loss",), scores_words=scores_words)
+    assert (row["val_z_loss"], row["val_tokens"]) == (0.5, 10)
+    assert ("val_perplexity" in row) == scores_words
