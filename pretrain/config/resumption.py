@@ -165,14 +165,19 @@ def no_start(folder: Path) -> ConfigError:
     return ConfigError(what, fix=fix)
 
 
+def has_start(config: RunConfig) -> bool:
+    """Returns whether there is something at `init.from`."""
+    folder = Path(config.init.from_ or "")
+    return folder.exists() or (folder.name == "ema" and folder.parent.exists())  # the average of its weights
+
+
 def check_start(config: RunConfig, *, has_saved: bool) -> None:
     """Checks that `init.from` is there, which a run without weights of its own needs. Raises: ConfigError."""
     # A bucket may have weights of the run: whether it does is asked later.
     if config.init.from_ is None or has_saved or config.checkpoint.upload is not None:
         return
-    folder = Path(config.init.from_)
-    if not folder.exists() and not (folder.name == "ema" and folder.parent.exists()):  # the average of its weights
-        raise no_start(folder)
+    if not has_start(config):
+        raise no_start(Path(config.init.from_))
 
 
 def keep_start(stored: RunConfig, config: RunConfig) -> RunConfig:

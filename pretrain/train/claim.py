@@ -18,7 +18,7 @@ from pretrain.checkpoint.state import TrainState
 from pretrain.checkpoint.upload import fetch_newest
 from pretrain.config.data import plan_batch
 from pretrain.config.load import dump_config, load_config
-from pretrain.config.resumption import check_config, check_start, is_allowed, keep_start
+from pretrain.config.resumption import check_config, check_start, has_start, is_allowed, keep_start
 from pretrain.config.run import RunConfig
 from pretrain.config.train import OF_A_SOURCE
 from pretrain.data.stream import check_packing, open_stores
@@ -118,7 +118,9 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
         if folder.config.is_file():
             stored = load_config(folder.config, extensions="ignore")
             has_saved = folder.has_saved()
-            config = keep_start(stored, config) if has_saved else config
+            kept = keep_start(stored, config)
+            # An attempt that saved nothing takes its weights again: the same ones, though that run trained on.
+            config = kept if has_saved or has_start(kept) else config
             check_config(stored, config, has_saved=has_saved)
         check_start(config, has_saved=folder.has_saved())
         if lease is not None:

@@ -6,7 +6,7 @@
 The reference is the model that the run begins with, in evaluation mode and the precision of the
 run; there is no second model on a device. Every pair that fits a row is read once, at the cost of a
 forward pass: a third of an epoch of training. A start that was killed before its first checkpoint
-computes them again.
+computes them again, from the same weights (`keep_start`).
 """
 
 import logging

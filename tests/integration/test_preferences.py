@@ -2,11 +2,14 @@
 
 import json
 import random
+import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pretrain.config.load import load_config
 from pretrain.objective.preferences import read_table
 from pretrain.tracking.audit import read_audit
 from tests.helpers.cli import run_warm
@@ -171,6 +174,31 @@ def test_a_stopped_run_continues_bit_for_bit_and_reads_the_reference_that_it_wro
     runs.train("stopped", ranks=1)
     assert path.read_bytes() == content
     assert_same_run(runs, "stopped", "golden", 12)
+
+
+@pytest.mark.long
+def test_a_run_killed_before_its_first_checkpoint_keeps_its_reference_though_the_base_trained_on(runs, base, tmp_path):
+    (tmp_path / "kill_in_first_save.py").write_text(
+        "import os, signal\n"
+        "from pretrain.utils.io import set_fault_hook\n"
+        "def hook(operation, path):\n"
+        "    if 'step-00000004' in str(path) and operation == 'write':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "set_fault_hook(hook)\n"
+    )
+    shutil.copytree(base.folder("base").path, base.folder("moving").path)
+    start = f"init.from={base.folder('moving').path}"
+    killed = {"expect": 128 + signal.SIGKILL, "PYTHONPATH": str(tmp_path)}
+    runs.train("killed", start, "extend=[kill_in_first_save]", ranks=1, **killed)
+    assert runs.folder("killed").audit.exists() and not runs.folder("killed").newest_step()
+    content = runs.folder("killed").reference.read_bytes()
+    base.train("moving", "train.steps=44", ranks=1)
+    assert base.folder("moving").newest_step() == 44
+    output = runs.train("killed", start, ranks=1)
+    assert "starting over, as nothing was saved" in output and "init.from: " not in output
+    assert runs.folder("killed").reference.read_bytes() == content
+    assert load_config(runs.folder("killed").config).init.from_.endswith("moving/run/checkpoints/step-00000040")
+    assert_same_run(runs, "killed", "golden", 12)
 
 
 @pytest.mark.long
