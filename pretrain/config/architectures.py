@@ -236,6 +236,13 @@ COHERE = Architecture(
 )
 """Command R and Aya 23 (Aryabumi et al. 2024, 3.1), as released."""
 
+COHERE_PLUS = Architecture(
+    ("decoder",),
+    COHERE.stack | {"qk_norm": "heads", "rope_theta": 75000000.0},
+    COHERE.ends | {"head": {"scale": 5 / 6}},
+)
+"""Command R+, as released."""
+
 COHERE2 = Architecture(
     ("decoder",),
     COHERE.stack

@@ -306,7 +306,10 @@ def _check_tensor_of_stack(
     unfit = {
         "experts": (stack.experts is not None, "whose experts are cut by parallel.experts"),
         "latent": (stack.latent is not None, "whose keys and values of all heads are of one vector"),
-        "qk_norm=whole": (stack.qk_norm == "whole", "a norm of all heads, of which a rank has some"),
+        f"qk_norm={stack.qk_norm}": (
+            stack.qk_norm in ("whole", "heads"),
+            "a norm with weights of all heads, of which a rank has some",
+        ),
         "rope_scaling": (
             scaling is not None and scaling.follows_length,
             "whose frequencies go by the length of a document, of which ranks have parts",

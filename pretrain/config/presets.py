@@ -1,7 +1,6 @@
 """Presets: named models as data over `ModelConfig`, in sizes as published, and a tiny one of each family.
 
-Contexts are those of
-training, not what a method of inference stretches them to.
+Contexts are those of training, not what a method of inference stretches them to.
 """
 
 import difflib
@@ -12,6 +11,7 @@ from pretrain.config.architectures import (
     BERT,
     COHERE,
     COHERE2,
+    COHERE_PLUS,
     DEEPSEEK_V3,
     DISTILBERT,
     ELECTRA,
@@ -271,6 +271,7 @@ PRESETS: dict[str, Values] = {
     "phi-tiny": _model(PHI, 2, 64, 4, 256, max_seq_len=128),
     "stablelm-3b": _model(STABLELM, 32, 2560, 32, 6912),
     "stablelm2-1.6b": _model(STABLELM, 24, 2048, 32, 5632, qkv_bias=True),
+    "stablelm2-12b": _model(STABLELM, 40, 5120, 32, 13824, kv_heads=8, parallel="one_norm", qk_norm="heads"),
     "stablelm-tiny": _model(STABLELM, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
     # Almazrouei et al. 2023, table 8.
     "falcon-7b": _model(FALCON, 32, 4544, 71, 18176, kv_heads=1),
@@ -278,6 +279,7 @@ PRESETS: dict[str, Values] = {
     "falcon-tiny": _model(FALCON, 2, 64, 4, 256, max_seq_len=128, kv_heads=1),
     "cohere-aya-8b": _model(COHERE, 32, 4096, 32, 14336, kv_heads=8),
     "cohere-r-35b": _model(COHERE, 40, 8192, 64, 22528, rope_theta=8000000.0, max_seq_len=131072),
+    "cohere-r-plus": _model(COHERE_PLUS, 64, 12288, 96, 33792, kv_heads=8, max_seq_len=131072),
     "cohere-tiny": _model(COHERE, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
     "cohere2-r7b": _model(COHERE2, 32, 4096, 32, 14336, kv_heads=8),
     "cohere2-tiny": _model(COHERE2, 4, 64, 4, 192, max_seq_len=128, kv_heads=2, window=16),

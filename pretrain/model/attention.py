@@ -148,6 +148,30 @@ def build_rms_norm(config: StackConfig, width: int) -> nn.RMSNorm:
     return (OffsetRMSNorm if config.norm_offset else nn.RMSNorm)(width, eps=config.norm_eps)
 
 
+class HeadsLayerNorm(nn.LayerNorm):
+    """LayerNorm of each head of [..., N H], whose weights are of all heads, without a bias (Command R+)."""
+
+    def __init__(self, heads: int, width: int, eps: float) -> None:
+        super().__init__(heads * width, eps=eps, bias=False)
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        # In fp32 under any precision, as the product with a weight within torch's own kernel.
+        exact = torch.promote_types(x.dtype, torch.float32)
+        heads = x.to(exact).unflatten(-1, (self.heads, -1))
+        normed = nn.functional.layer_norm(heads, heads.shape[-1:], eps=self.eps)
+        return (normed.flatten(-2) * self.weight.to(exact)).to(x.dtype)
+
+
+def build_qk_norm(config: StackConfig, heads: int) -> nn.RMSNorm | nn.LayerNorm:
+    """Builds the norm of queries or of keys, which have as many heads."""
+    if config.qk_norm == "heads":
+        return HeadsLayerNorm(heads, config.per_head_width, config.norm_eps)
+    if config.qk_norm == "layer":
+        return nn.LayerNorm(config.per_head_width, eps=config.norm_eps, bias=config.has_qk_norm_bias)
+    return build_rms_norm(config, config.qk_norm_width(heads))
+
+
 class SelfAttention(nn.Module):
     """Multi-head attention; grouped-query (Ainslie et al. 2023): head n reads n // (N / K).
 
@@ -169,8 +193,8 @@ class SelfAttention(nn.Module):
         self.query_norm = None
         self.key_norm = None
         if config.qk_norm:
-            self.query_norm = build_rms_norm(config, config.qk_norm_width(self.heads))
-            self.key_norm = build_rms_norm(config, config.qk_norm_width(self.kv_heads))
+            self.query_norm = build_qk_norm(config, self.heads)
+            self.key_norm = build_qk_norm(config, self.kv_heads)
         self.returns_values = config.value_residual and number == 0
         parts = config.value_parts(number)
         self.value_mix = nn.Parameter(torch.empty(parts)) if parts > 1 else None
@@ -281,7 +305,7 @@ def build_attention(config: StackConfig, backend: AttentionBackend, number: int)
     return LatentAttention(config, backend) if config.latent else SelfAttention(config, backend, number)
 
 
-def norm_heads(norm: nn.RMSNorm, x_BTNH: Tensor) -> Tensor:
+def norm_heads(norm: nn.RMSNorm | nn.LayerNorm, x_BTNH: Tensor) -> Tensor:
     """Normalises each head, or all heads of a position together if the norm is as wide as these."""
     if norm.normalized_shape[0] == x_BTNH.shape[-1]:
         return norm(x_BTNH)

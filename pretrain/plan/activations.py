@@ -121,10 +121,10 @@ class _StackCounter:
         if (stack.is_rotary and number not in stack.unrotated_layers) or stack.qk_norm:
             turned = turned_heads * stack.per_head_width * self.compute
         if stack.qk_norm:
-            # The projection keeps the input of these norms already.
+            # The projection keeps the input already. LayerNorm is one kernel; weights of each head multiply its result.
             each = (4 if self.compute == 4 else 8) if self.on_cpu else 4 * (stack.norm_offset and self.compute < 4)
-            each *= stack.per_head_width
-            further = turned_heads * (each + _STATISTIC)
+            each = {"layer": 0, "heads": 4 if self.compute == 4 else 8}.get(str(stack.qk_norm), each)
+            further = turned_heads * (each * stack.per_head_width + _STATISTIC)
         if stack.value_parts(number) > 1:
             # The sum, and autocast's copy of an embedding.
             copied = stack.value_table(number) is not None and self.copied > 0

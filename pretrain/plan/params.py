@@ -65,8 +65,10 @@ def _attention(name: str, stack: StackConfig, parts: int = 1) -> Named:
     else:
         yield from _linear(f"{name}.qkv", stack.width, heads + 2 * kv, stack.has_qkv_bias)
         if stack.qk_norm:
-            yield f"{name}.query_norm.weight", (stack.qk_norm_width(stack.heads),)
-            yield f"{name}.key_norm.weight", (stack.qk_norm_width(stack.num_kv_heads),)
+            for norm, number in (("query_norm", stack.heads), ("key_norm", stack.num_kv_heads)):
+                yield f"{name}.{norm}.weight", (stack.qk_norm_width(number),)
+                if stack.has_qk_norm_bias:
+                    yield f"{name}.{norm}.bias", (stack.qk_norm_width(number),)
         if stack.attention_sinks:
             yield f"{name}.sinks", (stack.heads,)
         if parts > 1:

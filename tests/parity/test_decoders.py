@@ -264,10 +264,13 @@ MAKERS = {
         rope_parameters={"rope_type": "linear", "factor": 2.5, "partial_rotary_factor": 0.25, "rope_theta": 77.0},
     ),
     "phi": phi,
+    "phi-norms": lambda: phi(qk_layernorm=True, layer_norm_eps=1e-2),
     "stablelm": stablelm,
     "stablelm-unusual": lambda: stablelm(
         use_parallel_residual=True, use_qkv_bias=True, num_key_value_heads=6, tie_word_embeddings=True,
     ),
+    "stablelm-norms": lambda: stablelm(qk_layernorm=True, use_parallel_residual=True, layer_norm_eps=1e-2),
+    "stablelm-norm-of-one-head": lambda: stablelm(qk_layernorm=True, num_key_value_heads=1),
     "falcon": falcon,
     "falcon-new": lambda: falcon(new_decoder_architecture=True, num_kv_heads=2, tie_word_embeddings=False),
     "falcon-unusual": lambda: falcon(
@@ -275,6 +278,8 @@ MAKERS = {
     ),
     "cohere": cohere,
     "cohere-unusual": lambda: cohere(attention_bias=True, tie_word_embeddings=False, num_key_value_heads=6),
+    "cohere-norms": lambda: cohere(use_qk_norm=True, layer_norm_eps=1e-2),
+    "cohere-norm-of-one-head": lambda: cohere(use_qk_norm=True, num_key_value_heads=1),
     "cohere2": cohere2,
 }  # fmt: skip
 

@@ -264,6 +264,22 @@ RELEASED = {
         "pad_token_id": 0, "rope_theta": 8000000.0, "tie_word_embeddings": True, "use_qk_norm": False,
         "vocab_size": 256000,
     },
+    "stablelm2-12b": {
+        "architectures": ["StableLmForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 100257,
+        "eos_token_id": 100257, "hidden_act": "silu", "hidden_dropout": 0.0, "hidden_size": 5120,
+        "initializer_range": 0.02, "intermediate_size": 13824, "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 4096, "model_type": "stablelm", "num_attention_heads": 32, "num_hidden_layers": 40,
+        "num_key_value_heads": 8, "partial_rotary_factor": 0.25, "qk_layernorm": True, "rope_theta": 10000,
+        "tie_word_embeddings": False, "use_parallel_residual": True, "use_qkv_bias": False, "vocab_size": 100352,
+    },
+    "cohere-r-plus": {
+        "architectures": ["CohereForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 5,
+        "eos_token_id": 255001, "hidden_act": "silu", "hidden_size": 12288, "initializer_range": 0.02,
+        "intermediate_size": 33792, "layer_norm_eps": 1e-05, "logit_scale": 0.8333333333333334,
+        "max_position_embeddings": 131072, "model_type": "cohere", "num_attention_heads": 96, "num_hidden_layers": 64,
+        "num_key_value_heads": 8, "pad_token_id": 0, "rope_theta": 75000000.0, "tie_word_embeddings": True,
+        "use_qk_norm": True, "vocab_size": 256000,
+    },
     "cohere2-r7b": {
         "architectures": ["Cohere2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 5,
         "eos_token_id": 255001, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,

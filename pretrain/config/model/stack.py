@@ -74,9 +74,10 @@ class StackConfig(Section):
     """Bias terms in the query, key and value projections. None: same as `bias`."""
     output_bias: Annotated[bool | None, OnResume.NEVER] = None
     """Bias term in the output projection of attention. None: same as `bias`."""
-    qk_norm: Annotated[bool | Literal["whole"], OnResume.NEVER] = False
+    qk_norm: Annotated[bool | Literal["whole", "layer", "heads"], OnResume.NEVER] = False
     """RMSNorm over the queries and keys of each head, before rotation; `whole`: over those of all heads
-    together (OLMoE, OLMo 2)."""
+    together (OLMoE, OLMo 2); `layer`: LayerNorm of each head, with a bias where norms have one (Phi);
+    `heads`: LayerNorm with weights of each head, without a bias (Command R+, StableLM 2)."""
     parallel: Annotated[bool | Literal["one_norm"], OnResume.NEVER] = False
     """Add attention and feed-forward layer of a block to the same input, which each reads by a norm
     of its own (GPT-NeoX), or both by `one_norm` (GPT-J, Cohere)."""
@@ -225,9 +226,14 @@ class StackConfig(Section):
         """True if norms have a bias, with the default."""
         return self.norm == "layer" and (self.bias if self.norm_bias is None else self.norm_bias)
 
+    @property
+    def has_qk_norm_bias(self) -> bool:
+        """True if norms of queries and keys have a bias."""
+        return self.qk_norm == "layer" and self.has_norm_bias
+
     def qk_norm_width(self, heads: int) -> int:
-        """Returns the width of a norm of queries or of keys, which have as many heads."""
-        return self.per_head_width * (heads if self.qk_norm == "whole" else 1)
+        """Returns the number of weights of a norm of queries or of keys, which have as many heads."""
+        return self.per_head_width * (heads if self.qk_norm in ("whole", "heads") else 1)
 
     @property
     def attention_weight_dropout(self) -> float:
@@ -322,6 +328,8 @@ class StackConfig(Section):
     def _check_sublayers(self) -> None:
         if self.norm_offset and self.norm != "rms":
             raise ValueError(f"norm_offset=true is for norm=rms, not {self.norm}; leave it out")
+        if self.norm_offset and self.qk_norm in ("layer", "heads"):
+            raise ValueError(f"norm_offset=true is for RMSNorm, and qk_norm={self.qk_norm} is none; leave one out")
         if self.norm_bias and self.norm != "layer":
             raise ValueError(f"norm_bias=true is for norm=layer, not {self.norm}; leave it out")
         if self.score_factor is not None and not self.scaled_attention:

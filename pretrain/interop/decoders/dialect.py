@@ -57,6 +57,10 @@ LLAMA_MODULES: Mapping[str, tuple[str, ...]] = {
     "feedforward.down": ("mlp.down_proj",),
 }
 """Names of LLaMA's modules in a layer."""
+QK_NORMS = {
+    "attention.query_norm": ("self_attn.q_norm",),
+    "attention.key_norm": ("self_attn.k_norm",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,9 @@ class Dialect:
             `layer_types`, by default by Qwen's flags (`listed`), or all but every n-th (n).
         missing: Further defaults.
         modules: Our modules of a block and theirs, of a config.
-        order: Rows of ours in those of their projections of queries, keys and values (`Weight`).
+        order: Rows of ours in those of their projections of queries, keys and values (`Weight`), and of norms of
+            these, which have as many rows as so many heads.
+        joined_norms: Weights of all heads in a norm of queries or of keys are one tensor, [heads, width].
         refused: Keys with their only values, and the meaning of others.
         read: Further values by our names, spelled as in `more`; may change the keys.
         write: Keys for these.
@@ -119,6 +125,7 @@ class Dialect:
     names: Names = _NAMES
     modules: Callable[[ModelConfig], Mapping[str, Any]] = lambda config: LLAMA_MODULES
     order: Callable[[StackConfig], tuple[int, ...]] = lambda stack: ()
+    joined_norms: bool = False
     refused: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     read: Callable[[Fields], dict[str, Any]] = lambda fields: {}
     write: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}
@@ -272,9 +279,9 @@ def _rows(ours: str, stack: StackConfig) -> tuple[int, ...]:
 
 
 def _has_bias(ours: str, stack: StackConfig) -> bool:
-    """Returns whether a module has a bias; norms of queries and keys have none."""
+    """Returns whether a module has a bias."""
     if ours.endswith("norm"):
-        return stack.has_norm_bias and not ours.startswith("attention.")
+        return stack.has_qk_norm_bias if ours.startswith("attention.") else stack.has_norm_bias
     of_attention = {"attention.qkv": stack.has_qkv_bias, "attention.output": stack.has_output_bias}
     return of_attention.get(ours, stack.bias)
 
@@ -294,8 +301,11 @@ def _weights(dialect: Dialect, config: ModelConfig) -> list[Weight]:
         place = f"decoder.blocks.{number}.", names.layer.format(number)
         for ours, theirs in modules.items():
             weights = affine(*place, {ours: theirs}, bias=_has_bias(ours, stack))
-            if ours == "attention.qkv":
-                weights = [replace(one, order=order) for one in weights]
+            if ours.startswith("attention.") and ours != "attention.output":
+                rows = sum(theirs.values())
+                heads = (rows // stack.per_head_width, stack.per_head_width)
+                shape = heads if dialect.joined_norms and ours.endswith("norm") else None
+                weights = [replace(one, order=order[:rows], shape=shape) for one in weights]
             found += weights
     norm = {"norm": {names.norm: stack.width}} if names.norm else {}
     found += affine("decoder.", names.prefix, norm, bias=stack.has_norm_bias)

@@ -8,9 +8,8 @@ period of its own in these.
 from typing import Any
 
 from pretrain.config.model import ModelConfig
-from pretrain.interop.decoders.dialect import LLAMA_MODULES, Dialect, decoder_family
+from pretrain.interop.decoders.dialect import LLAMA_MODULES, QK_NORMS, Dialect, decoder_family
 from pretrain.interop.decoders.heads import RopeKeys
-from pretrain.interop.decoders.llama import QK_NORMS
 from pretrain.interop.fields import Fields, refusal
 
 _BUILT_IN = {"norm_offset": True, "activation": "gelu_tanh"}

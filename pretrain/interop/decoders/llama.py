@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from pretrain.config.model import ModelConfig
-from pretrain.interop.decoders.dialect import LLAMA_MODULES, Dialect, Names, decoder_family
+from pretrain.interop.decoders.dialect import LLAMA_MODULES, QK_NORMS, Dialect, Names, decoder_family
 from pretrain.interop.decoders.heads import FULL, SLIDING, RopeKeys, read_layer_types, write_layer_types
 from pretrain.interop.fields import Fields, refusal
 
@@ -137,10 +137,6 @@ def _write_granite(config: ModelConfig) -> dict[str, Any]:
     return {"logits_scaling": divisor, "attention_multiplier": factor}
 
 
-QK_NORMS = {
-    "attention.query_norm": ("self_attn.q_norm",),
-    "attention.key_norm": ("self_attn.k_norm",),
-}
 _QK_NORM_MODULES = {**LLAMA_MODULES, **QK_NORMS}
 _OUTPUT_NORMS = {
     **_QK_NORM_MODULES,

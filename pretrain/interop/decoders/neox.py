@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from pretrain.config.model import ModelConfig, StackConfig
-from pretrain.interop.decoders.dialect import GATE_UP, LLAMA_MODULES, QKV, Dialect, Names, decoder_family
+from pretrain.interop.decoders.dialect import GATE_UP, LLAMA_MODULES, QK_NORMS, QKV, Dialect, Names, decoder_family
 from pretrain.interop.decoders.heads import FULL, RopeKeys, periodic_types
 from pretrain.interop.fields import Fields, refusal
 
@@ -55,23 +55,44 @@ def _write_neox(config: ModelConfig) -> dict[str, Any]:
     return {"use_parallel_residual": stack.parallel is True, "attention_bias": stack.has_qkv_bias}
 
 
+def _read_phi(fields: Fields) -> dict[str, Any]:
+    return {"head.bias": True, "qk_norm": fields.flag("qk_layernorm", False) and "layer"}
+
+
 def _write_phi(config: ModelConfig) -> dict[str, Any]:
-    found: dict[str, Any] = {"embd_pdrop": config.last_stack.dropout}
+    stack = config.last_stack
+    found: dict[str, Any] = {"embd_pdrop": stack.dropout, "qk_layernorm": bool(stack.qk_norm)}
     # The tanh approximation has two names in transformers, and a Phi is released with this one.
-    if config.last_stack.activation == "gelu_tanh":
+    if stack.activation == "gelu_tanh":
         found["hidden_act"] = "gelu_new"
     return found
+
+
+def _phi_modules(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    norms = {f"attention.{part}_norm": (f"self_attn.{part[0]}_layernorm",) for part in ("query", "key")}
+    return _PHI_MODULES | (norms if config.last_stack.qk_norm else {})
 
 
 def _read_stablelm(fields: Fields) -> dict[str, Any]:
     is_parallel = fields.flag("use_parallel_residual", False)
     has_bias = fields.flag("use_qkv_bias", False)
-    return {"parallel": "one_norm" if is_parallel else False, "qkv_bias": has_bias or None}
+    qk_norm = fields.flag("qk_layernorm", False) and "heads"
+    return {"parallel": "one_norm" if is_parallel else False, "qkv_bias": has_bias or None, "qk_norm": qk_norm}
 
 
 def _write_stablelm(config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
-    return {"use_parallel_residual": bool(stack.parallel), "use_qkv_bias": stack.has_qkv_bias}
+    flags = {"use_parallel_residual": stack.parallel, "qk_layernorm": stack.qk_norm}
+    return {"use_qkv_bias": stack.has_qkv_bias} | {key: bool(value) for key, value in flags.items()}
+
+
+def _stablelm_modules(config: ModelConfig) -> dict[str, Any]:
+    """Returns the modules, each head with a norm of its own."""
+    stack, found = config.last_stack, _one_norm_modules(config)
+    for part, heads in (("query", stack.heads), ("key", stack.num_kv_heads)) if stack.qk_norm else ():
+        norms = [f"self_attn.{part[0]}_layernorm.norms.{number}" for number in range(heads)]
+        found[f"attention.{part}_norm"] = dict.fromkeys(norms, stack.per_head_width)
+    return found
 
 
 def _read_falcon(fields: Fields) -> dict[str, Any]:
@@ -122,9 +143,13 @@ def _falcon_modules(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     return found if parallel == "one_norm" else found | {"feedforward_norm": norms[1:]}
 
 
-def _one_norm_modules(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+def _one_norm_modules(config: ModelConfig) -> dict[str, Any]:
     left_out = "feedforward_norm" if config.last_stack.parallel == "one_norm" else ""
     return {ours: theirs for ours, theirs in LLAMA_MODULES.items() if ours != left_out}
+
+
+def _cohere_modules(config: ModelConfig) -> dict[str, Any]:
+    return _one_norm_modules(config) | (QK_NORMS if config.last_stack.qk_norm else {})
 
 
 def _read_cohere2(fields: Fields) -> dict[str, Any]:
@@ -202,9 +227,7 @@ GPT_NEOX, PHI, STARCODER2, STABLELM, FALCON, COHERE, COHERE2 = map(
             },
             more={"resid_pdrop": ("dropout", 0.0)}, names=Names(norm="final_layernorm"),
             built_in={"norm": "layer", "activation": "gelu_tanh", "gated": False, "bias": True, "parallel": "one_norm"},
-            refused={"qk_layernorm": (False, "queries and keys would be normalised")},
-            modules=lambda config: _PHI_MODULES, read=lambda fields: {"head.bias": True},
-            write=_write_phi,
+            modules=_phi_modules, read=_read_phi, write=_write_phi,
         ),
         Dialect(
             model_type="starcoder2", name="Starcoder2", kv_heads=2, windows="all",
@@ -231,8 +254,7 @@ GPT_NEOX, PHI, STARCODER2, STABLELM, FALCON, COHERE, COHERE2 = map(
                 "max_position_embeddings": 4096,
                 "rms_norm_eps": 1e-5,
             },
-            refused={"qk_layernorm": (False, "each head would have a norm of its own")},
-            modules=_one_norm_modules, read=_read_stablelm, write=_write_stablelm,
+            modules=_stablelm_modules, read=_read_stablelm, write=_write_stablelm,
         ),
         Dialect(
             model_type="falcon", name="Falcon", fixed_heads=True, tokens={"bos": 11, "eos": 11},
@@ -255,8 +277,9 @@ GPT_NEOX, PHI, STARCODER2, STABLELM, FALCON, COHERE, COHERE2 = map(
             model_type="cohere", name="Cohere", biases=("attention_bias",), tokens=_COHERE_TOKENS,
             spelled=_EPS,
             sizes=_COHERE_SIZES, more=_SCALED, built_in=_COHERE, missing={"rope_theta": 500000.0},
-            refused={"use_qk_norm": (False, "each head would have a norm of its own")},
-            modules=_one_norm_modules, order=_halves_order,
+            modules=_cohere_modules, order=_halves_order, joined_norms=True,
+            read=lambda fields: {"qk_norm": fields.flag("use_qk_norm", False) and "heads"},
+            write=lambda config: {"use_qk_norm": bool(config.last_stack.qk_norm)},
         ),
         Dialect(
             model_type="cohere2", name="Cohere2", biases=("attention_bias",), tokens=_COHERE_TOKENS,

@@ -171,7 +171,8 @@ def decoder(**values: object) -> AnyModelConfig:
         ({}, {}, decoder(rope_scaling=DYNAMIC), r"decoder\.rope_scaling, whose frequencies go by the length of a"),
         ({}, {}, MIXTURE, r"does not go with model\.decoder\.experts, whose experts are cut by parallel\.experts; use"),
         ({}, {}, model("deepseek_v3-tiny"), r"does not go with model\.decoder\.\w+, "),
-        ({}, {}, decoder(qk_norm="whole"), r"qk_norm=whole, a norm of all heads, of which a rank has some; use"),
+        ({}, {}, decoder(qk_norm="whole"), r"qk_norm=whole, a norm with weights of all heads, of which a rank has"),
+        ({}, {}, decoder(qk_norm="heads"), r"qk_norm=heads, a norm with weights of all heads, of which a rank has"),
         (
             {},
             {},

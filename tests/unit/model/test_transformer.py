@@ -38,6 +38,8 @@ SHAPES = {
     "gpt2 without bias": {"preset": "gpt2-tiny", "bias": False, "activation": "gelu"},
     "post-norm": {"preset": "gpt2-tiny", "norm_placement": "post", "activation": "relu"},
     "norms of outputs and of all heads": {"norm_placement": "output", "qk_norm": "whole"},
+    "LayerNorm of heads": {"qk_norm": "layer", "norm": "layer", "norm_bias": True},
+    "LayerNorm of heads, each by its weights": {"qk_norm": "heads", "kv_heads": 1},
     "half of each head rotated": {"rope_fraction": 0.5, "activation": "relu2"},
     "values and streams mixed": {"value_residual": True, "value_embeddings": 1, "residual_scalars": True},
     "n-grams": {"model": {"ngram_embeddings": 2, "ngram_rows": 50, "scaled_embeddings": True}},

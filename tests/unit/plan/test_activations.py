@@ -112,7 +112,7 @@ def test_what_a_squared_activation_keeps_is_known_within_a_tenth(gated):
     [
         {"value_residual": True}, {"value_embeddings": 2}, {"residual_scalars": True},
         {"norm_placement": "output", "qk_norm": "whole"}, {"layer_scale": 0.1, "drop_path": 0.5},
-        {"layer_scale": 0.1, "norm_placement": "output"},
+        {"layer_scale": 0.1, "norm_placement": "output"}, {"qk_norm": "layer"}, {"qk_norm": "heads"},
     ],
     ids=str,
 )  # fmt: skip

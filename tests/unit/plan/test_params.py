@@ -44,6 +44,7 @@ def stacks(draw, width, narrow=False):
     layers = draw(st.integers(1, 3))
     norm = draw(st.sampled_from(["rms", "layer"]))
     position = draw(st.sampled_from(["learned", "sinusoidal", "rotary", "relative", "none"]))
+    qk_norm = draw(st.sampled_from([False, True, "whole", "layer", "heads"]))
     return StackConfig(
         layers=layers,
         width=width,
@@ -55,13 +56,13 @@ def stacks(draw, width, narrow=False):
         norm=norm,
         norm_placement=(placement := draw(st.sampled_from(["pre", "post", "output", "sandwich"]))),
         norm_bias=draw(st.sampled_from([None, False, True])) if norm == "layer" else None,
-        norm_offset=norm == "rms" and draw(st.booleans()),
+        norm_offset=norm == "rms" and qk_norm not in ("layer", "heads") and draw(st.booleans()),
         parallel=draw(st.sampled_from([False, True, "one_norm"])) if placement == "pre" else False,
         input_norm=draw(st.booleans()),
         bias=draw(st.booleans()),
         qkv_bias=draw(st.sampled_from([None, False, True])),
         output_bias=draw(st.sampled_from([None, False, True])),
-        qk_norm=draw(st.sampled_from([False, True, "whole"])),
+        qk_norm=qk_norm,
         attention_sinks=position != "relative" and draw(st.booleans()),
         embedding_width=width // 2 if narrow and position != "sinusoidal" else None,
         position=position,

@@ -194,6 +194,9 @@ RELEASES = {
     "phi-2": phi(2_779_683_840, 32, 2560),
     "stablelm-3b": rotary(STABLELM, 50304, 2_795_443_200, 32, 2560, 6912, 32, 32),
     "stablelm2-1.6b": rotary(STABLELM, 100352, None, 24, 2048, 5632, 32, 32, use_qkv_bias=True),
+    "stablelm2-12b": rotary(
+        STABLELM, 100352, 12_143_605_760, 40, 5120, 13824, 32, 8, qk_layernorm=True, use_parallel_residual=True
+    ),
     "falcon-7b": falcon(6_921_720_704),
     "falcon-40b": falcon(
         41_303_293_952, hidden_size=8192, num_hidden_layers=60, num_attention_heads=128, num_kv_heads=8,
@@ -201,6 +204,7 @@ RELEASES = {
     ),
     "cohere-aya-8b": rotary(COHERE, 256000, 8_028_033_024, 32, 4096, 14336, 32, 8, **TIED),
     "cohere-r-35b": rotary(COHERE, 256000, 34_980_831_232, 40, 8192, 22528, 64, 64, **TIED),
+    "cohere-r-plus": rotary(COHERE, 256000, 103_810_674_688, 64, 12288, 33792, 96, 8, use_qk_norm=True, **TIED),
     "cohere2-r7b": rotary(COHERE2, 256000, 8_028_033_024, 32, 4096, 14336, 32, 8, **TIED),
     "bert-base": bert(12, 768, 12, 3072, 109_514_298),
     "bert-large": bert(24, 1024, 16, 4096, None),
