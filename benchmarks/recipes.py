@@ -10,8 +10,9 @@
     without NAME     the recipe without one
 
 Arms of another vocabulary read the same text from --other-data, and are left out without it; losses are in bits a byte.
-Each arm trains on one thread for as many steps as fill the budget, by the CPU time of two short runs of it, once a
-seed; arms follow each other within a seed. Rows go to OUTPUT/rows.jsonl as they are measured.
+Each arm trains on one thread for as many steps as fill the budget, by the CPU time of short runs of all arms in turn,
+as many rounds as there are seeds; arms follow each other within a seed. Rows go to OUTPUT/rows.jsonl as they are
+measured.
 """
 
 import argparse
@@ -118,17 +119,24 @@ def train(folder: Path, name: str, arm: list[str], steps: int) -> tuple[list[dic
     return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()], cpu_s
 
 
-def train_for(folder: Path, name: str, arm: list[str], budget_s: float) -> dict[str, Any]:
-    """Trains for about `budget_s` seconds of CPU time, start-up included; returns what came of it."""
+def plan_steps(folder: Path, arms: dict[str, list[str]], rounds: int, budget_s: float) -> dict[str, int]:
+    """Returns the steps of each arm in `budget_s` seconds of CPU time, start-up included.
+
+    By two short runs of it a round, the arms in turn, and their medians: what else the machine does for
+    some minutes then costs no arm its steps.
+    """
     first, second = PROBE_STEPS
     schedule = [f"optim.schedule.warmup_steps={first // 4}", "eval.max_tokens=1024"]
-    short, long = (train(folder, f"{name}-probe-{n}", [*arm, *schedule], n)[1] for n in PROBE_STEPS)
-    step_s = (long - short) / (second - first)
-    steps = round((budget_s - short) / step_s) + first
-    rows, cpu_s = train(folder, name, arm, steps)
-    (held,) = [row for row in rows if "val_loss" in row]
-    figures = {key: held[key] for key in ("val_loss", "val_bits_per_byte")}
-    return {"run": str(folder / name), "steps": steps, "cpu_s": round(cpu_s, 1), **figures}
+    found: dict[str, list[list[float]]] = {name: [] for name in arms}
+    for turn in range(rounds):
+        for name, arm in arms.items():
+            label = f"{name.replace(' ', '-')}-probe-{turn + 1}"
+            found[name].append([train(folder, f"{label}-{n}", [*arm, *schedule], n)[1] for n in PROBE_STEPS])
+    steps = {}
+    for name, turns in found.items():
+        short, long = np.median(turns, axis=0)
+        steps[name] = round((budget_s - short) / (long - short) * (second - first)) + first
+    return steps
 
 
 def main() -> None:
@@ -149,15 +157,19 @@ def main() -> None:
         parser.error(f"no arms {unknown}; there are {list(arms)}")
     elsewhere = recipe.other_vocabulary
     chosen = [name for name in arguments.arms or arms if arguments.other_data or name not in elsewhere]
+    folder = arguments.output / arguments.recipe
+    data = {name: arguments.other_data if name in elsewhere else arguments.data for name in chosen}
+    whole = {name: [*arms[name], f"data.path={data[name]}"] for name in chosen}
+    steps = plan_steps(folder, whole, len(arguments.seeds), arguments.budget_s)
     losses: dict[str, list[float]] = {name: [] for name in chosen}
     for seed in arguments.seeds:
-        for name in losses:
-            data = arguments.other_data if name in elsewhere else arguments.data
-            arm = [*arms[name], f"data.path={data}", f"seed={seed}"]
+        for name, arm in whole.items():
             label = f"{name.replace(' ', '-')}-{seed}"
-            found = train_for(arguments.output / arguments.recipe, label, arm, arguments.budget_s)
-            losses[name].append(found["val_bits_per_byte"])
-            row = {"question": "recipes", "recipe": arguments.recipe, "arm": name, "seed": seed, **found}
+            rows, cpu_s = train(folder, label, [*arm, f"seed={seed}"], steps[name])
+            (held,) = [row for row in rows if "val_loss" in row]
+            losses[name].append(held["val_bits_per_byte"])
+            row = {"question": "recipes", "recipe": arguments.recipe, "arm": name, "seed": seed, "steps": steps[name]}
+            row |= {"cpu_s": round(cpu_s, 1)} | {key: held[key] for key in ("val_loss", "val_bits_per_byte")}
             append_row(arguments.output / "rows.jsonl", row | {"environment": environment(("torch",))})
             print(row, file=sys.stderr)
     for name, values in losses.items():
