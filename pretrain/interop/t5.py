@@ -113,13 +113,15 @@ def _read_projection(fields: Fields, default: str) -> tuple[str, bool]:
     """Returns the activation of the feed-forward layers, and whether they are gated."""
     key = "feed_forward_proj"
     text = str(fields.values.get(key, default))
-    if text == _GATED["gelu_tanh"]:
-        return "gelu_tanh", True
     name = text.removeprefix("gated-")
+    if fields.values.get("dense_act_fn") is not None:  # the one that theirs applies, whatever the other says
+        name = str(fields.values["dense_act_fn"])
+    elif text == _GATED["gelu_tanh"]:
+        return "gelu_tanh", True
     if name not in ACTIVATIONS:
         known = ", ".join(sorted(ACTIVATIONS))
         raise refusal(key, text, f"must be [gated-]NAME, NAME one of {known}")
-    return ACTIVATIONS[name], name != text
+    return ACTIVATIONS[name], text.startswith("gated-")
 
 
 def _write_config(dialect: _Dialect, config: ModelConfig) -> dict[str, Any]:

@@ -87,6 +87,7 @@ MAKERS = {
     "t5-v1.1": t5_v1_1,
     "t5-v1.1-tied": t5_as_transformers_5_trains_it,
     "t5-odd-buckets": lambda: t5(relative_attention_num_buckets=11),
+    "t5-named-activation": lambda: t5(feed_forward_proj="gated-gelu", dense_act_fn="silu"),
     "t5-own-head": lambda: t5(own=True, relative_attention_num_buckets=10),
     "mt5": lambda: t5("MT5", feed_forward_proj="gated-gelu"),
     "mt5-own-head": lambda: t5("MT5", own=True, feed_forward_proj="relu"),

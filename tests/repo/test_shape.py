@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "evaluate": (12, 2306),
     "generate": (10, 1681),
     "inspect": (3, 457),
-    "interop": (30, 5772),
+    "interop": (30, 5776),
     "model": (26, 5401),
     "objective": (13, 1965),
     "optim": (6, 1329),

@@ -85,7 +85,9 @@ GEMMA, GEMMA2, GEMMA3 = map(
             missing={"rope_theta": 1e6},
             rope=RopeKeys(local=("rope_local_base_freq", 10000.0)),
             built_in=_SANDWICH | {"qk_norm": True},
-            refused=_REFUSED, read=_read_capped, write=_write_capped,
+            # A key of its config that no layer reads.
+            refused=_REFUSED | {"attn_logit_softcapping": (None, "transformers' Gemma 3 does not cap scores")},
+            read=_read_capped, write=_write_capped,
             modules=lambda config: _SANDWICH_MODULES | QK_NORMS,
         ),
     ),

@@ -205,6 +205,7 @@ def test_windows_of_mistral(window):
         ("qwen3_moe", {"attention_bias": True}, "attention_bias=True: only False can be represented"),
         ("olmo2", {"head_dim": 100}, "head_dim=100: transformers needs 128, hidden_size by heads"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True: only None"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0: only None"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0.0: must be more than 0"),
         ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern=0: must be 1 or more"),
         (
