@@ -114,7 +114,7 @@ def _read_projection(fields: Fields, default: str) -> tuple[str, bool]:
     key = "feed_forward_proj"
     text = str(fields.values.get(key, default))
     name = text.removeprefix("gated-")
-    if fields.values.get("dense_act_fn") is not None:  # the one that theirs applies, whatever the other says
+    if fields.values.get("dense_act_fn") is not None:  # theirs applies it, also against the other key
         name = str(fields.values["dense_act_fn"])
     elif text == _GATED["gelu_tanh"]:
         return "gelu_tanh", True
