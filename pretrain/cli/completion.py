@@ -64,17 +64,40 @@ def complete_run(incomplete: str) -> list[str]:
     """Completes a run folder: of the folder that is typed, or else of runs/."""
     parent = Path(incomplete.rpartition("/")[0] or "/") if "/" in incomplete else Path("runs")
     runs = [str(record.parent) for record in sorted(parent.glob("*/run.json"))]
-    return [run for run in runs if run.startswith(incomplete)]
+    return _quoted([run for run in runs if run.startswith(incomplete)])
 
 
 def _configs(folders: tuple[str, ...], incomplete: str) -> list[str]:
     from pretrain.config.recipes import list_recipes
 
     names = [recipe.short for recipe in list_recipes(folders)] + sorted(path.name for path in Path().glob("*.yaml"))
-    # bash inserts a completion as it is; the other shells quote it.
-    is_bash = os.environ.get("_PRETRAIN_COMPLETE") == "complete_bash"
-    found = [name for name in names if name.startswith(incomplete)]
-    return [shlex.quote(name) if is_bash and " " in name else name for name in found]
+    return _quoted([name for name in names if name.startswith(incomplete)])
+
+
+class _Inserted(str):
+    """A word that bash inserts as it is, with its quotes: typer leaves out what does not begin as the unquoted word."""
+
+    __slots__ = ()
+
+    def startswith(self, *_: object) -> bool:
+        return True
+
+
+def _quoted(words: list[str]) -> list[str]:
+    """Returns words as the shell inserts them: in bash quoted, as the other shells do themselves."""
+    if os.environ.get("_PRETRAIN_COMPLETE") != "complete_bash":
+        return words
+    typed = os.environ["COMP_WORDS"].split("\n")
+    place = int(os.environ["COMP_CWORD"])
+    opened = typed[place][:1] if place < len(typed) else ""
+    # Behind an open quote bash replaces what is in it, and closes it.
+    if opened == "'":
+        words = [word.replace("'", "'\"'\"'") for word in words]
+    elif opened == '"':
+        words = [re.sub(r'(["$`\\])', r"\\\1", word) for word in words]
+    else:
+        words = [shlex.quote(word) for word in words]
+    return [_Inserted(word) for word in words]
 
 
 def _overrides(section: "type[Section]", words: list[str], incomplete: str) -> list[str]:
@@ -122,4 +145,4 @@ def _values(field: "ConfigField | None", start: str) -> list[str]:
 
         choices = re.findall(r"`([^`]+)`", field.type) or known_names(field.info)
         values = choices or [field.default.strip('"')]
-    return [value for value in values if value.startswith(start) and value not in ("", "required")]
+    return _quoted([value for value in values if value.startswith(start) and value not in ("", "required")])

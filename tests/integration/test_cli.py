@@ -1,8 +1,11 @@
 """The command line itself: help, completion, what it imports, and what `prepare`, `config` and `inspect` print."""
 
+import contextlib
 import json
 import os
+import pty
 import re
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -176,6 +179,62 @@ def test_the_shell_completes_commands_options_configs_keys_and_runs(tmp_path, wo
         timeout=LIMIT_S,
     )
     assert set(done.stdout.split()) == offered
+
+
+def type_in_bash(folder: Path, line: str) -> str:
+    """What a terminal with bash shows of a line, completed at its end by a tab and entered."""
+    pretrain = Path(sys.executable).with_name("pretrain")
+    command = folder / "bin/pretrain"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/bash\n[ "$_PRETRAIN_COMPLETE" ] && exec "{pretrain}"\nprintf "<%s>" "$@"\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "INPUTRC": "/dev/null"}
+    source = {**environment, "_PRETRAIN_COMPLETE": "source_bash"}
+    script = subprocess.run([pretrain], env=source, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+    (folder / "bin/rc").write_text(f"PS1=\n{script}\n")
+    terminal, inside = pty.openpty()
+    bash = subprocess.Popen(
+        ["bash", "--noprofile", "--rcfile", "bin/rc", "-i"],
+        cwd=folder,
+        env=environment,
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+    )
+    os.close(inside)
+    os.write(terminal, f"{line}\t\nexit\n".encode())
+    shown = b""
+    with contextlib.suppress(OSError):  # no bytes are left, and bash has ended
+        while select.select([terminal], [], [], LIMIT_S)[0]:
+            shown += os.read(terminal, 4096)
+    os.close(terminal)
+    bash.kill()
+    bash.wait()
+    return shown.decode()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("train my", ["train", "my run.yaml"]),
+        ("train 'my", ["train", "my run.yaml"]),
+        ('train "my', ["train", "my run.yaml"]),
+        ("train my\\ r", ["train", "my run.yaml"]),
+        ("train it", ["train", "it's $HOME.yaml"]),
+        ("train 'it", ["train", "it's $HOME.yaml"]),
+        ('train "it', ["train", "it's $HOME.yaml"]),
+        ("train 'my run.yaml' engine.kind=si", ["train", "my run.yaml", "engine.kind=single"]),
+        ("train my\\ configs/", ["train", "my configs/other one.yaml"]),
+        ("generate my\\ runs/", ["generate", "my runs/one"]),
+        ('generate "my runs/', ["generate", "my runs/one"]),
+    ],
+)
+def test_bash_inserts_a_name_with_spaces_or_quotes_as_one_word(tmp_path, line, words):
+    for name in ("my run.yaml", "it's $HOME.yaml", "my configs/other one.yaml", "my runs/one/run.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    shown = type_in_bash(tmp_path, f"pretrain {line}")
+    assert "".join(f"<{word}>" for word in words) in shown, shown
 
 
 def test_what_is_built_in_is_listed_and_a_recipe_copied(tmp_path):

@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "artifact": (10, 2041),
     "attention_maps": (6, 1025),
     "checkpoint": (12, 2196),
-    "cli": (15, 2869),
+    "cli": (15, 2892),
     "config": (29, 6044),
     "data": (13, 2605),
     "datacheck": (11, 2303),
