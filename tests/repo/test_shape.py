@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "objective": (13, 1965),
     "optim": (6, 1329),
     "plan": (16, 3747),
-    "prepare": (47, 8089),
+    "prepare": (47, 8094),
     "pretrain_launch": (19, 3701),
     "report": (8, 1604),
     "run": (7, 1477),

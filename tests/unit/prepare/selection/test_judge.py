@@ -9,6 +9,7 @@ from pretrain.errors import ConfigError, DataError, LaunchError
 from pretrain.prepare.filters import Document
 from pretrain.prepare.prepare import prepare
 from pretrain.prepare.selection.judge import EvaluationTexts, read_tested
+from pretrain.prepare.selection.sketches import ngram_hashes
 from tests.helpers.prepare_config import prepare_config
 from tests.unit.prepare.selection.test_quality import GOOD
 
@@ -82,6 +83,14 @@ def test_evaluation_sets_without_a_text_to_look_for_are_refused(tmp_path, caplog
     write(tmp_path / "t/a.jsonl", "a b c", "a b c d e f g h")
     run(tmp_path, filters)
     assert "1 text of the evaluation sets of fewer than 8 words cannot be looked for" in caplog.text
+
+
+def test_an_ngram_is_found_wherever_its_hash_is_among_those_of_the_evaluation_sets():
+    texts = [" ".join(f"{letter}{number}" for number in range(13)) for letter in "abcdefghij"]
+    hashes = {text: int(ngram_hashes(text.split(), 13)[0]) for text in texts}
+    for known in (texts[:5], texts[5:], sorted(texts, key=hashes.__getitem__)[3:6], [min(texts, key=hashes.get)]):
+        tested = read_tested([Document(text, text.encode(), 0) for text in known], 13)
+        assert [text for text in texts if tested.occur_in(f"x {text} y")] == sorted(known)
 
 
 def test_texts_are_looked_for_by_their_own_length():
