@@ -1,8 +1,13 @@
 """Replaced-token detection on real ranks: one process's losses at every stage, resumed bit for bit, exported."""
 
 import json
+import random
 
 import pytest
+import torch
+from tokenizers import Tokenizer
+from torch.nn.functional import binary_cross_entropy_with_logits
+from transformers import ElectraForPreTraining
 
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.source import AdaptedModel
@@ -123,3 +128,37 @@ def test_a_classifier_begins_with_the_model_and_leaves_the_generator(alone, tmp_
     start = AdaptedModel(source, known, parameter_shapes(known))
     assert start.anew == {"head.weight"}
     assert all(name.startswith(("generator.", "head.")) for name in start.left)
+
+
+def chains(count, seed):
+    """Texts of 160 words out of 31, each followed by one of two."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        numbers = [rng.randrange(31)]
+        while len(numbers) < 160:
+            numbers.append((3 * numbers[-1] + 1 + rng.randrange(2)) % 31)
+        yield " ".join(f"w{number}" for number in numbers)
+
+
+@pytest.mark.long
+def test_an_exported_model_finds_replaced_words_of_texts_that_it_has_not_seen(tmp_path):
+    data = write_texts(tmp_path / "chains", list(chains(100, 1)), roles="bert")
+    config = write_run(tmp_path / "run", data, template=CONFIG)
+    run(1, job(config, "single", 0, 12, "train.steps=400", "eval.every_steps=0", "checkpoint.every_steps=400"))
+    export_model(run_dir(config).path, tmp_path / "model")
+    model = ElectraForPreTraining.from_pretrained(tmp_path / "model").eval()
+    tokenizer = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    texts = [tokenizer.encode(text, add_special_tokens=False).ids[:32] for text in chains(100, 2)]
+    ids, rng = torch.tensor(texts), torch.Generator().manual_seed(0)
+    words = ids.unique()
+    drawn = words[torch.randint(len(words), ids.shape, generator=rng)]
+    read = ids.where(torch.rand(ids.shape, generator=rng) >= 0.15, drawn)
+    is_replaced = read != ids
+    with torch.no_grad():
+        logits = model(read).logits
+    share = is_replaced.float().mean()
+    # The loss of a model that knows their frequency alone.
+    base = binary_cross_entropy_with_logits(share.logit().expand_as(logits), is_replaced.float())
+    loss = binary_cross_entropy_with_logits(logits, is_replaced.float())
+    ranked = (logits[is_replaced][:, None] > logits[~is_replaced][None]).float().mean()
+    assert loss < 0.7 * base and ranked > 0.8, (float(loss), float(base), float(ranked))
