@@ -16,6 +16,10 @@ import numpy as np
 IGNORE_INDEX = -100
 """Target id of a position that has no loss."""
 
+ANSWER_BEGINS, ANSWER_ENDS = 1, 2
+"""Bits of the mark of a token where an answer in a text begins and where it ends: at the first token
+of the document if there is none. Tokens of the text have a mark, of the question IGNORE_INDEX."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
@@ -27,7 +31,8 @@ class TokenRows:
     num_tokens: np.ndarray | None  # int64 [B]: tokens of each row before padding. None: all
     sample_ids: np.ndarray  # int64 [B]
     loss_mask: np.ndarray | None = None  # bool [B, W+1]: tokens that are targets. None: all
-    labels: np.ndarray | None = None  # int16 [B, W+1]: number of a label, or IGNORE_INDEX
+    # int16 [B, W+1]: number of a label, or mark of an answer; or IGNORE_INDEX
+    labels: np.ndarray | None = None
     pixels: np.ndarray | None = None  # uint8 [B, C, Y, X]: images, as augmented. None: text
     # float32 [B, 2]: number of the label of an image that was mixed in, and its share of the target,
     # at most a half. None: labels are whole.
@@ -64,7 +69,8 @@ class ModelRows:
 
     inputs: np.ndarray  # int64 [B, T]
     # int64 [B, T], IGNORE_INDEX where there is no loss: tokens, or numbers of labels. The label of
-    # a whole document is at its first token; of a pair of answers 0, at that of the chosen one.
+    # a whole document is at its first token; of a pair of answers 0, at that of the chosen one; of
+    # an answer in a text 0, at the first token of its document.
     targets: np.ndarray
     num_targets: int  # targets that are not IGNORE_INDEX
     sample_ids: np.ndarray  # int64 [B]
@@ -72,8 +78,10 @@ class ModelRows:
     documents: np.ndarray | None = None  # int32 [B, T], negative for padding; None: one a row
     prefix: np.ndarray | None = None  # bool [B, T]: tokens that all of their document sees
     # int64 [P], ascending: indices into the flattened `targets` that have a loss, where they are
-    # few: the head is computed there only. None: everywhere.
+    # few: the head is computed there only. None: everywhere. Of answers in texts [3 A]: the first
+    # token of each document, and the first and the last one of its answer.
     target_positions: np.ndarray | None = None
+    token_types: np.ndarray | None = None  # int64 [B, T]: 1 for the second of two texts; None: 0
     source: SourceRows | None = None  # input of the encoder of a model with two stacks
     pixels: np.ndarray | None = None  # uint8 [B, C, Y, X]; None: text
     mixed: np.ndarray | None = None  # float32 [P, 2]: second target of each position, and its share

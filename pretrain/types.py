@@ -169,7 +169,7 @@ class Batch:
         prefix_BT: bool; tokens that all of their document sees, in a causal model too. None: none.
         token_types_BT: int64 segment of each token (BERT). None: 0.
         target_positions_P: int64, ascending: indices into the flattened `targets_BT` that have a
-            loss, where they are few. None: all.
+            loss, where they are few. None: all. Of answers in texts as in `rows.ModelRows`.
         mixed_P2: fp32; a second target of each of these positions, an id, and its share of the loss.
             None: one target each.
         draws_P: float64 of [0, 1); samples a token for each of these positions, which `targets_BT` then

@@ -349,8 +349,8 @@ def _metrics_of(run: RunDir, checkpoint: WeightReader) -> dict[str, float]:
             continue
         for key, value in row.items():
             is_own = (key == _OF_AVERAGE) == checkpoint.averaged
-            is_number = isinstance(value, int | float)
-            if is_number and (key in ("tokens", "labels") or ((key == "loss" or key.startswith("val_")) and is_own)):
+            is_measured = (key == "loss" or key.startswith("val_")) and is_own
+            if isinstance(value, int | float) and (is_measured or key in ("tokens", "labels", "answers")):
                 found[key] = float(value)
     return found
 

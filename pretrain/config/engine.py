@@ -232,6 +232,8 @@ def _check_neighbours(key: str, model: ModelConfig, whole: str) -> None:
     what = "leaves no rank with a whole document"
     if model.head.mean:
         raise ValueError(f"{key} {what}, of which model.head.mean is the mean; {whole}")
+    if model.head.kind == "spans":
+        raise ValueError(f"{key} {what}, whose tokens model.head.kind=spans compares; {whole}")
     if model.head.summarizes and model.decoder is not None:
         of = f"of whose last token model.head.kind={model.head.kind} are"
         raise ValueError(f"{key} {what}, {of}; {whole}")

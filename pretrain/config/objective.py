@@ -35,11 +35,18 @@ NEEDS: dict[str, Needs] = {
     "dpo": Needs(("decoder",), ("preferences",)),
     "classify": Needs(("encoder", "decoder"), ("classes",), head="labels"),
     "tag": Needs(("encoder",), ("tags",), head="labels"),
+    "answers": Needs(("encoder",), ("answers",), head="spans"),
     "images": Needs(("encoder",), ("images",), head="labels", reads="patches"),
     "masked_patches": Needs(("encoder+decoder",), ("images",), head="pixels", reads="patches"),
     "captions": Needs(("encoder+decoder",), ("captions",), reads="patches"),
 }
 """Requirements by `objective.kind`. Modules under `extend` may add entries."""
+
+UNITS = {"labels": "labels", "spans": "answers", "pixels": "pixels"}
+"""Noun of the targets by the kind of the head; `tokens` of others."""
+
+ALONE = ("seq2seq", "masked_patches", "captions", "dpo", "replaced", "answers")
+"""Objectives that no mixture has."""
 
 
 class MaskedConfig(Section):
@@ -155,8 +162,8 @@ class TaskConfig(Section):
 
     kind: Annotated[str, AfterValidator(partial(check_name, known=NEEDS)), OnResume.ALLOW] = "causal"
     """Objective: `causal`, `masked`, `replaced`, `span`, `prefix`, `ul2`, `fim`, `seq2seq`, `supervised`,
-    `dpo`, `classify`, `tag`, `images`, `masked_patches`, `captions`, or one that a module
-    under `extend` adds (docs/objectives.md)."""
+    `dpo`, `classify`, `tag`, `answers`, `images`, `masked_patches`, `captions`, or one that a
+    module under `extend` adds (docs/objectives.md)."""
     masked: MaskedConfig = MaskedConfig()
     replaced: ReplacedConfig = ReplacedConfig()
     span: SpanConfig = SpanConfig()
@@ -236,6 +243,7 @@ class ObjectiveConfig(TaskConfig):
         if self.mixture and alone:
             raise ValueError(f"needs {alone[0]} or mixture, and not both")
         others = {"dpo": "compares answers", "replaced": "finds replaced ones"}
+        others["answers"] = "finds answers in texts"
         for name in ("label_smoothing", "z_loss"):
             if self.kind in others and self.differs(name):
                 smooths_pairs = self.kind == "dpo" and name == "label_smoothing"
@@ -265,7 +273,7 @@ def check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str | 
             f"recurrent decoder lacks; use objective.kind=causal"
         )
     if head.kind != needs.head:
-        tied = ", and model.tied_embeddings=false" if needs.head == "labels" else ""
+        tied = ", and model.tied_embeddings=false" if needs.head in ("labels", "spans") else ""
         need = f"objective.kind={kind} needs model.head.kind={needs.head}"
         raise ValueError(f"{need}, this model has {head.kind}; set it{tied}")
     reads = getattr(model, "reads", "tokens")
@@ -284,10 +292,10 @@ def check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str | 
             "objective.kind=tag labels words, but model.head.mean and model.pooler summarize "
             "documents; set both to false"
         )
-    if kind == "classify" and not data.document_mask:
-        raise ValueError(
-            "objective.kind=classify labels documents, which must not attend to each other; use data.document_mask=true"
-        )
+    if kind in ("classify", "answers") and not data.document_mask:
+        verb = "labels" if kind == "classify" else "searches"
+        what = f"objective.kind={kind} {verb} documents, which must not attend to each other"
+        raise ValueError(f"{what}; use data.document_mask=true")
     if needs.whole_rows and data.packing != "concat":
         need = f"objective.kind={kind} needs full rows, but data.packing={data.packing}"
         raise ValueError(f"{need}; use data.packing=concat")

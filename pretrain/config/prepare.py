@@ -99,7 +99,7 @@ def to_jinja(template: Template, begin: str = "") -> str:
     )
 
 
-DataKind = Literal["text", "pairs", "records", "preferences", "classes", "tags", "images"]
+DataKind = Literal["text", "pairs", "records", "preferences", "classes", "tags", "answers", "images"]
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
 Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "arrow", "webdataset", "warc"]
 
@@ -176,6 +176,13 @@ class InputConfig(Section):
     """Field of the list of words, for tags."""
     tags_field: str = "tags"
     """Field of the list of their labels, for tags."""
+    question_field: str = "question"
+    """Field of the question, for answers."""
+    context_field: str = "context"
+    """Field of the text that has its answer, for answers."""
+    answers_field: str = "answers"
+    """Field of the answers with their `text` and `answer_start` in characters, for answers, as SQuAD
+    has them; the first counts, and without one the text does not answer the question."""
     max_document_bytes: int = Field(default=64 * 2**20, ge=1)
     """Largest size of a document or line in bytes; a larger one is refused."""
     undecodable: Literal["stop", "skip"] = "stop"
@@ -314,7 +321,8 @@ class PrepareConfig(Section):
     kind: DataKind = "text"
     """Kind of documents: `text`, `pairs`, `records` (prompts and responses), `preferences` (prompts
     with a chosen and a rejected answer), `classes` (texts with a label), `tags` (texts with a label
-    a word), `images` (folders of classes; or with captions, which need a tokenizer)."""
+    a word), `answers` (questions with a text that has the answer), `images` (folders of classes; or
+    with captions, which need a tokenizer)."""
     inputs: list[InputConfig] = Field(default_factory=list)
     """Inputs, in the order in which they are read."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -362,8 +370,8 @@ class PrepareConfig(Section):
             if one.messages_field is not None and self.kind == "preferences":
                 what = f"inputs.{number}.messages_field goes with kind=records"
                 raise ValueError(f"{what}; chosen_field and rejected_field may have messages")
-            if one.normalize is not None and self.kind == "preferences":
-                what = f"inputs.{number}.normalize does not go with kind=preferences"
+            if one.normalize is not None and self.kind in ("preferences", "answers"):
+                what = f"inputs.{number}.normalize does not go with kind={self.kind}"
                 raise ValueError(f"{what}; leave it out")
             if is_jinja(one.template) and one.normalize is not None:
                 what = f"inputs.{number}.normalize would change the text of the chat template"

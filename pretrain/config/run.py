@@ -11,7 +11,7 @@ from pretrain.config.engine import EngineConfig, ParallelConfig, check_experts, 
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths, image_lengths, row_lengths
 from pretrain.config.model import ModelConfig, ModelSection, StackConfig
-from pretrain.config.objective import NEEDS, ObjectiveConfig, check_kind, check_multi_token
+from pretrain.config.objective import ALONE, NEEDS, UNITS, ObjectiveConfig, check_kind, check_multi_token
 from pretrain.config.optim import OptimConfig
 from pretrain.config.tracking import ProfileConfig, TrackingConfig, check_tracking
 from pretrain.config.train import (
@@ -128,11 +128,10 @@ class RunConfig(Section):
 
     @property
     def unit(self) -> str:
-        """Noun of the targets: `tokens`, `labels`, `pairs` (of answers), or `pixels`."""
+        """Noun of the targets: `tokens`, `labels`, `answers`, `pairs` (of answers), or `pixels`."""
         if self.objective.kind == "dpo":
             return "pairs"
-        head = self.model.head.kind
-        return head if head in ("labels", "pixels") else "tokens"
+        return UNITS.get(self.model.head.kind, "tokens")
 
     @property
     def lengths(self) -> RowLengths:
@@ -179,7 +178,7 @@ class RunConfig(Section):
         if not set.intersection(*(set(NEEDS[kind].data) for kind in kinds)):
             common = f"{', '.join(kinds)} have no kind of data in common"
             raise ValueError(f"objective.mixture: {common}; mix objectives that do")
-        alone = [kind for kind in kinds if kind in ("seq2seq", "masked_patches", "captions", "dpo", "replaced")]
+        alone = [kind for kind in kinds if kind in ALONE]
         if alone and len(kinds) > 1:
             fix = f"use objective.kind={alone[0]} alone"
             raise ValueError(f"objective.mixture: {alone[0]} cannot be mixed; {fix}")

@@ -28,7 +28,7 @@ from pretrain.data.lookahead import Layout, Lookahead, layout_of
 from pretrain.data.order import SampleOrder, random_bits, rank_bits, shard_order
 from pretrain.errors import DataError
 from pretrain.rows import IGNORE_INDEX, TokenRows
-from pretrain.shards.index import LABELLED, MASKED, REJECTED, WHOLE
+from pretrain.shards.index import ANSWERED, LABELLED, MASKED, REJECTED, WHOLE
 from pretrain.shards.reader import ShardReader, ShardSet
 
 GROUP_BATCHES = 64
@@ -68,7 +68,7 @@ class BucketOrder:
 
 
 class BinStream:
-    """The samples of one split, packed: texts, labelled or not, records, preferences or pairs.
+    """The samples of one split, packed: texts, labelled or not, records, preferences, answers, pairs.
 
     Rows have `seq_len` tokens, T; those of the sources of pairs `source_len`, S. With
     `bucket_rows`, the rows of a global batch, rows are padded documents of similar length. `seed`,
@@ -98,8 +98,8 @@ class BinStream:
         self.source_len = source_len
         self._store = BinStore(shards, seq_len, source_len, apart=bucket_rows is not None)
         self._counts, num_documents, num_cut = self._store.survey()
-        # Documents longer than a row: cut; pairs and preferences: in no bin.
-        is_cut = source_len is None and shards.index.kind != WHOLE
+        # Documents longer than a row: cut; pairs, and kinds in WHOLE: in no bin.
+        is_cut = source_len is None and shards.index.kind not in WHOLE
         self.num_too_long = num_cut if is_cut else shards.split.num_documents - num_documents
         if not self._counts.sum():
             raise DataError("no document fits a row", where=str(shards.folder), fix="raise batch.seq_len")
@@ -188,8 +188,9 @@ class _RowWriter:
         self._tokens = np.full(shape, shards.index.eos_id, dtype=shards.index.dtype)
         kind = shards.index.kind
         self._loss_mask = np.zeros(shape, dtype=bool) if kind in MASKED else None
-        self._has_sides = kind == WHOLE
-        self._labels = np.full(shape, IGNORE_INDEX, dtype=np.int16) if kind in LABELLED else None
+        self._has_sides = kind == "preferences"
+        has_labels = kind in (*LABELLED, *ANSWERED)
+        self._labels = np.full(shape, IGNORE_INDEX, dtype=np.int16) if has_labels else None
         self._filled = np.zeros(num_rows, dtype=np.int64)
         self._starts: list[int] = []
 

@@ -1,8 +1,7 @@
 """Best-fit packing: whole documents into rows of T tokens, none cut that fits (Ding et al. 2024).
 
     lengths of a shard's documents -> pieces: a document longer than T is cut into rows of its own
-                                      and a rest
-                                      and a rest; a preference is left out
+                                      and a rest; one of a kind in WHOLE is left out
       -> longest first, each into the fullest bin that has room -> Bins, in the order of opening
 
 A bin is a sample, of one shard. The bins are a pure function of the lengths and T. Pairs fill two
@@ -184,7 +183,7 @@ class BinStore:
         self._capacity = capacity
         self._source_capacity = source_capacity
         self._apart = apart
-        self._whole = shards.index.kind == WHOLE
+        self._whole = shards.index.kind in WHOLE
         # Returns the bins of a shard. Raises: DataError: The lengths of its documents are damaged.
         self.load: Callable[[int], Bins] = lru_cache(MAX_OPEN_SHARDS)(self._load)
         self._can_write = True

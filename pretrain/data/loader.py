@@ -326,6 +326,7 @@ def _build_batch(made: ModelRows, pin_memory: bool, columns: Columns | None) -> 
         positions_BT=optional(made.positions),
         documents_BT=optional(made.documents),
         prefix_BT=optional(made.prefix),
+        token_types_BT=optional(made.token_types),
         target_positions_P=optional(made.target_positions),
         mixed_P2=optional(made.mixed),
         draws_P=optional(made.draws),

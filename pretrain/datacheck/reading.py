@@ -159,7 +159,7 @@ def plan_reading(
         if is_train:
             owned = partial(_owned_by_samples, num_tokens, order.seq_len)
     num_left_out = 0
-    if index.kind in ("pairs", WHOLE):
+    if index.kind in ("pairs", *WHOLE):
         shards = ShardSet(store, index, split)
         num_left_out, num_tokens, token_sum = _leave_out(shards, lengths, token_sum)
     return ReadingPlan(

@@ -20,8 +20,8 @@ import numpy as np
 
 from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import DataError
-from pretrain.rows import IGNORE_INDEX
-from pretrain.shards.index import LABELLED, MASKED, REJECTED, DataIndex, ShardIndex, SplitIndex
+from pretrain.rows import ANSWER_BEGINS, ANSWER_ENDS, IGNORE_INDEX
+from pretrain.shards.index import ANSWERED, LABELLED, MASKED, REJECTED, DataIndex, ShardIndex, SplitIndex
 from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.store import ShardStore
 
@@ -152,10 +152,11 @@ def _check_beside(reader: ShardReader, number: int, lengths: dict[str, np.ndarra
         most = 1 if index.kind == "records" else 1 | REJECTED
         if int(reader.loss(number).max()) > most:
             raise _contradiction(reader, f"{number:08d}.loss.npy holds more than 0 to {most}")
-    if index.kind in LABELLED:
+    if index.kind in (*LABELLED, *ANSWERED):
         labels = reader.labels(number)
-        if ((labels != IGNORE_INDEX) & ((labels < 0) | (labels >= len(index.labels)))).any():
-            what = f"holds labels that are none of {len(index.labels)}"
+        count = len(index.labels) or 1 + (ANSWER_BEGINS | ANSWER_ENDS)
+        if ((labels != IGNORE_INDEX) & ((labels < 0) | (labels >= count))).any():
+            what = f"holds labels that are none of {count}"
             raise _contradiction(reader, f"{number:08d}.labels.npy {what}")
 
 

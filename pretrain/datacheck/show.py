@@ -44,7 +44,7 @@ from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import TokenRows
 from pretrain.run.folder import RunDir
 from pretrain.shards.dataset import Dataset
-from pretrain.shards.index import CAPTIONS, IMAGES, INDEX_NAME, LABELLED
+from pretrain.shards.index import ANSWERED, CAPTIONS, IMAGES, INDEX_NAME, LABELLED
 from pretrain.shards.store import ShardStore, is_remote
 from pretrain.tokenizer import load_tokenizer, special_tokens_of
 from pretrain.utils.log import printable
@@ -60,6 +60,7 @@ OBJECTIVE_OF = {
     "preferences": "dpo",
     "classes": "classify",
     "tags": "tag",
+    "answers": "answers",
     "images": "images",
     "captions": "captions",
 }
@@ -213,12 +214,11 @@ def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: Readi
     if kind == CAPTIONS and choice.seq_len is None:
         seq_len = longest_caption(store, dataset.index)
     shapes = NEEDS[objective].shapes if objective in NEEDS else tuple(MODEL_OF)
-    preset: dict[str, Any] = {
-        "preset": MODEL_OF[shapes[0]],
-        "max_seq_len": max(seq_len, choice.source_len or 0),
-    }
-    if kind in LABELLED:
-        preset |= {"head": {"kind": "labels"}, "tied_embeddings": False, "pooler": False}
+    longest = max(seq_len, choice.source_len or 0)
+    preset: dict[str, Any] = {"preset": MODEL_OF[shapes[0]], "max_seq_len": longest}
+    if kind in (*LABELLED, *ANSWERED):
+        head = {"kind": NEEDS[OBJECTIVE_OF[kind]].head}
+        preset |= {"head": head, "tied_embeddings": False, "pooler": False}
     of_images = {IMAGES: FOLDER_MODEL, CAPTIONS: CAPTIONS_MODEL | {"max_seq_len": seq_len}}
     model: dict[str, Any] = expand_preset(of_images.get(kind, preset))
     if choice.objective is None and kind == "pairs":
@@ -263,7 +263,7 @@ def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: Readi
 COLOURS = ("cyan", "magenta")
 """Colours of documents in turn: legible on black and on white."""
 STYLES = {"context": "italic", "prefix": "italic"}
-STYLES |= dict.fromkeys(("learned", "target", "chosen", "rejected"), "bold")
+STYLES |= dict.fromkeys(("learned", "target", "chosen", "rejected", "answer"), "bold")
 """Style of a kind of stretch, added to the document's colour."""
 IN_TEXT = ("text", "masked", "replaced", "kept", "labelled")
 """Kinds that follow each other in a line; others have own lines, with their name in the margin."""

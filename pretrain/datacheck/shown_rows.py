@@ -7,6 +7,7 @@ Ids, documents, positions and counts are those that the model gets. Kinds of str
 `text`      all of it predicted               `prefix`    read in both directions, not predicted
 `learned`   predicted, of a text in part      `context`   read, not predicted
 `source`    source of a target                `target`    predicted after the source
+`answer`    predicted by its first and its last token; `[CLS]`, where the text has none
 `chosen`    learned, the better answer        `rejected`  unlearned, the other answer to a prompt
 `masked`    predicted, the mask token in its place; `replaced`: another; `kept`: the token itself
 `labelled`  the name of a label is predicted there
@@ -228,6 +229,11 @@ def kinds_of_tokens(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -
         return kinds
     if task.kind == "fim":
         return _rearranged_kinds(made, task, vocabulary)
+    if task.kind == "answers" and made.target_positions is not None:
+        kinds = ["context"] * len(inputs)
+        for _, begin, end in made.target_positions.reshape(-1, 3).tolist():
+            kinds[begin : end + 1] = ["answer"] * (end + 1 - begin)
+        return kinds
     if made.pairs is not None and made.target_positions is not None:
         kinds = ["context"] * len(inputs)
         for place, side in zip(made.target_positions, made.pairs.sides, strict=True):

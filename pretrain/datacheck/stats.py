@@ -192,7 +192,7 @@ def _measure_packing(shards: ShardSet, num_shards: int, seq_len: int) -> dict[st
             bins = pack_pairs(sources, lengths, seq_len, seq_len)
             source_tokens += int(sources[bins.document].sum())
         else:
-            bins = pack_documents(lengths, seq_len, whole=kind == WHOLE)
+            bins = pack_documents(lengths, seq_len, whole=kind in WHOLE)
         too_long += int(is_long.sum())
         rows += len(bins)
         tokens += int(bins.length.sum())

@@ -186,7 +186,7 @@ def print_proof(proof: dict[str, Any]) -> None:
 
 
 def _remarks(course: dict[str, Any], kind: str) -> Iterator[str]:
-    fitting = {"pairs": "the targets that fit", WHOLE: "the preferences that fit"}
+    fitting = {"pairs": "the targets that fit"} | {name: f"the {name} that fit" for name in WHOLE}
     what = f"tokens of {fitting.get(kind, 'the split')}"
     first = course["readings"][0]
     if first["rows"] == course["rows"]:

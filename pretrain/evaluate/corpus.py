@@ -36,6 +36,7 @@ from pretrain.tokenizer import load_tokenizer, parse_tokenizer
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_SEED = 1234
 _OBJECTIVES = {"decoder": "causal", "encoder": "masked", "encoder+decoder": "seq2seq"}
+_OF_HEADS = {"labels": "classify", "spans": "answers"}
 _OF_IMAGES = {"pixels": "masked_patches", "lm": "captions"}
 """Objective of a model of images by the kind of its head."""
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]")
@@ -80,10 +81,9 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     patches = source.config.input
     if patches is not None:
         objective = ObjectiveConfig(kind=_OF_IMAGES.get(source.config.head.kind, "images"))
-    elif source.config.head.kind == "labels":
-        objective = ObjectiveConfig(kind="classify")
     else:
-        objective = ObjectiveConfig(kind=_OBJECTIVES[source.config.shape])
+        usual = _OBJECTIVES[source.config.shape]
+        objective = ObjectiveConfig(kind=_OF_HEADS.get(source.config.head.kind, usual))
     data = DataConfig(path="-")
     seed = DEFAULT_SEED
     seq_len, source_len = min(source.config.max_seq_len, DEFAULT_SEQ_LEN), None
@@ -166,7 +166,7 @@ class Corpus:
         # As a run that is fine-tuned on them is scored, so that before and after compare.
         if choice.data and kind == "records" and all(task.kind == "causal" for task in self.objective.tasks):
             self.objective = ObjectiveConfig(kind="supervised")
-        if choice.data and kind == WHOLE and model.shape == "decoder" and model.head.kind == "lm":
+        if choice.data and kind == "preferences" and model.shape == "decoder" and model.head.kind == "lm":
             self.objective = ObjectiveConfig(kind="dpo", dpo=self.objective.dpo)
         self._check_kind()
         self.labels = list(self._dataset.index.labels) if model.head.kind == "labels" else []
@@ -213,7 +213,7 @@ class Corpus:
                 crop=packing == "padded",
             )
             left_out = 0
-            if isinstance(windows, BinStream) and index.kind in ("pairs", WHOLE):
+            if isinstance(windows, BinStream) and index.kind in ("pairs", *WHOLE):
                 left_out = windows.num_too_long
             is_known = is_code and split.num_bytes_text
             tokens_per_byte = split.num_tokens / split.num_bytes_text if is_known else 0.0

@@ -210,12 +210,14 @@ def wrap_tokenizer_json(
     model_max_length: int | None = None,
     chat_template: str | None = None,
     named: Mapping[str, str] = MappingProxyType({}),
+    has_types: bool = False,
 ) -> list[tuple[str, bytes]]:
     """Returns names and contents of the files from which AutoTokenizer reads a tokenizer of ours.
 
     `text` is its `tokenizer.json`, which is not changed; `special` are ids of its tokens,
     `model_max_length` is the longest row of the model, `chat_template` of transformers; `named` are
-    special tokens that it reads, such as `bos_token`.
+    special tokens that it reads, such as `bos_token`; with `has_types`, the model tells two texts
+    apart by their types.
 
     Raises:
         DataError: Not a tokenizer, or it has no token of one of these ids.
@@ -244,6 +246,8 @@ def wrap_tokenizer_json(
     }
     if chat_template is not None:
         settings["chat_template"] = chat_template
+    if has_types:  # not among those that a tokenizer of no family returns
+        settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     if model_max_length is not None:
         settings["model_max_length"] = model_max_length
     return [(_TOKENIZER, text), (_SETTINGS, _dump(settings)), ("special_tokens_map.json", _dump(tokens))]

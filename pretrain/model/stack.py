@@ -137,7 +137,8 @@ class Stack(nn.Module):
         x_BTD = placed.x_BTD
         if self.token_type is not None:
             types_BT = rows.token_types_BT
-            if types_BT is None:
+            # RoBERTa's texts are all of one type.
+            if types_BT is None or self.token_type.num_embeddings == 1:
                 types_BT = torch.zeros(1, 1, dtype=torch.int64, device=x_BTD.device)
             x_BTD = x_BTD + self.token_type(types_BT)
         x_BTD = self.expand(self.dropout(self.input_norm(x_BTD)))

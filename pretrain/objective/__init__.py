@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from pretrain.config.objective import ObjectiveConfig, TaskConfig
 from pretrain.errors import ConfigError
+from pretrain.objective.answers import OVERLAP, answer_loss, build_answers
 from pretrain.objective.causal import build_causal, build_prefix, build_supervised
 from pretrain.objective.fim import build_fim
 from pretrain.objective.loss import Loss, LossOutput, token_loss
@@ -43,6 +44,7 @@ OBJECTIVES: dict[str, ObjectiveKind] = {
     "dpo": ObjectiveKind(build_preferences, preference_loss, REWARDS),
     "classify": ObjectiveKind(build_labels),
     "tag": ObjectiveKind(build_labels),
+    "answers": ObjectiveKind(build_answers, answer_loss, OVERLAP),
     "images": ObjectiveKind(build_labels),
     "masked_patches": ObjectiveKind(build_masked_patches, patch_loss),
     "captions": ObjectiveKind(build_captions),

@@ -6,6 +6,7 @@ records    `segments`, each with or without a loss; `text` is their concatenatio
 preferences  a record with the chosen answer, and in `rejected` the one with the other
 classes    `text`, and one of `labels`
 tags       `text`, words with spaces between, and one of `labels` for each word
+answers    `source`, a question; `text`, and one of `labels` at the answer in it, empty if it has none
 
 Reasons to drop a document, in `statistics.json`:
 
@@ -75,7 +76,7 @@ class Document:
     utf8: bytes  # `text` in UTF-8
     consumed_bytes: int  # of the input, as stored
     refused: str | None = None  # reason of the reader, for what has no text
-    source: str | None = None  # of a pair; may be empty
+    source: str | None = None  # of a pair, may be empty; or a question
     segments: tuple[tuple[str, bool], ...] = ()  # of a record: (text, has a loss)
     markers: frozenset[int] = frozenset()  # segments that a template wrote
     spelled: frozenset[int] | None = None  # of a chat template's text: segments without special tokens

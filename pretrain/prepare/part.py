@@ -35,7 +35,7 @@ from pretrain.prepare.selection.judge import EvaluationTexts, Judge, reasons_of
 from pretrain.prepare.selection.near_duplicates import near_path
 from pretrain.prepare.split import SplitRule, parse_split
 from pretrain.prepare.text_pieces import Assembler, TextPiece, cut_piece, divide
-from pretrain.shards.index import LABELLED
+from pretrain.shards.index import ANSWERED, LABELLED
 from pretrain.tokenizer import (
     BATCH_CHARS,
     PIECE_CHARS,
@@ -67,11 +67,11 @@ def start_tokenizing(config: PrepareConfig, tested: EvaluationTexts, labels: Lab
     """Loads the tokenizer of the folder; returns `write_part` of a config, with labels for labelled documents."""
     path = Path(config.output, TOKENIZER_NAME)
     tokenizer = load_tokenizer(path)
-    # Labels of tags have offsets in the whole text.
-    can_cut = config.kind != "tags" and is_cut_safe(tokenizer)
+    # Labels of tags, and answers, have offsets in the whole text.
+    can_cut = config.kind not in ("tags", *ANSWERED) and is_cut_safe(tokenizer)
     longest = PIECE_CHARS if can_cut else sys.maxsize
     bos = start_id(tokenizer) if config.tokenizer.begin else None
-    if config.kind in LABELLED:
+    if config.kind in (*LABELLED, *ANSWERED):
         bos = special_tokens_of(tokenizer).bos
     judge = Judge(config.filter, tested)
     encoder = build_encoder(tokenizer, eos_id(tokenizer, config.tokenizer.eos), bos)

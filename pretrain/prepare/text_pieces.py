@@ -9,6 +9,7 @@ records    one span a segment; of a chat template, the whole text
 preferences  the spans of two records, of the chosen and of the rejected answer
 classes    one span
 tags       one span, which is not cut: its labels have offsets in it
+answers    the question, then the text, which is not cut either
 """
 
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pretrain.errors import DataError
 from pretrain.prepare.filters import Document, Label
 from pretrain.prepare.labelling import LabelSet, first_tokens, number_tokens
 from pretrain.prepare.split import SPLITS, SplitRule
-from pretrain.shards.index import LABELLED, MASKED, REJECTED
+from pretrain.rows import ANSWER_BEGINS, ANSWER_ENDS, IGNORE_INDEX
+from pretrain.shards.index import ANSWERED, LABELLED, MASKED, REJECTED
 from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate
-from pretrain.tokenizer import ChatPart, Encoder, cut_text, join_segments, special_ids
+from pretrain.tokenizer import ChatPart, Encoder, cut_text, join_segments, separator_ids, special_ids
 
 MAX_LOST = 8
 MAX_LOST_CHARS = 20
@@ -80,6 +83,12 @@ def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
         pieces = [TextPiece(split, side, True, 0, begins=True) for split, side in sides]
         return [pieces[0]._replace(consumed_bytes=consumed), *pieces[1:]]
     split = document.split or rule.split_of(document_key(document))
+    if document.source is not None and document.labels:
+        # By the text: questions about one text are in one split.
+        split = document.split or rule.split_of(document.utf8)
+        labels = document.labels
+        question = TextPiece(split, document.source, False, consumed, labels=labels, begins=True)
+        return [question, TextPiece(split, document.text, True, 0, labels=labels)]
     if document.source is not None:
         return [
             TextPiece(split, document.source, True, consumed, is_source=True),
@@ -136,7 +145,7 @@ class _Encoded:
     """Pieces, and their tokens with begin and end tokens.
 
     `places`: of tags, the first token of each label; of records, the loss of each token that a
-    chat template wrote, as long as the tokens, or empty.
+    chat template wrote, as long as the tokens, or empty; of answers, the mark of each token.
     """
 
     pieces: list[TextPiece]
@@ -173,6 +182,10 @@ class Assembler:
         self._labels = labels
         self._begin = encoder.bos
         self._end = encoder.eos if end_of_document else encoder.eos[:0]
+        self._between = encoder.eos[:0]
+        if kind in ANSWERED:
+            between = separator_ids(encoder.tokenizer)
+            self._between = np.array(between, encoder.eos.dtype) if between else encoder.eos
         self._special = tuple(special_ids(encoder.tokenizer))
         self._unended: list[_Encoded] = []
 
@@ -207,6 +220,9 @@ class Assembler:
                 first = first_tokens(piece.labels, own)
                 # A word that the tokenizer left nothing of has its place behind the document.
                 places.append(first + np.where(first < num_tokens, begin, both))
+        elif self._kind in ANSWERED:
+            tokens, offsets = self._encoder.encode_placed(texts)
+            places = [self._mark(piece, own) for piece, own in zip(pieces, offsets, strict=True)]
         else:
             markers = [number for number, piece in enumerate(pieces) if piece.is_marker and piece.spans is None]
             found = {
@@ -224,9 +240,35 @@ class Assembler:
         if len(self._begin):
             is_begun = np.array([piece.begins and piece.spans is None for piece in pieces])
             tokens = _insert(tokens, is_begun, self._begin, at_end=False)
+        for token in self._between:
+            tokens = _insert(tokens, ~is_ended, token, at_end=True)
         if len(self._end):
             tokens = _insert(tokens, is_ended, self._end, at_end=True)
         return _Encoded(pieces, tokens, places)
+
+    def _mark(self, piece: TextPiece, offsets: list[tuple[int, int]]) -> np.ndarray:
+        """Returns the mark of each token of a piece and of those around it (`rows`), int16.
+
+        Raises: DataError: A question or an answer has no token.
+        """
+        ((_, start, end),) = piece.labels
+        has_answer = start < end
+        if not piece.ends:
+            length = len(self._begin) + len(offsets) + len(self._between)
+            marks = np.full(length, IGNORE_INDEX, np.int16)
+            marks[0] = IGNORE_INDEX if has_answer else ANSWER_BEGINS | ANSWER_ENDS
+            return marks
+        marks = np.zeros(len(offsets) + len(self._end), np.int16)
+        if has_answer:
+            first = int(first_tokens(piece.labels, offsets)[0])
+            last = sum(token_start < end for token_start, _ in offsets) - 1
+            if first > last:
+                what = f"the tokenizer leaves nothing of the answer {piece.text[start:end][:40]!r}"
+                where = f"the text that begins {piece.text[:40]!r}"
+                raise DataError(what, where=where, fix="leave the record out")
+            marks[first] |= ANSWER_BEGINS
+            marks[last] |= ANSWER_ENDS
+        return marks
 
     def _is_closed(self, piece: TextPiece) -> bool:
         """True if a chat template wrote the piece, and ends it with a special token."""
@@ -268,6 +310,8 @@ class Assembler:
                 sides = documents.lengths.reshape(-1, 2)
                 documents = RaggedArrays(documents.values, sides.sum(axis=1))
             return TokenDocuments(documents, loss=loss)
+        if self._kind in ANSWERED:
+            return TokenDocuments(documents, labels=np.concatenate(encoded.places))
         if self._kind in LABELLED:
             return TokenDocuments(documents, labels=self._number(encoded, documents.lengths, ends))
         return TokenDocuments(documents)
@@ -284,7 +328,7 @@ class Assembler:
         return np.concatenate(rows)
 
 
-def _insert(tokens: RaggedArrays, is_given: np.ndarray, extra: np.ndarray, *, at_end: bool) -> RaggedArrays:
+def _insert(tokens: RaggedArrays, is_given: np.ndarray, extra: np.ndarray | int, *, at_end: bool) -> RaggedArrays:
     """Inserts a token at the beginning or end of the arrays that `is_given` marks."""
     stops = np.cumsum(tokens.lengths)
     places = stops if at_end else stops - tokens.lengths

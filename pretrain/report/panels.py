@@ -68,7 +68,7 @@ _FAMILIES = {
     "update_norm/": ("Update norm by layer", "L2"),
 }
 _NOT_SHOWN = {"eta_s", "checkpoint_step"} | {
-    f"{prefix}{unit}" for prefix in ("", "val_") for unit in ("tokens", "labels", "pairs")
+    f"{prefix}{unit}" for prefix in ("", "val_") for unit in ("tokens", "labels", "answers", "pairs")
 }
 
 

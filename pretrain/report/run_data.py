@@ -74,7 +74,7 @@ class RunData:
 
 def target_unit(runs: Sequence[RunData]) -> str:
     """Returns the word for what runs are trained on: tokens, labels, pairs, or several."""
-    found = [[one for one in ("labels", "pairs") if one in run.metrics] for run in runs]
+    found = [[one for one in ("labels", "answers", "pairs") if one in run.metrics] for run in runs]
     units = {names[0] if names else "tokens" for names in found}
     return units.pop() if len(units) == 1 else "targets"
 

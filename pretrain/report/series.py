@@ -82,7 +82,8 @@ def make_course(rows: Sequence[dict[str, Any]], resumed: Sequence[int] = ()) -> 
     pace = None
     for row in rows:
         seconds = seconds_of_step(row)
-        tokens = row.get("tokens", row.get("labels", row.get("pairs")))
+        units = ("tokens", "labels", "answers", "pairs")
+        tokens = next((row[unit] for unit in units if unit in row), None)
         passed = row["step"] - course.steps[-1]
         if seconds is None or not _is_finite(tokens) or passed <= 0:
             continue

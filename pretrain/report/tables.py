@@ -22,6 +22,7 @@ _VALIDATION = {
     "val_accuracy": "accuracy",
     "val_tokens": "targets",
     "val_labels": "labels",
+    "val_answers": "answers",
     "val_pairs": "pairs",
     "val_reward_margin": "reward margin",
 }

@@ -26,7 +26,15 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.errors import DataError, DiskError
-from pretrain.shards.index import LABELLED, LENGTH_COLUMNS, MASKED, NPY_HEADER_BYTES, ShardIndex, Sidecar
+from pretrain.shards.index import (
+    ANSWERED,
+    LABELLED,
+    LENGTH_COLUMNS,
+    MASKED,
+    NPY_HEADER_BYTES,
+    ShardIndex,
+    Sidecar,
+)
 from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate
 from pretrain.utils.io import AtomicWriter, write_file
 
@@ -44,7 +52,8 @@ LABEL_DTYPE = "<i2"
 MAX_LABELS = 2**15 - 1
 
 # Name and dtype of the array with a value for each token, by the kind of data.
-_BESIDE = dict.fromkeys(MASKED, ("loss", "u1")) | dict.fromkeys(LABELLED, ("labels", LABEL_DTYPE))
+_BESIDE = dict.fromkeys(MASKED, ("loss", "u1"))
+_BESIDE |= dict.fromkeys((*LABELLED, *ANSWERED), ("labels", LABEL_DTYPE))
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
@@ -83,7 +92,7 @@ class ShardWriter:
             path: DIR/SPLIT/NAME.tar; its folder exists. The index has the last two parts.
             dtype: `uint16` or `uint32`.
             member_tokens: Tokens at or past which the end of a document closes a member.
-            kind: `text`, `pairs`, `records`, `preferences`, `classes` or `tags`.
+            kind: `text`, `pairs`, `records`, `preferences`, `classes`, `tags` or `answers`.
 
         Raises:
             DiskError: Also from every method.
@@ -131,7 +140,8 @@ class ShardWriter:
             )
         given = [part is not None for part in (source, loss, labels)]
         kind = self._kind
-        assert given == [kind == "pairs", kind in MASKED, kind in LABELLED], "the arrays of the kind"
+        has_labels = kind in (*LABELLED, *ANSWERED)
+        assert given == [kind == "pairs", kind in MASKED, has_labels], "the arrays of the kind"
         assert source is None or source.lengths.all(), "a source has at least one token"
         beside = labels if loss is None else loss
         assert beside is None or len(beside) == len(tokens.values), "a value for each token"

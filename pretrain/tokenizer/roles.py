@@ -68,6 +68,14 @@ def start_id(tokenizer: Tokenizer) -> int | None:
     return whole[0] if whole[1:] == plain else None
 
 
+def separator_ids(tokenizer: Tokenizer) -> list[int]:
+    """Returns the tokens that its post-processor puts between two texts (BERT: [SEP]), if any."""
+    found = tokenizer.encode("a", "a", add_special_tokens=True)
+    sides = found.sequence_ids
+    last = max((place for place, side in enumerate(sides) if side == 0), default=-1)
+    return list(found.ids[last + 1 : sides.index(1)]) if 1 in sides else []
+
+
 def unknown_id(tokenizer: Tokenizer) -> int | None:
     """Returns the token that stands for text that the vocabulary lacks; None: there is none."""
     name = _unknown_token(json.loads(tokenizer.to_str())["model"])

@@ -51,6 +51,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str], int]] = {
     "val_perplexity": ("perplexity", "{:.2f}".format, 0),
     "val_tokens": ("tokens", _count, 0),
     "val_labels": ("labels", _count, 0),
+    "val_answers": ("answers", _count, 0),
     "val_pairs": ("pairs", _count, 0),
     "reward_margin": ("margin", "{:.3f}".format, 7),
     "lr": ("lr", "{:.2e}".format, 8),
@@ -118,7 +119,7 @@ class Console:
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows a row: with the accuracy of a classifier, and images rather than their patches."""
-        hidden = [] if metrics.keys() & {"labels", "pairs"} else ["accuracy"]
+        hidden = [] if metrics.keys() & {"labels", "answers", "pairs"} else ["accuracy"]
         hidden += ["tokens_per_s"] if "images_per_s" in metrics else []
         metrics = {name: value for name, value in metrics.items() if name not in hidden}
         if self._has_bar and "loss" in metrics:

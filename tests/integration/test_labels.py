@@ -1,4 +1,4 @@
-"""Labels through everything: prepare, training from scratch or from an encoder, ranks, a kill, what is refused."""
+"""Labels and answers through everything: prepare, training from scratch or from an encoder, ranks, a kill, refusals."""
 
 import json
 import random
@@ -8,10 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
+from pretrain.artifact.open import open_artifact
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.config.load import load_config
+from pretrain.objective.answers import find_spans
 from pretrain.shards.index import load_index
+from pretrain.tracking.audit import read_audit
+from pretrain.types import Batch
 from tests.helpers.cli import run_warm
 from tests.helpers.holds import HELD, Hold
 from tests.helpers.runs import RunMaker, assert_same_run, kill_rank, tensors_of
@@ -73,6 +79,17 @@ def tagged(rng: random.Random) -> dict[str, object]:
     color = rng.choice(COLORS)
     words = [color, *rng.choices([*WORDS, *[color] * 5], k=rng.randint(3, 20))]
     return {"tokens": words, "tags": [color.upper() if word in ("dogs", "cats") else "O" for word in words]}
+
+
+def asked(rng: random.Random) -> dict[str, object]:
+    """Words, and somewhere between them a color and two numbers; one in three questions is of what is not there."""
+    words = rng.choices(WORDS, k=rng.randint(3, 9))
+    words.insert(rng.randint(0, len(words)), color := rng.choice(COLORS))
+    words.insert(rng.randint(0, len(words)), numbers := rng.choice(["one two", "two one"]))
+    topic, answer = rng.choice([("color", color), ("numbers", numbers), ("nothing", "")])
+    context = " ".join(words)
+    answers = {"text": [answer] if answer else [], "answer_start": [context.index(answer)] if answer else []}
+    return {"question": f"which {topic}", "context": context, "answers": answers}
 
 
 def prepare(folder: Path, kind: str, make: Callable[[random.Random], dict[str, object]]) -> Path:
@@ -181,6 +198,111 @@ def test_the_head_of_another_task_begins_anew_at_zero_stage_3_and_the_encoder_do
     end = tensors_of(list_checkpoints(runs.folder("runs").checkpoints)[-1])
     same = {name for name in end if name.endswith("/weight") and np.array_equal(start.get(name), end[name])}
     assert {name for name in end if name.endswith("/weight")} - same == {"head.weight/weight", "head.bias/weight"}
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory) -> Path:
+    """A shard folder of questions with texts."""
+    return prepare(tmp_path_factory.mktemp("labels") / "answers", "answers", asked)
+
+
+OF_SPANS = (
+    "{preset: bert-tiny, encoder: {width: 48, heads: 4, ff_width: 96, dropout: 0.0}, tied_embeddings: false, "
+    "head: {kind: spans, transform: false, bias: true}}"
+)
+HALF = ("train.steps=40", "eval.every_steps=40")
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory, questions) -> LabelRuns:
+    """A run of one process that learns answers, and a maker of others beside it."""
+    folder = tmp_path_factory.mktemp("answering")
+    values = {"packing": "bins", "model": OF_SPANS, "kind": "answers", "tokens": 1024, "steps": 140, "engine": SINGLE}
+    maker = LabelRuns(folder, questions, **values)
+    maker.train("golden", "optim.lr=8e-3", "batch.micro=32", ranks=1)
+    return maker
+
+
+@pytest.mark.long
+def test_an_encoder_learns_answers_in_texts_and_its_export_gives_them_in_transformers(answered, questions, tmp_path):
+    found = last_validation(answered, "golden")
+    assert found["val_accuracy"] > 0.9 and found["val_f1"] >= found["val_accuracy"]
+    assert found["val_answers"] == load_index(questions).split("validation").num_documents
+    assert not found.keys() & {"val_tokens", "val_perplexity", "val_bits_per_byte"}
+    run = answered.folder("golden")
+    result = run_warm("evaluate", str(run.path), "--json", cwd=tmp_path)
+    (source,) = json.loads(result.stdout)["sources"].values()
+    assert source["loss"] == pytest.approx(found["val_loss"]) and source["f1"] == pytest.approx(found["val_f1"])
+    result = run_warm("export", str(run.path), str(tmp_path / "out"), cwd=tmp_path)
+    assert result.code == 0, result.stderr
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    right, rng = 0, random.Random(9)
+    for record in (asked(rng) for _ in range(30)):
+        inputs = tokenizer(record["question"], record["context"], return_tensors="pt", return_offsets_mapping=True)
+        offsets = inputs.pop("offset_mapping")[0].tolist()
+        with torch.no_grad():
+            output = model(**inputs)
+        theirs = torch.stack((output.start_logits, output.end_logits), dim=2)
+        in_text = inputs["token_type_ids"] == 1
+        in_text[:, -1] = False
+        ((first, last),) = find_spans(theirs, in_text).tolist()
+        answer = record["context"][offsets[first][0] : offsets[last][1]] if first else ""
+        right += [answer] == (record["answers"]["text"] or [""])
+    assert right >= 25
+    ours = open_artifact(run.path).model
+    mine = Batch(inputs["input_ids"], inputs["input_ids"], token_types_BT=inputs["token_type_ids"])
+    with torch.no_grad():
+        scores = ours(mine).logits_BTV
+    torch.testing.assert_close(scores, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.long
+def test_answers_are_learned_alike_on_two_ranks_with_accumulation_and_continue_bit_for_bit(answered):
+    answered.train("alone", *HALF, ranks=1)
+    answered.train("ranks", *HALF, "engine.kind=deepspeed", "engine.zero_stage=3", "batch.micro=4", ranks=2)
+    losses = [
+        [float.fromhex(row.loss) for row in read_audit(answered.folder(name).audit)] for name in ("alone", "ranks")
+    ]
+    # Sums over ranks and rows are taken in another order.
+    np.testing.assert_allclose(losses[1][:20], losses[0][:20], rtol=2e-5)
+    answered.train("stopped", *HALF, "train.stop_after=27", ranks=1)
+    answered.train("stopped", *HALF, ranks=1)
+    assert_same_run(answered, "stopped", "alone", 40)
+
+
+@pytest.mark.long
+def test_questions_longer_than_a_row_are_counted_and_left_out(answered):
+    output = answered.train("short", "batch.seq_len=16", "train.stop_after=1", ranks=1)
+    assert "questions are longer, with their texts, than batch.seq_len, and left out; raise it" in output
+
+
+def test_data_show_and_verify_know_answers(questions, tmp_path):
+    shown = run_warm("data", "show", str(questions), "--seq-len", "64", "--rows", "1", cwd=tmp_path)
+    assert shown.code == 0, shown.stderr
+    assert any(line.strip().startswith("context | [CLS] which ") for line in shown.stdout.splitlines())
+    assert any(line.strip().startswith("answer | ") for line in shown.stdout.splitlines())
+    verified = run_warm("data", "verify", str(questions), "--seq-len", "64", cwd=tmp_path)
+    assert verified.code == 0 and "tokens of the answers that fit" in verified.stdout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.document_mask=false"], "must not attend to each other; use data.document_mask=true"),
+        (["parallel.sequence=2", "engine.kind=ddp"], "model.head.kind=spans compares; use parallel.sequence=1"),
+        (["objective.z_loss=0.1"], "kind=answers finds answers in texts; leave it out"),
+        (["data.packing=concat"], "data.packing=concat cuts documents"),
+        (["model.head.kind=labels"], "objective.kind=answers needs model.head.kind=spans, this model has labels; set"),
+        (["objective.kind=masked"], "objective.kind=masked needs model.head.kind=lm, this model has spans"),
+        (["checkpoint.best=val_perplexity"], "a classifier has no perplexity"),
+    ],
+)
+def test_answers_that_cannot_be_learned_so_are_refused(tmp_path, questions, overrides, message):
+    values = {"packing": "bins", "model": OF_SPANS, "kind": "answers", "tokens": 1024, "steps": 20, "engine": SINGLE}
+    runs = LabelRuns(tmp_path, questions, **values)
+    result = run_warm("train", str(runs.config()), *overrides, cwd=tmp_path)
+    assert (result.code, len(result.errors)) == (64, 1) and message in result.errors[0]
 
 
 def test_an_objective_that_does_not_fit_the_labels_is_refused(tmp_path, tags):

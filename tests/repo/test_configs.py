@@ -46,6 +46,7 @@ STARTS = {
     "seq2seq": "t5-tiny",
     "classify": "bert-tiny",
     "tag": "bert-tiny",
+    "answers": "bert-tiny",
 }
 """A model that a recipe under finetune/ may start from, by its objective."""
 

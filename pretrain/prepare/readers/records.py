@@ -11,6 +11,8 @@
                or lists of messages, whose last turns differ: after the prompt's, or with them
     classes    {"text": "...", "label": "..."}: a label is text, a whole number, or true or false
     tags       {"tokens": ["...", ...], "tags": ["...", ...]}: as many labels as words
+    answers    {"question": "...", "context": "...", "answers": {"text": ["..."], "answer_start": [0]}}:
+               as in SQuAD, places in characters; the first answer counts, and there may be none
 
 The names of the fields are options of the input. The caller adds the place to a RecordError.
 """
@@ -39,13 +41,14 @@ from pretrain.prepare.readers.record_fields import (
     text_of,
 )
 
-FIELD_OPTIONS: dict[DataKind, tuple[str, str] | tuple[str]] = {
+FIELD_OPTIONS: dict[DataKind, tuple[str, ...]] = {
     "text": ("text_field",),
     "pairs": ("source_field", "target_field"),
     "records": ("messages_field",),
     "preferences": ("chosen_field", "rejected_field"),
     "classes": ("text_field", "label_field"),
     "tags": ("words_field", "tags_field"),
+    "answers": ("question_field", "context_field", "answers_field"),
 }
 
 
@@ -166,6 +169,50 @@ def _build_tags(record: Mapping[str, Any], config: InputConfig, consumed_bytes: 
     return Document(text, encode(text), consumed_bytes, labels=tuple(labels))
 
 
+def _build_answer(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    question = _written(record, config.question_field, "question_field")
+    context = _written(record, config.context_field, "context_field")
+    text, start = _first_answer(record, config.answers_field)
+    found = context[start : start + len(text)]
+    if found != text:
+        other = context.find(text)
+        place = f", and nowhere in {config.context_field!r}" if other < 0 else f"; it is at {other}"
+        what = f"answer {text[:40]!r} is not at character {start}, where {found[:40]!r} is{place}"
+        raise RecordError(what, "give the place of the answer in characters, not bytes")
+    label = Label("answer", start, start + len(text))
+    return Document(context, encode(context), consumed_bytes, source=question, labels=(label,))
+
+
+def _written(record: Mapping[str, Any], name: str, option: str) -> str:
+    """Returns a text that is not blank. Raises: RecordError."""
+    text, _ = text_of(record, name, option)
+    if not text.strip():
+        raise RecordError(f"field {name!r} is blank", "give each question and its text some words")
+    return text
+
+
+def _first_answer(record: Mapping[str, Any], name: str) -> tuple[str, int]:
+    """Returns the first answer, as `datasets` or the original SQuAD has it; without one ("", 0)."""
+    given = record.get(name)
+    listed = given if isinstance(given, list) else [given]
+    answers = [answer for answer in listed if isinstance(answer, dict)]
+    if len(answers) < len(listed):
+        raise bad_field(record, name, "an object of text and answer_start", "answers_field")
+    texts = [text for answer in answers for text in _listed(answer.get("text"))]
+    starts = [start for answer in answers for start in _listed(answer.get("answer_start"))]
+    if not texts and not starts:
+        return "", 0
+    text, start = (each[0] if each else None for each in (texts, starts))
+    if not isinstance(text, str) or not text.strip() or type(start) is not int or start < 0:
+        what = f"field {name!r} begins with text {str(text)[:40]!r} and answer_start {str(start)[:20]!r}"
+        raise RecordError(what, "give a text and its first character, or for no answer empty lists")
+    return text, start
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 _BUILDERS: dict[DataKind, Callable[[Mapping[str, Any], InputConfig, int], Document]] = {
     "text": _build_text,
     "pairs": _build_pair,
@@ -173,6 +220,7 @@ _BUILDERS: dict[DataKind, Callable[[Mapping[str, Any], InputConfig, int], Docume
     "preferences": build_preference,
     "classes": _build_class,
     "tags": _build_tags,
+    "answers": _build_answer,
 }
 
 

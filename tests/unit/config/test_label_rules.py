@@ -11,17 +11,18 @@ from pretrain.errors import ConfigError
 CONFIG = """
 run: {{dir: runs, name: labels}}
 data: {{path: data, packing: bins{data}}}
-model: {{preset: bert-tiny{model}}}
+model: {{preset: {preset}{model}}}
 objective: {{kind: {kind}}}
 batch: {{global_tokens: 512, seq_len: 64, micro: 2}}
 optim: {{lr: 1e-3, schedule: {{warmup_steps: 2}}}}
 train: {{steps: 10}}
 """
+SPANS = ", tied_embeddings: false, head: {kind: spans}"
 LABELS = ", tied_embeddings: false, head: {kind: labels}"
 
 
-def load(tmp_path, kind="classify", model=LABELS, data=""):
-    (tmp_path / "a.yaml").write_text(CONFIG.format(kind=kind, model=model, data=data))
+def load(tmp_path, kind="classify", model=LABELS, data="", preset="bert-tiny"):
+    (tmp_path / "a.yaml").write_text(CONFIG.format(kind=kind, model=model, data=data, preset=preset))
     return load_config(tmp_path / "a.yaml")
 
 
@@ -45,6 +46,15 @@ def test_what_fits_is_taken(tmp_path):
             r"objective\.kind=tag labels words, but model\.head\.mean and model\.pooler summarize documents; set",
         ),
         ({"kind": "tag", "model": LABELS.replace("labels}", "labels, mean: true}")}, r"summarize documents; set both"),
+        (
+            {"kind": "answers", "model": SPANS, "data": ", document_mask: false"},
+            r"objective\.kind=answers searches documents, which must not attend to each other; use data",
+        ),
+        (
+            {"kind": "answers", "model": "", "preset": "llama-tiny"},
+            r"objective\.kind=answers needs a model with encoder, model\.preset=llama-tiny has decoder; use",
+        ),
+        ({"kind": "answers", "model": SPANS + ", pooler: true"}, r"head\.kind=spans scores tokens, and model\.pooler"),
         (
             {"data": ", document_mask: false"},
             r"objective\.kind=classify labels documents, which must not attend to each other; use data",
