@@ -149,7 +149,7 @@ def build_rms_norm(config: StackConfig, width: int) -> nn.RMSNorm:
 
 
 class HeadsLayerNorm(nn.LayerNorm):
-    """LayerNorm of each head of [..., N H], whose weights are of all heads, without a bias (Command R+)."""
+    """LayerNorm of each head of [..., N H], with weights of all heads, no bias (Command R+)."""
 
     def __init__(self, heads: int, width: int, eps: float) -> None:
         super().__init__(heads * width, eps=eps, bias=False)

@@ -96,9 +96,9 @@ class Dialect:
             `layer_types`, by default by Qwen's flags (`listed`), or all but every n-th (n).
         missing: Further defaults.
         modules: Our modules of a block and theirs, of a config.
-        order: Rows of ours in those of their projections of queries, keys and values (`Weight`), and of norms of
-            these, which have as many rows as so many heads.
-        joined_norms: Weights of all heads in a norm of queries or of keys are one tensor, [heads, width].
+        order: Rows of ours in those of their projections of queries, keys and values (`Weight`), and
+            of norms of these, which have as many rows as so many heads.
+        joined_norms: Weights of a norm of queries or of keys are one tensor, [heads, width].
         refused: Keys with their only values, and the meaning of others.
         read: Further values by our names, spelled as in `more`; may change the keys.
         write: Keys for these.

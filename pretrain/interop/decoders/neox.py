@@ -69,7 +69,8 @@ def _write_phi(config: ModelConfig) -> dict[str, Any]:
 
 
 def _phi_modules(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    norms = {f"attention.{part}_norm": (f"self_attn.{part[0]}_layernorm",) for part in ("query", "key")}
+    names = (("query", "q_layernorm"), ("key", "k_layernorm"))
+    norms = {f"attention.{ours}_norm": (f"self_attn.{theirs}",) for ours, theirs in names}
     return _PHI_MODULES | (norms if config.last_stack.qk_norm else {})
 
 
@@ -77,7 +78,8 @@ def _read_stablelm(fields: Fields) -> dict[str, Any]:
     is_parallel = fields.flag("use_parallel_residual", False)
     has_bias = fields.flag("use_qkv_bias", False)
     qk_norm = fields.flag("qk_layernorm", False) and "heads"
-    return {"parallel": "one_norm" if is_parallel else False, "qkv_bias": has_bias or None, "qk_norm": qk_norm}
+    found = {"qkv_bias": has_bias or None, "qk_norm": qk_norm}
+    return found | {"parallel": "one_norm" if is_parallel else False}
 
 
 def _write_stablelm(config: ModelConfig) -> dict[str, Any]:
@@ -89,7 +91,9 @@ def _write_stablelm(config: ModelConfig) -> dict[str, Any]:
 def _stablelm_modules(config: ModelConfig) -> dict[str, Any]:
     """Returns the modules, each head with a norm of its own."""
     stack, found = config.last_stack, _one_norm_modules(config)
-    for part, heads in (("query", stack.heads), ("key", stack.num_kv_heads)) if stack.qk_norm else ():
+    if not stack.qk_norm:
+        return found
+    for part, heads in (("query", stack.heads), ("key", stack.num_kv_heads)):
         norms = [f"self_attn.{part[0]}_layernorm.norms.{number}" for number in range(heads)]
         found[f"attention.{part}_norm"] = dict.fromkeys(norms, stack.per_head_width)
     return found
