@@ -75,7 +75,7 @@ _VOCABULARIES = {
     "llama-5m": 8192, "modded-2m": 2048, "gpt2": 50257, "llama3": 128256, "llama-1b": 128256, "qwen2": 151936,
     "qwen2-7b": 152064, "qwen2-72b": 152064, "qwen3": 151936, "starcoder2": 49152, "bert": 30522, "modernbert": 50368,
     "roberta": 50265, "xlm-roberta": 250002, "distilbert": 30522, "electra": 30522,
-    "mt5": 250112, "umt5": 256384, "byt5": 384, "bart": 50265, "olmo-": 50304,
+    "mt5": 250112, "umt5": 256384, "byt5": 384, "bart": 50265, "mbart": 250027, "plbart": 50005, "olmo-": 50304,
     "marian": 80035, "transformer": 37000, "t5": 32128, "olmo2": 100352, "olmoe": 50304, "gpt_oss": 201088,
     "deepseek_v3": 129280, "vit_gpt2": 50257, "olmo3": 100278, "smollm3": 128256, "granite3": 49155, "phi3": 32064,
     "gemma": 256000, "gemma3": 262144, "pythia": 50304, "pythia-6.9b": 50432, "pythia-12b": 50688, "phi-": 51200,

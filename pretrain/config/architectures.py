@@ -341,6 +341,16 @@ BART = Architecture(
 )
 """Lewis et al. 2020, 2.1, as released."""
 
+PLBART = BART._replace(ends=BART.ends | {"scaled_embeddings": True, "family": "plbart"})
+"""Ahmad et al. 2021, as released: a BART of source code."""
+
+MBART = Architecture(
+    BOTH,
+    BART.stack | {"norm_placement": "pre", "input_norm": "both"},
+    BART.ends | {"scaled_embeddings": True},
+)
+"""Liu et al. 2020, 2.2, as released."""
+
 T5 = Architecture(
     BOTH,
     {

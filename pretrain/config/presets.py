@@ -26,6 +26,7 @@ from pretrain.config.architectures import (
     LLAMA,
     LLAMA3,
     MARIAN,
+    MBART,
     MIXTRAL,
     MODDED,
     MODERNBERT,
@@ -37,6 +38,7 @@ from pretrain.config.architectures import (
     OLMOE,
     PHI,
     PHI3,
+    PLBART,
     QWEN2,
     QWEN3,
     QWEN3_MOE,
@@ -57,6 +59,7 @@ from pretrain.config.yaml_nodes import merge
 from pretrain.errors import ConfigError
 
 _ENDS = ("max_seq_len", "tied_embeddings", "vocab_multiple")
+_EIGHTFOLD = {"kind": "linear", "factor": 8.0}
 
 
 def _model(family: Architecture, layers: int, width: int, heads: int, ff_width: int, **other: Any) -> Values:
@@ -80,9 +83,6 @@ def _chosen_by_bias(count: int, top_k: int, width: int, **other: int) -> Values:
 def _granite(*size: int, score_factor: float, divisor: float, **other: Any) -> Values:
     """Returns a Granite, whose logits are divided by a number."""
     return _model(GRANITE, *size, score_factor=score_factor, **other) | {"head": {"scale": 1 / divisor}}
-
-
-_EIGHTFOLD = {"kind": "linear", "factor": 8.0}
 
 
 def _vit(layers: int, width: int, heads: int, image: int, patch: int, **patches: Any) -> Values:
@@ -133,9 +133,8 @@ PRESETS: dict[str, Values] = {
     "llama3.2-1b": _llama3_long(16, 2048, 32, 8192, tied=True, factor=32.0),
     # Llama 3.2 1B, at the context of its training before the rotary frequencies were rescaled.
     "llama-1b": _model(LLAMA3, 16, 2048, 32, 8192, max_seq_len=8192, tied_embeddings=True),
-    # 5.05M parameters with a vocabulary of 8192.
+    # 5.05M parameters with a vocabulary of 8192, and the quickstart's, 1.6M with one of 2048.
     "llama-5m": _model(LLAMA, 4, 256, 4, 704, max_seq_len=1024, tied_embeddings=True, kv_heads=2),
-    # The quickstart's, 1.6M parameters with a vocabulary of 2048.
     "modded-2m": _model(MODDED, 4, 128, 4, 528),
     "llama-tiny": _model(LLAMA, 2, 64, 4, 192, max_seq_len=128, kv_heads=2),
     # Jiang et al. 2023, table 1. Of its 32,768 positions a layer sees the last 4096.
@@ -313,10 +312,14 @@ PRESETS: dict[str, Values] = {
     "transformer-tiny": _model(TRANSFORMER, 4, 128, 4, 256, dropout=0.3),
     "marian-base": _model(MARIAN, 6, 512, 8, 2048),
     "marian-tiny": _model(MARIAN, 2, 64, 4, 256, max_seq_len=128),
-    # Lewis et al. 2020, 2.1, as released.
+    # Lewis et al. 2020, 2.1, Ahmad et al. 2021 and Liu et al. 2020, as released.
     "bart-base": _model(BART, 6, 768, 12, 3072),
     "bart-large": _model(BART, 12, 1024, 16, 4096),
     "bart-tiny": _model(BART, 2, 64, 4, 256, max_seq_len=128),
+    "plbart-base": _model(PLBART, 6, 768, 12, 3072, attention_dropout=0.1),
+    "plbart-tiny": _model(PLBART, 2, 64, 4, 256, max_seq_len=128),
+    "mbart-large": _model(MBART, 12, 1024, 16, 4096),
+    "mbart-tiny": _model(MBART, 2, 64, 4, 256, max_seq_len=128),
     # Raffel et al. 2020, 3.7.
     "t5-small": _model(T5, 6, 512, 8, 2048),
     "t5-base": _model(T5, 12, 768, 12, 3072),
@@ -350,8 +353,7 @@ PRESETS: dict[str, Values] = {
     "byt5-xl": _byt5(36, 12, 2560, 32, 6720),
     "byt5-xxl": _byt5(36, 12, 4672, 64, 12352),
     "byt5-tiny": _byt5(3, 1, 64, 4, 96, head_width=24, max_seq_len=128),
-    # Dosovitskiy et al. 2021, table 1: patches of 16, 32 and 14 pixels.
-    # Ti and S: Steiner et al. 2022, table 2.
+    # Dosovitskiy et al. 2021, table 1: patches of 16, 32 and 14 pixels; Ti and S: Steiner et al. 2022, table 2.
     "vit-ti16": _vit(12, 192, 3, 224, 16),
     "vit-s16": _vit(12, 384, 6, 224, 16),
     "vit-s32": _vit(12, 384, 6, 224, 32),
@@ -382,9 +384,8 @@ PRESETS: dict[str, Values] = {
 def expand_preset(model: Values) -> Values:
     """Lays the keys of a `model:` section over its preset; returns a section without one unchanged.
 
-    Mappings are merged key by key (`model: {preset: llama-5m, decoder: {layers: 8}}`); any other
-    value replaces that of the preset: `decoder: null` removes a stack. Values are not checked
-    here.
+    Mappings are merged key by key (`model: {preset: llama-5m, decoder: {layers: 8}}`); any other value replaces that
+    of the preset: `decoder: null` removes a stack. Values are not checked here.
 
     Raises:
         ConfigError: Unknown preset; names the nearest ones.

@@ -26,7 +26,7 @@ from pretrain.interop.decoders.llama import (
 from pretrain.interop.decoders.neox import COHERE, COHERE2, FALCON, GPT_NEOX, PHI, STABLELM, STARCODER2
 from pretrain.interop.family import Family
 from pretrain.interop.label_names import with_labels
-from pretrain.interop.marian import BART, MARIAN
+from pretrain.interop.marian import BART, MARIAN, MBART, PLBART
 from pretrain.interop.modernbert import MODERNBERT
 from pretrain.interop.t5 import MT5, T5, UMT5
 from pretrain.interop.vit import CAPTIONER, DEIT, MAE, VIT
@@ -38,6 +38,6 @@ _ALL = (
     *(OLMO, OLMO3, SMOLLM3, GRANITE, PHI3, GEMMA, GEMMA2, GEMMA3),
     *(GPT_NEOX, PHI, STABLELM, FALCON, COHERE, COHERE2),
     *(OLMOE, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, MODERNBERT),
-    *(T5, MT5, UMT5, MARIAN, BART, VIT, DEIT, MAE, CAPTIONER),
+    *(T5, MT5, UMT5, MARIAN, BART, PLBART, MBART, VIT, DEIT, MAE, CAPTIONER),
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

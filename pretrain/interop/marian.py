@@ -1,12 +1,16 @@
-"""Marian (Junczys-Dowmunt et al. 2018), opus-mt, and BART (Lewis et al. 2020): post-norm stacks.
+"""Marian (Junczys-Dowmunt et al. 2018), opus-mt, BART (Lewis et al. 2020), PLBart and mBART.
 
-Both have a bias of the scores. A BART has learned positions, after two rows that no token reads,
-and a norm of its embeddings.
+All have a bias of the scores. BART and its kin have learned positions, after two rows that no token
+reads, and a norm of their embeddings. PLBart (Ahmad et al. 2021) is a BART of source code; mBART
+(Liu et al. 2020) has its other norms before sub-layers, and one after the last. Texts of both begin
+with a token of their language: `decoder_start_token_id` may be null.
 
 Marian's sinusoids are in two halves, where those of the paper are interleaved: a model of ours is
 exported as a Marian where both stacks have `sinusoid: halves` and the head has `bias: true`.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,8 +23,6 @@ _SHARED: Keys = {
     "dropout": ("dropout", 0.1),
     "attention_dropout": ("attention_dropout", 0.0),
 }
-_BART_SIZES = {"vocab_size": 50265}
-_LEARNED = {"position": "learned", "position_offset": 2, "input_norm": True}
 _MODEL: Keys = {
     "vocab_size": ("vocab_size", 58101),
     "max_position_embeddings": ("max_seq_len", 1024),
@@ -38,6 +40,67 @@ _FIXED = _FIXED_OF_BOTH | {
     "add_final_layer_norm": (False, "the released code has no norm after the last layer"),
     "static_position_embeddings": (True, "positions are sinusoids here"),
 }
+_POSITIONED = {"position": "learned", "position_offset": 2}
+_POSITIONED |= {"input_norm": True, "norm_placement": "post"}
+_PLBART_SIZES = {"vocab_size": 50005, "d_model": 768, "attention_dropout": 0.1}
+_PLBART_SIZES |= {"scale_embedding": True}
+for _name, _size in (("layers", 6), ("attention_heads", 12), ("ffn_dim", 3072)):
+    _PLBART_SIZES |= {f"encoder_{_name}": _size, f"decoder_{_name}": _size}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One `model_type`.
+
+    Attributes:
+        architecture: Name of the class with a head.
+        stack: Values of both stacks that no key changes.
+        tokens: Ids of special tokens, by default.
+        fixed: Keys with their only values, and the meaning of others.
+        sizes: Defaults by key, where they are not those of Marian.
+        like_another: An earlier one represents its models, too.
+    """
+
+    architecture: str
+    stack: Mapping[str, Any]
+    tokens: Mapping[str, int | None]
+    fixed: Mapping[str, tuple[bool, str]]
+    sizes: Mapping[str, Any]
+    like_another: bool = False
+
+
+_KINDS = {
+    "marian": _Kind(
+        "MarianMTModel",
+        # The sinusoids of the paper are interleaved.
+        {"position": "sinusoidal", "sinusoid": "halves", "norm_placement": "post"},
+        {"pad": 58100, "eos": 0, "start": 58100},
+        _FIXED,
+        {},
+    ),
+    "bart": _Kind(
+        "BartForConditionalGeneration",
+        _POSITIONED,
+        {"pad": 1, "bos": 0, "eos": 2, "start": 2},
+        _FIXED_OF_BOTH,
+        {"vocab_size": 50265},
+    ),
+    "plbart": _Kind(
+        "PLBartForConditionalGeneration",
+        _POSITIONED,
+        {"pad": 1, "bos": 0, "eos": 2, "start": None},
+        _FIXED_OF_BOTH,
+        _PLBART_SIZES,
+        like_another=True,
+    ),
+    "mbart": _Kind(
+        "MBartForConditionalGeneration",
+        _POSITIONED | {"input_norm": "both", "norm_placement": "pre"},
+        {"pad": 1, "bos": 0, "eos": 2, "start": None},
+        _FIXED_OF_BOTH,
+        {"vocab_size": 50265},
+    ),
+}
 _WORDS = "model.shared.weight"
 _COPIES = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 
@@ -50,58 +113,57 @@ def _keys_of(stack: str) -> Keys:
     }
 
 
-def _read_config(is_bart: bool, values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
-    fields = Fields(values)
-    for key, (allowed, why) in (_FIXED_OF_BOTH if is_bart else _FIXED).items():
+def _read_config(model_type: str, values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
+    fields, kind = Fields(values), _KINDS[model_type]
+    for key, (allowed, why) in kind.fixed.items():
         fields.only(key, allowed, why)
-    model = fields.read(_MODEL, _BART_SIZES if is_bart else {})
+    model = fields.read(_MODEL, kind.sizes)
     if fields.optional_integer("decoder_vocab_size") not in (None, model["vocab_size"]):
         why = "must be vocab_size: the table is shared"
         raise refusal("decoder_vocab_size", values["decoder_vocab_size"], why)
-    stack = fields.read(_SHARED) | {
+    stack = fields.read(_SHARED, kind.sizes) | {
         "activation": fields.activation("activation_function", "gelu"),
         "gated": False,
         "norm": "layer",
         "norm_eps": 1e-5,
-        "norm_placement": "post",
         "bias": True,
-        # The sinusoids of the paper are interleaved.
-        **(_LEARNED if is_bart else {"position": "sinusoidal", "sinusoid": "halves"}),
+        **kind.stack,
     }
-    tokens = {"pad": 1, "bos": 0, "eos": 2, "start": 2} if is_bart else {"pad": 58100, "eos": 0, "start": 58100}
     return build_config(
         **model,
-        encoder=stack | fields.read(_keys_of("encoder")),
-        decoder=stack | fields.read(_keys_of("decoder")),
+        family=model_type if kind.like_another else None,
+        encoder=stack | fields.read(_keys_of("encoder"), kind.sizes),
+        decoder=stack | fields.read(_keys_of("decoder"), kind.sizes),
         head=HeadConfig(bias=True),
         tied_embeddings=True,
         init_scaled=False,
-        special_tokens=fields.special_tokens(**tokens),
+        special_tokens=fields.special_tokens(**kind.tokens),
     )
 
 
-def _write_config(is_bart: bool, config: ModelConfig) -> dict[str, Any]:
+def _write_config(model_type: str, config: ModelConfig) -> dict[str, Any]:
     decoder = config.last_stack
     return {
-        **{key: value for key, (value, _) in (_FIXED_OF_BOTH if is_bart else _FIXED).items()},
+        **{key: value for key, (value, _) in _KINDS[model_type].fixed.items()},
         **write_keys(config, _MODEL),
         **write_keys(config.encoder or decoder, _keys_of("encoder")),
         **write_keys(decoder, _keys_of("decoder")),
         **write_keys(decoder, _SHARED),
         **write_tokens(config.special_tokens, "start"),
-        **({} if is_bart else {"decoder_vocab_size": config.vocab_size}),
+        **({"decoder_vocab_size": config.vocab_size} if model_type == "marian" else {}),
         "activation_function": THEIR_ACTIVATIONS[decoder.activation],
         "forced_eos_token_id": config.special_tokens.eos,
     }
 
 
-def _weights(is_bart: bool, config: ModelConfig) -> list[Weight]:
+def _weights(model_type: str, config: ModelConfig) -> list[Weight]:
+    has_final_norm = _KINDS[model_type].stack["norm_placement"] == "pre"
     weights = [table("embedding.weight", _WORDS, config.vocab_size)]
     for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         if stack is None:
             continue
         width = stack.width
-        if is_bart:
+        if model_type != "marian":
             rows = config.first_position(name) + config.max_seq_len
             positions = ((f"model.{name}.embed_positions.weight", rows),)
             weights.append(Weight(f"{name}.position.weight", positions))
@@ -125,19 +187,22 @@ def _weights(is_bart: bool, config: ModelConfig) -> list[Weight]:
         for number in range(stack.layers):
             theirs = f"model.{name}.layers.{number}."
             weights += affine(f"{name}.blocks.{number}.", theirs, block, bias=True)
+        if has_final_norm:
+            norm = {"norm": {"layer_norm": width}}
+            weights += affine(f"{name}.", f"model.{name}.", norm, bias=True)
     return [*weights, table("head.bias", "final_logits_bias", config.vocab_size, row=True)]
 
 
-MARIAN, BART = (
+MARIAN, BART, PLBART, MBART = (
     Family(
         model_type=model_type,
-        read_config=partial(_read_config, model_type == "bart"),
-        write_config=partial(_write_config, model_type == "bart"),
-        architecture=of_one_class(architecture),
-        weights=partial(_weights, model_type == "bart"),
+        read_config=partial(_read_config, model_type),
+        write_config=partial(_write_config, model_type),
+        architecture=of_one_class(kind.architecture),
+        weights=partial(_weights, model_type),
         aliases=dict.fromkeys(_COPIES, _WORDS),
         ignored=(r"model\.(encoder|decoder)\.embed_positions\..*",),
         prefix="model.",
     )
-    for model_type, architecture in (("marian", "MarianMTModel"), ("bart", "BartForConditionalGeneration"))
+    for model_type, kind in _KINDS.items()
 )

@@ -104,8 +104,7 @@ class Block(nn.Module):
         self._tiles = engine.feedforward_tiles
         self.norm_placement = config.norm_placement
         # An `input_norm` has normalised the input of the first block already.
-        skip_norm = number == 0 and config.norm_placement == "pre" and config.input_norm
-        self.attention_norm = nn.Identity() if skip_norm else build_norm(config)
+        self.attention_norm = build_norm(config) if config.norms_attention(number) else nn.Identity()
         self.attention = build_attention(config, backend, number)
         is_sandwich = config.norm_placement == "sandwich"
         self.attention_output_norm = build_norm(config) if is_sandwich else None

@@ -107,8 +107,7 @@ class _StackCounter:
 
     def attention(self, number: int) -> tuple[int, int]:
         stack = self.stack
-        # An `input_norm` takes the place of the first one.
-        normed = not (number == 0 and stack.norm_placement == "pre" and stack.input_norm)
+        normed = stack.norms_attention(number)
         if stack.latent is not None:
             return self.latent(normed=normed)
         turned_heads = stack.heads + stack.num_kv_heads
@@ -313,7 +312,7 @@ class _StackCounter:
         """Returns bytes of norms, dropout, and fp32 tables of positions outside the blocks."""
         stack = self.stack
         tokens = self.rows * self.length
-        norms = self.norm() * (stack.norm_placement != "post") + self.norm(stack.table_width) * stack.input_norm
+        norms = self.norm() * (stack.norm_placement != "post") + self.norm(stack.table_width) * bool(stack.input_norm)
         found = tokens * (norms + (stack.embedding_width or 0) * self.compute)
         found += tokens * stack.table_width * (self.residual if self.on_cpu else self.mask) * (stack.dropout > 0)
         found += tokens * stack.value_embeddings * stack.num_kv_heads * stack.per_head_width * self.residual

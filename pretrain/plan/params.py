@@ -79,7 +79,7 @@ def _attention(name: str, stack: StackConfig, parts: int = 1) -> Named:
 def _block(name: str, stack: StackConfig, number: int, *, reads_encoder: bool) -> Named:
     if stack.residual_scalars and number > 0:
         yield f"{name}.residual_mix", (2,)
-    if not (number == 0 and stack.norm_placement == "pre" and stack.input_norm):
+    if stack.norms_attention(number):
         yield from _norm(f"{name}.attention_norm", stack)
     yield from _attention(f"{name}.attention", stack, stack.value_parts(number))
     is_sandwich = stack.norm_placement == "sandwich"
@@ -149,7 +149,7 @@ def _stack(name: str, model: ModelConfig, *, reads_encoder: bool) -> Named:
     for number in range(stack.value_embeddings):
         width = stack.num_kv_heads * stack.per_head_width
         yield f"{name}.value_embedding.{number}.weight", (model.padded_vocab_size, width)
-    yield from _norm(f"{name}.input_norm", stack, stack.input_norm, stack.table_width)
+    yield from _norm(f"{name}.input_norm", stack, bool(stack.input_norm), stack.table_width)
     if stack.embedding_width:
         yield from _linear(f"{name}.expand", stack.embedding_width, stack.width, True)
     for number in range(stack.layers):

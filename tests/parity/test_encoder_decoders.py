@@ -1,4 +1,4 @@
-"""T5 and Marian against transformers, and the Transformer of 2017 against its paper, written out as loops.
+"""T5, Marian, BART and mBART against transformers, and the Transformer of 2017 against its paper, written out as loops.
 
 Rows are padded on both sides, packed on both sides, and decoded step by step with both caches.
 """
@@ -71,13 +71,13 @@ def marian(**values):
     return theirs
 
 
-def bart(**values):
-    config = transformers.BartConfig(
+def bart(name="Bart", **values):
+    config = getattr(transformers, f"{name}Config")(
         **values, vocab_size=VOCAB, d_model=48, encoder_layers=2, decoder_layers=3, encoder_attention_heads=6,
         decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=80, max_position_embeddings=128, init_std=0.1,
         dropout=0.0, pad_token_id=PAD, attn_implementation="eager",
     )  # fmt: skip
-    theirs = transformers.BartForConditionalGeneration(config)
+    theirs = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     theirs.final_logits_bias.requires_grad_()
     return theirs
 
@@ -97,6 +97,9 @@ MAKERS = {
     "marian-relu": lambda: marian(activation_function="relu"),
     "bart": bart,
     "bart-scaled": lambda: bart(activation_function="relu", scale_embedding=True),
+    "plbart": lambda: bart("PLBart", attention_dropout=0.0),
+    "mbart": lambda: bart("MBart", scale_embedding=True, decoder_start_token_id=7),
+    "mbart-unscaled": lambda: bart("MBart", activation_function="relu"),
 }
 
 

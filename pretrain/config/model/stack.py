@@ -66,8 +66,9 @@ class StackConfig(Section):
     """Scale what an RMSNorm divides by one plus its weight, which starts at 0 (Gemma)."""
     norm_bias: Annotated[bool | None, OnResume.NEVER] = None
     """Bias terms in LayerNorm. None: same as `bias`."""
-    input_norm: Annotated[bool, OnResume.NEVER] = False
-    """Normalize the summed embeddings; pre-norm then has no norm before its first attention."""
+    input_norm: Annotated[bool | Literal["both"], OnResume.NEVER] = False
+    """Normalize the summed embeddings; pre-norm then has no norm before its first attention, but
+    with `both` (mBART)."""
     bias: Annotated[bool, OnResume.NEVER] = False
     """Bias terms in every linear layer, those of experts and their router too, and in LayerNorm."""
     qkv_bias: Annotated[bool | None, OnResume.NEVER] = None
@@ -75,9 +76,9 @@ class StackConfig(Section):
     output_bias: Annotated[bool | None, OnResume.NEVER] = None
     """Bias term in the output projection of attention. None: same as `bias`."""
     qk_norm: Annotated[bool | Literal["whole", "layer", "heads"], OnResume.NEVER] = False
-    """RMSNorm over the queries and keys of each head, before rotation; `whole`: over those of all heads
-    together (OLMoE, OLMo 2); `layer`: LayerNorm of each head, with a bias where norms have one (Phi);
-    `heads`: LayerNorm with weights of each head, without a bias (Command R+, StableLM 2)."""
+    """RMSNorm over the queries and keys of each head, before rotation; `whole`: over those of all
+    heads together (OLMoE, OLMo 2); `layer`: LayerNorm of each head, with a bias where norms have one
+    (Phi); `heads`: LayerNorm with weights of each head, no bias (Command R+, StableLM 2)."""
     parallel: Annotated[bool | Literal["one_norm"], OnResume.NEVER] = False
     """Add attention and feed-forward layer of a block to the same input, which each reads by a norm
     of its own (GPT-NeoX), or both by `one_norm` (GPT-J, Cohere)."""
@@ -196,6 +197,10 @@ class StackConfig(Section):
         """True if queries and keys are rotated."""
         return self.position in ("rotary", "rotary_2d")
 
+    def norms_attention(self, number: int) -> bool:
+        """Returns whether a block has a norm for attention: `input_norm` may take its place."""
+        return number > 0 or self.norm_placement != "pre" or self.input_norm is not True
+
     def drop_path_of(self, number: int) -> float:
         """Returns the probability with which a row skips a sub-layer of a block."""
         return self.drop_path * number / (self.layers - 1) if self.drop_path else 0.0
@@ -232,7 +237,7 @@ class StackConfig(Section):
         return self.qk_norm == "layer" and self.has_norm_bias
 
     def qk_norm_width(self, heads: int) -> int:
-        """Returns the number of weights of a norm of queries or of keys, which have as many heads."""
+        """Returns the weights of a norm of queries or of keys, which have as many heads."""
         return self.per_head_width * (heads if self.qk_norm in ("whole", "heads") else 1)
 
     @property
@@ -329,7 +334,11 @@ class StackConfig(Section):
         if self.norm_offset and self.norm != "rms":
             raise ValueError(f"norm_offset=true is for norm=rms, not {self.norm}; leave it out")
         if self.norm_offset and self.qk_norm in ("layer", "heads"):
-            raise ValueError(f"norm_offset=true is for RMSNorm, and qk_norm={self.qk_norm} is none; leave one out")
+            what = f"norm_offset=true is for RMSNorm, and qk_norm={self.qk_norm} is none"
+            raise ValueError(f"{what}; leave one out")
+        if self.input_norm == "both" and self.norm_placement != "pre":
+            what = f"input_norm=both is for norm_placement=pre, not {self.norm_placement}"
+            raise ValueError(f"{what}; use true")
         if self.norm_bias and self.norm != "layer":
             raise ValueError(f"norm_bias=true is for norm=layer, not {self.norm}; leave it out")
         if self.score_factor is not None and not self.scaled_attention:

@@ -109,7 +109,7 @@ def _load(exported: Exported) -> tuple[Any, Any]:
 def _state(model: Any, config: ModelConfig, suppressed: tuple[int, ...]) -> None:
     """States in a model of two stacks what the loaders take from keys that transformers 5 reads otherwise."""
     model.config.normalize_before = False
-    model.config.normalize_embedding = config.last_stack.input_norm
+    model.config.normalize_embedding = bool(config.last_stack.input_norm)
     model.config.tie_word_embeddings = config.head.scaled  # of a T5: it divides
     if suppressed:
         # Marian's padding above all, which has a score of 0 that no training has made.

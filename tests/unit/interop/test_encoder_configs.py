@@ -23,6 +23,8 @@ HEADS = {
     "umt5": frozenset({"shared.weight", "lm_head.weight"}),
     "marian": frozenset({"model.shared.weight", "final_logits_bias"}),
     "bart": frozenset({"model.shared.weight", "final_logits_bias"}),
+    "plbart": frozenset({"model.shared.weight", "final_logits_bias"}),
+    "mbart": frozenset({"model.shared.weight", "final_logits_bias"}),
     "vit": frozenset({"classifier.weight"}),
     "vit_mae": frozenset({"decoder.mask_token"}),
     "deit": frozenset({"classifier.weight"}),
@@ -77,6 +79,11 @@ BART = """{"model_type": "bart", "activation_function": "gelu", "bos_token_id": 
     "dropout": 0.1, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "encoder_layers": 12, "eos_token_id": 2,
     "init_std": 0.02, "is_encoder_decoder": true, "max_position_embeddings": 1024, "normalize_before": false,
     "normalize_embedding": true, "pad_token_id": 1, "scale_embedding": false, "vocab_size": 50265}"""
+PLBART = {"model_type": "plbart", "attention_dropout": 0.1, "d_model": 768, "decoder_attention_heads": 12,
+          "decoder_ffn_dim": 3072, "decoder_layers": 6, "encoder_attention_heads": 12, "encoder_ffn_dim": 3072,
+          "encoder_layers": 6, "scale_embedding": True, "vocab_size": 50005}  # fmt: skip
+MBART = {"model_type": "mbart", "add_final_layer_norm": True, "decoder_start_token_id": None, "normalize_before": True,
+         "scale_embedding": True, "static_position_embeddings": False, "vocab_size": 250027}  # fmt: skip
 
 PUBLISHED = {
     "bert-base": (BERT, {}),
@@ -101,6 +108,8 @@ PUBLISHED = {
                              "vocab_size": 384}),
     "marian-base": (MARIAN, {}),
     "bart-large": (BART, {}),
+    "plbart-base": (BART, PLBART),
+    "mbart-large": (BART, MBART),
 }  # fmt: skip
 
 
@@ -127,6 +136,7 @@ def test_a_published_config_is_our_preset(preset):
         (T5, 0, None, 1, 0),
         (MARIAN, 80034, 0, 0, 80034),
         (BART, 1, 0, 2, 2),
+        (BART.replace('"bart"', '"mbart"').replace('_start_token_id": 2', '_start_token_id": 250004'), 1, 0, 2, 250004),
     ],
 )
 def test_ids_of_special_tokens_are_read_and_written(text, pad, bos, eos, start):
@@ -176,6 +186,8 @@ def test_missing_keys_have_the_defaults_of_transformers(model_type):
         ("mt5", {"feed_forward_proj": "relu", "relative_attention_num_buckets": 10}),
         ("umt5", {"num_decoder_layers": 2, "tie_word_embeddings": True}),
         ("bart", {"activation_function": "relu", "scale_embedding": True, "max_position_embeddings": 40}),
+        ("plbart", {"activation_function": "relu", "encoder_layers": 2, "decoder_start_token_id": 3}),
+        ("mbart", {"scale_embedding": True, "d_model": 64, "attention_dropout": 0.1}),
         ("marian", {"activation_function": "relu", "scale_embedding": True, "decoder_layers": 2, "eos_token_id": 5}),
         ("vit", {"qkv_bias": False, "image_size": 32, "patch_size": 4, "num_channels": 1, "hidden_act": "relu"}),
         ("deit", {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2}),

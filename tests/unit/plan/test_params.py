@@ -58,7 +58,7 @@ def stacks(draw, width, narrow=False):
         norm_bias=draw(st.sampled_from([None, False, True])) if norm == "layer" else None,
         norm_offset=norm == "rms" and qk_norm not in ("layer", "heads") and draw(st.booleans()),
         parallel=draw(st.sampled_from([False, True, "one_norm"])) if placement == "pre" else False,
-        input_norm=draw(st.booleans()),
+        input_norm=draw(st.sampled_from([False, True, "both"] if placement == "pre" else [False, True])),
         bias=draw(st.booleans()),
         qkv_bias=draw(st.sampled_from([None, False, True])),
         output_bias=draw(st.sampled_from([None, False, True])),

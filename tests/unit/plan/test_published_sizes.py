@@ -80,10 +80,10 @@ def gated_t5(model: type, vocab: int, encoder: int, decoder: int, width: int, he
     return Release(vocab, None, model, sizes | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False})
 
 
-def bart(layers: int, width: int, heads: int, ff: int) -> Release:
+def bart(layers: int, width: int, heads: int, ff: int, vocab: int = 50265, name: str = "Bart") -> Release:
     sizes = {f"{stack}_{key}": n for stack in ("encoder", "decoder") for key, n in
              (("layers", layers), ("attention_heads", heads), ("ffn_dim", ff))}  # fmt: skip
-    return Release(50265, None, hf.BartForConditionalGeneration, sizes | {"d_model": width})
+    return Release(vocab, None, getattr(hf, f"{name}ForConditionalGeneration"), sizes | {"d_model": width})
 
 
 def t5(
@@ -223,6 +223,8 @@ RELEASES = {
     "marian-base": marian(80035, 6, 512, 8, 2048),
     "bart-base": bart(6, 768, 12, 3072),
     "bart-large": bart(12, 1024, 16, 4096),
+    "plbart-base": bart(6, 768, 12, 3072, 50005, "PLBart"),
+    "mbart-large": bart(12, 1024, 16, 4096, 250027, "MBart"),
     "mt5-small": gated_t5(MT5, 250112, 8, 8, 512, 6, 1024),
     "mt5-base": gated_t5(MT5, 250112, 12, 12, 768, 12, 2048),
     "mt5-large": gated_t5(MT5, 250112, 24, 24, 1024, 16, 2816),
@@ -273,6 +275,9 @@ ROUNDED = {
     # Lewis et al. 2020, as released; Xue et al. 2021 and 2022, table 1 of each.
     "bart-base": (50_265, [139e6], 0.01),
     "bart-large": (50_265, [406e6], 0.01),
+    # As released (680 million in Liu et al. 2020, 2.2); Ahmad et al. 2021, 2.1.
+    "mbart-large": (250_027, [610e6], 0.005),
+    "plbart-base": (50_005, [140e6], 0.01),
     "mt5-small": (250_112, [300e6], 0.01),
     "mt5-base": (250_112, [580e6], 0.01),
     "mt5-large": (250_112, [1.2e9], 0.03),
