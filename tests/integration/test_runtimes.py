@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import normalizers
 
 from pretrain.artifact.open import open_artifact
 from pretrain.artifact.runtime_export import export_for_runtime
@@ -23,7 +24,7 @@ from pretrain.interop.runtimes import RUNTIMES
 from pretrain.interop.tokenizer import wrap_tokenizer_json
 from pretrain.tokenizer import dump_tokenizer
 from tests.helpers.lent import lend, quiet_transformers
-from tests.helpers.tokenizers import train_bpe
+from tests.helpers.tokenizers import train_bpe, train_sentencepiece
 
 VOCAB = 300
 LONGEST = 64
@@ -137,11 +138,11 @@ def tokenizer_files(content: bytes = b"") -> dict[str, bytes]:
     return dict(wrap_tokenizer_json(content or dump_tokenizer(tokenizer()), SpecialTokens(eos=0)))
 
 
-def write_release(folder: Path, name: str, files: dict[str, bytes] | None = None) -> Path:
+def write_release(folder: Path, name: str, files: dict[str, bytes] | None = None, **further: int) -> Path:
     """A release of transformers with random weights that matter, and a tokenizer."""
     torch.manual_seed(3)
     values = PAIRS.get(name) or ENCODERS.get(name) or SIZES | MODELS[name]
-    config = transformers.AutoConfig.for_model(name.split()[0].rstrip(","), **values)
+    config = transformers.AutoConfig.for_model(name.split()[0].rstrip(","), **(values | further))
     kind = "AutoModelForSeq2SeqLM" if name in PAIRS else "AutoModel" if name in ENCODERS else "AutoModelForCausalLM"
     with quiet_transformers():
         lend(getattr(transformers, kind).from_config(config), folder)
@@ -288,12 +289,27 @@ def test_100_greedy_texts_are_those_of_ours_or_the_model_is_refused(to, name, tm
 
 
 @pytest.mark.long
-def test_texts_have_the_same_tokens_in_llama_cpp(tmp_path):
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "sentencepiece without a prefix"])
+def test_texts_have_the_same_tokens_in_llama_cpp(kind, tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp")
     draw = random.Random(1)
     words = [word for text in TEXTS for word in text.split(" ")]
     texts = TEXTS + [" ".join(draw.choices(words, k=draw.randint(1, 20))) for _ in range(97)]
-    release = write_release(tmp_path / "release", "llama")
+    files, ids = None, {}
+    if kind != "bytes":
+        pieces = train_sentencepiece(Path("README.md").read_text().splitlines(), 1000)
+        texts += [
+            "a</s> b<s>",
+            "  two",
+            "\u2581",
+            "aaaaaaa  ||||||| -------",
+            *Path("AGENTS.md").read_text().splitlines(),
+        ]
+        if "without" in kind:
+            pieces.normalizer = normalizers.Replace(" ", "\u2581")
+        ids = {"bos_token_id": 1, "eos_token_id": 2, "vocab_size": pieces.get_vocab_size()}
+        files = dict(wrap_tokenizer_json(dump_tokenizer(pieces), SpecialTokens(bos=1, eos=2)))
+    release = write_release(tmp_path / "release", "llama", files, **ids)
     export_for_runtime(release, tmp_path / "out", "gguf")
     model = llama_cpp.Llama(str(tmp_path / "out/model.gguf"), vocab_only=True, verbose=False)
     names = transformers.AutoTokenizer.from_pretrained(release)

@@ -302,10 +302,10 @@ def _weights(dialect: Dialect, config: ModelConfig) -> list[Weight]:
         for ours, theirs in modules.items():
             weights = affine(*place, {ours: theirs}, bias=_has_bias(ours, stack))
             if ours.startswith("attention.") and ours != "attention.output":
-                rows = sum(theirs.values())
-                heads = (rows // stack.per_head_width, stack.per_head_width)
+                length = sum(theirs.values())
+                heads = (length // stack.per_head_width, stack.per_head_width)
                 shape = heads if dialect.joined_norms and ours.endswith("norm") else None
-                weights = [replace(one, order=order[:rows], shape=shape) for one in weights]
+                weights = [replace(one, order=order[:length], shape=shape) for one in weights]
             found += weights
     norm = {"norm": {names.norm: stack.width}} if names.norm else {}
     found += affine("decoder.", names.prefix, norm, bias=stack.has_norm_bias)

@@ -1,7 +1,8 @@
 """The tokenizer of a GGUF file: tokens, their types, merges, special tokens, chat template.
 
-llama.cpp has its own tokenizers, each with its own pre-tokenizer, which is chosen by a name: a
-`tokenizer.json` is refused unless it is exactly one of them.
+llama.cpp has its own tokenizers: a byte-level BPE, whose pre-tokenizer is chosen by a name, and the
+BPE of SentencePiece (LLaMA 2), which has no merges: it joins the two neighbours whose token has the
+highest score. A `tokenizer.json` is refused unless it is exactly one of them.
 """
 
 import json
@@ -29,7 +30,19 @@ _SPLITS = {
 """Steps of a pre-tokenizer -> llama.cpp's name of it."""
 _WITHOUT_MERGES = {"dbrx": "llama-bpe"}
 """The same where a word that is a token is not merged (`ignore_merges`)."""
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
+_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+_PREFIXES = (
+    ({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, _SPACES]}, None, True),
+    (_SPACES, None, False),
+    (
+        _SPACES,
+        {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
+        False,
+    ),
+    (None, {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": False}, False),
+)
+"""Normalizer and pre-tokenizer of a SentencePiece BPE; whether a space is put before each text."""
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 3, 4, 5, 6
 """Types of tokens in GGUF."""
 
 
@@ -69,15 +82,23 @@ def _find_split(content: dict[str, Any]) -> str:
     return name
 
 
-def _check_bytes(content: dict[str, Any], checks: bool) -> None:
-    """Raises ConfigError where a `tokenizer.json` is not a byte-level BPE without further steps."""
+def _check_bpe(content: dict[str, Any]) -> None:
+    """Raises ConfigError where a `tokenizer.json` is not a BPE without further steps."""
     model = content["model"]
-    if model.get("type") != "BPE" or model.get("byte_fallback"):
-        kind = "BPE with byte_fallback" if model.get("byte_fallback") else model.get("type")
-        raise _refused(f"its model is {kind}, and only a byte-level BPE is exported")
+    if model.get("type") != "BPE":
+        what = f"its model is {model.get('type')}"
+        raise _refused(f"{what}, and only BPE is exported, of bytes or with byte_fallback")
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise _refused(f"model.{key}={model[key]!r}")
+    for token in content.get("added_tokens", ()):
+        if flags := [flag for flag in ("lstrip", "rstrip", "single_word") if token.get(flag)]:
+            raise _refused(f"{flags[0]} of {token['content']!r}")
+
+
+def _check_bytes(content: dict[str, Any], checks: bool) -> None:
+    """Raises ConfigError where a BPE is not of bytes, or has further steps."""
+    model = content["model"]
     normalizer = content.get("normalizer")
     if normalizer is not None and (checks or normalizer["type"] != "NFC"):
         same = "; --no-check exports it, and texts in NFC have the same tokens"
@@ -86,9 +107,74 @@ def _check_bytes(content: dict[str, Any], checks: bool) -> None:
         raise _refused(what, f"export to hf{same if is_nfc else ''}")
     if missing := set(pre_tokenizers.ByteLevel.alphabet()) - model["vocab"].keys():
         raise _refused(f"its vocabulary lacks {len(missing)} of the 256 bytes")
-    for token in content.get("added_tokens", ()):
-        if flags := [flag for flag in ("lstrip", "rstrip", "single_word") if token.get(flag)]:
-            raise _refused(f"{flags[0]} of {token['content']!r}")
+
+
+def _has_prefix(content: dict[str, Any]) -> bool:
+    """Returns whether a space is put before each text. Raises: ConfigError: There are other steps."""
+    for normalizer, pre_tokenizer, has_prefix in _PREFIXES:
+        if (content.get("normalizer"), content.get("pre_tokenizer")) == (normalizer, pre_tokenizer):
+            return has_prefix
+    raise _refused("its normalizer and pre_tokenizer are not those of LLaMA 2 or Gemma")
+
+
+def _score(content: dict[str, Any]) -> dict[str, float]:
+    """Returns scores by which neighbours are joined in the order of the merges.
+
+    A token is scored, not a pair: every pair of tokens that makes a token must be a merge, and those
+    that make the same token must follow each other.
+
+    Raises:
+        ConfigError: There is a pair that is none, or a merge of the same token at another place; or
+            an added token is found in normalized texts.
+    """
+    model = content["model"]
+    vocab: dict[str, int] = model["vocab"]
+    added = content.get("added_tokens", ())
+    if missing := 256 - sum(f"<0x{byte:02X}>" in vocab for byte in range(256)):
+        raise _refused(f"its vocabulary lacks {missing} of the 256 bytes")
+    if found := [token["content"] for token in added if token.get("normalized")]:
+        raise _refused(f"{found[0]!r} is normalized before it is found")
+    scores: dict[str, float] = {}
+    pairs = [tuple(one.split(" ", 1) if isinstance(one, str) else one) for one in model["merges"]]
+    last = ""
+    for left, right in pairs:
+        if (token := left + right) != last:
+            if token in scores:
+                raise _refused(f"merges that make {token!r} are at several places")
+            scores[token] = -float(len(scores))
+            last = token
+    known = set(pairs)
+    for token in vocab.keys() - {one["content"] for one in added}:
+        for place in range(1, len(token)):
+            pair = (token[:place], token[place:])
+            if pair[0] in vocab and pair[1] in vocab and pair not in known:
+                both = f"{pair[0]!r} and {pair[1]!r}"
+                raise _refused(f"{both} are not merged, and make the token {token!r}")
+    return scores
+
+
+def _of_bytes(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns the keys of a byte-level BPE."""
+    pairs = content["model"]["merges"]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
+    return {"ggml.model": "gpt2", "ggml.pre": _find_split(content), "ggml.merges": merges}
+
+
+def _of_sentences(content: dict[str, Any], listed: list[tuple[str, int]]) -> dict[str, Any]:
+    """Returns the keys of a SentencePiece BPE; marks the tokens of bytes. Raises: ConfigError."""
+    scores = _score(content)
+    model, has_prefix = content["model"], _has_prefix(content)
+    for byte in range(256):
+        listed[model["vocab"][f"<0x{byte:02X}>"]] = (f"<0x{byte:02X}>", _BYTE)
+    unknown = model["vocab"].get(model.get("unk_token"))
+    return {
+        "ggml.model": "llama",
+        "ggml.pre": "default",
+        # No neighbours make the others.
+        "ggml.scores": [scores.get(text, -float(len(listed))) for text, _ in listed],
+        "ggml.add_space_prefix": has_prefix,
+        **({} if unknown is None else {"ggml.unknown_token_id": unknown}),
+    }
 
 
 def _find_ends(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
@@ -122,12 +208,13 @@ def read_vocabulary(
     if _FILE not in files:
         raise ConfigError(f"llama.cpp needs a {_FILE}", where="tokenizer", fix="export to hf")
     content = json.loads(files[_FILE])
-    _check_bytes(content, checks)
+    _check_bpe(content)
+    of_sentences = bool(content["model"].get("byte_fallback"))
+    if not of_sentences:
+        _check_bytes(content, checks)
     if special.eos is None:
         # llama.cpp would take the token of id 11, its default for this kind of tokenizer.
         raise _refused("special_tokens.eos is not known, and llama.cpp needs one")
-    pairs = content["model"]["merges"]
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
     tokens = {number: (text, _NORMAL) for text, number in content["model"]["vocab"].items()}
     for added in content.get("added_tokens", ()):
         tokens[added["id"]] = (added["content"], _CONTROL if added["special"] else _USER_DEFINED)
@@ -140,11 +227,9 @@ def read_vocabulary(
         what = f"post_processor ends a text with {last[0]}, and special_tokens.eos is {special.eos}"
         raise _refused(what)
     found = {
-        "ggml.model": "gpt2",
-        "ggml.pre": _find_split(content),
+        **(_of_sentences(content, listed) if of_sentences else _of_bytes(content)),
         "ggml.tokens": [text for text, _ in listed],
         "ggml.token_type": [kind for _, kind in listed],
-        "ggml.merges": merges,
         "ggml.bos_token_id": special.eos if bos is None else bos,
         "ggml.eos_token_id": special.eos,
         "ggml.padding_token_id": special.eos if special.pad is None else special.pad,

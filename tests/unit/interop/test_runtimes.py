@@ -13,7 +13,7 @@ from pretrain.interop.runtimes import RUNTIMES, Exported
 from pretrain.interop.runtimes.gguf_vocabulary import read_vocabulary
 from pretrain.interop.write import About
 from pretrain.tokenizer import dump_tokenizer
-from tests.helpers.tokenizers import train_bpe, train_char
+from tests.helpers.tokenizers import train_bpe, train_char, train_sentencepiece
 from tests.unit.interop.releases import tiny
 from tests.unit.interop.test_card import card
 
@@ -22,6 +22,7 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 TEXTS = ["a small text, and a small text"]
+WORDS = ["a small text, and smaller texts", "aaa aaaaa aaaaaa aaaaaaa aaaaaaaa"]
 
 
 def check(to, preset, **model):
@@ -100,6 +101,59 @@ def test_pre_tokenizers_are_recognized():
     assert vocabulary(tokenizer)["ggml.pre"] == "llama-bpe"
 
 
+def test_a_bpe_of_sentencepiece_is_one_of_llama_cpp():
+    tokenizer = train_sentencepiece(WORDS, 300)
+    found = vocabulary(tokenizer, SpecialTokens(bos=1, eos=2), 310)
+    assert found["ggml.model"] == "llama" and found["ggml.add_space_prefix"] and found["ggml.add_bos_token"]
+    assert found["ggml.token_type"] == [3] * 3 + [6] * 256 + [1] * 41 + [5] * 10
+    assert (found["ggml.unknown_token_id"], found["ggml.bos_token_id"], found["ggml.eos_token_id"]) == (0, 1, 2)
+    # The first merge of SentencePiece is the first piece after the bytes.
+    assert found["ggml.scores"][259:262] == [0.0, -1.0, -2.0] and len(found["ggml.scores"]) == 310
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    assert not vocabulary(tokenizer, SpecialTokens(bos=1, eos=2))["ggml.add_space_prefix"]
+
+
+def take_a_merge(content):
+    """Removes one of several pairs that make the same token."""
+    merges = content["model"]["merges"]
+    made = ["".join(pair) for pair in merges]
+    return merges.pop(next(number for number, token in enumerate(made) if made.count(token) > 1))
+
+
+def put_a_merge_last(content):
+    content["model"]["merges"].append(take_a_merge(content))
+
+
+def leave_out_a_byte(content):
+    content["model"]["vocab"] = {name: n for name, n in content["model"]["vocab"].items() if name != "<0x41>"}
+
+
+def normalize_an_added_token(content):
+    content["added_tokens"][1]["normalized"] = True
+
+
+def put_spaces_by_words(content):
+    spaces = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": False}
+    content |= {"normalizer": None, "pre_tokenizer": spaces}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (take_a_merge, "'.+' and '.+' are not merged, and make the token '.+'"),
+        (put_a_merge_last, "merges that make '.+' are at several places"),
+        (leave_out_a_byte, "its vocabulary lacks 1 of the 256 bytes"),
+        (normalize_an_added_token, "'<s>' is normalized before it is found"),
+        (put_spaces_by_words, "its normalizer and pre_tokenizer are not those of LLaMA 2 or Gemma"),
+    ],
+)
+def test_a_bpe_with_bytes_that_is_not_one_of_sentencepiece_is_refused_by_its_part(change, message):
+    content = json.loads(dump_tokenizer(train_sentencepiece(WORDS, 300)))
+    change(content)
+    with pytest.raises(ConfigError, match=message):
+        read_vocabulary({"tokenizer.json": json.dumps(content).encode()}, SpecialTokens(bos=1, eos=2), 300)
+
+
 def change_nothing(tokenizer):
     """Leaves a tokenizer as it is."""
 
@@ -138,8 +192,8 @@ def test_another_tokenizer_is_refused_by_its_part(change, options, message):
         vocabulary(tokenizer, **options)
 
 
-def test_only_a_byte_level_bpe_is_exported():
-    with pytest.raises(ConfigError, match="its model is WordLevel, and only a byte-level BPE is exported"):
+def test_only_a_bpe_is_exported():
+    with pytest.raises(ConfigError, match="its model is WordLevel, and only BPE is exported, of bytes or with byte"):
         vocabulary(train_char(TEXTS))
     with pytest.raises(ConfigError, match=r"llama.cpp needs a tokenizer.json"):
         read_vocabulary({}, SpecialTokens(eos=0), 300)
