@@ -35,7 +35,7 @@ BART = {
 }  # fmt: skip
 SIZES: dict[str, dict[str, Any]] = {
     "t5": T5, "mt5": T5, "umt5": T5,
-    "bart": BART, "marian": BART, "mbart": BART,
+    "bart": BART, "marian": BART, "mbart": BART, "plbart": BART,
     "gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2},
     "distilbert": {"dim": 48, "hidden_dim": 96, "n_layers": 3, "n_heads": 6, "max_position_embeddings": 64},
 }  # fmt: skip
