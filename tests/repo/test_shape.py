@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "evaluate": (12, 2306),
     "generate": (10, 1681),
     "inspect": (3, 458),
-    "interop": (30, 5934),
+    "interop": (30, 5960),
     "model": (26, 5402),
     "objective": (14, 2084),
     "optim": (6, 1329),

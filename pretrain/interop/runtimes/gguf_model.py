@@ -52,6 +52,16 @@ def _window_keys(config: ModelConfig) -> dict[str, Any]:
     return keys | {"rope.freq_base_swa": stack.rope_local_theta or stack.rope_theta}
 
 
+def _pair_keys(config: ModelConfig) -> dict[str, Any]:
+    assert config.encoder is not None
+    return {
+        "block_count": config.encoder.layers,
+        "decoder_block_count": config.last_stack.layers,
+        "attention.relative_buckets_count": config.last_stack.relative_buckets,
+        "decoder_start_token_id": config.special_tokens.start,
+    }
+
+
 def _expert_keys(config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
     assert stack.experts is not None
@@ -98,6 +108,8 @@ _GELU: Rules = {"decoder.activation": ("gelu_tanh",)}
 _TIED: Rules = {"tied_embeddings": (True,)}
 _SUM: Rules = {"decoder.experts.normalize": (True,)}
 _NO_SUM: Rules = {"decoder.experts.normalize": (False,)}
+_T5: Rules = {"head.kind": ("lm",)}
+_T5 |= {f"{name}.relative_max_distance": (128,) for name in ("encoder", "decoder")}
 _CONV1D = r".*\.(c_attn|c_proj|c_fc)\.weight"
 
 _LAYOUTS = {
@@ -118,6 +130,9 @@ _LAYOUTS = {
     "olmoe": _Layout("olmoe", _DENSE | _NO_SUM, own_head=True, keys=_expert_keys),
     "smollm3": _Layout("smollm3", _DENSE | _BARE, pairs=True),
     "granite": _Layout("granite", _LLAMA, pairs=True, factors=True, keys=_granite_keys),
+    "t5": _Layout("t5", _T5, own_head=True, keys=_pair_keys),
+    "mt5": _Layout("t5", _T5, own_head=True, keys=_pair_keys),
+    "umt5": _Layout("t5", _T5, own_head=True, keys=_pair_keys),
     "starcoder2": _Layout("starcoder2", _DENSE | _GELU | {"decoder.bias": (True,)}, square=True),
 }
 _LARGEST = {("gemma2", 46), ("gemma3_text", 62)}
@@ -133,11 +148,16 @@ def _check(exported: Exported) -> None:
     found = stack.score_scale or stack.per_head_width**-0.5
     unrotated = [number for number in range(stack.layers) if kind == "smollm3" and number % 4 == 3]
     has_windows = any(window is not None for window in stack.windows)
-    is_scaled = kind != "granite" and abs(found / scale - 1) > 1e-6
+    of_pair = config.encoder is not None
+    is_scaled = kind != "granite" and not of_pair and abs(found / scale - 1) > 1e-6
+    usual = "gelu_tanh" if stack.gated else "relu"
     found_unrotated = sorted(stack.unrotated_layers)
     wrong = {
         f"decoder.score_factor={found}, not {scale:.6g}": is_scaled,
         f"decoder.unrotated_layers={found_unrotated}": found_unrotated != unrotated,
+        f"decoder.activation={stack.activation}": of_pair and stack.activation != usual,
+        f"decoder.layers={stack.layers}": of_pair and stack.layers > config.input_stack.layers,
+        "special_tokens.start=null": of_pair and config.special_tokens.start is None,
         "decoder.window=null": kind in ("gemma2", "gemma3_text", "olmo3") and not has_windows,
         "decoder.score_cap=null": kind == "gemma2" and stack.score_cap is None,
         "head.soft_cap=null": kind == "gemma2" and config.head.soft_cap is None,
@@ -184,7 +204,8 @@ def _tensors(config: ModelConfig, layout: _Layout, files: TensorFolder) -> Itera
     gguf = import_module("gguf")
     arches = gguf.MODEL_ARCH_NAMES
     arch = next(arch for arch, name in arches.items() if name == layout.arch)
-    names = gguf.get_tensor_name_map(arch, config.last_stack.layers)
+    layers = max(config.input_stack.layers, config.last_stack.layers)
+    names = gguf.get_tensor_name_map(arch, layers)
     found: dict[str, dict[int, str]] = {}
     for name in files.facts:
         expert = _EXPERTS.fullmatch(name)
@@ -205,10 +226,12 @@ def _tensors(config: ModelConfig, layout: _Layout, files: TensorFolder) -> Itera
 
 def _converted(config: ModelConfig, layout: _Layout, files: TensorFolder, made: _Parts) -> Tensor:
     """Returns a tensor as llama.cpp reads it, fp32."""
-    _, name, parts = made
+    known, name, parts = made
     found = torch.stack([files.load(part).float() for part in parts])
     found = found if len(parts) > 1 or ".experts." in name else found[0]
     stack = config.last_stack
+    if known == "output.weight" and config.head.scaled:
+        found = found * config.last_stack.width**-0.5  # there the head does not divide its input
     if layout.offset and name.endswith("norm.weight"):
         found = found + layout.offset
     if re.fullmatch(layout.transposed, name):
@@ -293,6 +316,9 @@ def _scores(folder: Path, config: ModelConfig, tokens_BT: Tensor) -> Tensor:
     rows = []
     for row in tokens_BT.tolist():
         model.reset()
+        if config.encoder is not None:
+            source = (llama_cpp.llama_token * len(row))(*row)
+            llama_cpp.llama_encode(model.ctx, llama_cpp.llama_batch_get_one(source, len(row)))
         model.eval(row)
         rows.append(torch.from_numpy(np.array(model.scores[: len(row)])))
     model.close()

@@ -194,8 +194,9 @@ RELEASES = {
     "phi-2": phi(2_779_683_840, 32, 2560),
     "stablelm-3b": rotary(STABLELM, 50304, 2_795_443_200, 32, 2560, 6912, 32, 32),
     "stablelm2-1.6b": rotary(STABLELM, 100352, None, 24, 2048, 5632, 32, 32, use_qkv_bias=True),
+    # 12,143,605,760 are printed with it: 82 vectors more than the model of transformers has.
     "stablelm2-12b": rotary(
-        STABLELM, 100352, 12_143_605_760, 40, 5120, 13824, 32, 8, qk_layernorm=True, use_parallel_residual=True
+        STABLELM, 100352, None, 40, 5120, 13824, 32, 8, qk_layernorm=True, use_parallel_residual=True
     ),
     "falcon-7b": falcon(6_921_720_704),
     "falcon-40b": falcon(
@@ -271,6 +272,7 @@ ROUNDED = {
     "gpt_oss-120b": (201_088, [116.83e9], 0.001),
     "gemma3-27b": (262_144, [27e9], 0.005),
     "stablelm2-1.6b": (100_352, [1.64e9], 0.005),
+    "stablelm2-12b": (100_352, [12.1436e9], 0.0001),
     "bert-tiny": (30_522, [4.4e6], 0.02),
     # Lewis et al. 2020, as released; Xue et al. 2021 and 2022, table 1 of each.
     "bart-base": (50_265, [139e6], 0.01),
