@@ -1,4 +1,4 @@
-"""Cost of a save: time that the step waits, slowdown until the save is durable, and time of a load.
+"""Cost of a save: time that the step waits, slowdown until the save is durable or in a bucket, and time of a load.
 
     python -m benchmarks.checkpoint [--quick]
 
@@ -14,6 +14,8 @@ to a real disk. Every arm leaves the same tensors; ours and dcp's are read back 
 A stall is the time in which the caller can do nothing else: wall time, and CPU time of its thread beside it, which
 other work on the machine disturbs less. Must: 0.35 of torch.save's without fsync, and no more than dcp.async_save's;
 aim: 0.15, and 1.3 times a memcpy. `steps` takes blocks of steps (matrix products) with a save at their beginning.
+`uploads` takes such blocks while the last save of ours is uploaded to an S3 server on the loopback (moto, in another
+process of this machine, which takes of its cores too): wall time, and CPU time of the thread that steps.
 """
 
 import argparse
@@ -39,9 +41,12 @@ from pretrain.checkpoint.load import load_checkpoint
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.save import Save
 from pretrain.checkpoint.state import TrainState
+from pretrain.checkpoint.upload import Uploads
 from pretrain.dist import World
+from pretrain.run.folder import RunDir, begin_attempt
 from pretrain.types import Fragment
 from tests.helpers.ranks import run_in_ranks
+from tests.helpers.servers import serve_s3
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 MATRICES = {"embed": 2**22} | {
@@ -49,6 +54,8 @@ MATRICES = {"embed": 2**22} | {
 }
 SIZES = MATRICES | {f"blocks.{block}.norm.{number}": 512 for block in range(12) for number in range(2)}
 STEP_PRODUCTS = 4
+UPLOAD_BLOCKS = 4
+"""Blocks of steps beside an upload, whose process takes one to start."""
 MUST, AIM, AIM_MEMCPY = 0.35, 0.15, 1.3
 
 
@@ -83,7 +90,8 @@ class Arms:
 
     def __init__(self, world: World, folder: Path) -> None:
         self.world, self.folder, self.store = world, folder, Store(world)
-        self.manager = CheckpointManager(folder / "ours", 2, world, {})
+        self.run = RunDir(folder / "ours")
+        self.manager = CheckpointManager(self.run.checkpoints, 2, world, {})
         self.stager = DefaultStager(StagingOptions(False, False, False, False))  # all else needs CUDA, or processes
         self.flat = torch.cat(list(self.store.tensors.values()))
         self.copied, self.step = torch.empty_like(self.flat), 0
@@ -170,9 +178,15 @@ class Watch:
         return [self.wall, self.cpu, *self.until]
 
 
+def take_step() -> None:
+    """Multiplies matrices."""
+    left, right, out = torch.ones(512, 512), torch.ones(512, 512), torch.empty(512, 512)
+    for _ in range(STEP_PRODUCTS):
+        torch.mm(left, right, out=out)
+
+
 def take_steps(num_steps: int, arms: Arms, kind: str) -> float:
     """Returns the wall time of so many steps, at whose beginning a save of this kind is begun, and of its end."""
-    left, right, out = torch.ones(512, 512), torch.ones(512, 512), torch.empty(512, 512)
     begun, save, pending = time.perf_counter(), None, None
     if kind == "ours":
         save = arms.begin_ours()
@@ -181,8 +195,7 @@ def take_steps(num_steps: int, arms: Arms, kind: str) -> float:
     elif kind == "dcp.async_save":
         pending = arms.begin_dcp(False)
     for _ in range(num_steps):
-        for _ in range(STEP_PRODUCTS):
-            torch.mm(left, right, out=out)
+        take_step()
         if save is not None and not save.is_finished and save.is_done:
             save.advance()
     if save is not None and not save.is_finished:
@@ -190,6 +203,21 @@ def take_steps(num_steps: int, arms: Arms, kind: str) -> float:
     if pending is not None:
         pending.result()
     return time.perf_counter() - begun
+
+
+def take_steps_beside_upload(num_steps: int, arms: Arms, uploads: Uploads | None) -> list[float]:
+    """Returns wall and CPU time of so many steps, beside an upload of a new save if any, and seconds of the upload."""
+    if uploads is not None:
+        arms.begin_ours().wait()
+        uploads.offer(arms.run.checkpoints / f"step-{arms.step:08d}")
+    begun, cpu = time.perf_counter(), time.thread_time()
+    for _ in range(num_steps):
+        take_step()
+    wall, cpu = time.perf_counter() - begun, time.thread_time() - cpu
+    if uploads is None:
+        return [wall, cpu, 0.0]
+    uploads.finish(lambda _: None, must=True)
+    return [wall, cpu, sum(seconds for _, seconds in uploads.take_finished())]
 
 
 def check_same(arms: Arms) -> None:
@@ -212,7 +240,7 @@ def time_loads(arms: Arms) -> dict[str, Callable[[], Any]]:
             arms.store.tensors[key].copy_(value)
 
     def ours() -> None:
-        load_checkpoint(arms.folder / "ours" / f"step-{arms.step:08d}", arms.store)
+        load_checkpoint(arms.run.checkpoints / f"step-{arms.step:08d}", arms.store)
 
     return {
         "ours, verified": lambda: arms.manager.load_newest(arms.store),
@@ -237,7 +265,12 @@ def run_rank(world: World, folder: str, rounds: int, num_steps: int) -> dict[str
         "memcpy": arms.memcpy,
     }
     loads = time_loads(arms)
-    found: dict[str, dict[str, list[Any]]] = {"saves": {}, "loads": {}, "steps": {}}
+    begin_attempt(arms.run, "ours", {})
+    uploads = Uploads(
+        upload="s3://bench/runs", run=arms.run, world=world, keep=2, keep_every_steps=0,
+        retention=arms.manager.retention,
+    )  # fmt: skip
+    found: dict[str, dict[str, list[Any]]] = {"saves": {}, "loads": {}, "steps": {}, "uploads": {}}
     for number in range(rounds + 1):  # the first makes buffers
         for name in rng.sample(list(saves), len(saves)):
             td.barrier()
@@ -255,6 +288,11 @@ def run_rank(world: World, folder: str, rounds: int, num_steps: int) -> dict[str
             seconds = take_steps(num_steps, arms, kind)
             if number:
                 found["steps"].setdefault(kind, []).append(seconds)
+        kinds = ("nothing", "nothing, again", "upload") if world.size == 1 else ()
+        for kind in rng.sample(kinds, len(kinds)):
+            figures = take_steps_beside_upload(UPLOAD_BLOCKS * num_steps, arms, uploads if kind == "upload" else None)
+            if number:
+                found["uploads"].setdefault(kind, []).append(figures)
     return found
 
 
@@ -291,7 +329,25 @@ def report(num_ranks: int, ranks: list[dict[str, Any]]) -> None:
         median = {name: round(statistics.median(times), 3) for name, times in ranks[0][group].items()}
         figures[group] = median
         print(f"{num_ranks} ranks  {group}, s: {median}")
+    figures |= report_uploads(ranks[0]["uploads"])
     print_row("checkpoint", figures, ("torch",))
+
+
+def report_uploads(found: dict[str, list[list[float]]]) -> dict[str, Any]:
+    """Prints the times of steps beside an upload, and their ratios to those without; returns them."""
+    if not found:
+        return {}
+    times = {kind: [Timing(cpu, wall) for wall, cpu, _ in rounds] for kind, rounds in found.items()}
+    figures: dict[str, Any] = {}
+    for kind, rounds in times.items():
+        wall, cpu = (statistics.median(getattr(t, clock) for t in rounds) for clock in ("wall_s", "cpu_s"))
+        figures[kind] = {"steps_ms": round(1e3 * wall), "steps_cpu_ms": round(1e3 * cpu), "rounds": len(rounds)}
+    figures["upload"]["upload_ms"] = round(1e3 * statistics.median(seconds for *_, seconds in found["upload"]))
+    for clock in ("wall_s", "cpu_s"):
+        for name, other in (("A/A", "nothing, again"), ("upload over nothing", "upload")):
+            figures[f"{clock} {name}"] = str(ratio(times[other], times["nothing"], clock=clock))  # type: ignore[arg-type]
+    print(f"uploads  {figures}")
+    return {"uploads": figures}
 
 
 def main() -> None:
@@ -304,9 +360,14 @@ def main() -> None:
     rounds = options.rounds or (3 if options.quick else 11)
     for num_ranks in options.ranks or ((1,) if options.quick else (1, 2)):
         folder = tempfile.mkdtemp()
+        empty = Path(folder, "bench")
+        empty.mkdir()
         try:
             job = {"folder": folder, "rounds": rounds, "num_steps": 40 if options.quick else 150}
-            report(num_ranks, run_in_ranks("benchmarks.checkpoint:run_rank", num_ranks, job, timeout=1800))
+            # The server runs in this process, which else waits.
+            with serve_s3({"bench": empty}):
+                ranks = run_in_ranks("benchmarks.checkpoint:run_rank", num_ranks, job, timeout=1800)
+            report(num_ranks, ranks)
         finally:
             shutil.rmtree(folder)
 
