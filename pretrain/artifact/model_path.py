@@ -147,13 +147,13 @@ def _open_run(reader: WeightReader) -> ModelSource:
 
     def load_tokenizer_files() -> TokenizerFiles:
         content = run.tokenizer.read_bytes()
-        if config.head.kind not in ("labels", "spans"):  # whose documents begin in any case
+        if config.head.kind not in ("labels", "spans", "choices"):  # whose documents begin in any case
             content = fit_start(content, begin is not None, str(run.tokenizer))
         name = "" if begin is None else str(tokenizer.id_to_token(begin))
         chat = None if template is None else to_jinja(template, name)
         tokens = template if isinstance(template, dict) and is_jinja(template) else {}
         tokens = {key: token for key, token in tokens.items() if key.endswith("_token")}
-        stack = config.encoder if config.head.kind == "spans" else None
+        stack = config.encoder if config.head.kind in ("spans", "choices") else None
         has_types = getattr(stack, "token_types", 0) > 1
         return wrap_tokenizer_json(content, special, config.max_seq_len, chat, tokens, has_types)
 

@@ -232,8 +232,9 @@ def _check_neighbours(key: str, model: ModelConfig, whole: str) -> None:
     what = "leaves no rank with a whole document"
     if model.head.mean:
         raise ValueError(f"{key} {what}, of which model.head.mean is the mean; {whole}")
-    if model.head.kind == "spans":
-        raise ValueError(f"{key} {what}, whose tokens model.head.kind=spans compares; {whole}")
+    if model.head.kind in ("spans", "choices"):
+        of = f"whose scores model.head.kind={model.head.kind} compares"
+        raise ValueError(f"{key} {what}, {of}; {whole}")
     if model.head.summarizes and model.decoder is not None:
         of = f"of whose last token model.head.kind={model.head.kind} are"
         raise ValueError(f"{key} {what}, {of}; {whole}")
@@ -284,9 +285,9 @@ def check_tensor(parallel: ParallelConfig, engine: EngineConfig, model: AnyModel
         raise ValueError(f"{key} cuts attention by heads, and a recurrent model has none; {whole}")
     if model.input is not None:
         raise ValueError(f"{key} cuts rows of text, and those of model.input are images; {whole}")
-    _check_neighbours(key, model, whole)
     if model.head.kind not in ("lm", "labels"):
         raise ValueError(f"{key} was not tried with model.head.kind={model.head.kind}; {whole}")
+    _check_neighbours(key, model, whole)
     if model.vocab_multiple % ranks:
         rule = f"must divide model.vocab_multiple={model.vocab_multiple}"
         why = "a rank has whole rows of the vocabulary"

@@ -36,16 +36,17 @@ NEEDS: dict[str, Needs] = {
     "classify": Needs(("encoder", "decoder"), ("classes",), head="labels"),
     "tag": Needs(("encoder",), ("tags",), head="labels"),
     "answers": Needs(("encoder",), ("answers",), head="spans"),
+    "choices": Needs(("encoder",), ("choices",), head="choices"),
     "images": Needs(("encoder",), ("images",), head="labels", reads="patches"),
     "masked_patches": Needs(("encoder+decoder",), ("images",), head="pixels", reads="patches"),
     "captions": Needs(("encoder+decoder",), ("captions",), reads="patches"),
 }
 """Requirements by `objective.kind`. Modules under `extend` may add entries."""
 
-UNITS = {"labels": "labels", "spans": "answers", "pixels": "pixels"}
+UNITS = {"labels": "labels", "spans": "answers", "choices": "answers", "pixels": "pixels"}
 """Noun of the targets by the kind of the head; `tokens` of others."""
 
-ALONE = ("seq2seq", "masked_patches", "captions", "dpo", "replaced", "answers")
+ALONE = ("seq2seq", "masked_patches", "captions", "dpo", "replaced", "answers", "choices")
 """Objectives that no mixture has."""
 
 
@@ -162,8 +163,8 @@ class TaskConfig(Section):
 
     kind: Annotated[str, AfterValidator(partial(check_name, known=NEEDS)), OnResume.ALLOW] = "causal"
     """Objective: `causal`, `masked`, `replaced`, `span`, `prefix`, `ul2`, `fim`, `seq2seq`, `supervised`,
-    `dpo`, `classify`, `tag`, `answers`, `images`, `masked_patches`, `captions`, or one that a
-    module under `extend` adds (docs/objectives.md)."""
+    `dpo`, `classify`, `tag`, `answers`, `choices`, `images`, `masked_patches`, `captions`, or one
+    that a module under `extend` adds (docs/objectives.md)."""
     masked: MaskedConfig = MaskedConfig()
     replaced: ReplacedConfig = ReplacedConfig()
     span: SpanConfig = SpanConfig()
@@ -176,7 +177,7 @@ class TaskConfig(Section):
     def target_share(self) -> float:
         """Expected share of the positions at which the head is computed."""
         masked = {"masked": self.masked.rate, "masked_patches": self.masked_patches.rate}
-        few = masked | {"classify": 0.0, "images": 0.0}
+        few = masked | {"classify": 0.0, "choices": 0.0, "images": 0.0}
         return few.get(self.kind, 1.0)
 
     @model_validator(mode="after")
@@ -243,7 +244,7 @@ class ObjectiveConfig(TaskConfig):
         if self.mixture and alone:
             raise ValueError(f"needs {alone[0]} or mixture, and not both")
         others = {"dpo": "compares answers", "replaced": "finds replaced ones"}
-        others["answers"] = "finds answers in texts"
+        others |= {"answers": "finds answers in texts", "choices": "chooses an answer"}
         for name in ("label_smoothing", "z_loss"):
             if self.kind in others and self.differs(name):
                 smooths_pairs = self.kind == "dpo" and name == "label_smoothing"
@@ -273,7 +274,7 @@ def check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str | 
             f"recurrent decoder lacks; use objective.kind=causal"
         )
     if head.kind != needs.head:
-        tied = ", and model.tied_embeddings=false" if needs.head in ("labels", "spans") else ""
+        tied = ", and model.tied_embeddings=false" if needs.head in ("labels", "spans", "choices") else ""
         need = f"objective.kind={kind} needs model.head.kind={needs.head}"
         raise ValueError(f"{need}, this model has {head.kind}; set it{tied}")
     reads = getattr(model, "reads", "tokens")
@@ -292,8 +293,8 @@ def check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str | 
             "objective.kind=tag labels words, but model.head.mean and model.pooler summarize "
             "documents; set both to false"
         )
-    if kind in ("classify", "answers") and not data.document_mask:
-        verb = "labels" if kind == "classify" else "searches"
+    if kind in ("classify", "answers", "choices") and not data.document_mask:
+        verb = {"classify": "labels", "answers": "searches", "choices": "compares"}[kind]
         what = f"objective.kind={kind} {verb} documents, which must not attend to each other"
         raise ValueError(f"{what}; use data.document_mask=true")
     if needs.whole_rows and data.packing != "concat":

@@ -99,7 +99,7 @@ def to_jinja(template: Template, begin: str = "") -> str:
     )
 
 
-DataKind = Literal["text", "pairs", "records", "preferences", "classes", "tags", "answers", "images"]
+DataKind = Literal["text", "pairs", "records", "preferences", "classes", "tags", "answers", "choices", "images"]
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
 Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "arrow", "webdataset", "warc"]
 
@@ -172,12 +172,15 @@ class InputConfig(Section):
     for its `strftime_now`. A prompt has the role user. None: no such text."""
     label_field: str = "label"
     """Field of the label (text or number), for classes; `text_field` has the text."""
+    choices_field: str = "choices"
+    """Field of the list of answers to choose from, for choices, or of an object with their `text`
+    and `label`; `label_field` has the right one, by its place from 0, its label or its text."""
     words_field: str = "tokens"
     """Field of the list of words, for tags."""
     tags_field: str = "tags"
     """Field of the list of their labels, for tags."""
     question_field: str = "question"
-    """Field of the question, for answers."""
+    """Field of the question, for answers and choices."""
     context_field: str = "context"
     """Field of the text that has its answer, for answers."""
     answers_field: str = "answers"
@@ -321,8 +324,9 @@ class PrepareConfig(Section):
     kind: DataKind = "text"
     """Kind of documents: `text`, `pairs`, `records` (prompts and responses), `preferences` (prompts
     with a chosen and a rejected answer), `classes` (texts with a label), `tags` (texts with a label
-    a word), `answers` (questions with a text that has the answer), `images` (folders of classes; or
-    with captions, which need a tokenizer)."""
+    a word), `answers` (questions with a text that has the answer), `choices` (questions with
+    answers to choose from), `images` (folders of classes; or with captions, which need a
+    tokenizer)."""
     inputs: list[InputConfig] = Field(default_factory=list)
     """Inputs, in the order in which they are read."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -370,7 +374,7 @@ class PrepareConfig(Section):
             if one.messages_field is not None and self.kind == "preferences":
                 what = f"inputs.{number}.messages_field goes with kind=records"
                 raise ValueError(f"{what}; chosen_field and rejected_field may have messages")
-            if one.normalize is not None and self.kind in ("preferences", "answers"):
+            if one.normalize is not None and self.kind in ("preferences", "answers", "choices"):
                 what = f"inputs.{number}.normalize does not go with kind={self.kind}"
                 raise ValueError(f"{what}; leave it out")
             if is_jinja(one.template) and one.normalize is not None:

@@ -183,7 +183,7 @@ def check_best(
     if best == "val_perplexity" and "dpo" in kinds:
         what = f"checkpoint.best={best}: pairs of answers have no perplexity"
         raise ValueError(f"{what}; use val_loss or val_accuracy")
-    if best == "val_perplexity" and heads & {"labels", "replaced", "spans"}:
+    if best == "val_perplexity" and heads & {"labels", "replaced", "spans", "choices"}:
         what = f"checkpoint.best={best}: a classifier has no perplexity"
         raise ValueError(f"{what}; use val_loss or val_accuracy")
     if best in ("val_perplexity", "val_accuracy") and "pixels" in heads:

@@ -189,6 +189,7 @@ class _RowWriter:
         kind = shards.index.kind
         self._loss_mask = np.zeros(shape, dtype=bool) if kind in MASKED else None
         self._has_sides = kind == "preferences"
+        self._has_choices = kind == "choices"
         has_labels = kind in (*LABELLED, *ANSWERED)
         self._labels = np.full(shape, IGNORE_INDEX, dtype=np.int16) if has_labels else None
         self._filled = np.zeros(num_rows, dtype=np.int64)
@@ -210,7 +211,11 @@ class _RowWriter:
                 second = at + int(np.argmax(mask >= REJECTED))
                 self._starts.append(row * self._tokens.shape[1] + second)
         if self._labels is not None:
-            self._labels[row, at : at + size] = reader.labels(member)[first : first + size]
+            marks = reader.labels(member)[first : first + size]
+            self._labels[row, at : at + size] = marks
+            if self._has_choices:  # each is a document of its own
+                (others,) = np.nonzero(marks[1:] > 0)
+                self._starts.extend((row * self._tokens.shape[1] + at + 1 + others).tolist())
         self._starts.append(row * self._tokens.shape[1] + at)
         self._filled[row] = at + size
 

@@ -202,6 +202,7 @@ TOO_LONG = {
     "pairs": "pairs are longer than batch.source_len or batch.seq_len, and left out",
     "preferences": "preferences are longer, with both answers, than batch.seq_len, and left out",
     "answers": "questions are longer, with their texts, than batch.seq_len, and left out",
+    "choices": "questions are longer, with all of their answers, than batch.seq_len, and left out",
     "records": "records are longer than batch.seq_len, and cut: the rest is trained on without its prompt, and a "
     "row that a prompt fills has no targets",
     "classes": "texts are longer than batch.seq_len, and cut: only their beginning is trained on",

@@ -20,7 +20,7 @@ import numpy as np
 
 from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import DataError
-from pretrain.rows import ANSWER_BEGINS, ANSWER_ENDS, IGNORE_INDEX
+from pretrain.rows import IGNORE_INDEX, MOST_MARKS
 from pretrain.shards.index import ANSWERED, LABELLED, MASKED, REJECTED, DataIndex, ShardIndex, SplitIndex
 from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.store import ShardStore
@@ -154,7 +154,7 @@ def _check_beside(reader: ShardReader, number: int, lengths: dict[str, np.ndarra
             raise _contradiction(reader, f"{number:08d}.loss.npy holds more than 0 to {most}")
     if index.kind in (*LABELLED, *ANSWERED):
         labels = reader.labels(number)
-        count = len(index.labels) or 1 + (ANSWER_BEGINS | ANSWER_ENDS)
+        count = len(index.labels) or 1 + MOST_MARKS[index.kind]
         if ((labels != IGNORE_INDEX) & ((labels < 0) | (labels >= count))).any():
             what = f"holds labels that are none of {count}"
             raise _contradiction(reader, f"{number:08d}.labels.npy {what}")

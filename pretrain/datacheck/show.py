@@ -60,7 +60,7 @@ OBJECTIVE_OF = {
     "preferences": "dpo",
     "classes": "classify",
     "tags": "tag",
-    "answers": "answers",
+    **{kind: kind for kind in ANSWERED},
     "images": "images",
     "captions": "captions",
 }

@@ -234,6 +234,15 @@ def kinds_of_tokens(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -
         for _, begin, end in made.target_positions.reshape(-1, 3).tolist():
             kinds[begin : end + 1] = ["answer"] * (end + 1 - begin)
         return kinds
+    if task.kind == "choices":
+        assert made.target_positions is not None and made.token_types is not None
+        kinds, right = ["context"] * len(inputs), -1
+        begins = made.target_positions.tolist()
+        for number, (begin, end) in enumerate(pairwise([*begins, len(inputs)])):
+            right = right if targets[begin] == IGNORE_INDEX else number + targets[begin]
+            for place in begin + np.flatnonzero(made.token_types[0, begin:end]):
+                kinds[place] = "chosen" if number == right else "rejected"
+        return kinds
     if made.pairs is not None and made.target_positions is not None:
         kinds = ["context"] * len(inputs)
         for place, side in zip(made.target_positions, made.pairs.sides, strict=True):

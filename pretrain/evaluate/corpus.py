@@ -36,7 +36,7 @@ from pretrain.tokenizer import load_tokenizer, parse_tokenizer
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_SEED = 1234
 _OBJECTIVES = {"decoder": "causal", "encoder": "masked", "encoder+decoder": "seq2seq"}
-_OF_HEADS = {"labels": "classify", "spans": "answers"}
+_OF_HEADS = {"labels": "classify", "spans": "answers", "choices": "choices"}
 _OF_IMAGES = {"pixels": "masked_patches", "lm": "captions"}
 """Objective of a model of images by the kind of its head."""
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]")

@@ -5,7 +5,14 @@ from typing import NamedTuple
 
 from pretrain.config.objective import ObjectiveConfig, TaskConfig
 from pretrain.errors import ConfigError
-from pretrain.objective.answers import OVERLAP, answer_loss, build_answers
+from pretrain.objective.answers import (
+    CHANCE,
+    OVERLAP,
+    answer_loss,
+    build_answers,
+    build_choices,
+    choice_loss,
+)
 from pretrain.objective.causal import build_causal, build_prefix, build_supervised
 from pretrain.objective.fim import build_fim
 from pretrain.objective.loss import Loss, LossOutput, token_loss
@@ -45,6 +52,7 @@ OBJECTIVES: dict[str, ObjectiveKind] = {
     "classify": ObjectiveKind(build_labels),
     "tag": ObjectiveKind(build_labels),
     "answers": ObjectiveKind(build_answers, answer_loss, OVERLAP),
+    "choices": ObjectiveKind(build_choices, choice_loss, CHANCE),
     "images": ObjectiveKind(build_labels),
     "masked_patches": ObjectiveKind(build_masked_patches, patch_loss),
     "captions": ObjectiveKind(build_captions),

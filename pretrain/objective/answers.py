@@ -1,4 +1,6 @@
-"""Answers in texts: the first and the last token of each, by an encoder (Devlin et al. 2019, 4.2).
+"""Answers to questions, by an encoder: their place in a text, or the right one of several.
+
+Answers in texts, the first and the last token of each (Devlin et al. 2019, 4.2):
 
     row     question, text | question, text | ...      documents, whole
     marks   of tokens  -->  places of the document's first token, and of the answer's first and last
@@ -11,6 +13,13 @@ softmax, as transformers has it for rows of one length.
 An answer is right where the best span is it: that of the highest sum of both scores, of all within
 the text that do not end before they begin, unless the first token's sum is as high (SQuAD 2.0, as
 Devlin et al. 2019 released it). Shown is the F1 of its tokens, by their places.
+
+Choices (Devlin et al. 2019, 4.4):
+
+    row     question, choice | question, choice | ...      documents, all of a question together
+    loss of a question = -log p(right choice), a softmax over the scores of its choices
+
+The number of choices may differ between questions. Shown is the share of right answers by guessing.
 """
 
 import numpy as np
@@ -20,11 +29,24 @@ from torch import Tensor
 from pretrain.config.objective import ObjectiveConfig, TaskConfig
 from pretrain.objective.loss import Loss, LossOutput, Model
 from pretrain.objective.row_maker import RowContext, count_padding, place_documents
-from pretrain.rows import ANSWER_BEGINS, ANSWER_ENDS, IGNORE_INDEX, ModelRows, RowMaker, TokenRows
+from pretrain.rows import (
+    ANSWER_BEGINS,
+    ANSWER_ENDS,
+    CHOICE_BEGINS,
+    CHOICE_IS_FIRST,
+    CHOICE_IS_RIGHT,
+    IGNORE_INDEX,
+    ModelRows,
+    RowMaker,
+    TokenRows,
+)
 from pretrain.types import Batch
 
 OVERLAP = ("f1",)
-"""Sum that the loss shows: the F1 of the tokens of each best span with those of the answer."""
+"""Sum that the loss of answers in texts shows: the F1 of the tokens of each best span."""
+
+CHANCE = ("chance",)
+"""Sum that the loss of choices shows: 1 over their number."""
 
 
 def build_answers(config: TaskConfig, context: RowContext) -> RowMaker:
@@ -35,28 +57,59 @@ def build_answers(config: TaskConfig, context: RowContext) -> RowMaker:
 def answer_rows(rows: TokenRows) -> ModelRows:
     """Makes rows of questions: a target at the first token of each document, and three places."""
     assert rows.labels is not None and rows.num_tokens is not None, "marked and padded"
-    inputs = rows.tokens[:, :-1].astype(np.int64)
     marks = rows.labels[:, :-1].ravel()
-    row, column = np.divmod(rows.starts, rows.tokens.shape[1])
+    width = rows.tokens.shape[1]
+    row, column = np.divmod(rows.starts, width)
     is_document = column < rows.num_tokens[row]  # the last start of a row is that of its padding
-    first = row[is_document] * inputs.shape[1] + column[is_document]
+    first = row[is_document] * (width - 1) + column[is_document]
     in_text = marks != IGNORE_INDEX
     bits = (ANSWER_BEGINS, ANSWER_ENDS)
     begins, ends = (np.flatnonzero(in_text & (marks & bit > 0)) for bit in bits)
     assert len(first) == len(begins) == len(ends), "a document has one answer"
-    targets = np.full(inputs.size, IGNORE_INDEX, dtype=np.int64)
-    targets[first] = 0
-    in_text[first] = False
+    places = np.stack((first, begins, ends), axis=1).ravel()
+    return _place(rows, first, first, np.zeros_like(first), places)
+
+
+def build_choices(config: TaskConfig, context: RowContext) -> RowMaker:
+    """Questions with their choices, one or several a row."""
+    return choice_rows
+
+
+def choice_rows(rows: TokenRows) -> ModelRows:
+    """Makes rows of choices: a target at the first token of the first choice of each question."""
+    assert rows.labels is not None and rows.num_tokens is not None, "marked and padded"
+    marks = rows.labels[:, :-1].ravel()
+    begins = np.flatnonzero((marks != IGNORE_INDEX) & (marks & CHOICE_BEGINS > 0))
+    (first,) = np.nonzero(marks[begins] & CHOICE_IS_FIRST)
+    (right,) = np.nonzero(marks[begins] & CHOICE_IS_RIGHT)
+    assert len(first) == len(right), "a question has one right choice"
+    return _place(rows, begins, begins[first], right - first, begins)
+
+
+def _place(
+    rows: TokenRows,
+    first: np.ndarray,
+    asked: np.ndarray,
+    targets: np.ndarray,
+    places: np.ndarray,
+) -> ModelRows:
+    """Returns rows of documents of two texts that begin at `first`, with targets at `asked`."""
+    assert rows.labels is not None
+    inputs = rows.tokens[:, :-1].astype(np.int64)
+    all_targets = np.full(inputs.size, IGNORE_INDEX, dtype=np.int64)
+    all_targets[asked] = targets
+    is_second = rows.labels[:, :-1].ravel() != IGNORE_INDEX
+    is_second[first] = False
     positions, documents = place_documents(rows, document_mask=True)
     return ModelRows(
         inputs=inputs,
-        targets=targets.reshape(inputs.shape),
-        num_targets=len(first),
+        targets=all_targets.reshape(inputs.shape),
+        num_targets=len(asked),
         sample_ids=rows.sample_ids,
         positions=positions,
         documents=documents,
-        target_positions=np.stack((first, begins, ends), axis=1).ravel(),
-        token_types=in_text.reshape(inputs.shape).astype(np.int64),
+        target_positions=places,
+        token_types=is_second.reshape(inputs.shape).astype(np.int64),
         num_padding=count_padding(rows, inputs.shape[1]),
     )
 
@@ -115,3 +168,36 @@ def find_spans(scores_AT2: Tensor, in_text_AT: Tensor) -> Tensor:
     end_A = scores_AT2.shape[1] - 1 - behind_AT.flip(1).gather(1, begin_A[:, None])[:, 0]
     has_answer_A = total_A > scores_AT2[:, 0].sum(dim=1)
     return torch.where(has_answer_A[:, None], torch.stack((begin_A, end_A), dim=1), 0)
+
+
+def choice_loss(config: ObjectiveConfig) -> Loss:
+    """Returns the loss of a run, which has no settings."""
+    return sum_choice_loss
+
+
+def sum_choice_loss(model: Model, batch: Batch) -> LossOutput:
+    """Sums the losses of the questions of a batch, and shows the sum of `CHANCE`."""
+    assert batch.target_positions_P is not None, "rows of choices"
+    output = model(batch, logits=False)
+    hidden_PD = output.hidden_BTD.flatten(0, 1).index_select(0, batch.target_positions_P)
+    scores_P = model.head(hidden_PD)[:, 0]
+    scores_P = scores_P.to(torch.promote_types(scores_P.dtype, torch.float32))
+    targets_P = batch.targets_BT.flatten().index_select(0, batch.target_positions_P)
+    is_first_P = targets_P != IGNORE_INDEX
+    question_P = is_first_P.cumsum(dim=0)
+    number_P = torch.arange(len(scores_P), device=scores_P.device)
+    # The first choice of each one's question, which has the place of the right one.
+    first_P = torch.where(is_first_P, number_P, 0).cummax(dim=0).values
+    is_other_PP = question_P[:, None] != question_P
+    is_right_P = number_P - first_P == targets_P.index_select(0, first_P)
+    scores_PP = scores_P.expand_as(is_other_PP).masked_fill(is_other_PP, -torch.inf)
+    nll_P = torch.where(is_right_P, scores_PP.logsumexp(dim=1) - scores_P, 0.0)
+    # Among equal scores the first counts.
+    is_equal_PP = scores_PP == scores_P[:, None]
+    is_before_PP = number_P < number_P[:, None]
+    is_beaten_PP = (scores_PP > scores_P[:, None]) | (is_equal_PP & is_before_PP)
+    num_correct = (is_right_P & ~is_beaten_PP.any(dim=1)).sum()
+    chance_P = is_right_P.double() / (~is_other_PP).sum(dim=1)
+    loss_sum = nll_P.sum()
+    sums = (loss_sum, loss_sum.detach(), num_correct, nll_P.detach(), output.routing_LW)
+    return LossOutput(*sums, shown_M=chance_P.sum()[None])

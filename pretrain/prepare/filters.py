@@ -7,6 +7,7 @@ preferences  a record with the chosen answer, and in `rejected` the one with the
 classes    `text`, and one of `labels`
 tags       `text`, words with spaces between, and one of `labels` for each word
 answers    `source`, a question; `text`, and one of `labels` at the answer in it, empty if it has none
+choices    `source`, a question; `text`, answers a line each, and one of `labels` for each
 
 Reasons to drop a document, in `statistics.json`:
 

@@ -10,6 +10,7 @@ preferences  the spans of two records, of the chosen and of the rejected answer
 classes    one span
 tags       one span, which is not cut: its labels have offsets in it
 answers    the question, then the text, which is not cut either
+choices    the spans of each choice: the question, then the answer
 """
 
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ class TextPiece(NamedTuple):
     text: str
     ends: bool  # the document, or the first of its two sides
     consumed_bytes: int  # input bytes to report when it is done
-    is_source: bool = False  # of a pair, before the target; of a preference, its chosen side
+    is_source: bool = False  # of a pair, before the target; else, of several sides, all but the last
     is_learned: bool = True  # its tokens have a loss
     labels: tuple[Label, ...] = ()  # with the first piece of a document
     is_marker: bool = False  # a template wrote it: its special tokens are meant
@@ -83,12 +84,21 @@ def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
         pieces = [TextPiece(split, side, True, 0, begins=True) for split, side in sides]
         return [pieces[0]._replace(consumed_bytes=consumed), *pieces[1:]]
     split = document.split or rule.split_of(document_key(document))
-    if document.source is not None and document.labels:
+    if document.source is not None and len(document.labels) == 1:
         # By the text: questions about one text are in one split.
         split = document.split or rule.split_of(document.utf8)
         labels = document.labels
         question = TextPiece(split, document.source, False, consumed, labels=labels, begins=True)
         return [question, TextPiece(split, document.text, True, 0, labels=labels)]
+    if document.source is not None and document.labels:
+        question = TextPiece(split, document.source, False, 0, begins=True)
+        pieces = []
+        for label in document.labels:
+            answer = document.text[label.start : label.end]
+            pieces.append(question._replace(labels=(label,)))
+            pieces.append(TextPiece(split, answer, True, 0, is_source=True))
+        first, *others, last = pieces
+        return [first._replace(consumed_bytes=consumed), *others, last._replace(is_source=False)]
     if document.source is not None:
         return [
             TextPiece(split, document.source, True, consumed, is_source=True),
@@ -251,12 +261,15 @@ class Assembler:
 
         Raises: DataError: A question or an answer has no token.
         """
-        ((_, start, end),) = piece.labels
+        number, start, end = piece.labels[0] if piece.labels else ("", 0, 0)
         has_answer = start < end
         if not piece.ends:
             length = len(self._begin) + len(offsets) + len(self._between)
             marks = np.full(length, IGNORE_INDEX, np.int16)
-            marks[0] = IGNORE_INDEX if has_answer else ANSWER_BEGINS | ANSWER_ENDS
+            if isinstance(number, int):  # of a choice
+                marks[0] = number
+            elif not has_answer:
+                marks[0] = ANSWER_BEGINS | ANSWER_ENDS
             return marks
         marks = np.zeros(len(offsets) + len(self._end), np.int16)
         if has_answer:
@@ -292,7 +305,8 @@ class Assembler:
         """Joins the pieces of whole documents."""
         pieces = encoded.pieces
         tokens = encoded.tokens
-        ends = np.array([piece.ends for piece in pieces])
+        joined = self._kind == "choices"
+        ends = np.array([piece.is_last if joined else piece.ends for piece in pieces])
         if self._kind == "pairs":
             is_source = np.array([piece.is_source for piece in pieces])
             source = tokens.select(is_source).join(ends[is_source])

@@ -29,7 +29,8 @@ INDEX_VERSION = 3
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 NPY_HEADER_BYTES = 128
 # Columns of a shard's table, by the kind of data (see writer.py, image_writer.py).
-_BESIDE = ("records", "preferences", "classes", "tags", "answers")  # with a value for each token
+# With a value for each token.
+_BESIDE = ("records", "preferences", "classes", "tags", "answers", "choices")
 TABLE_COLUMNS = {"text": 6, "pairs": 12, **dict.fromkeys(_BESIDE, 8), "images": 4, "captions": 4}
 
 # Columns of the lengths of its documents: of pairs, the target's and the source's; of images 1, the
@@ -42,7 +43,7 @@ LABELLED = ("classes", "tags")
 # Kinds with a loss mask: 1 where a token is a target.
 MASKED = ("records", "preferences")
 
-ANSWERED = ("answers",)
+ANSWERED = ("answers", "choices")
 """Kinds of questions, with marks of the answers in the place of labels (`rows.py`)."""
 
 WHOLE = ("preferences", *ANSWERED)

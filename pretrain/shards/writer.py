@@ -92,7 +92,7 @@ class ShardWriter:
             path: DIR/SPLIT/NAME.tar; its folder exists. The index has the last two parts.
             dtype: `uint16` or `uint32`.
             member_tokens: Tokens at or past which the end of a document closes a member.
-            kind: `text`, `pairs`, `records`, `preferences`, `classes`, `tags` or `answers`.
+            kind: `text`, `pairs`, `records`, `preferences`, `classes`, `tags`, `answers` or `choices`.
 
         Raises:
             DiskError: Also from every method.

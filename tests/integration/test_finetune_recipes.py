@@ -40,7 +40,7 @@ def arrange(recipe: str, folder: Path) -> list[str]:
         paths = [folder / "start-data", shards(folder, "pairs", run, [{"source": "A man.", "target": "a MAN"}])]
         mixture = [{"name": name, "path": str(p), "weight": 1} for name, p in zip("ab", paths, strict=True)]
         return [f"init.from={run}", f"data.mixture={json.dumps(mixture)}", "batch.global_tokens=128", "batch.micro=2"]
-    is_encoder = recipe in ("classify", "tag", "answers")
+    is_encoder = recipe in ("classify", "tag", "answers", "choices")
     texts = write_texts(folder / "texts", TEXTS * 20, roles="bert" if is_encoder else "document")
     preset, objective = ("bert-tiny", "masked") if is_encoder else ("llama-tiny", "causal")
     run = write_text_run(folder / "start", texts, preset, objective)
@@ -57,6 +57,7 @@ def arrange(recipe: str, folder: Path) -> list[str]:
         records = [
             {"text": text, "label": str(number), "tokens": text.split(), "tags": ["a", *["b"] * text.count(" ")]}
             | {"question": "Who?", "context": text, "answers": {"text": [text[:3]], "answer_start": [0]}}
+            | ({"choices": ["one", "two"], "label": number} if recipe == "choices" else {})
             for number, text in enumerate(TEXTS[:2])
         ]
         return [*start, f"data.path={shards(folder, kind, run, records)}"]

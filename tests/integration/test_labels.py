@@ -92,6 +92,17 @@ def asked(rng: random.Random) -> dict[str, object]:
     return {"question": f"which {topic}", "context": context, "answers": answers}
 
 
+def chosen(rng: random.Random) -> dict[str, object]:
+    """A question of a kind of word, and two to four answers, of which one has such a word."""
+    topic = rng.choice(["color", "animal"])
+    colors, animals = [f"a {word}" for word in COLORS], ["dogs", "cats"]
+    right, others = (colors, animals) if topic == "color" else (animals, colors)
+    choices = [rng.choice(others) + " " + rng.choice(WORDS[:3]) for _ in range(rng.randint(1, 3))]
+    label = rng.randint(0, len(choices))
+    choices.insert(label, rng.choice(right) + " " + rng.choice(WORDS[:3]))
+    return {"question": f"which {topic}", "choices": choices, "label": label}
+
+
 def prepare(folder: Path, kind: str, make: Callable[[random.Random], dict[str, object]]) -> Path:
     rng = random.Random(3)
     folder.mkdir()
@@ -303,6 +314,75 @@ def test_answers_that_cannot_be_learned_so_are_refused(tmp_path, questions, over
     runs = LabelRuns(tmp_path, questions, **values)
     result = run_warm("train", str(runs.config()), *overrides, cwd=tmp_path)
     assert (result.code, len(result.errors)) == (64, 1) and message in result.errors[0]
+
+
+@pytest.fixture(scope="module")
+def chooser(tmp_path_factory) -> LabelRuns:
+    """A run of one process that learns choices, and a maker of others beside it."""
+    folder = tmp_path_factory.mktemp("choosing")
+    data = prepare(folder / "choices", "choices", chosen)
+    model = OF_SPANS.replace("spans, transform: false", "choices, transform: false, dropout: 0.1")
+    model = model.replace("tied_embeddings: false", "tied_embeddings: false, pooler: true, max_seq_len: 64")
+    values = {"packing": "bins", "model": model, "kind": "choices", "tokens": 1024, "steps": 100, "engine": SINGLE}
+    maker = LabelRuns(folder, data, **values)
+    maker.train("golden", "batch.seq_len=64", "batch.micro=16", ranks=1)
+    return maker
+
+
+@pytest.mark.long
+def test_an_encoder_learns_choices_and_its_export_gives_their_scores_in_transformers(chooser, tmp_path):
+    found = last_validation(chooser, "golden")
+    assert found["val_accuracy"] > 0.95 and 0.25 < found["val_chance"] < 0.5
+    assert found["val_answers"] > 100 and not found.keys() & {"val_tokens", "val_perplexity"}
+    run = chooser.folder("golden")
+    result = run_warm("export", str(run.path), str(tmp_path / "out"), cwd=tmp_path)
+    assert result.code == 0, result.stderr
+    model = transformers.AutoModelForMultipleChoice.from_pretrained(tmp_path / "out").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ours, rng = open_artifact(run.path).model, random.Random(9)
+    right = 0
+    for record in (chosen(rng) for _ in range(20)):
+        questions = [record["question"]] * len(record["choices"])
+        inputs = tokenizer(questions, record["choices"], return_tensors="pt", padding=True)
+        mine = Batch(
+            inputs["input_ids"],
+            inputs["input_ids"],
+            token_types_BT=inputs["token_type_ids"],
+            lengths_B=inputs["attention_mask"].sum(dim=1).int(),
+        )
+        with torch.no_grad():
+            theirs = model(**{name: value[None] for name, value in inputs.items()}).logits[0]
+            torch.testing.assert_close(ours(mine).logits_BTV[:, 0, 0], theirs, atol=1e-5, rtol=1e-5)
+        right += int(theirs.argmax()) == record["label"]
+    assert right >= 18
+
+
+@pytest.mark.long
+def test_choices_are_learned_alike_on_two_ranks_with_accumulation_and_continue_bit_for_bit(chooser):
+    plain = ("batch.seq_len=64", "train.steps=24", "eval.every_steps=24", "model.head.dropout=0")
+    chooser.train("alone", *plain, "batch.micro=16", ranks=1)
+    chooser.train("ranks", *plain, "engine.kind=deepspeed", "engine.zero_stage=3", "batch.micro=2", ranks=2)
+    losses = [
+        [float.fromhex(row.loss) for row in read_audit(chooser.folder(name).audit)] for name in ("alone", "ranks")
+    ]
+    # Sums over ranks and rows are taken in another order.
+    np.testing.assert_allclose(losses[1][:15], losses[0][:15], rtol=2e-5)
+    chooser.train("stopped", *plain, "batch.micro=16", "train.stop_after=13", ranks=1)
+    chooser.train("stopped", *plain, "batch.micro=16", ranks=1)
+    assert_same_run(chooser, "stopped", "alone", 24)
+
+
+@pytest.mark.long
+def test_data_show_has_the_choices_and_too_long_ones_are_counted(chooser, tmp_path):
+    data = str(Path(load_config(chooser.config("shown")).data.path))
+    shown = run_warm("data", "show", data, "--seq-len", "64", "--rows", "1", cwd=tmp_path)
+    assert shown.code == 0, shown.stderr
+    kinds = [line.strip().partition(" | ")[0] for line in shown.stdout.splitlines()]
+    assert "chosen" in kinds and "rejected" in kinds
+    verified = run_warm("data", "verify", data, "--seq-len", "64", cwd=tmp_path)
+    assert verified.code == 0 and "tokens of the choices that fit" in verified.stdout
+    output = chooser.train("short", "batch.seq_len=16", "train.stop_after=1", ranks=1)
+    assert "with all of their answers, than batch.seq_len, and left out; raise it" in output
 
 
 def test_an_objective_that_does_not_fit_the_labels_is_refused(tmp_path, tags):

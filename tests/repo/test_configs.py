@@ -47,6 +47,7 @@ STARTS = {
     "classify": "bert-tiny",
     "tag": "bert-tiny",
     "answers": "bert-tiny",
+    "choices": "bert-tiny",
 }
 """A model that a recipe under finetune/ may start from, by its objective."""
 

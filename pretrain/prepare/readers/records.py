@@ -13,6 +13,8 @@
     tags       {"tokens": ["...", ...], "tags": ["...", ...]}: as many labels as words
     answers    {"question": "...", "context": "...", "answers": {"text": ["..."], "answer_start": [0]}}:
                as in SQuAD, places in characters; the first answer counts, and there may be none
+    choices    {"question": "...", "choices": ["...", "..."], "label": 0}: the right one's place or
+               text; or {"text": [...], "label": ["A", ...]}, and its label
 
 The names of the fields are options of the input. The caller adds the place to a RecordError.
 """
@@ -40,6 +42,7 @@ from pretrain.prepare.readers.record_fields import (
     spelled,
     text_of,
 )
+from pretrain.rows import CHOICE_BEGINS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT
 
 FIELD_OPTIONS: dict[DataKind, tuple[str, ...]] = {
     "text": ("text_field",),
@@ -49,6 +52,7 @@ FIELD_OPTIONS: dict[DataKind, tuple[str, ...]] = {
     "classes": ("text_field", "label_field"),
     "tags": ("words_field", "tags_field"),
     "answers": ("question_field", "context_field", "answers_field"),
+    "choices": ("question_field", "choices_field", "label_field"),
 }
 
 
@@ -213,6 +217,40 @@ def _listed(value: object) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
+def _build_choices(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    question = _written(record, config.question_field, "question_field")
+    name = config.choices_field
+    given = record.get(name)
+    texts = names = given
+    if isinstance(given, dict):
+        texts, names = given.get("text"), given.get("label")
+    if not isinstance(texts, list) or not isinstance(names, list) or len(texts) != len(names):
+        raise bad_field(record, name, "a list, or as many of text and label", "choices_field")
+    if len(texts) < 2:
+        what = f"field {name!r} has {len(texts)} of two choices or more"
+        raise RecordError(what, "leave the record out")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str) or not text.strip():
+            raise RecordError(f"{name}[{number}] is no text", "give each choice some words")
+    label = record.get(config.label_field)
+    right = names.index(label) if label in names and not isinstance(label, bool) else -1
+    if right < 0 and names is texts and type(label) in (int, str) and str(label).isdecimal():
+        right = int(str(label))
+    if not 0 <= right < len(texts):
+        what = f"field {config.label_field!r} is {str(label)[:40]!r}, and none of {len(texts)} choices"
+        is_place = names is texts
+        known = f"0 to {len(texts) - 1}, or a text" if is_place else ", ".join(map(str, names))
+        raise RecordError(what, f"use {known}")
+    labels = []
+    start = 0
+    for number, text in enumerate(texts):
+        bits = (CHOICE_BEGINS, CHOICE_IS_FIRST * (number == 0), CHOICE_IS_RIGHT * (number == right))
+        labels.append(Label(sum(bits), start, start + len(text)))
+        start += len(text) + 1
+    text = "\n".join(texts)
+    return Document(text, encode(text), consumed_bytes, source=question, labels=tuple(labels))
+
+
 _BUILDERS: dict[DataKind, Callable[[Mapping[str, Any], InputConfig, int], Document]] = {
     "text": _build_text,
     "pairs": _build_pair,
@@ -221,6 +259,7 @@ _BUILDERS: dict[DataKind, Callable[[Mapping[str, Any], InputConfig, int], Docume
     "classes": _build_class,
     "tags": _build_tags,
     "answers": _build_answer,
+    "choices": _build_choices,
 }
 
 

@@ -54,6 +54,14 @@ def test_what_fits_is_taken(tmp_path):
             {"kind": "answers", "model": "", "preset": "llama-tiny"},
             r"objective\.kind=answers needs a model with encoder, model\.preset=llama-tiny has decoder; use",
         ),
+        (
+            {"kind": "choices", "model": SPANS},
+            r"objective\.kind=choices needs model\.head\.kind=choices, this model has spans; set it, and model\.tied",
+        ),
+        (
+            {"kind": "choices", "model": SPANS.replace("spans", "choices"), "data": ", document_mask: false"},
+            r"objective\.kind=choices compares documents, which must not attend to each other",
+        ),
         ({"kind": "answers", "model": SPANS + ", pooler: true"}, r"head\.kind=spans scores tokens, and model\.pooler"),
         (
             {"data": ", document_mask: false"},

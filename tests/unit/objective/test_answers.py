@@ -1,4 +1,4 @@
-"""Answers in texts: rows, and loss and best spans beside transformers, torch and a search of all spans."""
+"""Answers in texts and among choices: rows, loss and best spans beside transformers and a search of all."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,23 @@ import transformers
 
 from pretrain.data.loader import _build_batch
 from pretrain.evaluate.row_loss import ModelLoss
-from pretrain.objective.answers import answer_rows, find_spans, sum_answer_loss
-from pretrain.rows import ANSWER_BEGINS, ANSWER_ENDS, IGNORE_INDEX, TokenRows, select_rows
+from pretrain.objective.answers import (
+    answer_rows,
+    choice_rows,
+    find_spans,
+    sum_answer_loss,
+    sum_choice_loss,
+)
+from pretrain.rows import (
+    ANSWER_BEGINS,
+    ANSWER_ENDS,
+    CHOICE_BEGINS,
+    CHOICE_IS_FIRST,
+    CHOICE_IS_RIGHT,
+    IGNORE_INDEX,
+    TokenRows,
+    select_rows,
+)
 from pretrain.types import ModelOutput
 from tests.helpers.lent import Lent, lend, quiet_transformers
 
@@ -42,14 +57,14 @@ def raw_rows(questions=QUESTIONS) -> TokenRows:
     return TokenRows(tokens, np.array(starts), np.array(sizes), np.arange(len(questions)), labels=marks)
 
 
-def make(family: str, folder) -> Lent:
+def make(family: str, folder, kind: str = "QuestionAnswering") -> Lent:
     values = TINY if family != "DistilBert" else {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 4}
     values = values | ({"type_vocab_size": 1} if family == "Roberta" else {})
     values = values | ({"hidden_dim": 48, "max_position_embeddings": 40} if family == "DistilBert" else {})
     torch.manual_seed(0)
     with quiet_transformers():
         config = getattr(transformers, f"{family}Config")(**values, num_labels=2)
-        return lend(getattr(transformers, f"{family}ForQuestionAnswering")(config), folder)
+        return lend(getattr(transformers, f"{family}For{kind}")(config), folder)
 
 
 def documents_of(rows: TokenRows, questions=QUESTIONS):
@@ -181,3 +196,88 @@ def test_a_batch_without_a_question_has_no_loss_and_gradients_of_zero(tmp_path):
     found.loss_sum.backward()
     assert (found.loss_sum.item(), found.num_correct.item(), found.shown_M.tolist()) == (0, 0, [0])
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
+
+
+# Sizes of the question and of its choices, and the place of the right one; a row could not be read.
+CHOICES = [[(3, (4, 2), 1), (2, (3, 1, 2), 0)], [], [(4, (3, 2, 4, 1), 2)]]
+
+
+def choices_of(questions=CHOICES) -> TokenRows:
+    """Rows of choices as the stream gives them."""
+    rng = np.random.default_rng(1)
+    tokens = np.zeros((len(questions), WIDTH), np.uint16)
+    marks = np.full(tokens.shape, IGNORE_INDEX, np.int16)
+    starts, sizes = [], []
+    for row, asked in enumerate(questions):
+        at = 0
+        for question, sizes_of_choices, right in asked:
+            text = rng.integers(3, 99, question)
+            for number, size in enumerate(sizes_of_choices):
+                starts.append(row * WIDTH + at)
+                end = at + question + size
+                tokens[row, at:end] = [*text, *rng.integers(3, 99, size)]
+                marks[row, at + question : end] = 0
+                marks[row, at] = CHOICE_BEGINS + CHOICE_IS_FIRST * (number == 0) + CHOICE_IS_RIGHT * (number == right)
+                at = end
+        sizes.append(at)
+        starts.append(row * WIDTH + at)
+    return TokenRows(tokens, np.array(starts), np.array(sizes), np.arange(len(questions)), labels=marks)
+
+
+def test_a_row_has_a_target_for_each_question_and_a_place_for_each_choice():
+    made = choice_rows(choices_of())
+    assert made.num_targets == 3
+    assert np.argwhere(made.targets != IGNORE_INDEX).tolist() == [[0, 0], [0, 12], [2, 0]]
+    assert made.targets[made.targets != IGNORE_INDEX].tolist() == [1, 0, 2]
+    assert made.target_positions.tolist() == [0, 7, 12, 17, 20, 64, 71, 77, 85]
+    types = [
+        kind for asked in CHOICES for size, choices, _ in asked for one in choices for kind in [0] * size + [1] * one
+    ]
+    assert made.token_types[made.documents >= 0].tolist() == types
+
+
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert", "Electra"])
+def test_the_loss_of_choices_is_that_of_transformers_on_each_question_alone(family, tmp_path):
+    lent = make(family, tmp_path / "theirs", "MultipleChoice")
+    rows = choices_of()
+    found = sum_choice_loss(lent.ours, _build_batch(choice_rows(rows), False, None))
+    losses, right = [], 0
+    for row, asked in enumerate(CHOICES):
+        at = 0
+        for question, choices, label in asked:
+            longest = question + max(choices)
+            inputs = {name: torch.zeros(1, len(choices), longest, dtype=torch.int64) for name in INPUTS}
+            for number, size in enumerate(choices):
+                end = at + question + size
+                inputs["input_ids"][0, number, : question + size] = torch.tensor(rows.tokens[row, at:end].tolist())
+                inputs["attention_mask"][0, number, : question + size] = 1
+                inputs["token_type_ids"][0, number, question : question + size] = 1
+                at = end
+            if family not in ("Bert", "Electra"):
+                del inputs["token_type_ids"]
+            output = lent.theirs(**inputs, labels=torch.tensor([label]))
+            losses.append(output.loss)
+            right += int(output.logits.argmax()) == label
+    torch.testing.assert_close(found.loss_sum, torch.stack(losses).sum(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.nll_P[found.nll_P > 0], torch.stack(losses).detach(), rtol=1e-5, atol=1e-5)
+    assert found.num_correct.item() == right
+    assert found.shown_M.tolist() == pytest.approx([1 / 2 + 1 / 3 + 1 / 4])
+    found.loss_sum.backward()
+    ours = lent.ours.head.weight.grad.clone()
+    torch.stack(losses).sum().backward()
+    head = next(weight for name, weight in lent.theirs.named_parameters() if name == "classifier.weight")
+    torch.testing.assert_close(ours, head.grad, rtol=1e-4, atol=1e-5)
+
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def test_among_equal_scores_the_first_choice_counts():
+    made = _build_batch(choice_rows(choices_of()), False, None)
+    found = sum_choice_loss(KnownScores(torch.zeros(3, 32, 1)), made)
+    assert found.num_correct.item() == 1
+    assert found.loss_sum.item() == pytest.approx(np.log([2, 3, 4]).sum(), rel=1e-6)
+    none = sum_choice_loss(
+        KnownScores(torch.zeros(2, 32, 1)), _build_batch(choice_rows(choices_of([[], []])), False, None)
+    )
+    assert (none.loss_sum.item(), none.num_correct.item(), none.shown_M.tolist()) == (0, 0, [0])

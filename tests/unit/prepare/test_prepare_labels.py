@@ -1,11 +1,10 @@
-"""What `prepare` makes of labelled texts, and of questions with their answers."""
+"""What `prepare` makes of labelled texts."""
 
 import json
 
 import numpy as np
 import pytest
-import transformers
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from pretrain.config.load import parse_section
 from pretrain.config.prepare import PrepareConfig
@@ -16,7 +15,7 @@ from pretrain.prepare.input_parts import Share
 from pretrain.prepare.labelling import LabelSet, check_labels, first_tokens, number_tokens
 from pretrain.prepare.prepare import prepare
 from pretrain.prepare.split import TRAIN, VALIDATION
-from pretrain.rows import ANSWER_BEGINS, ANSWER_ENDS, IGNORE_INDEX
+from pretrain.rows import IGNORE_INDEX
 from pretrain.shards.index import load_index
 from pretrain.shards.reader import ShardReader
 from pretrain.tokenizer import load_tokenizer
@@ -25,47 +24,6 @@ from tests.helpers.prepare_config import labels_config
 
 TEXTS = [("good film", "pos"), ("bad film", "neg"), ("so so", "mixed")]
 SENTENCE = {"tokens": ["Anna", "saw", "Paris", "!"], "tags": ["B-PER", "O", "B-LOC", "O"]}
-
-
-QUESTIONS = [
-    ("Where was Ada born?", "Ada Lovelace was born in London, in 1815.", "London"),
-    ("When?", "Ada Lovelace was born in London, in 1815.", "in 1815."),
-    (
-        "Who wrote the na\u00efve note?",
-        "The note (na\u00efve, unsigned) was by \u6f22\u5b57 himself.",
-        "\u6f22\u5b57 himself",
-    ),
-    ("Whose dog was it?", "There was no dog.", None),
-]
-
-
-def squad_rows(questions=QUESTIONS):
-    return [
-        {
-            "id": str(number),
-            "question": question,
-            "context": context,
-            "answers": {
-                "text": [answer, "another"] if answer else [],
-                "answer_start": [context.index(answer), 0] if answer else [],
-            },
-        }
-        for number, (question, context, answer) in enumerate(questions)
-    ]
-
-
-def roberta_tokenizer(path, texts):
-    """A byte-level tokenizer that joins two texts as RoBERTa's."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
-    )
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True)
-    tokenizer.save(str(path))
-    return {"kind": "given", "path": str(path)}
 
 
 def class_rows(number=30):
@@ -101,103 +59,6 @@ def test_a_class_is_at_the_token_that_begins_its_text(tmp_path):
     for ids in np.split(tokens, starts[1:]):
         assert [tokenizer.id_to_token(ids[0]), tokenizer.id_to_token(ids[-1])] == ["[CLS]", "[SEP]"]
     assert index.split(TRAIN).num_bytes_text == sum(len(row["text"]) for row in rows)
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta", "document"])
-def test_an_answer_is_marked_in_the_tokens_that_transformers_makes_of_both_texts(tmp_path, family):
-    path = write_rows(tmp_path / "a.jsonl", squad_rows())
-    given = {"bert": BERT, "document": {"kind": "bpe", "vocab_size": 300}}.get(family)
-    if given is None:
-        texts = [text for question, context, _ in QUESTIONS for text in (question, context)]
-        given = roberta_tokenizer(tmp_path / "tokenizer.json", texts)
-    index = prepare(labels_config(tmp_path / "out", path, "answers", tokenizer=given), processes=1)
-    assert (index.kind, index.labels) == ("answers", ())
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "out/tokenizer.json"))
-    reader = ShardReader(tmp_path / "out", index.split(TRAIN).shards[0], index.dtype)
-    (tokens, starts), marks = reader.member(0), reader.labels(0)
-    documents = zip(np.split(tokens, starts[1:]), np.split(marks, starts[1:]), strict=True)
-    for (question, context, answer), (ids, own) in zip(QUESTIONS, documents, strict=True):
-        expected = theirs(question, context, return_offsets_mapping=True)
-        if family == "document":  # without a post-processor, both end as documents do
-            each = [theirs(text, return_offsets_mapping=True) for text in (question, context)]
-            expected = {key: each[0][key] + [extra] + each[1][key] + [extra] for key, extra in
-                        (("input_ids", index.eos_id), ("offset_mapping", (0, 0)))}  # fmt: skip
-        assert ids.tolist() == expected["input_ids"]
-        in_text = np.flatnonzero(own != IGNORE_INDEX)
-        if answer is None:
-            assert own[0] == ANSWER_BEGINS | ANSWER_ENDS and not own[in_text[1:]].any()
-            in_text = in_text[1:]
-        else:
-            (first,) = np.flatnonzero((own > 0) & (own & ANSWER_BEGINS > 0))
-            (last,) = np.flatnonzero((own > 0) & (own & ANSWER_ENDS > 0))
-            places = expected["offset_mapping"]
-            assert context[places[first][0] : places[last][1]].strip() == answer
-        # All of the text, with the token that ends it.
-        separator = len(ids) - len(theirs(context, add_special_tokens=False)["input_ids"]) - 1
-        assert in_text.tolist() == list(range(separator, len(ids)))
-
-
-def test_questions_about_one_text_are_in_one_split(tmp_path):
-    rows = squad_rows([(f"q{n} {text}?", f"text {text} is here", f"{text}") for text in range(40) for n in range(3)])
-    config = labels_config(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), "answers", tokenizer=BERT)
-    index = prepare(config.model_copy(update={"split": "hash:0.3"}), processes=1)
-    counts = [index.split(split).num_documents for split in (TRAIN, VALIDATION)]
-    assert sum(counts) == 120 and all(count % 3 == 0 and count > 3 for count in counts)
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        (
-            {"answers": {"text": ["dog"], "answer_start": [3]}},
-            "answer 'dog' is not at character 3, where ' a ' is; it is at 6",
-        ),
-        (
-            {"answers": {"text": ["cow"], "answer_start": [0]}},
-            "where 'Was' is, and nowhere in 'context'; give the place",
-        ),
-        ({"answers": {"text": ["dog"], "answer_start": [-9]}}, "begins with text 'dog' and answer_start '-9'; give"),
-        ({"answers": {"text": [" "], "answer_start": [3]}}, "begins with text ' ' and answer_start '3'; give a text"),
-        ({"answers": {"text": ["dog"], "answer_start": []}}, "begins with text 'dog' and answer_start 'None'"),
-        ({"answers": "dog"}, "field 'answers' is a string, not an object of text and answer_start"),
-        (
-            {},
-            "field 'answers' is absent; fields: context, question; add it to the record, or choose one with answers_f",
-        ),
-        ({"answers": [], "question": " "}, "field 'question' is blank; give each question and its text some words"),
-        ({"answers": [], "context": 3}, "field 'context' is a number, not a string"),
-    ],
-)
-def test_a_record_without_an_answer_in_its_text_is_named(tmp_path, record, message):
-    record = {"question": "What was it?", "context": "Was a dog there?"} | record
-    path = write_rows(tmp_path / "a.jsonl", [*squad_rows(), record])
-    with pytest.raises(DataError) as error:
-        prepare(labels_config(tmp_path / "out", path, "answers", tokenizer=BERT), processes=1)
-    assert message in str(error.value) and "a.jsonl:5" in str(error.value)
-
-
-def test_answers_as_the_original_squad_lists_them_and_one_alone_are_read(tmp_path):
-    rows = squad_rows()
-    listed = rows[0] | {"answers": [{"text": "London", "answer_start": 25}, {"text": "born", "answer_start": 17}]}
-    alone = rows[0] | {"answers": {"text": "London", "answer_start": 25}}
-    none = rows[3] | {"answers": []}
-    path = write_rows(tmp_path / "a.jsonl", [rows[0], listed, alone, none, rows[3]])
-    index = prepare(labels_config(tmp_path / "out", path, "answers", tokenizer=BERT), processes=1)
-    reader = ShardReader(tmp_path / "out", index.split(TRAIN).shards[0], index.dtype)
-    first, *others = np.split(reader.labels(0), reader.member(0)[1][1:])
-    assert [marks.tolist() for marks in others[:2]] == [first.tolist()] * 2
-    assert others[2].tolist() == others[3].tolist()
-
-
-def test_an_answer_that_the_tokenizer_leaves_nothing_of_is_refused(tmp_path):
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2, "[SEP]": 3}, "[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Replace("\u200b", ""), pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(["[SEP]"])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    path = write_rows(tmp_path / "a.jsonl", squad_rows([("a", "a \u200b b", "\u200b")]))
-    given = {"kind": "given", "path": str(tmp_path / "tokenizer.json")}
-    with pytest.raises(DataError, match=r"the tokenizer leaves nothing of the answer .* leave the record out"):
-        prepare(labels_config(tmp_path / "out", path, "answers", tokenizer=given), processes=1)
 
 
 def test_without_a_token_that_begins_texts_a_class_is_at_the_first_of_the_text(tmp_path):
