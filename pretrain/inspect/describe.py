@@ -190,9 +190,9 @@ def _describe_run(run: RunDir) -> dict[str, Any]:
     unit = "tokens"
     with suppress(ConfigError):
         # Code of the user is not run to describe a folder.
-        config = load_config(run.config, extensions="ignore").model
+        whole = load_config(run.config, extensions="ignore")
+        config, unit = whole.model, whole.unit
         model = {"model": describe_model(config), "parameters": count_parameters(config), **_describe_active(config)}
-        unit = UNITS.get(config.head.kind, unit)
     return {
         "kind": "run",
         "path": str(run.path),

@@ -139,6 +139,8 @@ def test_held_out_accuracy_rises(runs, base, preferences):
     assert before["accuracy"] < 0.3 < 0.7 < after["accuracy"]
     of_run = evaluated(runs.folder("golden").path)
     assert of_run["loss"] == pytest.approx(found["val_loss"]) and of_run["targets"] == 40
+    shown = json.loads(run_warm("inspect", str(runs.folder("golden").path), "--json", cwd=preferences).stdout)
+    assert shown["newest"]["pairs"] > 0 and "tokens" not in shown["newest"]
 
 
 @pytest.mark.long
