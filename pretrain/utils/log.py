@@ -212,5 +212,7 @@ def quiet_libraries() -> None:
     # torchao says that kernels for other GPUs do not load, and torch that torchao calls what is deprecated.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # torch's profiler writes to stderr by itself, on a machine without a GPU an error of each trace.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # Says of every compiled block with selective checkpointing that it has a policy.
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)

@@ -257,10 +257,10 @@ import resource
 import torch
 from pretrain.engine.build import keep_freed_memory
 {first}()
-for step in range(4):  # the first ones find places
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    held = [torch.ones(2**24 + 1000 * i) for i in range(3)]  # 64 MiB each
-    del held
+torch.ones(2**25)  # 128 MiB, with a hole for what follows
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for size in range(3):
+    torch.ones(2**24 - 2**20 * size)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
