@@ -28,7 +28,7 @@ from pretrain.data.lookahead import Layout, Lookahead, layout_of
 from pretrain.data.order import SampleOrder, random_bits, rank_bits, shard_order
 from pretrain.errors import DataError
 from pretrain.rows import IGNORE_INDEX, TokenRows
-from pretrain.shards.index import ANSWERED, LABELLED, MASKED, REJECTED, WHOLE
+from pretrain.shards.index import MASKED, REJECTED, WHOLE, WITH_LABELS
 from pretrain.shards.reader import ShardReader, ShardSet
 
 GROUP_BATCHES = 64
@@ -190,7 +190,7 @@ class _RowWriter:
         self._loss_mask = np.zeros(shape, dtype=bool) if kind in MASKED else None
         self._has_sides = kind == "preferences"
         self._has_choices = kind == "choices"
-        has_labels = kind in (*LABELLED, *ANSWERED)
+        has_labels = kind in WITH_LABELS
         self._labels = np.full(shape, IGNORE_INDEX, dtype=np.int16) if has_labels else None
         self._filled = np.zeros(num_rows, dtype=np.int64)
         self._starts: list[int] = []

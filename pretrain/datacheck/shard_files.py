@@ -21,7 +21,7 @@ import numpy as np
 from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import DataError
 from pretrain.rows import IGNORE_INDEX, MOST_MARKS
-from pretrain.shards.index import ANSWERED, LABELLED, MASKED, REJECTED, DataIndex, ShardIndex, SplitIndex
+from pretrain.shards.index import MASKED, REJECTED, WITH_LABELS, DataIndex, ShardIndex, SplitIndex
 from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.store import ShardStore
 
@@ -152,7 +152,7 @@ def _check_beside(reader: ShardReader, number: int, lengths: dict[str, np.ndarra
         most = 1 if index.kind == "records" else 1 | REJECTED
         if int(reader.loss(number).max()) > most:
             raise _contradiction(reader, f"{number:08d}.loss.npy holds more than 0 to {most}")
-    if index.kind in (*LABELLED, *ANSWERED):
+    if index.kind in WITH_LABELS:
         labels = reader.labels(number)
         count = len(index.labels) or 1 + MOST_MARKS[index.kind]
         if ((labels != IGNORE_INDEX) & ((labels < 0) | (labels >= count))).any():

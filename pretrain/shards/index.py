@@ -46,6 +46,7 @@ MASKED = ("records", "preferences")
 ANSWERED = ("answers", "choices")
 """Kinds of questions, with marks of the answers in the place of labels (`rows.py`)."""
 
+WITH_LABELS = (*LABELLED, *ANSWERED)  # a label or a mark for each token
 WHOLE = ("preferences", *ANSWERED)
 """Kinds whose documents are in a row whole, or not at all."""
 

@@ -27,11 +27,10 @@ import numpy as np
 
 from pretrain.errors import DataError, DiskError
 from pretrain.shards.index import (
-    ANSWERED,
-    LABELLED,
     LENGTH_COLUMNS,
     MASKED,
     NPY_HEADER_BYTES,
+    WITH_LABELS,
     ShardIndex,
     Sidecar,
 )
@@ -53,7 +52,7 @@ MAX_LABELS = 2**15 - 1
 
 # Name and dtype of the array with a value for each token, by the kind of data.
 _BESIDE = dict.fromkeys(MASKED, ("loss", "u1"))
-_BESIDE |= dict.fromkeys((*LABELLED, *ANSWERED), ("labels", LABEL_DTYPE))
+_BESIDE |= dict.fromkeys(WITH_LABELS, ("labels", LABEL_DTYPE))
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
@@ -140,7 +139,7 @@ class ShardWriter:
             )
         given = [part is not None for part in (source, loss, labels)]
         kind = self._kind
-        has_labels = kind in (*LABELLED, *ANSWERED)
+        has_labels = kind in WITH_LABELS
         assert given == [kind == "pairs", kind in MASKED, has_labels], "the arrays of the kind"
         assert source is None or source.lengths.all(), "a source has at least one token"
         beside = labels if loss is None else loss
