@@ -24,7 +24,7 @@ from pretrain.checkpoint.load import WeightReader
 from pretrain.config.lengths import RowLengths, image_lengths
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, SpecialTokens
-from pretrain.config.objective import ObjectiveConfig
+from pretrain.config.objective import TARGET_COUNTS, ObjectiveConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.fields import CHAT_TEMPLATE
 from pretrain.interop.generation import load_generation_defaults, write_generation_defaults
@@ -350,7 +350,7 @@ def _metrics_of(run: RunDir, checkpoint: WeightReader) -> dict[str, float]:
         for key, value in row.items():
             is_own = (key == _OF_AVERAGE) == checkpoint.averaged
             is_measured = (key == "loss" or key.startswith("val_")) and is_own
-            if isinstance(value, int | float) and (is_measured or key in ("tokens", "labels", "answers")):
+            if isinstance(value, int | float) and (is_measured or key in TARGET_COUNTS):
                 found[key] = float(value)
     return found
 

@@ -45,6 +45,8 @@ NEEDS: dict[str, Needs] = {
 
 UNITS = {"labels": "labels", "spans": "answers", "choices": "answers", "pixels": "pixels"}
 """Noun of the targets by the kind of the head; `tokens` of others."""
+TARGET_COUNTS = ("tokens", "labels", "answers", "pairs")
+"""Metrics that count targets; a run logs one of them. Pixels are counted by patches, as `tokens`."""
 
 ALONE = ("seq2seq", "masked_patches", "captions", "dpo", "replaced", "answers", "choices")
 """Objectives that no mixture has."""

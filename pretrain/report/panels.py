@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pretrain.config.objective import TARGET_COUNTS
 from pretrain.report.run_data import RunData, target_unit
 from pretrain.report.series import PARTS, Curve, make_curve
 
@@ -67,9 +68,7 @@ _FAMILIES = {
     "grad_norm/": ("Gradient norm by layer", "L2, before clipping"),
     "update_norm/": ("Update norm by layer", "L2"),
 }
-_NOT_SHOWN = {"eta_s", "checkpoint_step"} | {
-    f"{prefix}{unit}" for prefix in ("", "val_") for unit in ("tokens", "labels", "answers", "pairs")
-}
+_NOT_SHOWN = {"eta_s", "checkpoint_step"} | {f"{prefix}{unit}" for prefix in ("", "val_") for unit in TARGET_COUNTS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.checkpoint.format import MANIFEST, list_checkpoints, load_manifest, step_of
+from pretrain.config.objective import TARGET_COUNTS
 from pretrain.config.yaml_nodes import read_yaml
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.report.evaluations import Evaluation, read_evaluations
@@ -74,7 +75,7 @@ class RunData:
 
 def target_unit(runs: Sequence[RunData]) -> str:
     """Returns the word for what runs are trained on: tokens, labels, pairs, or several."""
-    found = [[one for one in ("labels", "answers", "pairs") if one in run.metrics] for run in runs]
+    found = [[name for name in TARGET_COUNTS if name in run.metrics] for run in runs]
     units = {names[0] if names else "tokens" for names in found}
     return units.pop() if len(units) == 1 else "targets"
 

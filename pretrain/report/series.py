@@ -11,6 +11,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from pretrain.config.objective import TARGET_COUNTS
+
 PARTS = ("data", "forward", "backward", "optimizer", "communication", "evaluation", "checkpoint", "other")
 """Parts of a step's time, as `tracking/meter.py` names them; `data_s` and so on in a row."""
 MAX_LOST_MARKS = 100
@@ -82,8 +84,7 @@ def make_course(rows: Sequence[dict[str, Any]], resumed: Sequence[int] = ()) -> 
     pace = None
     for row in rows:
         seconds = seconds_of_step(row)
-        units = ("tokens", "labels", "answers", "pairs")
-        tokens = next((row[unit] for unit in units if unit in row), None)
+        tokens = next((row[name] for name in TARGET_COUNTS if name in row), None)
         passed = row["step"] - course.steps[-1]
         if seconds is None or not _is_finite(tokens) or passed <= 0:
             continue

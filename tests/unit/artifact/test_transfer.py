@@ -219,8 +219,8 @@ def test_the_card_of_an_export_has_the_metrics_of_its_weights_alone(tmp_path):
     run = write_text_run(tmp_path / "run", texts, "llama-tiny", "causal", steps=(20, 25, 27), averaged=True)
     rows = [
         {"step": step, **more}
-        for step in (20, 25)
-        for more in ({"tokens": step, "loss": step / 10}, {"val_loss": step + 0.5, "val_ema_loss": step + 0.25})
+        for step, counted in ((20, "tokens"), (25, "pairs"))
+        for more in ({counted: step, "loss": step / 10}, {"val_loss": step + 0.5, "val_ema_loss": step + 0.25})
     ]
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (run / "checkpoints" / "best.json").write_text('{"step": 20, "metric": "val_ema_loss", "value": 20.25}')
@@ -232,8 +232,8 @@ def test_the_card_of_an_export_has_the_metrics_of_its_weights_alone(tmp_path):
 
     raw = {"step": 20, "tokens": 20, "loss": 2, "val_loss": 20.5}
     assert shown("checkpoints/step-00000020") == raw
-    assert shown("checkpoints/step-00000025") == {"step": 25, "tokens": 25, "loss": 2.5, "val_loss": 25.5}
-    assert shown("checkpoints/step-00000025/ema") == {"step": 25, "tokens": 25, "val_ema_loss": 25.25}
+    assert shown("checkpoints/step-00000025") == {"step": 25, "pairs": 25, "loss": 2.5, "val_loss": 25.5}
+    assert shown("checkpoints/step-00000025/ema") == {"step": 25, "pairs": 25, "val_ema_loss": 25.25}
     assert shown(".") == {"step": 27}  # its newest checkpoint, at which nothing was logged
     assert shown("best") == raw
 
