@@ -12,6 +12,7 @@ Levenberg-Marquardt; no torch.
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ ENTROPY = 0.6
 ENTROPY_SPREAD = 0.3
 """Prior of E, bits a byte, and standard deviation of its logarithm: 1.69 nats a token in Hoffmann
 et al. 2022, 1.82 by Besiroglu et al. 2024, at about 4.2 bytes a token."""
+_MOST = 0.75
+"""Share of the runs beside the line that are off by no more than their scale."""
 _STARTS = ((0.2, 0.4, 0.6, 0.8), (0.3, 0.7), (0.25, 0.45))
 """Shares of E in the mean loss, and of N's term in the rest; both exponents."""
 _ITERATIONS = 300
@@ -97,7 +100,10 @@ class _Fits:
         self.center = sizes.mean(0)
         self.sizes = sizes - self.center
         self.measured = np.log([point.loss for point in points])
-        self.deltas = HUBER_DELTA * scales
+        # Seeds of a size share what the form of the law is off there: together they weigh as one run.
+        seeds = Counter((point.parameters, point.tokens) for point in points)
+        shared = np.sqrt([seeds[point.parameters, point.tokens] for point in points])
+        self.deltas = HUBER_DELTA * scales * shared
         # Nats a token for a bit a byte.
         nats = [point.loss / point.bits_per_byte for point in points if point.bits_per_byte]
         log_e = math.log(ENTROPY * float(np.median(nats))) if nats else 0.0
@@ -203,7 +209,7 @@ def find_scales(points: Sequence[LossPoint], line: float) -> np.ndarray:
     fits = _Fits(points, 1 + BESIDE_LINE * beside)
     off = np.abs(fits.log_losses(fits.best()[None])[0] - fits.measured) / HUBER_DELTA - 1
     is_beside = beside > 0.5
-    grows = float(np.median(off[is_beside] / beside[is_beside])) if is_beside.any() else 0.0
+    grows = float(np.quantile(off[is_beside] / beside[is_beside], _MOST)) if is_beside.any() else 0.0
     scales: np.ndarray = 1 + np.clip(grows, 0, BESIDE_LINE) * beside
     return scales
 

@@ -99,9 +99,13 @@ class LadderFit:
         return residuals
 
     def predict(self, name: str, size: RunSize) -> PredictedRun:
-        """Returns a run of a size with its interval."""
-        loss = self.law.loss(size.parameters, size.tokens)
+        """Returns a run of a size: the median of all draws, and its interval.
+
+        The law of the runs alone is the likeliest, at one end of what they leave open: a large E
+        and large exponents fit them as well as small ones, and tell the large run far apart.
+        """
         drawn = np.array([law.loss(size.parameters, size.tokens) for law in self.laws[1:]])
+        loss = float(np.median(drawn))
         noise = np.random.default_rng(SEED).choice(self.residuals(), len(drawn))
         found = bootstrap_interval(loss, drawn * np.exp(noise))
         return PredictedRun(name, size.parameters, size.tokens, size.flops, loss, found.low, found.high)
