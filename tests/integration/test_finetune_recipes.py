@@ -63,7 +63,8 @@ def arrange(recipe: str, folder: Path) -> list[str]:
         return [*start, f"data.path={shards(folder, kind, run, records)}"]
     if recipe == "dpo":
         pair = {"prompt": "Say it.", "chosen": "It is said.", "rejected": "No."}
-        return [*start, f"data.path={shards(folder, 'preferences', run, [pair], template='instruction')}"]
+        data = shards(folder, "preferences", run, [pair], template="instruction")
+        return [*start, "model.max_seq_len=128", "batch.seq_len=128", f"data.path={data}"]  # a row has both answers
     records = [{"prompt": "Say it.", "response": "It is said."}]
     return [*start, f"data.path={shards(folder, 'records', run, records, template='instruction')}"]
 
