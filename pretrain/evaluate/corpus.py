@@ -39,6 +39,11 @@ _OBJECTIVES = {"decoder": "causal", "encoder": "masked", "encoder+decoder": "seq
 _OF_HEADS = {"labels": "classify", "spans": "answers", "choices": "choices"}
 _OF_IMAGES = {"pixels": "masked_patches", "lm": "captions"}
 """Objective of a model of images by the kind of its head."""
+_WITHOUT_LOSS = {
+    "none": "a model without a head has no loss",
+    "replaced": "a detector of replaced tokens has no loss without the generator that replaces them",
+}
+"""Why a model that is no run's is refused, by the kind of its head."""
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -77,7 +82,10 @@ class EvaluationSource:
 
 
 def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
-    """Returns the settings of rows for a model. Raises: ConfigError: No data, or wrong lengths."""
+    """Returns the settings of rows for a model. Raises: ConfigError: No data, wrong lengths, no loss."""
+    if source.run is None and source.config.head.kind in _WITHOUT_LOSS:
+        what, fix = _WITHOUT_LOSS[source.config.head.kind], "fine-tune it, and evaluate the run"
+        raise ConfigError(what, where=str(source.path), fix=fix)
     patches = source.config.input
     if patches is not None:
         objective = ObjectiveConfig(kind=_OF_IMAGES.get(source.config.head.kind, "images"))

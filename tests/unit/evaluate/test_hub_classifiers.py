@@ -103,6 +103,20 @@ def test_texts_have_the_logits_of_the_pipeline(folder, name):
     assert len(set(scores.argmax(axis=1))) > 1, "a model that says one thing of all texts proves little"
 
 
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        ("ElectraModel", "a model without a head has no loss; fine-tune it, and evaluate the run"),
+        ("ElectraForPreTraining", "a detector of replaced tokens has no loss without the generator"),
+    ],
+)
+def test_a_model_without_a_loss_is_refused(folder, tmp_path, loader, message):
+    with quiet_transformers():
+        getattr(transformers, loader)(transformers.ElectraConfig(**TINY, vocab_size=9)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        evaluate_held_out(tmp_path, CorpusOptions(data=(str(folder / "classes"),)))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_words_have_the_logits_of_their_first_tokens(folder, name):
     answers = answers_of(folder, "tags", name)
