@@ -48,6 +48,20 @@ def find_unit(fields: Fields, names: frozenset[str], prefix: str, units: Mapping
     return found
 
 
+def check_head(values: dict[str, Any], config: ModelConfig) -> None:
+    """Checks that the class of a config.json scores what its model does.
+
+    Raises: ConfigError: It labels texts, say, which our models of this family do not.
+    """
+    listed = values.get("architectures")
+    units = (TEXTS, WORDS, IMAGES, SPANS, CHOICES)
+    if config.head.kind not in ("lm", "none") or not isinstance(listed, list):
+        return
+    if any(str(name).endswith(units) for name in listed):
+        why = f"our models of {values.get('model_type')} have no such head"
+        raise refusal("architectures", listed, why, fix="use the model that it was fine-tuned from")
+
+
 def unit_of(config: ModelConfig) -> str:
     """Returns the class, without its prefix, of a model of text; empty: it scores ids or nothing."""
     if config.head.kind == "labels":

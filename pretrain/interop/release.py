@@ -30,6 +30,7 @@ from pretrain.interop.fields import (
     read_object,
     read_preprocessor,
 )
+from pretrain.interop.label_names import check_head
 from pretrain.interop.tensors import Shape, TensorFolder, from_theirs, their_shapes
 from pretrain.utils.hub import fetch_files, is_hub_name
 
@@ -182,6 +183,7 @@ def open_release(folder: Path) -> Release:
         files = TensorFolder(folder)
         spelled = _spell(family, list(files.facts), folder)
         config = family.read_config(values, frozenset(spelled))
+        check_head(values, config)
         if config.input is not None:
             # Normalisation of pixels is a part of our model, and of their processor.
             patches = config.input.model_dump() | read_preprocessor(folder)

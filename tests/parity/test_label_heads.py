@@ -1,6 +1,8 @@
 """Classifiers of transformers, of texts and of words: read, they give the same scores; written, they are the same."""
 
 import json
+import re
+from functools import partial
 
 import pytest
 import torch
@@ -38,6 +40,10 @@ def modernbert(kind, **values):
 
 
 LABELS_OF_DECODER = {"pad_token_id": 0, "id2label": dict(enumerate(NAMES)), "attn_implementation": "eager"}
+DECODERS = [
+    *("Llama", "Olmo", "Olmo3", "SmolLM3", "Phi", "Phi3", "Gemma", "Gemma2", "Gemma3Text", "GPTNeoX", "StableLm"),
+    "Falcon",
+]
 
 
 def of(name, kind, **values):
@@ -47,6 +53,11 @@ def of(name, kind, **values):
         ours = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
         values |= {key: values.pop(name) for key, name in zip(theirs, ours, strict=True)}
     return getattr(transformers, f"{name}For{kind}")(getattr(transformers, f"{name}Config")(**values))
+
+
+def decoder(name):
+    values = {"num_key_value_heads": 4, "head_dim": 8} if name not in ("GPTNeoX", "Falcon") else {}
+    return of(name, "SequenceClassification", **LABELS_OF_DECODER, **values)
 
 
 MAKERS = {
@@ -61,7 +72,6 @@ MAKERS = {
     "gpt2-texts": lambda: transformers.GPT2ForSequenceClassification(
         transformers.GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=32, **LABELS_OF_DECODER)
     ),
-    "llama-texts": lambda: of("Llama", "SequenceClassification", **LABELS_OF_DECODER),
     "qwen2-texts": lambda: of(
         "Qwen2", "SequenceClassification", num_key_value_heads=2, tie_word_embeddings=True, **LABELS_OF_DECODER
     ),
@@ -71,6 +81,7 @@ MAKERS = {
     "modernbert-biased": lambda: modernbert(
         "Sequence", norm_bias=True, attention_bias=True, mlp_bias=True, classifier_bias=True
     ),
+    **{f"{name.lower()}-texts": partial(decoder, name) for name in DECODERS},
 }
 
 
@@ -106,6 +117,10 @@ def test_scores_are_equal(lent):
         torch.testing.assert_close(scores[real], expected[real], **TOLERANCE)
 
 
+SMALL = {
+    "Llama": TINY, "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "T5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+}  # fmt: skip
 SIZES = {"initializer_range": 0.1, "num_labels": 2, "id2label": None}
 UNITS = {
     f"{name}-{kind}": (name, kind)
@@ -137,6 +152,19 @@ def test_spans_choices_and_replaced_tokens_are_scored_equally(name, tmp_path):
     check_gradients(lent)
     check_round_trip(lent, getattr(transformers, f"AutoModelFor{kind}"), tmp_path / "again", **inputs)
     export_model(lent.release.folder, tmp_path / "checked")  # compares the scores of both
+
+
+@pytest.mark.parametrize(
+    "name", ["LlamaForQuestionAnswering", "GPT2ForTokenClassification", "T5ForSequenceClassification"]
+)
+def test_a_head_that_ours_lack_is_named(name, tmp_path):
+    family, _, _ = name.partition("For")
+    with quiet_transformers():
+        getattr(transformers, name)(getattr(transformers, f"{family}Config")(**SMALL[family])).save_pretrained(tmp_path)
+    model_type = family.lower()
+    message = f"architectures=['{name}']: our models of {model_type} have no such head"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        open_release(tmp_path)
 
 
 def test_names_of_labels_dropout_and_pooling_are_read(tmp_path):
