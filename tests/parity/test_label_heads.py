@@ -42,7 +42,7 @@ def modernbert(kind, **values):
 LABELS_OF_DECODER = {"pad_token_id": 0, "id2label": dict(enumerate(NAMES)), "attn_implementation": "eager"}
 DECODERS = [
     *("Llama", "Olmo", "Olmo3", "SmolLM3", "Phi", "Phi3", "Gemma", "Gemma2", "Gemma3Text", "GPTNeoX", "StableLm"),
-    "Falcon",
+    *("Falcon", "Mistral", "Mixtral", "Qwen3", "Olmo2", "Starcoder2"),
 ]
 
 
