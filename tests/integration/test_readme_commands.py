@@ -99,6 +99,8 @@ def test_a_second_quickstart_finds_nothing_to_train(newcomer):
 def test_the_commands_of_the_readme_run_in_order(newcomer):
     """As written, with 2 ranks for 8, and each attempt ended two steps after the one before."""
     newcomer.run("make .venv/.run")  # there after a quickstart, but not where this test runs alone
+    extras = "--editable '.[gguf,onnx]'"  # docs/release.md names them before its exports
+    newcomer.run(f"python -m pip install --quiet --constraint .ci/constraints.txt {extras}", activated=True)
     shutil.copytree(newcomer.clone / "pretrain", newcomer.clone / "corpus")
     (config,) = [block.text for block in read_blocks("README.md") if block.language == "yaml"]
     (newcomer.clone / "mine.yaml").write_text(config)
