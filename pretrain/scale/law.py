@@ -3,11 +3,11 @@
     points (N, D, loss)  ->  fit_law    Huber loss of log L, from a grid of starts
                          ->  draw_laws  fits to losses whose residuals are drawn anew (bootstrap)
 
-A ladder has about ten runs for five values. Three things keep them from trading against each other:
+A ladder has about ten runs for five values. Four things keep them from trading against each other:
 N and D are counted relative to their geometric means; the exponents, and E where the bytes of a
-token are known, have priors, which many runs outweigh; and runs beside the line, which the large
-run is on, count less where they are off. All starts, and all draws, are minimized at once by
-Levenberg-Marquardt; no torch.
+token are known, have priors, which many runs outweigh; runs beside the line, which the large run is
+on, count less where they are off; and seeds of a size count as one run. All starts, and all draws,
+are minimized at once by Levenberg-Marquardt; no torch.
 """
 
 import itertools
