@@ -1,6 +1,6 @@
 """The GPU campaign: every figure that needs a GPU, in order of worth, within the minutes that one is lent.
 
-    python -m benchmarks.gpu --out DIR [--only ARM ...] [--minutes M] [--nanogpt PATH] [--scratch DIR]
+    python -m benchmarks.gpu --out DIR [--only ARM ...] [--cases WORD ...] [--minutes M] [--nanogpt PATH]
     python -m benchmarks.gpu --list [--only ARM ...]  the arms, what each answers, what must hold, and minutes
     python -m benchmarks.gpu --rehearse --out DIR     all of it on a CPU with tiny shapes; figures mean nothing
     python -m benchmarks.gpu --carry DIR              wheels for a machine that can download nothing
@@ -198,10 +198,10 @@ ARMS = {
         expected_s=50,
     ),
     "profile": Arm(
-        "benchmarks.gpu_steps:profile",
+        "benchmarks.gpu_kernels:profile",
         90,
-        "Where does a step of LLaMA 1.1B spend its time?",
-        "a table of kernels and a trace",
+        "Where do steps of LLaMA 1.1B, of GPT-2 and of nanoGPT spend their time?",
+        "tables of kernels and traces",
         expected_s=40,
     ),
     "characters": Arm(
@@ -292,6 +292,7 @@ def main() -> None:
     """Runs, lists or carries."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="these arms")
+    parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="compared steps with a word in the name")
     parser.add_argument("--minutes", type=float, help="no arm begins without half of its limit left; default: 25")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of the rows")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="folder of logs, runs and checkpoints, 45 GB")
@@ -327,6 +328,7 @@ def main() -> None:
         "rehearse": options.rehearse,
         "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
         "commit": options.commit or read_commit(),
+        "cases": options.cases,
         "earlier": [str(path.resolve()) for path in options.earlier],
     }
     given = {name: getattr(options, name) for name in ("nanogpt", "tinyshakespeare", "multi30k")}

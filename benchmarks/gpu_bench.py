@@ -55,6 +55,7 @@ class Bench:
         tinyshakespeare: Text of nanoGPT's character models. None: not measured.
         multi30k: Folder of Multi30k's sentences. None: not measured.
         earlier: Files of rows of earlier calls, for what compares the whole campaign.
+        cases: Words of which the name of a compared step must have one; none: all are run.
         failed: Cases that ended with an error.
     """
 
@@ -69,6 +70,7 @@ class Bench:
     tinyshakespeare: Path | None = None
     multi30k: Path | None = None
     earlier: tuple[Path, ...] = ()
+    cases: tuple[str, ...] = ()
     failed: list[str] = field(default_factory=list)
 
     @property
@@ -85,6 +87,10 @@ class Bench:
     def pick(self, full: Size, tiny: Size) -> Size:
         """Returns the size of a campaign, or that of the rehearsal."""
         return tiny if self.rehearse else full
+
+    def wants(self, case: str) -> bool:
+        """Returns whether a case is among those asked for by `--cases`."""
+        return not self.cases or any(word in case for word in self.cases)
 
     def synchronize(self) -> None:
         """Waits for the device."""
@@ -230,6 +236,7 @@ def main() -> None:
     for path in ("out", "scratch", *GIVEN):
         job[path] = job.get(path) and Path(job[path])
     job["earlier"] = tuple(map(Path, job.get("earlier", ())))
+    job["cases"] = tuple(job.get("cases", ()))
     bench = Bench(**job)
     if not bench.rehearse and not torch.cuda.is_available():
         raise SystemExit("torch sees no GPU; --rehearse runs the campaign on a CPU")

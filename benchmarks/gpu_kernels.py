@@ -1,7 +1,8 @@
-"""Arms of the GPU campaign about single kernels: the machine's ceilings, the loss, attention, FP8."""
+"""Arms of the GPU campaign about single kernels: the machine's ceilings, the loss, attention, FP8, a profile."""
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -14,8 +15,17 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from benchmarks.gpu_bench import Bench, installed_version
-from benchmarks.gpu_peers import Step, Work, build_ours, draw_weights, random_steps
-from benchmarks.gpu_steps import Comparison, engine_of, llama_model
+from benchmarks.gpu_peers import (
+    MicroBatches,
+    Step,
+    Weights,
+    Work,
+    build_nanogpt,
+    build_ours,
+    draw_weights,
+    random_steps,
+)
+from benchmarks.gpu_steps import Comparison, engine_of, gpt2_work, llama_model
 from pretrain.config.engine import EngineConfig
 from pretrain.errors import ConfigError
 from pretrain.model.backends import build_backend
@@ -285,3 +295,43 @@ def _fp8_product(bench: Bench, m: int, k: int, n: int) -> None:
                 bf16_s, fp8_s = time_product(m, k, n, name, Cluster(1, 1, bench.gpu), min(k, n))
                 figures["planned_speedup"] = round(bf16_s / fp8_s, 4)
             bench.write(f"{name}, {m} x {k} x {n}", shape, **figures, output_difference=apart)
+
+
+def profile(bench: Bench) -> None:
+    """Traces two steps of LLaMA 1.1B, and of GPT-2 beside nanoGPT; tables of kernels and traces are beside the rows."""
+    rows, length = bench.pick((16, 2048), (2, 32))
+    llama = Work(llama_model(bench, length), length, rows)
+    small = gpt2_work(bench)
+    cases: dict[str, tuple[Work, Callable[[Weights], Step]]] = {
+        "llama": (llama, lambda weights: build_ours(llama, weights, engine_of(bench, 1))[0]),
+        "gpt2": (small, lambda weights: build_ours(small, weights, engine_of(bench, 1))[0]),
+        "gpt2-one-process": (small, lambda weights: build_ours(small, weights, engine_of(bench, None))[0]),
+    }
+    if bench.nanogpt is not None:
+        peer = partial(build_nanogpt, device=bench.device, source=bench.nanogpt, compiled=True)
+        cases["nanogpt"] = (small, lambda weights: peer(small, weights))
+    for name, (work, build) in cases.items():
+        with bench.case(name, work.shape), closing(build(draw_weights(work.model, bench.device))) as step:
+            bench.write(name, work.shape, **_trace(bench, name, step, random_steps(work, bench.device)[0]))
+
+
+def _trace(bench: Bench, name: str, step: Step, data: MicroBatches) -> dict[str, Any]:
+    """Traces two steps; returns the share of each kernel, and of the time in which the device works."""
+    for _ in range(bench.pick(6, 1)):
+        step(data)
+    bench.synchronize()
+    begun = time.perf_counter()
+    with torch.profiler.profile() as traced:
+        for _ in range(2):
+            step(data)
+        bench.synchronize()
+        seconds = time.perf_counter() - begun
+    key = "self_cpu_time_total" if bench.rehearse else "self_device_time_total"
+    averages = traced.key_averages()
+    (bench.out / f"profile-{name}.txt").write_text(averages.table(sort_by=key, row_limit=60, max_name_column_width=90))
+    trace = bench.out / f"profile-{name}.json.gz"
+    traced.export_chrome_trace(str(trace))
+    total = sum(getattr(entry, key) for entry in averages)
+    entries = sorted(averages, key=lambda entry: -getattr(entry, key))[:15]
+    shares = {entry.key[:100]: round(getattr(entry, key) / total, 4) for entry in entries}
+    return {"value": shares, "busy": round(total / 1e6 / seconds, 4), "trace_bytes": trace.stat().st_size}

@@ -160,6 +160,8 @@ def plan_model(preset: str, vocab_size: int, **values: Any) -> ModelConfig:
 def draw_weights(model: ModelConfig, device: torch.device, *, sensitive: bool = False) -> Weights:
     """Draws the weights that all arms start from, fp32 on the host; on the device, where a billion takes no time.
 
+    They are exact in bf16: DeepSpeed makes its masters from weights of 16 bits, other engines from fp32.
+
     `sensitive`: large ones, by which a wrong attention shows in the loss at once.
     """
     stack, std = model.last_stack, INIT_STD
@@ -172,7 +174,7 @@ def draw_weights(model: ModelConfig, device: torch.device, *, sensitive: bool = 
         if len(shape) == 1:
             weights[name] = torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
         else:
-            weights[name] = torch.randn(shape, device=device, generator=generator).mul_(std).cpu()
+            weights[name] = torch.randn(shape, device=device, generator=generator).mul_(std).bfloat16().float().cpu()
     return weights
 
 

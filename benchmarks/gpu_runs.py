@@ -68,7 +68,7 @@ def gpu_tests(bench: Bench) -> None:
 def _run_tests(bench: Bench, path: Path) -> dict[str, Any]:
     """Runs the GPU tests of a file; returns counts and the names of those that fail, which the arm then has too."""
     report = bench.scratch / "tests.xml"
-    workers = ["-n", "4"] if not bench.rehearse and installed_version("pytest-xdist", "xdist") is not None else []
+    workers = ["-n", "8"] if not bench.rehearse and installed_version("pytest-xdist", "xdist") is not None else []
     words = ["-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", *workers, str(path)]
     begun = time.perf_counter()
     done = subprocess.run([sys.executable, "-m", "pytest", *words], capture_output=True, text=True, check=False)

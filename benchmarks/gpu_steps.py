@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,6 +63,8 @@ class Comparison:
 
         `other`: `work` and `data` where they differ, `tokens` of a step without padding, figures of the row.
         """
+        if not self.bench.wants(name):
+            return
         bench, work = self.bench, other.pop("work", self.work)
         data, tokens = other.pop("data", self.data), other.pop("tokens", work.tokens)
         with bench.case(name, work.shape), closing(build()) as step:
@@ -228,13 +229,17 @@ def zero(bench: Bench) -> None:
         found.judge(name, "no engine again", {"no engine": 0.97}, {"no engine": 0.98})
 
 
-def gpt2(bench: Bench) -> None:
-    """Times GPT-2 124M against nanoGPT and Hugging Face."""
+def gpt2_work(bench: Bench) -> Work:
+    """Returns a step of GPT-2 124M with the vocabulary and the activation of nanoGPT."""
     length, rows = bench.pick((1024, 32), (32, 2))
     stack = {"activation": "gelu", **bench.pick({}, {"layers": 2, "width": 64, "heads": 4, "ff_width": 256})}
-    model = plan_model("gpt2-124m", bench.pick(50_304, 128), stack=stack, max_seq_len=length)
-    work = Work(model, length, rows)
-    weights = draw_weights(model, bench.device)
+    return Work(plan_model("gpt2-124m", bench.pick(50_304, 128), stack=stack, max_seq_len=length), length, rows)
+
+
+def gpt2(bench: Bench) -> None:
+    """Times GPT-2 124M against nanoGPT and Hugging Face."""
+    work = gpt2_work(bench)
+    weights = draw_weights(work.model, bench.device)
     found = Comparison(bench, work, random_steps(work, bench.device, count=2), timed_steps=20)
     ours, single = engine_of(bench, 1), engine_of(bench, None)
     found.run("ours", _ours(work, weights, ours), ours)
@@ -354,28 +359,3 @@ def lora(bench: Bench) -> None:
     config = engine_of(bench, 1)
     found.run("ours", _ours(work, weights, config), config)
     found.judge_best("tokens_per_s", ["ours"], must=12_000, aim=14_000)
-
-
-def profile(bench: Bench) -> None:
-    """Traces two steps of LLaMA 1.1B; the table of kernels and the trace are beside the rows."""
-    rows, length = bench.pick((16, 2048), (2, 32))
-    work = Work(llama_model(bench, length), length, rows)
-    (data,) = random_steps(work, bench.device)
-    with bench.case("two steps", work.shape):
-        step = build_ours(work, draw_weights(work.model, bench.device), engine_of(bench, 1))[0]
-        for _ in range(bench.pick(4, 1)):
-            step(data)
-        bench.synchronize()
-        with torch.profiler.profile() as traced:
-            for _ in range(2):
-                step(data)
-            bench.synchronize()
-        key = "self_cpu_time_total" if bench.rehearse else "self_device_time_total"
-        averages = traced.key_averages()
-        (bench.out / "profile.txt").write_text(averages.table(sort_by=key, row_limit=60))
-        trace = bench.out / "profile.json.gz"
-        traced.export_chrome_trace(str(trace))
-        total = sum(getattr(entry, key) for entry in averages)
-        entries = sorted(averages, key=lambda entry: -getattr(entry, key))[:15]
-        shares = {entry.key[:100]: round(getattr(entry, key) / total, 4) for entry in entries}
-        bench.write("two steps", work.shape, value=shares, trace_bytes=Path(trace).stat().st_size)

@@ -223,4 +223,7 @@ def rotate(x_BTNH: Tensor, rotation: Rotation) -> Tensor:
 
     The score of a rotated query and key depends on the difference of their positions only.
     """
-    return _Rotate.apply(x_BTNH, *rotation)
+    # Compiled as plain operations, which fuse as well: torch 2.11 finds no gradient of a function's
+    # input where its forward changes in place what it returns (pytorch issue 180642).
+    turn = _Rotate._turn if torch.compiler.is_compiling() else _Rotate.apply
+    return turn(x_BTNH, *rotation)

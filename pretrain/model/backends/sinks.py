@@ -42,7 +42,10 @@ class _SinkAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, kernel: LseKernel) -> Tensor:
         result, lse, rest = kernel.run(q, k, v)
         whole = torch.logaddexp(lse, sinks)
-        result = (result * (lse - whole).exp()[..., None]).to(result.dtype)
+        scaled = result * (lse - whole).exp()[..., None]
+        # No `to` that returns its input: torch 2.11 compiles a function with two names for what it
+        # returns to wrong gradients (pytorch issue 180642).
+        result = scaled if scaled.dtype == result.dtype else scaled.to(result.dtype)
         ctx.save_for_backward(q, k, v, sinks, result, whole, *rest)
         ctx.kernel = kernel
         return result
