@@ -22,7 +22,7 @@ from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.choose import choose_family
 from pretrain.interop.fields import CARD
 from pretrain.interop.runtimes import RUNTIMES, Exported, Runtime
-from pretrain.interop.write import About, ExportReport, choose_release
+from pretrain.interop.write import About, ExportReport, as_released, choose_release
 from pretrain.utils.io import disk_error, fsync_dir, new_folder, remove_tree, write_file
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def _plan(
     if not isinstance(config, ModelConfig):
         what = f"model.kind={config.kind}: no model of {runtime.name}"
         raise ConfigError(what, where=str(path), fix="use it with `pretrain generate`")
-    chosen = choose_family(config, family)
+    chosen = choose_family(as_released(config), family)
     runtime.check_model(config, chosen)
     files = dict(source.load_tokenizer_files())
     suppressed = source.generation.suppressed

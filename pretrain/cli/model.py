@@ -270,13 +270,18 @@ def serve_command(
     if missing := [name for name in _SERVING if find_spec(name) is None]:
         what = f"serving is done by `transformers serve`, which needs {', '.join(missing)}"
         raise LaunchError(what, fix=install_fix("serve"))
-    from pretrain.artifact.model_path import is_release
+    from pretrain.artifact.model_path import is_release, open_source
     from pretrain.artifact.transfer import export_model
     from pretrain.utils.process import wait_for_child
 
     with TemporaryDirectory(prefix="pretrain-serve-") as temporary:
         folder = model
         if not is_release(model):
+            config = open_source(model).config
+            if config.decoder is None or config.head.kind != "lm":
+                facts = f"{config.shape}, head.kind={config.head.kind}"
+                what = f"a server generates texts, unlike this model: {facts}"
+                raise ConfigError(what, where=str(model), fix="use a decoder with head.kind=lm")
             folder = Path(temporary) / model.resolve().name
             export_model(model, folder, dtype=dtype)
         print(f"http://{host}:{port}/v1: {model}", file=sys.stderr, flush=True)

@@ -35,7 +35,7 @@ NEEDS: dict[str, Needs] = {
     "dpo": Needs(("decoder",), ("preferences",)),
     "classify": Needs(("encoder", "decoder"), ("classes",), head="labels"),
     "tag": Needs(("encoder",), ("tags",), head="labels"),
-    "answers": Needs(("encoder",), ("answers",), head="spans"),
+    "answers": Needs(("encoder", "decoder"), ("answers",), head="spans"),
     "choices": Needs(("encoder",), ("choices",), head="choices"),
     "images": Needs(("encoder",), ("images",), head="labels", reads="patches"),
     "masked_patches": Needs(("encoder+decoder",), ("images",), head="pixels", reads="patches"),

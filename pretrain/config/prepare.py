@@ -356,6 +356,8 @@ class PrepareConfig(Section):
         if self.kind == "images" and self.labels and self.differs("tokenizer"):
             what = "labels name classes, and tokenizer is of captions"
             raise ValueError(f"{what}, which kind=images has in their place; leave one out")
+        if self.kind in ("answers", "choices") and not self.end_of_document:
+            raise ValueError(f"kind={self.kind} needs end_of_document=true: a token behind each text")
         for name in OF_TEXTS:
             known = ("text",) if name == "c4" else ("text", "records")
             if getattr(self.filter, name) is not None and self.kind not in known:

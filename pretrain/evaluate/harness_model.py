@@ -59,8 +59,9 @@ class HarnessModel(_TemplateLM):
         self._chat = chat
         where = str(artifact.path)
         shape = artifact.model_config.shape
-        if shape != "decoder" or artifact.model.head is None:
-            what = f"--tasks is for models with a decoder alone and its head, this one has {shape}"
+        if shape != "decoder" or artifact.model.head is None or not artifact.model.head.scores_ids:
+            found = f"{shape}, head.kind={artifact.model_config.head.kind}"
+            what = f"--tasks is for models with a decoder alone and its head, this one has {found}"
             raise ConfigError(what, where=where, fix="give --data")
         if not self._codec.eos_ids:
             what = "its tokenizer has no end-of-text token"

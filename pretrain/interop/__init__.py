@@ -25,7 +25,7 @@ from pretrain.interop.decoders.llama import (
 )
 from pretrain.interop.decoders.neox import COHERE, COHERE2, FALCON, GPT_NEOX, PHI, STABLELM, STARCODER2
 from pretrain.interop.family import Family
-from pretrain.interop.label_names import with_labels
+from pretrain.interop.label_names import with_heads
 from pretrain.interop.marian import BART, MARIAN, MBART, PLBART
 from pretrain.interop.modernbert import MODERNBERT
 from pretrain.interop.t5 import MT5, T5, UMT5
@@ -36,8 +36,11 @@ _LABELLING = (
     *(DEEPSEEK_V3, STARCODER2, GEMMA, GEMMA2, GEMMA3, GPT_NEOX, PHI, STABLELM, FALCON),
 )
 """Decoders of which transformers has a class of labelled texts."""
+_ANSWERING = {one.model_type: one.prefix for one in (GPT2, MISTRAL, MIXTRAL, GPT_NEOX, FALCON)}
+_ANSWERING |= {one.model_type: "transformer." for one in (LLAMA, QWEN2, QWEN3, QWEN3_MOE, SMOLLM3)}
+"""Those of which it has a class of answers in texts, and the prefix of the stack there."""
 _ALL = (
-    *map(with_labels, _LABELLING),
+    *(with_heads(one, _ANSWERING.get(one.model_type)) for one in _LABELLING),
     *(GRANITE, COHERE, COHERE2, OLMOE, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, MODERNBERT),
     *(T5, MT5, UMT5, MARIAN, BART, PLBART, MBART, VIT, DEIT, MAE, CAPTIONER),
 )

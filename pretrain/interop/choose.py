@@ -7,6 +7,7 @@ from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.errors import ConfigError
 from pretrain.interop import FAMILIES
 from pretrain.interop.family import Family
+from pretrain.interop.label_names import unit_of
 
 _SHOWN = 6
 """Differences that are written out in an error."""
@@ -20,7 +21,7 @@ def choose_family(config: ModelConfig, name: str | None = None) -> Family:
     """
     if name is not None and name not in FAMILIES:
         raise ConfigError(f"unknown family {name!r}", fix=f"use one of {', '.join(FAMILIES)}")
-    found: list[tuple[bool, list[str], str]] = []
+    found: list[tuple[bool, int, list[str], str]] = []
     tried = sorted(FAMILIES.values(), key=lambda family: family.model_type != config.family)
     for family in tried if name is None else [FAMILIES[name]]:
         different = differences(config, family)
@@ -28,8 +29,10 @@ def choose_family(config: ModelConfig, name: str | None = None) -> Family:
             return family
         # A family of another shape, an encoder for a decoder say, becomes no nearer by any key.
         other_shape = different[0].startswith(("shape=", "no such model"))
-        found.append((other_shape, different, family.model_type))
-    _, different, nearest = min(found, key=lambda entry: (entry[0], len(entry[1])))
+        # A head that no class of a family has is no distance: other keys tell what the model is.
+        distance = sum(not text.startswith("head.kind=") for text in different)
+        found.append((other_shape, distance, different, family.model_type))
+    _, _, different, nearest = min(found, key=lambda entry: entry[:2])
     keys = ", ".join(different[:_SHOWN])
     if len(different) > _SHOWN:
         keys += f" and {len(different) - _SHOWN} more"
@@ -51,11 +54,18 @@ def differences(config: ModelConfig, family: Family) -> list[str]:
     except ConfigError as error:
         return [f"no such model: {error.what}"]
     ours = facts(config)
-    return [
-        f"{key}={_shown(theirs.get(key))}, not {_shown(ours.get(key))}"
+    found = {
+        key: f"{key}={_shown(theirs.get(key))}, not {_shown(ours.get(key))}"
         for key in dict.fromkeys([*ours, *theirs])
         if ours.get(key) != theirs.get(key)
-    ]
+    }
+    unit = unit_of(config)
+    if unit and "head.kind" in found and config.shape == theirs["shape"] == "decoder":
+        # Every class of decoders with such a head is known (`with_heads`).
+        lacking = family.architecture(config).removesuffix("Model") + unit
+        kind = f"{found['head.kind']} (transformers has no {lacking})"
+        return [kind, *(text for key, text in found.items() if not key.startswith("head."))]
+    return list(found.values())
 
 
 def _shown(value: Any) -> str:

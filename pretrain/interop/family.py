@@ -84,6 +84,7 @@ class Family:
         renames: (pattern, replacement) of `re.sub`, applied to their names first: old spellings.
         prefix: Prefix of names under a head ("bert.", "model."). Where no name of a checkpoint has
             it, the checkpoint is a bare base model and every name is read as if it did.
+        written: What an export writes for `prefix`, by the kind of a head, where it is another.
         constants: Tensors of theirs that a model of ours computes, by name, fp32: written, and
             compared on import. None: there are none.
         reads: Input of its models, `tokens` or `patches`; `weights` is called for no other config.
@@ -98,6 +99,7 @@ class Family:
     ignored: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
+    written: dict[str, str] = field(default_factory=lambda: {"none": ""})
     constants: Callable[[ModelConfig], dict[str, torch.Tensor]] | None = None
     reads: str = "tokens"
 

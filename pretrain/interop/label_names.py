@@ -3,14 +3,15 @@
     ...ForSequenceClassification    a label for a text, of decoders too         head.kind labels
     ...ForTokenClassification       a label for a word, at its first token      labels
     ...ForImageClassification       a label for an image                        labels
-    ...ForQuestionAnswering         where the answer begins and ends in a text  spans
+    ...ForQuestionAnswering         where an answer is, of decoders too         spans
     ...ForMultipleChoice            a score for each answer                     choices
     ...ForPreTraining (ELECTRA)     whether a token was replaced                replaced
 
-Theirs always have a bias, but those of decoders. Only mutually exclusive labels are supported: a
+Theirs always have a bias, but labels of decoders. Only mutually exclusive labels are supported: a
 regression (one score) and labels of which several may be right are refused.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ IMAGES = "ForImageClassification"
 SPANS, CHOICES, REPLACED = "ForQuestionAnswering", "ForMultipleChoice", "ForPreTraining"
 _KINDS: dict[str, Literal["spans", "choices", "replaced"]] = {SPANS: "spans", CHOICES: "choices", REPLACED: "replaced"}
 """Classes whose head is not of labels, and its kind."""
-_LAYER, _SCORE = "classifier", "score"
+_LAYER, _SCORE, _ANSWER = "classifier", "score", "qa_outputs"
 _SINGLE = "single_label_classification"
 
 
@@ -113,35 +114,49 @@ def _read_labels(fields: Fields) -> list[str]:
     return labels
 
 
-def with_labels(family: Family) -> Family:
+def with_heads(family: Family, prefix: str | None) -> Family:
     """Returns a family of decoders that has `...ForSequenceClassification` besides its own classes.
 
-    A text is labelled by its last token; the scores, `score.weight`, have no bias.
+    A text is labelled by its last token; the scores, `score.weight`, have no bias. `prefix` is that
+    of the stack in `...ForQuestionAnswering`, where scores are `qa_outputs`; None: no such class.
     """
+    layers = {TEXTS: _SCORE} | ({} if prefix is None else {SPANS: _ANSWER})
 
     def read(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
         listed = values.get("architectures")
-        claimed = isinstance(listed, list) and any(str(name).endswith(TEXTS) for name in listed)
+        claimed = [str(name) for name in listed] if isinstance(listed, list) else []
         config = family.read_config(values, names)
-        if not claimed and (listed or f"{_SCORE}.weight" not in names):
-            return config
-        head = HeadConfig(kind="labels", labels=_read_labels(Fields(values)))
-        return build_config(**config.model_dump() | {"head": head, "tied_embeddings": False})
+        for unit, layer in layers.items():
+            is_stored = not listed and f"{layer}.weight" in names
+            if is_stored or any(name.endswith(unit) for name in claimed):
+                # Two scores, for any `id2label`.
+                head = HeadConfig(kind="spans", bias=True)
+                if unit == TEXTS:
+                    head = HeadConfig(kind="labels", labels=_read_labels(Fields(values)))
+                changed = {"head": head, "tied_embeddings": False}
+                return build_config(**config.model_dump() | changed)
+        return config
 
     def weights(config: ModelConfig) -> list[Weight]:
-        scores = affine("", "", {"head": {_SCORE: config.head.num_scores}}, bias=config.head.bias)
-        return family.weights(config) + (scores if config.head.kind == "labels" else [])
+        layer = layers.get(unit_of(config))
+        scores = {"head": {layer: config.head.num_scores}} if layer else {}
+        return family.weights(config) + affine("", "", scores, bias=config.head.bias)
 
     def architecture(config: ModelConfig) -> str:
         name = family.architecture(config)
-        return f"{name.removesuffix('Model')}{TEXTS}" if config.head.kind == "labels" else name
+        unit = unit_of(config)
+        return f"{name.removesuffix('Model')}{unit}" if unit in layers else name
 
+    renamed = {} if prefix in (None, family.prefix) else {"spans": str(prefix)}
+    renames = [(f"^{re.escape(name)}", family.prefix) for name in renamed.values()]
     return replace(
         family,
         read_config=read,
         write_config=lambda config: family.write_config(config) | write_label_names(config.head),
         weights=weights,
         architecture=architecture,
+        renames=(*family.renames, *renames),
+        written=family.written | renamed,
     )
 
 

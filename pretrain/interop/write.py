@@ -66,7 +66,9 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0], skip_spec
 _CHATS = """turns = [{"role": "user", "content": "A question"}]
 inputs = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=False)
 print(tokenizer.decode(model.generate(inputs, max_new_tokens=64)[0], skip_special_tokens=True))"""
-_USES = {"text-generation": _GENERATES, "translation": _GENERATES}
+_ANSWERS = """inputs = tokenizer("A question", "A text with its answer", return_tensors="pt")
+outputs = model(**inputs)  # start_logits and end_logits of each token"""
+_USES = {"text-generation": _GENERATES, "translation": _GENERATES, "question-answering": _ANSWERS}
 _SCORES = """inputs = tokenizer("A text", return_tensors="pt")
 outputs = model(**inputs)"""
 """Lines of the card after the model and its tokenizer are loaded, by task; else `_SCORES`."""
@@ -191,8 +193,12 @@ def choose_release(
 
 
 def as_released(config: ModelConfig) -> ModelConfig:
-    """Returns the config with a bias in a head that scores no ids, as their encoders have; of zeros if new."""
-    if not config.head.num_scores or config.head.bias or config.decoder is not None:
+    """Returns the config with a bias, of zeros if new, in a head that scores no ids.
+
+    Their decoders have none for labels.
+    """
+    is_bare = config.decoder is not None and config.head.kind == "labels"
+    if not config.head.num_scores or config.head.bias or is_bare:
         return config
     return config.model_copy(update={"head": config.head.model_copy(update={"bias": True})})
 
@@ -271,8 +277,7 @@ class _ShardPlan:
     ) -> None:
         self._dtype = dtype
         self._constants = constants
-        # A base model's names lack the prefix that they have under a head.
-        self._cut = len(family.prefix) if config.head.kind == "none" else 0
+        self._prefix = family.prefix, family.written.get(config.head.kind, family.prefix)
         shapes = parameter_shapes(config)
         weights = family.weights(config)
         assert sorted(weight.ours for weight in weights) == sorted(shapes)
@@ -283,7 +288,8 @@ class _ShardPlan:
             theirs = their_shapes(weight, shapes[weight.ours])
             self.num_parameters += sum(map(prod, theirs.values()))
             theirs |= dict.fromkeys((*weight.unread, *weight.copies), next(iter(theirs.values())))
-            self._shapes[weight.ours] = {name[self._cut :]: shape for name, shape in theirs.items()}
+            written = {self._written(name): shape for name, shape in theirs.items()}
+            self._shapes[weight.ours] = written
             size = sum(prod(shape) for shape in theirs.values()) * dtype.itemsize
             if not self._shards or size > room:
                 self._shards.append([])
@@ -295,6 +301,10 @@ class _ShardPlan:
             self._shapes[name] = {name: tuple(values.shape)}
             self._shards[-1].append(Weight(name, ((name, len(values)),)))
             self.total_bytes += values.numel() * dtype.itemsize
+
+    def _written(self, name: str) -> str:
+        prefix, written = self._prefix
+        return written + name.removeprefix(prefix) if name.startswith(prefix) else name
 
     def write(self, folder: Path, read: Reader) -> None:
         """Writes every shard, and the index of several. Raises: DiskError."""
@@ -332,7 +342,8 @@ class _ShardPlan:
                 made = made or to_theirs(weight, read(weight.ours))
                 again = [(copy, made[0][1]) for copy in (*weight.unread, *weight.copies)]
                 for name, tensor in [*made, *again]:
-                    assert tuple(tensor.shape) == self._shapes[weight.ours][name[self._cut :]], name
+                    shape = self._shapes[weight.ours][self._written(name)]
+                    assert tuple(tensor.shape) == shape, name
                     stored = tensor.detach().to(device="cpu", dtype=self._dtype).contiguous()
                     yield memoryview(stored.view(-1).view(torch.uint8).numpy())
 

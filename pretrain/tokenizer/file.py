@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, processors
 
 from pretrain.config.prepare import JINJA_KEY, OF_TOKENIZER, SPECIAL_KEY, Template, TokenizerConfig
 from pretrain.errors import ConfigError, DataError, LaunchError
-from pretrain.tokenizer.roles import KNOWN_BOS, special_ids, special_tokens_of, start_id
+from pretrain.tokenizer.roles import KNOWN_BOS, separator_ids, special_ids, special_tokens_of, start_id
 from pretrain.tokenizer.special_tokens import add_special, encode_plain_text, fill_up
 from pretrain.utils.hub import fetch_files, is_hub_name
 
@@ -133,6 +133,26 @@ def fit_start(content: bytes, begins: bool, where: str) -> bytes:
         name = tokenizer.id_to_token(bos)
         pair = [name, "$A", f"{name}:1", "$B:1"]
         tokenizer.post_processor = processors.TemplateProcessing([name, "$A"], pair, [(name, bos)])
+    return dump_tokenizer(tokenizer)
+
+
+def fit_pair(content: bytes, eos: int, where: str) -> bytes:
+    """Returns a tokenizer.json whose post-processor joins two texts as `prepare` does, and ends them.
+
+    It is `content` to the byte where that is so, as of BERT and RoBERTa. `eos` ends a document.
+    Raises: DataError: Not a tokenizer.
+    """
+    tokenizer = parse_tokenizer(content, where)
+    bos = special_tokens_of(tokenizer).bos
+    begin, between = [] if bos is None else [bos], separator_ids(tokenizer) or [eos]
+    text = tokenizer.encode("a", add_special_tokens=False).ids
+    if tokenizer.encode("a", "a").ids == [*begin, *text, *between, *text, eos]:
+        return content
+    names = {number: str(tokenizer.id_to_token(number)) for number in (*begin, *between, eos)}
+    first, last = [[names[number] for number in part] for part in (begin, between)]
+    single, pair = [*first, "$A", names[eos]], [*first, "$A", *last, "$B:1", f"{names[eos]}:1"]
+    special = [(name, number) for number, name in names.items()]
+    tokenizer.post_processor = processors.TemplateProcessing(single, pair, special)
     return dump_tokenizer(tokenizer)
 
 

@@ -14,6 +14,7 @@ import transformers
 from pretrain.artifact.open import open_artifact
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.config.load import load_config
+from pretrain.errors import ConfigError
 from pretrain.objective.answers import find_spans
 from pretrain.shards.index import load_index
 from pretrain.tracking.audit import read_audit
@@ -103,12 +104,14 @@ def chosen(rng: random.Random) -> dict[str, object]:
     return {"question": f"which {topic}", "choices": choices, "label": label}
 
 
-def prepare(folder: Path, kind: str, make: Callable[[random.Random], dict[str, object]]) -> Path:
+def prepare(
+    folder: Path, kind: str, make: Callable[[random.Random], dict[str, object]], tokenizer: str = TOKENIZER
+) -> Path:
     rng = random.Random(3)
     folder.mkdir()
     (folder / "rows.jsonl").write_text("\n".join(json.dumps(make(rng)) for _ in range(1500)))
     (folder / "prepare.yaml").write_text(
-        f"output: data\nkind: {kind}\ninputs: [{{path: rows.jsonl}}]\ntokenizer: {TOKENIZER}\nsplit: hash:0.1\n"
+        f"output: data\nkind: {kind}\ninputs: [{{path: rows.jsonl}}]\ntokenizer: {tokenizer}\nsplit: hash:0.1\n"
     )
     result = run_warm("prepare", "prepare.yaml", "--processes", "1", cwd=folder)
     assert result.code == 0, result.stderr
@@ -221,26 +224,35 @@ OF_SPANS = (
     "{preset: bert-tiny, encoder: {width: 48, heads: 4, ff_width: 96, dropout: 0.0}, tied_embeddings: false, "
     "head: {kind: spans, transform: false, bias: true}}"
 )
+OF_A_DECODER = (
+    "{preset: llama-tiny, decoder: {width: 48, heads: 4, kv_heads: 2, ff_width: 96}, tied_embeddings: false, "
+    "head: {kind: spans}}"
+)
 HALF = ("train.steps=40", "eval.every_steps=40")
 
 
-@pytest.fixture(scope="module")
-def answered(tmp_path_factory, questions) -> LabelRuns:
-    """A run of one process that learns answers, and a maker of others beside it."""
+@pytest.fixture(scope="module", params=["encoder", "decoder"])
+def answered(request, tmp_path_factory, questions) -> LabelRuns:
+    """A run of one process that learns answers, and a maker of others; a decoder's tokenizer joins no texts."""
     folder = tmp_path_factory.mktemp("answering")
-    values = {"packing": "bins", "model": OF_SPANS, "kind": "answers", "tokens": 1024, "steps": 140, "engine": SINGLE}
-    maker = LabelRuns(folder, questions, **values)
+    data, model = questions, OF_SPANS
+    if request.param == "decoder":
+        data = prepare(folder / "answers", "answers", asked, "{kind: bpe, vocab_size: 315}")
+        model = OF_A_DECODER
+    values = {"packing": "bins", "model": model, "kind": "answers", "tokens": 1024, "steps": 140, "engine": SINGLE}
+    maker = LabelRuns(folder, data, **values)
     maker.train("golden", "optim.lr=8e-3", "batch.micro=32", ranks=1)
     return maker
 
 
 @pytest.mark.long
-def test_an_encoder_learns_answers_in_texts_and_its_export_gives_them_in_transformers(answered, questions, tmp_path):
+def test_a_model_learns_answers_in_texts_and_its_export_gives_them_in_transformers(answered, tmp_path):
     found = last_validation(answered, "golden")
     assert found["val_accuracy"] > 0.9 and found["val_f1"] >= found["val_accuracy"]
-    assert found["val_answers"] == load_index(questions).split("validation").num_documents
-    assert not found.keys() & {"val_tokens", "val_perplexity", "val_bits_per_byte"}
     run = answered.folder("golden")
+    data = Path(load_config(run.config).data.path)
+    assert found["val_answers"] == load_index(data).split("validation").num_documents
+    assert not found.keys() & {"val_tokens", "val_perplexity", "val_bits_per_byte"}
     result = run_warm("evaluate", str(run.path), "--json", cwd=tmp_path)
     (source,) = json.loads(result.stdout)["sources"].values()
     assert source["loss"] == pytest.approx(found["val_loss"]) and source["f1"] == pytest.approx(found["val_f1"])
@@ -255,17 +267,34 @@ def test_an_encoder_learns_answers_in_texts_and_its_export_gives_them_in_transfo
         with torch.no_grad():
             output = model(**inputs)
         theirs = torch.stack((output.start_logits, output.end_logits), dim=2)
-        in_text = inputs["token_type_ids"] == 1
-        in_text[:, -1] = False
+        in_text = torch.tensor([[side == 1 for side in inputs.sequence_ids()]])
         ((first, last),) = find_spans(theirs, in_text).tolist()
-        answer = record["context"][offsets[first][0] : offsets[last][1]] if first else ""
+        answer = record["context"][offsets[first][0] : offsets[last][1]].strip() if first else ""
         right += [answer] == (record["answers"]["text"] or [""])
     assert right >= 25
     ours = open_artifact(run.path).model
-    mine = Batch(inputs["input_ids"], inputs["input_ids"], token_types_BT=inputs["token_type_ids"])
+    mine = Batch(inputs["input_ids"], inputs["input_ids"], token_types_BT=inputs.get("token_type_ids"))
     with torch.no_grad():
         scores = ours(mine).logits_BTV
     torch.testing.assert_close(scores, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.long
+def test_a_model_of_answers_continues_labels_and_serves_no_text(answered, tmp_path):
+    from pretrain.evaluate.harness_model import HarnessModel
+
+    run = str(answered.folder("golden").path)
+    refusals = {
+        ("generate", run, "--prompt", "which"): "language model's head",
+        ("classify", run, "--text", "which"): "labels nothing: its head is not over labels",
+        ("serve", run): "a server generates texts, unlike this model",
+        ("export", run, str(tmp_path / "out"), "--to", "onnx"): "head.kind=spans: ONNX Runtime computes lm",
+    }
+    for command, message in refusals.items():
+        result = run_warm(*command, cwd=tmp_path)
+        assert result.code == 64 and message in result.errors[0], result.errors
+    with pytest.raises(ConfigError, match=r"--tasks is for models with a decoder alone .*, head\.kind=spans; give"):
+        HarnessModel(open_artifact(Path(run)), 100)
 
 
 @pytest.mark.long

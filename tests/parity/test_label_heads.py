@@ -10,12 +10,15 @@ import transformers
 
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.transfer import export_model
+from pretrain.config.model import HeadConfig
 from pretrain.errors import CheckpointError, ConfigError
+from pretrain.interop import FAMILIES
+from pretrain.interop.choose import choose_family
 from pretrain.interop.release import open_release
 from pretrain.types import Batch
 from tests.helpers.lent import Lent, build_imported, check_gradients, lend, quiet_transformers
 from tests.parity.exchange import check_round_trip
-from tests.unit.interop.releases import change_config, load_tensors, save_tensors
+from tests.unit.interop.releases import change_config, load_tensors, save_tensors, tiny
 from tests.unit.model.tiny import packed_batch
 
 NAMES = ["down", "flat", "up"]
@@ -55,9 +58,10 @@ def of(name, kind, **values):
     return getattr(transformers, f"{name}For{kind}")(getattr(transformers, f"{name}Config")(**values))
 
 
-def decoder(name):
-    values = {"num_key_value_heads": 4, "head_dim": 8} if name not in ("GPTNeoX", "Falcon") else {}
-    return of(name, "SequenceClassification", **LABELS_OF_DECODER, **values)
+def decoder(name, kind="SequenceClassification", **values):
+    if name not in ("GPT2", "GPTNeoX", "Falcon"):
+        values = {"num_key_value_heads": 4, "head_dim": 8} | values
+    return of(name, kind, **LABELS_OF_DECODER | values)
 
 
 MAKERS = {
@@ -69,9 +73,7 @@ MAKERS = {
     "distilbert-words": lambda: of("DistilBert", "TokenClassification"),
     "electra-texts": lambda: of("Electra", "SequenceClassification", embedding_size=16),
     "electra-words": lambda: of("Electra", "TokenClassification"),
-    "gpt2-texts": lambda: transformers.GPT2ForSequenceClassification(
-        transformers.GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=32, **LABELS_OF_DECODER)
-    ),
+    "gpt2-texts": lambda: decoder("GPT2"),
     "qwen2-texts": lambda: of(
         "Qwen2", "SequenceClassification", num_key_value_heads=2, tie_word_embeddings=True, **LABELS_OF_DECODER
     ),
@@ -127,6 +129,10 @@ UNITS = {
     for name in ("Bert", "Roberta", "XLMRoberta", "DistilBert", "Electra")
     for kind in ("QuestionAnswering", "MultipleChoice")
 } | {"Electra-PreTraining": ("Electra", "PreTraining")}
+ANSWERING = [
+    *("GPT2", "Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3", "GPTNeoX", "Falcon"),
+]
+UNITS |= {f"{name}-QuestionAnswering": (name, "QuestionAnswering") for name in ANSWERING}
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -134,7 +140,8 @@ def test_spans_choices_and_replaced_tokens_are_scored_equally(name, tmp_path):
     family, kind = UNITS[name]
     torch.manual_seed(0)
     with quiet_transformers():
-        lent = lend(of(family, kind, **SIZES), tmp_path / "theirs")
+        make_theirs = decoder if family in ANSWERING else of
+        lent = lend(make_theirs(family, kind, **SIZES), tmp_path / "theirs")
     batch, inputs = padded_batch()
     scores, real = lent.ours(batch).logits_BTV, inputs["attention_mask"].bool()
     if kind == "MultipleChoice":  # of one question
@@ -155,7 +162,7 @@ def test_spans_choices_and_replaced_tokens_are_scored_equally(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["LlamaForQuestionAnswering", "GPT2ForTokenClassification", "T5ForSequenceClassification"]
+    "name", ["LlamaForTokenClassification", "GPT2ForTokenClassification", "T5ForQuestionAnswering"]
 )
 def test_a_head_that_ours_lack_is_named(name, tmp_path):
     family, _, _ = name.partition("For")
@@ -165,6 +172,32 @@ def test_a_head_that_ours_lack_is_named(name, tmp_path):
     message = f"architectures=['{name}']: our models of {model_type} have no such head"
     with pytest.raises(ConfigError, match=re.escape(message)):
         open_release(tmp_path)
+
+
+OF_CLASSES = {"labels": "SequenceClassification", "spans": "QuestionAnswering", "choices": "MultipleChoice"}
+
+
+@pytest.mark.parametrize("kind", OF_CLASSES)
+def test_decoders_are_exported_by_every_class_that_transformers_has_and_refused_without_one(kind):
+    known = 0
+    for family in FAMILIES.values():
+        lm = tiny()
+        if not family.architecture(lm).endswith(("ForCausalLM", "LMHeadModel")):
+            continue
+        known += 1
+        head = {"kind": kind, "labels": ["a", "b"] if kind == "labels" else [], "bias": kind != "labels"}
+        config = lm.model_copy(update={"head": HeadConfig(**head), "tied_embeddings": False})
+        name = family.architecture(config)
+        base = re.sub(r"(Model|For\w+)$", "", name)
+        assert name.endswith(OF_CLASSES[kind]) == hasattr(transformers, f"{base}For{OF_CLASSES[kind]}"), name
+    assert known == 26
+
+
+def test_a_decoder_whose_family_has_no_such_class_is_refused_at_export_by_its_name():
+    config = tiny("olmo-tiny", head={"kind": "spans", "bias": True}, tied_embeddings=False)
+    message = "the nearest, olmo, has head.kind=none, not spans (transformers has no OlmoForQuestionAnswering);"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        choose_family(config)
 
 
 def test_names_of_labels_dropout_and_pooling_are_read(tmp_path):

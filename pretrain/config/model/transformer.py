@@ -292,10 +292,9 @@ class ModelConfig(AnyKindConfig):
         head = self.head.kind
         if head != "lm" and self.tied_embeddings:
             raise ValueError(f"tied_embeddings=true needs head.kind=lm, not {head}; set it to false")
-        alone = "an encoder or a decoder" if head == "labels" else "an encoder"
-        needs_encoder = head in ("spans", "choices", "replaced") and self.decoder is not None
-        if needs_encoder or (head == "labels" and self.shape == "encoder+decoder"):
-            raise ValueError(f"head.kind={head} needs a model of {alone} alone")
+        alone = ["encoder", "decoder"] if head in ("labels", "spans") else ["encoder"]
+        if head in ("labels", "spans", "choices", "replaced") and self.shape not in alone:
+            raise ValueError(f"head.kind={head} needs a model of an {' or a '.join(alone)} alone")
         if self.pooler and self.decoder is not None:
             raise ValueError("pooler=true needs a model of an encoder alone")
         return self

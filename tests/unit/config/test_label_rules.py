@@ -31,6 +31,8 @@ def test_what_fits_is_taken(tmp_path):
     assert load(tmp_path, "tag").objective.kind == "tag"
     assert load(tmp_path, model=LABELS + ", pooler: true").model.pooler
     assert load(tmp_path, "tag", data=", document_mask: false").objective.kind == "tag"
+    for preset in ("bert-tiny", "gpt2-tiny", "llama-tiny"):
+        assert load(tmp_path, "answers", SPANS, preset=preset).model.head.kind == "spans"
 
 
 @pytest.mark.parametrize(
@@ -51,8 +53,20 @@ def test_what_fits_is_taken(tmp_path):
             r"objective\.kind=answers searches documents, which must not attend to each other; use data",
         ),
         (
+            {"kind": "choices", "model": "", "preset": "llama-tiny"},
+            r"objective\.kind=choices needs a model with encoder, model\.preset=llama-tiny has decoder; use",
+        ),
+        (
             {"kind": "answers", "model": "", "preset": "llama-tiny"},
-            r"objective\.kind=answers needs a model with encoder, model\.preset=llama-tiny has decoder; use",
+            r"objective\.kind=answers needs model\.head\.kind=spans, this model has lm; set it, and model\.tied_embe",
+        ),
+        (
+            {"kind": "answers", "model": SPANS, "preset": "bart-tiny"},
+            r"head\.kind=spans needs a model of an encoder or a decoder alone",
+        ),
+        (
+            {"kind": "choices", "model": SPANS.replace("spans", "choices"), "preset": "llama-tiny"},
+            r"head\.kind=choices needs a model of an encoder alone",
         ),
         (
             {"kind": "choices", "model": SPANS},

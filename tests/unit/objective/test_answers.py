@@ -89,9 +89,9 @@ def test_a_row_has_a_target_and_three_places_for_each_question():
     assert made.positions[0, 13:16].tolist() == [13, 0, 1] and made.num_padding == 8 + 9 + 3 + 32
 
 
-@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert"])
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert", "Llama", "GPT2", "Falcon"])
 def test_the_loss_is_that_of_transformers_on_each_question_alone(family, tmp_path):
-    """RoBERTa has one token type, and DistilBERT none: the second text is not told from the first."""
+    """RoBERTa has one token type, and others none: the second text is not told from the first."""
     lent = make(family, tmp_path / "theirs")
     found = sum_answer_loss(lent.ours, _build_batch(answer_rows(raw_rows()), False, None))
     losses = []

@@ -10,6 +10,7 @@ from pretrain.prepare.prepare import prepare
 from pretrain.prepare.split import TRAIN, VALIDATION
 from pretrain.rows import ANSWER_BEGINS, ANSWER_ENDS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT, IGNORE_INDEX
 from pretrain.shards.reader import ShardReader
+from pretrain.tokenizer import fit_pair
 from tests.helpers.corpus import write_rows
 from tests.helpers.prepare_config import labels_config
 
@@ -42,8 +43,8 @@ def squad_rows(questions=QUESTIONS):
     ]
 
 
-def roberta_tokenizer(path, texts):
-    """A byte-level tokenizer that joins two texts as RoBERTa's."""
+def byte_tokenizer(path, texts, family):
+    """A byte-level tokenizer that joins two texts as RoBERTa's, or as LLaMA's."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -52,29 +53,33 @@ def roberta_tokenizer(path, texts):
         texts, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
     )
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True)
+    if family == "llama":
+        pair = ["<s>", "$A", "<s>:1", "$B:1"]
+        tokenizer.post_processor = processors.TemplateProcessing(["<s>", "$A"], pair, [("<s>", 0)])
     tokenizer.save(str(path))
     return {"kind": "given", "path": str(path)}
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "document"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "llama", "document"])
 def test_an_answer_is_marked_in_the_tokens_that_transformers_makes_of_both_texts(tmp_path, family):
+    """By the tokenizer of an export, which ends the second text, and joins them if that of the data does not."""
     path = write_rows(tmp_path / "a.jsonl", squad_rows())
     given = {"bert": BERT, "document": {"kind": "bpe", "vocab_size": 300}}.get(family)
     if given is None:
         texts = [text for question, context, _ in QUESTIONS for text in (question, context)]
-        given = roberta_tokenizer(tmp_path / "tokenizer.json", texts)
+        given = byte_tokenizer(tmp_path / "tokenizer.json", texts, family)
     index = prepare(labels_config(tmp_path / "out", path, "answers", tokenizer=given), processes=1)
     assert (index.kind, index.labels) == ("answers", ())
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "out/tokenizer.json"))
+    content = (tmp_path / "out/tokenizer.json").read_bytes()
+    exported = fit_pair(content, index.eos_id, "out")
+    assert (exported == content) == (family in ("bert", "roberta"))
+    (tmp_path / "exported.json").write_bytes(exported)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "exported.json"))
     reader = ShardReader(tmp_path / "out", index.split(TRAIN).shards[0], index.dtype)
     (tokens, starts), marks = reader.member(0), reader.labels(0)
     documents = zip(np.split(tokens, starts[1:]), np.split(marks, starts[1:]), strict=True)
     for (question, context, answer), (ids, own) in zip(QUESTIONS, documents, strict=True):
         expected = theirs(question, context, return_offsets_mapping=True)
-        if family == "document":  # without a post-processor, both end as documents do
-            each = [theirs(text, return_offsets_mapping=True) for text in (question, context)]
-            expected = {key: each[0][key] + [extra] + each[1][key] + [extra] for key, extra in
-                        (("input_ids", index.eos_id), ("offset_mapping", (0, 0)))}  # fmt: skip
         assert ids.tolist() == expected["input_ids"]
         in_text = np.flatnonzero(own != IGNORE_INDEX)
         if answer is None:
@@ -206,3 +211,9 @@ def test_a_record_without_its_right_choice_is_named(tmp_path, record, message):
     with pytest.raises(DataError) as error:
         prepare(labels_config(tmp_path / "out", path, "choices", tokenizer=BERT), processes=1)
     assert message in str(error.value) and "a.jsonl:5" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["answers", "choices"])
+def test_a_text_without_a_token_behind_its_answer_is_refused(tmp_path, kind):
+    with pytest.raises(ValueError, match=f"kind={kind} needs end_of_document=true: a token behind"):
+        labels_config(tmp_path / "out", tmp_path, kind, tokenizer=BERT, end_of_document=False)
