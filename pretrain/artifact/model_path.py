@@ -31,7 +31,7 @@ from pretrain.interop.release import open_release
 from pretrain.interop.tokenizer import HubTokenizer, load_hub_tokenizer, tokenizer_files, wrap_tokenizer_json
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer import (
-    fit_pair,
+    fit_documents,
     fit_start,
     load_tokenizer,
 )
@@ -148,10 +148,10 @@ def _open_run(reader: WeightReader) -> ModelSource:
 
     def load_tokenizer_files() -> TokenizerFiles:
         content = run.tokenizer.read_bytes()
-        if config.head.kind in ("spans", "choices"):
+        if config.head.kind in ("labels", "spans", "choices"):
             assert special.eos is not None, "documents end"
-            content = fit_pair(content, special.eos, str(run.tokenizer))
-        elif config.head.kind != "labels":  # whose documents begin in any case
+            content = fit_documents(content, special.eos, str(run.tokenizer))
+        else:
             content = fit_start(content, begin is not None, str(run.tokenizer))
         name = "" if begin is None else str(tokenizer.id_to_token(begin))
         chat = None if template is None else to_jinja(template, name)

@@ -22,7 +22,7 @@ from pretrain.tokenizer.chat_template import (
 from pretrain.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder, display_tokens
 from pretrain.tokenizer.file import (
     dump_tokenizer,
-    fit_pair,
+    fit_documents,
     fit_start,
     load_tokenizer,
     named_eos,
@@ -69,7 +69,7 @@ __all__ = [
     "display_tokens",
     "dump_tokenizer",
     "eos_id",
-    "fit_pair",
+    "fit_documents",
     "fit_start",
     "is_cut_safe",
     "join_segments",

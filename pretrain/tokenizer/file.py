@@ -136,17 +136,18 @@ def fit_start(content: bytes, begins: bool, where: str) -> bytes:
     return dump_tokenizer(tokenizer)
 
 
-def fit_pair(content: bytes, eos: int, where: str) -> bytes:
-    """Returns a tokenizer.json whose post-processor joins two texts as `prepare` does, and ends them.
+def fit_documents(content: bytes, eos: int, where: str) -> bytes:
+    """Returns a tokenizer.json whose post-processor begins, joins and ends texts as `prepare` does.
 
-    It is `content` to the byte where that is so, as of BERT and RoBERTa. `eos` ends a document.
-    Raises: DataError: Not a tokenizer.
+    This is for documents with labels, answers or choices. It is `content` to the byte where that is
+    so, as of BERT and RoBERTa. `eos` ends a document. Raises: DataError: Not a tokenizer.
     """
     tokenizer = parse_tokenizer(content, where)
     bos = special_tokens_of(tokenizer).bos
     begin, between = [] if bos is None else [bos], separator_ids(tokenizer) or [eos]
     text = tokenizer.encode("a", add_special_tokens=False).ids
-    if tokenizer.encode("a", "a").ids == [*begin, *text, *between, *text, eos]:
+    alone, joined = [*begin, *text, eos], [*begin, *text, *between, *text, eos]
+    if (tokenizer.encode("a").ids, tokenizer.encode("a", "a").ids) == (alone, joined):
         return content
     names = {number: str(tokenizer.id_to_token(number)) for number in (*begin, *between, eos)}
     first, last = [[names[number] for number in part] for part in (begin, between)]

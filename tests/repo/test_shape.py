@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "run": (7, 1477),
     "scale": (7, 1319),
     "shards": (12, 2507),
-    "tokenizer": (8, 1659),
+    "tokenizer": (8, 1660),
     "tracking": (12, 1877),
     "train": (16, 3257),
     "utils": (13, 1912),

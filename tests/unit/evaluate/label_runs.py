@@ -41,14 +41,19 @@ tracking: {{wandb: off}}
 """
 
 
-def write_labelled(folder: Path, kind: str, rows: Sequence[dict[str, Any]]) -> Path:
+BERT = {"kind": "wordpiece", "vocab_size": 120, "roles": "bert"}
+
+
+def write_labelled(
+    folder: Path, kind: str, rows: Sequence[dict[str, Any]], tokenizer: dict[str, Any] | None = None
+) -> Path:
     """Prepares labelled texts."""
     one = {"path": str(write_rows(folder.with_suffix(".jsonl"), rows))}
     values = {
         "output": str(folder),
         "kind": kind,
         "inputs": [one, one | {"split": "validation"}],
-        "tokenizer": {"kind": "wordpiece", "vocab_size": 120, "roles": "bert"},
+        "tokenizer": tokenizer or BERT,
         "split": "hash:0",
     }
     prepare(PrepareConfig.model_validate(values), processes=1)

@@ -69,6 +69,18 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.parametrize("kind", ROWS)
+def test_an_export_reads_texts_in_the_tokens_of_the_training_where_the_tokenizer_ends_none(tmp_path, kind):
+    data = write_labelled(tmp_path / "data", kind, ROWS[kind], {"kind": "bpe", "vocab_size": 300})
+    run = write_label_run(tmp_path / "run", data, kind)
+    export_model(run, tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    codec = open_source(run).load_codec()
+    for text in ("the lazy dog", "a river"):
+        assert theirs(text)["input_ids"] == codec.encode_placed(text)[0]
+        assert theirs(text)["input_ids"][-1] == codec.eos_ids[0]
+
+
 def logits_of_pipeline(folder, texts):
     """What `pipeline("text-classification")` gives each text, before its softmax: float64 [texts, labels]."""
     with quiet_transformers():

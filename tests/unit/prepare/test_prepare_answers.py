@@ -10,7 +10,7 @@ from pretrain.prepare.prepare import prepare
 from pretrain.prepare.split import TRAIN, VALIDATION
 from pretrain.rows import ANSWER_BEGINS, ANSWER_ENDS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT, IGNORE_INDEX
 from pretrain.shards.reader import ShardReader
-from pretrain.tokenizer import fit_pair
+from pretrain.tokenizer import fit_documents
 from tests.helpers.corpus import write_rows
 from tests.helpers.prepare_config import labels_config
 
@@ -71,7 +71,7 @@ def test_an_answer_is_marked_in_the_tokens_that_transformers_makes_of_both_texts
     index = prepare(labels_config(tmp_path / "out", path, "answers", tokenizer=given), processes=1)
     assert (index.kind, index.labels) == ("answers", ())
     content = (tmp_path / "out/tokenizer.json").read_bytes()
-    exported = fit_pair(content, index.eos_id, "out")
+    exported = fit_documents(content, index.eos_id, "out")
     assert (exported == content) == (family in ("bert", "roberta"))
     (tmp_path / "exported.json").write_bytes(exported)
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "exported.json"))
