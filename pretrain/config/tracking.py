@@ -146,8 +146,9 @@ def check_tracking(tracking: TrackingConfig, evaluation: EvalConfig, model: AnyM
         if is_set and not evaluation.every_steps:
             fix = "set eval.every_steps, which is 0, or remove it"
             raise ValueError(f"tracking.{key} needs evaluations; {fix}")
-    if samples.prompts and model.decoder is None:
-        what = "tracking.samples: a model without a decoder generates no text"
+    if samples.prompts and (model.decoder is None or model.head.kind != "lm"):
+        lacking = "without a decoder" if model.decoder is None else f"of head.kind={model.head.kind}"
+        what = f"tracking.samples: a model {lacking} generates no text"
         raise ValueError(f"{what}; remove tracking.samples.prompts")
     if attention.text is not None:
         _check_attention(attention, model)

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (6, 1025),
     "checkpoint": (12, 2196),
     "cli": (15, 2897),
-    "config": (29, 6090),
+    "config": (29, 6091),
     "data": (13, 2613),
     "datacheck": (11, 2327),
     "doctor": (13, 1927),

@@ -3,7 +3,7 @@
 import pytest
 
 from pretrain.config.load import load_config
-from pretrain.config.model import parse_model
+from pretrain.config.model import HeadConfig, parse_model
 from pretrain.config.presets import expand_preset
 from pretrain.config.tracking import AttentionConfig, SamplesConfig, TrackingConfig, check_tracking
 from pretrain.config.train import EvalConfig
@@ -13,6 +13,7 @@ DECODER, ENCODER, TWO_STACKS = (
     parse_model(expand_preset({"preset": preset, "vocab_size": 100}))
     for preset in ("llama-tiny", "bert-tiny", "t5-v1.1-tiny")
 )
+OF_SPANS = DECODER.model_copy(update={"head": HeadConfig(kind="spans")})
 RECURRENT = parse_model({"kind": "recurrent", "decoder": {"layers": 1, "width": 8}})
 NONE, PROMPTS = SamplesConfig(), SamplesConfig(prompts=["a"])
 
@@ -66,6 +67,11 @@ def test_what_can_be_shown_is_taken():
         ),
         (DECODER, {"text": "a", "every": 0}, r"tracking\.attention\.text needs evaluations"),
         (ENCODER, {"samples": PROMPTS}, "a model without a decoder generates no text; remove tracking.samples.prompts"),
+        (
+            OF_SPANS,
+            {"samples": PROMPTS},
+            "a model of head.kind=spans generates no text; remove tracking.samples.prompts",
+        ),
         (RECURRENT, {"text": "a"}, "model.attention=none has no weights to draw; remove tracking.attention"),
         (TWO_STACKS, {"text": "a"}, r"is the input of the encoder; set tracking\.attention\.target, too"),
         (DECODER, {"text": "a", "target": "b"}, r"tracking\.attention\.target is for models of two stacks; leave it"),
