@@ -42,6 +42,7 @@ class FlexMask:
 
     block_mask: Any
     score_mod: Mod | None
+    options: dict[str, bool | int]
 
 
 class FlexAttention:
@@ -81,7 +82,12 @@ class FlexAttention:
             size = {"B": rows if differ else None, "H": None, "Q_LEN": queries, "KV_LEN": keys}
             block_mask = _compiled("create_block_mask")(mask_mod, **size, device=device)
         score_mod = build_score_mod(bias, queries, device, self._score_cap)
-        return FlexMask(block_mask, score_mod)
+        # torch's kernel for fewer than 128 queries has no configuration for some numbers of heads.
+        options: dict[str, bool | int] = {"FORCE_USE_FLEX_ATTENTION": queries > 1}
+        if bias is not None:
+            # Reads of a bias are kept for each stage too: three do not fit into an H200 by torch 2.11.
+            options["fwd_num_stages"] = 2
+        return FlexMask(block_mask, score_mod, options)
 
     def attend(
         self,
@@ -104,6 +110,7 @@ class FlexAttention:
             block_mask=prepared.block_mask,
             scale=scale,
             enable_gqa=q_BTNH.shape[2] != k_BSKH.shape[2],
+            kernel_options=prepared.options,
             **({} if sinks_N is None else _lse_request()),
         )
         if sinks_N is not None:

@@ -30,8 +30,8 @@ def varlen_kernel(q, k, v, prepared, scale):
     return q + (prepared.max_queries + prepared.window[0])
 
 
-def flex_kernel(q_BNTH, k, v, *, score_mod, block_mask, scale, enable_gqa):
-    if score_mod is None:
+def flex_kernel(q_BNTH, k, v, *, score_mod, block_mask, scale, enable_gqa, kernel_options):
+    if score_mod is None or not kernel_options["FORCE_USE_FLEX_ATTENTION"]:
         return q_BNTH + 1
     heads, places = (torch.arange(size, device=q_BNTH.device) for size in q_BNTH.shape[1:3])
     scores_BNT = score_mod(q_BNTH[..., 0], None, heads[:, None], places, places)
