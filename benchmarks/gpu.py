@@ -92,26 +92,12 @@ ARMS = {
         "must: 0.5 s; aim: 0.1 s",
         expected_s=130,
     ),
-    "families": Arm(
-        "benchmarks.gpu_families:same_families",
-        480,
-        "Does every family train on the GPU as on a CPU, by every backend?",
-        "must: losses of ten steps within 1e-4 in fp32, 2e-3 in bf16",
-        expected_s=320,
-    ),
     "deterministic": Arm(
         "benchmarks.gpu_runs:deterministic",
         360,
         "Are deterministic runs equal in every bit: two, one that is stopped, one that is killed?",
         "must: equal",
         expected_s=240,
-    ),
-    "compiled": Arm(
-        "benchmarks.gpu_families:compiled_families",
-        540,
-        "Does every family train compiled, and by FlexAttention, as on a CPU?",
-        "must: losses of ten steps within 2e-3 in bf16",
-        expected_s=480,
     ),
     "train": Arm(
         "benchmarks.gpu_runs:real_loader",
@@ -161,6 +147,20 @@ ARMS = {
         "How far are the times of `pretrain plan` off, before and after `pretrain doctor --calibrate`?",
         "must: 25% before, 10% after, every step of the campaign",
         expected_s=60,
+    ),
+    "families": Arm(
+        "benchmarks.gpu_families:same_families",
+        480,
+        "Does every family train on the GPU as on a CPU, by every backend?",
+        "must: losses of ten steps within 1e-4 in fp32, 2e-3 in bf16",
+        expected_s=320,
+    ),
+    "compiled": Arm(
+        "benchmarks.gpu_families:compiled_families",
+        540,
+        "Does every family train compiled, and by FlexAttention, as on a CPU?",
+        "must: losses of ten steps within 2e-3 in bf16",
+        expected_s=480,
     ),
     "t5": Arm(
         "benchmarks.gpu_steps:t5",
@@ -226,7 +226,7 @@ ARMS = {
         expected_s=240,
     ),
 }
-"""In order of worth. `expected_s` of `probe` to `families` are from an H200, the others are estimates."""
+"""In order of worth. `expected_s` of `families`, and of arms up to `deterministic`, are from an H200."""
 
 
 def run_arm(name: str, arm: Arm, job: dict[str, Any], limit_s: float) -> str | None:
