@@ -156,7 +156,11 @@ def run_arms(
     for name, section in arms.items():
         tried = []
         for lr in arguments.lr:
-            run = {**config, "model": section, "optim": {"lr": lr}}
+            optim: dict[str, Any] = {"lr": lr}
+            if arguments.muon:
+                optim |= {"kind": "muon", "muon": {"lr": lr, "adjust_lr_fn": "match_rms_adamw"}}
+                optim["schedule"] = {"kind": "linear", "min_ratio": 0}
+            run = {**config, "model": section, "optim": optim}
             label = f"{name.replace(' ', '-')}-{lr:g}"
             tried.append(train_for(folder, label, run, arguments.budget_s, arguments.probe_steps) | {"lr": lr})
         best[name] = min(tried, key=lambda found: found["val_loss"])
@@ -214,6 +218,7 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=1200.0, help="loss, recall: CPU seconds of training an arm")
     parser.add_argument("--probe-steps", type=int, default=12)
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-3, 3e-3])
+    parser.add_argument("--muon", action="store_true", help="Muon and a linear decay to 0, not AdamW and a cosine")
     parser.add_argument("--documents", type=int, default=300_000, help="recall: of the data")
     parser.add_argument("--recall-documents", type=int, default=1000, help="recall: asked")
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256, 512, 1024, 2048])

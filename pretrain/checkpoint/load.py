@@ -63,6 +63,25 @@ def load_checkpoint(path: Path, store: FragmentStore) -> TrainState:
 MAX_FILE_BYTES = 5 * 10**9
 
 
+def read_pairs(paths: tuple[Path, Path], kinds: Sequence[str]) -> Iterator[tuple[str, str, Tensor, Tensor]]:
+    """Yields (name, kind, values of one, of the other), fp32 [elements], of kinds that two checkpoints of a model have.
+
+    Raises: CheckpointError: A piece is missing.
+    """
+    manifests = [load_manifest(path) for path in paths]
+    readers = [
+        FragmentReader(path / record.name for record in manifest.files)
+        for path, manifest in zip(paths, manifests, strict=True)
+    ]
+    for name, shape in manifests[0].shapes.items():
+        for kind in kinds:
+            if all(reader.has(name, kind) for reader in readers):
+                one, other = (torch.empty(math.prod(shape)) for _ in readers)
+                readers[0].read_into(name, kind, 0, one)
+                readers[1].read_into(name, kind, 0, other)
+                yield name, kind, one, other
+
+
 class WeightReader:
     """The weights of a committed checkpoint of any topology, tensor by tensor. Not collective.
 

@@ -1,6 +1,7 @@
 """`pretrain doctor --selftest CONFIG`: checks that training is correct on these machines.
 
     each ZeRO stage trains the same few steps   the same samples, losses within rounding
+    compiled blocks and plain ones take a step  gradients of each parameter within rounding, in fp32
     a run is killed, resumed, and compared      by `pretrain drill`: ledger, weights, moments equal;
                                                 by ranks of a job on several nodes: the ledger equal
 
@@ -13,18 +14,22 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from pretrain.checkpoint.format import list_checkpoints
 from pretrain.config.load import load_config
+from pretrain.config.model import ModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.doctor.check import Check
 from pretrain.doctor.small import TrialOptions, small_overrides
 from pretrain.doctor.spawn import WITHIN_S, Trial, end_of, run_command, start_command
-from pretrain.errors import EXIT_DIVERGED, EXIT_OK, ConfigError
+from pretrain.errors import EXIT_DIVERGED, EXIT_OK, ConfigError, LaunchError
 from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import AuditRow, compare, read_audit
 from pretrain.utils.io import remove_dir, write_file
+from pretrain.utils.net import reserved_port
 from pretrain.utils.units import plural
 
 STEPS = 4
@@ -34,8 +39,15 @@ DONE_WITHIN_S = 120.0
 # Relative, of a step's loss. Stages sum gradients in another order: in fp32 the last digits differ,
 # in 16 bits the last bit of the resulting weights, of 8 (bf16) or 11.
 TOLERANCES = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
+GRADIENT_TOLERANCE = 1e-3
+"""Relative, of a parameter's gradient in fp32. Kernels differ by 1e-6 to 1e-5; a forgotten part by more than 1e-2."""
+TINY = 1e-30
+_LEAST_SHARE = 1e-3
+"""Of the root mean square of all gradients: a smaller gradient is compared with this."""
+_FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
+_DROPOUTS = ("dropout", "attention_dropout", "drop_path")
+_COMPILED = "compiled blocks"
 _DRILL = "kill and resume"
-_FIRST_TURN = 10  # ports after those of the stages
 
 
 def run_selftest(asked: TrialOptions, tell: Callable[[str], None]) -> list[Check]:
@@ -50,6 +62,8 @@ def run_selftest(asked: TrialOptions, tell: Callable[[str], None]) -> list[Check
             ledgers[check.name] = ledger
     if place.rank == 0:
         checks.append(compare_ledgers(ledgers, tolerance_of(asked.loaded)))
+    if isinstance(asked.loaded.model, ModelConfig) and asked.loaded.engine.compiles(asked.cluster.device):
+        checks.append(_run_compiled(asked, tell))
     tell(f"kill and resume: {DRILL_STEPS} steps, uninterrupted and killed")
     checks.append(_kill_in_job(asked) if place.is_started else _run_drill(asked))
     # A rank that has read all that it needs of the folder writes a file.
@@ -79,41 +93,110 @@ def _overrides(asked: TrialOptions, name: str, steps: int) -> list[str]:
     return [*asked.overrides, *small]
 
 
-def _start_rank(asked: TrialOptions, overrides: list[str], turn: int, log: Path) -> subprocess.Popen[bytes]:
-    """Starts a rank that meets those of the other ranks; each turn, from 1, has its own port."""
-    environment = {**os.environ, "MASTER_PORT": str(int(os.environ["MASTER_PORT"]) + turn)}
-    return start_command(["train", asked.config, *overrides], log, environment)
+@contextmanager
+def _started_rank(asked: TrialOptions, overrides: list[str], name: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a rank that meets those of the other ranks at a port that rank 0 has found free.
+
+    Raises: LaunchError: Rank 0 has written none.
+    """
+    file = asked.folder / f"{name}.port"
+    with ExitStack() as held:
+        if asked.place.rank == 0:
+            asked.folder.mkdir(parents=True, exist_ok=True)
+            write_file(file, str(held.enter_context(reserved_port(None))).encode())
+        deadline = time.monotonic() + WITHIN_S
+        while not file.is_file() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if not file.is_file():
+            raise LaunchError(f"rank 0 has not written {file} within {WITHIN_S:.0f} s", fix="see its log")
+        environment = {**os.environ, "MASTER_PORT": file.read_text(encoding="ascii")}
+        yield start_command(["train", asked.config, *overrides], log, environment)
+
+
+def _train(asked: TrialOptions, name: str, overrides: list[str]) -> tuple[Trial, Path]:
+    """Trains on all ranks; returns how it ended, and the log."""
+    if asked.place.is_started:
+        log = asked.folder / f"{name}-rank-{asked.place.rank}.log"
+        with _started_rank(asked, overrides, name, log) as process:
+            return end_of(process, log), log
+    log = asked.folder / f"{name}.log"
+    options = ["--ranks", str(asked.cluster.size)]
+    return run_command(["launch", "local", asked.config, *overrides, *options], log), log
+
+
+def _left_out(asked: TrialOptions, name: str, overrides: list[str]) -> Check | None:
+    """Returns a warning if the config cannot run with the overrides."""
+    try:
+        load_config(asked.config, overrides)
+    except ConfigError as error:
+        text = f"left out: {error.what.splitlines()[0]}"
+        return Check(name, "warn", text, "nothing: this config cannot run at it")
+    return None
 
 
 def _run_stage(asked: TrialOptions, stage: int, tell: Callable[[str], None]) -> tuple[Check, list[AuditRow]]:
     """Trains a few steps at a ZeRO stage; returns the check, and the ledger on rank 0."""
-    name = f"stage {stage}"
-    overrides = _overrides(asked, f"stage-{stage}", STEPS)
+    name, run = f"stage {stage}", f"stage-{stage}"
+    overrides = _overrides(asked, run, STEPS)
     overrides += ["engine.kind=deepspeed", f"engine.zero_stage={stage}"]
     if stage < 3:
         overrides.append("engine.offload_params=none")
     if not stage:
         overrides.append("engine.offload_optimizer=none")
-    try:
-        load_config(asked.config, overrides)
-    except ConfigError as error:
-        text = f"left out: {error.what.splitlines()[0]}"
-        return Check(name, "warn", text, "nothing: this config cannot run at it"), []
-    num_ranks = asked.cluster.size
-    tell(f"{name}: {STEPS} steps on {plural(num_ranks, 'rank')}")
-    if asked.place.is_started:
-        log = asked.folder / f"stage-{stage}-rank-{asked.place.rank}.log"
-        trial = end_of(_start_rank(asked, overrides, 1 + stage, log), log)
-    else:
-        log = asked.folder / f"stage-{stage}.log"
-        options = ["--ranks", str(num_ranks)]
-        trial = run_command(["launch", "local", asked.config, *overrides, *options], log)
+    if left_out := _left_out(asked, name, overrides):
+        return left_out, []
+    tell(f"{name}: {STEPS} steps on {plural(asked.cluster.size, 'rank')}")
+    trial, log = _train(asked, run, overrides)
     if trial.exit_code != EXIT_OK:
         return _failed(name, trial, log), []
     if asked.place.rank:
         return Check(name, "pass", "rank 0 has the ledger"), []
-    ledger = read_audit(RunDir(asked.folder / f"stage-{stage}").audit)
+    ledger = read_audit(RunDir(asked.folder / run).audit)
     return Check(name, "pass", f"{len(ledger)} steps, loss {float.fromhex(ledger[-1].loss):.5f}"), ledger
+
+
+def _run_compiled(asked: TrialOptions, tell: Callable[[str], None]) -> Check:
+    """Takes a step with compiled blocks and one with plain ones, and compares the gradients."""
+    # Without dropout, of which compiled blocks draw other numbers. In fp32: what is left out of a
+    # gradient can be less than bf16 rounds.
+    exact = ["engine.precision=fp32", "engine.fp8=off"]
+    for name in asked.loaded.stacks:
+        stack = getattr(asked.loaded.model, name)
+        exact += [f"model.{name}.{key}=0" for key in _DROPOUTS if getattr(stack, key)]
+    for run in ("plain", "compiled"):
+        overrides = [*_overrides(asked, run, 1), *exact, f"engine.compile={str(run == 'compiled').lower()}"]
+        if left_out := _left_out(asked, _COMPILED, overrides):
+            return left_out
+        tell(f"{_COMPILED}: a step in fp32, {run}")
+        trial, log = _train(asked, run, overrides)
+        if trial.exit_code != EXIT_OK:
+            return _failed(_COMPILED, trial, log)
+    if asked.place.rank:
+        return Check(_COMPILED, "pass", "rank 0 has the gradients")
+    plain, compiled = (list_checkpoints(RunDir(asked.folder / run).checkpoints)[-1] for run in ("plain", "compiled"))
+    return compare_gradients(plain, compiled)
+
+
+def compare_gradients(plain: Path, compiled: Path) -> Check:
+    """Compares the gradients of the first step of two runs, of which the first moments are a multiple."""
+    from pretrain.checkpoint.load import read_pairs
+
+    found = {name: (one, other) for name, _, one, other in read_pairs((plain, compiled), _FIRST_MOMENTS)}
+    if not found:
+        return Check(_COMPILED, "warn", "left out: this optimizer keeps no mean of gradients", "nothing")
+    norms = {name: float(one.norm()) for name, (one, _) in found.items()}
+    # The gradient of a bias of keys is 0 but for rounding.
+    least = _LEAST_SHARE * math.hypot(*norms.values()) / math.sqrt(sum(one.numel() for one, _ in found.values()))
+    apart = {
+        name: float((other - one).norm()) / max(norms[name], least * math.sqrt(one.numel()), TINY)
+        for name, (one, other) in found.items()
+    }
+    worst = max(apart, key=lambda name: apart[name] if math.isfinite(apart[name]) else math.inf)
+    text = f"gradients of {len(found)} parameters within {apart[worst]:.1e} of those of plain blocks ({worst})"
+    text += f"; {GRADIENT_TOLERANCE:.0e} is allowed"
+    if apart[worst] <= GRADIENT_TOLERANCE:
+        return Check(_COMPILED, "pass", text)
+    return Check(_COMPILED, "fail", text, "use another version of torch, or engine.compile=false", EXIT_DIVERGED)
 
 
 def _failed(name: str, trial: Trial, log: Path) -> Check:
@@ -172,16 +255,16 @@ def _kill_in_job(asked: TrialOptions) -> Check:
     # To the end; until the last rank is killed, which the others notice; and resumed to the end.
     victim = asked.place.size - 1
     mark = asked.folder / "killed.at"
-    for turn, name in enumerate(("golden", "killed", "killed"), start=_FIRST_TURN):
+    for turn, name in (("golden", "golden"), ("killed", "killed"), ("resumed", "killed")):
         overrides = [*_overrides(asked, name, JOB_STEPS), f"checkpoint.every_steps={JOB_EVERY}"]
-        log = asked.folder / f"{name}-{turn}-rank-{asked.place.rank}.log"
-        process = _start_rank(asked, overrides, turn, log)
-        is_killed = turn == _FIRST_TURN + 1
-        if is_killed and asked.place.rank == victim:
-            _kill_at(process, RunDir(asked.folder / name), mark)
-        trial = end_of(process, log)
+        log = asked.folder / f"{turn}-rank-{asked.place.rank}.log"
+        is_killed = turn == "killed"
+        with _started_rank(asked, overrides, turn, log) as process:
+            if is_killed and asked.place.rank == victim:
+                _kill_at(process, RunDir(asked.folder / name), mark)
+            trial = end_of(process, log)
         if trial.exit_code != EXIT_OK and not is_killed:
-            text = f"{name}: exit code {trial.exit_code}: {trial.error}"
+            text = f"{turn}: exit code {trial.exit_code}: {trial.error}"
             return Check(_DRILL, "fail", text, f"see {log}")
     if asked.place.rank:
         return Check(_DRILL, "pass", "rank 0 compares the ledgers")

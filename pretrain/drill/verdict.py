@@ -1,7 +1,6 @@
 """Verdict of a drill: comparison with the uninterrupted run, and the cost of the kills."""
 
 import filecmp
-import math
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -100,29 +99,17 @@ def _compare_checkpoints(folder: DrillFolder) -> list[str]:
     names = {record.name for manifest in manifests for record in manifest.files}
     equal, _, _ = filecmp.cmpfiles(golden, killed, names, shallow=False)
     if len(equal) < len(names):
-        named = _name_difference(golden, killed, manifests[1].shapes, manifests[1].moments)
+        named = _name_difference(golden, killed, manifests[1].moments)
         problems.append(named or f"the files of {killed} differ")
     return problems
 
 
-def _name_difference(golden: Path, killed: Path, shapes: dict[str, list[int]], moments: list[str]) -> str | None:
+def _name_difference(golden: Path, killed: Path, moments: list[str]) -> str | None:
     """Names the first parameter whose weight or moment differs. Imports torch: rarely needed."""
-    import torch
+    from pretrain.checkpoint.load import read_pairs
 
-    from pretrain.checkpoint.fragments import FragmentReader
-    from pretrain.errors import CheckpointError
-
-    files = [[path / record.name for record in load_manifest(path).files] for path in (golden, killed)]
-    readers = [FragmentReader(paths) for paths in files]
-    for name, shape in shapes.items():
-        for kind in ("weight", *moments):
-            values = [torch.empty(math.prod(shape)) for _ in readers]
-            try:
-                for reader, out in zip(readers, values, strict=True):
-                    reader.read_into(name, kind, 0, out)
-            except CheckpointError:
-                continue  # a kind that this parameter does not have
-            if not torch.equal(*values):
-                count = int((values[0] != values[1]).sum())
-                return f"{name}/{kind} differs in {count} of {values[0].numel()} elements"
+    for name, kind, wanted, own in read_pairs((golden, killed), ("weight", *moments)):
+        if not wanted.equal(own):
+            count = int((wanted != own).sum())
+            return f"{name}/{kind} differs in {count} of {wanted.numel()} elements"
     return None

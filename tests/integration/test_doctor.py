@@ -11,7 +11,9 @@ import numpy
 import pytest
 
 from pretrain import cli
+from pretrain.checkpoint.format import list_checkpoints
 from pretrain.doctor.check import Check, Report
+from pretrain.doctor.selftest import compare_gradients
 from pretrain.plan.cluster import load_calibration
 from tests.helpers.cli import run_cli
 from tests.helpers.ranks import run_in_ranks
@@ -116,6 +118,29 @@ def test_the_whole_examination_starts_its_own_ranks(make_run, tmp_path):
     assert done.code == 0, done.stdout + done.stderr
     names = [check["name"] for check in json.loads(done.stdout)["checks"]]
     assert names[-4:] == ["rendezvous", "same versions", "shared folder", "all-reduce"]
+
+
+def test_gradients_of_compiled_blocks_are_those_of_plain_ones_or_it_fails(make_run):
+    """The moments of real first steps. Of a parameter whose gradient is 0, rounding is compared with that of others."""
+    for name, seed in (("plain", 1), ("again", 1), ("other", 2)):
+        make_run.complete(name, "train.stop_after=1", f"seed={seed}", "engine.precision=fp32", ranks=1)
+    plain, again, other = (
+        list_checkpoints(make_run.folder(name).checkpoints)[-1] for name in ("plain", "again", "other")
+    )
+    assert compare_gradients(plain, again).status == "pass"
+    found = compare_gradients(plain, other)
+    assert (found.status, found.exit_code) == ("fail", 77)
+    assert re.search(r"gradients of \d+ parameters within \S+ of those of plain blocks \(\S+weight\)", found.detail)
+
+
+@pytest.mark.long
+def test_the_selftest_compares_compiled_blocks_with_plain_ones(make_run, tmp_path):
+    """On a CPU, with dropout, of which compiled blocks draw other numbers."""
+    options = ("engine.compile=true", "model.decoder.dropout=0.1", "--selftest", "--ranks", "1", "--json")
+    done = run_cli("doctor", str(make_run.config()), *options, cwd=tmp_path, timeout=None)
+    assert done.code == 0, done.stdout + done.stderr
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["compiled blocks"]["status"] == "pass"
 
 
 @pytest.mark.long
