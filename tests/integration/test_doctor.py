@@ -183,7 +183,7 @@ def test_a_cpu_is_calibrated_and_plan_reads_it(make_run, tmp_path):
 
 @pytest.mark.gpu
 def test_a_gpu_is_measured_and_reaches_a_share_of_its_data_sheet():
-    """Not run by its author: written for a machine with a GPU that nobody else uses."""
+    """For a GPU that nobody else uses: the memory of a context is what the device lacks."""
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
