@@ -49,7 +49,9 @@ def ask(
     if place.is_started:
         local = place.local_size
         num_nodes = place.size // local
-        token = f"{os.environ.get('SLURM_JOB_ID', 'job')}-{os.environ['MASTER_PORT']}"
+        # Of a step: a second selftest in the allocation must not go on with runs that the first has left.
+        job = ".".join(os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+        token = f"{job}-{os.environ['MASTER_PORT']}"
     # A GPU of an unknown name still reports its memory.
     name = name_of_device(gpus[0].name) if gpus else "cpu"
     memory = gpus[0].memory_bytes if gpus else read_memory()[0] / local

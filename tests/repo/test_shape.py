@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "config": (29, 6091),
     "data": (13, 2613),
     "datacheck": (11, 2327),
-    "doctor": (13, 2010),
+    "doctor": (13, 2012),
     "drill": (6, 862),
     "engine": (7, 1301),
     "evaluate": (12, 2315),

@@ -3,7 +3,9 @@
 import pytest
 
 from pretrain.config.load import load_config
+from pretrain.doctor.place import JobTopology
 from pretrain.doctor.selftest import compare_ledgers, tolerance_of
+from pretrain.doctor.small import ask
 from pretrain.doctor.spawn import run_command
 from pretrain.tracking.audit import AuditRow
 from tests.helpers.waiting import LIMIT_S
@@ -34,6 +36,20 @@ def test_a_stage_that_read_other_samples_fails(other):
 
 def test_one_stage_alone_proves_nothing():
     assert compare_ledgers({"stage 2": ledger(4.0)}, 1e-5).status == "fail"
+
+
+def test_a_second_selftest_of_an_allocation_has_a_folder_of_its_own(monkeypatch):
+    """Else it would go on with the runs of one that failed."""
+    config = "configs/run/quickstart.yaml"
+    loaded = load_config(config, ["engine.device=cpu"])
+    place = JobTopology(size=2, local_size=2, is_started=True)
+    folders = set()
+    for job, step in (("7", "0"), ("7", "1"), ("8", "0")):
+        environment = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step, "MASTER_PORT": "29500"}
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        folders.add(ask(config, [], loaded, None, None, place).folder)
+    assert len(folders) == 3
 
 
 @pytest.mark.parametrize(
