@@ -64,7 +64,7 @@ MAX_FILE_BYTES = 5 * 10**9
 
 
 def read_pairs(paths: tuple[Path, Path], kinds: Sequence[str]) -> Iterator[tuple[str, str, Tensor, Tensor]]:
-    """Yields (name, kind, values of one, of the other), fp32 [elements], of kinds that two checkpoints of a model have.
+    """Yields name, kind, and values in both, fp32 [elements], of what two checkpoints of a model have.
 
     Raises: CheckpointError: A piece is missing.
     """

@@ -40,7 +40,7 @@ DONE_WITHIN_S = 120.0
 # in 16 bits the last bit of the resulting weights, of 8 (bf16) or 11.
 TOLERANCES = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
 GRADIENT_TOLERANCE = 1e-3
-"""Relative, of a parameter's gradient in fp32. Kernels differ by 1e-6 to 1e-5; a forgotten part by more than 1e-2."""
+"""Relative, of a parameter's gradient in fp32. Kernels differ by 1e-6 to 1e-5; a lost part by 1e-2."""
 TINY = 1e-30
 _LEAST_SHARE = 1e-3
 """Of the root mean square of all gradients: a smaller gradient is compared with this."""
@@ -108,7 +108,7 @@ def _started_rank(asked: TrialOptions, overrides: list[str], name: str, log: Pat
         while not file.is_file() and time.monotonic() < deadline:
             time.sleep(0.05)
         if not file.is_file():
-            raise LaunchError(f"rank 0 has not written {file} within {WITHIN_S:.0f} s", fix="see its log")
+            raise LaunchError(f"rank 0 has not written {file} in {WITHIN_S:.0f} s", fix="see its log")
         environment = {**os.environ, "MASTER_PORT": file.read_text(encoding="ascii")}
         yield start_command(["train", asked.config, *overrides], log, environment)
 
@@ -178,7 +178,7 @@ def _run_compiled(asked: TrialOptions, tell: Callable[[str], None]) -> Check:
 
 
 def compare_gradients(plain: Path, compiled: Path) -> Check:
-    """Compares the gradients of the first step of two runs, of which the first moments are a multiple."""
+    """Compares gradients of the first step of two runs, of which the first moments are multiples."""
     from pretrain.checkpoint.load import read_pairs
 
     found = {name: (one, other) for name, _, one, other in read_pairs((plain, compiled), _FIRST_MOMENTS)}

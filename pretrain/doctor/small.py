@@ -49,7 +49,7 @@ def ask(
     if place.is_started:
         local = place.local_size
         num_nodes = place.size // local
-        # Of a step: a second selftest in the allocation must not go on with runs that the first has left.
+        # Of a step: a second selftest in an allocation must not go on with the runs of the first.
         job = ".".join(os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
         token = f"{job}-{os.environ['MASTER_PORT']}"
     # A GPU of an unknown name still reports its memory.

@@ -85,7 +85,7 @@ class FlexAttention:
         # torch's kernel for fewer than 128 queries has no configuration for some numbers of heads.
         options: dict[str, bool | int] = {"FORCE_USE_FLEX_ATTENTION": queries > 1}
         if bias is not None:
-            # Reads of a bias are kept for each stage too: three do not fit into an H200 by torch 2.11.
+            # Reads of a bias are kept for each stage too: three exceed an H200 by torch 2.11.
             options["fwd_num_stages"] = 2
         return FlexMask(block_mask, score_mod, options)
 
