@@ -181,18 +181,17 @@ def compare_gradients(plain: Path, compiled: Path) -> Check:
     """Compares gradients of the first step of two runs, of which the first moments are multiples."""
     from pretrain.checkpoint.load import read_pairs
 
-    found = {name: (one, other) for name, _, one, other in read_pairs((plain, compiled), _FIRST_MOMENTS)}
-    if not found:
+    norms, distances, sizes = {}, {}, {}
+    for name, _, one, other in read_pairs((plain, compiled), _FIRST_MOMENTS):
+        norms[name], distances[name] = float(one.norm()), float((other - one).norm())
+        sizes[name] = one.numel()
+    if not norms:
         return Check(_COMPILED, "warn", "left out: this optimizer keeps no mean of gradients", "nothing")
-    norms = {name: float(one.norm()) for name, (one, _) in found.items()}
     # The gradient of a bias of keys is 0 but for rounding.
-    least = _LEAST_SHARE * math.hypot(*norms.values()) / math.sqrt(sum(one.numel() for one, _ in found.values()))
-    apart = {
-        name: float((other - one).norm()) / max(norms[name], least * math.sqrt(one.numel()), TINY)
-        for name, (one, other) in found.items()
-    }
+    least = _LEAST_SHARE * math.hypot(*norms.values()) / math.sqrt(sum(sizes.values()))
+    apart = {name: distances[name] / max(norm, least * math.sqrt(sizes[name]), TINY) for name, norm in norms.items()}
     worst = max(apart, key=lambda name: apart[name] if math.isfinite(apart[name]) else math.inf)
-    text = f"gradients of {len(found)} parameters within {apart[worst]:.1e} of those of plain blocks ({worst})"
+    text = f"gradients of {len(norms)} parameters within {apart[worst]:.1e} of those of plain blocks ({worst})"
     text += f"; {GRADIENT_TOLERANCE:.0e} is allowed"
     if apart[worst] <= GRADIENT_TOLERANCE:
         return Check(_COMPILED, "pass", text)
