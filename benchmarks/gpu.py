@@ -206,10 +206,10 @@ ARMS = {
     ),
     "profile": Arm(
         "benchmarks.gpu_kernels:profile",
-        90,
+        240,
         "Where do steps of LLaMA 1.1B, of GPT-2 and of nanoGPT spend their time?",
         "tables of kernels and traces",
-        expected_s=40,
+        expected_s=110,
     ),
     "characters": Arm(
         "benchmarks.gpu_published:characters",
