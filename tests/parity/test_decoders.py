@@ -1,5 +1,7 @@
 """Decoders against transformers: logits, loss, gradients, padding, packing, caches, exchange."""
 
+from types import MappingProxyType
+
 import pytest
 import torch
 import transformers
@@ -23,14 +25,15 @@ SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.1, "pad_token_id": None,
     "bos_token_id": 1, "eos_token_id": 2, "attn_implementation": "eager",
 }  # fmt: skip
-LLAMA3_SCALING = {
+# Read-only, because a config of transformers adds keys to the mapping that it is given: each takes a copy of its own.
+LLAMA3_SCALING = MappingProxyType({
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
-}  # fmt: skip
-YARN_SCALING = {
+})  # fmt: skip
+YARN_SCALING = MappingProxyType({
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16,
     "beta_fast": 2.0, "beta_slow": 0.1,
-}  # fmt: skip
+})  # fmt: skip
 
 
 def gpt2(**values):
@@ -162,20 +165,20 @@ def starcoder2(**values):
     return transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**(SIZES | values)))
 
 
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.7}
-LONGROPE = {
+DYNAMIC = MappingProxyType({"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.7})
+LONGROPE = MappingProxyType({
     "rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.1, 1.3, 1.9],
     "long_factor": [2.0, 3.0, 5.5, 8.0], "original_max_position_embeddings": 16,
-}  # fmt: skip
+})  # fmt: skip
 MAKERS = {
     "gpt2": gpt2,
     "gpt2-unusual": lambda: gpt2(
         tie_word_embeddings=False, scale_attn_weights=False, n_inner=80, activation_function="gelu"
     ),
     "llama": lambda: llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0}, rms_norm_eps=1e-5),
-    "llama-3": lambda: llama(rope_parameters=LLAMA3_SCALING, tie_word_embeddings=True),
+    "llama-3": lambda: llama(rope_parameters=dict(LLAMA3_SCALING), tie_word_embeddings=True),
     "llama-relu2": lambda: llama(hidden_act="relu2"),
-    "llama-yarn": lambda: llama(rope_parameters=YARN_SCALING),
+    "llama-yarn": lambda: llama(rope_parameters=dict(YARN_SCALING)),
     "llama-yarn-exact": lambda: llama(rope_parameters=YARN_SCALING | {"truncate": False}, hidden_act="quick_gelu"),
     "llama-unusual": lambda: llama(
         rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
@@ -197,7 +200,7 @@ MAKERS = {
     "olmoe-unusual": lambda: olmoe(norm_topk_prob=True, num_key_value_heads=6, rms_norm_eps=1e-3),
     "gpt_oss": gpt_oss,
     "gpt_oss-unusual": lambda: gpt_oss(
-        rope_parameters=YARN_SCALING, layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        rope_parameters=dict(YARN_SCALING), layer_types=["full_attention", "sliding_attention", "sliding_attention"],
         tie_word_embeddings=True, num_key_value_heads=6, swiglu_limit=0.1, rms_norm_eps=1e-3,
     ),
     "deepseek_v3": deepseek_v3,
@@ -213,7 +216,7 @@ MAKERS = {
     ),
     "starcoder2-norm-biases": lambda: starcoder2(use_bias=False),
     "llama-attention-biases": lambda: llama(attention_bias=True),
-    "llama-mlp-biases": lambda: llama(mlp_bias=True, rope_parameters=LONGROPE, max_position_embeddings=64),
+    "llama-mlp-biases": lambda: llama(mlp_bias=True, rope_parameters=dict(LONGROPE), max_position_embeddings=64),
     "qwen2-any-windows": lambda: qwen2(
         use_sliding_window=True, sliding_window=WINDOW, num_hidden_layers=5,
         layer_types=[f"{'sliding' if slides else 'full'}_attention" for slides in (0, 1, 1, 0, 1)],
@@ -231,7 +234,7 @@ MAKERS = {
     "smollm3": smollm3,
     "smollm3-unusual": lambda: smollm3(
         no_rope_layers=[0, 1, 1, 0], use_sliding_window=True, sliding_window=WINDOW, attention_bias=True,
-        rope_parameters=LLAMA3_SCALING, tie_word_embeddings=False,
+        rope_parameters=dict(LLAMA3_SCALING), tie_word_embeddings=False,
     ),
     "granite": granite,
     "granite-unusual": lambda: granite(

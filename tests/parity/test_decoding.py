@@ -39,7 +39,10 @@ MAKERS = {
     "cohere2": cohere2,
     # All rows have the short factors: those of a batch here have a length each, and theirs have one.
     "phi3": lambda: phi3(
-        rope_parameters=LONGROPE, original_max_position_embeddings=64, sliding_window=None, max_position_embeddings=64
+        rope_parameters=dict(LONGROPE),
+        original_max_position_embeddings=64,
+        sliding_window=None,
+        max_position_embeddings=64,
     ),
     "t5": t5,
     "marian": lambda: marian(activation_function="swish", scale_embedding=True),
