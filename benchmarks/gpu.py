@@ -225,6 +225,13 @@ ARMS = {
         "must: 40; published: 41.02; aim: 41.5; skipped without --multi30k",
         expected_s=240,
     ),
+    "race": Arm(
+        "benchmarks.gpu_published:race",
+        2400,
+        "How much sooner does GPT-2 124M by Muon have the loss that nanoGPT's train.py has after a quarter of an hour?",
+        "must: in a half of its seconds; aim: in a fifth; skipped without --nanogpt",
+        expected_s=1900,
+    ),
 }
 """In order of worth. `expected_s` of `families`, and of arms up to `deterministic`, are from an H200."""
 
@@ -306,6 +313,7 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, help="a clone of nanoGPT, or a folder with its model.py")
     parser.add_argument("--tinyshakespeare", type=Path, metavar="FILE", help="text of nanoGPT's character models")
     parser.add_argument("--multi30k", type=Path, metavar="FOLDER", help="{train,val,test_2016_flickr}.{en,de}.gz")
+    parser.add_argument("--race-s", type=float, default=900.0, help="seconds of nanoGPT's run in the race")
     parser.add_argument(
         "--earlier",
         type=Path,
@@ -336,6 +344,7 @@ def main() -> None:
         "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
         "commit": options.commit or read_commit(),
         "cases": options.cases,
+        "race_s": options.race_s,
         "earlier": [str(path.resolve()) for path in options.earlier],
     }
     given = {name: getattr(options, name) for name in ("nanogpt", "tinyshakespeare", "multi30k")}

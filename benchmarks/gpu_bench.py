@@ -54,6 +54,7 @@ class Bench:
         nanogpt: Clone of nanoGPT, or a folder with its model.py. None: not measured.
         tinyshakespeare: Text of nanoGPT's character models. None: not measured.
         multi30k: Folder of Multi30k's sentences. None: not measured.
+        race_s: Seconds that nanoGPT trains for in the race.
         earlier: Files of rows of earlier calls, for what compares the whole campaign.
         cases: Words of which the name of a compared step must have one; none: all are run.
         failed: Cases that ended with an error.
@@ -69,6 +70,7 @@ class Bench:
     nanogpt: Path | None
     tinyshakespeare: Path | None = None
     multi30k: Path | None = None
+    race_s: float = 900.0
     earlier: tuple[Path, ...] = ()
     cases: tuple[str, ...] = ()
     failed: list[str] = field(default_factory=list)

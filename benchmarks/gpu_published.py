@@ -1,12 +1,17 @@
-"""Arms of the GPU campaign about published results: nanoGPT's GPU character model, and Multi30k in full.
+"""Arms of the GPU campaign that train to a result: two published ones, and nanoGPT's loss in less time.
 
 Their texts are given by path (`--tinyshakespeare`, `--multi30k`): nothing of them is in the repository. Without a path
-an arm is a row that says so; the rehearsal makes up a text instead.
+an arm is a row that says so; the rehearsal makes up a text instead. The race reads the Python source that is installed.
 """
 
 import gzip
 import json
+import re
 import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
 import time
 from itertools import cycle, islice
 from pathlib import Path
@@ -15,7 +20,10 @@ from typing import Any
 from benchmarks.common import ROOT
 from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_runs import call
+from benchmarks.shakespeare import NANOGPT
 from pretrain.errors import ConfigError
+from pretrain.shards.index import load_index
+from pretrain.shards.reader import ShardSet
 
 CHARACTERS = {"least": 1.48, "must": 1.4697}
 """Validation loss that nanoGPT publishes for its configuration of a GPU, 5,000 steps; 1.48 by benchmarks.md."""
@@ -23,6 +31,11 @@ TRANSLATION = {"must": 40.0, "published": 41.02, "aim": 41.5}
 """Lower-cased BLEU on test2016 by Moses' tokens, beam 5 (Wu et al. 2021)."""
 MULTI30K = {name: f"{name}.{{}}.gz" for name in ("train", "val")} | {"test": "test_2016_flickr.{}.gz"}
 """Files of the folder, by split and language."""
+
+RACE = {"must": 2, "aim": 5}
+"""Shares of nanoGPT's seconds in which our recipe has to reach its loss: a half, a fifth."""
+PROBE_STEPS = 16
+"""Steps of a short run that tells the seconds of a step and of the start."""
 
 
 def _train(bench: Bench, recipe: str, name: str, data: Path, *overrides: str) -> tuple[Path, float]:
@@ -135,3 +148,111 @@ def _translation_texts(bench: Bench) -> Path:
             text = "".join(f"{sentence.format(number)}\n" for number in range(count))
             (folder / MULTI30K[name].format(language)).write_bytes(gzip.compress(text.encode()))
     return folder
+
+
+def race(bench: Bench) -> None:
+    """Trains GPT-2 124M by nanoGPT's train.py for `race_s` seconds, and a recipe by Muon in a half and a fifth of them.
+
+    nanoGPT has its own configuration, but that its rate rises over a tenth of the steps and falls over the rest. Ours
+    is as deep and as wide, with the quickstart's recipe (`modded-2m`) and batches of 131,072 tokens. Seconds are those
+    of the whole command, compilation and validation included; losses are means over the validation split, in rows of
+    the same tokens, documents not masked.
+    """
+    shape = bench.pick(
+        {"layers": 12, "width": 768, "heads": 12, "T": 1024}, {"layers": 4, "width": 64, "heads": 2, "T": 32}
+    )
+    budget_s, peer = bench.pick(bench.race_s, 15.0), None
+    with bench.case("nanoGPT", shape):
+        if bench.nanogpt is None or not (bench.nanogpt / "train.py").exists():
+            raise ConfigError("skipped: nanoGPT's train.py is not in the repository", fix="give its clone by --nanogpt")
+        source = _nanogpt_source(bench, bench.nanogpt)
+        _, steps = _train_nanogpt(bench, source, shape, PROBE_STEPS, budget_s)
+        peer, _ = _train_nanogpt(bench, source, shape, steps, budget_s)
+        bench.write("nanoGPT", shape, value=peer)
+    if peer is None and not bench.rehearse:
+        return  # nothing to beat
+    data = _race_text(bench)
+    seconds = budget_s if peer is None else peer["seconds"]
+    for bound, share in RACE.items():
+        with bench.case(f"ours, 1/{share} of the seconds", shape):
+            _, steps = _train_race(bench, data, shape, PROBE_STEPS, seconds / share)
+            ours, _ = _train_race(bench, data, shape, steps, seconds / share)
+            is_held = peer and ours["loss"] <= peer["loss"] and ours["seconds"] <= peer["seconds"] / share
+            bench.write(f"ours, 1/{share} of the seconds", shape, value=ours, peer=peer, held={bound: is_held})
+
+
+def _race_text(bench: Bench) -> Path:
+    """Returns the folder of the prepared Python source: the standard library, and all packages that are installed."""
+    folder, paths = bench.scratch / "race", sysconfig.get_paths()
+    if not (folder / "index.json").exists():
+        whole = ["--input", paths["stdlib"], "--input", paths["purelib"], "--vocab-size", "50257"]
+        part = ["--input", str(Path(paths["stdlib"]) / "json"), "--vocab-size", "400", "--split", "hash:0.2"]
+        call("pretrain", "prepare", "--output", str(folder), *bench.pick(whole, part))
+    return folder
+
+
+def _nanogpt_source(bench: Bench, given: Path) -> Path:
+    """Returns a copy of nanoGPT with our tokens as its data set `race`: each split one file of uint16."""
+    data, source = _race_text(bench), bench.scratch / "nanogpt"
+    shutil.rmtree(source, ignore_errors=True)
+    shutil.copytree(given, source, ignore=shutil.ignore_patterns(".git"))
+    folder = source / "data" / "race"
+    folder.mkdir(parents=True)
+    for split, name in (("train", "train.bin"), ("validation", "val.bin")):
+        shards = ShardSet(data, load_index(data), split)
+        with (folder / name).open("wb") as file:
+            for shard in map(shards.reader, range(len(shards))):
+                for number in range(len(shard.member_starts)):
+                    file.write(shard.member(number)[0].tobytes())
+    return source
+
+
+def _train_nanogpt(
+    bench: Bench, source: Path, shape: dict[str, int], steps: int, budget_s: float
+) -> tuple[dict[str, Any], int]:
+    """Trains by train.py for some steps; returns loss, steps and seconds, and the steps that would fill the budget."""
+    rows, accumulation = bench.pick((32, 15), (2, 1))  # 480 rows a step: its 12 x 40 in fewer parts
+    flags = {
+        "dataset": "race", "batch_size": rows, "gradient_accumulation_steps": accumulation, "block_size": shape["T"],
+        "n_layer": shape["layers"], "n_head": shape["heads"], "n_embd": shape["width"], "max_iters": steps - 1,
+        "lr_decay_iters": steps, "warmup_iters": max(1, steps // 10), "eval_interval": 10**9, "eval_iters": 1,
+        "device": bench.device.type, "compile": not bench.rehearse,
+    }  # fmt: skip
+    out = bench.scratch / "nanogpt.json"
+    command = [sys.executable, "-c", NANOGPT, "1337", str(out), *(f"--{name}={value}" for name, value in flags.items())]
+    begun = time.perf_counter()
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - begun
+    print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+    if done.returncode:
+        raise RuntimeError(f"nanoGPT ended with {done.returncode}: {done.stderr[-1000:]}")
+    step_s = statistics.median(
+        float(ms) / 1e3 for ms in re.findall(r"time ([\d.]+)ms", done.stdout)[-PROBE_STEPS // 2 :]
+    )
+    figures = {**json.loads(out.read_text()), "steps": steps, "seconds": round(seconds, 1), "step_s": step_s}
+    return figures, _fill(budget_s, steps, seconds, step_s)
+
+
+def _train_race(
+    bench: Bench, data: Path, shape: dict[str, int], steps: int, budget_s: float
+) -> tuple[dict[str, Any], int]:
+    """Trains our recipe for some steps; returns the same."""
+    rows, micro = bench.pick((128, 32), (4, 2))
+    stack = {name: shape[name] for name in ("layers", "width", "heads")} | {"ff_width": 4 * shape["width"]}
+    overrides = [f"model.decoder.{name}={value}" for name, value in stack.items()]
+    overrides += [f"model.max_seq_len={shape['T']}", f"batch.seq_len={shape['T']}", f"batch.micro={micro}"]
+    overrides += [f"batch.global_tokens={rows * shape['T']}", f"train.steps={steps}", f"eval.every_steps={steps}"]
+    overrides += ["eval.max_tokens=null", "data.document_mask=false", "engine.kind=single", "engine.zero_stage=0"]
+    overrides += ["optim.lr=3e-3", "optim.muon.lr=3e-3", f"optim.schedule.warmup_steps={max(1, steps // 20)}"]
+    overrides += ["checkpoint.every_steps=0", "tracking.log_every_steps=1", "tracking.norms_every_steps=0"]
+    run, seconds = _train(bench, "configs/run/quickstart.yaml", "race", data, *overrides)
+    metrics = _metrics(run)
+    step_s = statistics.median([row["step_time_s"] for row in metrics if "step_time_s" in row][-PROBE_STEPS // 2 :])
+    (held,) = [row for row in metrics if "val_loss" in row]
+    found = {"loss": held["val_loss"], "targets": int(held["val_tokens"]), "steps": steps, "seconds": seconds}
+    return found | {"step_s": step_s}, _fill(budget_s, steps, seconds, step_s)
+
+
+def _fill(budget_s: float, steps: int, seconds: float, step_s: float) -> int:
+    """Returns the steps that take 0.97 of a budget, by a run of `steps` that took `seconds`, start and end included."""
+    return max(PROBE_STEPS, int((0.97 * budget_s - seconds + steps * step_s) / step_s))

@@ -46,14 +46,14 @@ sys.path.insert(0, os.getcwd())
 manual_seed = torch.manual_seed
 torch.manual_seed = lambda given: manual_seed(given - 1337 + seed)
 trained = runpy.run_path("train.py", run_name="__main__")
-model = trained["model"].eval()
-tokens = np.fromfile("data/shakespeare_char/val.bin", dtype=np.uint16).astype(np.int64)
-rows = (len(tokens) - 1) // 64
-x = torch.from_numpy(tokens[: rows * 64].reshape(rows, 64))
-y = torch.from_numpy(tokens[1 : rows * 64 + 1].reshape(rows, 64))
-with torch.no_grad():
-    total = sum(float(model(x[i : i + 64], y[i : i + 64])[1]) * len(x[i : i + 64]) for i in range(0, rows, 64))
-open(out, "w").write(json.dumps({"loss": total / rows, "characters": rows * 64}))
+model, size, device = trained["model"].eval(), trained["block_size"], trained["device"]
+tokens = np.fromfile(os.path.join(trained["data_dir"], "val.bin"), dtype=np.uint16).astype(np.int64)
+rows = (len(tokens) - 1) // size
+x = torch.from_numpy(tokens[: rows * size].reshape(rows, size)).to(device)
+y = torch.from_numpy(tokens[1 : rows * size + 1].reshape(rows, size)).to(device)
+with torch.no_grad(), trained["ctx"]:
+    total = sum(float(model(x[i : i + 16], y[i : i + 16])[1]) * len(x[i : i + 16]) for i in range(0, rows, 16))
+open(out, "w").write(json.dumps({"loss": total / rows, "targets": rows * size}))
 """
 
 
@@ -98,7 +98,7 @@ def train_ours(folder: Path, arm: str, seed: int, quick: bool) -> dict[str, Any]
     run([sys.executable, "-m", "pretrain", "train", recipe, *shortened, *where, *quiet], folder)
     rows = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
     (held,) = [row for row in map(json.loads, rows) if "val_loss" in row]
-    return {"loss": held["val_loss"], "characters": int(held["val_tokens"])}
+    return {"loss": held["val_loss"], "targets": int(held["val_tokens"])}
 
 
 def main() -> None:
