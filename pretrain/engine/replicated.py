@@ -168,6 +168,11 @@ def _is_whole(parameter: Tensor) -> bool:
     return not is_sharded and (is_shared or getattr(parameter, "allreduce", True))
 
 
+def _norm(parameters: Sequence[Tensor]) -> Tensor:
+    assert all(map(_is_whole, parameters)), "a norm over several process groups is its engine's"
+    return norm_over_ranks(parameters)
+
+
 def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = False) -> Update:
     """Clips reduced gradients to a global norm; discards them if it is not finite, or with `drop`.
 
@@ -175,8 +180,7 @@ def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = Fa
     ranks have the same reduced gradients, and the norm those of the experts of others, so that they
     decide alike; other parameters that are sharded, or reduced over some ranks, are refused.
     """
-    assert all(map(_is_whole, parameters)), "a norm over several process groups is its engine's"
-    norm = norm_over_ranks(parameters)
+    norm = _norm(parameters)
     grad_norm = float(norm)
     skipped = drop or not math.isfinite(grad_norm)
     if skipped:
@@ -185,6 +189,15 @@ def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = Fa
     elif grad_clip:
         torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, norm)
     return Update(grad_norm, skipped)
+
+
+def _skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether the optimizer's own kernel skips a step by `found_inf`: torch's fused AdamW.
+
+    Hooks before a step read gradients, and expect finite ones.
+    """
+    is_fused = type(optimizer) is torch.optim.AdamW and bool(optimizer.defaults["fused"])
+    return is_fused and not optimizer._optimizer_step_pre_hooks
 
 
 def _even_share(fragment: Fragment, world: World, part: Part) -> Iterator[Fragment]:
@@ -278,12 +291,28 @@ class TorchEngine(WrappedModule):
 
     def update(self, learning_rate: float, drop: bool = False) -> Update:
         """See `Engine.update`."""
-        update = clip_or_drop(self._parameters, self._grad_clip, drop)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_ratio", 1.0)
+        if not drop and _skips_on_device(self._optimizer):
+            return self._update_on_device()
+        update = clip_or_drop(self._parameters, self._grad_clip, drop)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return update
+
+    def _update_on_device(self) -> Update:
+        """Queues the whole update before the host waits for the norm: a GPU is not idle in between."""
+        optimizer: Any = self._optimizer
+        norm = _norm(self._parameters)
+        norm_on_host = dist.start_copy_to_host(norm)
+        if self._grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._grad_clip, norm)
+        optimizer.found_inf = norm.isfinite().logical_not().float()
+        optimizer.step()
+        optimizer.found_inf = None
+        optimizer.zero_grad(set_to_none=True)
+        grad_norm = float(norm_on_host())
+        return Update(grad_norm, not math.isfinite(grad_norm))
 
 
 class KeptTensor(NamedTuple):

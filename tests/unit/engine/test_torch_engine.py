@@ -46,11 +46,17 @@ def prepared():
     return SimpleNamespace(prepare_model=prepare_model, device=torch.device("cpu"))
 
 
-def build(kind, clip=0.0, ratios=(1.0, 1.0), size=None):
+def build(kind, clip=0.0, ratios=(1.0, 1.0), size=None, fused=False):
     module = Toy()
     config = EngineConfig(kind=kind, precision="fp32")
     world = World(0, size or (2 if kind == "ddp" else 1), 0)
-    return TorchEngine(module, names_of(module), adamw(module, ratios), prepared(), config, clip, world)
+    return TorchEngine(module, names_of(module), adamw(module, ratios, fused=fused), prepared(), config, clip, world)
+
+
+def check_gradients(optimizer, *_):
+    """A hook before a step, as cautious decay is one: it must see no gradient that is not finite."""
+    given = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    assert all(grad.isfinite().all() for grad in given)
 
 
 def weights(engine):
@@ -59,9 +65,10 @@ def weights(engine):
 
 @pytest.mark.parametrize("kind", ["single", "ddp"])
 @pytest.mark.parametrize("clip", [0.0, 0.01])
-def test_a_step_is_torch_s_own_over_the_sum_of_the_micro_batches(kind, clip):
-    engine, module = build(kind, clip), Toy()
-    reference = adamw(module)
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_is_torch_s_own_over_the_sum_of_the_micro_batches(kind, clip, fused):
+    engine, module = build(kind, clip, fused=fused), Toy()
+    reference = adamw(module, fused=fused)
     for _ in range(3):
         for number, value in enumerate((X, 2 * X)):
             sums = engine.forward_backward(torch.tensor(value), 0.5, number == 1)
@@ -76,12 +83,17 @@ def test_a_step_is_torch_s_own_over_the_sum_of_the_micro_batches(kind, clip):
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan, None])
-def test_a_bad_gradient_and_one_that_is_to_be_dropped_change_nothing_and_leave_nothing_behind(bad):
+@pytest.mark.parametrize("optimizer", ["loop", "fused", "fused, hooked"])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_bad_gradient_and_one_that_is_to_be_dropped_change_nothing_and_leave_nothing_behind(bad, optimizer, is_first):
     results = []
     for drops in (False, True):
-        engine = build("single", 1.0)
-        engine.forward_backward(torch.tensor(X), 1.0, True)
-        engine.update(LR)
+        engine = build("single", 1.0, fused=optimizer != "loop")
+        if optimizer == "fused, hooked":
+            engine._optimizer.register_step_pre_hook(check_gradients)
+        if not is_first:
+            engine.forward_backward(torch.tensor(X), 1.0, True)
+            engine.update(LR)
         before = weights(engine)
         if drops:
             engine.forward_backward(torch.tensor(2 * X if bad is None else bad), 1.0, True)

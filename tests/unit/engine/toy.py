@@ -55,7 +55,9 @@ class Toy(nn.Module):
         return torch.stack(squares).sum() / 2, torch.tensor([float(batch), self.training], dtype=torch.float64)
 
 
-def adamw(module: nn.Module, ratios: tuple[float, float] = (1.0, 1.0), decay: float = 0.1) -> torch.optim.Optimizer:
+def adamw(
+    module: nn.Module, ratios: tuple[float, float] = (1.0, 1.0), decay: float = 0.1, *, fused: bool = False
+) -> torch.optim.Optimizer:
     """AdamW over two groups: matrices, which decay, and the rest; and an empty group, as a model without biases has."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
@@ -63,7 +65,7 @@ def adamw(module: nn.Module, ratios: tuple[float, float] = (1.0, 1.0), decay: fl
         {"params": [p for p in trained if p.ndim == 1], "weight_decay": 0.0, "name": "no_decay", "lr_ratio": ratios[1]},
         {"params": [], "name": "none"},
     ]
-    return torch.optim.AdamW(groups, lr=LR)
+    return torch.optim.AdamW(groups, lr=LR, fused=fused)
 
 
 def train(engine: FakeEngine, steps: range) -> None:
