@@ -194,10 +194,10 @@ def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = Fa
 def _skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
     """Returns whether the optimizer's own kernel skips a step by `found_inf`: torch's fused AdamW.
 
-    Hooks before a step read gradients, and expect finite ones.
+    Cautious decay comes before the kernel, and is not skipped by it.
     """
     is_fused = type(optimizer) is torch.optim.AdamW and bool(optimizer.defaults["fused"])
-    return is_fused and not optimizer._optimizer_step_pre_hooks
+    return is_fused and not any("cautious_decay" in group for group in optimizer.param_groups)
 
 
 def _even_share(fragment: Fragment, world: World, part: Part) -> Iterator[Fragment]:

@@ -126,6 +126,8 @@ class LayerNorms:
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for master, start, end, layer, group in self._stepped(optimizer):
+            if not optimizer.state[master]["step"]:
+                continue  # the first step of all, which the optimizer's kernel has skipped
             size = _CHUNK.get(master.device.type, _CHUNK["cpu"])
             for first in range(start, end, size):
                 place = slice(first, min(first + size, end))

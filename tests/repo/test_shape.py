@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "datacheck": (11, 2327),
     "doctor": (13, 2012),
     "drill": (6, 862),
-    "engine": (7, 1301),
+    "engine": (7, 1330),
     "evaluate": (12, 2315),
     "generate": (10, 1681),
     "inspect": (3, 458),
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "shards": (12, 2507),
     "tokenizer": (8, 1660),
     "tracking": (12, 1877),
-    "train": (16, 3257),
+    "train": (16, 3259),
     "utils": (13, 1912),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""

@@ -1,5 +1,7 @@
 """Norms by layer, against a copy of the weights and torch's own gradients."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -67,3 +69,13 @@ def test_nothing_is_told_of_steps_that_were_skipped_or_not_asked_about():
     norms.arm()
     assert norms.take(Update(float("nan"), True), CPU) == {}
     assert norms.take(Update(1.0, False), CPU) == {}
+
+
+def test_nothing_is_told_of_a_first_step_that_the_kernel_of_the_optimizer_has_skipped():
+    weights, optimizer, norms = build(partial(torch.optim.AdamW, fused=True))
+    before = [weight.detach().clone() for weight in weights.values()]
+    norms.arm()
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert norms.take(Update(float("inf"), True), CPU) == {}
+    assert all(torch.equal(weight.detach(), one) for weight, one in zip(weights.values(), before, strict=True))
