@@ -195,6 +195,8 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
     if engine.zero_stage == 3 and (cluster.size > 1 or engine.offload_params != "none"):
         phases = _phases(task, engine, cluster, replace(found, loss=logits), kept)
         found = max(phases, key=lambda phase: phase.total)
+    elif engine.kind == "deepspeed" and engine.zero_stage in (1, 2):
+        found = max(found, _in_update(task, engine, cluster, found), key=lambda phase: phase.total)
     overhead = _fixed_bytes(cluster) + round(_FRAGMENTED * found.total)
     return replace(found, overhead=overhead)
 
@@ -234,21 +236,27 @@ def _phases(
     in_blocks = replace(found, gathered=whole["blocks"], activations=kept.peak - kept.loss, loss=0)
     at_end = replace(found, gathered=whole["end"], activations=kept.ends, loss=0)
     phases = [in_loss, at_turn, in_blocks, at_end]
+    return [*phases, _in_update(task, engine, cluster, found)]
+
+
+def _in_update(task: TrainingTask, engine: EngineConfig, cluster: Cluster, found: RankMemory) -> RankMemory:
+    """Returns the memory in the update, when activations are gone, and the gradients of other ranks' shares."""
+    made = 0
     if engine.offload_optimizer == "none":
-        updated = update_bytes(task.values.trained, engine.gradient_bytes, cluster.size)
-        in_update = replace(found, gradients=found.gradients + updated, activations=0, loss=0)
-        phases.append(in_update)
-    return phases
+        made = update_bytes(engine.zero_stage, task.values.trained, engine.gradient_bytes, cluster.size)
+    kept = engine.gradient_bytes * task.values.trained // cluster.size
+    return replace(found, gradients=min(found.gradients, kept) + made, activations=0, loss=0)
 
 
-def update_bytes(trained: int, gradient_bytes: int, world_size: int) -> int:
-    """Returns the bytes of gradients that an update at stage 3 makes beside those that are kept.
+def update_bytes(zero_stage: int, trained: int, gradient_bytes: int, world_size: int) -> int:
+    """Returns the bytes of gradients that an update makes beside those that are kept.
 
-    They are a rank's share of `trained` values in fp32, at most a group of DeepSpeed's at a time,
-    and before they are converted from 16 bits, where kept ones are, once more in these.
+    They are a rank's share of `trained` values in fp32, at stage 3 at most a group of DeepSpeed's at
+    a time, and before they are converted from 16 bits, where kept ones are, once more in these.
     """
     copies = 4 + (gradient_bytes if gradient_bytes < 4 else 0)
-    return copies * min(_SUB_GROUP, trained // world_size)
+    share = trained // world_size
+    return copies * (min(_SUB_GROUP, share) if zero_stage == 3 else share)
 
 
 def chunk_logits(gpu_bytes: int) -> int:

@@ -42,14 +42,28 @@ def test_an_update_at_stage_3_makes_the_gradients_that_are_planned():
     arguments = {"cases": cases, "depths": DEPTHS}
     for rows in run_in_ranks("tests.integration.plan_workers:bytes_in_update", 2, arguments, timeout=None):
         for (_, stage, precision), ((few, shallow), (many, deep)) in zip(cases, rows, strict=True):
-            made = update_bytes(many, 4, 2) - update_bytes(few, 4, 2)  # after they were converted
+            made = update_bytes(3, many, 4, 2) - update_bytes(3, few, 4, 2)  # after they were converted
             planned = bytes_per_parameter(stage, precision, 2).total + made / (many - few)
             assert (deep - shallow) / (many - few) == pytest.approx(planned, rel=0.02), precision
 
 
 def test_gradients_of_16_bits_are_there_twice_while_an_update_converts_them():
-    assert update_bytes(10**6, 2, 4) == 6 * 250_000 and update_bytes(10**6, 4, 4) == 4 * 250_000
-    assert update_bytes(10**11, 4, 10) == 4 * 10**9  # a group of DeepSpeed's at a time
+    for stage in (1, 2, 3):
+        assert update_bytes(stage, 10**6, 2, 4) == 6 * 250_000 and update_bytes(stage, 10**6, 4, 4) == 4 * 250_000
+    assert update_bytes(3, 10**11, 4, 10) == 4 * 10**9  # a group of DeepSpeed's at a time
+    assert update_bytes(1, 10**11, 4, 10) == 4 * 10**10
+
+
+@pytest.mark.long
+def test_an_update_at_stages_1_and_2_steps_the_gradients_of_a_share_in_fp32():
+    cases = [["deepspeed", stage, precision] for stage in (1, 2) for precision in ("fp32", "bf16")]
+    arguments = {"cases": cases, "depths": DEPTHS}
+    for rows in run_in_ranks("tests.integration.plan_workers:bytes_in_update", 2, arguments, timeout=None):
+        for (_, stage, precision), ((few, shallow), (many, deep)) in zip(cases, rows, strict=True):
+            made = update_bytes(stage, many, 4, 2) - update_bytes(stage, few, 4, 2)  # after they were converted
+            # Of kept ones those of the share, also at stage 1.
+            planned = bytes_per_parameter(2, precision, 2).total + made / (many - few)
+            assert (deep - shallow) / (many - few) == pytest.approx(planned, rel=0.02), (stage, precision)
 
 
 @pytest.mark.long
