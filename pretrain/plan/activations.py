@@ -186,31 +186,33 @@ class _StackCounter:
 
     def tile(self, number: int) -> tuple[int, int]:
         """Returns what a feed-forward layer keeps besides its input, and results of products."""
-        stack = self.stack
-        if stack.experts is None or not stack.has_experts(number):
-            inside, up = self.hidden(stack.ff_width)
-            return inside, up + stack.width * self.compute
-        return self.mixture(stack.experts)
+        experts = self.stack.experts
+        if experts is not None and self.stack.has_experts(number):
+            return self.mixture(experts)
+        inside, up = self.hidden(self.stack.ff_width)
+        return inside, up + self.stack.width * self.compute
 
     def hidden(self, width: int) -> tuple[int, int]:
         """Returns bytes a token between both products of a layer, and of the first one's result."""
         stack = self.stack
         hidden = width * self.compute
+        results = (1 + stack.gated) * hidden
         # The backward pass of ReLU needs its result only, which the next product holds too; a square needs its input.
-        inside = 4 * hidden if stack.gated else hidden if stack.activation == "relu" else 2 * hidden
+        is_relu = stack.activation == "relu" and not stack.gated
+        inside = 4 * hidden if stack.gated else hidden if is_relu else 2 * hidden
+        if self.compiles:  # a gated product or its activation is computed again; ReLU's signs are kept
+            return min(inside, 3 * hidden) + width * is_relu, results
         # Of x sigmoid(1.702 x) also the sigmoid; a bound or a shift of a projection is a copy of it.
         further = int(stack.activation == "quick_gelu")
         if stack.gated:
             is_bounded = stack.gate_limit is not None
             further += (stack.activation == "relu2") + is_bounded + (is_bounded or stack.gate_shift != 0)
-        inside += further * hidden
-        return inside, (2 if stack.gated else 1) * hidden
+        return inside + further * hidden, results
 
     def widest(self) -> int:
         """Returns bytes of the widest product's result of a micro-batch."""
         stack = self.stack
-        experts = stack.experts
-        often, width = (experts.top_k, stack.expert_width) if experts else (1, stack.ff_width)
+        often, width = (stack.experts.top_k, stack.expert_width) if stack.experts else (1, stack.ff_width)
         projected = (stack.heads + 2 * stack.num_kv_heads) * stack.per_head_width * self.compute
         return max(often * self.hidden(width)[1] // self.tiles, projected) * self.rows * self.length
 
@@ -256,8 +258,7 @@ class _StackCounter:
         if stack.value_residual and number == 0:
             shown = (stack.heads + 2 * stack.num_kv_heads) * stack.per_head_width * self.compute * tokens
         whole, products = (sum(part) * tokens + shared for part in zip(*parts, strict=True))
-        if self.on_cpu and (self.in_tiles or stack.position == "relative"):
-            products += self.scores()
+        products += self.scores() if self.on_cpu and (self.in_tiles or stack.position == "relative") else 0
         return whole + self.copied * weights, entry + products, entry + shown
 
     def scores(self) -> int:

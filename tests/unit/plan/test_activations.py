@@ -101,6 +101,22 @@ def test_what_a_bounded_gate_keeps_is_known_within_a_tenth(keys):
     assert planned_over_kept(config) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "relu", "relu2", "quick_gelu"])
+def test_what_a_compiled_activation_keeps_is_known(gated, activation):
+    """By the difference of two widths, in which all else cancels."""
+    engine = EngineConfig(kind="deepspeed", zero_stage=0, precision="fp32", device="cpu", compile=True)
+    found = []
+    for width in (256, 512):
+        torch._dynamo.reset()
+        config = model_of("llama-tiny", decoder={"activation": activation, "gated": gated, "ff_width": width})
+        planned = activation_bytes(TrainingTask(config, RowLengths(LENGTH, LENGTH, None)), engine, ROWS, "cpu")
+        found.append((planned.kept, kept_bytes(config, engine, ROWS, LENGTH, None)))
+    planned, kept = (large - small for small, large in zip(*found, strict=True))
+    assert planned == pytest.approx(kept, rel=0.01)
+
+
 @pytest.mark.parametrize("gated", [False, True])
 def test_what_a_squared_activation_keeps_is_known_within_a_tenth(gated):
     config = model_of("llama-tiny", decoder={"activation": "relu2", "gated": gated, "ff_width": 512})
