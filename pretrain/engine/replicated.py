@@ -301,7 +301,7 @@ class TorchEngine(WrappedModule):
         return update
 
     def _update_on_device(self) -> Update:
-        """Queues the whole update before the host waits for the norm: a GPU is not idle in between."""
+        """Queues the update, then waits for its norm: a GPU is not idle in between."""
         optimizer: Any = self._optimizer
         norm = _norm(self._parameters)
         norm_on_host = dist.start_copy_to_host(norm)

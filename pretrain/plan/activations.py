@@ -200,7 +200,7 @@ class _StackCounter:
         # The backward pass of ReLU needs its result only, which the next product holds too; a square needs its input.
         is_relu = stack.activation == "relu" and not stack.gated
         inside = 4 * hidden if stack.gated else hidden if is_relu else 2 * hidden
-        if self.compiles:  # a gated product or its activation is computed again; ReLU's signs are kept
+        if self.compiles:  # an activation or a product is computed again; signs of ReLU are kept
             return min(inside, 3 * hidden) + width * is_relu, results
         # Of x sigmoid(1.702 x) also the sigmoid; a bound or a shift of a projection is a copy of it.
         further = int(stack.activation == "quick_gelu")

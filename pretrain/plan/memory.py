@@ -239,13 +239,15 @@ def _phases(
     return [*phases, _in_update(task, engine, cluster, found)]
 
 
-def _in_update(task: TrainingTask, engine: EngineConfig, cluster: Cluster, found: RankMemory) -> RankMemory:
-    """Returns the memory in the update, when activations are gone, and the gradients of other ranks' shares."""
-    made = 0
+def _in_update(
+    task: TrainingTask, engine: EngineConfig, cluster: Cluster, found: RankMemory
+) -> RankMemory:  # fmt: skip
+    """Returns the memory in the update: activations are gone, and gradients of other shares."""
+    size, trained, made = engine.gradient_bytes, task.values.trained, 0
     if engine.offload_optimizer == "none":
-        made = update_bytes(engine.zero_stage, task.values.trained, engine.gradient_bytes, cluster.size)
-    kept = engine.gradient_bytes * task.values.trained // cluster.size
-    return replace(found, gradients=min(found.gradients, kept) + made, activations=0, loss=0)
+        made = update_bytes(engine.zero_stage, trained, size, cluster.size)
+    gradients = min(found.gradients, size * trained // cluster.size) + made
+    return replace(found, gradients=gradients, activations=0, loss=0)
 
 
 def update_bytes(zero_stage: int, trained: int, gradient_bytes: int, world_size: int) -> int:

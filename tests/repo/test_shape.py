@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "model": (26, 5414),
     "objective": (14, 2178),
     "optim": (6, 1329),
-    "plan": (16, 3755),
+    "plan": (16, 3757),
     "prepare": (47, 8241),
     "pretrain_launch": (19, 3701),
     "report": (8, 1607),
