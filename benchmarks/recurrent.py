@@ -42,17 +42,24 @@ WIDTHS = range(16, 2048, 4)
 RECALL_ROW = 2 * PAIRS + max(FILLERS) + 16
 RECALL_LAYERS = 2
 """Of the Transformer: two are what it takes (Olsson et al. 2022), and more of them find it later."""
+RECIPE = {
+    "init_output": "zero",
+    "decoder": {"activation": "relu2", "gated": False, "qk_norm": True, "value_residual": True},
+}
+"""Of the Transformer by Muon: what the quickstart's recipe adds without parameters."""
 
 
 def plan_arms(
-    names: list[str], vocab_size: int, max_seq_len: int, width: int, layers: int, init: str = "normal"
+    names: list[str], vocab_size: int, max_seq_len: int, width: int, layers: int, given: dict[str, Any] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Returns the `model:` section of each arm that is named: a Transformer of `layers` layers, begun by `init`, and
-    recurrent models as large, embeddings counted (they are tied), to the nearest width that is a multiple of 4.
+    """Returns the `model:` section of each arm that is named: a Transformer of `layers` layers with the `given` keys,
+    and recurrent models as large, embeddings counted (they are tied), to the nearest width that is a multiple of 4.
     """
     shared = {"vocab_size": vocab_size, "max_seq_len": max_seq_len, "tied_embeddings": True}
-    stack = {"layers": layers, "width": width, "heads": width // 32, "ff_width": width * 8 // 3 // 8 * 8}
-    arms: dict[str, dict[str, Any]] = {TRANSFORMER: {**shared, "init": init, "decoder": stack}}
+    given = given or {}
+    stack = {"layers": layers, "width": width, "heads": width // 32, **given.get("decoder", {})}
+    stack["ff_width"] = width * 8 // 3 // 8 * 8 if stack.get("gated", True) else 4 * width
+    arms: dict[str, dict[str, Any]] = {TRANSFORMER: {**shared, **given, "decoder": stack}}
     wanted = count_parameters(parse_model(arms[TRANSFORMER]))
     for name, (cell, depth) in RECURRENT.items():
         sizes = [
@@ -186,7 +193,8 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         configs = {name: parse_model(section) for name, section in arms.items()}
         figures = measure_speed(configs, arguments.lengths, arguments.tokens, arguments.rounds)
     elif arguments.question == "loss":
-        arms = plan_arms(arguments.arms, load_index(arguments.data).vocab_size, 256, arguments.width, arguments.layers)
+        vocab_size, given = load_index(arguments.data).vocab_size, RECIPE if arguments.muon else None
+        arms = plan_arms(arguments.arms, vocab_size, 256, arguments.width, arguments.layers, given)
         config = _common(arguments.data, 256, 8, 8) | {"objective": {"kind": "causal"}}
         figures = {"arms": run_arms(arms, config, arguments, arguments.output / "loss")}
     else:
@@ -194,7 +202,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         if not folder.exists():
             write_recall(folder, arguments.documents)
         vocab_size = load_index(folder).vocab_size
-        arms = plan_arms(arguments.arms, vocab_size, RECALL_ROW, arguments.width, RECALL_LAYERS, "xavier")
+        arms = plan_arms(arguments.arms, vocab_size, RECALL_ROW, arguments.width, RECALL_LAYERS, {"init": "xavier"})
         config = _common(folder, RECALL_ROW, 8, 8) | {"objective": {"kind": "supervised"}}
         config["data"] |= {"packing": "bins"}
         found = run_arms(arms, config, arguments, arguments.output / "recall")
