@@ -38,13 +38,15 @@ def draw(rows: Rows, path: Path) -> None:
             _curves(axes, row["tokens_per_s"])
             axes.set(title="speed", xlabel="tokens of a row", ylabel="tokens/s, forward and backward", yscale="log")
         elif question == "bleu":
+            most = max(_bleu(arm, beams) for arm in row["arms"].values() for beams in (1, 5))
+            axes.set_xlim(0, 1.3 * most)  # room for the legend
             for beams in (1, 5):
                 scores = [_bleu(arm, beams) for arm in row["arms"].values()]
                 places = [place + 0.2 * (1 if beams == 5 else -1) for place in range(len(scores))]
                 axes.barh(places, scores, height=0.4, label="greedy" if beams == 1 else f"beam {beams}")
             axes.set_yticks(range(len(row["arms"])), list(row["arms"]))
             axes.set(title="Multi30k after an equal time", xlabel="BLEU, lower-cased and tokenised")
-            axes.legend(fontsize="small")
+            axes.legend(fontsize="small", loc="upper right")
             axes.invert_yaxis()
         else:
             axes.axhline(1 / PAIRS, color="grey", linestyle=":", label="a guess")
@@ -64,7 +66,7 @@ def _curves(axes: Any, curves: dict[str, dict[str, float]]) -> None:
         axes.plot(range(len(points)), list(points.values()), marker="o", label=name)
     labels = list(next(iter(curves.values())))
     axes.set_xticks(range(len(labels)), labels)
-    axes.legend(fontsize="small", loc="best")
+    axes.legend(fontsize="small", loc="best", ncols=2)
 
 
 def table(rows: Rows) -> str:
