@@ -235,8 +235,7 @@ def _phases(
     at_turn = replace(found, gathered=whole["turn"], activations=kept.kept - kept.loss, loss=0)
     in_blocks = replace(found, gathered=whole["blocks"], activations=kept.peak - kept.loss, loss=0)
     at_end = replace(found, gathered=whole["end"], activations=kept.ends, loss=0)
-    phases = [in_loss, at_turn, in_blocks, at_end]
-    return [*phases, _in_update(task, engine, cluster, found)]
+    return [in_loss, at_turn, in_blocks, at_end, _in_update(task, engine, cluster, found)]
 
 
 def _in_update(
