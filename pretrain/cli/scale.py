@@ -356,9 +356,9 @@ def _show_ladder(ladder: "Ladder") -> None:
 
 def _show_fit(facts: dict[str, Any], folder: Path) -> None:
     """Prints runs, law and prediction."""
-    from pretrain.scale.law import ScalingLaw
+    from pretrain.scale.law import LineLaw, ScalingLaw
     from pretrain.scale.prediction import PREDICTION
-    from pretrain.scale.scale_page import PAGE, law_text
+    from pretrain.scale.scale_page import PAGE, law_text, line_text
     from pretrain.utils.units import count
 
     table = _table(
@@ -377,6 +377,7 @@ def _show_fit(facts: dict[str, Any], folder: Path) -> None:
         table.add_row(run["name"], *sizes, f"{run['loss']:.4f}", f"{run['fitted']:.4f}", off)
     console().print(table)
     typer.echo(f"L(N, D) = {law_text(ScalingLaw(**facts['law']))}")
+    typer.echo(f"L(C) = {line_text(LineLaw(**facts['line_law']))}, at the tokens a parameter of the large run")
     best = facts["optimal"]
     interval = f"{count(best['low'])} to {count(best['high'])}"
     typer.echo(f"best N at {facts['budget']:.3g} FLOPs: {count(best['parameters'])} (95% {interval})")

@@ -1,9 +1,12 @@
-"""The law of a ladder, L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, 3.3).
+"""The laws of a ladder: L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, 3.3), and
+L(C) = E + K / C^gamma of the runs on its line, at a fixed number of tokens a parameter.
 
-    points (N, D, loss)  ->  fit_law    Huber loss of log L, from a grid of starts
-                         ->  draw_laws  fits to losses whose residuals are drawn anew (bootstrap)
+    points (N, D, loss)  ->  fit_law         Huber loss of log L, from a grid of starts
+                         ->  draw_laws       fits to losses whose residuals are drawn anew (bootstrap)
+                         ->  draw_line_laws  the same for the runs on the line, and C = 6 N D
 
-A ladder has about ten runs for five values. Four things keep them from trading against each other:
+The law of the line tells the loss of a budget, that of N and D what another size of the same budget
+would have. A ladder has about ten runs for five values. Four things keep them from trading against each other:
 N and D are counted relative to their geometric means; the exponents, and E where the bytes of a
 token are known, have priors, which many runs outweigh; runs beside the line, which the large run is
 on, count less where they are off; and seeds of a size count as one run. All starts, and all draws,
@@ -42,11 +45,19 @@ ENTROPY_SPREAD = 0.3
 """Prior of E, bits a byte, and standard deviation of its logarithm: 1.69 nats a token in Hoffmann
 et al. 2022, 1.82 by Besiroglu et al. 2024, at about 4.2 bytes a token: 0.58 and 0.63. Small models
 read short rows, which leave more."""
+LINE_EXPONENT = 0.13
+LINE_EXPONENT_SPREAD = 0.02
+"""Mean and standard deviation of gamma, which is drawn and not fitted: a ladder bends more within
+its own runs than beyond them. 0.13 has the large runs of two ladders of 1e12 to 1e13 FLOPs within
+0.6% (docs/scaling_laws.md); the exponents above make 0.155, those of Hoffmann et al. 0.154."""
+MIN_SIZES = 2
+"""Sizes on the line, for the two values of its law."""
 _MOST = 0.75
 """Share of the runs beside the line that are off by no more than their scale."""
 _STARTS = ((0.2, 0.4, 0.6, 0.8), (0.3, 0.7), (0.25, 0.45))
 """Shares of E in the mean loss, and of N's term in the rest; both exponents."""
 _ITERATIONS = 300
+_REWEIGHTINGS = 50
 _MIN_SPREAD = 0.05
 _WITH_PRIOR = [0, 3, 4]
 """Positions of log E, alpha and beta among the values of a fit."""
@@ -87,6 +98,19 @@ class ScalingLaw:
         both = self.alpha + self.beta
         ratio = (self.alpha * self.a / (self.beta * self.b)) ** (1 / both)
         return float(ratio * (flops / FLOPS_OF_A_WEIGHT) ** (self.beta / both))
+
+
+@dataclass(frozen=True, slots=True)
+class LineLaw:
+    """L(C) = E + K / C^gamma, at a fixed number of tokens a parameter."""
+
+    e: float
+    k: float
+    gamma: float
+
+    def loss(self, flops: float) -> float:
+        """Returns the loss of a budget, nats a target."""
+        return float(self.e + self.k / flops**self.gamma)
 
 
 class _Fits:
@@ -192,6 +216,13 @@ def check_points(points: Sequence[LossPoint]) -> None:
         raise DataError(what, fix="finish those beside it: pretrain scale run LADDER")
 
 
+def _beside(points: Sequence[LossPoint], line: float) -> np.ndarray:
+    """Returns how far runs are from the line: 0 on it, 1 at BESIDE times its parameters; float64 [runs]."""
+    ratios = np.array([point.tokens / point.parameters for point in points])
+    beside: np.ndarray = np.abs(np.log(ratios / line)) / math.log(BESIDE**2)
+    return beside
+
+
 def find_scales(points: Sequence[LossPoint], line: float) -> np.ndarray:
     """Returns the residual of each run, relative to that of a run on the line; float64 [runs].
 
@@ -206,8 +237,7 @@ def find_scales(points: Sequence[LossPoint], line: float) -> np.ndarray:
         DataError: The runs cannot tell a law (`check_points`).
     """
     check_points(points)
-    ratios = np.array([point.tokens / point.parameters for point in points])
-    beside = np.abs(np.log(ratios / line)) / math.log(BESIDE**2)
+    beside = _beside(points, line)
     fits = _Fits(points, 1 + BESIDE_LINE * beside)
     off = np.abs(fits.log_losses(fits.best()[None])[0] - fits.measured) / HUBER_DELTA - 1
     is_beside = beside > 0.5
@@ -241,3 +271,46 @@ def draw_laws(points: Sequence[LossPoint], scales: np.ndarray, resamples: int) -
     prior[:, has_prior] += rng.normal(0, spread, size=(resamples, len(spread)))
     values = fits.minimize(drawn, prior, np.tile(best, (resamples, 1)))
     return [fits.law(best), *map(fits.law, values)]
+
+
+def draw_line_laws(points: Sequence[LossPoint], line: float, residuals: np.ndarray, resamples: int) -> list[LineLaw]:
+    """Returns the law of the runs on the line, and that of each draw of gamma and of their residuals.
+
+    Args:
+        points: Runs.
+        line: Tokens a parameter of the line.
+        residuals: Of log losses, to draw from; float64 [any].
+        resamples: Draws.
+
+    Raises:
+        DataError: Runs of fewer than MIN_SIZES sizes on the line.
+    """
+    own = [point for point, beside in zip(points, _beside(points, line), strict=True) if beside < 0.5]
+    sizes = len({point.parameters for point in own})
+    if sizes < MIN_SIZES:
+        what = f"finished runs of {line:g} tokens a parameter are of {sizes} sizes, at least {MIN_SIZES} are needed"
+        raise DataError(what, fix="finish more: pretrain scale run LADDER")
+    flops = np.array([point.flops for point in own])
+    measured = np.array([[point.loss for point in own]])
+    first = _fit_lines(flops, measured, np.array([LINE_EXPONENT]))[0]
+    rng = np.random.default_rng(SEED)
+    fitted = np.array([first.loss(one) for one in flops])
+    drawn = fitted * np.exp(rng.choice(residuals, size=(resamples, len(own))))
+    gammas = rng.normal(LINE_EXPONENT, LINE_EXPONENT_SPREAD, resamples)
+    return [first, *_fit_lines(flops, drawn, gammas)]
+
+
+def _fit_lines(flops: np.ndarray, losses: np.ndarray, gammas: np.ndarray) -> list[LineLaw]:
+    """Fits E and K to relative residuals by Huber's loss, for losses [fits, runs] and gammas [fits]."""
+    middle = np.exp(np.log(flops).mean())
+    falls = (flops / middle) ** -gammas[:, None]
+    slopes = np.stack([np.ones_like(falls), falls], axis=2) / losses[:, :, None]
+    weights = np.ones_like(losses)
+    for _ in range(_REWEIGHTINGS):
+        weighted = slopes * weights[:, :, None]
+        curvature = np.einsum("frv,frw->fvw", weighted, slopes)
+        values = np.linalg.solve(curvature, weighted.sum(1)[:, :, None])
+        off = np.abs((slopes @ values)[:, :, 0] - 1)
+        weights = 1 / np.maximum(off / HUBER_DELTA, 1)
+    ks = values[:, 1, 0] * middle**gammas
+    return [LineLaw(*map(float, found)) for found in zip(values[:, 0, 0], ks, gammas, strict=True)]

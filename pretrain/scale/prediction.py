@@ -1,7 +1,7 @@
 """The prediction of a large run: made from a ladder before it begins, and scored after it.
 
 read_point         final validation loss of a run, or the reason why it does not count
-predict            law, loss of the large run and of the best size, 95% intervals
+predict            laws, loss of the large run and of the best size, 95% intervals
 write_prediction   LADDER/prediction.json, with a SHA-256 over its content
 score              a measured loss against it; an edited file is refused
 """
@@ -20,8 +20,16 @@ from pretrain.config.load import load_config
 from pretrain.errors import EXIT_DIVERGED, ConfigError, DataError
 from pretrain.evaluate.bootstrap import SEED, bootstrap_interval
 from pretrain.run.folder import RunDir
-from pretrain.scale.law import HUBER_DELTA, LossPoint, ScalingLaw, draw_laws, find_scales
-from pretrain.scale.scaling_rule import RunSize, size_of
+from pretrain.scale.law import (
+    HUBER_DELTA,
+    LineLaw,
+    LossPoint,
+    ScalingLaw,
+    draw_laws,
+    draw_line_laws,
+    find_scales,
+)
+from pretrain.scale.scaling_rule import FLOPS_OF_A_WEIGHT, RunSize, size_of
 from pretrain.utils.io import json_bytes, write_file
 from pretrain.utils.jsonl import read_rows
 from pretrain.utils.safe_read import read_json
@@ -76,37 +84,33 @@ class PredictedRun:
 
 @dataclass(frozen=True, slots=True)
 class LadderFit:
-    """The law of a ladder, and its draws."""
+    """The laws of a ladder, and their draws."""
 
     points: Sequence[LossPoint]
+    line: float  # tokens a parameter
     laws: Sequence[ScalingLaw]  # of the runs, then of each draw
-    scales: np.ndarray  # residual of each run relative to one on the line, float64 [runs]
+    line_laws: Sequence[LineLaw]  # of the runs on the line, then of each draw
+    residuals: np.ndarray  # of log losses, with the spread of new runs on the line; float64 [runs]
 
     @property
     def law(self) -> ScalingLaw:
         """The law of the runs."""
         return self.laws[0]
 
-    def residuals(self) -> np.ndarray:
-        """Returns log of measured over fitted loss of each run, float64 [runs].
-
-        They have the spread of new runs on the line.
-        """
-        fitted = [self.law.loss(point.parameters, point.tokens) for point in self.points]
-        freedom = math.sqrt(len(self.points) / (len(self.points) - 5))
-        off = np.log([point.loss for point in self.points] / np.array(fitted))
-        residuals: np.ndarray = off / self.scales * freedom
-        return residuals
-
     def predict(self, name: str, size: RunSize) -> PredictedRun:
         """Returns a run of a size: the median of all draws, and its interval.
 
-        The law of the runs alone is the likeliest, at one end of what they leave open: a large E
-        and large exponents fit them as well as small ones, and tell the large run far apart.
+        A draw is the law of the line at the budget of the size, times what the law of N and D says
+        of this size against that of the line.
         """
-        drawn = np.array([law.loss(size.parameters, size.tokens) for law in self.laws[1:]])
+        on_line = math.sqrt(size.flops / FLOPS_OF_A_WEIGHT / self.line)
+        draws = zip(self.laws[1:], self.line_laws[1:], strict=True)
+        drawn = np.array([
+            along.loss(size.flops) * law.loss(size.parameters, size.tokens) / law.loss(on_line, self.line * on_line)
+            for law, along in draws
+        ])  # fmt: skip
         loss = float(np.median(drawn))
-        noise = np.random.default_rng(SEED).choice(self.residuals(), len(drawn))
+        noise = np.random.default_rng(SEED).choice(self.residuals, len(drawn))
         found = bootstrap_interval(loss, drawn * np.exp(noise))
         return PredictedRun(name, size.parameters, size.tokens, size.flops, loss, found.low, found.high)
 
@@ -121,10 +125,14 @@ def fit_ladder(points: Sequence[LossPoint], line: float, resamples: int = RESAMP
     """Fits the law to the finished runs, near a line of so many tokens a parameter.
 
     Raises:
-        DataError: Too few runs, or on one line.
+        DataError: Too few runs, all of them on one line, or too few of them on this one.
     """
     scales = find_scales(points, line)
-    return LadderFit(points, draw_laws(points, scales, resamples), scales)
+    laws = draw_laws(points, scales, resamples)
+    fitted = [laws[0].loss(point.parameters, point.tokens) for point in points]
+    freedom = math.sqrt(len(points) / (len(points) - 5))
+    residuals = np.log([point.loss for point in points] / np.array(fitted)) / scales * freedom
+    return LadderFit(points, line, laws, draw_line_laws(points, line, residuals, resamples), residuals)
 
 
 def prediction_facts(
@@ -134,7 +142,7 @@ def prediction_facts(
     predicted: Sequence[PredictedRun],
     left_out: dict[str, str],
 ) -> dict[str, Any]:
-    """Returns the content of a prediction: law, runs, what is left out, and the predicted runs."""
+    """Returns the content of a prediction: laws, runs, what is left out, and the predicted runs."""
     runs = [
         {
             **asdict(point),
@@ -145,10 +153,11 @@ def prediction_facts(
     ]
     best, low, high = fit.optimal_parameters(budget)
     return {
-        "version": 1,
+        "version": 2,
         "ladder": name,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "law": asdict(fit.law),
+        "line_law": asdict(fit.line_laws[0]),
         "huber_delta": HUBER_DELTA,
         "resamples": len(fit.laws) - 1,
         "runs": runs,

@@ -15,7 +15,7 @@ from pretrain.report.charts import TEXT, chart_style, style_axes, to_image
 from pretrain.report.page import html_page
 from pretrain.report.panels import color_of
 from pretrain.report.tables import section, swatch, table
-from pretrain.scale.law import LossPoint, ScalingLaw
+from pretrain.scale.law import LineLaw, LossPoint, ScalingLaw
 from pretrain.scale.prediction import PredictionScore
 from pretrain.scale.scaling_rule import FLOPS_OF_A_WEIGHT
 from pretrain.utils.io import write_file
@@ -33,10 +33,13 @@ _MEASURED = "#000000"
 def write_page(path: Path, prediction: dict[str, Any], score: PredictionScore | None = None) -> None:
     """Writes the page of a prediction, and of its score where there is one. Raises: DiskError."""
     law = ScalingLaw(**prediction["law"])
+    # Version 1 of the file, which can still be scored, has no law of the line.
+    along = LineLaw(**prediction["line_law"]) if prediction["version"] > 1 else None
     points = [LossPoint(run["name"], run["parameters"], run["tokens"], run["loss"]) for run in prediction["runs"]]
+    laws = [f"L(N, D) = {law_text(law)}", *([f"L(C) = {line_text(along)}, on the line"] if along else [])]
     title = f"Scaling law: {prediction['ladder']}"
     with chart_style():
-        picture = _draw(law, points, prediction["predicted"], score)
+        picture = _draw(law, along, points, prediction["predicted"], score)
     sizes = sorted({point.parameters for point in points})
     keys = [f"<span>{swatch(color_of(number))} N={count(size)}</span> " for number, size in enumerate(sizes)]
     head = (
@@ -44,14 +47,14 @@ def write_page(path: Path, prediction: dict[str, Any], score: PredictionScore | 
         f"<p class=note>predicted {escape(prediction['written'])}, SHA-256 {escape(prediction['sha256'])}</p></header>"
     )
     note = (
-        '<p class="note">Dots are runs, lines the law at the size of that colour, the grey line the law at the best '
-        "size of each budget. Squares are predicted losses with their 95% intervals, the cross is measured.</p>"
+        '<p class="note">Dots are runs, lines the law at the size of that colour, the dashed line the law of '
+        "the line. Squares are predicted losses with their 95% intervals, the cross is measured.</p>"
     )
     body = [
         head,
         section("Loss over FLOPs", f"<figure>{picture}<p class=key>{''.join(keys)}</p></figure>", note),
         section("Prediction", _predicted_table(prediction["predicted"], score)),
-        section("Law", f"<p>L(N, D) = {escape(law_text(law))}</p>"),
+        section("Laws", *(f"<p>{escape(text)}</p>" for text in laws)),
         section("Runs", _runs_table(prediction["runs"]), _left_out(prediction["left_out"])),
     ]
     write_file(path, html_page(title, "".join(body)).encode())
@@ -62,8 +65,14 @@ def law_text(law: ScalingLaw) -> str:
     return f"{law.e:.4f} + {law.a:.4g} / N^{law.alpha:.3f} + {law.b:.4g} / D^{law.beta:.3f}"
 
 
+def line_text(law: LineLaw) -> str:
+    """Returns the right side of the law of the line in figures."""
+    return f"{law.e:.4f} + {law.k:.4g} / C^{law.gamma:.3f}"
+
+
 def _draw(
     law: ScalingLaw,
+    along: LineLaw | None,
     points: Sequence[LossPoint],
     predicted: Sequence[dict[str, Any]],
     score: PredictionScore | None,
@@ -77,9 +86,8 @@ def _draw(
         _draw_size(axes, law, size, list(runs), color_of(number))
     all_flops = [*(point.flops for point in points), *(run["flops"] for run in predicted)]
     flops = np.geomspace(min(all_flops), max(all_flops), _CURVE_POINTS)
-    best = [law.optimal_parameters(one) for one in flops]
-    frontier = [law.loss(size, one / (FLOPS_OF_A_WEIGHT * size)) for size, one in zip(best, flops, strict=True)]
-    axes.plot(flops, frontier, color=TEXT, linewidth=1, linestyle="dashed")
+    if along is not None:
+        axes.plot(flops, [along.loss(one) for one in flops], color=TEXT, linewidth=1, linestyle="dashed")
     for run in predicted:
         reach = [[run["loss"] - run["low"]], [run["high"] - run["loss"]]]
         axes.errorbar(

@@ -9,7 +9,9 @@ import torch
 
 from pretrain.errors import DataError
 from pretrain.scale import law as law_module
-from pretrain.scale.law import LossPoint, ScalingLaw, check_points, draw_laws, find_scales, fit_law
+from pretrain.scale.law import LossPoint, ScalingLaw, check_points, draw_laws, draw_line_laws, find_scales, fit_law
+from pretrain.scale.prediction import fit_ladder
+from pretrain.scale.scaling_rule import RunSize
 
 TRUE = ScalingLaw(e=1.7, a=400.0, b=900.0, alpha=0.34, beta=0.32)
 LINE = 20.0
@@ -164,3 +166,54 @@ def test_runs_on_one_line_cannot_tell_sizes_from_tokens():
     ]
     with pytest.raises(DataError, match="are on one line, where the effects of parameters and of tokens cannot be"):
         check_points(points)
+
+
+BEND = ScalingLaw(e=1.5, a=20.0, b=20.0, alpha=0.26, beta=0.26)
+"""A law whose line falls by the exponent that is taken for granted."""
+
+
+def bent(factor_beside: float) -> list[LossPoint]:
+    """The ladder's runs, of losses that follow BEND on the line, and are worse beside it."""
+    return [
+        replace(
+            point,
+            loss=BEND.loss(point.parameters, point.tokens)
+            * (factor_beside if abs(np.log(point.tokens / point.parameters / LINE)) > 1 else 1.0),
+        )
+        for point in ladder()
+    ]
+
+
+def test_the_law_of_the_line_is_found_from_the_runs_on_it_alone():
+    for factor in (1.0, 1.05):
+        found = draw_line_laws(bent(factor), LINE, np.zeros(1), 0)[0]
+        assert found.gamma == pytest.approx(0.13)
+        assert found.e == pytest.approx(BEND.e, rel=1e-3)
+        assert found.loss(6 * LARGE[0] * LARGE[1]) == pytest.approx(BEND.loss(*LARGE), rel=1e-3)
+
+
+def test_one_run_on_the_line_that_went_wrong_hardly_moves_its_law():
+    points = [replace(point, name=f"{point.name}-{seed}") for point in bent(1.0) for seed in range(3)]
+    on_line = [number for number, point in enumerate(points) if abs(np.log(point.tokens / point.parameters / 20)) < 0.1]
+    points[on_line[4]] = replace(points[on_line[4]], loss=1.2 * points[on_line[4]].loss)
+    found = draw_line_laws(points, LINE, np.zeros(1), 0)[0]
+    assert found.loss(6 * LARGE[0] * LARGE[1]) == pytest.approx(BEND.loss(*LARGE), rel=3e-3)
+
+
+def test_another_size_is_off_the_line_by_what_the_law_of_sizes_says():
+    fit = fit_ladder(bent(1.0), LINE, resamples=20)
+    budget = 6 * LARGE[0] * LARGE[1]
+    on_line, larger = (
+        fit.predict("a", RunSize(parameters=n, tokens=round(budget / 6 / n))) for n in (LARGE[0], 3 * LARGE[0])
+    )
+    truth = BEND.loss(3 * LARGE[0], budget / 18 / LARGE[0]) / BEND.loss(*LARGE)
+    assert larger.loss / on_line.loss == pytest.approx(truth, rel=5e-3)
+    assert on_line.low < on_line.loss < on_line.high
+
+
+def test_a_line_of_one_size_is_refused():
+    points = [
+        point for point in ladder() if point.flops < 2e12 or abs(np.log(point.tokens / point.parameters / 20)) > 1
+    ]
+    with pytest.raises(DataError, match="of 20 tokens a parameter are of 1 sizes, at least 2 are needed"):
+        fit_ladder(points, LINE)
