@@ -377,7 +377,7 @@ def _show_fit(facts: dict[str, Any], folder: Path) -> None:
         table.add_row(run["name"], *sizes, f"{run['loss']:.4f}", f"{run['fitted']:.4f}", off)
     console().print(table)
     typer.echo(f"L(N, D) = {law_text(ScalingLaw(**facts['law']))}")
-    typer.echo(f"L(C) = {line_text(LineLaw(**facts['line_law']))}, at the tokens a parameter of the large run")
+    typer.echo(f"L(C) = {line_text(LineLaw(**facts['line_law']))}, on the line of the large run")
     best = facts["optimal"]
     interval = f"{count(best['low'])} to {count(best['high'])}"
     typer.echo(f"best N at {facts['budget']:.3g} FLOPs: {count(best['parameters'])} (95% {interval})")

@@ -2,12 +2,12 @@
 L(C) = E + K / C^gamma of the runs on its line, at a fixed number of tokens a parameter.
 
     points (N, D, loss)  ->  fit_law         Huber loss of log L, from a grid of starts
-                         ->  draw_laws       fits to losses whose residuals are drawn anew (bootstrap)
+                         ->  draw_laws       fits to losses with residuals drawn anew (bootstrap)
                          ->  draw_line_laws  the same for the runs on the line, and C = 6 N D
 
 The law of the line tells the loss of a budget, that of N and D what another size of the same budget
-would have. A ladder has about ten runs for five values. Four things keep them from trading against each other:
-N and D are counted relative to their geometric means; the exponents, and E where the bytes of a
+would have. A ladder has about ten runs for five values. Four things keep them from trading against
+each other: N and D are counted relative to their geometric means; the exponents, and E where the bytes of a
 token are known, have priors, which many runs outweigh; runs beside the line, which the large run is
 on, count less where they are off; and seeds of a size count as one run. All starts, and all draws,
 are minimized at once by Levenberg-Marquardt; no torch.
@@ -45,11 +45,10 @@ ENTROPY_SPREAD = 0.3
 """Prior of E, bits a byte, and standard deviation of its logarithm: 1.69 nats a token in Hoffmann
 et al. 2022, 1.82 by Besiroglu et al. 2024, at about 4.2 bytes a token: 0.58 and 0.63. Small models
 read short rows, which leave more."""
-LINE_EXPONENT = 0.13
+LINE_EXPONENT = 0.125
 LINE_EXPONENT_SPREAD = 0.02
-"""Mean and standard deviation of gamma, which is drawn and not fitted: a ladder bends more within
-its own runs than beyond them. 0.13 has the large runs of two ladders of 1e12 to 1e13 FLOPs within
-0.6% (docs/scaling_laws.md); the exponents above make 0.155, those of Hoffmann et al. 0.154."""
+"""Mean and standard deviation of the prior of gamma: what has the large runs of two ladders of 1e12
+to 1e13 FLOPs within 0.6% (docs/scaling_laws.md). Hoffmann et al. 2022 have 0.154."""
 MIN_SIZES = 2
 """Sizes on the line, for the two values of its law."""
 _MOST = 0.75
@@ -92,6 +91,11 @@ class ScalingLaw:
     def loss(self, parameters: float, tokens: float) -> float:
         """Returns the loss of a size, nats a target."""
         return float(self.e + self.a / parameters**self.alpha + self.b / tokens**self.beta)
+
+    @property
+    def gamma(self) -> float:
+        """Exponent of C = 6 N D in the best loss of a budget (Hoffmann et al. 2022, eq. 4)."""
+        return self.alpha * self.beta / (self.alpha + self.beta)
 
     def optimal_parameters(self, flops: float) -> float:
         """Returns N of the lowest loss at 6 N D = `flops` (Hoffmann et al. 2022, eq. 4)."""
@@ -217,7 +221,7 @@ def check_points(points: Sequence[LossPoint]) -> None:
 
 
 def _beside(points: Sequence[LossPoint], line: float) -> np.ndarray:
-    """Returns how far runs are from the line: 0 on it, 1 at BESIDE times its parameters; float64 [runs]."""
+    """Returns how far runs are from the line: 1 at BESIDE times its parameters; float64 [runs]."""
     ratios = np.array([point.tokens / point.parameters for point in points])
     beside: np.ndarray = np.abs(np.log(ratios / line)) / math.log(BESIDE**2)
     return beside
@@ -273,35 +277,46 @@ def draw_laws(points: Sequence[LossPoint], scales: np.ndarray, resamples: int) -
     return [fits.law(best), *map(fits.law, values)]
 
 
-def draw_line_laws(points: Sequence[LossPoint], line: float, residuals: np.ndarray, resamples: int) -> list[LineLaw]:
-    """Returns the law of the runs on the line, and that of each draw of gamma and of their residuals.
+def draw_line_laws(
+    points: Sequence[LossPoint], line: float, laws: Sequence[ScalingLaw], residuals: np.ndarray
+) -> list[LineLaw]:
+    """Returns the law of the runs on the line, and those of draws of gamma and of residuals.
+
+    Where the runs beside the line determine the exponents well, gamma is theirs. Where they do not,
+    because the law of N and D is a form that does not quite hold, its own prior outweighs them.
+    The runs on the line do not tell it: they bend more than what follows them.
 
     Args:
         points: Runs.
         line: Tokens a parameter of the line.
-        residuals: Of log losses, to draw from; float64 [any].
-        resamples: Draws.
+        laws: Law of N and D of the runs, and those of its draws, two or more.
+        residuals: Residuals of log losses to draw from; float64 [any].
 
     Raises:
         DataError: Runs of fewer than MIN_SIZES sizes on the line.
     """
-    own = [point for point, beside in zip(points, _beside(points, line), strict=True) if beside < 0.5]
+    on_line = _beside(points, line) < 0.5
+    own = [point for point, is_on in zip(points, on_line, strict=True) if is_on]
     sizes = len({point.parameters for point in own})
     if sizes < MIN_SIZES:
-        what = f"finished runs of {line:g} tokens a parameter are of {sizes} sizes, at least {MIN_SIZES} are needed"
+        found = f"finished runs of {line:g} tokens a parameter are of {sizes} sizes"
+        what = f"{found}, at least {MIN_SIZES} are needed"
         raise DataError(what, fix="finish more: pretrain scale run LADDER")
     flops = np.array([point.flops for point in own])
     measured = np.array([[point.loss for point in own]])
-    first = _fit_lines(flops, measured, np.array([LINE_EXPONENT]))[0]
+    of_sizes = np.array([law.gamma for law in laws[1:]])
+    weights = np.array([of_sizes.std(), LINE_EXPONENT_SPREAD]) ** -2
+    gamma = float(weights @ [np.median(of_sizes), LINE_EXPONENT] / weights.sum())
+    first = _fit_lines(flops, measured, np.array([gamma]))[0]
     rng = np.random.default_rng(SEED)
     fitted = np.array([first.loss(one) for one in flops])
-    drawn = fitted * np.exp(rng.choice(residuals, size=(resamples, len(own))))
-    gammas = rng.normal(LINE_EXPONENT, LINE_EXPONENT_SPREAD, resamples)
+    drawn = fitted * np.exp(rng.choice(residuals, size=(len(of_sizes), len(own))))
+    gammas = rng.normal(gamma, weights.sum() ** -0.5, len(of_sizes))
     return [first, *_fit_lines(flops, drawn, gammas)]
 
 
 def _fit_lines(flops: np.ndarray, losses: np.ndarray, gammas: np.ndarray) -> list[LineLaw]:
-    """Fits E and K to relative residuals by Huber's loss, for losses [fits, runs] and gammas [fits]."""
+    """Fits E and K by Huber's loss of relative residuals; losses [fits, runs], gammas [fits]."""
     middle = np.exp(np.log(flops).mean())
     falls = (flops / middle) ** -gammas[:, None]
     slopes = np.stack([np.ones_like(falls), falls], axis=2) / losses[:, :, None]

@@ -106,7 +106,9 @@ class LadderFit:
         on_line = math.sqrt(size.flops / FLOPS_OF_A_WEIGHT / self.line)
         draws = zip(self.laws[1:], self.line_laws[1:], strict=True)
         drawn = np.array([
-            along.loss(size.flops) * law.loss(size.parameters, size.tokens) / law.loss(on_line, self.line * on_line)
+            along.loss(size.flops)
+            * law.loss(size.parameters, size.tokens)
+            / law.loss(on_line, self.line * on_line)
             for law, along in draws
         ])  # fmt: skip
         loss = float(np.median(drawn))
@@ -132,7 +134,7 @@ def fit_ladder(points: Sequence[LossPoint], line: float, resamples: int = RESAMP
     fitted = [laws[0].loss(point.parameters, point.tokens) for point in points]
     freedom = math.sqrt(len(points) / (len(points) - 5))
     residuals = np.log([point.loss for point in points] / np.array(fitted)) / scales * freedom
-    return LadderFit(points, line, laws, draw_line_laws(points, line, residuals, resamples), residuals)
+    return LadderFit(points, line, laws, draw_line_laws(points, line, laws, residuals), residuals)
 
 
 def prediction_facts(

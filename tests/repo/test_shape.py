@@ -39,7 +39,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "pretrain_launch": (19, 3701),
     "report": (8, 1607),
     "run": (7, 1477),
-    "scale": (7, 1411),
+    "scale": (7, 1428),
     "shards": (12, 2507),
     "tokenizer": (8, 1660),
     "tracking": (12, 1877),

@@ -21,7 +21,7 @@ from tests.repo.source import ROOT
 from tests.unit.report.run_folders import attempt
 from tests.unit.scale.test_scaling_rule import REFERENCE
 
-TRUE = ScalingLaw(e=1.2, a=60.0, b=60.0, alpha=0.34, beta=0.28)  # exponents of Hoffmann et al. 2022
+TRUE = ScalingLaw(e=1.2, a=60.0, b=300.0, alpha=0.35, beta=0.38)
 PLAN = ("scale", "plan", "ref.yaml", "--budget", "1e16", "--output", "ladder")
 
 

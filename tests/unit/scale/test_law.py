@@ -9,7 +9,7 @@ import torch
 
 from pretrain.errors import DataError
 from pretrain.scale import law as law_module
-from pretrain.scale.law import LossPoint, ScalingLaw, check_points, draw_laws, draw_line_laws, find_scales, fit_law
+from pretrain.scale.law import LossPoint, ScalingLaw, check_points, draw_laws, find_scales, fit_law
 from pretrain.scale.prediction import fit_ladder
 from pretrain.scale.scaling_rule import RunSize
 
@@ -169,7 +169,7 @@ def test_runs_on_one_line_cannot_tell_sizes_from_tokens():
 
 
 BEND = ScalingLaw(e=1.5, a=20.0, b=20.0, alpha=0.26, beta=0.26)
-"""A law whose line falls by the exponent that is taken for granted."""
+"""A law whose line falls by an exponent of 0.13."""
 
 
 def bent(factor_beside: float) -> list[LossPoint]:
@@ -186,17 +186,25 @@ def bent(factor_beside: float) -> list[LossPoint]:
 
 def test_the_law_of_the_line_is_found_from_the_runs_on_it_alone():
     for factor in (1.0, 1.05):
-        found = draw_line_laws(bent(factor), LINE, np.zeros(1), 0)[0]
-        assert found.gamma == pytest.approx(0.13)
-        assert found.e == pytest.approx(BEND.e, rel=1e-3)
-        assert found.loss(6 * LARGE[0] * LARGE[1]) == pytest.approx(BEND.loss(*LARGE), rel=1e-3)
+        found = fit_ladder(bent(factor), LINE, resamples=50).line_laws[0]
+        assert found.gamma == pytest.approx(BEND.gamma, abs=0.01)
+        assert found.loss(6 * LARGE[0] * LARGE[1]) == pytest.approx(BEND.loss(*LARGE), rel=5e-3)
+
+
+def test_the_exponent_of_the_line_is_that_of_the_runs_where_they_tell_it_and_else_a_prior():
+    found = fit_ladder(ladder(), LINE, resamples=50)
+    assert found.line_laws[0].gamma == pytest.approx(TRUE.gamma, abs=0.01)
+    steep = [replace(point, loss=point.loss * 1.01 ** (-1) ** number) for number, point in enumerate(ladder())]
+    found = fit_ladder(steep, LINE, resamples=50)
+    told = float(np.median([law.gamma for law in found.laws[1:]]))
+    assert abs(found.line_laws[0].gamma - law_module.LINE_EXPONENT) < abs(found.line_laws[0].gamma - told)
 
 
 def test_one_run_on_the_line_that_went_wrong_hardly_moves_its_law():
     points = [replace(point, name=f"{point.name}-{seed}") for point in bent(1.0) for seed in range(3)]
     on_line = [number for number, point in enumerate(points) if abs(np.log(point.tokens / point.parameters / 20)) < 0.1]
     points[on_line[4]] = replace(points[on_line[4]], loss=1.2 * points[on_line[4]].loss)
-    found = draw_line_laws(points, LINE, np.zeros(1), 0)[0]
+    found = fit_ladder(points, LINE, resamples=50).line_laws[0]
     assert found.loss(6 * LARGE[0] * LARGE[1]) == pytest.approx(BEND.loss(*LARGE), rel=3e-3)
 
 
