@@ -14,10 +14,11 @@ Not here: even use of the experts (`train/balance.py`), for which a layer return
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -25,9 +26,21 @@ from pretrain.config.model import ExpertsConfig, StackConfig
 from pretrain.model.grouped import Combine, GroupedLinear, Take, sort_by_expert
 
 
-def relu_squared(x: Tensor) -> Tensor:
-    """Returns `max(x, 0)^2` (So et al. 2021, 3)."""
-    return functional.relu(x).square()
+class ReluSquared(torch.autograd.Function):
+    """`max(x, 0)^2` (So et al. 2021, 3), bit-equal to both functions in half their passes over memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        positive = functional.relu(x)
+        ctx.save_for_backward(positive)
+        return positive * positive
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Returns `2 max(x, 0) grad`."""
+        (positive,) = ctx.saved_tensors
+        return (2 * positive).mul_(grad)
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -41,7 +54,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": quick_gelu,
     "silu": functional.silu,
     "relu": functional.relu,
-    "relu2": relu_squared,
+    "relu2": ReluSquared.apply,
 }
 
 

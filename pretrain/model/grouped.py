@@ -245,8 +245,13 @@ class Combine(torch.autograd.Function):
     def backward(ctx: Any, grad_PD: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Returns the gradients of results and weights."""
         x_RD, weights_PJ, order_R, inverse_R = ctx.saved_tensors
-        grad_RD = grad_PD.index_select(0, order_R // weights_PJ.shape[1])
-        products_R = torch.bmm(grad_RD[:, None], x_RD[..., None]).flatten()
-        grad_weights_PJ = products_R.index_select(0, inverse_R).view_as(weights_PJ)
+        tokens, copies = weights_PJ.shape
+        # The products that `embedding_bag` has for its weights: as rows of a batch they cost eight times as much.
+        of_token_R = torch.arange(tokens * copies, device=order_R.device) // copies
+        starts_P = torch.arange(0, tokens * copies, copies, device=order_R.device)
+        grad_weights_PJ = torch.ops.aten._embedding_bag_per_sample_weights_backward(
+            grad_PD, x_RD, inverse_R, starts_P, of_token_R, 0, -1
+        ).view_as(weights_PJ)
+        grad_RD = grad_PD.index_select(0, order_R // copies)
         grad_RD.mul_(weights_PJ.flatten().index_select(0, order_R)[:, None])
         return grad_RD, grad_weights_PJ, None, None

@@ -18,7 +18,7 @@ from pretrain.config.presets import expand_preset
 from pretrain.model import build as model_build
 from pretrain.model import build_model
 from pretrain.model.block import _SAVED_OPERATIONS, _policy
-from pretrain.model.feedforward import FeedForward
+from pretrain.model.feedforward import ACTIVATIONS, FeedForward
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch
 from tests.unit.model.tiny import (
@@ -84,6 +84,19 @@ def test_relu2_is_the_square_of_what_is_positive(gated):
     else:
         hidden = (x @ layer.up.weight.T).clamp(min=0) ** 2
     torch.testing.assert_close(layer(x), hidden @ layer.down.weight.T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_relu2_and_its_gradient_are_those_of_both_functions_bit_by_bit(dtype):
+    values = 1e-3 * torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).to(dtype)  # subnormal in fp16
+    found = []
+    for function in (ACTIVATIONS["relu2"], lambda x: torch.nn.functional.relu(x).square()):
+        x = values.clone().requires_grad_()
+        out = function(x)
+        out.backward(values.roll(1))
+        found.append((out, x.grad))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_tied_head_is_the_embedding_itself():
