@@ -26,8 +26,8 @@ from pretrain.config.model import ExpertsConfig, StackConfig
 from pretrain.model.grouped import Combine, GroupedLinear, Take, sort_by_expert
 
 
-class ReluSquared(torch.autograd.Function):
-    """`max(x, 0)^2` (So et al. 2021, 3), bit-equal to both functions in half their passes over memory."""
+class _ReluSquared(torch.autograd.Function):
+    """`max(x, 0)^2`, bit-equal to both functions in half their passes over memory."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -43,6 +43,13 @@ class ReluSquared(torch.autograd.Function):
         return (2 * positive).mul_(grad)
 
 
+def relu_squared(x: Tensor) -> Tensor:
+    """Returns `max(x, 0)^2` (So et al. 2021, 3)."""
+    # Called here: torch 2.11 does not compile an `apply` that is an attribute of a module.
+    squared: Tensor = _ReluSquared.apply(x)
+    return squared
+
+
 def quick_gelu(x: Tensor) -> Tensor:
     """Returns `x sigmoid(1.702 x)` (Hendrycks and Gimpel 2016, 2)."""
     return x * torch.sigmoid(1.702 * x)
@@ -54,7 +61,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": quick_gelu,
     "silu": functional.silu,
     "relu": functional.relu,
-    "relu2": ReluSquared.apply,
+    "relu2": relu_squared,
 }
 
 

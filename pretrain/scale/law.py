@@ -255,26 +255,36 @@ def fit_law(points: Sequence[LossPoint], line: float) -> ScalingLaw:
     return draw_laws(points, find_scales(points, line), 0)[0]
 
 
+def find_residuals(points: Sequence[LossPoint], law: ScalingLaw, scales: np.ndarray) -> np.ndarray:
+    """Returns log of measured over fitted loss of each run, float64 [runs].
+
+    They are divided by their `scales` and enlarged by the degrees of freedom, sqrt(n / (n - 5)), for the
+    values that the fit has taken from them: they have the spread of new runs on the line.
+    """
+    off = np.log([point.loss / law.loss(point.parameters, point.tokens) for point in points])
+    residuals: np.ndarray = off / scales * math.sqrt(len(points) / (len(points) - 5))
+    return residuals
+
+
 def draw_laws(points: Sequence[LossPoint], scales: np.ndarray, resamples: int) -> list[ScalingLaw]:
     """Returns the law of the runs, and that of each draw of their residuals and of the priors.
 
-    A draw adds to the fitted log losses residuals of other runs relative to their `scales`
-    (`find_scales`), with replacement, by sqrt(n / (n - 5)) for the values that the fit has taken
-    from them (Efron and Tibshirani 1993, 9.4 and 9.7): the fewer runs, the wider. The priors are
-    drawn too, so that what the runs do not tell counts as unknown.
+    A draw adds to the fitted log losses residuals of other runs (`find_residuals`) by their own
+    `scales` (`find_scales`), with replacement (Efron and Tibshirani 1993, 9.4 and 9.7): the fewer runs,
+    the wider. The priors are drawn too, so that what the runs do not tell counts as unknown.
     """
     fits = _Fits(points, scales)
     best = fits.best()
-    fitted = fits.log_losses(best[None])[0]
+    law = fits.law(best)
     rng = np.random.default_rng(SEED)
-    residuals = (fits.measured - fitted) / scales * math.sqrt(len(points) / (len(points) - 5))
-    drawn = fitted + scales * rng.choice(residuals, size=(resamples, len(points)))
+    drawn = rng.choice(find_residuals(points, law, scales), size=(resamples, len(points)))
+    drawn = fits.log_losses(best[None])[0] + scales * drawn
     has_prior = fits.tightness > 0
     prior = np.tile(fits.prior, (resamples, 1))
     spread = 1 / fits.tightness[has_prior]
     prior[:, has_prior] += rng.normal(0, spread, size=(resamples, len(spread)))
     values = fits.minimize(drawn, prior, np.tile(best, (resamples, 1)))
-    return [fits.law(best), *map(fits.law, values)]
+    return [law, *map(fits.law, values)]
 
 
 def draw_line_laws(

@@ -27,6 +27,7 @@ from pretrain.scale.law import (
     ScalingLaw,
     draw_laws,
     draw_line_laws,
+    find_residuals,
     find_scales,
 )
 from pretrain.scale.scaling_rule import FLOPS_OF_A_WEIGHT, RunSize, size_of
@@ -131,9 +132,7 @@ def fit_ladder(points: Sequence[LossPoint], line: float, resamples: int = RESAMP
     """
     scales = find_scales(points, line)
     laws = draw_laws(points, scales, resamples)
-    fitted = [laws[0].loss(point.parameters, point.tokens) for point in points]
-    freedom = math.sqrt(len(points) / (len(points) - 5))
-    residuals = np.log([point.loss for point in points] / np.array(fitted)) / scales * freedom
+    residuals = find_residuals(points, laws[0], scales)
     return LadderFit(points, line, laws, draw_line_laws(points, line, laws, residuals), residuals)
 
 

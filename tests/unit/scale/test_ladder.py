@@ -15,6 +15,7 @@ from pretrain.plan.course import StoredData
 from pretrain.run.folder import RunDir
 from pretrain.scale.ladder import describe_run, load_ladder
 from pretrain.scale.law import ScalingLaw
+from pretrain.scale.prediction import write_prediction
 from pretrain.scale.scaling_rule import size_of
 from tests.helpers.shards import make_shards
 from tests.repo.source import ROOT
@@ -169,6 +170,8 @@ def test_fit_predicts_and_score_compares(here, capsys):
     truth = TRUE.loss(ladder.target.parameters, ladder.target.tokens)
     assert predicted["loss"] == pytest.approx(truth, rel=0.02)
     assert "ref-0 is left out" in Path("ladder/scale.html").read_text()
+    assert "L(C) = " in done.out
+    assert "L(C) = " in Path("ladder/scale.html").read_text()
 
     target = finish(Path("ladder/configs/ref-target.yaml"), loss=truth)
     assert cli.run(["scale", "fit", "ladder"]) == 73
@@ -179,6 +182,13 @@ def test_fit_predicts_and_score_compares(here, capsys):
     assert found["error"] == pytest.approx(predicted["loss"] / truth - 1)
     assert found["is_before"]
     assert "measured" in Path("ladder/scale.html").read_text()
+
+    # A prediction that was written before there was a law of the line.
+    first = {key: value for key, value in facts.items() if key not in ("line_law", "sha256")} | {"version": 1}
+    write_prediction(Path("ladder/prediction.json"), first)
+    assert cli.run(["scale", "score", "ladder", str(target)]) == 0
+    assert "L(C)" not in Path("ladder/scale.html").read_text()
+    Path("ladder/prediction.json").write_text(json.dumps(facts))
 
     record = json.loads((target / "run.json").read_text()) | {"created": "2020-01-01T00:00:00+00:00"}
     (target / "run.json").write_text(json.dumps(record))
