@@ -35,6 +35,8 @@ def memory(bench: Bench) -> None:
 
 def _grow(bench: Bench, name: str, config: EngineConfig, weights: Weights, sizes: list[Work]) -> None:
     """Takes steps of growing size with one engine, until memory is full."""
+    if not bench.wants(name):
+        return
     bench.free()
     with closing(build_ours(sizes[0], weights, config)[0]) as step:
         for work in sizes:

@@ -34,6 +34,8 @@ MULTI30K = {name: f"{name}.{{}}.gz" for name in ("train", "val")} | {"test": "te
 
 RACE = {"must": 2, "aim": 5}
 """Shares of nanoGPT's seconds in which our recipe has to reach its loss: a half, a fifth."""
+RACE_SHARES = (5, 3, 2)
+"""Shares that are tried, the shortest first, until one reaches the loss."""
 PROBE_STEPS = 16
 """Steps of a short run that tells the seconds of a step and of the start."""
 
@@ -151,34 +153,43 @@ def _translation_texts(bench: Bench) -> Path:
 
 
 def race(bench: Bench) -> None:
-    """Trains GPT-2 124M by nanoGPT's train.py for `race_s` seconds, and a recipe by Muon in a half and a fifth of them.
+    """Trains GPT-2 124M by nanoGPT's train.py for `race_s` seconds, and a recipe by Muon in shares of them.
 
     nanoGPT has its own configuration, but that its rate rises over a tenth of the steps and falls over the rest. Ours
-    is as deep and as wide, with the quickstart's recipe (`modded-2m`) and batches of 131,072 tokens. Seconds are those
-    of the whole command, compilation and validation included; losses are means over the validation split, in rows of
-    the same tokens, documents not masked.
+    is as deep and as wide, with the quickstart's recipe (`modded-2m`, value embeddings included) and batches of 65,536
+    tokens. Seconds are those of the whole command, compilation and validation included; losses are means over the
+    validation split, in rows of the same tokens, documents not masked.
     """
     shape = bench.pick(
         {"layers": 12, "width": 768, "heads": 12, "T": 1024}, {"layers": 4, "width": 64, "heads": 2, "T": 32}
     )
-    budget_s, peer = bench.pick(bench.race_s, 15.0), None
+    budget_s, probe, peer = bench.pick(bench.race_s, 15.0), None, None
+    with bench.case("ours, probe", shape):  # before nanoGPT's run: what fails, fails within a minute
+        data = _race_text(bench)
+        for _ in range(2):  # the second finds the compiled code on disk, as all later runs
+            probe = _train_race(bench, data, shape, PROBE_STEPS)
+        bench.write("ours, probe", shape, value=probe)
+    if probe is None:
+        return
     with bench.case("nanoGPT", shape):
         if bench.nanogpt is None or not (bench.nanogpt / "train.py").exists():
             raise ConfigError("skipped: nanoGPT's train.py is not in the repository", fix="give its clone by --nanogpt")
         source = _nanogpt_source(bench, bench.nanogpt)
-        _, steps = _train_nanogpt(bench, source, shape, PROBE_STEPS, budget_s)
-        peer, _ = _train_nanogpt(bench, source, shape, steps, budget_s)
-        bench.write("nanoGPT", shape, value=peer)
+        steps = _fill(budget_s, _train_nanogpt(bench, source, shape, PROBE_STEPS))
+        peer = _train_nanogpt(bench, source, shape, steps)
+        bench.write("nanoGPT", shape, value=peer, tokens=load_index(data).splits["train"].num_tokens)
     if peer is None and not bench.rehearse:
         return  # nothing to beat
-    data = _race_text(bench)
     seconds = budget_s if peer is None else peer["seconds"]
-    for bound, share in RACE.items():
+    for share in RACE_SHARES:
+        reached = False
         with bench.case(f"ours, 1/{share} of the seconds", shape):
-            _, steps = _train_race(bench, data, shape, PROBE_STEPS, seconds / share)
-            ours, _ = _train_race(bench, data, shape, steps, seconds / share)
-            is_held = peer and ours["loss"] <= peer["loss"] and ours["seconds"] <= peer["seconds"] / share
-            bench.write(f"ours, 1/{share} of the seconds", shape, value=ours, peer=peer, held={bound: is_held})
+            ours = _train_race(bench, data, shape, _fill(seconds / share, probe))
+            reached = peer is not None and ours["loss"] <= peer["loss"] and ours["seconds"] <= seconds / share
+            held = {bound: reached for bound, least in RACE.items() if share == least or (reached and share > least)}
+            bench.write(f"ours, 1/{share} of the seconds", shape, value=ours, peer=peer, held=held)
+        if reached:
+            return
 
 
 def _race_text(bench: Bench) -> Path:
@@ -207,10 +218,8 @@ def _nanogpt_source(bench: Bench, given: Path) -> Path:
     return source
 
 
-def _train_nanogpt(
-    bench: Bench, source: Path, shape: dict[str, int], steps: int, budget_s: float
-) -> tuple[dict[str, Any], int]:
-    """Trains by train.py for some steps; returns loss, steps and seconds, and the steps that would fill the budget."""
+def _train_nanogpt(bench: Bench, source: Path, shape: dict[str, int], steps: int) -> dict[str, Any]:
+    """Trains by train.py for some steps; returns losses, steps, and seconds of a step and of all."""
     rows, accumulation = bench.pick((32, 15), (2, 1))  # 480 rows a step: its 12 x 40 in fewer parts
     flags = {
         "dataset": "race", "batch_size": rows, "gradient_accumulation_steps": accumulation, "block_size": shape["T"],
@@ -226,18 +235,15 @@ def _train_nanogpt(
     print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
     if done.returncode:
         raise RuntimeError(f"nanoGPT ended with {done.returncode}: {done.stderr[-1000:]}")
-    step_s = statistics.median(
-        float(ms) / 1e3 for ms in re.findall(r"time ([\d.]+)ms", done.stdout)[-PROBE_STEPS // 2 :]
-    )
-    figures = {**json.loads(out.read_text()), "steps": steps, "seconds": round(seconds, 1), "step_s": step_s}
-    return figures, _fill(budget_s, steps, seconds, step_s)
+    lines = re.findall(r"iter \d+: loss ([\d.]+), time ([\d.]+)ms", done.stdout)[-PROBE_STEPS // 2 :]
+    train_loss, step_ms = (statistics.median(map(float, column)) for column in zip(*lines, strict=True))
+    figures = {"steps": steps, "seconds": round(seconds, 1), "step_s": step_ms / 1e3, "train_loss": train_loss}
+    return figures | json.loads(out.read_text())
 
 
-def _train_race(
-    bench: Bench, data: Path, shape: dict[str, int], steps: int, budget_s: float
-) -> tuple[dict[str, Any], int]:
+def _train_race(bench: Bench, data: Path, shape: dict[str, int], steps: int) -> dict[str, Any]:
     """Trains our recipe for some steps; returns the same."""
-    rows, micro = bench.pick((128, 32), (4, 2))
+    rows, micro = bench.pick((64, 32), (4, 2))
     stack = {name: shape[name] for name in ("layers", "width", "heads")} | {"ff_width": 4 * shape["width"]}
     overrides = [f"model.decoder.{name}={value}" for name, value in stack.items()]
     overrides += [f"model.max_seq_len={shape['T']}", f"batch.seq_len={shape['T']}", f"batch.micro={micro}"]
@@ -246,13 +252,14 @@ def _train_race(
     overrides += ["optim.lr=3e-3", "optim.muon.lr=3e-3", f"optim.schedule.warmup_steps={max(1, steps // 20)}"]
     overrides += ["checkpoint.every_steps=0", "tracking.log_every_steps=1", "tracking.norms_every_steps=0"]
     run, seconds = _train(bench, "configs/run/quickstart.yaml", "race", data, *overrides)
-    metrics = _metrics(run)
-    step_s = statistics.median([row["step_time_s"] for row in metrics if "step_time_s" in row][-PROBE_STEPS // 2 :])
-    (held,) = [row for row in metrics if "val_loss" in row]
-    found = {"loss": held["val_loss"], "targets": int(held["val_tokens"]), "steps": steps, "seconds": seconds}
-    return found | {"step_s": step_s}, _fill(budget_s, steps, seconds, step_s)
+    logged = [row for row in _metrics(run) if "step_time_s" in row][-PROBE_STEPS // 2 :]
+    train_loss, step_s = (statistics.median(row[name] for row in logged) for name in ("loss", "step_time_s"))
+    (held,) = [row for row in _metrics(run) if "val_loss" in row]
+    figures = {"steps": steps, "seconds": seconds, "step_s": step_s, "train_loss": train_loss}
+    return figures | {"loss": held["val_loss"], "targets": int(held["val_tokens"])}
 
 
-def _fill(budget_s: float, steps: int, seconds: float, step_s: float) -> int:
-    """Returns the steps that take 0.97 of a budget, by a run of `steps` that took `seconds`, start and end included."""
-    return max(PROBE_STEPS, int((0.97 * budget_s - seconds + steps * step_s) / step_s))
+def _fill(budget_s: float, probe: dict[str, Any]) -> int:
+    """Returns the steps that take 0.97 of a budget, by a short run, start and end included."""
+    start_s = probe["seconds"] - probe["steps"] * probe["step_s"]
+    return max(PROBE_STEPS, int((0.97 * budget_s - start_s) / probe["step_s"]))
