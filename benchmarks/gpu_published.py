@@ -196,7 +196,8 @@ def _race_text(bench: Bench) -> Path:
     """Returns the folder of the prepared Python source: the standard library, and all packages that are installed."""
     folder, paths = bench.scratch / "race", sysconfig.get_paths()
     if not (folder / "index.json").exists():
-        whole = ["--input", paths["stdlib"], "--input", paths["purelib"], "--vocab-size", "50257"]
+        inputs = [f"{paths[name]}/**/*.py" for name in ("stdlib", "purelib")]
+        whole = ["--input", inputs[0], "--input", inputs[1], "--vocab-size", "50257"]
         part = ["--input", str(Path(paths["stdlib"]) / "json"), "--vocab-size", "400", "--split", "hash:0.2"]
         call("pretrain", "prepare", "--output", str(folder), *bench.pick(whole, part))
     return folder

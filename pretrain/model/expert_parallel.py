@@ -45,11 +45,15 @@ class SharedExperts:
 
     def __init__(self, group: Any) -> None:
         self._group = group
+        # The lengths depend on the data, and the host waits for them: nothing to trace. Not a decorator, which would
+        # import the compiler wherever this module is imported: more than a second of each start.
+        self._uncompiled = torch.compiler.disable(self._pass)
 
-    # The lengths depend on the data, and the host waits for them: nothing to trace.
-    @torch.compiler.disable
     def __call__(self, rows_RD: Tensor, sizes_E: Tensor, run: RunExperts) -> Tensor:
         """Returns the results of rows, sorted by expert; `sizes_E` counts those of each."""
+        return self._uncompiled(rows_RD, sizes_E, run)
+
+    def _pass(self, rows_RD: Tensor, sizes_E: Tensor, run: RunExperts) -> Tensor:
         sent_GE = sizes_E.view(self._group.size(), -1)
         received_GE = torch.empty_like(sent_GE)
         td.all_to_all_single(received_GE, sent_GE.contiguous(), group=self._group)

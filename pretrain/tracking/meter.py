@@ -107,6 +107,7 @@ class Meter:
         self._clock = clock
         self._steps: deque[tuple[float, float, int]] = deque(maxlen=window_steps)
         self._wait = 0.0
+        self._is_warming = True
         self._mark = clock()
 
     @contextlib.contextmanager
@@ -126,6 +127,10 @@ class Meter:
     def end_step(self, tokens: int) -> None:
         """Ends a step whose model read `tokens` tokens over all ranks; the next one starts now."""
         now = self._clock()
+        if self._is_warming and self._steps:
+            # The first step compiles, allocates and opens shards: on a GPU it may take as long as a hundred others.
+            self._steps.clear()
+            self._is_warming = False
         self._steps.append((now - self._mark, self._wait, tokens))
         self._mark = now
         self._wait = 0.0
@@ -133,7 +138,8 @@ class Meter:
     def read(self, step: int) -> dict[str, float]:
         """Returns `tokens_per_s`, `step_time_s`, `data_wait` (0 to 1), `eta_s`, and `mfu` if known.
 
-        Over the window, after `step` steps of the run are done; empty before the first.
+        Over the window, after `step` steps of the run are done; empty before the first. The first step of a process
+        counts until the second is done.
         """
         totals = [sum(column) for column in zip(*self._steps, strict=True)]
         if not totals or not totals[0]:

@@ -20,9 +20,9 @@ def make(**kwargs) -> tuple[Meter, Clock]:
     return Meter(10, clock=clock, **kwargs), clock
 
 
-def test_figures_of_two_steps():
+def test_figures_leave_out_the_first_step_which_compiles():
     meter, clock = make(flops_per_token=6.0, peak=1200.0)
-    for wait, work in ((0.5, 1.5), (0.0, 2.0)):
+    for wait, work in ((0.0, 60.0), (0.5, 1.5), (0.0, 2.0)):
         with meter.data_wait():
             clock.now += wait
         clock.now += work
@@ -51,7 +51,7 @@ def test_nothing_is_claimed_before_the_first_step():
 
 def test_the_window_forgets_old_steps():
     meter, clock = make(window_steps=2)
-    for seconds in (100.0, 1.0, 3.0):
+    for seconds in (1.0, 100.0, 1.0, 3.0):
         clock.now += seconds
         meter.end_step(tokens=8)
     assert meter.read(3)["step_time_s"] == 2.0
