@@ -196,10 +196,15 @@ def _race_text(bench: Bench) -> Path:
     """Returns the folder of the prepared Python source: the standard library, and all packages that are installed."""
     folder, paths = bench.scratch / "race", sysconfig.get_paths()
     if not (folder / "index.json").exists():
-        inputs = [f"{paths[name]}/**/*.py" for name in ("stdlib", "purelib")]
-        whole = ["--input", inputs[0], "--input", inputs[1], "--vocab-size", "50257"]
-        part = ["--input", str(Path(paths["stdlib"]) / "json"), "--vocab-size", "400", "--split", "hash:0.2"]
-        call("pretrain", "prepare", "--output", str(folder), *bench.pick(whole, part))
+        roots = [Path(paths[name]) for name in ("stdlib", "purelib")]
+        roots = bench.pick(roots, [roots[0] / "json"])
+        source = bench.scratch / "race.jsonl"
+        with source.open("w") as lines:
+            for path in (path for root in roots for path in sorted(root.rglob("*.py"))):
+                text = path.read_text(errors="ignore")  # some tests of packages are not UTF-8
+                lines.write(json.dumps({"text": text}) + "\n" if text else "")
+        options = bench.pick(["--vocab-size", "50257"], ["--vocab-size", "400", "--split", "hash:0.2"])
+        call("pretrain", "prepare", "--output", str(folder), "--input", str(source), *options)
     return folder
 
 

@@ -45,8 +45,8 @@ class SharedExperts:
 
     def __init__(self, group: Any) -> None:
         self._group = group
-        # The lengths depend on the data, and the host waits for them: nothing to trace. Not a decorator, which would
-        # import the compiler wherever this module is imported: more than a second of each start.
+        # The lengths depend on the data, and the host waits for them: nothing to trace. Not a
+        # decorator, which would import the compiler with this module: more than a second.
         self._uncompiled = torch.compiler.disable(self._pass)
 
     def __call__(self, rows_RD: Tensor, sizes_E: Tensor, run: RunExperts) -> Tensor:

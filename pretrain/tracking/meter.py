@@ -128,7 +128,7 @@ class Meter:
         """Ends a step whose model read `tokens` tokens over all ranks; the next one starts now."""
         now = self._clock()
         if self._is_warming and self._steps:
-            # The first step compiles, allocates and opens shards: on a GPU it may take as long as a hundred others.
+            # The first step compiles, allocates and opens shards.
             self._steps.clear()
             self._is_warming = False
         self._steps.append((now - self._mark, self._wait, tokens))
@@ -138,8 +138,8 @@ class Meter:
     def read(self, step: int) -> dict[str, float]:
         """Returns `tokens_per_s`, `step_time_s`, `data_wait` (0 to 1), `eta_s`, and `mfu` if known.
 
-        Over the window, after `step` steps of the run are done; empty before the first. The first step of a process
-        counts until the second is done.
+        Over the window, after `step` steps of the run are done; empty before the first. The first
+        step of a process counts until the second is done.
         """
         totals = [sum(column) for column in zip(*self._steps, strict=True)]
         if not totals or not totals[0]:

@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "generate": (10, 1681),
     "inspect": (3, 458),
     "interop": (30, 6018),
-    "model": (26, 5443),
+    "model": (26, 5447),
     "objective": (14, 2178),
     "optim": (6, 1329),
     "plan": (16, 3757),
@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "scale": (7, 1437),
     "shards": (12, 2507),
     "tokenizer": (8, 1660),
-    "tracking": (12, 1877),
+    "tracking": (12, 1883),
     "train": (16, 3259),
     "utils": (13, 1912),
 }
