@@ -2,7 +2,8 @@
 
     prepare   causal or full                      -> is_causal of the kernel, or no mask
               decoding                            -> a mask of a few queries
-              CPU: documents, padding             -> segments, one call of the kernel each
+              CPU: documents, padding             -> segments, one call of the kernel each; or a mask,
+                                                     if they are short
               CPU: window, prefix, cut documents  -> tiles of queries, recomputed in the backward
               CUDA: all of these                  -> a boolean mask, made once a forward
               a bias, a cap of scores             -> tiles
@@ -10,7 +11,7 @@
 
 Memory is linear in length, except for masks on CUDA that need a tensor: `flex` and `varlen` serve
 those better. Calling the kernel for each document of a packed row skips the pairs that a mask would
-discard: on a CPU it is never slower than a mask, and faster from two documents a row on.
+discard: on a CPU it is faster than a mask, unless rows hold many documents as short as sentences.
 """
 
 import sys
@@ -48,6 +49,10 @@ from pretrain.types import AttentionMask
 
 BLOCK = 128
 """Queries of a tile: enough to keep a core busy, and S x BLOCK scores stay small."""
+
+CALL_PAIRS = 5000
+"""Pairs of queries and keys, of 4 heads of 32, that a kernel with a mask serves on a CPU while it
+begins a call and its backward pass: 0.17 ms."""
 
 CUDNN_SHAPES = 4
 """Shapes of calls of the cuDNN kernel, which are planned for a second each: those of full training
@@ -212,6 +217,8 @@ def _prepare_cpu(mask: AttentionMask, whole: Segment, bias: DistanceBias | None)
         return _planned(blocks=blocks)
     if segments == (whole,):
         return _planned(OneCall(is_causal=hides_future(inner, whole)), blocks)
+    if rows * queries * keys < sum(CALL_PAIRS + len(part.queries) * len(part.keys) for part in segments):
+        return _planned(_dense_call(mask, whole, torch.device("cpu"), None), blocks)
     return _planned(plan_calls(segments, inner, rows=rows, keys=keys), blocks)
 
 

@@ -24,7 +24,8 @@ def test_what_the_kernel_knows_is_one_call_without_a_mask(name):
     assert prepare(name).direct == OneCall(is_causal=MASKS[name][0].causal)
 
 
-def test_packed_documents_and_padding_are_calls_without_a_mask():
+def test_packed_documents_and_padding_are_calls_without_a_mask(monkeypatch):
+    monkeypatch.setattr(backends.sdpa, "CALL_PAIRS", 0)
     packed = prepare("packed causal").direct
     assert isinstance(packed, Calls)
     assert packed.query_lengths == packed.key_lengths == (3, 1, 4, 8, 1, 4, 1, 2)
@@ -40,11 +41,19 @@ def test_packed_documents_and_padding_are_calls_without_a_mask():
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_no_mask_of_all_pairs_is_made_but_for_the_queries_of_a_step(name):
+def test_no_mask_of_all_pairs_is_made_but_for_the_queries_of_a_step(name, monkeypatch):
+    monkeypatch.setattr(backends.sdpa, "CALL_PAIRS", 0)
     mask, queries, _ = MASKS[name]
     direct = prepare(name).direct
     if isinstance(direct, OneCall) and direct.allowed is not None:
         assert queries == 1 or mask.query_offset > 0
+
+
+@pytest.mark.parametrize(("length", "is_masked"), [(12, True), (64, False)])
+def test_documents_share_a_mask_where_a_call_each_would_take_longer(length, is_masked):
+    mask = AttentionMask(causal=True, documents_BT=(torch.arange(256) // length).expand(2, -1))
+    direct = SdpaAttention(NEEDS).prepare(mask, rows=2, queries=256, keys=256, device=CPU).direct
+    assert isinstance(direct, OneCall if is_masked else Calls)
 
 
 def test_rows_of_one_document_each_are_one_call():

@@ -48,7 +48,11 @@ def test_eager_is_the_formula(name, biased):
 @pytest.mark.parametrize("mask", MASKS)
 # fp32 rounds at 6e-8; a gradient of a key sums some ten products of four factors of up to 3.
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
-def test_sdpa_agrees_with_the_float64_reference_forward_and_backward(mask, biased, kv_heads, dtype, tolerance):
+@pytest.mark.parametrize("call_pairs", [0, 5000])  # by documents, and by a mask
+def test_sdpa_agrees_with_the_float64_reference_forward_and_backward(
+    mask, biased, kv_heads, dtype, tolerance, call_pairs, monkeypatch
+):
+    monkeypatch.setattr(backends.sdpa, "CALL_PAIRS", call_pairs)
     declared, queries, keys = MASKS[mask]
     drawn = inputs(queries, keys, kv_heads=kv_heads, dtype=dtype)
     check_against_eager("sdpa", declared, drawn, biased=biased, tolerance=tolerance)
@@ -84,11 +88,17 @@ def random_masks(draw):
 
 
 @settings(max_examples=250)
-@given(drawn=random_masks(), block=st.sampled_from([1, 2, 5, 128]), biased=st.booleans())
-def test_sdpa_agrees_with_the_reference_for_any_mask_and_block(drawn, block, biased):
+@given(
+    drawn=random_masks(),
+    block=st.sampled_from([1, 2, 5, 128]),
+    call_pairs=st.sampled_from([0, 20, 5000]),
+    biased=st.booleans(),
+)
+def test_sdpa_agrees_with_the_reference_for_any_mask_and_block(drawn, block, call_pairs, biased):
     mask, rows, queries, keys = drawn
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends.sdpa, "BLOCK", block)
+        patch.setattr(backends.sdpa, "CALL_PAIRS", call_pairs)
         check_against_eager("sdpa", mask, inputs(queries, keys, rows=rows), biased=biased, tolerance=1e-11)
 
 
