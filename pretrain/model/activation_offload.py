@@ -60,7 +60,8 @@ class ActivationOffload:
         self._device = device
         self._last_block = layers - 1
         self._stream: torch.cuda.Stream | None = None
-        # Host buffers by size. The stream's order makes one free for a copy as soon as the copy out of it has started.
+        # Host buffers by size. The stream's order makes one free for a copy as soon as the copy out
+        # of it has started.
         self._buffers: dict[int, list[Tensor]] = {}
         self._previous: _BlockSaves | None = None
         # A storage is copied once, though a block saves several views of it, and blocks share tables. Weak references

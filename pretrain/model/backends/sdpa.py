@@ -2,8 +2,7 @@
 
     prepare   causal or full                      -> is_causal of the kernel, or no mask
               decoding                            -> a mask of a few queries
-              CPU: documents, padding             -> segments, one call of the kernel each; or a mask,
-                                                     if they are short
+              CPU: documents, padding             -> segments, one call each; a mask, if short
               CPU: window, prefix, cut documents  -> tiles of queries, recomputed in the backward
               CUDA: all of these                  -> a boolean mask, made once a forward
               a bias, a cap of scores             -> tiles
@@ -51,8 +50,7 @@ BLOCK = 128
 """Queries of a tile: enough to keep a core busy, and S x BLOCK scores stay small."""
 
 CALL_PAIRS = 5000
-"""Pairs of queries and keys, of 4 heads of 32, that a kernel with a mask serves on a CPU while it
-begins a call and its backward pass: 0.17 ms."""
+"""Pairs of a query and a key that cost a CPU as much as beginning a call: 0.17 ms, 4 heads."""
 
 CUDNN_SHAPES = 4
 """Shapes of calls of the cuDNN kernel, which are planned for a second each: those of full training
@@ -167,18 +165,10 @@ class SdpaAttention:
         assert direct is not None
         if direct.keys is not None:
             k_BSKH, v_BSKH = (x[:, slice(*direct.keys)] for x in (k_BSKH, v_BSKH))
-        return call_kernel(
-            q_BTNH,
-            k_BSKH,
-            v_BSKH,
-            allowed=direct.allowed,
-            blind=direct.blind,
-            is_causal=direct.is_causal,
-            dropout=dropout,
-            scale=scale,
-            sinks_N=sinks_N,
-            cudnn=direct.cudnn,
-        )
+        masks: dict[str, Any] = {"allowed": direct.allowed, "blind": direct.blind}
+        options: dict[str, Any] = {"dropout": dropout, "scale": scale, "sinks_N": sinks_N}
+        options |= {"is_causal": direct.is_causal, "cudnn": direct.cudnn}
+        return call_kernel(q_BTNH, k_BSKH, v_BSKH, **masks, **options)
 
     def _prepare_gpu(
         self, mask: AttentionMask, whole: Segment, device: torch.device, bias: DistanceBias | None
@@ -217,7 +207,8 @@ def _prepare_cpu(mask: AttentionMask, whole: Segment, bias: DistanceBias | None)
         return _planned(blocks=blocks)
     if segments == (whole,):
         return _planned(OneCall(is_causal=hides_future(inner, whole)), blocks)
-    if rows * queries * keys < sum(CALL_PAIRS + len(part.queries) * len(part.keys) for part in segments):
+    by_calls = sum(CALL_PAIRS + len(part.queries) * len(part.keys) for part in segments)
+    if rows * queries * keys < by_calls:
         return _planned(_dense_call(mask, whole, torch.device("cpu"), None), blocks)
     return _planned(plan_calls(segments, inner, rows=rows, keys=keys), blocks)
 
