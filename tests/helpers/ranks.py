@@ -49,7 +49,7 @@ def run_in_ranks(
             server.close()
         for rank, code in sorted(enumerate(codes), key=lambda item: item[1] != 70):
             output = files[rank].read_text(errors="replace")
-            assert code == 0, f"rank {rank} of {function} ended with {code}:\n{output[-6000:]}"
+            assert code == 0, f"rank {rank} of {function} ended with {code}, all with {codes}:\n{output[-6000:]}"
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
 
 
