@@ -201,13 +201,13 @@ def _race_text(bench: Bench) -> Path:
     """Returns the folder of the prepared Python source: the standard library, and all packages that are installed."""
     folder, paths = bench.scratch / "race", sysconfig.get_paths()
     if not (folder / "index.json").exists():
-        roots = [Path(paths[name]) for name in ("stdlib", "purelib")]
-        roots = bench.pick(roots, [roots[0] / "json"])
+        roots = bench.pick([paths["stdlib"], paths["purelib"]], [f"{paths['stdlib']}/json"])
+        files = [path for root in roots for path in sorted(Path(root).rglob("*.py"))]
+        # Some tests of packages are not UTF-8.
+        texts = (path.read_text(encoding="utf-8", errors="ignore") for path in files)
         source = bench.scratch / "race.jsonl"
         with source.open("w") as lines:
-            for path in (path for root in roots for path in sorted(root.rglob("*.py"))):
-                text = path.read_text(errors="ignore")  # some tests of packages are not UTF-8
-                lines.write(json.dumps({"text": text}) + "\n" if text else "")
+            lines.writelines(json.dumps({"text": text}) + "\n" for text in texts if text)
         options = bench.pick(["--vocab-size", "50257"], ["--vocab-size", "400", "--split", "hash:0.2"])
         call("pretrain", "prepare", "--output", str(folder), "--input", str(source), *options)
     return folder
