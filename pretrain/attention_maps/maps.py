@@ -160,7 +160,8 @@ def choose_heads(
         kind = "cross" if any(each.kind == "cross" for each in maps) else "self"
     chosen = [each for each in maps if each.kind == kind or (each.kind == "self" and each.stack == kind)]
     if not chosen:
-        present = {each.kind for each in maps} | {each.stack for each in maps}
+        stacks = {each.stack for each in maps if each.kind == "self"}
+        present = {each.kind for each in maps} | stacks
         raise ConfigError(
             f"--kind {kind}: the model has no such attention",
             fix=f"use {' or '.join(name for name in KINDS if name in present)}",

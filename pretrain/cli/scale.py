@@ -42,7 +42,7 @@ def scale_plan_command(
     output: Annotated[Path, Option(help="The folder to write.")] = Path("runs/ladder"),
     smallest: Annotated[float | None, Option(min=1.0, help="FLOPs. Default: a tenth of --largest.")] = None,
     largest: Annotated[float | None, Option(min=1.0, help="FLOPs. Default: --budget / 30.")] = None,
-    rungs: Annotated[int, Option(min=1, help="Sizes, and budgets, of the ladder.")] = 4,
+    rungs: Annotated[int, Option(min=1, max=100, help="Sizes, and budgets, of the ladder.")] = 4,
     widths: Annotated[str | None, Option(metavar="A,B,..", help="Sizes instead of those three.")] = None,
     seeds: Annotated[int, Option(min=1, help="Runs of each size on the line.")] = 1,
     rule: Annotated[list[str] | None, Option(metavar="KEY=VALUE", help="Part of the rule (docs).")] = None,
@@ -52,15 +52,9 @@ def scale_plan_command(
 
     Example: pretrain scale plan quickstart --budget 3e14 --widths 32,64,96 --rule depth_by_width=0
     """
+    import pretrain.scale.ladder as ladders
     from pretrain.config.load import load_config
-    from pretrain.scale.ladder import (
-        RATIO,
-        SPREAD,
-        LadderPlanner,
-        LadderRequest,
-        plan_ladder,
-        write_ladder,
-    )
+    from pretrain.scale.law import MIN_RUNS
 
     loaded = load_config(config, overrides or [], extensions="require")
     stored = find_stored(loaded)
@@ -70,21 +64,30 @@ def scale_plan_command(
             "" if loaded.model.vocab_size else ", and a vocabulary is assumed: prepare them, or give model.vocab_size"
         )
         typer.echo(f"the data are not here: their supply is not checked{assumed}", err=True)
-    planner = LadderPlanner(loaded, _parse_rule(rule or []), output, stored.vocab_size if stored else None)
+    vocab_size = stored.vocab_size if stored else None
+    planner = ladders.LadderPlanner(loaded, _parse_rule(rule or []), output, vocab_size)
     if widths is not None and (smallest or largest):
         fix = "leave out --smallest and --largest, or --widths"
         raise ConfigError("has its budgets by the rule", where="--widths", fix=fix)
-    highest = largest or budget / RATIO
-    request = LadderRequest(budget, smallest or highest / SPREAD, highest, rungs, _parse_widths(widths), seeds)
+    highest = largest or budget / ladders.RATIO
+    lowest = smallest or highest / ladders.SPREAD
+    request = ladders.LadderRequest(budget, lowest, highest, rungs, _parse_widths(widths), seeds)
+    for option, flops in (("--budget", budget), ("--largest", highest)):
+        if not flops <= ladders.MAX_FLOPS:
+            fix = f"use at most {ladders.MAX_FLOPS:g}"
+            raise ConfigError(f"{flops:.3g} FLOPs are beyond any run", where=option, fix=fix)
     if request.smallest >= request.largest:
         what = f"{request.smallest:.3g} FLOPs are not below the {request.largest:.3g} of --largest"
         raise ConfigError(what, where="--smallest", fix="lower it, or leave it out")
-    ladder, configs = plan_ladder(planner, request, stored)
-    write_ladder(ladder, loaded, configs, output)
+    ladder, configs = ladders.plan_ladder(planner, request, stored)
+    ladders.write_ladder(ladder, loaded, configs, output)
     if as_json:
         print_json({"folder": str(output), **ladder.model_dump(mode="json")})
         return
     _show_ladder(ladder)
+    if len(ladder.runs) == MIN_RUNS:
+        spare = f"a law takes {MIN_RUNS} runs: if one diverges, there is none"
+        typer.echo(f"{spare}; add a size, or --seeds 2", err=True)
     place = shlex.quote(str(output))
     typer.echo(f"next: pretrain scale run {place}")
     typer.echo(f"      pretrain scale fit {place}")
@@ -108,12 +111,12 @@ def scale_run_command(
     Example: pretrain scale run runs/ladder --ranks 2
     """
     from pretrain.config.load import load_config
-    from pretrain.scale.ladder import config_path, load_ladder, run_path
+    from pretrain.scale.ladder import config_path, load_ladder, place_items, run_path
     from pretrain.scale.prediction import read_point
     from pretrain.utils.process import discard_refused_stdout
 
     names = [run.name for run in load_ladder(ladder).runs]
-    paths = [config_path(ladder, name) for name in names]
+    sources = [(config_path(ladder, name), place_items(ladder, name)) for name in names]
     points = {name: read_point(run_path(ladder, name)) for name in names}
     diverged = {
         name: f"{name} {reason}: left out"
@@ -124,16 +127,16 @@ def scale_run_command(
         from pretrain_launch.preflight import LaunchRequest
 
         request = LaunchRequest(nodes, time, ranks_per_node=ranks)
-        configs = [load_config(path) for path in paths]
+        configs = [load_config(path, items) for path, items in sources]
         site = chosen_site(cluster, partition)
         submit_runs(configs, request, site, dry_run=dry_run, left_out=diverged)
         return
     discard_refused_stdout()
-    for name, path in zip(names, paths, strict=True):
+    for name, (path, items) in zip(names, sources, strict=True):
         if name in diverged:
             typer.echo(diverged[name], err=True)
             continue
-        code = train_local(str(path), [], ranks)
+        code = train_local(str(path), items, ranks)
         if code not in (EXIT_OK, EXIT_DIVERGED):  # the law can do without a run that has diverged
             raise typer.Exit(code)
     typer.echo(f"next: pretrain scale fit {ladder}")
@@ -229,15 +232,13 @@ def coordinates_command(
     from pretrain.scale.coordinates import TOLERANCE, check_coordinates, draw_coordinates
     from pretrain.tracking.picture_files import check_format
     from pretrain.utils.io import write_file
+    from pretrain.utils.units import plural
 
     image_format = None if output is None else check_format(output)
     chosen = _parse_widths(widths)
-    if len(chosen) < 2:
-        raise ConfigError(
-            f"a slope needs two widths or more, not {widths}",
-            where="--widths",
-            fix="for example 64,128",
-        )
+    if len(set(chosen)) < max(2, len(chosen)):
+        what = f"a slope needs two widths or more, each once, not {widths}"
+        raise ConfigError(what, where="--widths", fix="for example 64,128")
     found = check_coordinates(load_config(config, overrides or [], extensions="require"), chosen, steps)
     if output is not None and image_format is not None:
         write_file(output, draw_coordinates(found, image_format))
@@ -246,36 +247,22 @@ def coordinates_command(
     if as_json:
         # A size of 0, as that of the change at step 0, has no slope.
         shown = [[None if value != value else value for value in row] for row in slopes.tolist()]
-        facts = {
-            "widths": found.widths,
-            "layers": found.layers,
-            "sizes": found.sizes.tolist(),
-            "slopes": shown,
-        }
+        facts = {"widths": found.widths, "layers": found.layers}
+        facts |= {"sizes": found.sizes.tolist(), "slopes": shown}
         print_json(facts | {"tolerance": TOLERANCE, "flat": found.is_flat()})
         return
-    from rich.table import Table
-
-    table = Table(
-        box=None,
-        pad_edge=False,
-        title="mean |activation|",
-        title_justify="left",
-        title_style="bold",
-    )
-    table.add_column("step", justify="right")
-    table.add_column("layer")
-    for width in found.widths:
-        table.add_column(f"width {width}", justify="right")
-    table.add_column("slope", justify="right")
+    heads = [f"width {width}" for width in found.widths]
+    table = _table("mean |activation|", "layer", "step", *heads, "slope")
     for step in range(steps + 1):
         for number, name in enumerate(found.layers):
             sizes = [f"{size:.4g}" for size in found.sizes[:, step, number]]
             value = slopes[step, number]
-            table.add_row(str(step), name, *sizes, "" if value != value else f"{value:+.2f}")
+            table.add_row(name, str(step), *sizes, "" if value != value else f"{value:+.2f}")
     console().print(table)
     verdict = "flat" if found.is_flat() else "not flat"
-    print(f"\n{verdict}: the largest slope after {steps} steps is {slope:+.2f} ({layer}), the tolerance {TOLERANCE}")
+    after = plural(steps, "step")
+    largest = f"the largest slope after {after} is {slope:+.2f} ({layer})"
+    print(f"\n{verdict}: {largest}, the tolerance {TOLERANCE}")
 
 
 def _parse_rule(items: list[str]) -> "LadderRule":
@@ -310,17 +297,24 @@ def _parse_widths(text: str | None) -> tuple[int, ...]:
 def _predict(folder: Path, ladder: "Ladder", fit: "LadderFit") -> "list[PredictedRun]":
     """Returns the large run as planned, and the best size of its budget, whose config is written."""
     from pretrain.config.load import dump_config, load_config
-    from pretrain.scale.ladder import REFERENCE, LadderPlanner, config_path
+    from pretrain.scale.ladder import REFERENCE, LadderPlanner, config_path, is_near
     from pretrain.scale.scaling_rule import RunSize, size_of
     from pretrain.utils.io import write_file
 
     reference = load_config(folder / REFERENCE, extensions="ignore")
     planner = LadderPlanner(reference, ladder.rule, folder, ladder.vocab_size)
     planned = fit.predict(ladder.target.name, RunSize(ladder.target.parameters, ladder.target.tokens))
-    width = planner.nearest_width(fit.optimal_parameters(ladder.budget)[0])
+    optimal = fit.optimal_parameters(ladder.budget)[0]
+    if not is_near(optimal, ladder.target.parameters):
+        return [planned]
+    width = planner.nearest_width(optimal)
     if width == ladder.target.width:
         return [planned]
-    best = planner.run(width, ladder.budget, "optimal")
+    try:
+        best = planner.run(width, ladder.budget, "optimal")
+    except ConfigError as error:
+        typer.echo(f"the best size gets no config: {error}", err=True)
+        return [planned]
     write_file(config_path(folder, best.run.name), dump_config(best).encode())
     return [planned, fit.predict(best.run.name, size_of(best, ladder.vocab_size))]
 
@@ -343,34 +337,21 @@ def _show_ladder(ladder: "Ladder") -> None:
     for run in (*ladder.runs, ladder.target):
         sizes = [str(run.width), str(run.layers), count(run.parameters), count(run.tokens)]
         epochs = "" if run.epochs is None else f"{run.epochs:.2f}"
-        course = [
-            f"{run.steps:,}",
-            f"{run.global_tokens:,}",
-            f"{run.lr:.3g}",
-            f"{run.flops:.2e}",
-            epochs,
-        ]
+        course = [f"{run.steps:,}", f"{run.global_tokens:,}", f"{run.lr:.3g}", f"{run.flops:.2e}", epochs]
         table.add_row(run.name.removeprefix(f"{ladder.name}-"), *sizes, *course)
     console().print(table)
 
 
 def _show_fit(facts: dict[str, Any], folder: Path) -> None:
     """Prints runs, law and prediction."""
+    from pretrain.scale.ladder import config_path, is_near, place_items, run_path
     from pretrain.scale.law import LineLaw, ScalingLaw
     from pretrain.scale.prediction import PREDICTION
     from pretrain.scale.scale_page import PAGE, law_text, line_text
     from pretrain.utils.units import count
 
-    table = _table(
-        f"Law of {len(facts['runs'])} runs",
-        "run",
-        "N",
-        "tokens",
-        "FLOPs",
-        "loss",
-        "fitted",
-        "off by",
-    )
+    title = f"Law of {len(facts['runs'])} runs"
+    table = _table(title, "run", "N", "tokens", "FLOPs", "loss", "fitted", "off by")
     for run in facts["runs"]:
         sizes = [count(run["parameters"]), count(run["tokens"]), f"{run['flops']:.3g}"]
         off = f"{100 * (run['loss'] / run['fitted'] - 1):+.2f}%"
@@ -379,12 +360,16 @@ def _show_fit(facts: dict[str, Any], folder: Path) -> None:
     typer.echo(f"L(N, D) = {law_text(ScalingLaw(**facts['law']))}")
     typer.echo(f"L(C) = {line_text(LineLaw(**facts['line_law']))}, on the line of the large run")
     best = facts["optimal"]
-    interval = f"{count(best['low'])} to {count(best['high'])}"
-    typer.echo(f"best N at {facts['budget']:.3g} FLOPs: {count(best['parameters'])} (95% {interval})")
+    found = "the runs do not tell it"
+    if is_near(best["parameters"], facts["predicted"][0]["parameters"]):
+        found = f"{count(best['parameters'])} (95% {count(best['low'])} to {count(best['high'])})"
+    typer.echo(f"best N at {facts['budget']:.3g} FLOPs: {found}")
     for run in facts["predicted"]:
         size = f"N={count(run['parameters'])}, {count(run['tokens'])} tokens"
         typer.echo(f"{run['name']}: {size}: predicted {run['loss']:.4f} (95% {run['low']:.4f} to {run['high']:.4f})")
     typer.echo(f"{folder / PREDICTION}: written {facts['written']}, SHA-256 {facts['sha256'][:16]}...")
     typer.echo(f"{folder / PAGE}: open it in a browser")
     for run in facts["predicted"]:
-        typer.echo(f"next: pretrain launch local {folder / 'configs' / run['name']}.yaml")
+        if not run_path(folder, run["name"]).exists():
+            command = ["pretrain", "launch", "local", str(config_path(folder, run["name"]))]
+            typer.echo(f"next: {shlex.join(command + place_items(folder, run['name']))}")

@@ -236,7 +236,7 @@ class ShortRowsConfig(Section):
     until_tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
     """Tokens of the run up to which steps begin with this length."""
     seq_len: Annotated[int, OnResume.ALLOW] = Field(ge=1)
-    """Length in tokens that rows are cut to; a divisor of `batch.seq_len`."""
+    """Length in tokens that rows are cut to; a divisor of `batch.seq_len`, and shorter."""
 
 
 class BatchConfig(Section):
@@ -298,8 +298,8 @@ class BatchConfig(Section):
             if any(later <= earlier for earlier, later in pairwise(starts)):
                 raise ValueError(f"{key} must ascend, not {starts}")
         for one in self.short_rows:
-            if self.seq_len % one.seq_len:
-                what = f"short_rows: seq_len={one.seq_len} must divide batch.seq_len={self.seq_len}"
+            if self.seq_len % one.seq_len or one.seq_len == self.seq_len:
+                what = f"short_rows: seq_len={one.seq_len} must be a part of batch.seq_len={self.seq_len}"
                 raise ValueError(f"{what}, whose rows are cut into whole ones")
         return self
 

@@ -249,7 +249,8 @@ def _check_allowed(names: list[str], where: str) -> None:
 
 def _describe(detail: Any, located: LocatedTree, source: str, section: type[Section]) -> str:
     """Returns the line of one of pydantic's errors."""
-    keys = [str(key) for key in detail["loc"]]
+    # pydantic adds the branch of a key of several types: `qk_norm.literal['whole','layer']`.
+    keys = [str(key) for key in detail["loc"] if not str(key).startswith("literal[")]
     path = ".".join(keys)
     named: list[str] = []
     fix = _FIXES.get(detail.get("ctx", {}).get("pattern", detail["type"]), "")

@@ -267,6 +267,10 @@ class OptimConfig(Section):
         if self.cautious_decay and self.kind not in CAUTIOUS_KINDS:
             known = " or ".join(sorted(CAUTIOUS_KINDS))
             raise ValueError(f"cautious_decay needs kind={known}, not {self.kind}; leave it out")
+        of_matrices = self.muon.weight_decay if self.kind == "muon" else None
+        if self.cautious_decay and not (self.weight_decay or of_matrices):
+            what = "cautious_decay=true has no decay to choose from: weight_decay=0"
+            raise ValueError(f"{what}; leave it out")
         for kind in ("muon", "soap", "adafactor"):
             if self.differs(kind) and self.kind != kind:
                 what = f"the keys under {kind} are read under kind={kind} only"

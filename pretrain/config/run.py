@@ -36,6 +36,9 @@ def check_training(
     """Checks rules between sections. Raises: ValueError, with keys from the root of the config."""
     optim.schedule.check_run(total_steps, batch)
     optim.check_transfer(model)
+    if optim.muon.split_heads and not isinstance(model, ModelConfig):
+        what = "optim.muon.split_heads=true steps attention heads on their own"
+        raise ValueError(f"{what}, which model.kind=recurrent lacks; leave it out")
     if optim.kind in WHOLE_MATRIX_KINDS and engine.offload_optimizer != "none":
         raise ValueError(
             f"optim.kind={optim.kind} steps whole matrices, which "

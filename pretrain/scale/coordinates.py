@@ -12,10 +12,11 @@ above the limit that the rules are about, by 1 / sqrt(width).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig, StackConfig
@@ -163,10 +164,13 @@ def _measure(model: Transformer, batch: Batch) -> tuple[list[float], Tensor]:
     """Returns the mean absolute output of the embedding and of each block, and the logits of real tokens."""
     found: list[float] = []
     watched = [model.embedding, *model.stacks[-1].blocks]
-    hooks = [
-        module.register_forward_hook(lambda module, inputs, output: found.append(float(output.abs().mean())))
-        for module in watched
-    ]
+
+    def measure(module: nn.Module, inputs: Any, output: Any) -> None:
+        # The first block returns its values too, for `value_residual`.
+        hidden = output[0] if isinstance(output, tuple) else output
+        found.append(float(hidden.abs().mean()))
+
+    hooks = [module.register_forward_hook(measure) for module in watched]
     try:
         logits_BTV = model(batch).logits_BTV
     finally:

@@ -19,7 +19,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from pretrain.config.base import NAME_PATTERN, Section
-from pretrain.config.load import dump_config, parse_section
+from pretrain.config.load import dump_config, load_config, parse_section
 from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import read_yaml
 from pretrain.errors import ConfigError
@@ -43,6 +43,8 @@ SPREAD = 10.0
 MAX_EPOCHS = 4.0
 """Epochs up to which repeated data are worth almost as much as new ones (Muennighoff et al. 2023)."""
 MIN_SIZES = 3
+MAX_FLOPS = 1e28
+"""Largest budget, twenty times that of the largest run to date: larger sizes take minutes to find."""
 LADDER = "ladder.yaml"
 REFERENCE = "reference.yaml"
 
@@ -265,6 +267,11 @@ def load_ladder(folder: Path) -> Ladder:
     return parse_section(Ladder, read_yaml(path), str(path))
 
 
+def is_near(parameters: float, planned: float) -> bool:
+    """Returns whether runs BESIDE times off the line can tell a size to be better than the planned one."""
+    return 1 / BESIDE**2 <= parameters / planned <= BESIDE**2
+
+
 def config_path(folder: Path, name: str) -> Path:
     """Returns the config of a run of a ladder."""
     return folder / "configs" / f"{name}.yaml"
@@ -273,3 +280,13 @@ def config_path(folder: Path, name: str) -> Path:
 def run_path(folder: Path, name: str) -> Path:
     """Returns the folder of a run of a ladder."""
     return folder / "runs" / name
+
+
+def place_items(folder: Path, name: str) -> list[str]:
+    """Returns the item that puts a run below the folder of its ladder; none, unless that was moved or copied.
+
+    Raises: ConfigError: The config is damaged.
+    """
+    config = load_config(config_path(folder, name), extensions="ignore")
+    wanted = run_path(folder, name)
+    return [] if config.folder.resolve() == wanted.resolve() else [f"run.dir={wanted.parent}"]

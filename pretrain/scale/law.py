@@ -58,6 +58,8 @@ _STARTS = ((0.2, 0.4, 0.6, 0.8), (0.3, 0.7), (0.25, 0.45))
 _ITERATIONS = 300
 _REWEIGHTINGS = 50
 _MIN_SPREAD = 0.05
+_MIN_EXPONENT = 0.03
+"""Least alpha and beta of a fit: where a term grows, as in draws of noisy runs, no size is best."""
 _WITH_PRIOR = [0, 3, 4]
 """Positions of log E, alpha and beta among the values of a fit."""
 
@@ -167,6 +169,7 @@ class _Fits:
             diagonal = curvature * np.eye(5)
             step = np.linalg.solve(curvature + damping[:, None, None] * diagonal, gradient[:, :, None])[:, :, 0]
             tried = values - np.clip(step, -1.0, 1.0)
+            tried[:, 3:] = np.maximum(tried[:, 3:], _MIN_EXPONENT)
             found = self.objective(tried, measured, prior)
             is_lower = found < best
             values = np.where(is_lower[:, None], tried, values)

@@ -197,7 +197,9 @@ def load_prediction(path: Path) -> dict[str, Any]:
             "make it before the large run: pretrain scale fit LADDER",
         )
         raise ConfigError(what, where=str(path), fix=fix) from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except KeyError as error:
+        raise DataError(f"not a prediction: it has no {error}", where=str(path), fix=fix) from None
+    except (OSError, ValueError, TypeError) as error:
         raise DataError(f"not a prediction: {error}", where=str(path), fix=fix) from None
     if not is_whole:
         what = "was edited: its content has another SHA-256 than it was written with"

@@ -189,8 +189,10 @@ def scale_run(
             optim["muon"]["lr"] = float(f"{optim['muon']['lr'] * factor:.4g}")
     schedule = reference.optim.schedule.in_steps(reference.batch, reference.train.steps)
     optim["schedule"] = _scale_schedule(schedule, steps / reference.train.steps)
-    if optim["ema"]["horizon_steps"]:
-        optim["ema"]["horizon_steps"] = max(1, round(optim["ema"]["horizon_steps"] * steps / reference.train.steps))
+    longer = steps / reference.train.steps
+    for name, factor in (("horizon_steps", longer), ("horizon_tokens", more)):
+        if optim["ema"][name]:
+            optim["ema"][name] = max(1, round(optim["ema"][name] * factor))
     values["model"] = scale_model(reference, rule, width)
     values["batch"] |= {
         "global_tokens": global_tokens,

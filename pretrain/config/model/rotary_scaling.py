@@ -16,8 +16,8 @@ class RotaryScaling(Section):
     frequencies, keep high ones, interpolate between. `yarn` (Peng et al. 2023): likewise, and scale
     the scores. `longrope` (Ding et al. 2024): divide each frequency by a factor of its own, and scale
     the scores."""
-    factor: Annotated[float, OnResume.ALLOW] = Field(gt=0)
-    """Divisor of the frequencies; of `longrope` the growth of the context, for the scores alone."""
+    factor: Annotated[float, OnResume.ALLOW] = Field(ge=1)
+    """Divisor of the frequencies, 1 or more; of `longrope` the growth of the context, for the scores alone."""
     original_max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=8192, ge=1)
     """Sequence length of the original training in tokens; all kinds but `linear`."""
     short_factors: Annotated[list[float], OnResume.ALLOW] = Field(default_factory=list)

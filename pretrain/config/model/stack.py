@@ -348,9 +348,10 @@ class StackConfig(Section):
             raise ValueError(f"{what}, not {self.norm_placement}")
 
     def _check_rotation(self) -> None:
-        for name in ("rope_fraction", "unrotated_layers"):
+        for name in ("rope_fraction", "unrotated_layers", "rope_scaling"):
             if not self.is_rotary and self.differs(name):
-                raise ValueError(f"{name}={getattr(self, name)} needs position=rotary, not {self.position}")
+                value = "" if name == "rope_scaling" else f"={getattr(self, name)}"
+                raise ValueError(f"{name}{value} needs position=rotary, not {self.position}")
         scaling = self.rope_scaling
         if scaling is not None and scaling.kind == "dynamic" and self.rotary_width < 4:
             what = "rope_scaling.kind=dynamic needs 4 rotated dimensions"

@@ -69,6 +69,8 @@ def test_a_recurrent_decoder_has_one_map_of_what_its_states_align_with(kind):
         model.decoder._read_out(states_BTD, found.weights_NTS @ memory_BSD), hidden_BTD, rtol=0, atol=1e-5
     )
     assert "align" not in vars(model.decoder), "the recording outlives the forward"
+    with pytest.raises(ConfigError, match=r"--kind decoder: the model has no such attention; use cross$"):
+        choose_heads([found], "decoder", None, None)
 
 
 def states_of(model, batch, hidden_BTD):

@@ -94,8 +94,10 @@ def test_short_rows_are_parts_of_whole_ones_of_text():
     values = {"global_tokens": 100, "seq_len": 10, "micro": 1, "schedule": [{"tokens": 200, "global_tokens": 200}]}
     batch = BatchConfig.model_validate({**values, "short_rows": short})
     assert [batch.length_at(step) for step in range(5)] == [2, 2, 5, 10, 10], "from 0, 100, 200, 400 and 600 tokens on"
-    with pytest.raises(ValueError, match=r"short_rows: seq_len=4 must divide batch\.seq_len=10, whose rows are"):
+    with pytest.raises(ValueError, match=r"short_rows: seq_len=4 must be a part of batch\.seq_len=10, whose rows are"):
         BatchConfig.model_validate({**values, "short_rows": [{"until_tokens": 100, "seq_len": 4}]})
+    with pytest.raises(ValueError, match=r"short_rows: seq_len=10 must be a part of batch\.seq_len=10"):
+        BatchConfig.model_validate({**values, "short_rows": [{"until_tokens": 100, "seq_len": 10}]})
     with pytest.raises(ValueError, match=r"short_rows: until_tokens must ascend, not \[150, 150\]"):
         BatchConfig.model_validate({**values, "short_rows": [short[0], {"until_tokens": 150, "seq_len": 5}]})
 

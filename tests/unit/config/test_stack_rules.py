@@ -15,6 +15,11 @@ GROUPED = {"count": 8, "top_k": 2, "groups": 4, "top_groups": 2}
     [
         ({"rope_fraction": 0.5, "position": "learned"}, "rope_fraction=0.5 needs position=rotary, not learned"),
         (
+            {"rope_scaling": {"kind": "yarn", "factor": 4}, "position": "learned"},
+            "rope_scaling needs position=rotary, not learned",
+        ),
+        ({"rope_scaling": {"kind": "yarn", "factor": 0.5}}, "greater than or equal to 1"),
+        (
             {"rope_fraction": 0.33},
             "rope_fraction=0.33 rotates 5 of 16 dimensions of a head; choose one that gives an even number, 2 or more",
         ),

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from pretrain.config.data import BatchConfig
 from pretrain.config.engine import EngineConfig
 from pretrain.config.load import load_config
-from pretrain.config.model import ModelConfig
+from pretrain.config.model import ModelConfig, RecurrentConfig
 from pretrain.config.optim import AdafactorConfig, MuonConfig, OptimConfig, ScheduleConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.run import WHOLE_MATRIX_KINDS, check_training
@@ -33,6 +33,21 @@ def test_optimizers_of_whole_matrices_are_not_offloaded(kind):
 def test_fp16_is_refused_for_models_of_the_t5_style(values):
     with pytest.raises(ValueError, match=r"engine.precision=fp16 overflows in a T5-style model .*; use .*=bf16"):
         check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16"), model(**values), 10, BATCH)
+
+
+def test_heads_of_a_recurrent_model_are_not_split():
+    optim = OptimConfig(kind="muon", lr=1e-3, muon=MuonConfig(split_heads=True))
+    recurrent = RecurrentConfig.model_validate({"kind": "recurrent", "decoder": {"layers": 1, "width": 8}})
+    with pytest.raises(
+        ValueError, match=r"split_heads=true steps attention heads .*, which model.kind=recurrent lacks"
+    ):
+        check_training(optim, EngineConfig(), recurrent, 10, BATCH)
+
+
+def test_decay_that_is_0_cannot_be_cautious():
+    with pytest.raises(ValueError, match="cautious_decay=true has no decay to choose from: weight_decay=0"):
+        OptimConfig(lr=1e-3, weight_decay=0, cautious_decay=True)
+    OptimConfig(kind="muon", lr=1e-3, weight_decay=0, cautious_decay=True, muon=MuonConfig(weight_decay=0.1))
 
 
 def test_what_fits_is_taken():

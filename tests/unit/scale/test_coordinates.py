@@ -61,6 +61,13 @@ def test_activations_keep_their_size_under_mup_and_grow_without_it(kind):
     assert np.array_equal(transferred.sizes[1], plain.sizes[1])
 
 
+def test_a_first_block_that_returns_its_values_is_measured_like_the_others():
+    configs = [quickstart(f"model.decoder.value_residual={key}") for key in ("false", "true")]
+    plain, shared = (check_coordinates(config, WIDTHS[:2], 0) for config in configs)
+    assert shared.sizes.shape == plain.sizes.shape
+    assert np.array_equal(shared.sizes[:, :, :2], plain.sizes[:, :, :2]), "the embedding and the block of the values"
+
+
 def test_wider_models_have_more_heads_or_wider_ones():
     model = tiny_config(heads=4, kv_heads=2, width=64, ff_width=160)
     more = widen(model, 96, grows_heads=False).last_stack
@@ -88,10 +95,12 @@ def test_the_picture_is_the_same_each_time():
 def test_the_command_prints_a_table_and_facts_and_writes_a_picture(tmp_path):
     command = ["scale", "coordinates", "quickstart", *SMALL, MUP, "--widths", "32,64", "--steps", "1"]
     table = run_warm(*command, "--output", "c.svg", cwd=tmp_path)
-    assert "width 64" in table.stdout and "flat: the largest slope after 1 steps is" in table.stdout
+    assert "width 64" in table.stdout and "flat: the largest slope after 1 step is" in table.stdout
     assert (tmp_path / "c.svg").read_bytes().startswith(b"<?xml")
     facts = json.loads(run_warm(*command, "--json", cwd=tmp_path).stdout)
     assert facts["widths"] == [32, 64] and np.array(facts["sizes"]).shape == (2, 2, 4)
     assert facts["slopes"][0][-1] is None and isinstance(facts["flat"], bool)
     refused = run_warm(*command[:-3], "32", cwd=tmp_path)
-    assert refused.code == 64 and "needs two widths or more, not 32" in refused.stderr
+    assert refused.code == 64 and "needs two widths or more, each once, not 32" in refused.stderr
+    refused = run_warm(*command[:-3], "32,32", cwd=tmp_path)
+    assert refused.code == 64 and "needs two widths or more, each once, not 32,32" in refused.stderr

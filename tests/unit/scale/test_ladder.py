@@ -13,7 +13,7 @@ from pretrain.config.data import plan_batch
 from pretrain.config.load import load_config
 from pretrain.plan.course import StoredData
 from pretrain.run.folder import RunDir
-from pretrain.scale.ladder import describe_run, load_ladder
+from pretrain.scale.ladder import describe_run, load_ladder, place_items
 from pretrain.scale.law import ScalingLaw
 from pretrain.scale.prediction import write_prediction
 from pretrain.scale.scaling_rule import size_of
@@ -85,6 +85,8 @@ def test_each_size_on_the_line_is_repeated_by_seed(here):
         (("--smallest", "2e16", "--largest", "3e16"), "--budget: 1e+16 FLOPs are below the 2e+16 of the smallest run"),
         (("--largest", "2e16"), "--budget: 1e+16 FLOPs are not above the 2e+16 of the largest run of the ladder"),
         (("--rungs", "30"), "--rungs: two budgets have the same size, width "),
+        (("--budget", "1e300"), "--budget: 1e+300 FLOPs are beyond any run; use at most 1e+28"),
+        (("--largest", "inf"), "--largest: inf FLOPs are beyond any run; use at most 1e+28"),
         (
             ("model.decoder.value_residual=true",),
             "width=16; --rule depth_by_width=0 keeps the layers: decoder: value_residual=true needs 2 layers or more",
@@ -201,6 +203,32 @@ def test_fit_predicts_and_score_compares(here, capsys):
     Path("ladder/prediction.json").write_text(json.dumps(facts))
     assert cli.run(["scale", "score", "ladder", str(target)]) == 65
     assert "prediction.json: was edited: its content has another SHA-256" in capsys.readouterr().err
+
+
+def test_a_ladder_that_was_moved_has_its_runs_below_its_new_folder(here, capsys, monkeypatch):
+    assert cli.run([*PLAN, "--rungs", "4"]) == 0
+    target = load_ladder(Path("ladder")).target.name
+    assert place_items(Path("ladder"), target) == []
+    assert place_items(here / "ladder", target) == []
+    Path("ladder").rename("moved")
+    assert place_items(Path("moved"), target) == ["run.dir=moved/runs"]
+    trained: list[Path] = []
+
+    def train(config: str, overrides: list[str], ranks: int) -> int:
+        trained.append(load_config(config, overrides).folder)
+        return 0
+
+    monkeypatch.setattr("pretrain.cli.scale.train_local", train)
+    assert cli.run(["scale", "run", "moved"]) == 0
+    runs = [run.name for run in load_ladder(Path("moved")).runs]
+    assert trained == [Path("moved/runs") / name for name in runs]
+    Path("moved/runs").mkdir()
+    for name in runs:
+        finish(Path("moved/configs") / f"{name}.yaml").rename(Path("moved/runs") / name)
+    capsys.readouterr()
+    assert cli.run(["scale", "fit", "moved"]) == 0
+    command = f"next: pretrain launch local moved/configs/{target}.yaml run.dir=moved/runs"
+    assert command in capsys.readouterr().out
 
 
 def test_the_folder_of_a_ladder_stands_for_its_runs_that_were_submitted(here, capsys):

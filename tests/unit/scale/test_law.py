@@ -154,6 +154,15 @@ def test_intervals_cover_the_truth_and_widen_with_noise():
     assert quiet[1] - quiet[0] < loud[1] - loud[0]
 
 
+def test_a_ladder_that_parameters_make_no_better_has_draws_with_a_best_size():
+    sizes = [(17e3, 17e3), (45e3, 45e3), (83e3, 83e3), (45e3, 6784), (17e3, 116736), (131e3, 15488)]
+    losses = [5.6066, 5.3282, 4.8147, 6.1301, 4.4736, 5.7284]
+    points = [LossPoint(str(n), n, round(d), loss) for (n, d), loss in zip(sizes, losses, strict=True)]
+    fit = fit_ladder(points, 1.0)
+    assert min(min(law.alpha, law.beta) for law in fit.laws) == 0.03, "some draws are at the bound"
+    assert all(np.isfinite(fit.optimal_parameters(6e10)))
+
+
 def test_too_few_runs_are_refused_by_their_number():
     with pytest.raises(DataError, match="5 finished runs are too few for a law of five values, at least 6 are needed"):
         check_points(ladder()[:5])

@@ -3,7 +3,7 @@
 import pytest
 
 from pretrain.config.load import load_config
-from pretrain.config.optim import OptimConfig
+from pretrain.config.optim import EmaConfig, OptimConfig
 from pretrain.errors import ConfigError
 from pretrain.plan.flops import count_flops
 from pretrain.scale.scaling_rule import (
@@ -108,6 +108,10 @@ def test_horizon_and_short_rows_follow_the_tokens(tmp_path):
     )
     run = scale_run(reference, LadderRule(), 64, size_of(reference).flops / 20, vocab_size=None, run=PLACE)
     assert run.optim.ema.horizon_steps == pytest.approx(0.2 * run.train.steps, abs=1)
+    optim = reference.optim.model_copy(update={"ema": EmaConfig(horizon_tokens=409600)})
+    in_tokens = reference.model_copy(update={"optim": optim})
+    run = scale_run(in_tokens, LadderRule(), 64, size_of(reference).flops / 20, vocab_size=None, run=PLACE)
+    assert run.optim.ema.horizon_tokens == pytest.approx(0.1 * size_of(run).tokens, rel=0.02)
     assert run.batch.short_rows[0].until_tokens == pytest.approx(0.1 * size_of(run).tokens, rel=0.02)
 
 
