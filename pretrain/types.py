@@ -183,6 +183,8 @@ class Batch:
         columns: Part of the rows that this is, the source's too: tokens, targets, positions and
             types are these columns, and what masks are made of (documents, lengths, prefix) is of
             whole rows. None: whole rows.
+        window: Keys that a query sees on each visible side, its own included, at most; a layer's own
+            window may be shorter. None: no limit.
         on_host: The batch that was copied to a device. None: this one was not.
     """
 
@@ -202,6 +204,7 @@ class Batch:
     sources_B: Tensor | None = None
     sample_ids: tuple[int, ...] = ()
     columns: Columns | None = None
+    window: int | None = None
     on_host: "Batch | None" = None
 
     def num_targets(self) -> int:

@@ -247,7 +247,7 @@ def coordinates_command(
     if as_json:
         # A size of 0, as that of the change at step 0, has no slope.
         shown = [[None if value != value else value for value in row] for row in slopes.tolist()]
-        facts = {"widths": found.widths, "layers": found.layers}
+        facts: dict[str, Any] = {"widths": found.widths, "layers": found.layers}
         facts |= {"sizes": found.sizes.tolist(), "slopes": shown}
         print_json(facts | {"tolerance": TOLERANCE, "flat": found.is_flat()})
         return

@@ -239,6 +239,15 @@ class ShortRowsConfig(Section):
     """Length in tokens that rows are cut to; a divisor of `batch.seq_len`, and shorter."""
 
 
+class ShortWindowsConfig(Section):
+    """Shorter attention windows at the beginning of a run."""
+
+    until_tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Tokens of the run up to which steps begin with this window."""
+    window: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    """Keys that a query attends to on each visible side, its own included, at most."""
+
+
 class BatchConfig(Section):
     """Batch of one optimizer step."""
 
@@ -248,6 +257,8 @@ class BatchConfig(Section):
     """Later sizes of `global_tokens`, by ascending tokens: a batch that grows."""
     short_rows: list[ShortRowsConfig] = Field(default_factory=list)
     """Lengths of rows at the beginning, by ascending tokens: the same tokens a step in more rows."""
+    short_windows: list[ShortWindowsConfig] = Field(default_factory=list)
+    """Attention windows at the beginning, by ascending tokens; a layer's own `window` may be shorter."""
     seq_len: Annotated[int, OnResume.ALLOW] = Field(ge=1)
     """Row length T in tokens: the longest sequence that the model reads."""
     source_len: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
@@ -289,11 +300,17 @@ class BatchConfig(Section):
         tokens = self.steps.before(step) * self.seq_len if self.short_rows else 0
         return next((one.seq_len for one in self.short_rows if tokens < one.until_tokens), self.seq_len)
 
+    def window_at(self, step: int) -> int | None:
+        """Returns the attention window of a step of the run, by `short_windows`; None: no limit."""
+        tokens = self.steps.before(step) * self.seq_len
+        return next((one.window for one in self.short_windows if tokens < one.until_tokens), None)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         for key, starts in (
             ("schedule: tokens", [one.tokens for one in self.schedule]),
             ("short_rows: until_tokens", [one.until_tokens for one in self.short_rows]),
+            ("short_windows: until_tokens", [one.until_tokens for one in self.short_windows]),
         ):
             if any(later <= earlier for earlier, later in pairwise(starts)):
                 raise ValueError(f"{key} must ascend, not {starts}")
@@ -301,6 +318,11 @@ class BatchConfig(Section):
             if self.seq_len % one.seq_len or one.seq_len == self.seq_len:
                 what = f"short_rows: seq_len={one.seq_len} must be a part of batch.seq_len={self.seq_len}"
                 raise ValueError(f"{what}, whose rows are cut into whole ones")
+        longest = max(self.seq_len, self.source_len or 0)
+        for limit in self.short_windows:
+            if limit.window >= longest:
+                what = f"short_windows: window={limit.window} hides nothing in rows of {longest} tokens"
+                raise ValueError(f"{what}; use less, or leave it out")
         return self
 
 

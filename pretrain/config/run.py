@@ -189,6 +189,9 @@ class RunConfig(Section):
             both = f"objective.kind={'+'.join(kinds)} and data.packing={self.data.packing}"
             need = "batch.short_rows cuts rows of running text, for objective.kind=causal and data.packing=concat"
             raise ValueError(f"{need}, not {both}; leave it out")
+        if self.batch.short_windows and self.model.kind == "recurrent":
+            what = "batch.short_windows limits attention of Transformers"
+            raise ValueError(f"{what}, which model.kind=recurrent lacks; leave it out")
         if self.batch.source_len is not None and "seq2seq" not in kinds:
             raise ValueError("batch.source_len needs objective.kind=seq2seq; leave it out")
         return self

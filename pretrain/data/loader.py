@@ -169,7 +169,8 @@ class TrainLoader:
     step. `crop` leaves out the columns
     that are padding in all rows of a micro-batch, `pin_memory` pins the tensors for asynchronous
     copies to a GPU, and `stop` ends a wait for data when it returns True. `length_at` returns the
-    length that the rows of a step are cut to; None: they are not cut. `columns` are those of this
+    length that the rows of a step are cut to; None: they are not cut. `window_at` returns the
+    attention window of a step (`Batch.window`); None: no step has one. `columns` are those of this
     rank, where several share rows: `rank` and `world_size` then number the groups of such ranks.
     """
 
@@ -188,6 +189,7 @@ class TrainLoader:
     pin_memory: bool = False
     stop: Callable[[], bool] = lambda: False
     length_at: Callable[[int], int] | None = None
+    window_at: Callable[[int], int | None] | None = None
     columns: Columns | None = None
 
     def __post_init__(self) -> None:
@@ -253,7 +255,8 @@ class TrainLoader:
         counts = StepCounts(*counted, digest, pixel_digest)
         if self.columns is not None and self.columns.rank:
             counts = StepCounts()  # the first of the ranks that share the rows has counted them
-        return _build_batch(made, self.pin_memory, self.columns), counts
+        batch = _build_batch(made, self.pin_memory, self.columns)
+        return batch if self.window_at is None else replace(batch, window=self.window_at(step)), counts
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -36,6 +36,7 @@ class StackRows(NamedTuple):
     token_types_BT: Tensor | None = None
     tokens_BT: Tensor | None = None
     columns: Columns | None = None
+    window: int | None = None
     # The same rows on the host. Not attributes of tensors: under ZeRO 3 a module gets others.
     on_host: Any = None  # StackRows | None: a NamedTuple cannot name itself
 
@@ -199,7 +200,10 @@ class Stack(nn.Module):
         )
         size: dict[str, Any] = {"rows": num_rows, "queries": queries * rows.ranks}
         size |= {"keys": place.keys * rows.ranks, "device": placed.x_BTD.device}
-        keys = [(window, number % len(placed.biases)) for number, window in enumerate(self.windows)]
+        windows = self.windows
+        if rows.window is not None:
+            windows = tuple(min(window or rows.window, rows.window) for window in windows)
+        keys = [(window, number % len(placed.biases)) for number, window in enumerate(windows)]
         masks = {
             (window, table): self.backend.prepare(replace(mask, window=window), bias=placed.biases[table], **size)
             for window, table in dict.fromkeys(keys)

@@ -298,7 +298,7 @@ class Transformer(nn.Module):
             return self._encode_pixels(batch.pixels_BCYX, skip=skip)
         source = batch.source
         assert source is not None, "a model of two stacks needs a source"
-        rows = _source_rows(source)._replace(columns=batch.columns)
+        rows = _source_rows(source)._replace(columns=batch.columns, window=batch.window)
         hidden_BSD = None
         if not skip:
             x_BSD = self._embed(source.tokens_BS, source.positions_BS)
@@ -340,6 +340,7 @@ def _target_rows(batch: Batch) -> StackRows:
         batch.token_types_BT,
         batch.tokens_BT,
         batch.columns,
+        batch.window,
         on_host,
     )
 

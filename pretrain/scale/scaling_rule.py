@@ -198,7 +198,7 @@ def scale_run(
         "global_tokens": global_tokens,
         "micro": max(size for size in range(1, reference.batch.micro + 1) if rows // rule.ranks % size == 0),
     }
-    for short in values["batch"]["short_rows"]:
+    for short in (*values["batch"]["short_rows"], *values["batch"]["short_windows"]):
         short["until_tokens"] = max(1, round(short["until_tokens"] * more))
     values["train"] = {"steps": steps, "stop_after": None}
     values["eval"]["every_steps"] = steps

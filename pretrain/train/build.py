@@ -216,7 +216,7 @@ def _loader(
     stop: StopFlag,
     pin_memory: bool,
 ) -> TrainLoader:
-    data = claim.config.data
+    data, batch = claim.config.data, claim.config.batch
     return TrainLoader(
         samples,
         claim.make_rows,
@@ -231,7 +231,8 @@ def _loader(
         crop=data.packing == "padded",
         pin_memory=pin_memory,
         stop=lambda: bool(stop),
-        length_at=claim.config.batch.length_at if claim.config.batch.short_rows else None,
+        length_at=batch.length_at if batch.short_rows else None,
+        window_at=batch.window_at if batch.short_windows else None,
         columns=_columns(world),
     )
 

@@ -7,6 +7,7 @@ GROWTH = (
     "batch.global_tokens=128",
     "batch.schedule=[{tokens: 200, global_tokens: 384}, {tokens: 1400, global_tokens: 768}]",
     "batch.short_rows=[{until_tokens: 200, seq_len: 8}, {until_tokens: 1400, seq_len: 16}]",
+    "batch.short_windows=[{until_tokens: 600, window: 3}, {until_tokens: 1000, window: 12}]",
     "optim.schedule.warmup_steps=0",
     "optim.schedule.warmup_tokens=300",
     "train.steps=8",

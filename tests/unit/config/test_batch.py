@@ -102,6 +102,17 @@ def test_short_rows_are_parts_of_whole_ones_of_text():
         BatchConfig.model_validate({**values, "short_rows": [short[0], {"until_tokens": 150, "seq_len": 5}]})
 
 
+def test_short_windows_hide_something_and_ascend():
+    values = {"global_tokens": 100, "seq_len": 10, "micro": 1}
+    short = [{"until_tokens": 150, "window": 2}, {"until_tokens": 300, "window": 1}]
+    batch = BatchConfig.model_validate({**values, "short_windows": short})
+    assert [batch.window_at(step) for step in range(4)] == [2, 2, 1, None]
+    with pytest.raises(ValueError, match=r"short_windows: until_tokens must ascend, not \[300, 150\]"):
+        BatchConfig.model_validate({**values, "short_windows": short[::-1]})
+    with pytest.raises(ValueError, match="short_windows: window=10 hides nothing in rows of 10 tokens; use less"):
+        BatchConfig.model_validate({**values, "short_windows": [{"until_tokens": 150, "window": 10}]})
+
+
 @pytest.mark.parametrize(
     ("override", "found"),
     [("data.packing=bins", "objective.kind=causal and data.packing=bins"), ("objective.kind=prefix", "=prefix and")],

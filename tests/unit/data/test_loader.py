@@ -249,6 +249,15 @@ def test_rows_that_are_cut_are_the_pieces_of_rows_with_the_starts_in_them(num_ro
         assert found.num_tokens.tolist() == expected
 
 
+def test_steps_have_the_window_of_their_tokens(data):
+    short = [{"until_tokens": ROWS * SEQ_LEN + 1, "window": 4}, {"until_tokens": 3 * ROWS * SEQ_LEN, "window": 8}]
+    values = {"global_tokens": ROWS * SEQ_LEN, "seq_len": SEQ_LEN, "micro": 3, "short_windows": short}
+    batch = BatchConfig.model_validate(values)
+    steps = load_steps(data, 4, micro=3, window_at=batch.window_at)
+    windows = [{one.window for one in step.micro_batches} for step in steps]
+    assert windows == [{4}, {4}, {8}, {None}]
+
+
 def test_steps_of_short_rows_have_the_tokens_targets_and_digest_of_whole_ones(data):
     short = [{"until_tokens": ROWS * SEQ_LEN + 1, "seq_len": 4}, {"until_tokens": 3 * ROWS * SEQ_LEN, "seq_len": 8}]
     values = {"global_tokens": ROWS * SEQ_LEN, "seq_len": SEQ_LEN, "micro": 3, "short_rows": short}

@@ -284,3 +284,26 @@ def test_a_batch_that_is_where_it_should_be_is_not_copied():
     there = batch.to(torch.device("cpu"))
     assert there.tokens_BT is batch.tokens_BT and there.on_host is None
     assert batch.to(torch.device("meta")).on_host is batch
+
+
+@pytest.mark.parametrize("shape", ["rotary", "relative"])
+def test_the_window_of_a_batch_is_one_of_all_layers_of_both_stacks(shape):
+    batch, _ = random_pairs([9, 3, 14], [10, 7, 12])
+    windowed = build(two_stacks_config(**SHAPES[shape], window=4), dtype=torch.float64, scale=3.0)
+    model = two_stacks(shape)
+    expected, found = gradients(windowed, batch), gradients(model, replace(batch, window=4))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    assert not torch.equal(logits_of(model, batch), logits_of(windowed, batch))
+
+
+def test_the_window_of_a_batch_leaves_shorter_ones_of_layers_as_they_are():
+    model = two_stacks("windows and norms of heads")
+    narrow = build(
+        two_stacks_config(**SHAPES["windows and norms of heads"] | {"window": 2}), dtype=torch.float64, scale=3.0
+    )
+    batch, _ = random_pairs([9, 3, 14], [10, 7, 12])
+    everywhere = logits_of(model, replace(batch, window=2))
+    assert torch.equal(logits_of(narrow, replace(batch, window=2)), everywhere)
+    assert torch.equal(logits_of(narrow, replace(batch, window=100)), logits_of(narrow, batch))
+    assert not torch.equal(logits_of(narrow, batch), everywhere), "one of the layers has no window of its own"

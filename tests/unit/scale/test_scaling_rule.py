@@ -104,7 +104,10 @@ def test_muon_has_both_rates_scaled(tmp_path):
 
 def test_horizon_and_short_rows_follow_the_tokens(tmp_path):
     reference = override(
-        tmp_path, "optim.ema.horizon_steps=200", "batch.short_rows=[{until_tokens: 409600, seq_len: 32}]"
+        tmp_path,
+        "optim.ema.horizon_steps=200",
+        "batch.short_rows=[{until_tokens: 409600, seq_len: 32}]",
+        "batch.short_windows=[{until_tokens: 409600, window: 32}]",
     )
     run = scale_run(reference, LadderRule(), 64, size_of(reference).flops / 20, vocab_size=None, run=PLACE)
     assert run.optim.ema.horizon_steps == pytest.approx(0.2 * run.train.steps, abs=1)
@@ -112,6 +115,7 @@ def test_horizon_and_short_rows_follow_the_tokens(tmp_path):
     in_tokens = reference.model_copy(update={"optim": optim})
     run = scale_run(in_tokens, LadderRule(), 64, size_of(reference).flops / 20, vocab_size=None, run=PLACE)
     assert run.optim.ema.horizon_tokens == pytest.approx(0.1 * size_of(run).tokens, rel=0.02)
+    assert run.batch.short_windows[0].until_tokens == run.batch.short_rows[0].until_tokens
     assert run.batch.short_rows[0].until_tokens == pytest.approx(0.1 * size_of(run).tokens, rel=0.02)
 
 
