@@ -1,6 +1,7 @@
 """Linear maps of rows that are sorted by expert, and moves of rows into that order and back."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -41,21 +42,23 @@ def _runs(offsets_E: Tensor) -> Iterator[tuple[int, int, int]]:
 
 
 @cache
-def _is_amd() -> bool:
-    """Returns whether the processor is one of AMD."""
+def _is_zen5() -> bool:
+    """Returns whether the processor is one of AMD with units of 512 bits: from family 26 on."""
     info = Path("/proc/cpuinfo")
-    return info.is_file() and "AuthenticAMD" in info.read_text()
+    text = info.read_text() if info.is_file() else ""
+    family = re.search(r"^cpu family\s*: (\d+)", text, re.MULTILINE)
+    return "AuthenticAMD" in text and family is not None and int(family[1]) >= 26
 
 
 def _has_onednn(x: Tensor) -> bool:
-    """Returns whether oneDNN multiplies: fp32 on a CPU of AMD with AVX-512.
+    """Returns whether oneDNN multiplies: fp32 on a CPU of AMD, from Zen 5 on.
 
-    `torch.mm` calls MKL: half as fast as oneDNN on one core of an AMD EPYC, faster by a tenth to a half
-    on one of an Intel Xeon (benchmarks/results.md).
+    `torch.mm` calls MKL: half as fast as oneDNN on one core of Zen 5, as fast on one of Zen 4,
+    faster by a tenth to a half on one of an Intel Xeon (benchmarks/results.md).
     """
     if x.device.type != "cpu" or x.dtype != torch.float32 or not torch.backends.mkldnn.enabled:
         return False
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and _is_amd()
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and _is_zen5()
 
 
 def _round_rows(rows: int) -> int:

@@ -158,7 +158,7 @@ def test_a_conversion_to_16_bits_leaves_the_balance_in_fp32():
 @pytest.mark.parametrize("least", [0, 2**12, 2**40])
 @pytest.mark.parametrize("loads", [[0, 1, 7, 40, 0, 129], [300], [5, 0], [64, 64, 17], [0, 0]])
 def test_products_of_runs_are_those_of_single_rows_by_any_kernel(monkeypatch, loads, least):
-    monkeypatch.setattr(grouped, "_is_amd", lambda: True)  # oneDNN where it can run
+    monkeypatch.setattr(grouped, "_is_zen5", lambda: True)  # oneDNN where it can run
     monkeypatch.setattr(grouped, "LEAST_PRODUCTS", least)
     monkeypatch.setattr(grouped, "LEAST_OUTER_PRODUCTS", least)
     generator = torch.Generator().manual_seed(0)
