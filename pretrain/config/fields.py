@@ -115,6 +115,9 @@ def suggest_key(keys: list[str], section: type[Section], model_kind: str) -> str
     is_known = any(key.rpartition(".")[2] == keys[-1] for key in known)  # class_token is no secret
     if SECRET_KEY.search(keys[-1]) and not is_known:
         return "secrets are read from the environment only, never from a config"
+    if not is_known and keys[-1] in ("pp", "pipeline"):
+        why = "DeepSpeed's pipelines have a loop of their own and stop at ZeRO 1"
+        return f"{why}; use engine.zero_stage=3, with parallel.tensor within a node"
     if "." in keys[-1]:
         return "indent instead of dots: optim: {lr: 3e-4}"
     parent = ".".join(keys[:-1])

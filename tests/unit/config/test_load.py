@@ -190,6 +190,7 @@ def test_all_problems_are_told_at_once(write):
     [
         ("optim.learning_rate", "known here: kind, lr, beta1"),
         ("optim.beta_2", "did you mean 'optim.beta2'?"),
+        ("parallel.pipeline", "DeepSpeed's pipelines have a loop of their own"),
         ("data.global_tokens", "did you mean 'batch.global_tokens'?"),
         ("zero_stage", "did you mean 'engine.zero_stage'?"),
         ("model.decoder.layer", "did you mean 'model.decoder.layers'?"),
