@@ -52,8 +52,16 @@ def scale_plan_command(
 
     Example: pretrain scale plan quickstart --budget 3e14 --widths 32,64,96 --rule depth_by_width=0
     """
-    import pretrain.scale.ladder as ladders
     from pretrain.config.load import load_config
+    from pretrain.scale.ladder import (
+        MAX_FLOPS,
+        RATIO,
+        SPREAD,
+        LadderPlanner,
+        LadderRequest,
+        plan_ladder,
+        write_ladder,
+    )
     from pretrain.scale.law import MIN_RUNS
 
     loaded = load_config(config, overrides or [], extensions="require")
@@ -65,22 +73,22 @@ def scale_plan_command(
         )
         typer.echo(f"the data are not here: their supply is not checked{assumed}", err=True)
     vocab_size = stored.vocab_size if stored else None
-    planner = ladders.LadderPlanner(loaded, _parse_rule(rule or []), output, vocab_size)
+    planner = LadderPlanner(loaded, _parse_rule(rule or []), output, vocab_size)
     if widths is not None and (smallest or largest):
         fix = "leave out --smallest and --largest, or --widths"
         raise ConfigError("has its budgets by the rule", where="--widths", fix=fix)
-    highest = largest or budget / ladders.RATIO
-    lowest = smallest or highest / ladders.SPREAD
-    request = ladders.LadderRequest(budget, lowest, highest, rungs, _parse_widths(widths), seeds)
+    highest = largest or budget / RATIO
+    lowest = smallest or highest / SPREAD
+    request = LadderRequest(budget, lowest, highest, rungs, _parse_widths(widths), seeds)
     for option, flops in (("--budget", budget), ("--largest", highest)):
-        if not flops <= ladders.MAX_FLOPS:
-            fix = f"use at most {ladders.MAX_FLOPS:g}"
+        if not flops <= MAX_FLOPS:
+            fix = f"use at most {MAX_FLOPS:g}"
             raise ConfigError(f"{flops:.3g} FLOPs are beyond any run", where=option, fix=fix)
     if request.smallest >= request.largest:
         what = f"{request.smallest:.3g} FLOPs are not below the {request.largest:.3g} of --largest"
         raise ConfigError(what, where="--smallest", fix="lower it, or leave it out")
-    ladder, configs = ladders.plan_ladder(planner, request, stored)
-    ladders.write_ladder(ladder, loaded, configs, output)
+    ladder, configs = plan_ladder(planner, request, stored)
+    write_ladder(ladder, loaded, configs, output)
     if as_json:
         print_json({"folder": str(output), **ladder.model_dump(mode="json")})
         return

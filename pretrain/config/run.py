@@ -39,6 +39,9 @@ def check_training(
     if optim.muon.split_heads and not isinstance(model, ModelConfig):
         what = "optim.muon.split_heads=true steps attention heads on their own"
         raise ValueError(f"{what}, which model.kind=recurrent lacks; leave it out")
+    if batch.short_windows and not isinstance(model, ModelConfig):
+        what = "batch.short_windows limits attention of Transformers"
+        raise ValueError(f"{what}, which model.kind=recurrent lacks; leave it out")
     if optim.kind in WHOLE_MATRIX_KINDS and engine.offload_optimizer != "none":
         raise ValueError(
             f"optim.kind={optim.kind} steps whole matrices, which "
@@ -189,9 +192,6 @@ class RunConfig(Section):
             both = f"objective.kind={'+'.join(kinds)} and data.packing={self.data.packing}"
             need = "batch.short_rows cuts rows of running text, for objective.kind=causal and data.packing=concat"
             raise ValueError(f"{need}, not {both}; leave it out")
-        if self.batch.short_windows and self.model.kind == "recurrent":
-            what = "batch.short_windows limits attention of Transformers"
-            raise ValueError(f"{what}, which model.kind=recurrent lacks; leave it out")
         if self.batch.source_len is not None and "seq2seq" not in kinds:
             raise ValueError("batch.source_len needs objective.kind=seq2seq; leave it out")
         return self

@@ -188,8 +188,8 @@ def scale_run(
         if reference.optim.kind == "muon":
             optim["muon"]["lr"] = float(f"{optim['muon']['lr'] * factor:.4g}")
     schedule = reference.optim.schedule.in_steps(reference.batch, reference.train.steps)
-    optim["schedule"] = _scale_schedule(schedule, steps / reference.train.steps)
     longer = steps / reference.train.steps
+    optim["schedule"] = _scale_schedule(schedule, longer)
     for name, factor in (("horizon_steps", longer), ("horizon_tokens", more)):
         if optim["ema"][name]:
             optim["ema"][name] = max(1, round(optim["ema"][name] * factor))

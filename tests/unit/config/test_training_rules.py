@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from pretrain.config.data import BatchConfig
+from pretrain.config.data import BatchConfig, ShortWindowsConfig
 from pretrain.config.engine import EngineConfig
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig, RecurrentConfig
@@ -35,13 +35,16 @@ def test_fp16_is_refused_for_models_of_the_t5_style(values):
         check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16"), model(**values), 10, BATCH)
 
 
-def test_heads_of_a_recurrent_model_are_not_split():
+def test_heads_and_windows_of_a_recurrent_model_are_refused():
     optim = OptimConfig(kind="muon", lr=1e-3, muon=MuonConfig(split_heads=True))
     recurrent = RecurrentConfig.model_validate({"kind": "recurrent", "decoder": {"layers": 1, "width": 8}})
     with pytest.raises(
         ValueError, match=r"split_heads=true steps attention heads .*, which model.kind=recurrent lacks"
     ):
         check_training(optim, EngineConfig(), recurrent, 10, BATCH)
+    short = BATCH.model_copy(update={"short_windows": [ShortWindowsConfig(until_tokens=100, window=2)]})
+    with pytest.raises(ValueError, match=r"batch.short_windows limits attention .*, which model.kind=recurrent lacks"):
+        check_training(OptimConfig(lr=1e-3), EngineConfig(), recurrent, 10, short)
 
 
 def test_decay_that_is_0_cannot_be_cautious():
