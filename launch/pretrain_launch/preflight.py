@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
-from pretrain.config.data import plan_batch
 from pretrain.config.load import load_config
 from pretrain.config.resumption import check_config, check_start, fill_from
 from pretrain.config.run import RunConfig
@@ -94,8 +93,7 @@ def node_counts(config: RunConfig, nodes: int, ranks_per_node: int, elastic: boo
     counts = []
     for count in range(1, nodes + 1):
         try:
-            shared = config.parallel
-            plan_batch(config.batch, count * ranks_per_node, shared.sequence, shared.experts, shared.tensor)
+            config.plan_ranks(count * ranks_per_node)
         except ConfigError:
             continue
         counts.append(count)

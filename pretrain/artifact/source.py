@@ -131,10 +131,13 @@ class AdaptedModel:
                 found = "no such parameter"
                 if name in source.shapes:
                     found = f"shape {list(source.shapes[name])}"
+                fix = "use the config of its training, or leave the keys of model out"
+                if ".feedforward." in name and _has_experts(model) and not _has_experts(theirs):
+                    fix = "leave width and shared of its experts out: each is a copy of the whole dense layer"
                 raise CheckpointError(
                     f"{name} has shape {list(shape)} in this model, in the checkpoint {found}",
                     where=str(source.path),
-                    fix="use the config of its training, or leave the keys of model out",
+                    fix=fix,
                 )
             self.anew.add(name)
         used = shapes.keys() - self.anew
@@ -238,6 +241,10 @@ class AdaptedModel:
                 f"their rows of {tables} are the mean of the others"
             )
         return lines
+
+
+def _has_experts(model: AnyModelConfig) -> bool:
+    return isinstance(model, ModelConfig) and model.last_stack.experts is not None
 
 
 def _resize_positions(table_TD: Tensor, before: int, length: int) -> Tensor:

@@ -168,7 +168,6 @@ def drill_command(
 
     Example: pretrain drill configs/run/quickstart.yaml --kills 20 --ranks 2
     """
-    from pretrain.config.data import plan_batch
     from pretrain.config.load import load_config
     from pretrain.drill.drill import Drill, plan_steps
     from pretrain.drill.watch import Target
@@ -179,8 +178,7 @@ def drill_command(
         raise typer.BadParameter(f"--target {target}: choose from {', '.join(get_args(Target))}")
     loaded = load_config(config, overrides or [])
     # Before the first run is started: both errors would end every start.
-    shared = loaded.parallel
-    plan_batch(loaded.batch, ranks, shared.sequence, shared.experts, shared.tensor)
+    loaded.plan_ranks(ranks)
     check_local(loaded.data)
     folder = output or loaded.folder.with_name(f"{loaded.run.name}-drill")
     last_step = min(steps, loaded.train.last_step) if steps else plan_steps(loaded, kills, every)

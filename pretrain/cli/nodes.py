@@ -47,7 +47,6 @@ def train_local(
     `place` is that of this machine among several. Raises: PretrainError: What a user can fix,
     before a rank is started.
     """
-    from pretrain.config.data import plan_batch
     from pretrain.config.load import load_config
     from pretrain.config.resumption import check_start
     from pretrain.run.folder import RunDir
@@ -63,8 +62,7 @@ def train_local(
         typer.echo(complete)
         return EXIT_OK
     # Here an error is one line; in the ranks it would be one of each.
-    shared = loaded.parallel
-    plan_batch(loaded.batch, ranks * place.nodes, shared.sequence, shared.experts, shared.tensor)
+    loaded.plan_ranks(ranks * place.nodes)
     check_local(loaded.data)
     run = RunDir(loaded.folder)
     check_start(loaded, has_saved=run.has_saved())

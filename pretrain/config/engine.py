@@ -189,23 +189,27 @@ class ParallelConfig(Section):
         if ranks <= per_node or per_node % self.tensor == 0:
             return None
         what = f"parallel.tensor={self.tensor} has groups on several nodes of {per_node} ranks"
-        fitting = [size for size in range(1, per_node + 1) if per_node % size == 0]
         why = "each layer waits for the network between them four times a pass"
-        return f"{what}: {why}", f"use one of {', '.join(map(str, fitting))}"
+        return f"{what}: {why}", _use_divisor(per_node)
+
+
+def _use_divisor(number: int) -> str:
+    fitting = [str(size) for size in range(1, number + 1) if number % size == 0]
+    return f"use one of {', '.join(fitting)}" if number > 1 else "use 1"
 
 
 def check_sequence(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> None:
     """Checks that `ranks` can share the rows of a model. Raises: ValueError, with the reason."""
     key = f"parallel.sequence={ranks}"
-    if engine.kind == "single":
-        what = "cuts rows over ranks, and engine.kind=single is one process"
-        raise ValueError(f"{key} {what}; use deepspeed or ddp")
     whole = "use parallel.sequence=1"
     if not isinstance(model, ModelConfig):
         what = "cuts rows, and a recurrent model computes each column from the one before it"
         raise ValueError(f"{key} {what}; {whole}")
     if model.input is not None:
         raise ValueError(f"{key} cuts rows of text, and those of model.input are images; {whole}")
+    if engine.kind == "single":
+        what = "cuts rows over ranks, and engine.kind=single is one process"
+        raise ValueError(f"{key} {what}; use deepspeed or ddp")
     _check_neighbours(key, model, whole)
     if engine.fp8 != "off":
         raise ValueError(f"{key} was not tried with engine.fp8={engine.fp8}; use engine.fp8=off")
@@ -215,9 +219,8 @@ def check_sequence(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> N
             what = f"would draw model.{name}.drop_path for each part of a row apart"
             raise ValueError(f"{key} {what}; {whole}, or leave it out")
         if stack is not None and stack.heads % ranks:
-            fitting = [size for size in range(1, stack.heads + 1) if stack.heads % size == 0]
             rule = f"must divide model.{name}.heads={stack.heads}: a rank attends with whole heads"
-            raise ValueError(f"{key} {rule}; use one of {', '.join(map(str, fitting))}")
+            raise ValueError(f"{key} {rule}; {_use_divisor(stack.heads)}")
 
 
 def _check_neighbours(key: str, model: ModelConfig, whole: str) -> None:
@@ -266,10 +269,9 @@ def check_experts(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> No
     if experts is None:
         raise ValueError(f"{key} cuts experts over ranks, and this model has none; {whole}")
     if experts.count % ranks:
-        fitting = [size for size in range(1, experts.count + 1) if experts.count % size == 0]
         stack = "encoder" if model.decoder is None else "decoder"
         rule = f"must divide model.{stack}.experts.count={experts.count}"
-        raise ValueError(f"{key} {rule}; use one of {', '.join(map(str, fitting))}")
+        raise ValueError(f"{key} {rule}; {_use_divisor(experts.count)}")
     names = {"part": "each expert", "left_out": "experts", "sharded": "experts"}
     _check_parts(key, engine, **names, whole=whole)
 
@@ -279,23 +281,23 @@ def check_tensor(parallel: ParallelConfig, engine: EngineConfig, model: AnyModel
     ranks = parallel.tensor
     key = f"parallel.tensor={ranks}"
     whole = "use parallel.tensor=1"
-    names = {"part": "each part of a matrix", "left_out": "the matrices", "sharded": "matrices"}
-    _check_parts(key, engine, **names, whole=whole)
     if not isinstance(model, ModelConfig):
         raise ValueError(f"{key} cuts attention by heads, and a recurrent model has none; {whole}")
     if model.input is not None:
         raise ValueError(f"{key} cuts rows of text, and those of model.input are images; {whole}")
     if model.head.kind not in ("lm", "labels"):
         raise ValueError(f"{key} was not tried with model.head.kind={model.head.kind}; {whole}")
+    names = {"part": "each part of a matrix", "left_out": "the matrices", "sharded": "matrices"}
+    _check_parts(key, engine, **names, whole=whole)
     _check_neighbours(key, model, whole)
-    if model.vocab_multiple % ranks:
-        rule = f"must divide model.vocab_multiple={model.vocab_multiple}"
-        why = "a rank has whole rows of the vocabulary"
-        raise ValueError(f"{key} {rule}: {why}; use a multiple of {ranks} for it")
     for name in ("encoder", "decoder"):
         stack: StackConfig | None = getattr(model, name)
         if stack is not None:
             _check_tensor_of_stack(key, ranks, parallel.sequence, f"model.{name}", stack)
+    if model.vocab_multiple % ranks:
+        rule = f"must divide model.vocab_multiple={model.vocab_multiple}"
+        why = "a rank has whole rows of the vocabulary"
+        raise ValueError(f"{key} {rule}: {why}; use a multiple of {ranks} for it")
 
 
 def _check_tensor_of_stack(
@@ -326,11 +328,9 @@ def _check_tensor_of_stack(
     sizes = {"heads": stack.heads, "kv_heads": stack.num_kv_heads, "ff_width": stack.ff_width}
     for size, number in sizes.items():
         if number % ranks:
-            common = math.gcd(*sizes.values())
-            fitting = [n for n in range(1, common + 1) if common % n == 0]
             rule = f"must divide {name}.{size}={number}"
             why = "ranks have as much of each layer, and whole heads"
-            raise ValueError(f"{key} {rule}: {why}; use one of {', '.join(map(str, fitting))}")
+            raise ValueError(f"{key} {rule}: {why}; {_use_divisor(math.gcd(*sizes.values()))}")
     if stack.heads // ranks % sequence:
         what = f"x parallel.sequence={sequence} must divide {name}.heads={stack.heads}"
         why = "a rank attends with whole heads"

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from pretrain.config.base import OnResume, Section
-from pretrain.config.data import BatchConfig, DataConfig, ImagesConfig, nearest_multiples
+from pretrain.config.data import BatchConfig, BatchPlan, DataConfig, ImagesConfig, nearest_multiples, plan_batch
 from pretrain.config.engine import EngineConfig, ParallelConfig, check_experts, check_sequence, check_tensor
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths, image_lengths, row_lengths
@@ -25,6 +25,7 @@ from pretrain.config.train import (
     TrainConfig,
     check_best,
 )
+from pretrain.errors import ConfigError
 
 WHOLE_MATRIX_KINDS = {"adafactor", "muon", "soap"}
 """Optimizers (`optim.kind`) whose step needs a whole matrix."""
@@ -145,6 +146,19 @@ class RunConfig(Section):
         lengths = row_lengths(self.objective, self.batch, len(self.stacks))
         patches = self.model.input
         return lengths if patches is None else image_lengths(lengths, self.objective, patches)
+
+    def plan_ranks(self, ranks: int) -> BatchPlan:
+        """Divides the global batch over `ranks`, checking what they share.
+
+        Raises:
+            ConfigError: The batch, a key of `parallel` or `engine.zero_hpz` does not divide; names
+                the nearest that does.
+        """
+        if ranks % self.engine.zero_hpz:
+            what = f"engine.zero_hpz={self.engine.zero_hpz} must divide the number of ranks, {ranks}"
+            raise ConfigError(what, fix=f"start {nearest_multiples(ranks, self.engine.zero_hpz)} ranks")
+        shared = self.parallel
+        return plan_batch(self.batch, ranks, shared.sequence, shared.experts, shared.tensor)
 
     @model_validator(mode="after")
     def _check_batch(self) -> Self:

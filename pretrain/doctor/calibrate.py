@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pretrain import dist
-from pretrain.config.data import plan_batch
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
 from pretrain.config.run import RunConfig
@@ -178,7 +177,7 @@ def _time_step(asked: TrialOptions, calibration: Calibration) -> tuple[float, fl
     if measured is None:
         return None
     config = load_config(asked.config, overrides)
-    batch = plan_batch(config.batch, 1)
+    batch = config.plan_ranks(1)
     layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
     return predict_rate(task_of(config), layout, one).step_s, measured
 

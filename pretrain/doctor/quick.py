@@ -11,7 +11,6 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from pretrain.config.data import plan_batch
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.run import RunConfig
 from pretrain.doctor.check import Check, Report, merge_reports
@@ -87,8 +86,7 @@ def _plan_ranks(config: RunConfig | None, place: JobTopology) -> tuple[int, list
     if config is None or not place.size:
         return 0, []
     try:
-        shared = config.parallel
-        batch = plan_batch(config.batch, place.size, shared.sequence, shared.experts, shared.tensor)
+        batch = config.plan_ranks(place.size)
     except ConfigError as error:
         return 0, [Check("batch", "fail", error.what, error.fix, EXIT_USAGE)]
     num_nodes = max(1, place.size // max(1, place.local_size))

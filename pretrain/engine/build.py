@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.data import BatchPlan, nearest_multiples
+from pretrain.config.data import BatchPlan
 from pretrain.config.engine import JOB_GPUS, EngineConfig
 from pretrain.dist import World, loopback_store
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, deepspeed_config
@@ -121,9 +121,6 @@ def start_accelerator(
     if config.kind == "single" and world.size > 1:
         fix = "use engine.kind=ddp or deepspeed"
         raise ConfigError(f"engine.kind=single, but {world.size} ranks run", fix=fix)
-    if world.size % config.zero_hpz:
-        what = f"engine.zero_hpz={config.zero_hpz} must divide the number of ranks, {world.size}"
-        raise ConfigError(what, fix=f"start {nearest_multiples(world.size, config.zero_hpz)} ranks")
     # accelerate and deepspeed call collectives by deprecated names: not something a user can fix.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     # accelerate says how many threads it takes where OMP_NUM_THREADS is unset.

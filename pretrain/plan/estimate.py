@@ -6,7 +6,6 @@ config, cluster -> model, batch -> memory of a rank -> rates -> network -> cours
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pretrain.config.data import plan_batch
 from pretrain.config.run import RunConfig
 from pretrain.plan import course
 from pretrain.plan.cluster import Cluster
@@ -70,8 +69,7 @@ def plan_facts(
         "problems": [asdict(problem) for problem in problems],
     }
     if not any(problem.kind == "batch" for problem in problems):
-        shared = config.parallel
-        batch = plan_batch(config.batch, cluster.size, shared.sequence, shared.experts, shared.tensor)
+        batch = config.plan_ranks(cluster.size)
         layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
         facts["layout"] = {
             "engine": config.engine.kind,

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pretrain.config.data import plan_batch
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import RecurrentConfig
 from pretrain.config.run import RunConfig
@@ -72,7 +71,8 @@ def search(
     For each variant of the engine the two largest micro-batches that fit are tried: a smaller one
     is never faster. Of layouts as fast to within half a per cent, the smallest comes first.
     """
-    if rows * task.row_ranks % cluster.size or cluster.size % math.lcm(task.row_ranks, task.experts):
+    groups = math.lcm(task.row_ranks, task.experts, engine.zero_hpz)
+    if rows * task.row_ranks % cluster.size or cluster.size % groups:
         return []
     per_rank = rows * task.row_ranks // cluster.size
     limit = memory_limit(cluster)
@@ -122,8 +122,9 @@ def sweep(config: RunConfig, task: TrainingTask, cluster: Cluster, nodes: Sequen
         point = ScalingPoint(count, there.size)
         wanted = min(config.batch.micro, rows // there.size)
         most = largest_micro(task, config.engine, there, wanted)
-        shared = {"sequence": task.sequence, "experts": task.experts, "tensor": task.tensor}
-        uneven = [f"parallel.{key}={ranks}" for key, ranks in shared.items() if there.size % ranks]
+        shared = {f"parallel.{key}": getattr(task, key) for key in ("sequence", "experts", "tensor")}
+        shared["engine.zero_hpz"] = config.engine.zero_hpz
+        uneven = [f"{key}={ranks}" for key, ranks in shared.items() if there.size % ranks]
         if uneven:
             point = replace(point, why=f"{uneven[0]} does not divide {there.size} ranks")
         elif rows % there.size:
@@ -170,11 +171,10 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
         what = f"engine.kind=single is one process, not {cluster.size}"
         return [Problem("batch", what, "use engine.kind=deepspeed")]
     try:
-        shared = config.parallel
-        plan = plan_batch(config.batch, cluster.size, shared.sequence, shared.experts, shared.tensor)
+        plan = config.plan_ranks(cluster.size)
     except ConfigError as error:
         return [Problem("batch", error.what, f"{error.fix}{_other_micro(config, cluster)}")]
-    across = shared.across_nodes(cluster.size, cluster.per_node)
+    across = config.parallel.across_nodes(cluster.size, cluster.per_node)
     found = [] if across is None else [Problem("nodes", *across, refuses=False)]
     layout = ParallelLayout(config.engine, plan.micro, plan.accumulation)
     needed = rank_memory(task, layout, cluster).total
@@ -193,8 +193,10 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
 
 def _other_micro(config: RunConfig, cluster: Cluster) -> str:
     """Names the largest smaller micro-batch that divides."""
-    rows = config.batch.common_rows * config.parallel.row_ranks
-    if rows % cluster.size or cluster.size % config.parallel.row_ranks:
+    shared = config.parallel
+    rows = config.batch.common_rows * shared.row_ranks
+    groups = math.lcm(shared.row_ranks, shared.experts, config.engine.zero_hpz)
+    if rows % cluster.size or cluster.size % groups:  # no micro-batch would
         return ""
     sizes = divisors(rows // cluster.size)
     return f", or batch.micro={max(size for size in sizes if size <= config.batch.micro)}"

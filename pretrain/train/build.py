@@ -17,7 +17,7 @@ from pretrain.artifact.source import split_average
 from pretrain.checkpoint.format import step_of
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
-from pretrain.config.data import BatchPlan, plan_batch
+from pretrain.config.data import BatchPlan
 from pretrain.config.load import dump_config
 from pretrain.config.run import RunConfig
 from pretrain.data.damage import DamagePolicy
@@ -101,7 +101,7 @@ class Run:
 def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> tuple[Run, TrainState]:
     """Builds every part and restores the newest checkpoint, if there is one. Collective."""
     config, folder, dataset = claim.config, claim.folder, claim.dataset
-    plan = plan_batch(config.batch, world.size, world.sequence, world.experts, world.tensor)
+    plan = config.plan_ranks(world.size)
     optim, clip = config.optim, config.optim.grad_clip
     progress.enter("meet")
     accelerator = start_accelerator(config.engine, clip, plan, count_parameters(config.model), world)

@@ -16,7 +16,6 @@ from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.retention import remove_leftovers
 from pretrain.checkpoint.state import TrainState
 from pretrain.checkpoint.upload import fetch_newest
-from pretrain.config.data import plan_batch
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.resumption import check_config, check_start, has_start, is_allowed, keep_start
 from pretrain.config.run import RunConfig
@@ -92,8 +91,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
         LaunchError: A tracker's package is missing.
         DataError: Shards are missing or damaged.
     """
-    shared = config.parallel
-    plan_batch(config.batch, world.size, shared.sequence, shared.experts, shared.tensor)
+    config.plan_ranks(world.size)
     if world.is_main:
         check_trackers(config.tracking)
     show_phase(f"reading {', '.join(dict.fromkeys(config.data.paths))}")

@@ -24,6 +24,7 @@ DIVISIBLE = {
     "bias": EXPERTS["bias"] | {"count": 8},
     "thirds": EXPERTS["loss"] | {"count": 6},
     "one each": EXPERTS["loss"] | {"count": 4},
+    "encoder": EXPERTS["loss"] | {"count": 4},
 }
 """Experts that 2 and 4 ranks share, of widths that partitions cut."""
 

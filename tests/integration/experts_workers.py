@@ -31,8 +31,9 @@ EXPERTS: dict[str, dict[str, Any]] = {
 
 
 def mixture(name: str) -> dict[str, Any]:
-    """Section `model:` of a mixture by the name of its balance."""
-    return MODEL | {"decoder": MODEL["decoder"] | {"experts": EXPERTS[name]}}
+    """Section `model:` of a mixture by the name of its balance; `encoder`: of an encoder."""
+    stack = MODEL["decoder"] | {"experts": EXPERTS[name]}
+    return MODEL | ({"decoder": None, "encoder": stack | {"layers": 2}} if name == "encoder" else {"decoder": stack})
 
 
 def losses_of(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[list[list[float]]]:

@@ -57,7 +57,7 @@ def test_copies_of_experts_and_one_expert_a_rank_train_like_one_process(experts,
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("world_size", "sequence", "experts", "balance"),
-    [(2, 2, 2, "loss"), (4, 2, 2, "bias"), (4, 2, 4, "loss"), (3, 3, 3, "thirds")],
+    [(2, 2, 2, "loss"), (4, 2, 2, "bias"), (4, 2, 4, "loss"), (3, 3, 3, "thirds"), (4, 2, 2, "encoder")],
 )
 def test_experts_and_rows_are_shared_at_once(world_size, sequence, experts, balance):
     ((*expected, final),) = trained(1, 1, [[balance, *ALONE]], 12)

@@ -146,6 +146,7 @@ def test_experts_that_are_copies_of_a_dense_layer_begin_as_the_same_function(bia
     part = torch.empty(19)
     source.read_part("decoder.blocks.0.feedforward.down.weight", 90, part)
     assert torch.equal(part, source.read("decoder.blocks.0.feedforward.down.weight").view(-1)[90:109])
-    unequal = experts.model_copy(update={"width": 6})
-    with pytest.raises(CheckpointError, match=r"feedforward.gate_up.weight has shape \[4, 12, 8\]"):
-        adapted(model(), model().model_copy(update={"decoder": STACK.model_copy(update={"experts": unequal})}))
+    for update, name in (({"width": 6}, r"gate_up.weight has shape \[4, 12, 8\]"), ({"shared": 1}, r"shared\.")):
+        unfit = STACK.model_copy(update={"experts": experts.model_copy(update=update)})
+        with pytest.raises(CheckpointError, match=rf"feedforward\.{name}.*; leave width and shared of its experts out"):
+            adapted(model(), model().model_copy(update={"decoder": unfit}))

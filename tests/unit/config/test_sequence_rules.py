@@ -128,6 +128,14 @@ def test_a_mixture_can_share_experts_and_rows_at_once_on_ranks_that_both_divide(
         plan_batch(batch, 6, 2, 4)
 
 
+def test_groups_of_ranks_that_do_not_divide_the_ranks_are_refused_before_the_start():
+    groups = ["engine.zero_stage=3", "engine.zero_hpz=4", "batch.micro=2"]
+    config = load_config("configs/run/quickstart.yaml", groups)
+    with pytest.raises(ConfigError, match=r"engine\.zero_hpz=4 must divide the number of ranks, 6; start 4 or 8 ranks"):
+        config.plan_ranks(6)
+    assert config.plan_ranks(4) == plan_batch(config.batch, 4)
+
+
 def decoder(**values: object) -> AnyModelConfig:
     return model("llama-tiny", decoder={"heads": 4, "kv_heads": 2, **values})
 
@@ -156,9 +164,11 @@ def decoder(**values: object) -> AnyModelConfig:
         (
             {"tensor": 3},
             {},
-            decoder(),
+            decoder(heads=6, kv_heads=3, width=96, ff_width=192),
             r"tensor=3 must divide model\.vocab_multiple=128: .* use a multiple of 3 for it$",
         ),
+        ({"tensor": 3}, {}, decoder(), r"must divide model\.decoder\.heads=4: ranks have .* use one of 1, 2$"),
+        ({}, {}, decoder(kv_heads=1), r"must divide model\.decoder\.kv_heads=1: ranks have .*; use 1$"),
         ({"tensor": 4}, {}, decoder(), r"must divide model\.decoder\.kv_heads=2: ranks have .* use one of 1, 2$"),
         ({}, {}, CLASSIFIER, r"whole document, of whose last token model\.head\.kind=labels are; use .*=1$"),
         (

@@ -41,6 +41,21 @@ def test_a_batch_that_does_not_divide_is_named_with_the_nearest_sizes():
     assert "batch.global_tokens=524288 must be a multiple" in str(problem.error())
 
 
+@pytest.mark.parametrize(
+    ("key", "recipe"),
+    [("parallel.experts=4", "experts_quickstart"), ("engine.zero_hpz=4", "quickstart")],
+)
+def test_ranks_that_groups_do_not_divide_are_not_mended_by_another_micro_batch(key, recipe):
+    given = ["batch.global_tokens=24576", "batch.seq_len=256", "batch.micro=2", "engine.zero_stage=3", key]
+    config = load_config(f"configs/run/{recipe}.yaml", given)
+    cluster = nodes_of("cpu", per_node=6)
+    (problem,) = check_fits(config, cluster)
+    assert (problem.what, problem.fix) == (f"{key} must divide the number of ranks, 6", "start 4 or 8 ranks")
+    assert search(task_of(config), config.engine, cluster, config.batch.rows) == []
+    (point,) = sweep(config, task_of(config), cluster, [1])
+    assert point.why == f"{key} does not divide 6 ranks"
+
+
 def test_one_process_is_not_several():
     config = config_of("engine.kind=single", "engine.zero_stage=0")
     (problem,) = check_fits(config, nodes_of("cpu", 1, 2))
