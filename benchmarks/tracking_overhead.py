@@ -70,7 +70,7 @@ class Watched:
         self.config = TrackingConfig(wandb="offline")
         identity = Identity("bench", "bench", {})
         self.tracker = RunOutput(run_dir, self.config, identity, rank=0, total_steps=10**6)
-        self.timeline, self.meter = Timeline(), Meter(10**6, flops_per_token=1.0, peak=1.0)
+        self.timeline, self.meter = Timeline(), Meter(10**6, flops_before=float, peak=1.0)
         self.sources = SourceLosses(["web", "books", "code"])
         model_config = parse_model(expand_preset(MODEL))
         model = build_model(model_config, PLAIN_ENGINE, CPU)

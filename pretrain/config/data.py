@@ -305,6 +305,11 @@ class BatchConfig(Section):
         tokens = self.steps.before(step) * self.seq_len
         return next((one.window for one in self.short_windows if tokens < one.until_tokens), None)
 
+    @property
+    def early_stages(self) -> list[int]:
+        """Steps from which rows have another length or window, the first step among them."""
+        return sorted({0, *(self.steps_for(one.until_tokens) for one in (*self.short_rows, *self.short_windows))})
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         for key, starts in (

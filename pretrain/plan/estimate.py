@@ -23,7 +23,7 @@ from pretrain.plan.roofline import (
     wire_bytes,
 )
 from pretrain.plan.search import LayoutCandidate, ScalingPoint, check_fits, search, sweep
-from pretrain.plan.task import ParallelLayout, TrainingTask, known_model, task_of
+from pretrain.plan.task import ParallelLayout, RunFlops, TrainingTask, known_model, task_of
 
 DAY_S = 86_400
 
@@ -85,7 +85,7 @@ def plan_facts(
         if options.measured_tokens_s is not None:
             speed = options.measured_tokens_s
             rates["measured"] = predict_rate(task, layout, cluster, tokens_s=speed)
-        facts["rates"] = {name: _rate_facts(rate, config, cluster) for name, rate in rates.items()}
+        facts["rates"] = {name: _rate_facts(rate, config, task, cluster) for name, rate in rates.items()}
         facts["fp8"] = _fp8_facts(task, layout, cluster)
         facts["network"] = _network_facts(task, layout, cluster)
         facts |= _exchange_facts(task, layout, cluster)
@@ -99,7 +99,7 @@ def plan_facts(
         facts["search"] = [_candidate_facts(one) for one in found]
     if options.sweep:
         points = sweep(config, task, cluster, options.sweep)
-        facts["sweep"] = [_point_facts(point, config) for point in points]
+        facts["sweep"] = [_point_facts(point, config, task) for point in points]
     return facts
 
 
@@ -117,6 +117,10 @@ def _model_facts(config: RunConfig, task: TrainingTask, stored: StoredData | Non
         "trained": task.values.trained,
         "seq_len": task.lengths.target,
         "source_len": task.lengths.source,
+        "flops": {
+            "run": RunFlops(config, task).before(config.train.last_step),
+            "whole": config.batch.steps.before(config.train.last_step) * flops.whole.total,
+        },
         "flops_per_token": {
             "forward": flops.forward.total / task.tokens,
             "backward": (flops.whole.total - flops.forward.total) / task.tokens,
@@ -142,18 +146,18 @@ def _candidate_facts(found: LayoutCandidate) -> dict[str, Any]:
     }
 
 
-def _point_facts(point: ScalingPoint, config: RunConfig) -> dict[str, Any]:
+def _point_facts(point: ScalingPoint, config: RunConfig, task: TrainingTask) -> dict[str, Any]:
     facts = asdict(point)
     del facts["rate"]
     rate = point.rate
     if rate is None:
         return facts | dict.fromkeys(("mfu", "tokens_per_s", "bound", "days"))
-    return facts | _speed_facts(rate) | {"days": _course_s(config, rate, config.batch.common_rows) / DAY_S}
+    return facts | _speed_facts(rate) | {"days": _course_s(config, task, rate, config.batch.common_rows) / DAY_S}
 
 
-def _course_s(config: RunConfig, rate: Rate, rows: int) -> float:
-    """Returns the seconds of a run at the rate of steps of `rows` rows; larger ones take as much longer."""
-    return rate.step_s * config.batch.steps.before(config.train.last_step) / rows
+def _course_s(config: RunConfig, task: TrainingTask, rate: Rate, rows: int) -> float:
+    """Returns the seconds of a run at the rate of steps of `rows` whole rows; others take as long as their FLOPs."""
+    return rate.step_s * RunFlops(config, task).before(config.train.last_step) / (rows * task.flops.whole.total)
 
 
 def _speed_facts(rate: Rate) -> dict[str, Any]:
@@ -173,8 +177,8 @@ def _memory_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, 
     }
 
 
-def _rate_facts(rate: Rate, config: RunConfig, cluster: Cluster) -> dict[str, Any]:
-    total_s = _course_s(config, rate, config.batch.rows)
+def _rate_facts(rate: Rate, config: RunConfig, task: TrainingTask, cluster: Cluster) -> dict[str, Any]:
+    total_s = _course_s(config, task, rate, config.batch.rows)
     return {
         **_speed_facts(rate),
         "step_s": rate.step_s,
@@ -243,7 +247,7 @@ def _course_facts(
     size = 4 * task.values.saved + kept_bytes(task)
     kept = course.checkpoints_at_once(config.checkpoint, last)
     save_s = size / options.disk_bytes_s
-    total_s = _course_s(config, rate, config.batch.rows)
+    total_s = _course_s(config, task, rate, config.batch.rows)
     interval_s = config.checkpoint.every_steps * step_s
     mtbf_days = options.mtbf_node_days
     failures = course.plan_failures(cluster.nodes, mtbf_days, save_s, interval_s, total_s)

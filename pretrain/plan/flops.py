@@ -61,12 +61,13 @@ class TrainingFlops:
 class _Walk:
     """Visits a model in the order of computation; methods return if their result has a gradient."""
 
-    def __init__(self, model: ModelConfig, trained: TrainableSubset | None) -> None:
+    def __init__(self, model: ModelConfig, trained: TrainableSubset | None, window: int | None = None) -> None:
         self.shapes = parameter_shapes(model)
         self.names: Collection[str] = self.shapes.keys() if trained is None else trained.names
         self.layers = frozenset() if trained is None else trained.layers
         self.causal = not model.restores
         self.captions = model.captions
+        self.window = window
         self.rank = 0 if trained is None else trained.finetune.rank
         self.whole: Counter[str] = Counter()
         self.forward: Counter[str] = Counter()
@@ -187,10 +188,10 @@ class _Walk:
 
     def pairs(self, name: str, stack: StackConfig, number: int, tokens: int) -> int:
         """Returns the pairs of query and key of a row: its edges count as the rest."""
-        window = stack.windows[number]
+        windows = [window for window in (stack.windows[number], self.window) if window is not None]
         reach = tokens
-        if window is not None:
-            reach = window if self.causal and name == "decoder" else 2 * window - 1
+        if windows:
+            reach = min(windows) if self.causal and name == "decoder" else 2 * min(windows) - 1
         return tokens * min(tokens, reach)
 
     def block(
@@ -288,16 +289,17 @@ def count_flops(
     source_len: int | None = None,
     head_share: float = 1.0,
     trained: TrainableSubset | None = None,
+    window: int | None = None,
 ) -> TrainingFlops:
     """Counts the FLOPs of training on a row of T = `seq_len` tokens; with two stacks, of the target.
 
     A source has S = `source_len` tokens, by default as many; the head is computed at a share of the
-    positions. `trained=None`: the whole model.
+    positions. `trained=None`: the whole model. `window`: that of a step, beside those of layers.
     """
     source = source_len or seq_len
     if isinstance(model, RecurrentConfig):
         return _recurrent_flops(model, seq_len, source, head_share)
-    walk = _Walk(model, trained)
+    walk = _Walk(model, trained, window)
     frozen: dict[str, int] = {}
     stream = False
     if model.encoder is not None:

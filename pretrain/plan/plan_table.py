@@ -82,6 +82,9 @@ def _show_model(facts: dict[str, Any], console: Console) -> None:
     table.add_row("backward", flops(each["backward"]))
     if each["recompute"]:
         table.add_row("recomputed", flops(each["recompute"]), "no useful work: not in MFU")
+    run, whole = model["flops"]["run"], model["flops"]["whole"]
+    saved = f"{percent(1 - run / whole)} less by short rows and windows" if run < whole else ""
+    table.add_row("FLOPs of the run", f"{run:.2e}", saved)
     console.print(table)
     if model["vocab_assumed"]:
         console.print(

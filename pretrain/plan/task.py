@@ -29,6 +29,7 @@ class TrainingTask:
     experts: int = 1  # ranks that share the experts of a layer
     tensor: int = 1  # ranks that share the matrices of all layers, and a row
     generator_share: float = 0.0  # share of the positions at which a generator has its head
+    window: int | None = None  # attention window of a step, beside those of layers. None: no limit
 
     @cached_property
     def values(self) -> Values:
@@ -44,6 +45,7 @@ class TrainingTask:
             source_len=self.lengths.source,
             head_share=self.head_share,
             trained=self.trained,
+            window=self.window,
         )
         if self.generator is None:
             return found
@@ -93,6 +95,30 @@ class TrainingTask:
     def tokens(self) -> int:
         """Tokens of a row, source and target."""
         return self.lengths.target + (self.lengths.source or 0)
+
+
+class RunFlops:
+    """FLOPs of training over the steps of a run, in which `short_rows` and `short_windows` of its batch cost less."""
+
+    def __init__(self, config: RunConfig, task: TrainingTask) -> None:
+        batch = config.batch
+        self._rows_before = batch.steps.before
+        self._stages: list[tuple[int, int]] = []  # first step, FLOPs of a row of `batch.seq_len`
+        for step in batch.early_stages:
+            parts = batch.seq_len // batch.length_at(step)
+            lengths = replace(task.lengths, target=task.lengths.target // parts)
+            early = replace(task, lengths=lengths, window=batch.window_at(step))
+            self._stages.append((step, parts * early.flops.whole.total))
+
+    def before(self, step: int) -> int:
+        """Returns the FLOPs of all steps before a step, their rows without padding."""
+        ends = [*(first for first, _ in self._stages[1:]), step]
+        rows = self._rows_before
+        return sum(
+            (rows(min(end, step)) - rows(first)) * flops
+            for (first, flops), end in zip(self._stages, ends, strict=True)
+            if first <= max(step, 0)
+        )
 
 
 @dataclass(frozen=True, slots=True)

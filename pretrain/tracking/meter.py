@@ -85,24 +85,26 @@ class Meter:
     """Speed of a run over a sliding window: tokens/s, step time, data wait, MFU, time left.
 
     A token is one that the model reads: without padding, with positions that have no loss, and of
-    two stacks both. So speed is comparable between objectives. MFU needs the training FLOPs of a
-    token, those of a whole row over its tokens, so that rows with padding count in proportion to
-    their content, and the peak FLOP/s of all devices together.
+    two stacks both. So speed is comparable between objectives.
+
+    `tokens_before` and `flops_before` return those of all steps before a step, of rows without
+    padding. The time left is in proportion to FLOPs, or if they are not known, tokens. MFU needs
+    them and the peak FLOP/s of all devices together; rows with padding count by their content.
     """
 
     def __init__(
         self,
         total_steps: int,
         *,
-        rows_before: Callable[[int], int] = int,
-        flops_per_token: float | None = None,
+        tokens_before: Callable[[int], int] = int,
+        flops_before: Callable[[int], float] | None = None,
         peak: float | None = None,
         window_steps: int = 50,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._total_steps = total_steps
-        self._rows_before = rows_before
-        self._flops_per_token = flops_per_token
+        self._tokens_before = tokens_before
+        self._flops_before = flops_before
         self._peak = peak
         self._clock = clock
         self._steps: deque[tuple[float, float, int]] = deque(maxlen=window_steps)
@@ -146,16 +148,18 @@ class Meter:
             return {}
         seconds, wait, tokens = totals
         step_time = seconds / len(self._steps)
-        done, following, end = map(self._rows_before, (step, step + 1, max(step, self._total_steps)))
+        work_before = self._flops_before or self._tokens_before
+        first = step - len(self._steps)
+        start, done, end = map(work_before, (first, step, max(step, self._total_steps)))
         figures = {
             "tokens_per_s": tokens / seconds,
             "step_time_s": step_time,
             "data_wait": wait / seconds,
-            # In steps of the next one's size.
-            "eta_s": (end - done) / (following - done) * step_time,
+            "eta_s": (end - done) / (done - start) * seconds,
         }
-        if self._flops_per_token and self._peak:
-            figures["mfu"] = figures["tokens_per_s"] * self._flops_per_token / self._peak
+        if self._flops_before and self._peak:
+            of_token = (done - start) / (self._tokens_before(step) - self._tokens_before(first))
+            figures["mfu"] = figures["tokens_per_s"] * of_token / self._peak
         return figures
 
 

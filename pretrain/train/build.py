@@ -35,7 +35,7 @@ from pretrain.optim.build import build_optimizer, state_size
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from pretrain.plan.params import count_parameters
-from pretrain.plan.task import task_of
+from pretrain.plan.task import RunFlops, task_of
 from pretrain.run.folder import RunDir, check_new
 from pretrain.run.heartbeat import Progress
 from pretrain.run.stop import StopFlag
@@ -244,16 +244,13 @@ def _columns(world: World) -> Columns | None:
 
 def _meter(config: RunConfig, world: World, on_cuda: bool) -> Meter:
     peak = (peak_flops(torch.cuda.get_device_name()) or 0) * world.size if on_cuda else 0
-    rows_before = config.batch.steps.before
+    task, rows_before = task_of(config), config.batch.steps.before
     return Meter(
-        config.train.steps, rows_before=rows_before, flops_per_token=_flops_per_token(config), peak=peak or None
+        config.train.steps,
+        tokens_before=lambda step: rows_before(step) * task.tokens,
+        flops_before=RunFlops(config, task).before,
+        peak=peak or None,
     )
-
-
-def _flops_per_token(config: RunConfig) -> float:
-    """Returns the training FLOPs of a token that is read: those of a whole row over its tokens."""
-    task = task_of(config)
-    return task.flops.whole.total / task.tokens
 
 
 def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -> list[ValidationSource]:

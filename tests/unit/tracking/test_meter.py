@@ -21,7 +21,7 @@ def make(**kwargs) -> tuple[Meter, Clock]:
 
 
 def test_figures_leave_out_the_first_step_which_compiles():
-    meter, clock = make(flops_per_token=6.0, peak=1200.0)
+    meter, clock = make(tokens_before=lambda step: 64 * step, flops_before=lambda step: 384.0 * step, peak=1200.0)
     for wait, work in ((0.0, 60.0), (0.5, 1.5), (0.0, 2.0)):
         with meter.data_wait():
             clock.now += wait
@@ -37,12 +37,25 @@ def test_figures_leave_out_the_first_step_which_compiles():
 
 
 def test_the_time_left_counts_the_rows_of_larger_steps():
-    meter, clock = make(rows_before=lambda step: 2 * step if step < 4 else 8 + 6 * (step - 4))
+    meter, clock = make(tokens_before=lambda step: 2 * step if step < 4 else 8 + 6 * (step - 4))
     for _ in range(2):
         clock.now += 3.0
         meter.end_step(tokens=64)
     assert meter.read(2)["eta_s"] == 3.0 * (2 + 6 * 3)
     assert meter.read(10)["eta_s"] == 0.0
+
+
+def test_time_left_and_mfu_follow_the_flops_of_cheaper_steps():
+    def flops(step):
+        return 3.0 * step if step < 4 else 12.0 + 6.0 * (step - 4)
+
+    meter, clock = make(tokens_before=lambda step: 8 * step, flops_before=flops, peak=9.0, window_steps=2)
+    for _ in range(5):
+        clock.now += 1.0
+        meter.end_step(tokens=8)
+    assert meter.read(4)["eta_s"] == 12.0  # 36 FLOPs at 3 a second
+    assert meter.read(4)["mfu"] == 3 / 9
+    assert meter.read(5)["mfu"] == 4.5 / 9  # a cheap step, and one of 6
 
 
 def test_nothing_is_claimed_before_the_first_step():
@@ -75,7 +88,7 @@ def test_time_left_is_zero_at_the_end_and_beyond():
     assert [meter.read(step)["eta_s"] for step in (9, 10, 11)] == [1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("known", [{}, {"flops_per_token": 6.0}, {"peak": 1e12}])
+@pytest.mark.parametrize("known", [{}, {"flops_before": float}, {"peak": 1e12}])
 def test_no_mfu_unless_both_flops_and_peak_are_known(known):
     meter, clock = make(**known)
     clock.now += 1.0
