@@ -8,11 +8,12 @@
     plain            it without all of its ingredients
     with NAME        plain with one ingredient
     without NAME     the recipe without one
+    added NAME       the recipe with one that it does not have
 
 Arms of another vocabulary read the same text from --other-data, and are left out without it; losses are in bits a byte.
 Each arm trains on one thread for as many steps as fill the budget, by the CPU time of short runs of all arms in turn,
-as many rounds as there are seeds; arms follow each other within a seed. Rows go to OUTPUT/rows.jsonl as they are
-measured.
+--rounds of them; arms follow each other within a seed. Of an average of the weights its loss counts. Rows go to
+OUTPUT/rows.jsonl as they are measured.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ ONE_PROCESS = ("engine.kind=single", "engine.zero_stage=0", "engine.device=cpu")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A config, and the overrides that leave each ingredient out."""
+    """A config, and the overrides that leave each ingredient out, or add another."""
 
     config: str
     before: tuple[str, ...]
@@ -44,6 +45,7 @@ class Recipe:
     without: dict[str, tuple[str, ...]]
     other_vocabulary: tuple[str, ...] = ()
     """Arms whose data have another vocabulary."""
+    added: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 ADAMW = ("optim.kind=adamw", "optim.muon=null")
@@ -70,6 +72,20 @@ RECIPES = {
             "linear decay": ("optim.schedule={kind: cosine, min_ratio: 0.1}",),
         },
         ("before", "without small vocabulary"),
+        {
+            "soft cap": ("model.head.soft_cap=30",),
+            "residual scalars": ("model.decoder.residual_scalars=true",),
+            "partial rotary": ("model.decoder.rope_fraction=0.5",),
+            "yarn": ("model.decoder.rope_scaling={kind: yarn, factor: 2, original_max_seq_len: 64}",),
+            "growing rows": ("batch.short_rows=[{until_tokens: 150000, seq_len: 64}]",),
+            "short windows": ("batch.short_windows=[{until_tokens: 150000, window: 32}]",),
+            "normuon": ("optim.muon.row_beta2=0.95",),
+            "split heads": ("optim.muon.split_heads=true",),
+            "lion": ("optim.kind=lion", "optim.muon=null", "optim.lr=2e-3"),
+            "soap": ("optim.kind=soap", "optim.muon=null", "optim.lr=8e-3"),
+            "cautious decay": ("optim.cautious_decay=true",),
+            "average": ("optim.ema.horizon_steps=20",),
+        },
     ),
     "shakespeare": Recipe(
         "configs/run/shakespeare_muon.yaml",
@@ -99,6 +115,10 @@ def arms_of(recipe: Recipe) -> dict[str, tuple[str, ...]]:
         if overrides:  # else the ingredient is one of the data, which `plain` has too
             arms[f"with {name}"] = sum(others, here)
         arms[f"without {name}"] = here + overrides
+    for name, overrides in recipe.added.items():
+        if not any(key.startswith("optim.muon.") for key in overrides):  # `plain` has AdamW
+            arms[f"with {name}"] = arms["plain"] + overrides
+        arms[f"added {name}"] = here + overrides
     return arms
 
 
@@ -148,6 +168,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/recipes"))
     parser.add_argument("--budget-s", type=float, default=270.0, help="CPU seconds of an arm, start-up included")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of short runs that the steps are planned by")
     parser.add_argument("--arms", nargs="+", help="some of them; default: all")
     arguments = parser.parse_args()
     recipe = RECIPES[arguments.recipe]
@@ -160,16 +181,17 @@ def main() -> None:
     folder = arguments.output / arguments.recipe
     data = {name: arguments.other_data if name in elsewhere else arguments.data for name in chosen}
     whole = {name: [*arms[name], f"data.path={data[name]}"] for name in chosen}
-    steps = plan_steps(folder, whole, len(arguments.seeds), arguments.budget_s)
+    steps = plan_steps(folder, whole, arguments.rounds, arguments.budget_s)
     losses: dict[str, list[float]] = {name: [] for name in chosen}
     for seed in arguments.seeds:
         for name, arm in whole.items():
             label = f"{name.replace(' ', '-')}-{seed}"
             rows, cpu_s = train(folder, label, [*arm, f"seed={seed}"], steps[name])
             (held,) = [row for row in rows if "val_loss" in row]
-            losses[name].append(held["val_bits_per_byte"])
+            averaged = held.get("val_ema_loss", held["val_loss"]) / held["val_loss"]
+            losses[name].append(held["val_bits_per_byte"] * averaged)
             row = {"question": "recipes", "recipe": arguments.recipe, "arm": name, "seed": seed, "steps": steps[name]}
-            row |= {"cpu_s": round(cpu_s, 1)} | {key: held[key] for key in ("val_loss", "val_bits_per_byte")}
+            row |= {"cpu_s": round(cpu_s, 1), "bits_per_byte": losses[name][-1]}
             append_row(arguments.output / "rows.jsonl", row | {"environment": environment(("torch",))})
             print(row, file=sys.stderr)
     for name, values in losses.items():
