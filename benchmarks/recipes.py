@@ -1,7 +1,7 @@
 """Ablation of recipes: each ingredient alone and each left out, at an equal CPU time.
 
     python -m benchmarks.recipes quickstart --data data/stdlib --other-data data/stdlib-8192
-        [--budget-s 270] [--seeds 1 2 3] [--arms before recipe]
+        [--budget-s 270 | --steps 200] [--seeds 1 2 3] [--arms before recipe]
 
     before           the recipe that stood here before, AdamW
     recipe, again    as it is shipped; twice, for what a difference of nothing looks like
@@ -12,8 +12,9 @@
 
 Arms of another vocabulary read the same text from --other-data, and are left out without it; losses are in bits a byte.
 Each arm trains on one thread for as many steps as fill the budget, by the CPU time of short runs of all arms in turn,
---rounds of them; arms follow each other within a seed. Of an average of the weights its loss counts. Rows go to
-OUTPUT/rows.jsonl as they are measured.
+--rounds of them; with --steps all train as many, for ingredients whose cost is below the noise of these short runs.
+Arms follow each other within a seed. Of an average of the weights its loss counts. Rows go to OUTPUT/rows.jsonl as
+they are measured.
 """
 
 import argparse
@@ -168,6 +169,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/recipes"))
     parser.add_argument("--budget-s", type=float, default=270.0, help="CPU seconds of an arm, start-up included")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, help="of every arm; default: as many as fill the budget")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of short runs that the steps are planned by")
     parser.add_argument("--arms", nargs="+", help="some of them; default: all")
     arguments = parser.parse_args()
@@ -181,7 +183,9 @@ def main() -> None:
     folder = arguments.output / arguments.recipe
     data = {name: arguments.other_data if name in elsewhere else arguments.data for name in chosen}
     whole = {name: [*arms[name], f"data.path={data[name]}"] for name in chosen}
-    steps = plan_steps(folder, whole, arguments.rounds, arguments.budget_s)
+    steps = dict.fromkeys(chosen, arguments.steps)
+    if arguments.steps is None:
+        steps = plan_steps(folder, whole, arguments.rounds, arguments.budget_s)
     losses: dict[str, list[float]] = {name: [] for name in chosen}
     for seed in arguments.seeds:
         for name, arm in whole.items():
