@@ -154,9 +154,10 @@ class RunConfig(Section):
             ConfigError: The batch, a key of `parallel` or `engine.zero_hpz` does not divide; names
                 the nearest that does.
         """
-        if ranks % self.engine.zero_hpz:
-            what = f"engine.zero_hpz={self.engine.zero_hpz} must divide the number of ranks, {ranks}"
-            raise ConfigError(what, fix=f"start {nearest_multiples(ranks, self.engine.zero_hpz)} ranks")
+        group = self.engine.zero_hpz
+        if ranks % group:
+            what = f"engine.zero_hpz={group} must divide the number of ranks, {ranks}"
+            raise ConfigError(what, fix=f"start {nearest_multiples(ranks, group)} ranks")
         shared = self.parallel
         return plan_batch(self.batch, ranks, shared.sequence, shared.experts, shared.tensor)
 

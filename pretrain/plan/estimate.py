@@ -152,12 +152,14 @@ def _point_facts(point: ScalingPoint, config: RunConfig, task: TrainingTask) -> 
     rate = point.rate
     if rate is None:
         return facts | dict.fromkeys(("mfu", "tokens_per_s", "bound", "days"))
-    return facts | _speed_facts(rate) | {"days": _course_s(config, task, rate, config.batch.common_rows) / DAY_S}
+    total_s = _course_s(config, task, rate, config.batch.common_rows)
+    return facts | _speed_facts(rate) | {"days": total_s / DAY_S}
 
 
 def _course_s(config: RunConfig, task: TrainingTask, rate: Rate, rows: int) -> float:
-    """Returns the seconds of a run at the rate of steps of `rows` whole rows; others take as long as their FLOPs."""
-    return rate.step_s * RunFlops(config, task).before(config.train.last_step) / (rows * task.flops.whole.total)
+    """Returns the seconds of a run at the rate of steps of `rows` whole rows, in proportion to FLOPs."""
+    flops = RunFlops(config, task).before(config.train.last_step)
+    return rate.step_s * flops / (rows * task.flops.whole.total)
 
 
 def _speed_facts(rate: Rate) -> dict[str, Any]:

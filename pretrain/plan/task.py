@@ -98,7 +98,7 @@ class TrainingTask:
 
 
 class RunFlops:
-    """FLOPs of training over the steps of a run, in which `short_rows` and `short_windows` of its batch cost less."""
+    """FLOPs of training over the steps of a run, with those of its short rows and windows."""
 
     def __init__(self, config: RunConfig, task: TrainingTask) -> None:
         batch = config.batch

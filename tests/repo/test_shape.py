@@ -17,11 +17,11 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 ROOMS: dict[str, tuple[int, int]] = {
     "": (8, 1268),
-    "artifact": (10, 2047),
+    "artifact": (10, 2054),
     "attention_maps": (6, 1025),
     "checkpoint": (12, 2215),
     "cli": (15, 2898),
-    "config": (29, 6128),
+    "config": (29, 6149),
     "data": (13, 2616),
     "datacheck": (11, 2327),
     "doctor": (13, 2012),
@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "model": (26, 5454),
     "objective": (14, 2178),
     "optim": (6, 1329),
-    "plan": (16, 3757),
+    "plan": (16, 3793),
     "prepare": (47, 8241),
     "pretrain_launch": (19, 3701),
     "report": (8, 1607),
@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "scale": (7, 1465),
     "shards": (12, 2507),
     "tokenizer": (8, 1660),
-    "tracking": (12, 1883),
+    "tracking": (12, 1887),
     "train": (16, 3260),
     "utils": (13, 1912),
 }
