@@ -63,6 +63,7 @@ RECIPES = {
         ),
         {
             "muon": ADAMW,
+            "NorMuon": ("optim.muon.row_beta2=null",),
             "values": ("model.decoder.value_residual=false", "model.decoder.value_embeddings=0"),
             "relu2": ("model.decoder={activation: silu, gated: true, ff_width: 352}",),
             "zero outputs": ("model.init_output=drawn",),
@@ -80,7 +81,6 @@ RECIPES = {
             "yarn": ("model.decoder.rope_scaling={kind: yarn, factor: 2, original_max_seq_len: 64}",),
             "growing rows": ("batch.short_rows=[{until_tokens: 150000, seq_len: 64}]",),
             "short windows": ("batch.short_windows=[{until_tokens: 150000, window: 32}]",),
-            "normuon": ("optim.muon.row_beta2=0.95",),
             "split heads": ("optim.muon.split_heads=true",),
             "lion": ("optim.kind=lion", "optim.muon=null", "optim.lr=2e-3"),
             "soap": ("optim.kind=soap", "optim.muon=null", "optim.lr=8e-3"),

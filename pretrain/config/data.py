@@ -308,7 +308,8 @@ class BatchConfig(Section):
     @property
     def early_stages(self) -> list[int]:
         """Steps from which rows have another length or window, the first step among them."""
-        ends = [one.until_tokens for one in (*self.short_rows, *self.short_windows)]
+        rows, windows = self.short_rows, self.short_windows
+        ends = [*(one.until_tokens for one in rows), *(one.until_tokens for one in windows)]
         return sorted({0, *map(self.steps_for, ends)})
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (6, 1025),
     "checkpoint": (12, 2215),
     "cli": (15, 2898),
-    "config": (29, 6149),
+    "config": (29, 6150),
     "data": (13, 2616),
     "datacheck": (11, 2327),
     "doctor": (13, 2012),
