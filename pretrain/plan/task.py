@@ -105,9 +105,11 @@ class RunFlops:
         self._rows_before = batch.steps.before
         self._stages: list[tuple[int, int]] = []  # first step, FLOPs of a row of `batch.seq_len`
         for step in batch.early_stages:
-            parts = batch.seq_len // batch.length_at(step)
-            lengths = replace(task.lengths, target=task.lengths.target // parts)
-            early = replace(task, lengths=lengths, window=batch.window_at(step))
+            parts, window = batch.seq_len // batch.length_at(step), batch.window_at(step)
+            early = task  # whole rows, whose FLOPs it has counted
+            if parts > 1 or window is not None:
+                lengths = replace(task.lengths, target=task.lengths.target // parts)
+                early = replace(task, lengths=lengths, window=window)
             self._stages.append((step, parts * early.flops.whole.total))
 
     def before(self, step: int) -> int:

@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "model": (26, 5454),
     "objective": (14, 2178),
     "optim": (6, 1329),
-    "plan": (16, 3793),
+    "plan": (16, 3795),
     "prepare": (47, 8241),
     "pretrain_launch": (19, 3701),
     "report": (8, 1607),
