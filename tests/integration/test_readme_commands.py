@@ -68,9 +68,11 @@ def test_the_quickstart_prepares_trains_stops_resumes_and_generates(newcomer):
     output = newcomer.run("make quickstart")
     train = "pretrain launch local quickstart --ranks 2"
     shown = [line[2:] for line in output.splitlines() if line.startswith("$ ")]
-    generate = "pretrain generate runs/quickstart --prompt 'def ' --top-p 0.9"
-    assert shown == ["pretrain prepare --output data/stdlib --vocab-size 2048", train, train, generate]
-    assert output.rpartition(f"$ {generate}\n")[2].startswith("def ")
+    prompt = "class Reader:\n    def"
+    generate = f"pretrain generate runs/quickstart --prompt '{prompt}' --top-p 0.9"
+    prepare = "pretrain prepare --output data/stdlib --vocab-size 2048"
+    assert shown == [prepare, train, train, generate.splitlines()[0]]
+    assert output.rpartition(f"$ {generate}\n")[2].startswith(prompt)
 
     run = newcomer.clone / "runs/quickstart"
     attempts = json.loads((run / "run.json").read_text())["attempts"]
