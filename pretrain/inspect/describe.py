@@ -48,7 +48,8 @@ def inspect(
         CheckpointError: A checkpoint is damaged; with `verify`, after all bad chunks were printed.
         ConfigError: The record of a run is damaged, or there are no checksums to verify.
     """
-    found = find_damaged(path) if verify else {}
+    place = _find_averaged(path) or path
+    found = find_damaged(place) if verify else {}
     bad = {where: problems for where, problems in found.items() if problems}
     if bad:
         by_name: dict[str, Any] = {Path(where).name: problems for where, problems in bad.items()}
@@ -59,7 +60,9 @@ def inspect(
         whole = [name for name in found if name not in bad]
         fix = f"use {whole[-1]}" if whole else "use another checkpoint"
         raise CheckpointError(f"{count}damaged: {problems[0]}{more}", where=where, fix=fix)
-    facts = describe(path)
+    facts = describe(place)
+    if place != path:
+        facts |= {"kind": "average of the weights", "path": str(place / path.name)}
     if found:
         what = "checkpoint" if len(found) == 1 else "checkpoints"
         facts["verified"] = f"every byte of {len(found)} {what} is as it was written"
@@ -73,6 +76,17 @@ def inspect(
     if listed and not as_json:
         print()
         print_tensors(listed)
+
+
+def _find_averaged(path: Path) -> Path | None:
+    """Returns the checkpoint whose average a path such as RUN/ema names. Raises: CheckpointError: There is none."""
+    if path.exists():
+        return None
+    # Both import torch.
+    from pretrain.artifact.model_path import open_newest
+    from pretrain.artifact.source import split_average
+
+    return open_newest(path).path if split_average(path)[1] else None
 
 
 def describe(path: Path) -> dict[str, Any]:

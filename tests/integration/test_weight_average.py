@@ -86,9 +86,11 @@ def test_a_resumed_run_and_one_that_evaluates_have_the_same_average_to_the_bit(m
 def test_it_may_begin_and_end_at_a_resumption(make_run, warm, tmp_path):
     make_run.train("runs", *ALONE, "train.steps=9", "train.stop_after=3", ranks=1)
     run = make_run.folder()
-    done = warm("evaluate", str(run.path / EMA), cwd=tmp_path)
-    assert done.code == 66
-    assert "step-00000003: it has no average of the weights; train with optim.ema, or leave /ema out" in done.errors[0]
+    for command in ("evaluate", "inspect"):
+        done = warm(command, str(run.path / EMA), cwd=tmp_path)
+        assert done.code == 66
+        why = "it has no average of the weights; train with optim.ema, or leave /ema out"
+        assert f"step-00000003: {why}" in done.errors[0]
 
     # The first step after a long one of the horizon leaves the average where it begins, all but 9 parts of 13.
     output = make_run.train("runs", *ALONE, *AVERAGE, "train.steps=9", "train.stop_after=4", ranks=1)
@@ -98,6 +100,11 @@ def test_it_may_begin_and_end_at_a_resumption(make_run, warm, tmp_path):
         if kind == "weight":
             expected = torch.lerp(before[name, kind], after[name, kind], 1 - 4 / 13)
             torch.testing.assert_close(after[name, EMA], expected)
+    done = warm("inspect", str(run.path / EMA), "--verify", "--stats", "--json", cwd=tmp_path)
+    facts = json.loads(done.stdout)
+    assert facts["kind"] == "average of the weights" and facts["path"].endswith("step-00000004/ema")
+    norms = {tensor["name"]: tensor["norm"] for tensor in facts["tensors"]}
+    assert norms == {name: pytest.approx(after[name, EMA].norm().item()) for name in norms}
 
     make_run.train("runs", *ALONE, "train.steps=9", ranks=1)
     assert EMA not in load_manifest(newest(run)).moments
