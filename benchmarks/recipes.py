@@ -47,6 +47,7 @@ class Recipe:
     other_vocabulary: tuple[str, ...] = ()
     """Arms whose data have another vocabulary."""
     added: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Overrides that add an ingredient which the recipe lacks."""
 
 
 ADAMW = ("optim.kind=adamw", "optim.muon=null")

@@ -242,7 +242,7 @@ class OptimConfig(Section):
     beta2: Annotated[float, OnResume.WARN] = Field(default=0.95, ge=0, lt=1)
     """Decay rate of the second moment."""
     eps: Annotated[float, OnResume.WARN] = Field(default=1e-8, gt=0)
-    """Epsilon that is added to the root of the second moment."""
+    """Epsilon that is added to the root of the second moment; not read by `lion` and `adafactor`."""
     weight_decay: Annotated[float, OnResume.WARN] = Field(default=0.1, ge=0)
     """Decoupled weight decay of matrices; none on norms, biases and embeddings."""
     cautious_decay: Annotated[bool, OnResume.WARN] = False

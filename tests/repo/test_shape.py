@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "engine": (7, 1330),
     "evaluate": (12, 2315),
     "generate": (10, 1681),
-    "inspect": (3, 458),
+    "inspect": (3, 472),
     "interop": (30, 6018),
     "model": (26, 5454),
     "objective": (14, 2178),
