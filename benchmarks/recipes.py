@@ -59,7 +59,6 @@ RECIPES = {
             *ADAMW,
             "model.preset=llama-5m",
             "optim.lr=1e-3",
-            "optim.schedule={kind: cosine, min_ratio: 0.1}",
             "batch={global_tokens: 4096, seq_len: 256, micro: 8}",
         ),
         {
@@ -72,7 +71,6 @@ RECIPES = {
             "short rows": ("batch.seq_len=256", "batch.micro=4"),
             "small batches": ("batch.global_tokens=4096",),
             "small vocabulary": (),
-            "linear decay": ("optim.schedule={kind: cosine, min_ratio: 0.1}",),
         },
         ("before", "without small vocabulary"),
         {
@@ -86,6 +84,7 @@ RECIPES = {
             "lion": ("optim.kind=lion", "optim.muon=null", "optim.lr=2e-3"),
             "soap": ("optim.kind=soap", "optim.muon=null", "optim.lr=8e-3"),
             "cautious decay": ("optim.cautious_decay=true",),
+            "linear decay": ("optim.schedule={kind: linear, min_ratio: 0}",),
             "average": ("optim.ema.horizon_steps=20",),
         },
     ),
