@@ -17,6 +17,7 @@ from pretrain.checkpoint.load import MeanReader
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.interop.generation import write_generation_defaults
 from pretrain.run.folder import RunDir
+from pretrain.types import EMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def _open_chosen(paths: Sequence[Path], last: int | None) -> list[ModelSource]:
         try:
             return [open_source(path) for path in chosen]
         except CheckpointError:
-            if last is None or all(path.exists() for path in chosen):
+            if last is None or all(split_average(path)[0].exists() for path in chosen):
                 raise
 
 
@@ -92,14 +93,15 @@ def _choose(paths: Sequence[Path], last: int | None) -> list[Path]:
             fix = "give --last N with a run, or name several checkpoints"
             raise ConfigError("a single checkpoint cannot be averaged", fix=fix)
         return list(paths)
-    if len(paths) > 1 or (paths[0] / MANIFEST).is_file():
+    place, averaged = split_average(paths[0])
+    if len(paths) > 1 or (place / MANIFEST).is_file():
         raise ConfigError(f"--last {last} is about one run", fix="give a run, or leave --last out")
-    found = list_checkpoints(RunDir(paths[0]).checkpoints)
+    found = list_checkpoints(RunDir(place).checkpoints)
     if len(found) < max(last, 1):
         what = f"has {len(found)} checkpoints, --last {last} needs more"
         fix = f"lower --last, or train with checkpoint.keep={last}" if found else "check the path"
         raise CheckpointError(what, where=str(paths[0]), fix=fix)
-    return found[-last:]
+    return [path / EMA if averaged else path for path in found[-last:]]
 
 
 def _check_alike(chosen: Sequence[ModelSource]) -> list[tuple[str, bytes]]:

@@ -42,7 +42,7 @@ def scale_plan_command(
     output: Annotated[Path, Option(help="The folder to write.")] = Path("runs/ladder"),
     smallest: Annotated[float | None, Option(min=1.0, help="FLOPs. Default: a tenth of --largest.")] = None,
     largest: Annotated[float | None, Option(min=1.0, help="FLOPs. Default: --budget / 30.")] = None,
-    rungs: Annotated[int, Option(min=1, max=100, help="Sizes, and budgets, of the ladder.")] = 4,
+    rungs: Annotated[int | None, Option(min=1, max=100, help="Sizes, and budgets. Default: 4.")] = None,
     widths: Annotated[str | None, Option(metavar="A,B,..", help="Sizes instead of those three.")] = None,
     seeds: Annotated[int, Option(min=1, help="Runs of each size on the line.")] = 1,
     rule: Annotated[list[str] | None, Option(metavar="KEY=VALUE", help="Part of the rule (docs).")] = None,
@@ -56,6 +56,7 @@ def scale_plan_command(
     from pretrain.scale.ladder import (
         MAX_FLOPS,
         RATIO,
+        RUNGS,
         SPREAD,
         LadderPlanner,
         LadderRequest,
@@ -74,12 +75,12 @@ def scale_plan_command(
         typer.echo(f"the data are not here: their supply is not checked{assumed}", err=True)
     vocab_size = stored.vocab_size if stored else None
     planner = LadderPlanner(loaded, _parse_rule(rule or []), output, vocab_size)
-    if widths is not None and (smallest or largest):
-        fix = "leave out --smallest and --largest, or --widths"
+    if widths is not None and (smallest or largest or rungs):
+        fix = "leave out --smallest, --largest and --rungs, or --widths"
         raise ConfigError("has its budgets by the rule", where="--widths", fix=fix)
     highest = largest or budget / RATIO
     lowest = smallest or highest / SPREAD
-    request = LadderRequest(budget, lowest, highest, rungs, _parse_widths(widths), seeds)
+    request = LadderRequest(budget, lowest, highest, rungs or RUNGS, _parse_widths(widths), seeds)
     for option, flops in (("--budget", budget), ("--largest", highest)):
         if not flops <= MAX_FLOPS:
             fix = f"use at most {MAX_FLOPS:g}"
@@ -147,7 +148,7 @@ def scale_run_command(
         code = train_local(str(path), items, ranks)
         if code not in (EXIT_OK, EXIT_DIVERGED):  # the law can do without a run that has diverged
             raise typer.Exit(code)
-    typer.echo(f"next: pretrain scale fit {ladder}")
+    typer.echo(f"next: pretrain scale fit {shlex.quote(str(ladder))}")
 
 
 @scale_app.command("fit")

@@ -25,7 +25,7 @@ from pretrain.config.fields import SECRET_KEY, check_root, known_keys, main_keys
 from pretrain.config.prepare import TRAINED, PrepareConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recipes import PREPARE, RUNS, find_config
-from pretrain.config.resumption import START_FIX, follow_folder, no_start
+from pretrain.config.resumption import START_FIX, follow_folder, no_start, start_folder
 from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import (
     OVERRIDE,
@@ -198,7 +198,8 @@ def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
     return merge(base, model)
 
 
-def _read_start(folder: Path) -> dict[str, Any]:
+def _read_start(start: Path) -> dict[str, Any]:
+    folder = start_folder(start)
     is_checkpoint = (folder / "manifest.json").is_file()
     for place in (folder, folder.resolve().parent.parent) if is_checkpoint else (folder,):  # the run of a checkpoint
         for name in ("model.json", "config.yaml", "config.json"):
@@ -209,7 +210,7 @@ def _read_start(folder: Path) -> dict[str, Any]:
                     raise ConfigError(f"init.from: {error}", where=str(place / name), fix=START_FIX) from None
     if (folder / "adapter_config.json").is_file():
         raise ConfigError(f"init.from={folder}: adapters, not a model", fix="merge them into their model by peft")
-    raise no_start(folder)
+    raise no_start(start)
 
 
 def import_extensions(names: Sequence[Any], where: str) -> None:

@@ -59,6 +59,8 @@ class ScheduleConfig(Section):
             if self._is_given(name) and self.kind != kind:
                 both = f"{name}_steps and {name}_tokens"
                 raise ValueError(f"{both} belong to kind={kind}, not {self.kind}; remove them")
+        if self.cooldown_shape != "linear" and self.kind != "wsd":
+            raise ValueError(f"cooldown_shape belongs to kind=wsd, not {self.kind}; remove it")
         if self._is_given("decay") and self.kind in _ENDLESS:
             what = f"decay_steps and decay_tokens mean nothing under kind={self.kind}"
             raise ValueError(f"{what}; remove them")
@@ -309,7 +311,11 @@ class OptimConfig(Section):
             "model.decoder.experts": stack.experts is not None,
             "optim.muon.split_heads=true": self.muon.split_heads,
             "norm_placement=post": kind == "completep" and stack.norm_placement == "post",
+            # The norm after a layer takes its factor of the depth away.
+            "norm_placement=sandwich": kind == "completep" and stack.norm_placement == "sandwich",
             "norm_placement=output": stack.norm_placement == "output",
+            # The weights of the last norm have the factor of the logits.
+            "norm=unweighted with tied_embeddings=true": (stack.norm == "unweighted" and model.tied_embeddings),
         }
         found = next((key for key, is_set in unruled.items() if is_set), None)
         if found is not None:

@@ -165,10 +165,17 @@ def no_start(folder: Path) -> ConfigError:
     return ConfigError(what, fix=fix)
 
 
+def start_folder(start: Path) -> Path:
+    """Returns the folder that a model path is of: RUN for RUN/best, RUN/ema or RUN/best/ema."""
+    for name in ("ema", "best"):
+        if start.name == name and not start.exists():
+            start = start.parent
+    return start
+
+
 def has_start(config: RunConfig) -> bool:
     """Returns whether there is something at `init.from`."""
-    folder = Path(config.init.from_ or "")
-    return folder.exists() or (folder.name == "ema" and folder.parent.exists())  # the average of its weights
+    return start_folder(Path(config.init.from_ or "")).exists()
 
 
 def check_start(config: RunConfig, *, has_saved: bool) -> None:

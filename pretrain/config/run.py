@@ -1,5 +1,6 @@
 """RunConfig, the whole config of a run; rules between sections."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -160,6 +161,18 @@ class RunConfig(Section):
             raise ConfigError(what, fix=f"start {nearest_multiples(ranks, group)} ranks")
         shared = self.parallel
         return plan_batch(self.batch, ranks, shared.sequence, shared.experts, shared.tensor)
+
+    def even_steps(self) -> list[str]:
+        """Returns overrides under which all steps have as many tokens, and step n its learning rate.
+
+        For a run with another batch size, in which positions in tokens would be other steps.
+        """
+        given = self.optim.schedule
+        steps = given.in_steps(self.batch, self.train.steps).model_dump()
+        changed = {key: value for key, value in steps.items() if value != getattr(given, key)}
+        uneven = [f"batch.{key}=[]" for key in ("schedule", "short_rows", "short_windows")]
+        items = [f"optim.schedule.{key}={json.dumps(value)}" for key, value in changed.items()]
+        return uneven + items
 
     @model_validator(mode="after")
     def _check_batch(self) -> Self:

@@ -196,11 +196,7 @@ def _config_of(what: str, overrides: Sequence[str], choice: ReadingOptions) -> R
     options = {key: getattr(choice, name) for name, key in KEY_OF.items()}
     given = [f"{key}={value}" for key, value in options.items() if value is not None]
     if choice.seq_len is not None:  # the same rows a batch: the order of padded ones depends on it
-        given += [
-            f"batch.global_tokens={config.batch.rows * choice.seq_len}",
-            "batch.schedule=[]",
-            "batch.short_rows=[]",
-        ]
+        given += [f"batch.global_tokens={config.batch.rows * choice.seq_len}", *config.even_steps()]
     return load_config(source, [*overrides, *given], extensions="require") if given else config
 
 

@@ -157,14 +157,16 @@ def calibrate(
         found = run_ranks("pretrain.doctor.calibrate:measure", num_ranks, shape, within_s=600.0)
     calibration = build_calibration(found, gpu_name)
     tell(f"{_STEPS} steps of a small run of the config")
-    timed = _time_step(asked, calibration)
+    timed = _time_step(asked, calibration, tell)
     if timed is None:
         tell("the steps could not be timed: with an efficiency of 1, predictions are too fast")
         return calibration, found
     return with_step(calibration, *timed), found
 
 
-def _time_step(asked: TrialOptions, calibration: Calibration) -> tuple[float, float] | None:
+def _time_step(
+    asked: TrialOptions, calibration: Calibration, tell: Callable[[str], None]
+) -> tuple[float, float] | None:
     """Returns seconds of a step on one rank, predicted and measured; None if the run fails."""
     one = Cluster(1, 1, GPUS[calibration.gpu], calibration)
     stage = asked.loaded.engine.zero_stage
@@ -172,6 +174,7 @@ def _time_step(asked: TrialOptions, calibration: Calibration) -> tuple[float, fl
     overrides = [*asked.overrides, *small]
     trial = run_command(["launch", "local", asked.config, *overrides], asked.folder / "steps.log")
     if trial.exit_code != EXIT_OK:
+        tell(f"the small run ended with exit code {trial.exit_code}: {trial.error}")
         return None
     measured = step_seconds(read_rows(RunDir(asked.folder / "steps").metrics))
     if measured is None:

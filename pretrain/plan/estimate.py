@@ -75,7 +75,7 @@ def plan_facts(
             "engine": config.engine.kind,
             "precision": config.engine.precision,
             **_engine_facts(layout),
-            **asdict(batch),
+            **asdict(replace(batch, steps=None)),  # which are those of `batch.schedule`
             "tokens_per_step": batch.rows * task.tokens,
         }
         facts["memory"] = _memory_facts(task, layout, cluster, batch.rows_per_rank)

@@ -40,6 +40,8 @@ RATIO = 30.0
 """FLOPs of the large run over those of the largest run of a ladder, by default."""
 SPREAD = 10.0
 """FLOPs of the largest run of a ladder over those of the smallest, by default."""
+RUNGS = 4
+"""Sizes, and budgets, of a ladder by default."""
 MAX_EPOCHS = 4.0
 """Epochs up to which repeated data are worth almost as much as new ones (Muennighoff et al. 2023)."""
 MIN_SIZES = 3
@@ -96,7 +98,7 @@ class LadderRequest:
     budget: float  # FLOPs of the large run
     smallest: float  # FLOPs of the smallest run
     largest: float  # FLOPs of the largest run of the ladder
-    rungs: int = 4  # number of sizes, and of budgets
+    rungs: int = RUNGS  # number of sizes, and of budgets
     widths: tuple[int, ...] = ()  # sizes; empty: chosen by the budgets
     seeds: int = 1  # runs of each size on the line
 

@@ -134,12 +134,15 @@ def _round_rows(rows: float, ranks: int) -> int:
     return max(1, round(round(rows / unit) * unit / ranks)) * ranks
 
 
-def _scale_schedule(schedule: ScheduleConfig, factor: float) -> dict[str, Any]:
-    """Returns a schedule in steps whose positions are multiplied by `factor`."""
+def _scale_schedule(schedule: ScheduleConfig, factor: float, steps: int) -> dict[str, Any]:
+    """Returns a schedule in steps of a run of `steps`, its positions multiplied by `factor`."""
     values = schedule.model_dump(mode="json")
     for name in ("warmup_steps", "decay_steps", "cooldown_steps", "hold_steps"):
         if values[name]:
             values[name] = max(1, round(values[name] * factor))
+    if values["cooldown_steps"]:  # both may be rounded up
+        after = (values["decay_steps"] or steps) - values["warmup_steps"]
+        values["cooldown_steps"] = max(1, min(values["cooldown_steps"], after))
     return values
 
 
@@ -189,7 +192,7 @@ def scale_run(
             optim["muon"]["lr"] = float(f"{optim['muon']['lr'] * factor:.4g}")
     schedule = reference.optim.schedule.in_steps(reference.batch, reference.train.steps)
     longer = steps / reference.train.steps
-    optim["schedule"] = _scale_schedule(schedule, longer)
+    optim["schedule"] = _scale_schedule(schedule, longer, steps)
     for name, factor in (("horizon_steps", longer), ("horizon_tokens", more)):
         if optim["ema"][name]:
             optim["ema"][name] = max(1, round(optim["ema"][name] * factor))
@@ -200,6 +203,8 @@ def scale_run(
     }
     for short in (*values["batch"]["short_rows"], *values["batch"]["short_windows"]):
         short["until_tokens"] = max(1, round(short["until_tokens"] * more))
+    for stage in values["data"]["curriculum"]:
+        stage["tokens"] = max(1, round(stage["tokens"] * more))
     values["train"] = {"steps": steps, "stop_after": None}
     values["eval"]["every_steps"] = steps
     values["checkpoint"]["best"] = None

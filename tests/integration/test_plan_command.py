@@ -49,6 +49,12 @@ def test_a_model_of_images_is_planned_where_its_data_are_not(here, capsys):
     assert "FLOPs a token" in shown and "vocabulary" not in shown and "compute-optimal" not in shown
 
 
+def test_json_of_a_growing_batch_has_the_rows_of_the_first_step(here, capsys):
+    growing = "batch.schedule=[{tokens: 65536, global_tokens: 16384}]"
+    layout = facts_of(capsys, growing)["layout"]
+    assert layout == facts_of(capsys)["layout"] and layout["rows"] > 0
+
+
 def test_json_has_every_number(here, capsys):
     facts = facts_of(
         capsys,

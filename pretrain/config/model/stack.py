@@ -270,7 +270,8 @@ class StackConfig(Section):
     def _check_latent(self, latent: LatentConfig) -> None:
         """Raises: ValueError: A key that latent attention has no place for."""
         others = {
-            f"position={self.position}": self.position != "rotary" or self.rope_fraction != 1.0,
+            f"position={self.position}": self.position != "rotary",
+            f"rope_fraction={self.rope_fraction}": self.rope_fraction != 1.0,
             f"kv_heads={self.kv_heads}": self.kv_heads not in (None, self.heads),
             "bias=true": self.bias or self.has_qkv_bias or self.has_output_bias,
             "norm_offset=true": self.norm_offset,

@@ -39,6 +39,13 @@ def test_it_is_the_mean_of_the_last_checkpoints(run, tmp_path):
         assert np.array_equal(values, expected)
 
 
+def test_the_averages_of_a_run_are_those_of_its_last_checkpoints(run, tmp_path):
+    with pytest.raises(CheckpointError, match=r"step-00000020: it has no average of the weights"):
+        average_checkpoints([run / "ema"], 3, tmp_path / "mean")
+    with pytest.raises(CheckpointError, match="has 4 checkpoints, --last 5 needs more"):
+        average_checkpoints([run / "ema"], 5, tmp_path / "mean")
+
+
 def test_named_checkpoints_are_averaged_in_any_order_to_the_same_bits(run, tmp_path):
     first, second, *_ = checkpoints(run)
     one = average_checkpoints([second, first], None, tmp_path / "one")

@@ -16,6 +16,7 @@ BATCH = BatchConfig(global_tokens=100, seq_len=10, micro=1)
         ({"decay_steps": 5, "decay_tokens": 9}, "decay_steps=5 and decay_tokens=9 say the same thing"),
         ({"cooldown_steps": 5}, "cooldown_steps and cooldown_tokens belong to kind=wsd, not cosine; remove them"),
         ({"kind": "wsd", "cooldown_steps": 5, "hold_tokens": 5}, "hold_tokens belong to kind=inverse_sqrt, not wsd"),
+        ({"cooldown_shape": "1-sqrt"}, "cooldown_shape belongs to kind=wsd, not cosine; remove it"),
         ({"kind": "wsd"}, "kind=wsd needs cooldown_steps or cooldown_tokens; a tenth"),
         ({"kind": "inverse_sqrt"}, "kind=inverse_sqrt needs warmup_steps .* or hold_steps=10000"),
         ({"kind": "constant", "decay_steps": 9}, "decay_steps and decay_tokens mean nothing under kind=constant"),

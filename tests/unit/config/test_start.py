@@ -59,7 +59,8 @@ def test_a_resolved_config_needs_no_start_and_a_run_gives_its_model(start, tmp_p
     (run / "config.yaml").write_text(dump_config(config))
     (run / "checkpoints/step-00000001").mkdir(parents=True)
     (run / "checkpoints/step-00000001/manifest.json").write_text("{}")
-    for folder in (run, run / "checkpoints/step-00000001"):
+    checkpoint = run / "checkpoints/step-00000001"
+    for folder in (run, checkpoint, run / "best", run / "ema", run / "best/ema", checkpoint / "ema"):
         tuned = load_config(RECIPE, [f"init.from={folder}"])
         assert tuned.model.decoder == config.model.decoder
     resolved = tmp_path / "resolved.yaml"
@@ -81,8 +82,10 @@ def test_a_start_that_is_not_there_or_damaged_is_said_with_its_place(tmp_path):
     (tmp_path / "peft" / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"peft: adapters, not a model; merge them into their model by peft"):
         load_config(RECIPE, [f"init.from={tmp_path / 'peft'}"])
-    with pytest.raises(ConfigError, match="no run, checkpoint, model folder or Hugging Face folder is there; check"):
-        load_config(RECIPE, [f"init.from={tmp_path / 'nowhere'}"])
+    for nowhere in (tmp_path / "nowhere", tmp_path / "nowhere/ema", tmp_path / "ema"):
+        what = f"init.from={nowhere}: no run, checkpoint, model folder or Hugging Face folder is there; check"
+        with pytest.raises(ConfigError, match=what):
+            load_config(RECIPE, [f"init.from={nowhere}"])
     told = "pretrain import openai/gpt2 models/gpt2, then init.from=models/gpt2"
     with pytest.raises(ConfigError, match=f"is there; check the path; a model of the hub comes first: {told}"):
         load_config(RECIPE, ["init.from=openai/gpt2"])

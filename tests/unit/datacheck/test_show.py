@@ -93,6 +93,14 @@ def test_another_length_leaves_a_step_its_number_of_rows(root, config):
     path = config(path=str(root / "text"), packing="padded")
     whole = show(path, ["batch.seq_len=48", "batch.global_tokens=384"], ReadingOptions(rows=12))
     assert show(path, [], ReadingOptions(rows=12, seq_len=48)).rows == whole.rows
+    uneven = [
+        "batch.short_windows=[{until_tokens: 960, window: 48}]",
+        "batch.seq_len=96",
+        "batch.global_tokens=768",
+        "train.steps=20",
+        "optim.schedule={kind: wsd, warmup_tokens: 7680, cooldown_tokens: 7680}",
+    ]
+    assert show(path, uneven, ReadingOptions(rows=12, seq_len=48)).rows == whole.rows
     other = show(path, ["batch.seq_len=48", "batch.global_tokens=96"], ReadingOptions(rows=12))
     assert other.rows != whole.rows
 

@@ -140,3 +140,13 @@ def test_a_small_run_loads_divides_and_keeps_what_matters():
     assert small.train.last_step == 4 and small.optim.schedule == config.optim.schedule
     assert small.model.decoder.width == config.model.decoder.width
     assert (small.tracking.wandb, small.eval.every_steps) == ("off", 0)
+
+
+def test_a_small_run_keeps_the_rates_of_a_schedule_in_tokens():
+    given = ["optim.schedule={kind: wsd, warmup_steps: 0, warmup_tokens: 512000, cooldown_tokens: 512000}"]
+    given += ["batch.schedule=[{tokens: 4096, global_tokens: 4096}]", "train.steps=500"]
+    config = load_config(QUICKSTART, given)
+    small = small_overrides(config, Cluster(1, 1, find_gpu("cpu")), Path("runs/.doctor"), "stage-0", 4, 0)
+    schedule = load_config(QUICKSTART, [*given, *small, "engine.zero_stage=0"]).optim.schedule
+    assert schedule == config.optim.schedule.in_steps(config.batch, 500)
+    assert schedule.warmup_steps == 126 and schedule.cooldown_steps == 125

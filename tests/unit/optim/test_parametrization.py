@@ -185,6 +185,11 @@ def test_muon_keeps_the_rate_of_a_matrix_or_scales_it_by_the_root_of_the_width()
         (["model.preset=t5-tiny", "objective.kind=span"], "no rule for models of two stacks"),
         (["model.init=xavier"], "optim.transfer.kind=mup has no rule for model.init=xavier; change that, or"),
         (["model.decoder.position=relative"], "no rule for position=relative"),
+        (["model.decoder.norm=unweighted", "model.tied_embeddings=true"], "no rule for norm=unweighted with tied_emb"),
+        (
+            ["optim.transfer={kind: completep, base_layers: 2}", "model.decoder.norm_placement=sandwich"],
+            "optim.transfer.kind=completep has no rule for norm_placement=sandwich",
+        ),
         (["model.head.scaled=true"], "no rule for model.head.scaled=true"),
         (["finetune.kind=lora", "init.from=x"], "no rule for the adapters of finetune.kind=lora"),
     ],

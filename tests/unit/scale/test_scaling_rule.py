@@ -108,6 +108,8 @@ def test_horizon_and_short_rows_follow_the_tokens(tmp_path):
         "optim.ema.horizon_steps=200",
         "batch.short_rows=[{until_tokens: 409600, seq_len: 32}]",
         "batch.short_windows=[{until_tokens: 409600, window: 32}]",
+        "data={path: null, mixture: [{name: a, path: a, weight: 1}, {name: b, path: b, weight: 0}]}",
+        "data.curriculum=[{tokens: 409600, weights: {b: 1}}]",
     )
     run = scale_run(reference, LadderRule(), 64, size_of(reference).flops / 20, vocab_size=None, run=PLACE)
     assert run.optim.ema.horizon_steps == pytest.approx(0.2 * run.train.steps, abs=1)
@@ -116,7 +118,19 @@ def test_horizon_and_short_rows_follow_the_tokens(tmp_path):
     run = scale_run(in_tokens, LadderRule(), 64, size_of(reference).flops / 20, vocab_size=None, run=PLACE)
     assert run.optim.ema.horizon_tokens == pytest.approx(0.1 * size_of(run).tokens, rel=0.02)
     assert run.batch.short_windows[0].until_tokens == run.batch.short_rows[0].until_tokens
+    assert run.data.curriculum[0].tokens == run.batch.short_rows[0].until_tokens
     assert run.batch.short_rows[0].until_tokens == pytest.approx(0.1 * size_of(run).tokens, rel=0.02)
+
+
+@pytest.mark.parametrize("steps", [32, 33, 35, 39])
+def test_a_schedule_that_fits_fits_in_any_number_of_steps(tmp_path, steps):
+    half = "optim.schedule={kind: wsd, warmup_tokens: null, warmup_steps: 20, cooldown_steps: 20}"
+    reference = override(tmp_path, "train.steps=40", half)
+    rule = LadderRule(batch_by_tokens=0)
+    flops = size_of(reference).flops * steps / 40
+    run = scale_run(reference, rule, 128, flops, vocab_size=None, run=PLACE)
+    assert run.train.steps == steps
+    assert steps - 1 <= run.optim.schedule.warmup_steps + run.optim.schedule.cooldown_steps <= steps
 
 
 def test_a_growing_batch_is_refused(tmp_path):
