@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.run import RunConfig
-from pretrain.engine.deepspeed_engine import deepspeed_config
+from pretrain.engine.build import deepspeed_config
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer

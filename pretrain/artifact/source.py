@@ -233,7 +233,8 @@ class AdaptedModel:
             assert isinstance(self.model, ModelConfig) and self.model.last_stack.experts is not None
             experts = self.model.last_stack.experts
             line = f"each feed-forward layer is copied to {experts.count} experts"
-            lines.append(line if experts.normalize else f"{line}; their weights do not sum to 1, so outputs change")
+            same = experts.normalize and experts.scale == 1.0
+            lines.append(line if same else f"{line}; their weights do not sum to 1, so outputs change")
         if self.num_added:
             tables = ", ".join(self.tables)
             lines.append(

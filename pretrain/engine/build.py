@@ -21,13 +21,15 @@ from torch import Tensor, nn
 from pretrain.config.data import BatchPlan
 from pretrain.config.engine import JOB_GPUS, EngineConfig
 from pretrain.dist import World, loopback_store
-from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, deepspeed_config
+from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine, clips_itself
 from pretrain.engine.engine import Engine
 from pretrain.engine.replicated import CompleteState, KeptTensor, TorchEngine
 from pretrain.engine.shared_parameters import describe_part
 from pretrain.engine.weight_average import AveragedState
 from pretrain.errors import ConfigError, LaunchError, install_fix
 from pretrain.parts import part_of
+from pretrain.plan.memory import plan_buckets, reduces_to_owners
+from pretrain.plan.roofline import overlaps
 from pretrain.utils.log import quiet_libraries
 from pretrain.utils.status_line import show_phase
 from pretrain.utils.units import plural
@@ -196,6 +198,68 @@ def bind_to_numa_node(gpu: Any, sysfs: Path = Path("/sys")) -> None:
     near = {cpu for span in spans for cpu in range(span[0], span[-1] + 1)} & os.sched_getaffinity(0)
     if near:
         os.sched_setaffinity(0, near)
+
+
+def deepspeed_config(
+    config: EngineConfig, device: str, grad_clip: float, plan: BatchPlan, num_parameters: int
+) -> dict[str, Any]:
+    """Returns the dictionary for `deepspeed.initialize`, on `cuda` or `cpu`.
+
+    Buckets are sized from the model: DeepSpeed's defaults (5e8 elements) take 1-2 GB for any model.
+    The accumulation count is for DeepSpeed's own bookkeeping; the engine sets the boundary at each
+    micro-batch.
+    """
+    buckets = plan_buckets(num_parameters, config.zero_stage)
+    zero: dict[str, Any] = {
+        "stage": config.zero_stage,
+        "reduce_bucket_size": buckets.reduce_bucket_size,
+        "allgather_bucket_size": buckets.allgather_bucket_size,
+        "contiguous_gradients": True,
+        "overlap_comm": overlaps(config, device),
+    }
+    if config.zero_stage in (1, 2):
+        world_size = plan.rows // plan.rows_per_rank * plan.sequence
+        zero["use_multi_rank_bucket_allreduce"] = not reduces_to_owners(num_parameters, world_size)
+    if config.zero_stage == 3:
+        zero |= {
+            "stage3_prefetch_bucket_size": buckets.stage3_prefetch_bucket_size,
+            "stage3_param_persistence_threshold": buckets.stage3_param_persistence_threshold,
+        }
+    if config.zero_hpz > 1:
+        zero["zero_hpz_partition_size"] = config.zero_hpz
+    # Pinned memory speeds up copies to a GPU; without one it is wasted.
+    host = {"device": "cpu", "pin_memory": device == "cuda"}
+    if config.offload_optimizer == "cpu":
+        zero["offload_optimizer"] = host
+    if config.offload_params == "cpu":
+        zero["offload_param"] = host
+    in_fp32 = {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
+    return {
+        "train_micro_batch_size_per_gpu": plan.micro,
+        "gradient_accumulation_steps": plan.accumulation,
+        # Stage 0 in fp32 is a bare torch optimizer: DeepSpeed would clip without reporting the
+        # norm.
+        "gradient_clipping": 0.0 if clips_itself(config) else grad_clip,
+        # Without it the norm is not checked either, at ZeRO 1 and 2 (`judge_by_norm`).
+        "bf16": {"enabled": config.precision == "bf16", "check_grad_overflow": True},
+        # A loss scale of 0 means dynamic. The rest are DeepSpeed's defaults, fixed here.
+        "fp16": {
+            "enabled": config.precision == "fp16",
+            "loss_scale": 0,
+            "initial_scale_power": 16,
+            "loss_scale_window": 1000,
+            "hysteresis": 2,
+            "min_loss_scale": 1,
+        },
+        **(in_fp32 if config.precision == "bf16" and config.gradients == "fp32" else {}),
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        # torch's fused AdamW runs on the host, and needs no compiler there.
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31,
+        # It would wait for the device before every micro-batch.
+        "timers": {"throughput": {"enabled": False}},
+    }
 
 
 def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan: BatchPlan, num_parameters: int) -> Any:

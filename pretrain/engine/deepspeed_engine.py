@@ -1,4 +1,4 @@
-"""DeepSpeed, ZeRO 0 to 3 behind accelerate: its config, its steps, dropped steps, and its state.
+"""DeepSpeed, ZeRO 0 to 3 behind accelerate: its steps, dropped steps, and its state.
 
 Master weights and moments are stored by stage, and yielded as fragments:
 
@@ -12,6 +12,7 @@ Only this file uses attributes outside of DeepSpeed's documented interface;
 """
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World, start_copy_to_host
 from pretrain.engine.engine import Update
@@ -36,71 +36,7 @@ from pretrain.engine.replicated import (
 from pretrain.engine.shared_parameters import known_parts
 from pretrain.model.block import Block
 from pretrain.optim.matrices import Span, WeightPiece
-from pretrain.plan.memory import plan_buckets, reduces_to_owners
-from pretrain.plan.roofline import overlaps
 from pretrain.types import Batch, Fragment, FragmentStore
-
-
-def deepspeed_config(
-    config: EngineConfig, device: str, grad_clip: float, plan: BatchPlan, num_parameters: int
-) -> dict[str, Any]:
-    """Returns the dictionary for `deepspeed.initialize`, on `cuda` or `cpu`.
-
-    Buckets are sized from the model: DeepSpeed's defaults (5e8 elements) take 1-2 GB for any model.
-    The accumulation count is for DeepSpeed's own bookkeeping; the engine sets the boundary at each
-    micro-batch.
-    """
-    buckets = plan_buckets(num_parameters, config.zero_stage)
-    zero: dict[str, Any] = {
-        "stage": config.zero_stage,
-        "reduce_bucket_size": buckets.reduce_bucket_size,
-        "allgather_bucket_size": buckets.allgather_bucket_size,
-        "contiguous_gradients": True,
-        "overlap_comm": overlaps(config, device),
-    }
-    if config.zero_stage in (1, 2):
-        world_size = plan.rows // plan.rows_per_rank * plan.sequence
-        zero["use_multi_rank_bucket_allreduce"] = not reduces_to_owners(num_parameters, world_size)
-    if config.zero_stage == 3:
-        zero |= {
-            "stage3_prefetch_bucket_size": buckets.stage3_prefetch_bucket_size,
-            "stage3_param_persistence_threshold": buckets.stage3_param_persistence_threshold,
-        }
-    if config.zero_hpz > 1:
-        zero["zero_hpz_partition_size"] = config.zero_hpz
-    # Pinned memory speeds up copies to a GPU; without one it is wasted.
-    host = {"device": "cpu", "pin_memory": device == "cuda"}
-    if config.offload_optimizer == "cpu":
-        zero["offload_optimizer"] = host
-    if config.offload_params == "cpu":
-        zero["offload_param"] = host
-    in_fp32 = {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
-    return {
-        "train_micro_batch_size_per_gpu": plan.micro,
-        "gradient_accumulation_steps": plan.accumulation,
-        # Stage 0 in fp32 is a bare torch optimizer: DeepSpeed would clip without reporting the
-        # norm.
-        "gradient_clipping": 0.0 if clips_itself(config) else grad_clip,
-        # Without it the norm is not checked either, at ZeRO 1 and 2 (`judge_by_norm`).
-        "bf16": {"enabled": config.precision == "bf16", "check_grad_overflow": True},
-        # A loss scale of 0 means dynamic. The rest are DeepSpeed's defaults, fixed here.
-        "fp16": {
-            "enabled": config.precision == "fp16",
-            "loss_scale": 0,
-            "initial_scale_power": 16,
-            "loss_scale_window": 1000,
-            "hysteresis": 2,
-            "min_loss_scale": 1,
-        },
-        **(in_fp32 if config.precision == "bf16" and config.gradients == "fp32" else {}),
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        # torch's fused AdamW runs on the host, and needs no compiler there.
-        "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 2**31,
-        # It would wait for the device before every micro-batch.
-        "timers": {"throughput": {"enabled": False}},
-    }
 
 
 def clips_itself(config: EngineConfig) -> bool:
@@ -167,12 +103,17 @@ def judge_by_norm(optimizer: Any) -> None:
 def dropping(optimizer: Any) -> Iterator[None]:
     """Context in which a step of `DeepSpeedEngine.optimizer` discards the gradient."""
     scale = read_loss_scale(optimizer)
+    # DeepSpeed warns of a gradient that is not finite, which this one is.
+    logger = logging.getLogger("DeepSpeed")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     owner, name, answer = _overflow_hook(optimizer)
     before = vars(owner).get(name)  # None: a method of the class
     setattr(owner, name, lambda *arguments, **named: answer)
     try:
         yield
     finally:
+        logger.setLevel(level)
         delattr(owner, name)
         if before is not None:
             setattr(owner, name, before)
@@ -186,6 +127,18 @@ def _overflow_hook(optimizer: Any) -> tuple[Any, str, Any]:
     if hasattr(optimizer, "_get_norm_groups"):
         return optimizer, "_get_norm_groups", [math.inf]
     return optimizer, "scaled_global_norm", math.inf
+
+
+def forget_evaluation(optimizer: Any) -> None:
+    """Frees what an evaluation at ZeRO 3 has left gathered, and the order of modules to gather ahead.
+
+    Both are those of a forward pass alone, which may leave modules out. A training pass would keep
+    parameters that its recomputation gathers, which torch's selective checkpointing refuses.
+    """
+    optimizer.empty_partition_cache()
+    trace = optimizer.parameter_offload.param_coordinator
+    if not trace.is_invalid_trace():
+        trace._invalidate_trace()
 
 
 def _check_offload(optimizer: Any, config: EngineConfig, device: torch.device) -> None:
@@ -260,6 +213,8 @@ class DeepSpeedZeroEngine(WrappedModule):
         # Setting the mode walks every module. DeepSpeed's `eval()` does not update its `training`.
         if not self._wrapped.module.training:
             self._wrapped.train()
+            if self.is_sharded:
+                forget_evaluation(self._wrapped.optimizer)
         self._wrapped.set_gradient_accumulation_boundary(is_last)
         loss_sum, sums = self._wrapped(batch)
         self._wrapped.backward(loss_sum * scale, scale_wrt_gas=False)

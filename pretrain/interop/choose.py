@@ -115,7 +115,10 @@ def _expert_facts(stack: StackConfig) -> dict[str, Any]:
     keys = ("count", "top_k", "shared", "scores", "normalize", "scale", "first", "groups", "top_groups")
     found = {f"experts.{key}": getattr(experts, key) for key in keys}
     found |= {"dense_width": stack.ff_width if experts.first else None}
-    return found | {"ff_width": stack.expert_width, "experts.balance": experts.balance == "bias"}
+    return found | {
+        "ff_width": stack.expert_width,
+        "experts.balance": "bias" if experts.balance == "bias" else "loss or none",
+    }
 
 
 def _stack_facts(stack: StackConfig) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def plan_facts(
         total = facts["model"]["parameters"]["total"]
         facts["data"] = _data_facts(config, total, best.step_s, stored)
     if options.search:
-        found = search(task, config.engine, cluster, config.batch.common_rows)
+        found = search(config, task, cluster)
         facts["search"] = [_candidate_facts(one) for one in found]
     if options.sweep:
         points = sweep(config, task, cluster, options.sweep)

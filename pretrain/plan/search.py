@@ -3,10 +3,13 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
+
+from pydantic import ValidationError
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import RecurrentConfig
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.plan.cluster import Cluster
@@ -33,51 +36,37 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // i for i in small)})
 
 
-def _engines(engine: EngineConfig, task: TrainingTask) -> Iterator[EngineConfig]:
-    """Yields the variants of an engine of the same kind: stages, checkpointing, offload."""
-    stages = (0, 1, 2, 3) if engine.kind == "deepspeed" else (0,)
-    if engine.zero_hpz > 1:
-        stages = (3,)
-    modes = ("none",) if isinstance(task.model, RecurrentConfig) else ("none", "selective", "full")
-    for stage in stages:
-        if (engine.precision == "fp16" and not stage) or (engine.fp8 != "off" and stage == 3):
-            continue
-        # Refused (`config/run.py`).
-        if task.parts > 1 and engine.precision != "fp32" and not stage:
-            continue
-        places = [("none", "none")]
-        # Optimizers over whole matrices are refused on the host (`config/run.py`).
-        if stage and task.optimizer == "adamw":
-            places.append(("cpu", "none"))
-        if stage == 3 and task.optimizer == "adamw" and engine.zero_hpz == 1:
-            places.append(("cpu", "cpu"))
-        for optimizer, params in places:
-            for mode in modes:
-                update = {
-                    "zero_stage": stage,
-                    "activation_checkpointing": mode,
-                    "activation_checkpointing_every": 1,
-                    "offload_optimizer": optimizer,
-                    "offload_params": params,
-                }
-                yield engine.model_copy(update=update)
+def _engines(config: RunConfig) -> Iterator[EngineConfig]:
+    """Yields the variants of an engine that the config accepts: stages, checkpointing, offload."""
+    values = config.model_dump(mode="json", by_alias=True)
+    stages = (0, 1, 2, 3) if config.engine.kind == "deepspeed" else (0,)
+    places = (("none", "none"), ("cpu", "none"), ("cpu", "cpu"))
+    for stage, (optimizer, params), mode in product(stages, places, ("none", "selective", "full")):
+        update = {
+            "zero_stage": stage,
+            "activation_checkpointing": mode,
+            "offload_optimizer": optimizer,
+            "offload_params": params,
+        }
+        # Refused variants, such as ZeRO 0 of an optimizer in host memory.
+        with suppress(ValidationError):
+            yield RunConfig.model_validate(values | {"engine": values["engine"] | update}).engine
 
 
-def search(
-    task: TrainingTask, engine: EngineConfig, cluster: Cluster, rows: int, count: int = 5
-) -> list[LayoutCandidate]:
-    """Returns the best `count` layouts of a global batch of `rows` rows, fastest first.
+def search(config: RunConfig, task: TrainingTask, cluster: Cluster, count: int = 5) -> list[LayoutCandidate]:
+    """Returns the best `count` layouts of a config, fastest first.
 
     For each variant of the engine the two largest micro-batches that fit are tried: a smaller one
     is never faster. Of layouts as fast to within half a per cent, the smallest comes first.
     """
-    groups = math.lcm(task.row_ranks, task.experts, engine.zero_hpz)
-    if rows * task.row_ranks % cluster.size or cluster.size % groups:
+    groups = math.lcm(task.row_ranks, task.experts, config.engine.zero_hpz)
+    rows = config.batch.common_rows * task.row_ranks
+    if rows % cluster.size or cluster.size % groups:
         return []
-    per_rank = rows * task.row_ranks // cluster.size
+    per_rank = rows // cluster.size
     limit = memory_limit(cluster)
     found = []
-    for variant in _engines(engine, task):
+    for variant in _engines(config):
         most = largest_micro(task, variant, cluster, per_rank)
         for micro in [size for size in divisors(per_rank) if size <= most][-2:]:
             layout = ParallelLayout(variant, micro, per_rank // micro)
@@ -204,7 +193,7 @@ def _other_micro(config: RunConfig, cluster: Cluster) -> str:
 
 def _nearest(config: RunConfig, task: TrainingTask, cluster: Cluster) -> str:
     """Names the layout that fits with the fewest changes: of those, the fastest."""
-    found = search(task, config.engine, cluster, config.batch.common_rows, count=1000)
+    found = search(config, task, cluster, count=1000)
     if not found:
         share = host_bytes(task, ParallelLayout(config.engine, 1, 1), cluster)
         return (

@@ -102,13 +102,17 @@ class ExpertBalance:
             for bias_E, sign_E in zip(self._biases, signs_LE, strict=True):
                 bias_E.add_(sign_E.to(bias_E.device), alpha=self._config.balance_rate)
 
+    def forget(self) -> None:
+        """Discards what the next metrics would be of, for a run that goes back."""
+        self._sums, self._steps = torch.zeros_like(self._sums), 0
+
     def take(self) -> dict[str, float]:
         """Returns the metrics since the last call, and warns of experts that no token chose in it.
 
         Loads are relative to an even one, by layer and over all layers; entropies are in nats.
         """
         sums, steps = self._sums, self._steps
-        self._sums, self._steps = torch.zeros_like(sums), 0
+        self.forget()
         load_LE = sums[: self._share_LE.numel()].view(self._share_LE.shape)
         tokens_L = load_LE.sum(dim=1) / self._config.top_k
         if not tokens_L.all():

@@ -221,6 +221,24 @@ class FakeZero12(_FakeZero):
             flat.copy_(torch.cat(parts))
 
 
+class FakeTrace:
+    """PartitionedParameterCoordinator, which has no order of modules."""
+
+    def is_invalid_trace(self) -> bool:
+        """Returns whether there is none."""
+        return True
+
+    def _invalidate_trace(self) -> None:
+        raise RuntimeError("attempted to invalidate already invalid trace")
+
+
+class FakeOffload:
+    """DeepSpeedZeRoOffload."""
+
+    def __init__(self) -> None:
+        self.param_coordinator = FakeTrace()
+
+
 class FakeZero3(_FakeZero):
     """DeepSpeedZeroOptimizer_Stage3: every parameter cut evenly, padded at its end; shares in a row, a slot a row."""
 
@@ -237,6 +255,7 @@ class FakeZero3(_FakeZero):
         super().__init__(base, ranks, clip, precision)
         self.offload_optimizer, self.offload_param = offload
         self.persistent_parameters = self.fake_persistent = persistent
+        self.parameter_offload = FakeOffload()
         self.fp16_groups, self.fp32_partitioned_groups_flat = [], []
         self.grad_position: dict[int, list[int]] = {}
         self.fake_number_of_group: list[int] = []

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import TestCase
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,8 @@ def dropped(world: World, cases: list[list[Any]]) -> list[list[Any]]:
         rows = train(engine, world, range(2), MICRO)
         before, scale = snapshot(engine), engine.state.scalars()
         accumulate(engine, world, 7)
-        update = engine.update(1e-2, drop=True)
+        with TestCase().assertNoLogs("DeepSpeed", "WARNING"):  # which would speak of gradients that are not finite
+            update = engine.update(1e-2, drop=True)
         engine.rehearse(micro_batches(world, 8)[0])
         unchanged = all((a == b).all() for a, b in zip(before, snapshot(engine), strict=True))
         scales = [scale, engine.state.scalars()]

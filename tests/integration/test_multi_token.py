@@ -93,10 +93,11 @@ def test_a_checkpoint_is_resumed_bit_for_bit_and_at_any_stage(tmp_path, model, l
     assert loaded != 2 or found == expected
 
 
-def run_until(config, stop):
+def run_until(config, stop, *others):
     further = ["model.multi_token=1", "tracking.log_every_steps=2", "eval.every_steps=4", "batch.micro=6"]
     further += ["tracking.samples={prompts: [alpha], max_tokens: 8}", f"train.stop_after={stop}"]
     further.append("engine={kind: deepspeed, zero_stage: 2, precision: fp32, device: cpu}")
+    further += others
     for found in run_in_ranks(JOBS, 2, {"jobs": [{"config": str(config), "overrides": further}]}):
         assert found[0][0] == 0
 
@@ -120,3 +121,16 @@ def test_a_run_shows_the_loss_of_the_modules_and_goes_on_bit_for_bit(tmp_path, c
         assert row["multi_token_loss_1"] == float.fromhex(left[step - 1]["multi_token_loss"])
         assert 0 <= row["multi_token_accuracy_1"] <= 1
     assert [row["step"] for row in rows if "val_loss" in row] == [4, 8]
+
+
+@pytest.mark.long
+def test_evaluations_which_leave_the_modules_out_change_nothing_in_recomputed_steps(tmp_path, corpus):
+    recomputed = "engine={zero_stage: 3, activation_checkpointing: selective, compile: false}"
+    for name, every in (("measured", 2), ("not", 8)):
+        run_until(
+            write_run(tmp_path / name, corpus), 8, recomputed, f"eval.every_steps={every}", "tracking.samples=null"
+        )
+    measured, plain = (
+        [row["loss"] for row in ledger(run_dir(tmp_path / name / "run.yaml")).values()] for name in ("measured", "not")
+    )
+    assert measured == plain and len(plain) == 8

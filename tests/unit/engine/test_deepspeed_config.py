@@ -10,7 +10,8 @@ import pytest
 
 from pretrain.config.data import BatchPlan
 from pretrain.config.engine import EngineConfig
-from pretrain.engine.deepspeed_engine import clips_itself, deepspeed_config
+from pretrain.engine.build import deepspeed_config
+from pretrain.engine.deepspeed_engine import clips_itself
 from tests.unit.engine.toy import COMBINATIONS, PLAN, engine_config
 
 CLIP, PARAMETERS = 0.7, 40_000_000

@@ -10,7 +10,7 @@ from tests.helpers.thread_ranks import Ranks
 from tests.repo.source import ROOT, SOURCE_FILES, name, parse
 from tests.unit.engine.toy import Toy, adamw
 
-PRIVATE = {"_hp_mapping", "_get_norm_groups", "_global_grad_norm"}
+PRIVATE = {"_hp_mapping", "_get_norm_groups", "_global_grad_norm", "_invalidate_trace"}
 GROUPS = {"_EXPERT_PARALLEL_GROUP", "_EXPERT_DATA_PARALLEL_GROUP", "_EXPERT_DATA_PARALLEL_GROUP_RANKS"}
 """Of `deepspeed.utils.groups`, which no fake has: tests/integration/test_expert_parallel.py needs them."""
 
@@ -34,6 +34,7 @@ def of_fakes() -> set[str]:
         engine = FakeEngine(module, adamw(module), Ranks(1), stage, precision)
         found |= {*offered(engine), *(key for parameter in module.parameters() for key in vars(parameter))}
         found |= set() if engine.optimizer is engine.basic_optimizer else set(offered(engine.optimizer))
+        found |= set(offered(engine.optimizer.parameter_offload.param_coordinator)) if stage == 3 else set()
     return {text for text in found if text.startswith("_")}
 
 

@@ -13,8 +13,7 @@ import torch
 
 from pretrain.config.engine import JOB_GPUS, EngineConfig
 from pretrain.dist import World
-from pretrain.engine.build import bind_to_numa_node, pick_device, start_accelerator
-from pretrain.engine.deepspeed_engine import deepspeed_config
+from pretrain.engine.build import bind_to_numa_node, deepspeed_config, pick_device, start_accelerator
 from pretrain.errors import ConfigError, LaunchError
 from tests.unit.engine.toy import PLAN
 

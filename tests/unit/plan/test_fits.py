@@ -51,7 +51,7 @@ def test_ranks_that_groups_do_not_divide_are_not_mended_by_another_micro_batch(k
     cluster = nodes_of("cpu", per_node=6)
     (problem,) = check_fits(config, cluster)
     assert (problem.what, problem.fix) == (f"{key} must divide the number of ranks, 6", "start 4 or 8 ranks")
-    assert search(task_of(config), config.engine, cluster, config.batch.rows) == []
+    assert search(config, task_of(config), cluster) == []
     (point,) = sweep(config, task_of(config), cluster, [1])
     assert point.why == f"{key} does not divide 6 ranks"
 
@@ -82,7 +82,7 @@ def test_a_model_that_no_layout_fits_is_said_to_need_more():
 
 def test_every_layout_that_is_found_fits_and_the_first_is_the_fastest():
     config, cluster = config_of(*LLAMA, "batch.global_tokens=4194304", "batch.micro=1"), nodes_of("h100")
-    found = search(task_of(config), config.engine, cluster, config.batch.rows)
+    found = search(config, task_of(config), cluster)
     assert len(found) == 5
     for one in found:
         assert one.memory_bytes <= memory_limit(cluster)
@@ -91,11 +91,31 @@ def test_every_layout_that_is_found_fits_and_the_first_is_the_fastest():
     assert all(one.rate.step_s >= found[0].rate.step_s * 0.995 for one in found)
 
 
-def test_a_found_layout_is_a_config_that_loads():
-    config, cluster = config_of(*LLAMA, "batch.global_tokens=4194304", "batch.micro=1"), nodes_of("a100")
-    for one in search(task_of(config), config.engine, cluster, config.batch.rows, count=6):
-        loaded = config_of(*LLAMA, "batch.global_tokens=4194304", *one.layout.overrides())
+@pytest.mark.parametrize(
+    "given",
+    [
+        (),
+        ("engine.activation_checkpointing=full", "engine.activation_checkpointing_every=2"),
+        ("engine.feedforward_tiles=4",),
+        ("engine.gradients=fp32",),
+        ("finetune={kind: lora, dora: true}", "init.from=models/base"),
+        ("engine.precision=fp16",),
+        ("engine.kind=ddp", "engine.zero_stage=0", "model.preset=llama-1b"),
+        ("optim.kind=muon",),
+        ("parallel.experts=8", "model.preset=qwen3_moe-30b-a3b"),
+    ],
+    ids=lambda given: " ".join(given[:1]),
+)
+def test_a_found_layout_is_a_config_that_loads(given):
+    base = [*LLAMA, "batch.global_tokens=4194304", "batch.micro=1", "engine.zero_stage=2", *given]
+    config, cluster = config_of(*base), nodes_of("h200", 4)
+    found = search(config, task_of(config), cluster, count=99)
+    assert found
+    for one in found:
+        loaded = config_of(*base, *one.layout.overrides())
         assert changes(one.layout, loaded) == []
+        layout = replace(one.layout, engine=loaded.engine)
+        assert rank_memory(task_of(loaded), layout, cluster).total == one.memory_bytes
 
 
 def test_the_largest_micro_batch_fits_and_one_more_row_does_not():
@@ -230,7 +250,7 @@ def test_a_copy_of_the_weights_on_each_node_is_counted_and_kept_by_the_search():
     plain = rank_memory(task_of(config), replace(layout, engine=config.engine), cluster)
     found = rank_memory(task_of(copied), layout, cluster)
     assert found.weights - plain.weights == pytest.approx(2 * task_of(copied).values.weights / 8)
-    layouts = search(task_of(copied), copied.engine, cluster, copied.batch.rows)
+    layouts = search(copied, task_of(copied), cluster)
     assert layouts and {(one.layout.engine.zero_stage, one.layout.engine.offload_params) for one in layouts} == {
         (3, "none")
     }
@@ -282,7 +302,7 @@ def test_ranks_that_share_experts_are_planned_with_their_part_and_what_they_exch
     counts = 8 * 48 * 128 * 4
     assert found["experts"]["bytes"] == 8 * 48 * 4096 * 8 * 2048 * 2 * 4 + counts
     assert found["rates"]["predicted"]["parts_s"]["network"] > found["experts"]["seconds"] > 0
-    layouts = search(task_of(shared), shared.engine, cluster, shared.batch.rows)
+    layouts = search(shared, task_of(shared), cluster)
     assert all(one.layout.engine.zero_stage for one in layouts), "ZeRO 0 in bf16 is refused"
     points = sweep(shared, task_of(shared), replace(cluster, per_node=4), [1, 2])
     assert points[0].why == "parallel.experts=8 does not divide 4 ranks"
@@ -291,7 +311,7 @@ def test_ranks_that_share_experts_are_planned_with_their_part_and_what_they_exch
 def test_the_search_and_the_curve_count_groups_of_ranks():
     config = config_of(*GPT2, "batch.global_tokens=8192", "batch.micro=1", "parallel.sequence=4")
     cluster = nodes_of("h100")
-    for one in search(task_of(config), config.engine, cluster, config.batch.rows):
+    for one in search(config, task_of(config), cluster):
         assert one.layout.micro * one.layout.accumulation == 4  # 8 rows, 2 groups
     points = sweep(config, task_of(config), cluster, [1, 4, 8])
     assert [point.micro * point.accumulation for point in points] == [4, 1, 0]

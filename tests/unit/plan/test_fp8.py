@@ -81,5 +81,5 @@ def test_where_fp8_is_not_to_be_had_it_is_refused_if_asked_for_and_else_not_spok
 
 def test_the_search_proposes_no_stage_that_refuses_fp8():
     config = load_config("configs/run/quickstart.yaml", [*LLAMA, "engine.fp8=rowwise"])
-    stages = {one.layout.engine.zero_stage for one in search(task_of(config), config.engine, NODE, 8, count=99)}
+    stages = {one.layout.engine.zero_stage for one in search(config, task_of(config), NODE, count=99)}
     assert stages and 3 not in stages

@@ -149,6 +149,10 @@ def test_metrics_name_loads_by_layer_and_dead_experts_once(caplog):
     assert metrics["router_entropy/decoder_0"] == 1.5  # 12 tokens chose two experts each
     assert [record.message for record in caplog.records] == ["no token chose these experts in 1 step: decoder_0: 1"]
     assert balance.take() == {}
+    balance.follow([1.0] * 14)
+    balance.forget()
+    balance.follow(totals)
+    assert balance.take() == metrics
 
 
 def test_a_dense_model_has_no_balance():
