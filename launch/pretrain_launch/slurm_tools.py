@@ -19,7 +19,7 @@ QUEUE_TIMEOUT_S = 20.0
 _AWAY = (
     *("Unable to contact slurm controller", "Connection refused", "Socket timed out"),
     *("Zero Bytes were transmitted", "Connection timed out", "Communication connection failure"),
-    *("Unable to establish", "Unexpected message received"),
+    *("establish a configuration source", "Unable to establish", "Unexpected message received"),
 )
 """The last is the only message of `scontrol requeue` without a controller (22.05)."""
 

@@ -118,6 +118,9 @@ def find_stored(config: "RunConfig") -> "StoredData | None":
         tokens *= config.batch.seq_len
         num_bytes = sum(shard.num_bytes for split in splits for shard in split.shards)
         token_bytes = max(1, round(num_bytes / tokens))
+    elif config.data.packing == "padded":
+        # A document is a row of its own, however short.
+        tokens = sum(split.num_documents for split in splits) * config.lengths.row
     return StoredData(
         tokens=tokens,
         shards=sum(len(split.shards) for split in splits),

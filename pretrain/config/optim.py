@@ -194,7 +194,8 @@ class AdafactorConfig(Section):
 class TransferConfig(Section):
     """Transfer of rates, tuned on a small base model, to a wider or deeper one of its proportions.
 
-    Widths of heads and feed-forward layers grow with the width. At the base's size nothing changes.
+    Widths of feed-forward layers and tables (`embedding_width`), and the number or width of heads,
+    grow with the width. At the base's size nothing changes.
     """
 
     kind: Annotated[Literal["mup", "completep"], OnResume.ALLOW]

@@ -48,7 +48,7 @@ def inspect(
         CheckpointError: A checkpoint is damaged; with `verify`, after all bad chunks were printed.
         ConfigError: The record of a run is damaged, or there are no checksums to verify.
     """
-    place = _find_averaged(path) or path
+    place = _find_named(path) or path
     found = find_damaged(place) if verify else {}
     bad = {where: problems for where, problems in found.items() if problems}
     if bad:
@@ -61,7 +61,7 @@ def inspect(
         fix = f"use {whole[-1]}" if whole else "use another checkpoint"
         raise CheckpointError(f"{count}damaged: {problems[0]}{more}", where=where, fix=fix)
     facts = describe(place)
-    if place != path:
+    if place != path and path.name != "best":
         facts |= {"kind": "average of the weights", "path": str(place / path.name)}
     if found:
         what = "checkpoint" if len(found) == 1 else "checkpoints"
@@ -78,15 +78,13 @@ def inspect(
         print_tensors(listed)
 
 
-def _find_averaged(path: Path) -> Path | None:
-    """Returns the checkpoint whose average a path such as RUN/ema names. Raises: CheckpointError: There is none."""
-    if path.exists():
+def _find_named(path: Path) -> Path | None:
+    """Returns the checkpoint of RUN/best or RUN/ema. Raises: CheckpointError: There is none."""
+    if path.exists() or path.name not in ("best", "ema"):
         return None
-    # Both import torch.
-    from pretrain.artifact.model_path import open_newest
-    from pretrain.artifact.source import split_average
+    from pretrain.artifact.model_path import open_newest  # imports torch
 
-    return open_newest(path).path if split_average(path)[1] else None
+    return open_newest(path).path
 
 
 def describe(path: Path) -> dict[str, Any]:

@@ -120,6 +120,8 @@ def widen(model: ModelConfig, width: int, *, grows_heads: bool) -> ModelConfig:
         "ff_width": stack.ff_width * width // stack.width,
     }
     sizes["head_width"] = total // unit if grows_heads else stack.per_head_width
+    if stack.embedding_width is not None:
+        sizes["embedding_width"] = max(1, stack.embedding_width * width // stack.width)
     wide = StackConfig.model_validate(stack.model_dump() | sizes | {"dropout": 0.0, "attention_dropout": None})
     name = "encoder" if model.decoder is None else "decoder"
     return model.model_copy(update={name: wide, "vocab_size": VOCABULARY})

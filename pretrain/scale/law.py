@@ -211,16 +211,19 @@ class _Fits:
         return ScalingLaw(float(np.exp(values[0])), a, b, alpha, beta)
 
 
+_MORE = "finish others: pretrain scale run LADDER; after divergence plan lower rates or more sizes"
+
+
 def check_points(points: Sequence[LossPoint]) -> None:
     """Checks that runs can tell a law. Raises: DataError: Too few, or on one line."""
     if len(points) < MIN_RUNS:
         what = f"{len(points)} finished runs are too few for a law of five values, at least {MIN_RUNS} are needed"
-        raise DataError(what, fix="finish more: pretrain scale run LADDER")
+        raise DataError(what, fix=_MORE)
     sizes = np.log([[point.parameters, point.tokens] for point in points])
     spreads = np.linalg.svd(sizes - sizes.mean(0), compute_uv=False) / math.sqrt(len(points))
     if spreads.min() < _MIN_SPREAD:
         what = "the finished runs are on one line, where the effects of parameters and of tokens cannot be separated"
-        raise DataError(what, fix="finish those beside it: pretrain scale run LADDER")
+        raise DataError(what, fix=_MORE)
 
 
 def _beside(points: Sequence[LossPoint], line: float) -> np.ndarray:
@@ -314,7 +317,7 @@ def draw_line_laws(
     if sizes < MIN_SIZES:
         found = f"finished runs of {line:g} tokens a parameter are of {sizes} sizes"
         what = f"{found}, at least {MIN_SIZES} are needed"
-        raise DataError(what, fix="finish more: pretrain scale run LADDER")
+        raise DataError(what, fix=_MORE)
     flops = np.array([point.flops for point in own])
     measured = np.array([[point.loss for point in own]])
     of_sizes = np.array([law.gamma for law in laws[1:]])

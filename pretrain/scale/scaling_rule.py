@@ -96,7 +96,7 @@ def _scale_stack(stack: dict[str, Any], ratio: float, depth: float) -> dict[str,
     def hidden(width: int) -> int:
         return max(1, round(width * ratio / _FF_MULTIPLE)) * _FF_MULTIPLE
 
-    experts = stack["experts"]
+    experts, tables = stack["experts"], stack["embedding_width"]
     if experts and experts["width"]:
         experts = experts | {"width": hidden(experts["width"])}
     return stack | {
@@ -105,6 +105,7 @@ def _scale_stack(stack: dict[str, Any], ratio: float, depth: float) -> dict[str,
         "heads": round(stack["heads"] * ratio),
         "kv_heads": stack["kv_heads"] and round(stack["kv_heads"] * ratio),
         "ff_width": hidden(stack["ff_width"]),
+        "embedding_width": tables and max(1, round(tables * ratio)),
         "experts": experts,
     }
 

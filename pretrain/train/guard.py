@@ -301,7 +301,8 @@ def go_back(run: Run, spike: SpikeError) -> TrainState:
 
     times, has_saved = agree(lambda: look() if run.world.is_main else None)[0]
     if times >= limit:
-        raise DivergedError(f"{spike.what}; the run went back {limit} times already", fix=spike.fix)
+        went = f"the run went back {plural(limit, 'time')} already"
+        raise DivergedError(f"{spike.what}; {went}", fix=spike.fix)
     outcome = "there is no checkpoint to go back to, training continues"
     if has_saved:
         loaded = run.checkpoints.load_newest(run.engine.state)

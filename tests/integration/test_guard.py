@@ -270,7 +270,7 @@ def test_the_number_of_rollbacks_is_limited(runs):
     environment = poison(runs.folder, [*runs.ids_of(9), *runs.ids_of(10)], 50.0)
     guard = (SPIKES % "rollback").replace("}", ", max_rollbacks: 1}")
     result = runs.train("limited", 12, guard, code=EXIT_DIVERGED, **environment)
-    words = ["step 9 is a loss spike", "the run went back 1 times already", "raise guard.spike_threshold"]
+    words = ["step 9 is a loss spike", "the run went back 1 time already", "raise guard.spike_threshold"]
     check_refused(result, EXIT_DIVERGED, *words)
     assert runs.at("limited").read_record()["skips"] == [[32, 36]]
 

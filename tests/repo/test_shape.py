@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (6, 1025),
     "checkpoint": (12, 2215),
     "cli": (15, 2898),
-    "config": (29, 6178),
+    "config": (29, 6179),
     "data": (13, 2616),
     "datacheck": (11, 2327),
     "doctor": (13, 2012),
@@ -39,11 +39,11 @@ ROOMS: dict[str, tuple[int, int]] = {
     "pretrain_launch": (19, 3701),
     "report": (8, 1607),
     "run": (7, 1477),
-    "scale": (7, 1472),
+    "scale": (7, 1478),
     "shards": (12, 2507),
     "tokenizer": (8, 1660),
     "tracking": (12, 1887),
-    "train": (16, 3261),
+    "train": (16, 3262),
     "utils": (13, 1912),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""

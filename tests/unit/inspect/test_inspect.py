@@ -54,6 +54,16 @@ def test_a_checkpoint_tells_where_it_stands_and_what_wrote_it(tmp_path, capsys):
     assert keys.index("step") < keys.index("position") < keys.index("data_hash") < keys.index("saved")
 
 
+def test_the_best_checkpoint_of_a_run_goes_by_name(tmp_path, capsys):
+    run = make_run(tmp_path / "run", 7, 8)
+    with pytest.raises(CheckpointError, match="this run marks no best checkpoint"):
+        inspect(run / "best")
+    write_json(run / "checkpoints/best.json", {"metric": "val_loss", "value": 2.0, "step": 7})
+    facts = shown(capsys, run / "best", verify=True)
+    assert (facts["kind"], facts["step"]) == ("checkpoint", 7)
+    assert facts["verified"] == "every byte of 1 checkpoint is as it was written"
+
+
 def test_the_targets_of_a_classifier_are_labels(tmp_path, capsys):
     run = make_run(tmp_path / "run", 7)
     config = load_config("vit_digits", [f"run.dir={tmp_path}", "run.name=run"])

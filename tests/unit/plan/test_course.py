@@ -2,6 +2,8 @@
 
 import pytest
 
+from pretrain.cli.plan import find_stored
+from pretrain.config.load import load_config
 from pretrain.errors import ConfigError
 from pretrain.plan.course import (
     StoredData,
@@ -12,6 +14,7 @@ from pretrain.plan.course import (
     plan_supply,
     young_interval,
 )
+from tests.unit.artifact.runs import write_pairs
 
 
 def test_young_and_daly_by_hand():
@@ -91,3 +94,12 @@ def test_more_lanes_than_rows_are_a_problem():
 def test_without_data_nothing_is_said_of_them():
     supply = plan_supply(**RUN, total_rows=160, parameters=1000, stored=None)
     assert (supply.epochs, supply.rows_a_lane) == (None, None)
+
+
+def test_a_document_of_padded_rows_is_a_row_of_an_epoch(tmp_path):
+    data = write_pairs(tmp_path / "pairs", ["a b", "c d e f", "g"])
+    given = [f"data.path={data}", "data.packing=padded"]
+    given += ["batch={seq_len: 64, global_tokens: 512, micro: 1}"]
+    config = load_config("configs/run/multi30k_recurrent.yaml", given)
+    stored = find_stored(config)
+    assert stored is not None and stored.tokens == 3 * config.lengths.row

@@ -75,6 +75,8 @@ def test_wider_models_have_more_heads_or_wider_ones():
     wider = widen(model, 96, grows_heads=True).last_stack
     assert (wider.heads, wider.num_kv_heads, wider.per_head_width, wider.ff_width) == (4, 2, 24, 240)
     assert widen(encoder_config(), 32, grows_heads=False).encoder.heads == 2
+    tables = widen(tiny_config(heads=4, width=64, embedding_width=16), 96, grows_heads=False)
+    assert tables.last_stack.embedding_width == 24
     with pytest.raises(ConfigError, match=r"--widths: 72 is no whole number of heads .*; use multiples of 16"):
         widen(model, 72, grows_heads=False)
 

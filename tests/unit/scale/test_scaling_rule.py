@@ -59,7 +59,12 @@ def test_heads_keep_their_width_and_their_groups(reference):
         assert stack["ff_width"] % 16 == 0
         assert stack["ff_width"] == pytest.approx(352 * width / 128, abs=8)
     flat = scale_model(reference, LadderRule(depth_by_width=0.0), 64)["decoder"]
-    assert (flat["width"], flat["layers"]) == (64, 4)
+    assert (flat["width"], flat["layers"], flat["embedding_width"]) == (64, 4, None)
+
+
+def test_tables_keep_their_share_of_the_width(tmp_path):
+    reference = override(tmp_path, "model.decoder.embedding_width=32")
+    assert scale_model(reference, LadderRule(), 192)["decoder"]["embedding_width"] == 48
 
 
 def test_a_run_of_the_reference_size_is_the_reference(reference):
