@@ -1,6 +1,7 @@
 """One rank of a training run, from its signals to its exit code."""
 
 import contextlib
+import faulthandler
 import logging
 import shlex
 from collections.abc import Iterator, Sequence
@@ -108,6 +109,7 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
     setup_logging(world.rank, world.size)
     stop, progress = stop or StopFlag(), Progress()
     stop.install()
+    faulthandler.enable(2)  # a crash in native code prints the stacks of all threads
     watchdog = Watchdog(progress, world.rank, world.size, config.engine.timeout_s)
     stop.is_failing = lambda: watchdog.is_failing
     watchdog.start()

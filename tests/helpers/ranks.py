@@ -6,6 +6,7 @@ The function is called as `function(world, **arguments)`; arguments and result a
 meet at a free port. They are forks of one process that has imported torch and DeepSpeed (`fork_server.py`).
 """
 
+import faulthandler
 import importlib
 import json
 import os
@@ -47,9 +48,9 @@ def run_in_ranks(
         codes = server.wait(server.start("tests.helpers.ranks:run_rank", calls, [(file, file) for file in files]))
         if fresh:
             server.close()
-        for rank, code in sorted(enumerate(codes), key=lambda item: item[1] != 70):
-            output = files[rank].read_text(errors="replace")
-            assert code == 0, f"rank {rank} of {function} ended with {code}, all with {codes}:\n{output[-6000:]}"
+        failed = [(rank, code) for rank, code in enumerate(codes) if code]
+        said = [f"rank {rank}, {code}:\n{files[rank].read_text(errors='replace')[-6000:]}" for rank, code in failed]
+        assert not failed, "\n".join([f"the ranks of {function} ended with {codes}", *said])
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
 
 
@@ -66,6 +67,7 @@ def run_rank(
     from pretrain.dist import read_world
 
     signal.alarm(timeout or 0)
+    faulthandler.enable(2)
     os.environ.update(rank_environment(os.environ, rank, world_size, port, threads=1))
     module, _, name = function.partition(":")
     result = getattr(importlib.import_module(module), name)(read_world(), **arguments)

@@ -121,10 +121,10 @@ def rank_pids(launcher: subprocess.Popen[str]) -> dict[int, int]:
     return found
 
 
-def kill_rank(launcher: subprocess.Popen[str], rank: int) -> None:
+def kill_rank(launcher: subprocess.Popen[str], rank: int, number: int = signal.SIGKILL) -> None:
     """Kills a rank, as soon as there is one."""
     pid = wait_until(lambda: rank_pids(launcher).get(rank), f"there is a rank {rank}", launcher)
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
 
 
 def tensors_of(checkpoint: Path) -> dict[str, np.ndarray]:

@@ -204,6 +204,18 @@ def test_a_killed_rank_is_said_first_and_brings_all_down(make_run, culprit):
     assert str(found["reason"]).startswith(f"rank {culprit} on {HOST} was killed by SIGKILL")
 
 
+def test_a_rank_that_crashes_in_native_code_shows_where_its_threads_were(make_run):
+    process = make_run.start("crashed", *TWO_RANKS)
+    make_run.wait_for_step("crashed", 2, process)
+    kill_rank(process, 1, signal.SIGSEGV)
+    output = finish(process)[0]
+    assert process.returncode == 128 + signal.SIGSEGV, output
+    assert f"launch: rank 1 on {HOST} was killed by SIGSEGV (exit code 139): a crash in native code" in output
+    said = (make_run.folder("crashed").logs / "rank-00001.out").read_text()
+    assert "Fatal Python error: Segmentation fault" in said
+    assert re.search(r'File ".*/pretrain/train/loop\.py", line \d+ in _take_steps', said)
+
+
 def test_under_torchrun_a_frozen_rank_is_named_by_the_others(start):
     with reserved_port(None) as port:
         module = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
