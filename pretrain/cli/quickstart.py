@@ -60,8 +60,9 @@ def quickstart_command() -> None:
         steps.check(train)
     else:
         print(f"\n-- {run.path} is finished; remove the folder to train it again", flush=True)
-    # A rare token that is drawn once is copied on and on by so small a model.
-    steps.check(["generate", str(run.path), "--prompt", PROMPT, "--top-p", "0.9"])
+    # So small a model copies on and on: a rare token that is drawn once, and what it has said.
+    drawn = ["--top-p", "0.9", "--repetition-penalty", "1.1"]
+    steps.check(["generate", str(run.path), "--prompt", PROMPT, *drawn])
 
 
 class _Steps:

@@ -69,7 +69,8 @@ def test_the_quickstart_prepares_trains_stops_resumes_and_generates(newcomer):
     train = "pretrain launch local quickstart --ranks 2"
     shown = [line[2:] for line in output.splitlines() if line.startswith("$ ")]
     prompt = "class Reader:\n    def"
-    generate = f"pretrain generate runs/quickstart --prompt '{prompt}' --top-p 0.9"
+    drawn = "--top-p 0.9 --repetition-penalty 1.1"
+    generate = f"pretrain generate runs/quickstart --prompt '{prompt}' {drawn}"
     prepare = "pretrain prepare --output data/stdlib --vocab-size 2048"
     assert shown == [prepare, train, train, generate.splitlines()[0]]
     assert output.rpartition(f"$ {generate}\n")[2].startswith(prompt)
@@ -155,7 +156,7 @@ def test_the_sdist_and_the_wheel_install_alike_and_run_the_quickstart_by_name(ne
         assert _files_of(record) == of_sdist and len(of_sdist) > 300
         output = newcomer.run("../venv/bin/pretrain quickstart", cwd=folder)
         assert "the same command continues" in output and "700/700" in output
-        assert output.rpartition("--top-p 0.9\n")[2].startswith("def ")
+        assert output.rpartition("--repetition-penalty 1.1\n")[2].startswith("class Reader:\n    def")
         assert sorted(path.name for path in folder.iterdir()) == ["data", "runs"]
     finally:
         shutil.rmtree(tmp_path / "venv", ignore_errors=True)
