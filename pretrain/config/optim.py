@@ -316,7 +316,7 @@ class OptimConfig(Section):
             "norm_placement=sandwich": kind == "completep" and stack.norm_placement == "sandwich",
             "norm_placement=output": stack.norm_placement == "output",
             # The weights of the last norm have the factor of the logits.
-            "norm=unweighted with tied_embeddings=true": (stack.norm == "unweighted" and model.tied_embeddings),
+            "norm=unweighted with tied_embeddings=true": stack.norm == "unweighted" and model.tied_embeddings,
         }
         found = next((key for key, is_set in unruled.items() if is_set), None)
         if found is not None:

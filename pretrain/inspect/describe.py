@@ -22,6 +22,7 @@ from pretrain.config.load import load_config
 from pretrain.config.model import AnyModelConfig, parse_model
 from pretrain.config.model.stack import ExpertsConfig
 from pretrain.config.objective import UNITS
+from pretrain.config.resumption import start_folder
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.plan.params import count_active, count_parameters
 from pretrain.prepare.statistics import STATISTICS_NAME
@@ -80,7 +81,7 @@ def inspect(
 
 def _find_named(path: Path) -> Path | None:
     """Returns the checkpoint of RUN/best or RUN/ema. Raises: CheckpointError: There is none."""
-    if path.exists() or path.name not in ("best", "ema"):
+    if start_folder(path) == path:
         return None
     from pretrain.artifact.model_path import open_newest  # imports torch
 

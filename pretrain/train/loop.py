@@ -62,7 +62,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     guard = Guard(config.guard, run.engine, run.world, state.losses, config.checkpoint.every_steps)
     sources = SourceLosses([source.name for source in run.dataset.sources])
     if run.engine.module.balance is not None:
-        run.engine.module.balance.forget()
+        run.engine.module.balance.forget()  # steps that a rollback gave up
     skipped_rows, phase, loss = 0, "compile", 0.0
     upcoming = _fetch(run, state.step + 1) if state.step < target else None
     # Before the first step too: the loss scale of a step needs its global number of targets.
