@@ -63,8 +63,8 @@ from pretrain.plan.task import ParallelLayout, TrainingTask
 from pretrain.train.step import TrainModule
 from pretrain.types import Batch, Columns
 
-EXCHANGES = ("all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor")
-"""Collectives of ranks that share rows or matrices, of functions of torch that an engine does not call."""
+EXCHANGES = ("all_to_all_single", "all_gather_rows", "reduce_scatter_rows")
+"""Collectives of ranks that share rows or matrices: operations of torch and our own that no engine calls."""
 RINGS = {"allreduce_": 2, "_allgather_base_": 1, "allgather_": 1, "_reduce_scatter_base_": 1, "reduce_": 1}
 """How often the data of a collective pass the link of a rank."""
 ALIKE = "deepspeed.runtime.zero.partitioned_param_coordinator.assert_ints_same_as_other_ranks"
@@ -117,7 +117,7 @@ class Recorder(TorchDispatchMode):
             for leaf in pytree.tree_leaves(found):
                 if isinstance(leaf, Tensor) and leaf.device.type != "meta":
                     self._count(leaf)
-        is_collective = function.namespace in ("c10d", "_c10d_functional")
+        is_collective = function.namespace in ("c10d", "_c10d_functional") or function._opname in EXCHANGES
         if is_collective and not any(word in str(function) for word in ("barrier", "wait", "wrap")):
             leaves = pytree.tree_leaves((arguments, found))
             most = max((x.numel() * x.element_size() for x in leaves if isinstance(x, Tensor)), default=0)

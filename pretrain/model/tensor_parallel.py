@@ -41,11 +41,37 @@ from pretrain.model.transformer import Transformer
 from pretrain.parts import Part
 from pretrain.types import IGNORE_INDEX
 
-_NAMES = ("all_gather_single_autograd", "all_gather_single", "reduce_scatter_single_autograd")
-"""Functions of torch, from 2.13 on; torch.compile traces them, an autograd.Function breaks its graph."""
+_ops = torch.ops._c10d_functional
 
-_GATHER_AUTOGRAD, _GATHER, _SUM_AUTOGRAD = (
-    getattr(collectives, name if hasattr(collectives, name) else name.replace("single", "tensor")) for name in _NAMES
+
+# Operations of our own, which torch.compile keeps in its graph, where torch has both with gradients:
+# its all-gather is a coalesced one under gloo, whose two threads write the name of the last finished
+# collective without a lock (torch 2.13, ProcessGroupGloo::runLoop). Only the name
+# "ALLGATHER_COALESCED" is too long to be kept in place: now and then its memory is freed twice.
+@torch.library.custom_op("pretrain::all_gather_rows", mutates_args=())
+def _gather_rows(x: Tensor, ranks: int, group: str) -> Tensor:
+    """Returns the rows, of dimension 0, of all ranks. Collective."""
+    rows = x.new_empty(ranks * x.shape[0], *x.shape[1:])
+    return _ops.wait_tensor(_ops.all_gather_into_tensor_out(x, ranks, group, out=rows))
+
+
+@torch.library.custom_op("pretrain::reduce_scatter_rows", mutates_args=())
+def _sum_rows(x: Tensor, ranks: int, group: str) -> Tensor:
+    """Returns this rank's rows, of dimension 0, of the sum over ranks. Collective."""
+    return _ops.wait_tensor(_ops.reduce_scatter_tensor(x, "sum", ranks, group))
+
+
+def _keep_group(ctx: Any, inputs: tuple[Tensor, int, str], output: Tensor) -> None:
+    ctx.group = inputs[1:]
+
+
+_gather_rows.register_fake(lambda x, ranks, group: x.new_empty(ranks * x.shape[0], *x.shape[1:]))
+_sum_rows.register_fake(lambda x, ranks, group: x.new_empty(x.shape[0] // ranks, *x.shape[1:]))
+_gather_rows.register_autograd(
+    lambda ctx, grad: (_sum_rows(grad.contiguous(), *ctx.group), None, None), setup_context=_keep_group
+)
+_sum_rows.register_autograd(
+    lambda ctx, grad: (_gather_rows(grad.contiguous(), *ctx.group), None, None), setup_context=_keep_group
 )
 
 
@@ -76,12 +102,13 @@ class TensorRanks:
         """Returns the sum over ranks, of this rank's columns. Collective."""
         if not self.has_columns:
             return collectives.wait_tensor(collectives.all_reduce(x_BTD, "sum", self._group))
-        return collectives.wait_tensor(_SUM_AUTOGRAD(x_BTD.contiguous(), "sum", dim, self._group))
+        by_rank = torch.cat(x_BTD.chunk(self.size, dim))
+        return _sum_rows(by_rank, self.size, self._group.group_name)
 
     def collect(self, x: Tensor, dim: int) -> Tensor:
         """Returns the tensors of all ranks, one after another along a dimension. Collective."""
-        gather = _GATHER_AUTOGRAD if x.requires_grad else _GATHER
-        return collectives.wait_tensor(gather(x.contiguous(), dim, self._group))
+        by_rank = _gather_rows(x.contiguous(), self.size, self._group.group_name)
+        return torch.cat(by_rank.chunk(self.size), dim)
 
     def join(self, logits_BTV: Tensor) -> Tensor:
         """Returns the scores of the whole vocabulary, of whole rows. Collective."""

@@ -113,6 +113,16 @@ def gradients_of(
     return found
 
 
+def collectives_of(world: World, tensor: int) -> list[str]:
+    """Names by the profiler of the collectives of a step, of each stage of ZeRO."""
+    place = replace(world, tensor=tensor)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        for stage in range(4):
+            engine = build(place, "deepspeed", stage, "fp32", micro=3, model=LLAMA, sharded=stage == 3)
+            train(engine, place, range(1), 3)
+    return sorted({event.key for event in found.key_averages() if event.key.startswith(("c10d::", "gloo:"))})
+
+
 def moved(world: World, folder: str, cases: list[list[Any]], micro: int) -> list[list[float]]:
     """Trains 3 steps by each (tensor, kind, stage, ...) in turn, from the checkpoint of the one before."""
     found: list[list[float]] = []

@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "generate": (10, 1681),
     "inspect": (3, 472),
     "interop": (30, 6021),
-    "model": (26, 5454),
+    "model": (26, 5484),
     "objective": (14, 2178),
     "optim": (6, 1329),
     "plan": (16, 3795),
