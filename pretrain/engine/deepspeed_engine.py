@@ -141,6 +141,17 @@ def forget_evaluation(optimizer: Any) -> None:
         trace._invalidate_trace()
 
 
+def order_gathers(optimizer: Any) -> None:
+    """Has DeepSpeed gather weights at ZeRO 3 behind what this stream has queued, which writes them.
+
+    On a GPU it gathers on a stream of its own, which waits for none. In its own step a gather of
+    persistent parameters, which is left out here, has the host wait for the whole device instead.
+    """
+    stream = optimizer.parameter_offload._DeepSpeedZeRoOffload__allgather_stream
+    if stream is not None:  # there is none on CPUs
+        stream.wait_stream(torch.cuda.current_stream())
+
+
 def _check_offload(optimizer: Any, config: EngineConfig, device: torch.device) -> None:
     """Checks that DeepSpeed offloads what the config requests. Raises: LaunchError."""
     # The attribute of offloading has one name at stages 1 and 2, and two others at stage 3.
@@ -231,6 +242,8 @@ class DeepSpeedZeroEngine(WrappedModule):
         self._norm = None
         with dropping(self._wrapped.optimizer) if drop else contextlib.nullcontext():
             self._wrapped.step()
+        if self.is_sharded:
+            order_gathers(self._wrapped.optimizer)
         skipped = not self._wrapped.was_step_applied()
         assert skipped or self._norm is not None, "a step that is applied has a norm"
         return Update(math.nan if self._norm is None else float(self._norm()), skipped)
@@ -348,3 +361,4 @@ class _PartitionedParameters(_Partitioned):
         for share, master in self._working:
             share.data.copy_(master)
         self._zero.invalidate_secondary_tensor()  # the copy of `engine.zero_hpz`
+        order_gathers(self._zero)

@@ -9,6 +9,7 @@ float64, so that the figures are those of one rank. Rank 0 prints.
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +17,11 @@ from pretrain import dist
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.source import ModelSource
 from pretrain.dist import World, read_world
+from pretrain.errors import LaunchError
 from pretrain.utils.status_line import stderr_console
+
+_WAIT = timedelta(hours=6)
+"""Wait for another rank: shares of long answers differ, and rank 0 resamples scores."""
 
 Item = TypeVar("Item")
 
@@ -40,11 +45,10 @@ def joined_ranks(device: str) -> Iterator[tuple[World, str]]:
         torch.cuda.set_device(world.local_rank)
     backend = "nccl" if on_cuda else "gloo"
     with dist.loopback_store(world):
-        td.init_process_group(backend, rank=world.rank, world_size=world.size)
-    try:
-        yield world, f"cuda:{world.local_rank}" if on_cuda else device
-    finally:
-        td.destroy_process_group()
+        td.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=_WAIT)
+    yield world, f"cuda:{world.local_rank}" if on_cuda else device
+    # Not after an error, whose message would wait for the others: NCCL destroys a group together.
+    td.destroy_process_group()
 
 
 def current() -> tuple[int, int]:
@@ -70,6 +74,26 @@ def gather_batches(found: list[Any]) -> list[Any]:
     """
     by_rank = dist.gather_objects(found)
     return [batch for batches in zip(*by_rank, strict=True) for batch in batches]
+
+
+@contextlib.contextmanager
+def failing_together() -> Iterator[None]:
+    """Context of work of each rank by itself; an exception of one is raised on all. Collective.
+
+    Raises: LaunchError: Another rank failed, in its words.
+    """
+    problem = None
+    try:
+        yield
+    except Exception as error:  # of any kind: the others go on to what comes next
+        problem = error
+    said = None if problem is None else f"{type(problem).__name__}: {problem}".splitlines()[0]
+    by_rank = dist.gather_objects(said)
+    if problem is not None:
+        raise problem
+    for rank, text in enumerate(by_rank):
+        if text is not None:
+            raise LaunchError(f"rank {rank} failed: {text}")
 
 
 def deal(count: int) -> range:

@@ -8,6 +8,7 @@ Batches are dealt out to the ranks, and every rank returns all answers, as if it
 this module only where the harness is installed.
 """
 
+import contextlib
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 from pretrain.artifact.open import Artifact
 from pretrain.errors import ConfigError
-from pretrain.evaluate.distributed import collect, deal
+from pretrain.evaluate.distributed import collect, deal, failing_together
 from pretrain.evaluate.translation import plan_batches
 from pretrain.generate.constraints import Constraints
 from pretrain.generate.sampling import stream
@@ -141,17 +142,21 @@ class HarnessModel(_TemplateLM):
         rows = [(context + continuation)[-most:] for _, context, continuation in requests]
         lengths = [len(continuation) for _, _, continuation in requests]
         batches = list(plan_batches([row[:-1] for row in rows], self._batch_tokens))
-        found: dict[int, tuple[float, bool]] = {}
-        for number in self._own(len(batches)):
-            batch = [(rows[row], lengths[row]) for row in batches[number]]
-            found |= zip(batches[number], self._score(batch), strict=True)
-            self._go_on()
-        return [(log_prob, is_greedy) for log_prob, is_greedy in self._collect(found, len(rows))]
 
-    def _own(self, count: int) -> range:
-        return range(count) if self._together else deal(count)
+        def score(numbers: list[int]) -> list[tuple[float, bool]]:
+            return self._score([(rows[number], lengths[number]) for number in numbers])
 
-    def _collect(self, found: dict[int, Any], count: int) -> list[Any]:
+        return [(log_prob, is_greedy) for log_prob, is_greedy in self._answer_all(batches, score)]
+
+    def _answer_all(self, batches: list[list[int]], answer: Callable[[list[int]], list[Any]]) -> list[Any]:
+        """Returns the answers to all requests, of which `batches` have the numbers. Collective."""
+        found: dict[int, Any] = {}
+        count = sum(map(len, batches))
+        # In passes that are collective the others wait for a rank that leaves by an exception.
+        with contextlib.nullcontext() if self._together else failing_together():
+            for place in range(len(batches)) if self._together else deal(len(batches)):
+                found |= zip(batches[place], answer(batches[place]), strict=True)
+                self._go_on()
         return [found[number] for number in range(count)] if self._together else collect(found, count)
 
     @torch.no_grad()
@@ -180,7 +185,8 @@ class HarnessModel(_TemplateLM):
         for number, request in enumerate(requests):
             # Requests of one batch have the same settings.
             groups.setdefault(repr(sorted(request.args[1].items())), []).append(number)
-        found: dict[int, str] = {}
+        asked: dict[int, tuple[list[int], dict[str, Any]]] = {}
+        batches: list[list[int]] = []
         for numbers in groups.values():
             settings = _generation.normalize_gen_kwargs(requests[numbers[0]].args[1], MAX_GENERATED)
             if settings.get("do_sample") or settings.get("num_beams", 1) != 1:
@@ -194,13 +200,14 @@ class HarnessModel(_TemplateLM):
                 fix = "set generation_kwargs.max_gen_toks in the task"
                 raise ConfigError(what, fix=fix)
             contexts = [self.tok_encode(requests[number].args[0])[-room:] for number in numbers]
-            batches = list(plan_batches(contexts, self._batch_tokens))
-            for place in self._own(len(batches)):
-                rows = batches[place]
-                texts = self._continue([contexts[row] for row in rows], settings)
-                found |= {numbers[row]: text for row, text in zip(rows, texts, strict=True)}
-                self._go_on()
-        return [str(text) for text in self._collect(found, len(requests))]
+            asked |= {number: (ids, settings) for number, ids in zip(numbers, contexts, strict=True)}
+            rows = plan_batches(contexts, self._batch_tokens)
+            batches += [[numbers[row] for row in batch] for batch in rows]
+
+        def go_on_with(numbers: list[int]) -> list[str]:
+            return self._continue([asked[number][0] for number in numbers], asked[numbers[0]][1])
+
+        return [str(text) for text in self._answer_all(batches, go_on_with)]
 
     def _continue(self, contexts: list[list[int]], settings: dict[str, Any]) -> list[str]:
         """Returns the continuation of each, cut at the first stop string."""

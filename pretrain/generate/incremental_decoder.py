@@ -24,6 +24,7 @@ from pretrain.model import KVCache, LanguageModel, Transformer
 from pretrain.model.attention import select_rows
 from pretrain.model.backends.auto import AutoAttention
 from pretrain.model.backends.sdpa import SdpaAttention
+from pretrain.model.feedforward import MixtureOfExperts
 from pretrain.types import Batch, SourceBatch
 
 Prompt: TypeAlias = Sequence[int] | Tensor
@@ -216,8 +217,15 @@ def read_with_check(logits_BV: Tensor, *chosen: Tensor) -> list[list[float]]:
 
 
 def _captures_steps(model: LanguageModel) -> bool:
-    """Returns whether steps can be captured: not of a model in training, whose engine may move its weights."""
-    if model.embedding.weight.device.type != "cuda" or model.training or torch.is_autocast_enabled("cuda"):
+    """Returns whether steps can be captured.
+
+    Not of a model in training, whose engine may move its weights, nor of one whose pass gathers
+    weights on another stream (ZeRO 3), or has the host wait for numbers of rows (experts).
+    """
+    weight = model.embedding.weight
+    if weight.device.type != "cuda" or model.training or torch.is_autocast_enabled("cuda"):
+        return False
+    if hasattr(weight, "ds_tensor") or any(isinstance(part, MixtureOfExperts) for part in model.modules()):
         return False
     stack = model.decoder if isinstance(model, Transformer) else None
     return stack is not None and isinstance(stack.backend, AutoAttention | SdpaAttention)

@@ -61,7 +61,10 @@ class SharedExperts:
         arrived_RD = _exchange(rows_RD, received_G, sent_G, self._group)
         # By source, then by expert: sorted by expert, and back.
         experts_E = torch.arange(sent_GE.shape[1], device=rows_RD.device)
-        of_expert_R = experts_E.repeat(len(sent_G)).repeat_interleave(received_GE.flatten())
+        # With its length, the host does not wait for the counts again.
+        of_expert_R = experts_E.repeat(len(sent_G)).repeat_interleave(
+            received_GE.flatten(), output_size=sum(received_G)
+        )
         order_R, inverse_R = sort_by_expert(of_expert_R)
         offsets_E = received_GE.sum(0).cumsum(0, dtype=torch.int32)
         results_RD = run(Take.apply(arrived_RD, order_R, inverse_R, 1), offsets_E)

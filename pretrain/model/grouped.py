@@ -28,7 +28,8 @@ LEAST_OUTER_PRODUCTS = 2**21
 def _has_kernel(x: Tensor, weight_EOI: Tensor) -> bool:
     """Returns whether torch's grouped kernel runs: bf16 on CUDA, where a loop waits for offsets."""
     sizes = weight_EOI.shape[1:]
-    is_fit = x.is_cuda and x.dtype == torch.bfloat16 and not any(size % 8 for size in sizes)
+    has_rows = x.shape[0] > 0  # a rank may be sent none
+    is_fit = has_rows and x.is_cuda and x.dtype == torch.bfloat16 and not any(size % 8 for size in sizes)
     return is_fit and hasattr(functional, "grouped_mm")
 
 

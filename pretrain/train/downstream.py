@@ -70,6 +70,8 @@ class DownstreamTasks:
         except PretrainError as error:
             problem = str(error)
         except Exception as error:  # the harness, metrics and loaders raise nearly anything
+            if self._together and isinstance(error, torch.OutOfMemoryError):
+                raise  # the others wait in the pass that this rank has left
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
         problems = [one for one in dist.gather_objects(problem) if one]
         if problems:

@@ -237,6 +237,7 @@ class FakeOffload:
 
     def __init__(self) -> None:
         self.param_coordinator = FakeTrace()
+        self._DeepSpeedZeRoOffload__allgather_stream = None
 
 
 class FakeZero3(_FakeZero):

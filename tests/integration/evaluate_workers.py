@@ -2,12 +2,19 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from pretrain.dist import World
+import torch
+
+from pretrain.artifact.model_path import open_source
+from pretrain.artifact.open import load_artifact
+from pretrain.config.train import TasksConfig
+from pretrain.dist import World, gather_objects
 from pretrain.evaluate.corpus import CorpusOptions
 from pretrain.evaluate.distributed import joined_ranks
 from pretrain.evaluate.held_out import evaluate_held_out
 from pretrain.evaluate.translation import TranslationTask, evaluate_translation
+from pretrain.train.downstream import DownstreamTasks
 
 
 def evaluations(world: World, folder: str) -> dict[str, Any]:
@@ -32,3 +39,25 @@ def measure(place: Path) -> dict[str, Any]:
         "labels": evaluate_held_out(place / "bert", choice, other=place / "bert2", resamples=100).facts(),
         "translated": translated,
     }
+
+
+def scores_after_a_failure(world: World, folder: str, names: list[str]) -> list[list[str]]:
+    """Names of the scores of tasks of which rank 1 fails at the first, alone: out of memory, then at its files."""
+    from pretrain.evaluate import harness_model, tasks
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("of this rank alone")
+
+    found = []
+    with joined_ranks("cpu"):
+        artifact = load_artifact(open_source(Path(folder) / "gpt"), "cpu")
+        config = TasksConfig(names=names, path=str(Path(folder) / "tasks"), every_steps=1, batch_tokens=64)
+        downstream = DownstreamTasks(config, artifact, together=False)
+        for owner, name in ((harness_model.HarnessModel, "_score"), (tasks, "_load")):
+            kept = getattr(owner, name)
+            answers = iter([fail] if world.rank == 1 else [])
+            with mock.patch.object(owner, name, lambda *given, a=answers, k=kept: next(a, k)(*given)):
+                scores = downstream.measure(lambda: False, lambda: None)
+            found.append(sorted(scores))
+            assert gather_objects(world.rank) == [0, 1]  # all are at the same place
+    return found

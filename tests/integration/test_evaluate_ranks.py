@@ -7,6 +7,7 @@ from tests.helpers.ranks import run_in_ranks
 from tests.integration.evaluate_workers import measure
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts
 from tests.unit.evaluate.label_runs import CLASSES, write_label_run, write_labelled
+from tests.unit.evaluate.task_files import NAMES, write_tasks
 from tests.unit.evaluate.test_held_out import write_given
 
 
@@ -44,3 +45,12 @@ def test_two_ranks_find_what_one_finds(folder, monkeypatch):
         one = expected["loss"]["sources"][source]
         assert (found["targets"], found["correct"]) == (one["targets"], one["correct"])
         assert found["loss"] == pytest.approx(one["loss"], rel=1e-14)  # float64, added in another order
+
+
+def test_a_task_at_which_one_rank_fails_has_no_score_and_the_next_has(folder):
+    write_tasks(folder / "tasks")
+    arguments = {"folder": str(folder), "names": list(NAMES)}
+    main, other = run_in_ranks("tests.integration.evaluate_workers:scores_after_a_failure", 2, arguments)
+    for names in main:
+        assert {name.split("/")[1] for name in names} == set(NAMES[1:])
+    assert other == [[], []]

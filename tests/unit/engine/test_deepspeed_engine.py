@@ -147,6 +147,20 @@ def test_adam_counts_no_step_that_was_taken_when_it_was_built(monkeypatch, stage
     assert counts == {1.0}
 
 
+def test_weights_are_gathered_behind_the_step_and_the_load_that_write_them(monkeypatch):
+    (engine,) = over_fakes(monkeypatch, Ranks(1), engine_config(3, "bf16"))
+    said, zero = [], engine._wrapped.optimizer
+    stream = SimpleNamespace(wait_stream=said.append)
+    monkeypatch.setattr(zero.parameter_offload, "_DeepSpeedZeRoOffload__allgather_stream", stream)
+    engine._wrapped.basic_optimizer.register_step_post_hook(lambda *_: said.append("step"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "queued so far")
+    step([engine], Ranks(1), [X])
+    assert said == ["step", "step", "queued so far"]  # of two groups
+    monkeypatch.setattr(zero, "invalidate_secondary_tensor", lambda: said.append("loaded"))
+    engine.state.finish_load(1, {})
+    assert said[3:] == ["loaded", "queued so far"]
+
+
 def test_gradients_are_exchanged_after_the_last_micro_batch_alone(monkeypatch):
     (engine,) = over_fakes(monkeypatch, Ranks(1), engine_config(2, "fp32"))
     said, inner = [], engine._wrapped

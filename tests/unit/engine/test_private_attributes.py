@@ -11,6 +11,7 @@ from tests.repo.source import ROOT, SOURCE_FILES, name, parse
 from tests.unit.engine.toy import Toy, adamw
 
 PRIVATE = {"_hp_mapping", "_get_norm_groups", "_global_grad_norm", "_invalidate_trace"}
+PRIVATE |= {"_DeepSpeedZeRoOffload__allgather_stream"}
 GROUPS = {"_EXPERT_PARALLEL_GROUP", "_EXPERT_DATA_PARALLEL_GROUP", "_EXPERT_DATA_PARALLEL_GROUP_RANKS"}
 """Of `deepspeed.utils.groups`, which no fake has: tests/integration/test_expert_parallel.py needs them."""
 
@@ -34,7 +35,9 @@ def of_fakes() -> set[str]:
         engine = FakeEngine(module, adamw(module), Ranks(1), stage, precision)
         found |= {*offered(engine), *(key for parameter in module.parameters() for key in vars(parameter))}
         found |= set() if engine.optimizer is engine.basic_optimizer else set(offered(engine.optimizer))
-        found |= set(offered(engine.optimizer.parameter_offload.param_coordinator)) if stage == 3 else set()
+        if stage == 3:
+            gathers = engine.optimizer.parameter_offload
+            found |= {*offered(gathers), *offered(gathers.param_coordinator)}
     return {text for text in found if text.startswith("_")}
 
 

@@ -317,3 +317,11 @@ def test_steps_of_fixed_shapes_give_the_same_scores(preset, lengths, keep, devic
     model, prompts = tiny_model(preset, attention="auto").to(device, dtype), random_prompts(lengths)
     plain, fixed = (scores_of(model, prompts, 20, fixes_steps=fixed, keep=keep) for fixed in (False, True))
     torch.testing.assert_close(fixed, plain, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_steps_of_a_mixture_are_not_captured_as_the_host_waits_in_them(device):
+    model = build(tiny_config(experts={"count": 6, "top_k": 2})).to(device).eval()
+    prompts = random_prompts(LENGTHS)
+    chosen, plain = (scores_of(model, prompts, 8, fixes_steps=fixed) for fixed in (None, False))
+    torch.testing.assert_close(chosen, plain)
