@@ -45,12 +45,18 @@ def find_cause(ended: Mapping[int, int]) -> tuple[int, int] | None:
     Args:
         ended: Code of each rank that has ended, negative for a signal; in the order of ends.
     """
-    # Those of signals first, then of second stop signals, then errors, then lost peers (76).
+    # Those of signals first, then of second stop signals, then errors, then lost peers (76). NCCL
+    # aborts ranks that have lost one: an abort is the cause where it came before the errors.
     failed = [(rank, code) for rank, code in ended.items() if code not in (EXIT_OK, EXIT_RESUME_ME)]
-    cause = min(failed, key=lambda item: (item[1] >= 0, item[1] <= 128, item[1] == EXIT_HANG), default=None)
+    cause = min(failed, key=_precedence, default=None)
     if cause is not None and cause[1] in (EXIT_HANG, EXIT_UNAVAILABLE) and EXIT_RESUME_ME in ended.values():
         return None  # a rank was stopped before it could save, and the others lost it
     return cause
+
+
+def _precedence(ended: tuple[int, int]) -> tuple[bool, bool, bool]:
+    code = ended[1]
+    return code >= 0 or code == -signal.SIGABRT, code <= 128, code == EXIT_HANG
 
 
 def job_code(cause: tuple[int, int] | None, ended: Mapping[int, int]) -> int:

@@ -117,9 +117,9 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     share_rows(model, world, config.engine.group_timeout_s)
     groups = group_parameters(model, optim.layer_decay, start.scale_of, split_heads=optim.muon.split_heads)
     if builds_sharded(config.engine):
-        fill_sharded(model, start.draw, config.engine, accelerator, world)
+        fill_sharded(model, partial(_draw, start, progress), config.engine, accelerator, world)
     else:
-        fill_weights(model, start.draw)
+        fill_weights(model, partial(_draw, start, progress))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = _module(config, model, dataset)
     optimizer = build_optimizer(groups, optim, accelerator.device)
@@ -178,6 +178,11 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         attempt=len(record["attempts"]),
     )
     return run, state
+
+
+def _draw(start: InitialWeights, progress: Progress, name: str, shape: torch.Size) -> torch.Tensor:
+    progress.go_on()  # all weights of a large model take minutes
+    return start.draw(name, shape)
 
 
 def _module(config: RunConfig, model: LanguageModel, dataset: Dataset) -> TrainModule:

@@ -36,14 +36,14 @@ ROOMS: dict[str, tuple[int, int]] = {
     "optim": (6, 1329),
     "plan": (16, 3795),
     "prepare": (47, 8241),
-    "pretrain_launch": (19, 3701),
+    "pretrain_launch": (19, 3705),
     "report": (8, 1607),
-    "run": (7, 1477),
+    "run": (7, 1479),
     "scale": (7, 1478),
     "shards": (12, 2507),
     "tokenizer": (8, 1660),
     "tracking": (12, 1887),
-    "train": (16, 3266),
+    "train": (16, 3271),
     "utils": (13, 1912),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
