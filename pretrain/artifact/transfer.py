@@ -7,7 +7,9 @@ Both stream weight by weight, without a GPU. A misplaced, transposed or missing 
 scores of transformers' model far more than rounding does.
 """
 
+import json
 import logging
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -26,7 +28,7 @@ from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, SpecialTokens
 from pretrain.config.objective import TARGET_COUNTS, ObjectiveConfig
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.interop.fields import CHAT_TEMPLATE
+from pretrain.interop.fields import CHAT_TEMPLATE, GENERATION
 from pretrain.interop.generation import load_generation_defaults, write_generation_defaults
 from pretrain.interop.label_names import CHOICES, SPANS, TEXTS, WORDS, labelled_by
 from pretrain.interop.release import fetch_release, open_release
@@ -334,6 +336,34 @@ def export_model(
             out,
         )
     return written
+
+
+def write_served(model: Path, parent: Path, dtype: str) -> tuple[Path, bool]:
+    """Writes a folder for `transformers serve`; returns it, and if it has a chat template.
+
+    Its files are an export, or links to those of a Hugging Face folder. Raises: ConfigError,
+    CheckpointError.
+    """
+    # Transformers gives "@" and ":" in the name of a model a meaning.
+    folder = parent / re.sub(r"[^\w.-]", "-", model.resolve().name)
+    if is_release(model):
+        folder.mkdir()
+        for path in model.resolve().iterdir():
+            (folder / path.name).symlink_to(path)
+    else:
+        config = open_source(model).config
+        if config.shape != "decoder" or config.head.kind != "lm":
+            what = f"a server continues texts, unlike this model: {config.shape}, head.kind={config.head.kind}"
+            raise ConfigError(what, where=str(model), fix="use a decoder alone, with head.kind=lm")
+        export_model(model, folder, dtype=dtype)
+    path = folder / GENERATION
+    values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    path.unlink(missing_ok=True)  # else a link's file would be written
+    # A request with a temperature draws only where this says so; one of 0 is greedy all the same.
+    path.write_text(json.dumps(values | {"do_sample": True}, indent=2) + "\n", encoding="utf-8")
+    known = folder / "tokenizer_config.json"  # older ones have it in there
+    text = known.read_text(encoding="utf-8") if known.is_file() else ""
+    return folder, (folder / CHAT_TEMPLATE).exists() or '"chat_template"' in text
 
 
 def _metrics_of(run: RunDir, checkpoint: WeightReader) -> dict[str, float]:

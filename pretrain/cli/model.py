@@ -263,31 +263,29 @@ def serve_command(
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does, by `transformers serve`, until Ctrl-C.
 
-    A run is exported for it, to a temporary folder. Whoever reaches the port can use the model.
+    A run is exported for it, to a temporary folder; the name of the model is that of its folder.
+    Whoever reaches the port can use the model, and load others from this machine.
 
     Example: pretrain serve runs/chat --port 8000
     """
     if missing := [name for name in _SERVING if find_spec(name) is None]:
         what = f"serving is done by `transformers serve`, which needs {', '.join(missing)}"
         raise LaunchError(what, fix=install_fix("serve"))
-    from pretrain.artifact.model_path import is_release, open_source
-    from pretrain.artifact.transfer import export_model
+    from pretrain.artifact.transfer import write_served
+    from pretrain.utils.net import refuse_used_port
     from pretrain.utils.process import wait_for_child
 
+    refuse_used_port(host, port)
     with TemporaryDirectory(prefix="pretrain-serve-") as temporary:
-        folder = model
-        if not is_release(model):
-            config = open_source(model).config
-            if config.decoder is None or config.head.kind != "lm":
-                facts = f"{config.shape}, head.kind={config.head.kind}"
-                what = f"a server generates texts, unlike this model: {facts}"
-                raise ConfigError(what, where=str(model), fix="use a decoder with head.kind=lm")
-            folder = Path(temporary) / model.resolve().name
-            export_model(model, folder, dtype=dtype)
-        print(f"http://{host}:{port}/v1: {model}", file=sys.stderr, flush=True)
+        folder, chats = write_served(model, Path(temporary), dtype)
+        print(f'http://{host}:{port}/v1: {model}, as model "{folder.name}"', file=sys.stderr, flush=True)
+        if not chats:
+            print("note: no chat template: /v1/completions answers alone", file=sys.stderr, flush=True)
         options = ["--host", host, "--port", str(port), "--device", device]
-        command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), *options]
-        if code := wait_for_child(command):
+        command = [sys.executable, "-m", "transformers.cli.transformers", "serve", folder.name, *options]
+        # Relative to its parent, the folder's name is that of the model. Nothing is fetched.
+        offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
+        if code := wait_for_child(command, Path(temporary), offline):
             raise LaunchError(f"`transformers serve` ended with exit code {code}", fix="see its messages above")
 
 

@@ -54,6 +54,9 @@ class Sampling:
 
 GREEDY = Sampling(temperature=0.0)
 
+_COLDEST = 1e-30
+"""Colder ones would make scores infinite, and draw the same: the best token."""
+
 
 def sample(scores_BV: Tensor, sampling: Sampling, uniforms_B: Sequence[float]) -> Tensor:
     """Draws one token a row, by the inverse of the cumulative distribution, the best token first.
@@ -63,7 +66,7 @@ def sample(scores_BV: Tensor, sampling: Sampling, uniforms_B: Sequence[float]) -
     """
     if sampling.temperature == 0:
         return scores_BV.argmax(dim=-1)  # the first of equal scores
-    scaled_BV = scores_BV.float() / sampling.temperature
+    scaled_BV = scores_BV.float() / max(sampling.temperature, _COLDEST)
     ordered_BV, order_BV = scaled_BV.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k:
         ordered_BV[:, sampling.top_k :] = -torch.inf

@@ -61,9 +61,9 @@ def make_curve(xs: np.ndarray, values: np.ndarray, max_groups: int) -> Curve:
 class ProgressCurve:
     """Progress of a run by step: knots with straight lines between them, constant outside."""
 
-    steps: list[float]
-    tokens: list[float]  # targets of the loss: labels of a classifier
-    hours: list[float]  # in the training loop, without start-up and work lost in a crash
+    steps: np.ndarray  # float64 [knots], as are the others
+    tokens: np.ndarray  # targets of the loss: labels of a classifier
+    hours: np.ndarray  # in the training loop, without start-up and work lost in a crash
 
     def hours_at(self, steps: Any) -> Any:
         """Returns the hours at a step or an array of steps."""
@@ -80,21 +80,22 @@ def make_course(rows: Sequence[dict[str, Any]], resumed: Sequence[int] = ()) -> 
     A row has the pace since the last one, or since the step at which the run was `resumed`; the
     steps between these two count at the pace of the row before.
     """
-    course = ProgressCurve([0.0], [0.0], [0.0])
+    steps, counts, hours = [0.0], [0.0], [0.0]
     pace = None
     for row in rows:
         seconds = seconds_of_step(row)
         tokens = next((row[name] for name in TARGET_COUNTS if name in row), None)
-        passed = row["step"] - course.steps[-1]
-        if seconds is None or not _is_finite(tokens) or passed <= 0:
+        last = steps[-1]
+        if seconds is None or not _is_finite(tokens) or row["step"] <= last:
             continue
-        start = max((step for step in resumed if course.steps[-1] < step < row["step"]), default=course.steps[-1])
-        earlier = (start - course.steps[-1]) * (seconds if pace is None else pace)
+        start = max((step for step in resumed if last < step < row["step"]), default=last)
+        earlier = (start - last) * (seconds if pace is None else pace)
         pace = seconds
-        course.steps.append(row["step"])
-        course.tokens.append(tokens)
-        course.hours.append(course.hours[-1] + (earlier + (row["step"] - start) * seconds) / 3600)
-    return course
+        steps.append(row["step"])
+        counts.append(tokens)
+        hours.append(hours[-1] + (earlier + (row["step"] - start) * seconds) / 3600)
+    # Arrays: a curve of lists would be copied at every question.
+    return ProgressCurve(*(np.array(values, dtype=np.float64) for values in (steps, counts, hours)))
 
 
 def seconds_of_step(row: dict[str, Any]) -> float | None:

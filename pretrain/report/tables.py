@@ -116,7 +116,7 @@ def summarize(run: RunData) -> dict[str, Any]:
     counted = [start for start in run.starts if not start.get("is_refused")] or run.starts
     last = counted[-1] if counted else {}
     code = last.get("exit_code")
-    losses = run.finite("loss")
+    losses = run.metrics.get("loss", [])
     best = min(run.finite("val_loss"), key=lambda point: point[1], default=None)
     medians = {
         f"median_{name}": statistics.median_high(values) if (values := _values(run, name)) else None
@@ -131,9 +131,9 @@ def summarize(run: RunData) -> dict[str, Any]:
         "steps": run.last_step,
         "total_steps": run.config.get("train.steps"),
         "tokens": int(run.course.tokens[-1]),
-        "hours_in_loop": round(run.course.hours[-1], 4),
+        "hours_in_loop": round(float(run.course.hours[-1]), 4),
         "starts": len(run.starts),
-        "loss": losses[-1][1] if losses else None,
+        "loss": None if not losses or math.isnan(losses[-1][1]) else losses[-1][1],
         "best_val_loss": best[1] if best else None,
         "best_val_step": int(best[0]) if best else None,
         **medians,
@@ -170,12 +170,13 @@ def summary_table(runs: Sequence[RunData]) -> str:
         steps = f"{s['steps']:,}"
         if isinstance(s["total_steps"], int):
             steps += f" of {s['total_steps']:,}"
+        loss = "not finite" if s["loss"] is None and run.metrics.get("loss") else s["loss"]
         best = None
         if s["best_val_loss"] is not None:
             best = f"{figure(s['best_val_loss'])} at {s['best_val_step']:,}"
         rows.append([
             name_cell(number, run), s["state"], steps, count(s["tokens"]), span(s["hours_in_loop"] * 3600), s["starts"],
-            s["loss"], best, _known(s["median_tokens_per_s"], count), _known(s["median_mfu"], percent),
+            loss, best, _known(s["median_tokens_per_s"], count), _known(s["median_mfu"], percent),
             _known(s["median_data_wait"], percent), _known(s["peak_memory_bytes"], size), _known(run.parameters, count),
         ])  # fmt: skip
     return table(*without_empty(heads, rows))

@@ -33,6 +33,16 @@ def reserved_port(port: int | None) -> Iterator[int]:
         yield chosen
 
 
+def refuse_used_port(host: str, port: int) -> None:
+    """Refuses a port at which a server could not listen. Raises: LaunchError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        what = f"port {port} of {host} cannot be used: {error.strerror}"
+        raise LaunchError(what, where="--port", fix="give another one") from None
+
+
 def listen_on_loopback(host: str, port: int) -> socket.socket | None:
     """Listens on the loopback interface; returns None where `host` is not of it. Raises: OSError.
 

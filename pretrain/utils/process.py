@@ -17,8 +17,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pretrain.errors import DiskError, UnreadError
@@ -118,13 +119,16 @@ def die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait_for_child(command: Sequence[str]) -> int:
-    """Runs a command in the foreground, and returns its exit code.
+def wait_for_child(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
+    """Runs a command in the foreground, in a folder, and returns its exit code.
 
+    `environment` is added to that of this process.
     SIGTERM is passed on. Ctrl-C, which a terminal sends to both, raises KeyboardInterrupt when the
     command has ended; a command that was ended by SIGTERM gives 0.
     """
-    process = subprocess.Popen(command, preexec_fn=partial(die_with, os.getpid()))
+    environment = {**os.environ, **environment}
+    dies_with_us = partial(die_with, os.getpid())
+    process = subprocess.Popen(command, cwd=folder, env=environment, preexec_fn=dies_with_us)
     previous = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
         code = process.wait()

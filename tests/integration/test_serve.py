@@ -1,7 +1,9 @@
 """`pretrain serve`: the real server of transformers on the export of a run, asked by OpenAI's client."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -9,14 +11,16 @@ import urllib.request
 import pytest
 
 from pretrain.artifact.open import open_artifact
+from pretrain.artifact.transfer import write_served
+from pretrain.errors import ConfigError, LaunchError
 from pretrain.generate.chat import ChatCodec
 from pretrain.generate.generation_options import Options
 from pretrain.generate.text import generate_text
-from pretrain.utils.net import reserved_port
+from pretrain.utils.net import refuse_used_port, reserved_port
 from tests.helpers.chat_templates import CHATML
 from tests.helpers.cli import SOURCE_PATH, run_warm
 from tests.helpers.waiting import LIMIT_S, wait_until
-from tests.unit.artifact.runs import write_text_run
+from tests.unit.artifact.runs import write_run, write_text_run
 from tests.unit.artifact.test_chat_templates import write_base
 from tests.unit.prepare.test_templates import prepared
 
@@ -31,6 +35,27 @@ def test_a_package_that_is_missing_is_named(tmp_path):
         refused = run_warm("serve", str(tmp_path), cwd=tmp_path)
         assert "serving is done by `transformers serve`, which needs fastapi" in refused.errors[0]
         assert ".[serve]" in refused.errors[0]
+
+
+def test_a_used_port_is_refused_before_the_export():
+    refused = pytest.raises(LaunchError, match=r"port \d+ of 127.0.0.1 cannot be used: Address already in use")
+    with socket.create_server(("127.0.0.1", 0)) as server, refused:
+        refuse_used_port("127.0.0.1", server.getsockname()[1])
+    refuse_used_port("127.0.0.1", 0)
+
+
+def test_a_translator_is_refused_and_a_folder_of_hugging_face_linked(tmp_path):
+    with pytest.raises(ConfigError, match=r"continues texts, unlike this model: encoder\+decoder"):
+        write_served(write_run(tmp_path / "mt", steps=[1]), tmp_path, "fp32")
+    release = tmp_path / "a@b"
+    release.mkdir()
+    (release / "config.json").write_text("{}")
+    (release / "generation_config.json").write_text('{"eos_token_id": 3}')
+    folder, chats = write_served(release, tmp_path, "fp32")
+    assert (folder, chats) == (tmp_path / "a-b", False)
+    assert (folder / "config.json").resolve() == release / "config.json"
+    assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": 3, "do_sample": True}
+    assert (release / "generation_config.json").read_text() == '{"eos_token_id": 3}'
 
 
 @pytest.mark.long
@@ -62,12 +87,16 @@ def test_a_run_answers_a_client_of_openai_as_generate_does_and_ends_at_a_signal(
 
     try:
         wait_until(answers, "the server answers", process, say=(tmp_path / "log").read_text)
-        (folder,) = tmp_path.glob("pretrain-serve-*/run")
         messages = [{"role": "user", "content": "Who?"}]
-        found = client.chat.completions.create(
-            model=str(folder), messages=messages, temperature=0.0, max_tokens=5, seed=0
-        )
-        assert found.choices[0].message.content == expected.text
+
+        def said(temperature, seed):
+            asked = {"temperature": temperature, "max_tokens": 5, "seed": seed}
+            found = client.chat.completions.create(model="run", messages=messages, **asked)
+            return found.choices[0].message.content
+
+        assert said(0.0, seed=0) == said(0.0, seed=1) == expected.text
+        drawn = [said(50.0, seed=seed) for seed in (1, 2, 1)]
+        assert drawn[0] == drawn[2] and drawn[0] != drawn[1]
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=LIMIT_S) == 0
         assert not list(tmp_path.glob("pretrain-serve-*"))

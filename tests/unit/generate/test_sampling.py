@@ -81,6 +81,11 @@ def test_top_p_draws_among_the_fewest_that_reach_p():
         assert int((draws(Sampling(top_p=float(p))) > 0).sum()) == kept
 
 
+def test_the_coldest_temperature_is_greedy():
+    logits = torch.tensor([[-9.0, 1.0, 2.0], [-9.0, -1.0, -2.0]])
+    assert sample(logits, Sampling(temperature=1e-40), [0.5, 0.5]).tolist() == [2, 1]
+
+
 def test_a_tiny_top_p_is_greedy():
     assert draws(Sampling(top_p=1e-9))[1] == 1
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from pretrain.report.page import build_page, differing_keys, write_report
 from pretrain.report.panels import choose_panels
 from pretrain.report.run_data import MAX_PICTURE_BYTES, RunData, read_run_data
+from pretrain.report.tables import summarize, summary_table
 from pretrain.run.folder import RunDir
 from pretrain_launch.journal import read_journal
 from pretrain_launch.runs import merge_starts
@@ -220,3 +222,10 @@ def test_a_rollback_is_told(tmp_path):
     (folder / "run.json").write_text(json.dumps(record))
     texts = Page(build_page([read(folder)])).texts
     assert "automatic, after a spike" in texts and "64" in texts
+
+
+def test_the_summary_has_the_loss_of_the_last_row_and_no_earlier_one(tmp_path):
+    rows = [metric_row(step) | ({"loss": math.nan} if step > 4 else {}) for step in range(1, 10)]
+    run = read(write_run(tmp_path / "run", rows))
+    assert summarize(run)["loss"] is None
+    assert "<td>not finite</td>" in summary_table([run])
