@@ -138,6 +138,8 @@ def _bad_gradient(engine: Engine, batch: Batch, scale: float) -> str | None:
             loss = loss_sum * (scale * loss_scale)
             gradients = torch.autograd.grad(loss, [weight for _, weight in trained], allow_unused=True)
     except torch.OutOfMemoryError:
+        if batch.columns is not None:
+            raise  # the ranks that share these rows wait in the pass
         return None
     pairs = zip(reversed(trained), reversed(gradients), strict=True)
     bad = (name for (name, _), grad in pairs if grad is not None and not _is_finite(grad))

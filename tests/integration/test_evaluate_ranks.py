@@ -47,6 +47,7 @@ def test_two_ranks_find_what_one_finds(folder, monkeypatch):
         assert found["loss"] == pytest.approx(one["loss"], rel=1e-14)  # float64, added in another order
 
 
+@pytest.mark.long
 def test_a_task_at_which_one_rank_fails_has_no_score_and_the_next_has(folder):
     write_tasks(folder / "tasks")
     arguments = {"folder": str(folder), "names": list(NAMES)}
