@@ -218,6 +218,10 @@ def check_sequence(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> N
         if stack is not None and stack.drop_path:
             what = f"would draw model.{name}.drop_path for each part of a row apart"
             raise ValueError(f"{key} {what}; {whole}, or leave it out")
+        scaling = None if stack is None else stack.rope_scaling
+        if scaling is not None and scaling.follows_length:
+            what = f"needs whole rows for model.{name}.rope_scaling.kind={scaling.kind}"
+            raise ValueError(f"{key} {what}; {whole}")
         if stack is not None and stack.heads % ranks:
             rule = f"must divide model.{name}.heads={stack.heads}: a rank attends with whole heads"
             raise ValueError(f"{key} {rule}; {_use_divisor(stack.heads)}")

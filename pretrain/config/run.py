@@ -195,6 +195,9 @@ class RunConfig(Section):
                 what = f"parallel.tensor={self.parallel.tensor} leaves no rank with the whole matrices"
                 which = f"that optim.kind={self.optim.kind} steps"
                 raise ValueError(f"{what} {which}; use optim.kind=adamw or lion")
+            if self.tracking.attention.text is not None:
+                what = f"parallel.tensor={self.parallel.tensor} leaves no rank with all heads"
+                raise ValueError(f"{what} for tracking.attention; leave its text out")
         check_best(self.checkpoint, self.eval, self.objective, self.data, self.optim.ema)
         check_tracking(self.tracking, self.eval, self.model)
         if self.eval.tasks.names and (self.stacks != ["decoder"] or self.model.head.kind != "lm"):

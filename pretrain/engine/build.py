@@ -225,6 +225,10 @@ def deepspeed_config(
             "stage3_prefetch_bucket_size": buckets.stage3_prefetch_bucket_size,
             "stage3_param_persistence_threshold": buckets.stage3_param_persistence_threshold,
         }
+        if config.activation_checkpointing == "selective" and not config.compiles(device):
+            # DeepSpeed's own linear layer adds the bias to the product in place: to the one that is
+            # kept for the backward pass, which would add it again.
+            zero["memory_efficient_linear"] = False
     if config.zero_hpz > 1:
         zero["zero_hpz_partition_size"] = config.zero_hpz
     # Pinned memory speeds up copies to a GPU; without one it is wasted.

@@ -82,6 +82,14 @@ def test_every_zero_stage_trains_every_kind_of_stack_like_one_process(model):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_products_that_are_kept_for_the_backward_pass_have_no_bias_added_to_them(tensor):
+    (expected,) = trained(1, 1, [ALONE], 12, model="gpt2")
+    for rows in trained(2, tensor, ZERO[2:], 6, model="gpt2", checkpointing="selective"):
+        assert_close(rows, expected)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tensor", "sequence", "model"),
     [(2, 1, "llama"), (4, 1, "gpt2"), (2, 2, "llama"), (2, 2, "relative"), (2, 1, "encoder")],

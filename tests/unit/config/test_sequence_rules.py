@@ -53,6 +53,12 @@ DYNAMIC = {"kind": "dynamic", "factor": 2.0}
         (
             2,
             {},
+            model("llama-tiny", decoder={"rope_scaling": DYNAMIC}),
+            r"needs whole rows for model\.decoder\.rope_scaling\.kind=dynamic; use parallel\.sequence=1$",
+        ),
+        (
+            2,
+            {},
             model("llama-tiny", ngram_embeddings=2),
             r"tokens before its part, which model\.ngram_embeddings=2 reads; use .*=1$",
         ),

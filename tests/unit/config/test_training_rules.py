@@ -140,6 +140,10 @@ FP8 = ["engine.precision=bf16", "engine.fp8=tensorwise"]
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (
+            ["parallel.tensor=2", "optim.kind=adamw", "tracking.attention.text=abc"],
+            "parallel.tensor=2 leaves no rank with all heads for tracking.attention; leave its text out",
+        ),
         (["optim.kind=muon", "engine.offload_optimizer=cpu"], "optim.kind=muon steps whole matrices"),
         (["optim.schedule={kind: wsd, cooldown_tokens: 9999999}"], "the warm-up of 10 steps and the cooldown of 4883"),
         (["engine.precision=fp16", "model.init=t5"], "engine.precision=fp16 overflows in a T5-style model"),

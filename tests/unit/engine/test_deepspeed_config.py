@@ -152,3 +152,10 @@ def test_gradients_are_summed_and_sent_in_fp32_on_request(stage):
         ("data_types.grad_accum_dtype", "fp32"),
         ("communication_data_type", "fp32"),
     }
+
+
+@pytest.mark.parametrize(("stage", "mode"), [(3, "selective"), (3, "full"), (3, "none"), (2, "selective")])
+def test_no_bias_is_added_in_place_to_a_product_that_is_kept(stage, mode):
+    config = engine_config(stage, "fp32").model_copy(update={"activation_checkpointing": mode, "compile": False})
+    section = deepspeed_config(config, "cpu", CLIP, PLAN, PARAMETERS)["zero_optimization"]
+    assert section.get("memory_efficient_linear", True) is not (stage == 3 and mode == "selective")
