@@ -73,6 +73,7 @@ DYNAMIC = {"kind": "dynamic", "factor": 2.0}
         "images",
         "mean",
         "drop path",
+        "rope",
         "n-grams",
         "last token",
         "further tokens",

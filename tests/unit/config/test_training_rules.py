@@ -141,7 +141,7 @@ FP8 = ["engine.precision=bf16", "engine.fp8=tensorwise"]
     ("overrides", "message"),
     [
         (
-            ["parallel.tensor=2", "optim.kind=adamw", "tracking.attention.text=abc"],
+            ["parallel.tensor=2", "optim={kind: adamw, muon: null, lr: 1e-3}", "tracking.attention.text=abc"],
             "parallel.tensor=2 leaves no rank with all heads for tracking.attention; leave its text out",
         ),
         (["optim.kind=muon", "engine.offload_optimizer=cpu"], "optim.kind=muon steps whole matrices"),
