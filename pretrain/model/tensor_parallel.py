@@ -102,13 +102,13 @@ class TensorRanks:
         """Returns the sum over ranks, of this rank's columns. Collective."""
         if not self.has_columns:
             return collectives.wait_tensor(collectives.all_reduce(x_BTD, "sum", self._group))
-        by_rank = torch.cat(x_BTD.chunk(self.size, dim))
+        by_rank = x_BTD.contiguous() if dim == 0 else torch.cat(x_BTD.chunk(self.size, dim))
         return _sum_rows(by_rank, self.size, self._group.group_name)
 
     def collect(self, x: Tensor, dim: int) -> Tensor:
         """Returns the tensors of all ranks, one after another along a dimension. Collective."""
         by_rank = _gather_rows(x.contiguous(), self.size, self._group.group_name)
-        return torch.cat(by_rank.chunk(self.size), dim)
+        return by_rank if dim == 0 else torch.cat(by_rank.chunk(self.size), dim)
 
     def join(self, logits_BTV: Tensor) -> Tensor:
         """Returns the scores of the whole vocabulary, of whole rows. Collective."""
