@@ -3,6 +3,7 @@
 Gradient clipping, skipped steps and loss scaling belong to the engine.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -16,7 +17,9 @@ from pretrain.config.optim import SOAP_MAX_SIDE, OptimConfig
 from pretrain.errors import LaunchError
 from pretrain.optim.groups import ParameterGroup
 from pretrain.optim.matrices import WholeGroup, WholeOptimizer
-from pretrain.optim.rules import BatchedMuon, Lion, Soap, decay_cautiously
+from pretrain.optim.rules import BatchedMuon, Lion, Soap, decay_cautiously, fast_product_dtype
+
+log = logging.getLogger(__name__)
 
 # Adafactor (Shazeer and Stern 2018), the optimizer of T5.
 #
@@ -57,10 +60,10 @@ def build_adafactor(groups: list[ParameterGroup], config: OptimConfig, device: t
 # Muon for the hidden matrices, AdamW for the rest.
 #
 # Muon (Jordan et al. 2024) updates a matrix by its momentum with all singular values set equal, by
-# Newton-Schulz iterations in bf16. That fits a matrix between two hidden states, but not an
-# embedding, an output head, a norm or a bias: these are updated by AdamW, at `optim.lr`. So is a
-# router, the head of a choice among experts. Fused weights are updated matrix by matrix, and those
-# of experts expert by expert (`block_rows`).
+# Newton-Schulz iterations in bf16 (fp32 on most CPUs). That fits a matrix between two hidden
+# states, but not an embedding, an output head, a norm or a bias: these are updated by AdamW, at
+# `optim.lr`. So is a router, the head of a choice among experts. Fused weights are updated matrix
+# by matrix, and those of experts expert by expert (`block_rows`).
 
 MUON_BATCH_ELEMENTS = {"cuda": 2**25}
 """Elements of the matrices that a kind of device orthogonalises at once: four bf16 tensors of 64 MiB at most."""
@@ -104,11 +107,14 @@ def build_muon(groups: list[ParameterGroup], config: OptimConfig, device: torch.
     split = [split_hidden(group) for group in groups]
     rest = [others for _, others in split if others.names]
     decay = config.weight_decay if muon.weight_decay is None else muon.weight_decay
+    products = fast_product_dtype(device)
+    log.info("Muon: products in %s on this %s", "bf16" if products is torch.bfloat16 else "fp32", device.type)
     make = partial(
         BatchedMuon,
         beta2=muon.row_beta2,
         cautious=config.cautious_decay,
         batch_elements=MUON_BATCH_ELEMENTS.get(device.type, 0),
+        products=products,
         lr=muon.lr,
         momentum=muon.momentum,
         nesterov=muon.nesterov,

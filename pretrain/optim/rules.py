@@ -52,14 +52,15 @@ class BatchedMuon(torch.optim.Muon):
 
     On a GPU, matrices of one shape are orthogonalised by batched products: 3 launches an iteration
     for all, equal to torch's up to the rounding of another kernel. On a CPU, where that
-    gains little, one at a time, bit for bit as torch does.
+    gains little, one at a time, with products in bf16 bit for bit as torch does.
 
     Args:
         params: Matrices [R, C].
         beta2: Decay of NorMuon's mean squares; None: rows are not divided.
         cautious: Decay only where the update has the sign of the weight.
-        batch_elements: Elements of a batch at most, but one matrix at least; a step has four bf16
+        batch_elements: Elements of a batch at most, but one matrix at least; a step has four
             tensors of that size beside it. 0: one matrix at a time.
+        products: dtype of the Newton-Schulz iterations.
         options: Those of torch's Muon.
     """
 
@@ -70,12 +71,14 @@ class BatchedMuon(torch.optim.Muon):
         beta2: float | None = None,
         cautious: bool = False,
         batch_elements: int = 0,
+        products: torch.dtype = torch.bfloat16,
         **options: Any,
     ) -> None:
         super().__init__(params, **options)
         self._beta2 = beta2
         self._cautious = cautious
         self._batch_elements = batch_elements
+        self._products = products
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -92,7 +95,7 @@ class BatchedMuon(torch.optim.Muon):
                     self._step_batch(parameters[start : start + size], group)
 
     def _step_batch(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        updates = _orthogonalize(self._directions(parameters, group), group)
+        updates = _orthogonalize(self._directions(parameters, group), group, self._products)
         ratio = _rate_ratio(group["adjust_lr_fn"], *parameters[0].shape)
         rate, decay = group["lr"], group["weight_decay"]
         for parameter, update in zip(parameters, updates, strict=True):
@@ -127,23 +130,38 @@ class BatchedMuon(torch.optim.Muon):
         return rows * (update.norm() / (rows.norm() + _TINY))
 
 
+def fast_product_dtype(device: torch.device) -> torch.dtype:
+    """Returns bf16 where a device multiplies in it fast, else fp32: most CPUs emulate bf16.
+
+    By the processor's flags, not by a measurement, so that a resumed run computes the same bits.
+    """
+    # Older releases of torch have no such function.
+    flags: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    has_bf16 = device.type != "cpu" or any(flags.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return torch.bfloat16 if has_bf16 else torch.float32
+
+
 _TINY = 1e-10
 """Against a division by zero, as in the code of NorMuon."""
 
 
-def _orthogonalize(matrices: list[Tensor], group: dict[str, Any]) -> Sequence[Tensor]:
-    """Sets the singular values of matrices of one shape [R, C] about equal to 1, in bf16.
+def _orthogonalize(
+    matrices: list[Tensor],
+    group: dict[str, Any],
+    dtype: torch.dtype,
+) -> Sequence[Tensor]:
+    """Sets the singular values of matrices of one shape [R, C] about equal to 1, by products in `dtype`.
 
     Newton-Schulz iterations with torch's coefficients, on the smaller side's products.
     """
     # One matrix: as torch does, by products of matrices, which round otherwise than batched ones.
     is_batch = len(matrices) > 1
     if is_batch:
-        x = torch.empty(len(matrices), *matrices[0].shape, dtype=torch.bfloat16, device=matrices[0].device)
+        x = torch.empty(len(matrices), *matrices[0].shape, dtype=dtype, device=matrices[0].device)
         torch._foreach_copy_(list(x.unbind()), matrices)
         multiply_add = torch.baddbmm
     else:
-        x = matrices[0].bfloat16()
+        x = matrices[0].to(dtype, copy=True)
         multiply_add = torch.addmm
     is_tall = x.shape[-2] > x.shape[-1]
     if is_tall:

@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "interop": (30, 6021),
     "model": (26, 5485),
     "objective": (14, 2178),
-    "optim": (6, 1329),
+    "optim": (6, 1353),
     "plan": (16, 3795),
     "prepare": (47, 8241),
     "pretrain_launch": (19, 3705),

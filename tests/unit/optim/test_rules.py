@@ -69,6 +69,48 @@ def test_without_its_options_the_rule_is_that_of_torch():
         assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_products_in_fp32_are_those_of_float64(nesterov):
+    parameters = [nn.Parameter(start(4, 6).to(dtype)) for dtype in (torch.float32, torch.float64)]
+    ours, exact = (
+        follow(
+            BatchedMuon([parameter], products=parameter.dtype, lr=0.1, weight_decay=0.2, nesterov=nesterov),
+            parameter,
+            [gradient.to(parameter.dtype) for gradient in gradients(4, 6)],
+        )
+        for parameter in parameters
+    )
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("device", "flags", "dtype"),
+    [
+        ("cpu", {"avx2": True, "avx512_f": True, "avx512_bf16": False}, torch.float32),
+        ("cpu", {"avx512_bf16": True}, torch.bfloat16),
+        ("cpu", {"amx_bf16": True}, torch.bfloat16),
+        ("cpu", {"neon": True, "bf16": True}, torch.bfloat16),
+        ("cpu", None, torch.float32),
+        ("cuda", {"avx512_bf16": False}, torch.bfloat16),
+    ],
+)
+def test_products_are_in_bf16_where_the_device_has_fast_ones_and_the_log_says_so(
+    device, flags, dtype, monkeypatch, caplog
+):
+    if flags is None:
+        monkeypatch.delattr(torch.cpu, "get_capabilities")
+    else:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
+    made = []
+    monkeypatch.setattr(build_module, "BatchedMuon", lambda *_, products, **__: made.append(products))
+    with caplog.at_level("INFO", logger="pretrain"):
+        optimizer = build_optimizer(group_parameters(Block()), OptimConfig(kind="muon", lr=1e-3), torch.device(device))
+    for whole in optimizer._groups.values():
+        whole.make([])
+    assert made == [dtype]
+    assert f"Muon: products in {'bf16' if dtype == torch.bfloat16 else 'fp32'} on this {device}" in caplog.text
+
+
 class ProductCounter(TorchDispatchMode):
     """Counts matrix products, of one matrix or of a batch."""
 
