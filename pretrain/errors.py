@@ -8,7 +8,7 @@ of ours: traceback and exit code 70.
 |---|---|---|
 | 0 | the run, or the command, is done | there is nothing to do |
 | 64 | of a bad config or command line, or Slurm refuses the job that it asks for | no: correct it |
-| 65 | of bad data: text, shards, a tokenizer | no: correct it |
+| 65 | of bad data: text, shards, a tokenizer, or nothing to learn from | no: correct it |
 | 66 | a checkpoint is missing, damaged, or not of this model | no |
 | 69 | ranks cannot be started or reach each other, a package is missing, or a GPU's memory is too small | no |
 | 70 | of a bug of ours | no |

@@ -48,6 +48,7 @@ _LEARNING = (
     Metric("Epochs", "of the data", {"epochs": ""}),
     Metric("Loss scale", "", {"loss_scale": ""}, may_log=True),
     Metric("Skipped steps", "so far", {"skipped_steps": ""}),
+    Metric("Steps without targets", "so far", {"empty_steps": ""}),
     Metric("Loss spikes", "so far", {"spikes": ""}),
 )
 _SPEED = (
@@ -133,7 +134,7 @@ def _compare(runs: Sequence[RunData], metric: Metric, max_groups: int) -> Iterat
                 dash = DASHES[(number // len(COLORS) + place) % len(DASHES)]
                 if curve := _curve(run, name, metric.scale, max_groups, is_by_tokens):
                     lines.append(Line(number, word, color_of(number), dash, curve))
-        may_hide = metric.names.keys() <= {"skipped_steps", "spikes"}
+        may_hide = metric.names.keys() <= {"skipped_steps", "empty_steps", "spikes"}
         if not lines or (may_hide and not any(line.curve.highs.any() for line in lines)):
             continue
         yield Panel(

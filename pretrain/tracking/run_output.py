@@ -63,7 +63,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str], int]] = {
     "memory_bytes": ("mem", _bytes, 5),
     "eta_s": ("eta", clock_time, 7),
 }
-"""Shown metrics, in order: label, format, width. Rows without a loss show all metrics they have."""
+"""Shown metrics, in order: label, format, width. Rows of no step show all metrics they have."""
 _LEAST_WANTED = ("mfu", "lr", "memory_bytes", "data_wait", "grad_norm", "tokens_per_s", "images_per_s")
 """Metrics that a progress line leaves out, in order, where the terminal is narrow."""
 
@@ -71,7 +71,7 @@ _LEAST_WANTED = ("mfu", "lr", "memory_bytes", "data_wait", "grad_norm", "tokens_
 def format_metrics(metrics: Mapping[str, float], *, aligned: bool) -> str:
     """Returns `loss   3.2145  lr 3.00e-04 ...`; aligned: each value in a column of fixed width."""
     shown = [name for name in _COLUMNS if name in metrics]
-    if "loss" not in metrics:
+    if not metrics.keys() & {"loss", "lr"}:
         shown += [name for name in metrics if name not in _COLUMNS]
     parts = []
     for name in shown:

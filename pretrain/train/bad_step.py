@@ -1,4 +1,6 @@
-"""Bad steps, whose gradient is not finite: a warning, bad_step.json, and an end after several.
+"""Steps that teach nothing: bad ones, whose gradient is not finite; empty ones, without a target.
+
+A bad step is a warning, a bad_step.json, and an end after several:
 
     {"step", "loss", "in_a_row", "fault", "name", "rank", "fault_sample_ids", "sample_ids"}
 
@@ -13,6 +15,8 @@ The search for the cause runs after such a step only, and changes nothing:
 Every rank runs the same forward passes, as ZeRO 3 needs, with the same dropout. A bad step has
 changed nothing on any rank (`Engine.update`). In fp16 gradients overflow now and then by design;
 there the search runs only when the loss is not finite, or the run is about to end.
+
+An empty step is a warning with its reason. A run of such steps alone is an error at its end.
 """
 
 import json
@@ -28,15 +32,27 @@ from torch import Tensor, nn
 
 from pretrain import dist
 from pretrain.checkpoint.state import TrainState
-from pretrain.data.loader import StepBatch
+from pretrain.data.loader import StepBatch, StepCounts
 from pretrain.engine.engine import Engine
-from pretrain.errors import DiskError, DivergedError
+from pretrain.errors import DataError, DiskError, DivergedError
 from pretrain.train.build import Run
 from pretrain.train.step import seed_noise
 from pretrain.types import Batch
 from pretrain.utils.io import write_file
+from pretrain.utils.units import plural
 
 log = logging.getLogger(__name__)
+
+_PROMPTS = "prompts fill the rows, without an answer; raise batch.seq_len, or shorten the prompts"
+_DRAWN = "no token was drawn to be predicted; raise batch.global_tokens, or objective.{}.rate"
+_LABELS = "no label is in the rows; see `pretrain data show`"
+_SHORT = "documents have one token each; see `pretrain data show`"
+_REASONS = {
+    "supervised": _PROMPTS,
+    **{kind: _DRAWN.format(kind) for kind in ("masked", "replaced", "masked_patches")},
+    **dict.fromkeys(("classify", "tag", "answers", "choices", "images"), _LABELS),
+}
+"""Reason and remedy of a step without targets by `objective.kind`; `_SHORT` for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +167,34 @@ def is_spoiled(run: Run, state: TrainState, loss: float) -> bool:
     return state.bad_steps_in_a_row > 0 and (run.config.engine.precision != "fp16" or not math.isfinite(loss))
 
 
-def refuse_bad_end(run: Run, state: TrainState, loss: float) -> None:
-    """Refuses to end a run in bad steps, whose weights are those of the step before them. Raises: DivergedError."""
-    if state.step < run.config.train.last_step or not is_spoiled(run, state, loss):
+def _reason(run: Run, num_skipped: int) -> str:
+    if num_skipped:
+        return f"{plural(num_skipped, 'damaged row')} had to be skipped; copy the shards again"
+    kinds = [task.kind for task in run.config.objective.tasks]
+    on_records = run.dataset.index.kind == "records"
+    found = [_PROMPTS if on_records else _REASONS.get(kind, _SHORT) for kind in kinds]
+    return "; or ".join(dict.fromkeys(found))
+
+
+def refuse_bad_end(run: Run, state: TrainState, loss: float, num_skipped: int = 0) -> None:
+    """Refuses to end a run that learned nothing, or with weights of before its last, bad steps.
+
+    Raises:
+        DataError: No step had a target.
+        DivergedError: The last steps were bad, or none was applied.
+    """
+    if state.step < run.config.train.last_step:
         return
+    steps = plural(state.step, "step")
+    if not state.tokens:
+        why, _, fix = _reason(run, num_skipped).partition("; ")
+        what = f"nothing was learned, as no target was in the run's {steps}: {why}"
+        raise DataError(what, fix=fix)
+    if not is_spoiled(run, state, loss):
+        if state.optimizer_step:
+            return
+        what = f"nothing was learned: the gradients of all {steps} overflowed in fp16"
+        raise DivergedError(what, fix="use engine.precision=bf16, or more steps")
     good = state.step - state.bad_steps_in_a_row
     bad = f"step {state.step}" if state.bad_steps_in_a_row == 1 else f"steps {good + 1} to {state.step}"
     raise DivergedError(
@@ -162,6 +202,20 @@ def refuse_bad_end(run: Run, state: TrainState, loss: float) -> None:
         where=str(run.folder.path / "bad_step.json"),
         fix=(f"end it before by train.stop_after={good}, or " if good else "") + _advice(run, None),
     )
+
+
+def report_step(run: Run, state: TrainState, batch: StepBatch, loss: float, counts: StepCounts) -> None:
+    """Reports the step `state.step` if it was bad or empty. Collective.
+
+    Raises:
+        DivergedError: `optim.max_bad_steps` in a row.
+    """
+    if state.bad_steps_in_a_row:
+        report_bad_step(run, state, batch, loss, counts.num_targets)
+    elif not counts.num_targets and run.world.is_main:
+        so_far, reason = plural(state.empty_steps, "step"), _reason(run, counts.num_skipped)
+        text = "step %d has no targets and changes nothing, %s so far: %s"
+        log.warning(text, state.step, so_far, reason)
 
 
 def report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, num_targets: int) -> None:

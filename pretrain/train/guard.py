@@ -194,11 +194,12 @@ class Guard:
     def update(
         self, learning_rate: float, num_targets: int, pending: Callable[[], StepTotals]
     ) -> tuple[Update, StepTotals]:
-        """Applies a step, or drops it as a spike; `pending` waits for the exchange."""
-        if self._config.on_spike != "skip":
+        """Applies a step, or drops a spike or an empty one; `pending` waits for the exchange."""
+        # Without targets, moments and weight decay would move the weights all the same.
+        self._dropped = not num_targets
+        if self._dropped or self._config.on_spike != "skip":
             # The exchange overlaps with the optimizer.
-            self._dropped = False
-            return self._engine.update(learning_rate), pending()
+            return self._engine.update(learning_rate, drop=self._dropped), pending()
         # The decision to drop a step needs the loss of all ranks: the optimizer waits for it.
         agreed = pending()
         self._dropped = self._detector.is_spike(agreed.loss_sum / max(num_targets, 1))
@@ -215,12 +216,6 @@ class Guard:
             self._detector.add(loss)
         if self._dropped and in_a_row >= self._config.max_skips:
             self._detector.forget()
-        if not num_targets:  # the loss of such a step is 0, and means nothing
-            text = (
-                "step %d has no targets, %s so far: its loss is empty, as where prompts are as long as batch.seq_len, "
-                "so that no answer is in their rows (raise it, or shorten them), or where damaged rows are skipped"
-            )
-            self._say(logging.WARNING, text, state.step, plural(state.empty_steps + 1, "step"))
         return replace(
             state,
             losses=self._detector.losses,

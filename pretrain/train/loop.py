@@ -26,7 +26,7 @@ from pretrain.evaluate.row_loss import LossReport, evaluate_loss, pool
 from pretrain.optim.schedule import ema_decay, learning_rate_factor
 from pretrain.shards.store import WaitStoppedError
 from pretrain.tracking.meter import SourceLosses, memory_metrics
-from pretrain.train.bad_step import is_spoiled, refuse_bad_end, report_bad_step
+from pretrain.train.bad_step import is_spoiled, refuse_bad_end, report_step
 from pretrain.train.build import Run, ValidationSource
 from pretrain.train.claim import check_order
 from pretrain.train.guard import Guard, SpikeError, go_back
@@ -112,15 +112,15 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         run.tracker.advance(state.step)
         is_last = state.step >= target
         if state.step % config.tracking.log_every_steps == 0 or is_last:
-            metrics = {"loss": loss, "lr": learning_rate, "grad_norm": update.grad_norm}
+            metrics = {"loss": loss, "grad_norm": update.grad_norm} if num_targets else {}
+            metrics["lr"] = learning_rate
             metrics |= _metrics(run, state, agreed, skipped_rows) | sources.take()
             if shows_norms:
                 metrics |= run.norms.take(update, run.engine.device)
             run.tracker.log(state.step, metrics)
         _alert(run, state, loss)
         with run.meter.excluded():
-            if state.bad_steps_in_a_row:
-                report_bad_step(run, state, batch, loss, num_targets)
+            report_step(run, state, batch, loss, agreed.done)
             guard.act(state)
         _evaluate(run, state, is_last)
         with run.phase("save"):
@@ -130,7 +130,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         with run.meter.excluded():
             run.profiler.after_step(state.step)
     run.profiler.close(state.step)
-    refuse_bad_end(run, state, loss)
+    refuse_bad_end(run, state, loss, skipped_rows)
     guard.check_replicas(state)
     with run.phase("save"):
         saving.finish(state, is_last=state.step >= run.config.train.last_step)
@@ -256,11 +256,14 @@ def _follow(run: Run, step: int, update: Update, agreed: StepTotals) -> None:
 def _metrics(run: Run, state: TrainState, agreed: StepTotals, skipped_rows: int) -> dict[str, float]:
     unit = run.config.unit
     metrics = {"tokens" if unit == "pixels" else unit: float(state.tokens)}
-    if unit != "pixels":  # a choice among answers
-        metrics["accuracy"] = agreed.num_correct / max(agreed.done.num_targets, 1)
+    num_targets = agreed.done.num_targets
+    if num_targets and unit != "pixels":  # a choice among answers
+        metrics["accuracy"] = agreed.num_correct / num_targets
     for name, value in zip(run.engine.module.shown, agreed.shown, strict=True):
-        metrics[name] = value / max(agreed.done.num_targets, 1)
-    metrics |= {"skipped_steps": float(state.step - state.optimizer_step)}
+        if num_targets:
+            metrics[name] = value / num_targets
+    num_skipped = state.step - state.optimizer_step - state.empty_steps
+    metrics["skipped_steps"] = float(max(num_skipped, 0))  # earlier versions applied empty steps
     loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale")
     if loss_scale is not None:
         metrics["loss_scale"] = loss_scale

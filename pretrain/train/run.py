@@ -181,7 +181,8 @@ def _summarize(run: Run, state: TrainState) -> Iterator[str]:
     time = f"{time_of_starts(rows, attempts)} in {plural(len(attempts), 'start')}"
     units = {"tokens": "target tokens", "pixels": "hidden patches", "pairs": "pairs of answers"}
     targets = units.get(run.config.unit, run.config.unit)
-    yield f"done: {plural(state.step, 'step')}, {state.tokens:,} {targets}, {time}"
+    empty = f" ({state.empty_steps:,} without a target)" if state.empty_steps else ""
+    yield f"done: {plural(state.step, 'step')}{empty}, {state.tokens:,} {targets}, {time}"
     for name in ("loss", "val_loss"):
         if values := [(row["step"], row[name]) for row in rows if row.get(name) is not None]:
             first = [values[0]] if len(values) > 1 else []

@@ -15,7 +15,7 @@ from pretrain.engine.engine import Engine
 from pretrain.errors import DivergedError
 from pretrain.train.bad_step import find_fault
 from pretrain.train.guard import check_replicas
-from pretrain.types import Batch
+from pretrain.types import IGNORE_INDEX, Batch
 from tests.integration.checkpoint_workers import allow_half_on_cpu
 from tests.integration.engine_workers import snapshot
 from tests.integration.workers import ROWS, build, global_batch, rows_of, train
@@ -32,16 +32,19 @@ def micro_batches(world: World, step: int) -> list[Batch]:
     ]
 
 
-def accumulate(engine: Engine, world: World, step: int) -> None:
-    """Forward and backward of a step, without its update."""
+def accumulate(engine: Engine, world: World, step: int, *, is_empty: bool = False) -> None:
+    """Forward and backward of a step, without its update; `is_empty`: without its targets."""
     micros = micro_batches(world, step)
     for micro in micros:
+        if is_empty:
+            micro.targets_BT.fill_(IGNORE_INDEX)
         engine.forward_backward(micro, world.size / global_batch(step).num_targets(), micro is micros[-1])
 
 
 def dropped(world: World, cases: list[list[Any]]) -> list[list[Any]]:
-    """Trains 4 steps, with a step dropped and one rehearsed before the third; returns those rows, those of an engine to
-    which that did not happen, what the drop said, whether all stayed, and the loss scale before and after."""
+    """Trains 4 steps, with one dropped, an empty one dropped and one rehearsed before the third; returns those rows,
+    those of an engine to which that did not happen, what a drop said, whether all stayed, and the loss scale before and
+    after."""
     results = []
     if any(case[2] == "fp16" for case in cases):
         allow_half_on_cpu()
@@ -52,6 +55,8 @@ def dropped(world: World, cases: list[list[Any]]) -> list[list[Any]]:
         accumulate(engine, world, 7)
         with TestCase().assertNoLogs("DeepSpeed", "WARNING"):  # which would speak of gradients that are not finite
             update = engine.update(1e-2, drop=True)
+            accumulate(engine, world, 7, is_empty=True)
+            engine.update(1e-2, drop=True)
         engine.rehearse(micro_batches(world, 8)[0])
         unchanged = all((a == b).all() for a, b in zip(before, snapshot(engine), strict=True))
         scales = [scale, engine.state.scalars()]

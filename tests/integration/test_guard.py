@@ -11,7 +11,7 @@ from pretrain.checkpoint.format import list_checkpoints, load_manifest
 from pretrain.data.loader import digest_rows
 from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.stream import TokenStream
-from pretrain.errors import EXIT_DIVERGED
+from pretrain.errors import EXIT_DATA, EXIT_DIVERGED
 from pretrain.run.folder import RunDir
 from pretrain.run.lease import Lease
 from pretrain.shards.index import load_index
@@ -150,32 +150,57 @@ def test_what_a_rollback_leaves_out_stays_out_through_any_number_of_starts(runs,
     runs.assert_same("parts", "left")
 
 
-def test_a_step_without_targets_is_counted_and_leaves_the_model_finite(runs):
+def empty_steps(runs: Runs, condition: str) -> dict[str, str]:
+    """Writes a module that takes the targets of the steps away of which a condition is true."""
     (runs.folder / "emptied.py").write_text(
         "from dataclasses import replace\n"
         "from pretrain.data.loader import TrainLoader\n"
         "PLAIN = TrainLoader.__next__\n"
         "def emptied(loader):\n"
         "    step = PLAIN(loader)\n"
-        "    if step.position != 8:\n"
+        f"    if not ({condition}):\n"
         "        return step\n"
         "    for batch in step.micro_batches:\n"
         "        batch.targets_BT.fill_(-100)\n"
         "    return replace(step, counts=replace(step.counts, num_targets=0))\n"
         "TrainLoader.__next__ = emptied\n"
     )
-    result = runs.train("empty", 5, "extend=[emptied]", "tracking.log_every_steps=1", PYTHONPATH=str(runs.folder))
-    assert (
-        "step 3 has no targets, 1 step so far: its loss is empty, as where prompts are as long as batch.seq_len"
-        in result.stderr
-    )
-    rows = read_audit(runs.at("empty").audit)
-    assert (rows[2].tokens, rows[2].loss) == (0, "0x0.0p+0")
+    return {"PYTHONPATH": str(runs.folder)}
+
+
+@pytest.mark.parametrize("on_spike", ["warn", "skip"])
+def test_a_step_without_targets_changes_nothing_and_is_counted_apart(runs, on_spike):
+    environment = empty_steps(runs, "step.position == 8")
+    name = f"empty-{on_spike}"
+    overrides = ["extend=[emptied]", "tracking.log_every_steps=1", "optim.ema.horizon_steps=3", SPIKES % on_spike]
+    runs.train(name, 2, *overrides, **environment)
+    before = tensors_of(list_checkpoints(runs.at(name).checkpoints)[-1])
+    result = runs.train(name, 3, *overrides, **environment)
+    assert "step 3 has no targets and changes nothing, 1 step so far: documents have one token each" in result.stderr
+    after = tensors_of(list_checkpoints(runs.at(name).checkpoints)[-1])
+    assert before.keys() == after.keys()
+    assert [key for key in before if not np.array_equal(before[key], after[key])] == []
+    result = runs.train(name, 5, *overrides, **environment)
+    assert "done: 5 steps (1 without a target), " in result.stdout
+    rows = read_audit(runs.at(name).audit)
+    assert (rows[2].tokens, rows[2].loss, rows[2].grad_norm) == (0, "0x0.0p+0", None)
     assert float.fromhex(rows[4].loss) > 1.0
-    assert runs.state("empty")["empty_steps"] == 1
-    assert len(runs.state("empty")["losses"]) == 4
-    metrics = [json.loads(line) for line in runs.at("empty").metrics.read_text().splitlines()]
-    assert [row.get("empty_steps") for row in metrics if "loss" in row] == [None, None, 1.0, 1.0, 1.0]
+    state = runs.state(name)
+    assert (state["step"], state["optimizer_step"], state["empty_steps"], len(state["losses"])) == (5, 4, 1, 4)
+    metrics = [json.loads(line) for line in runs.at(name).metrics.read_text().splitlines()]
+    steps = [row for row in metrics if "lr" in row]
+    assert [row.get("empty_steps") for row in steps] == [None, None, 1.0, 1.0, 1.0]
+    assert [row["skipped_steps"] for row in steps] == [0.0] * 5
+    assert ["loss" in row and "grad_norm" in row for row in steps] == [True, True, False, True, True]
+
+
+def test_a_run_without_a_single_target_does_not_end_as_if_it_had_learned(runs):
+    environment = empty_steps(runs, "True")
+    overrides = ["extend=[emptied]", "checkpoint.every_steps=0"]
+    result = runs.train("nothing", 2, *overrides, code=EXIT_DATA, **environment)
+    told = ["nothing was learned, as no target was in the run's 2 steps: documents have one token each"]
+    check_refused(result, EXIT_DATA, *told, "`pretrain data show`")
+    assert visible(runs.at("nothing").checkpoints) == set()
 
 
 # --- spikes ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from tests.helpers.ranks import run_in_ranks
 
 STAGES = [["deepspeed", stage, precision] for precision in ("fp32", "bf16") for stage in range(4)]
 OTHERS = [["ddp", 0, "fp32"], ["deepspeed", 2, "fp32", "adamw", "optimizer"], ["deepspeed", 3, "bf16", "muon"]]
+OTHERS += [["ddp", 0, "fp32", kind] for kind in ("adafactor", "lion", "soap")]
 # One of each way in which a step is dropped.
 FAST = [STAGES[4], STAGES[2], STAGES[7], OTHERS[0]]
 EXPECTED = {
