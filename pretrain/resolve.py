@@ -6,18 +6,29 @@
 Shared by training, evaluation and the data commands. No torch.
 """
 
+from pathlib import Path
+
 import numpy as np
 
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import HeadConfig, SpecialTokens
 from pretrain.config.objective import NEEDS, ObjectiveConfig
+from pretrain.config.prepare import TokenizerConfig
+from pretrain.config.resumption import start_folder
 from pretrain.config.run import RunConfig
-from pretrain.errors import ConfigError
+from pretrain.errors import ConfigError, DataError
 from pretrain.objective import RowContext
+from pretrain.plan.trained import train_new_tokens
 from pretrain.rows import Vocabulary
 from pretrain.shards.dataset import Dataset
 from pretrain.shards.index import CAPTIONS
-from pretrain.tokenizer import describe_vocabulary, load_tokenizer, special_tokens_of
+from pretrain.tokenizer import (
+    describe_vocabulary,
+    load_tokenizer,
+    parse_tokenizer,
+    read_given,
+    special_tokens_of,
+)
 
 
 def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
@@ -46,7 +57,26 @@ def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
     model = config.model.model_copy(update={"vocab_size": vocab_size, "special_tokens": special})
     if index.labels and config.model.head.kind == "labels":
         model = model.model_copy(update={"head": _fill_labels(config.model.head, dataset)})
-    return config.model_copy(update={"model": model})
+    finetune = config.finetune
+    if finetune.new_tokens == "trained" and _has_new_tokens(config, dataset):
+        finetune = train_new_tokens(model, finetune)
+    return config.model_copy(update={"model": model, "finetune": finetune})
+
+
+def _has_new_tokens(config: RunConfig, dataset: Dataset) -> bool:
+    """Returns whether data have tokens that `init.from` lacks, be there rows for them or not."""
+    if config.init.from_ is None or (config.model.vocab_size or 0) < dataset.index.vocab_size:
+        return config.init.from_ is not None
+    start = start_folder(Path(config.init.from_))
+    if not start.exists():
+        return False
+    try:
+        content = read_given(TokenizerConfig(kind="given", path=str(start)))
+    except DataError:  # a model without a tokenizer
+        return False
+    theirs = parse_tokenizer(content, str(start))
+    ours = load_tokenizer(dataset.tokenizer_path).get_vocab(with_added_tokens=True)
+    return not ours.keys() <= theirs.get_vocab(with_added_tokens=True).keys()
 
 
 def _fill_labels(head: HeadConfig, dataset: Dataset) -> HeadConfig:

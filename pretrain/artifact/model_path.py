@@ -22,8 +22,8 @@ from pretrain.checkpoint.load import WeightReader, write_weights
 from pretrain.checkpoint.retention import read_best
 from pretrain.config.load import load_config
 from pretrain.config.model import AnyModelConfig, parse_model
-from pretrain.config.prepare import Template, check_template, is_jinja, to_jinja, turns_of
 from pretrain.config.run import RunConfig
+from pretrain.config.texts.templates import Template, check_template, is_jinja, to_jinja, turns_of
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.generate.constraints import Codec
 from pretrain.interop.generation import load_generation_defaults, read_generation_defaults

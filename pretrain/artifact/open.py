@@ -19,7 +19,8 @@ from pretrain.artifact.source import ModelSource
 from pretrain.checkpoint.format import MODEL_FILE
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import AnyModelConfig
-from pretrain.config.prepare import NormalizeConfig, Template, check_template
+from pretrain.config.prepare import NormalizeConfig
+from pretrain.config.texts.templates import Template, check_template
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate.constraints import Codec
 from pretrain.model import LanguageModel, build_model

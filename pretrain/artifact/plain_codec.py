@@ -6,7 +6,7 @@ from functools import cached_property
 
 from tokenizers import Tokenizer, models
 
-from pretrain.config.prepare import DATE_KEY, JINJA_KEY, Template, is_jinja, to_jinja, turns_of
+from pretrain.config.texts.templates import DATE_KEY, JINJA_KEY, Template, is_jinja, to_jinja, turns_of
 from pretrain.errors import ConfigError
 from pretrain.prepare.readers.conversations import apply_template
 from pretrain.prepare.readers.record_fields import RecordError

@@ -18,7 +18,7 @@ from pretrain.config.run import RunConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate.constraints import Codec
 from pretrain.interop.family import parameter_shapes
-from pretrain.plan.params import count_parameters
+from pretrain.plan.params import count_parameters, names_of_tables
 from pretrain.run.folder import RunDir
 from pretrain.types import EMA, GenerationDefaults
 
@@ -114,8 +114,9 @@ class AdaptedModel:
         self.num_added = max(0, self._new - self._old)  # tokens that `source` lacks
         same_kind = model.head.kind == theirs.head.kind
         is_lm = same_kind and model.head.kind == "lm"
-        of_values = {name for name in shapes if ".value_embedding." in name}
-        self._tables = of_values | ({"embedding.weight", *(SCORES if is_lm else ())} & shapes.keys())
+        self._tables = set(names_of_tables(model)) & shapes.keys()
+        if not is_lm:
+            self._tables.difference_update(SCORES)
         # Scores of other labels are learned anew, even where their number is the same.
         same_scores = is_lm or (same_kind and model.head.labels == theirs.head.labels)
         may_lack = not same_kind or model.head.kind == "labels"

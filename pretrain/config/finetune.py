@@ -55,6 +55,9 @@ class FinetuneConfig(Section):
     """Patterns of the linear layers in blocks that get an adapter, such as `*.attention.*`."""
     also: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
     """Patterns of fully trained parameters besides the adapters, such as `embedding.weight`."""
+    new_tokens: Annotated[Literal["frozen", "trained"], OnResume.FREE] = "frozen"
+    """Tables with a row for each token, where the data have tokens that `init.from` lacks: `trained`
+    puts them under `also`; for `kind: lora`."""
 
     @property
     def scale(self) -> float:
@@ -63,7 +66,7 @@ class FinetuneConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in ("rank", "alpha", "dropout", "dora", "quantize", "targets", "also"):
+        for name in ("rank", "alpha", "dropout", "dora", "quantize", "targets", "also", "new_tokens"):
             if self.kind == "full" and self.differs(name):
                 raise ValueError(f"{name} goes with kind=lora, not full; leave it out, or write finetune=null for full")
         if self.dora and self.quantize != "none":

@@ -1,103 +1,18 @@
-"""PrepareConfig, the config of `pretrain prepare`, and the templates of conversations.
+"""PrepareConfig, the config of `pretrain prepare`."""
 
-A template is the text of a turn by role, with `{content}` for its words, or a chat template of
-transformers (Jinja). Special tokens are recognized in the template, never in the words. The text
-after the words of an assistant has a loss as they have: it tells a model when to stop.
-"""
-
-import json
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
 from pretrain.config.base import Section
-from pretrain.config.filters.quality import (
+from pretrain.config.texts.quality import (
     C4Config,
     FineWebConfig,
     GopherQualityConfig,
     GopherRepetitionConfig,
     LanguageConfig,
 )
-
-TEMPLATES: dict[str, dict[str, str]] = {
-    "instruction": {
-        "system": "{content}\n\n",
-        "user": "### Instruction:\n{content}\n\n",
-        "assistant": "### Response:\n{content}\n\n",
-    },
-    "chatml": {
-        role: f"<|im_start|>{role}\n{{content}}<|im_end|>\n" for role in ("system", "user", "assistant", "tool")
-    },
-}
-"""Templates by name. `chatml` needs tokenizer.special_tokens: [<|im_start|>, <|im_end|>]."""
-
-CONTENT = "{content}"
-
-Template = str | dict[str, str]
-"""The name of one of `TEMPLATES`, or a text by role; or a chat template of transformers:
-`tokenizer`, the path of a .jinja file, or a mapping with `jinja`, its text, and what that reads:
-`bos_token`, `eos_token` and others, and `date` (ISO), today's for `strftime_now`. `special` are the
-special tokens that turns may not spell, a line each; `prepare` fills it in."""
-
-OF_TOKENIZER = "tokenizer"
-JINJA_KEY = "jinja"
-DATE_KEY = "date"
-SPECIAL_KEY = "special"
-
-
-def is_jinja(template: Template | None) -> bool:
-    """Returns whether a template is a chat template of transformers."""
-    if isinstance(template, str):
-        return template == OF_TOKENIZER or template.endswith(".jinja")
-    return template is not None and JINJA_KEY in template
-
-
-def check_template(template: Template | None) -> Template | None:
-    """Returns a valid template: None, a name, or a text by role. Raises: ValueError."""
-    if template is not None and is_jinja(template):
-        others = {DATE_KEY, JINJA_KEY, SPECIAL_KEY}
-        for key in template if isinstance(template, dict) else ():
-            if key not in others and not key.endswith("_token"):
-                what = f"template.{key} goes with no {JINJA_KEY}"
-                raise ValueError(f"{what}; use {DATE_KEY}, or a name such as eos_token")
-        return template
-    if isinstance(template, str) and template not in TEMPLATES:
-        use = f"use {', '.join((*TEMPLATES, OF_TOKENIZER))} or a .jinja file"
-        raise ValueError(f"template={template!r} is unknown; {use}, or give a text for each role")
-    # One place for the words: the text is cut there into what comes before and after.
-    for role, text in template.items() if isinstance(template, dict) else ():
-        if text.count(CONTENT) != 1:
-            raise ValueError(f"template.{role}={text!r} must have {CONTENT} once")
-    return template
-
-
-def turns_of(template: Template) -> dict[str, tuple[str, str]]:
-    """Returns the text before and after the words of a turn, by role."""
-    texts = TEMPLATES[template] if isinstance(template, str) else template
-    parts = {role: text.partition(CONTENT) for role, text in texts.items()}
-    return {role: (before, after) for role, (before, _, after) in parts.items()}
-
-
-def to_jinja(template: Template, begin: str = "") -> str:
-    """Returns the chat template of transformers that writes the same text around turns, after `begin`.
-
-    One of transformers is returned as it is.
-    """
-    if isinstance(template, dict) and is_jinja(template):
-        return template[JINJA_KEY]
-    turns = json.dumps(turns_of(template), ensure_ascii=False)
-    first = f"{{{{- {json.dumps(begin, ensure_ascii=False)} -}}}}\n" if begin else ""
-    return (
-        f"{{%- set turns = {turns} -%}}\n{first}"
-        "{%- for message in messages -%}\n"
-        "{%- if message['role'] not in turns -%}\n"
-        "{{- raise_exception('the template has no role ' ~ message['role']) -}}\n"
-        "{%- endif -%}\n"
-        "{{- turns[message['role']][0] ~ message['content'] ~ turns[message['role']][1] -}}\n"
-        "{%- endfor -%}\n"
-        "{%- if add_generation_prompt -%}{{- turns['assistant'][0] -}}{%- endif -%}\n"
-    )
-
+from pretrain.config.texts.templates import AUTO, Template, check_named_template, is_jinja
 
 DataKind = Literal["text", "pairs", "records", "preferences", "classes", "tags", "answers", "choices", "images"]
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
@@ -165,11 +80,12 @@ class InputConfig(Section):
     messages_field: str | None = None
     """Field of a list of {role, content}, for records; only the assistant's turns have a loss. None:
     prompt and response."""
-    template: Annotated[Template | None, AfterValidator(check_template)] = None
+    template: Annotated[Template | None, AfterValidator(check_named_template)] = None
     """Text around turns, for records and preferences: `instruction`, `chatml`, or a mapping from role
     to a text with `{content}`; or a chat template of transformers: `tokenizer` (that of the given tokenizer),
     a .jinja file, or a mapping with `jinja`, its text, and `bos_token`, `eos_token` and the `date`
-    for its `strftime_now`. A prompt has the role user. None: no such text."""
+    for its `strftime_now`; or `auto`: that of the given tokenizer's folder or run, where it has
+    one, else `chatml`, whose two tokens are added. A prompt has the role user. None: no such text."""
     label_field: str = "label"
     """Field of the label (text or number), for classes; `text_field` has the text."""
     choices_field: str = "choices"
@@ -382,7 +298,8 @@ class PrepareConfig(Section):
             if is_jinja(one.template) and one.normalize is not None:
                 what = f"inputs.{number}.normalize would change the text of the chat template"
                 raise ValueError(f"{what}; leave it out")
-            if isinstance(one.template, str) and is_jinja(one.template) and self.tokenizer.kind != "given":
+            is_theirs = one.template == AUTO or is_jinja(one.template)
+            if is_theirs and isinstance(one.template, str) and self.tokenizer.kind != "given":
                 what = f"inputs.{number}.template={one.template} needs the special tokens of a given tokenizer"
                 raise ValueError(f"{what}; set tokenizer.path")
             rules = one.normalize

@@ -212,4 +212,7 @@ def fill_from(stored: RunConfig, config: RunConfig) -> RunConfig:
         filled["vocab_size"] = old.vocab_size
     if not model.head.labels:
         filled["head"] = model.head.model_copy(update={"labels": old.head.labels})
-    return keep_start(stored, config.model_copy(update={"model": model.model_copy(update=filled)}))
+    update: dict[str, Any] = {"model": model.model_copy(update=filled)}
+    if config.finetune.new_tokens == "trained":  # their tables are under `also` then
+        update["finetune"] = config.finetune.model_copy(update={"also": stored.finetune.also})
+    return keep_start(stored, config.model_copy(update=update))

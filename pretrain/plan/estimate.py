@@ -24,6 +24,7 @@ from pretrain.plan.roofline import (
 )
 from pretrain.plan.search import LayoutCandidate, ScalingPoint, check_fits, search, sweep
 from pretrain.plan.task import ParallelLayout, RunFlops, TrainingTask, known_model, task_of
+from pretrain.plan.trained import train_new_tokens
 
 DAY_S = 86_400
 
@@ -55,6 +56,9 @@ def plan_facts(
     values that depend on the layout are absent, and `problems` has the reason.
     """
     known = (stored.vocab_size, stored.labels) if stored else (None, ())
+    if stored is not None and stored.vocab_size > (config.model.vocab_size or stored.vocab_size):
+        finetune = train_new_tokens(config.model, config.finetune)
+        config = config.model_copy(update={"finetune": finetune})
     task = task_of(config, known_model(config.model, *known))
     problems = check_fits(config, cluster, task)
     facts: dict[str, Any] = {

@@ -298,6 +298,15 @@ def count_active(model: AnyModelConfig) -> int:
     return count_parameters(model) - idle
 
 
+def names_of_tables(model: AnyModelConfig) -> list[str]:
+    """Returns the names of the parameters with a row for each token: embeddings, and its scores."""
+    named = {"embedding.weight"}
+    if model.head.kind == "lm":
+        named |= {"head.weight", "head.bias"}
+    shapes = parameter_shapes(model)
+    return sorted(name for name in shapes if name in named or ".value_embedding." in name)
+
+
 def names_of_experts(shapes: dict[str, Shape]) -> set[str]:
     """Returns the names of the matrices of experts, and of their biases."""
     ours = {name.removesuffix("weight") for name, shape in shapes.items() if len(shape) == 3}

@@ -21,6 +21,7 @@ from pretrain.plan.params import (
     count_names,
     names_of_experts,
     names_of_matrices,
+    names_of_tables,
     parameter_shapes,
 )
 
@@ -112,6 +113,14 @@ def _blocks(name: str, shape: Shape, model: AnyModelConfig) -> list[Shape]:
             parts = CELL_GATES[stack.cell]
         rows = [height // parts] * parts * math.prod(experts)
     return [(number, columns) for number in rows]
+
+
+def train_new_tokens(model: AnyModelConfig, finetune: FinetuneConfig) -> FinetuneConfig:
+    """Returns the settings for data with new tokens: the tables of tokens in `also`, if to be trained."""
+    if finetune.new_tokens == "frozen":
+        return finetune
+    names = [name for name in names_of_tables(model) if not matches(name, finetune.also)]
+    return finetune.model_copy(update={"also": [*finetune.also, *names]})
 
 
 def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: FinetuneConfig) -> TrainableSubset | None:

@@ -39,6 +39,7 @@ from pretrain.prepare.image_tars import (
 from pretrain.prepare.input_parts import WHOLE, InputFile, InputPart, Report, Share, Work, plan_part_bytes, plan_parts
 from pretrain.prepare.inputs.local_files import find_local, stat_local
 from pretrain.prepare.inputs.remote_files import find_remote
+from pretrain.prepare.inputs.settle import settle_tokenizer
 from pretrain.prepare.labelling import LabelSet, check_labels, sort_labels
 from pretrain.prepare.output import claim_lock, fill_folder
 from pretrain.prepare.part_record import PartRecord, SplitRecord, load_records, merge_splits, write_record
@@ -46,7 +47,7 @@ from pretrain.prepare.pool import ShardJob, Start, WorkerPool
 from pretrain.prepare.progress import Progress, no_progress
 from pretrain.prepare.split import SPLITS, TRAIN, VALIDATION, parse_split
 from pretrain.prepare.statistics import STATISTICS_NAME
-from pretrain.prepare.steps import identity_of, settle_tokenizer
+from pretrain.prepare.steps import identity_of
 from pretrain.shards.image_writer import EncodedImage, ImageShardWriter
 from pretrain.shards.index import CAPTIONS, IMAGES, INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
 from pretrain.shards.reader import load_lengths

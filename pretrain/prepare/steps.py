@@ -5,7 +5,6 @@ but have to run together, or the first one first. The first waits for the hashes
 documents only.
 """
 
-import datetime
 import hashlib
 import json
 import logging
@@ -17,15 +16,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.prepare import (
-    DATE_KEY,
-    JINJA_KEY,
-    SPECIAL_KEY,
-    NearDuplicatesConfig,
-    PrepareConfig,
-    TokenizerConfig,
-    is_jinja,
-)
+from pretrain.config.prepare import NearDuplicatesConfig, PrepareConfig
+from pretrain.config.texts.templates import SPECIAL_KEY
 from pretrain.errors import ConfigError, DataError, LockedError
 from pretrain.prepare.duplicates import (
     DUPLICATES_DIR,
@@ -39,11 +31,15 @@ from pretrain.prepare.duplicates import (
 )
 from pretrain.prepare.filters import Document, LeftOut
 from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
-from pretrain.prepare.inputs.hub_datasets import pin_inputs
 from pretrain.prepare.inputs.listing import list_inputs
+from pretrain.prepare.inputs.settle import (
+    settle_auto,
+    settle_revisions,
+    settle_templates,
+    settle_tokenizer,
+)
 from pretrain.prepare.labelling import LABELS_NAME, LabelSet, check_labels, sort_labels
 from pretrain.prepare.normalize import check_normalize
-from pretrain.prepare.output import begun_option
 from pretrain.prepare.part import read_part
 from pretrain.prepare.part_record import nothing_to_train_on
 from pretrain.prepare.pool import ShardJob, WorkerPool
@@ -59,20 +55,11 @@ from pretrain.prepare.selection.near_duplicates import (
 )
 from pretrain.prepare.split import TRAIN, SplitRule, parse_split
 from pretrain.prepare.text_pieces import TextPiece, divide
-from pretrain.shards.index import BEGUN, LABELLED
+from pretrain.shards.index import LABELLED
 from pretrain.tokenizer import (
     DEFAULT_VOCAB_SIZE,
     TRAINED_KINDS,
-    check_tokenizer,
     dump_tokenizer,
-    eos_id,
-    load_chat_template,
-    named_eos,
-    parse_tokenizer,
-    read_given,
-    resolve_template,
-    special_tokens_of,
-    start_id,
     tokenizer_hash,
     train_tokenizer,
 )
@@ -130,6 +117,7 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
         if one.normalize is not None:
             check_normalize(one.normalize)
     config, revisions = settle_revisions(config)
+    config = settle_auto(config)
     config, given = settle_tokenizer(config)
     config = settle_templates(config, given)
     tested = load_tested(config)
@@ -144,69 +132,6 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
         what = f"the input is empty ({len(files)} files, 0 bytes)"
         raise DataError(what, fix="give files with text in them")
     return job
-
-
-def settle_revisions(config: PrepareConfig) -> tuple[PrepareConfig, dict[str, str]]:
-    """Returns a config whose addresses of the hub name commits, and these as options.
-
-    A branch is the commit that it was at the first start of the folder, so that a later one reads
-    the same bytes. Raises: DataError.
-    """
-
-    def begun(name: str) -> str | None:
-        return begun_option(Path(config.output), f"revisions.{name}")
-
-    inputs, revisions = pin_inputs(config.inputs, begun)
-    rules = config.filter
-    if rules.decontaminate is not None:
-        tests, more = pin_inputs(rules.decontaminate.inputs, begun)
-        revisions |= more
-        update = {"decontaminate": rules.decontaminate.model_copy(update={"inputs": tests})}
-        rules = rules.model_copy(update=update)
-    options = {f"revisions.{name}": commit for name, commit in revisions.items()}
-    return config.model_copy(update={"inputs": inputs, "filter": rules}), options
-
-
-def settle_tokenizer(config: PrepareConfig) -> tuple[PrepareConfig, bytes | None]:
-    """Returns a config whose tokenizer is checked, and the content of a given one.
-
-    Raises: The errors of `read_given`.
-    """
-    check_tokenizer(config.tokenizer)
-    if config.tokenizer.kind != "given":
-        return config, None
-    given = read_given(config.tokenizer)
-    return config.model_copy(update={"tokenizer": _resolve(config, given)}), given
-
-
-def settle_templates(config: PrepareConfig, given: bytes | None) -> PrepareConfig:
-    """Returns a config whose chat templates have their texts, special tokens and date.
-
-    The date, which a template may write, is that of the first start of the folder, so that a later
-    one continues it. Raises: The errors of `resolve_template`; ConfigError: It is no Jinja.
-    """
-    tokenizer = None if given is None else parse_tokenizer(given, str(config.tokenizer.path))
-    inputs = []
-    for number, one in enumerate(config.inputs):
-        template = one.template
-        if template is not None and is_jinja(template) and tokenizer is not None:
-            template = resolve_template(template, config.tokenizer, tokenizer)
-        if isinstance(template, dict) and is_jinja(template):
-            if "strftime_now" in template[JINJA_KEY] and DATE_KEY not in template:
-                begun = begun_option(Path(config.output), f"inputs.{number}.template.{DATE_KEY}")
-                template = {**template, DATE_KEY: begun or datetime.date.today().isoformat()}
-            load_chat_template(template)
-        inputs.append(one.model_copy(update={"template": template}))
-    return config.model_copy(update={"inputs": inputs})
-
-
-def _resolve(config: PrepareConfig, given: bytes) -> TokenizerConfig:
-    """Fills in how documents of a given tokenizer begin and end; None: with nothing, and with a usual token."""
-    tokenizer = parse_tokenizer(given, str(config.tokenizer.path))
-    name = named_eos(config.tokenizer)
-    is_usual = eos_id(tokenizer, name) == special_tokens_of(tokenizer).eos
-    begins = config.kind in BEGUN and start_id(tokenizer) is not None
-    return config.tokenizer.model_copy(update={"eos": None if is_usual else name, "begin": begins or None})
 
 
 def identity_of(config: PrepareConfig, given: bytes | None) -> dict[str, Any]:

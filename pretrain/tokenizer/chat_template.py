@@ -28,7 +28,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from pretrain.config.prepare import DATE_KEY, JINJA_KEY, SPECIAL_KEY
+from pretrain.config.texts.templates import DATE_KEY, JINJA_KEY, SPECIAL_KEY
 from pretrain.errors import ConfigError
 
 ASSISTANT = "assistant"

@@ -16,11 +16,20 @@ from typing import Any
 
 from tokenizers import Tokenizer, processors
 
-from pretrain.config.prepare import JINJA_KEY, OF_TOKENIZER, SPECIAL_KEY, Template, TokenizerConfig
+from pretrain.config.prepare import TokenizerConfig
+from pretrain.config.texts.templates import (
+    JINJA_KEY,
+    OF_TOKENIZER,
+    SPECIAL_KEY,
+    Template,
+    check_template,
+)
 from pretrain.errors import ConfigError, DataError, LaunchError
+from pretrain.run.folder import RunDir
 from pretrain.tokenizer.roles import KNOWN_BOS, separator_ids, special_ids, special_tokens_of, start_id
 from pretrain.tokenizer.special_tokens import add_special, encode_plain_text, fill_up
 from pretrain.utils.hub import fetch_files, is_hub_name
+from pretrain.utils.safe_read import read_json
 
 
 def dump_tokenizer(tokenizer: Tokenizer) -> bytes:
@@ -176,6 +185,24 @@ def named_eos(config: TokenizerConfig) -> str | None:
         if isinstance(found, str):
             return found
     return None
+
+
+def own_template(path: str) -> Template | None:
+    """Returns the template of conversations of a given tokenizer's run or folder; None: none.
+
+    Raises: DataError: It cannot be read. ConfigError, LaunchError, DiskError: as `read_given`.
+    """
+    folder = _find(path)
+    of_run = RunDir(folder).normalize
+    if of_run.is_file():
+        try:
+            return check_template(read_json(of_run).get("template"))
+        except (OSError, ValueError, AttributeError) as error:
+            what = f"cannot be read: {type(error).__name__}: {error}"
+            raise DataError(what, where=str(of_run), fix="restore it, or name a template") from None
+    # Without these there is none, and transformers takes seconds to import.
+    has_files = any((folder / name).is_file() for name in (_SETTINGS[0], "chat_template.jinja"))
+    return OF_TOKENIZER if has_files and _load_theirs(folder).chat_template else None
 
 
 def resolve_template(template: Template, config: TokenizerConfig, tokenizer: Tokenizer) -> dict[str, str]:

@@ -80,9 +80,9 @@ class InitialWeights:
         beside = train_beside(model, self.base.anew, finetune.also)
         frozen = [name for name in self.base.tables if name not in beside]
         if self.base.num_added and frozen:
-            text = "rows of %d new tokens in %s are not trained; to train these tables: finetune.also=[%s]"
-            names = ", ".join(frozen)
-            log.warning(text, self.base.num_added, names, ", ".join([*finetune.also, *frozen]))
+            text = "rows of %d new tokens in %s are not trained; to train these tables: %s"
+            fix = "finetune.new_tokens=trained"
+            log.warning(text, self.base.num_added, ", ".join(frozen), fix)
         in_full = f", {', '.join(beside)} in full among them" if beside else ""
         num = _num_trained(model)
         text = "adapters of rank %d in %d layers: %s values are trained%s"

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from pretrain.config.prepare import to_jinja
+from pretrain.config.texts.templates import to_jinja
 from tests.helpers.cli import SOURCE_PATH, run_warm
 from tests.helpers.lent import quiet_transformers
 from tests.helpers.waiting import LIMIT_S, finish

@@ -9,7 +9,8 @@ Turns that both sides of a preference begin with have no loss, an earlier answer
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pretrain.config.prepare import InputConfig, Template, is_jinja, turns_of
+from pretrain.config.prepare import InputConfig
+from pretrain.config.texts.templates import Template, is_jinja, turns_of
 from pretrain.prepare.filters import Document
 from pretrain.prepare.readers.record_fields import (
     RecordError,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import regex
 
-from pretrain.config.filters.quality import (
+from pretrain.config.texts.quality import (
     C4Config,
     FineWebConfig,
     GopherQualityConfig,

@@ -11,6 +11,7 @@ from tokenizers import AddedToken
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.transfer import export_model
 from pretrain.config.prepare import InputConfig, PrepareConfig, TokenizerConfig
+from pretrain.config.texts.templates import CHATML_TOKENS
 from pretrain.errors import ConfigError, DataError
 from pretrain.prepare.prepare import prepare
 from tests.helpers.chat_templates import CHATML, EOS_OF, FAMILIES, LLAMA_3, THINKING
@@ -212,3 +213,30 @@ def test_a_template_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"inputs.0.normalize would change the text of the chat template"):
         one = {"template": {"jinja": "x"}, "normalize": normalize}
         PrepareConfig.model_validate({"output": "x", "kind": "records", "inputs": [one]})
+
+
+def test_an_automatic_template_is_the_tokenizers_own_else_that_of_its_run_else_chatml_with_its_tokens(tmp_path):
+    template, _, special = FAMILIES["llama-3"]
+    own = write_base(tmp_path / "own", template, special)
+    bare = write_base(tmp_path / "bare", None)
+    markers = [*CHATML_TOKENS]
+    marked = bare.model_copy(update={"special_tokens": markers})
+    run = tmp_path / "run"  # of the conversations in the tokenizer's own
+    texts = {}
+    for name, base, chosen in (
+        ("tokenizer", own, "tokenizer"), ("auto", own, "auto"),
+        ("chatml", marked, "chatml"), ("none", bare, "auto"), ("of run", None, "auto"),
+    ):  # fmt: skip
+        place = tmp_path / name
+        place.mkdir()
+        given = base or TokenizerConfig(kind="given", path=str(run))
+        tokenizer, tokens, learned = prepared(
+            place, {"messages": CHAT}, given, messages_field="messages", template=chosen
+        )
+        if name == "tokenizer":
+            write_text_run(run, place / "out", "llama-tiny", "supervised")
+        texts[name] = (tokens.tolist(), learned.tolist(), [tokenizer.token_to_id(one) for one in markers])
+    assert texts["auto"] == texts["tokenizer"] == texts["of run"]
+    assert texts["auto"][2] == [None, None]
+    assert texts["none"] == texts["chatml"]
+    assert None not in texts["none"][2]

@@ -173,6 +173,10 @@ def test_a_vocabulary_that_grows_with_the_data_is_not_taken_for_another(caplog):
     start = changed("init.from=models/base")
     stored = with_model(start, vocab_size=1010)
     check_config(stored, fill_from(stored, with_model(start, vocab_size=1000)))
+    tuned = changed("init.from=models/base", "finetune={kind: lora, new_tokens: trained}")
+    tables = tuned.finetune.model_copy(update={"also": ["embedding.weight"]})
+    stored = with_model(tuned, vocab_size=1010).model_copy(update={"finetune": tables})
+    check_config(stored, fill_from(stored, with_model(tuned, vocab_size=1000)))
     assert not caplog.records
 
 

@@ -74,7 +74,7 @@ def test_a_role_without_a_template_is_refused_with_its_place(tmp_path):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("chatlm", "'chatlm' is unknown; use instruction, chatml, tokenizer or a .jinja file"),
+        ("chatlm", "'chatlm' is unknown; use instruction, chatml, tokenizer, auto or a .jinja file"),
         ({"user": "Q"}, "template.user='Q' must have {content} once"),
     ],
 )

@@ -2,6 +2,8 @@
 
 import pytest
 import yaml
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from pretrain.config.data import DataConfig
 from pretrain.config.load import load_config
@@ -75,3 +77,31 @@ def test_rows_are_made_as_the_config_says(fitted):
         document_mask=True,
     )
     assert words.vocabulary.find_words is not None
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "new_in_data", "tied", "also"),
+    [
+        (300, False, False, []),
+        (300, True, False, ["embedding.weight", "head.weight"]),  # rows for them are there, which nothing has trained
+        (2, True, False, ["embedding.weight", "head.weight"]),
+        (2, True, True, ["embedding.weight"]),
+    ],
+)
+def test_tables_of_tokens_are_trained_where_the_data_have_new_ones(
+    fitted, tmp_path, vocab_size, new_in_data, tied, also
+):
+    start = tmp_path / "start"
+    start.mkdir()
+    tokenizer = Tokenizer.from_file(str(tmp_path / "data/tokenizer.json"))
+    names = [name for name, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    known = names[:-1] if new_in_data else names
+    Tokenizer(WordLevel({name: number for number, name in enumerate(known)}, known[0])).save(
+        str(start / "tokenizer.json")
+    )
+    model = f"model={{preset: llama-tiny, max_seq_len: 32, vocab_size: {vocab_size}, tied_embeddings: {tied}}}"
+    for setting, expected in (("trained", also), ("frozen", [])):
+        tuning = f"finetune={{kind: lora, new_tokens: {setting}}}"
+        _, config = fitted(model.lower(), f"init.from={start}", tuning)
+        assert config.finetune.also == expected
+        assert fit_config(config, open_dataset(config.data)).finetune == config.finetune

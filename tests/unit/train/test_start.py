@@ -144,7 +144,7 @@ def test_new_tokens_whose_rows_adapters_do_not_train_are_named_with_the_key_that
         base = AdaptedModel(open_source(Path(config.init.from_)), config.model, parameter_shapes(config.model))
         InitialWeights(config, tmp_path, base).arrange(model, torch.device("cpu"))
         what = "rows of 2 new tokens in embedding.weight, head.weight are not trained; to train these tables: "
-        assert (f"{what}finetune.also=[embedding.weight, head.weight]" in caplog.text) == is_warned
+        assert (f"{what}finetune.new_tokens=trained" in caplog.text) == is_warned
 
 
 def test_an_encoder_under_an_objective_of_decoders_is_refused_by_the_name_of_the_start(tmp_path):

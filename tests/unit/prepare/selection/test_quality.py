@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pretrain.config.filters.quality import C4Config, FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
+from pretrain.config.texts.quality import C4Config, FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
 from pretrain.prepare.selection.quality import (
     clean_c4,
     count_sentences,

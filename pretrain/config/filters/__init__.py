@@ -1,1 +1,0 @@
-"""Sections of `filter` in a config of `pretrain prepare`."""

@@ -1,0 +1,1 @@
+"""Config of texts: templates of conversations, rules of quality."""
