@@ -1,7 +1,8 @@
 """Best-fit packing: whole documents into rows of T tokens, none cut that fits (Ding et al. 2024).
 
     lengths of a shard's documents -> pieces: a document longer than T is cut into rows of its own
-                                      and a rest; one of a kind in WHOLE is left out
+                                      and a rest; one of a kind in WHOLE is left out, of one in
+                                      BEGINNINGS its rest
       -> longest first, each into the fullest bin that has room -> Bins, in the order of opening
 
 A bin is a sample, of one shard. The bins are a pure function of the lengths and T. Pairs fill two
@@ -29,7 +30,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from pretrain.errors import DiskError
-from pretrain.shards.index import WHOLE, ShardIndex
+from pretrain.shards.index import BEGINNINGS, WHOLE, ShardIndex
 from pretrain.shards.reader import MAX_OPEN_SHARDS, ShardSet
 from pretrain.utils.io import make_dir, write_file
 
@@ -71,17 +72,17 @@ def cut_documents(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.nd
     return document, offset, np.minimum(lengths[document] - offset, capacity)
 
 
-def pack_documents(lengths: np.ndarray, capacity: int, *, apart: bool = False, whole: bool = False) -> Bins:
+def pack_documents(lengths: np.ndarray, capacity: int, *, apart: bool = False, kind: str = "text") -> Bins:
     """Packs documents of a shard into bins of `capacity` tokens: best-fit decreasing.
 
-    Every token of every document is in exactly one bin. Costs about two microseconds a document.
-    Lengths are int64, at least 1; `apart` gives each document, or piece of one, a bin of its own,
-    and with `whole` documents longer than a bin are in none, instead of cut.
+    Every token of every document is in exactly one bin, but for what longer ones of some kinds lose
+    (`WHOLE`, `BEGINNINGS`). Costs about two microseconds a document. Lengths are int64, at least 1;
+    `apart` gives each document, or piece of one, a bin of its own.
     """
     document, offset, length = cut_documents(lengths.astype(np.int64), capacity)
-    if whole:
-        fits = lengths[document] <= capacity
-        document, offset, length = (values[fits] for values in (document, offset, length))
+    if kind in (*WHOLE, *BEGINNINGS):
+        kept = offset == 0 if kind in BEGINNINGS else lengths[document] <= capacity
+        document, offset, length = (values[kept] for values in (document, offset, length))
     placed = np.arange(len(length))
     if not apart:
         order = np.argsort(-length, kind="stable")
@@ -183,7 +184,7 @@ class BinStore:
         self._capacity = capacity
         self._source_capacity = source_capacity
         self._apart = apart
-        self._whole = shards.index.kind in WHOLE
+        self._kind = shards.index.kind
         # Returns the bins of a shard. Raises: DataError: The lengths of its documents are damaged.
         self.load: Callable[[int], Bins] = lru_cache(MAX_OPEN_SHARDS)(self._load)
         self._can_write = True
@@ -200,7 +201,10 @@ class BinStore:
     def _count(self, number: int) -> tuple[int, int, int]:
         bins = self.load(number)
         # A document that is cut has one second piece, which begins where its first row ended.
-        return len(bins), int((bins.offset == 0).sum()), int((bins.offset == self._capacity).sum())
+        num_cut = int((bins.offset == self._capacity).sum())
+        if self._kind in BEGINNINGS:
+            num_cut = int((self._shards.lengths(number, "tokens") > self._capacity).sum())
+        return len(bins), int((bins.offset == 0).sum()), num_cut
 
     def _load(self, number: int) -> Bins:
         if self._apart:
@@ -208,7 +212,8 @@ class BinStore:
         shard = self._shards.split.shards[number]
         size = f"{self._capacity}" if self._source_capacity is None else f"{self._source_capacity}x{self._capacity}"
         path = self._shards.folder / BINS_DIR / f"{shard.sha256[:16]}-{size}.safetensors"
-        bins = _read(path, shard, leaves_out=self._whole or self._source_capacity is not None)
+        leaves_out = self._source_capacity is not None or self._kind in (*WHOLE, *BEGINNINGS)
+        bins = _read(path, shard, leaves_out=leaves_out)
         if bins is None:
             bins = self._pack(number)
             self._write(path, bins)
@@ -217,7 +222,7 @@ class BinStore:
     def _pack(self, number: int) -> Bins:
         lengths = self._shards.lengths(number, "tokens")
         if self._source_capacity is None:
-            return pack_documents(lengths, self._capacity, apart=self._apart, whole=self._whole)
+            return pack_documents(lengths, self._capacity, apart=self._apart, kind=self._kind)
         sources = self._shards.lengths(number, "source")
         return pack_pairs(sources, lengths, self._source_capacity, self._capacity, apart=self._apart)
 
@@ -233,7 +238,10 @@ class BinStore:
 
 
 def _read(path: Path, shard: ShardIndex, *, leaves_out: bool) -> Bins | None:
-    """Returns the bins in a file; None where it cannot be read or does not fit its shard."""
+    """Returns the bins in a file; None where it cannot be read or does not fit its shard.
+
+    `leaves_out`: of documents that are too long, which earlier versions cut, no second piece is there.
+    """
     try:
         arrays = safetensors.numpy.load(path.read_bytes())
         bins = Bins(*(arrays[name] for name in _FIELDS))
@@ -243,4 +251,4 @@ def _read(path: Path, shard: ShardIndex, *, leaves_out: bool) -> Bins | None:
     num_tokens = int(bins.length.sum())
     fits = len(pieces) == 1 and int(bins.document.max(initial=-1)) < shard.num_documents
     is_complete = num_tokens == shard.num_tokens or (leaves_out and num_tokens < shard.num_tokens)
-    return bins if fits and is_complete else None
+    return bins if fits and is_complete and not (leaves_out and bins.offset.any()) else None

@@ -205,7 +205,7 @@ TOO_LONG = {
     "choices": "questions are longer, with all of their answers, than batch.seq_len, and left out",
     "records": "records are longer than batch.seq_len, and cut: the rest is trained on without its prompt, and a "
     "row that a prompt fills has no targets",
-    "classes": "texts are longer than batch.seq_len, and cut: only their beginning is trained on",
+    "classes": "texts are longer than batch.seq_len, and cut: the rest is in no row",
     "tags": "texts are longer than batch.seq_len, and cut",
 }
 """Treatment of documents longer than a row, by kind; a plain text continues in the next row."""

@@ -23,7 +23,7 @@ from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import ConfigError
 from pretrain.rows import TokenRows
 from pretrain.shards.dataset import ONLY, Dataset, check_tokenizers, open_dataset
-from pretrain.shards.index import CAPTIONS, IMAGES, WHOLE
+from pretrain.shards.index import BEGINNINGS, CAPTIONS, IMAGES, WHOLE
 from pretrain.shards.reader import ShardSet
 from pretrain.shards.store import ShardStore
 
@@ -99,7 +99,7 @@ class ReadingPlan:
     batch_rows: int
     num_tokens: int  # of the split that lie in rows; of pairs, target tokens
     token_sum: int  # over these tokens, below 2**64 (hash.py)
-    num_left_out: int  # pairs that are longer than a row, and in none
+    num_left_out: int  # documents that are longer than a row, and in none, or without their rest
     open: Callable[[], Read]  # as a rank does at its start; the result reads rows by position
     owned: Owned
 
@@ -159,7 +159,7 @@ def plan_reading(
         if is_train:
             owned = partial(_owned_by_samples, num_tokens, order.seq_len)
     num_left_out = 0
-    if index.kind in ("pairs", *WHOLE):
+    if index.kind in ("pairs", *WHOLE, *BEGINNINGS):
         shards = ShardSet(store, index, split)
         num_left_out, num_tokens, token_sum = _leave_out(shards, lengths, token_sum)
     return ReadingPlan(
@@ -176,7 +176,7 @@ def plan_reading(
 
 
 def _leave_out(shards: ShardSet, lengths: RowLengths, token_sum: int) -> tuple[int, int, int]:
-    """Returns the pairs that do not fit a row, and the split's tokens and sum without their targets."""
+    """Returns the documents that do not fit a row, and the split's tokens and sum without theirs."""
     num_left_out = 0
     num_tokens = shards.split.num_tokens
     sums = TokenSums(shards.index.vocab_size)
@@ -188,6 +188,8 @@ def _leave_out(shards: ShardSet, lengths: RowLengths, token_sum: int) -> tuple[i
         for document in np.flatnonzero(is_long).tolist():
             member, first, length = shards.reader(number).locate(document)
             values, _ = shards.reader(number).member(member)
+            if shards.index.kind in BEGINNINGS:
+                first, length = first + lengths.row, length - lengths.row
             num_left_out += 1
             num_tokens -= length
             token_sum -= sums(values[first : first + length])

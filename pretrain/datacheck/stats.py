@@ -25,7 +25,7 @@ from pretrain.datacheck.image_data import count_images
 from pretrain.datacheck.reading import open_data
 from pretrain.datacheck.shard_files import FIX, MAX_THREADS, Tick, shard_totals, token_sides
 from pretrain.errors import DataError
-from pretrain.shards.index import MASKED, WHOLE, data_hash
+from pretrain.shards.index import MASKED, data_hash
 from pretrain.shards.reader import ShardSet
 from pretrain.tokenizer import display_tokens, load_tokenizer
 from pretrain.utils.status_line import transient_bar
@@ -192,7 +192,7 @@ def _measure_packing(shards: ShardSet, num_shards: int, seq_len: int) -> dict[st
             bins = pack_pairs(sources, lengths, seq_len, seq_len)
             source_tokens += int(sources[bins.document].sum())
         else:
-            bins = pack_documents(lengths, seq_len, whole=kind in WHOLE)
+            bins = pack_documents(lengths, seq_len, kind=kind)
         too_long += int(is_long.sum())
         rows += len(bins)
         tokens += int(bins.length.sum())

@@ -24,7 +24,7 @@ from pretrain.datacheck.replay import Reading, not_exactly_once, read_course
 from pretrain.datacheck.shard_files import check_files, check_with_webdataset, shard_totals
 from pretrain.datacheck.stats_text import print_table
 from pretrain.errors import ConfigError
-from pretrain.shards.index import CAPTIONS, IMAGES, WHOLE, data_hash
+from pretrain.shards.index import BEGINNINGS, CAPTIONS, IMAGES, WHOLE, data_hash
 from pretrain.utils.status_line import transient_bar
 from pretrain.utils.units import plural
 
@@ -187,6 +187,7 @@ def print_proof(proof: dict[str, Any]) -> None:
 
 def _remarks(course: dict[str, Any], kind: str) -> Iterator[str]:
     fitting = {"pairs": "the targets that fit"} | {name: f"the {name} that fit" for name in WHOLE}
+    fitting |= dict.fromkeys(BEGINNINGS, "the beginnings that fit")
     what = f"tokens of {fitting.get(kind, 'the split')}"
     first = course["readings"][0]
     if first["rows"] == course["rows"]:
@@ -197,4 +198,5 @@ def _remarks(course: dict[str, Any], kind: str) -> Iterator[str]:
     if first["rows"] > first["samples"]:
         yield f"{first['rows']:,} rows: the last batches hold samples of the next epoch too"
     if course["left_out"]:
-        yield f"{course['left_out']:,} pairs are longer than a row, and in none"
+        rest = "without their rest" if kind in BEGINNINGS else "in none"
+        yield f"{course['left_out']:,} documents are longer than a row, and {rest}"

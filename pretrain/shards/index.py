@@ -50,6 +50,9 @@ WITH_LABELS = (*LABELLED, *ANSWERED)  # a label or a mark for each token
 WHOLE = ("preferences", *ANSWERED)
 """Kinds whose documents are in a row whole, or not at all."""
 
+BEGINNINGS = ("classes",)
+"""Kinds whose one label is at the first token: of a longer document only the beginning is in a row."""
+
 REJECTED = 2
 """Bit of the loss mask of preferences, set for all tokens of the second side, prompt and answer."""
 

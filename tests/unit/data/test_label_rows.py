@@ -5,9 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from pretrain.config.data import DataConfig, SourceConfig
 from pretrain.data.bin_stream import BinStream
+from pretrain.data.bins import BinStore, pack_documents
 from pretrain.data.loader import crop
 from pretrain.data.mixture import MixtureOrder, MixtureStream
 from pretrain.datacheck.shard_files import check_files
@@ -69,6 +71,45 @@ def test_labels_stay_with_their_tokens_in_every_packing(tmp_path, bucket_rows):
     assert sorted(split_rows(rows)) == expected
     cropped = crop(rows)
     assert (cropped.labels == rows.labels[:, : cropped.tokens.shape[1]]).all()
+
+
+@pytest.mark.parametrize("layout", ["bins", "padded", "validation"])
+def test_a_class_is_of_the_beginning_of_a_text_whose_rest_is_in_no_row(tmp_path, layout):
+    texts = [(str(n % 10) * size, "xyz"[n % 3]) for n, size in enumerate([3, 21, 6, 5, 7, 12, 4, 13] * 5)]
+    path = write_rows(tmp_path / "in.jsonl", [{"text": text, "label": label} for text, label in texts])
+    tokenizer = {"kind": "char"}
+    index = prepare(labels_config(tmp_path / "out", path, "classes", tokenizer=tokenizer), processes=1)
+    shards = ShardSet(tmp_path / "out", index, TRAIN)
+    stream = BinStream(shards, seq_len=6, seed=3, bucket_rows=4 if layout == "padded" else None)
+    if layout == "validation":
+        rows = stream.read_windows(range(stream.num_windows()))
+    else:
+        rows = stream.read(range(-(-stream.order.num_tokens // 256) * 256))
+        rows = select_rows(rows, rows.sample_ids < stream.order.num_tokens)
+    reader = ShardReader(tmp_path / "out", index.split(TRAIN).shards[0], index.dtype)
+    (tokens, starts), labels = reader.member(0), reader.labels(0)
+    stored = zip(np.split(tokens, starts[1:]), np.split(labels, starts[1:]), strict=True)
+    whole = [(ids.tolist(), marks.tolist()) for ids, marks in stored]
+    assert sorted(split_rows(rows)) == sorted((ids[:6], marks[:6]) for ids, marks in whole)
+    assert all((row != IGNORE_INDEX).any() for row in rows.labels[:, :-1]), "a row without a label teaches nothing"
+    assert stream.num_too_long == sum(len(ids) > 6 for ids, _ in whole) > 0
+
+
+def test_bins_of_classes_that_an_earlier_version_has_cut_are_made_again(tmp_path):
+    path = write_rows(tmp_path / "in.jsonl", [{"text": "1" * size, "label": size % 2} for size in range(3, 30)])
+    index = prepare(labels_config(tmp_path / "out", path, "classes", tokenizer={"kind": "char"}), processes=1)
+    shards = ShardSet(tmp_path / "out", index, TRAIN)
+    store = BinStore(shards, 6)
+    kept = store.load(0)
+    cut = pack_documents(shards.lengths(0, "tokens"), 6)
+    assert len(cut) > len(kept)
+    (file,) = (tmp_path / "out/bins").iterdir()
+    content = file.read_bytes()
+    file.write_bytes(
+        safetensors.numpy.save({name: getattr(cut, name) for name in ("starts", "document", "offset", "length")})
+    )
+    assert len(BinStore(shards, 6).load(0)) == len(kept)
+    assert file.read_bytes() == content
 
 
 def test_a_document_that_is_longer_than_a_row_is_cut_with_its_labels(tmp_path):

@@ -117,7 +117,7 @@ def test_what_is_printed_is_what_is_in_the_facts(folders, capsys):
         for reading in course["readings"]:
             assert re.search(rf"{reading['sample_hash']} +{reading['content_hash']} ", printed)
     assert facts["courses"][0]["left_out"] > 0
-    assert f"{facts['courses'][0]['left_out']} pairs are longer than a row, and in none" in printed
+    assert f"{facts['courses'][0]['left_out']} documents are longer than a row, and in none" in printed
 
 
 def distort(monkeypatch, change):
