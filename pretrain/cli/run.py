@@ -55,7 +55,10 @@ def config_command(
     elif config is None:
         raise UsageError("Missing argument 'CONFIG'", context)
     else:
-        sys.stdout.write(dump_config(load_config(config, overrides or [], extensions="require")))
+        loaded = load_config(config, overrides or [], extensions="require")
+        sys.stdout.write(dump_config(loaded))
+        if cut := loaded.shortened():
+            typer.echo(f"warning: {'; '.join(cut)}", err=True)
 
 
 def train_command(config: Config, overrides: Overrides = None) -> None:

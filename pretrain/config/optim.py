@@ -26,7 +26,8 @@ class ScheduleConfig(Section):
     """Shape after the warm-up. `inverse_sqrt`: the 2017 Transformer, with `hold` T5. `wsd`:
     warm-up, stable, decay (Hu et al. 2024), to be prolonged from any stable checkpoint."""
     warmup_steps: Annotated[int, OnResume.WARN] = Field(default=0, ge=0)
-    """Length of the linear warm-up from 0, in steps."""
+    """Length of the linear warm-up from 0, in steps. A run that is not longer has a quarter of its
+    steps instead, and a warning."""
     warmup_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
     """Length of the linear warm-up from 0, in tokens."""
     decay_steps: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
@@ -34,7 +35,7 @@ class ScheduleConfig(Section):
     decay_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
     """Tokens after which the final learning rate is reached. None: the end of the run."""
     cooldown_steps: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
-    """Length of the final decay in steps, for `wsd`."""
+    """Length of the final decay in steps, for `wsd`; at most what the warm-up leaves of the run."""
     cooldown_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
     """Length of the final decay in tokens, for `wsd`."""
     cooldown_shape: Annotated[Literal["linear", "1-sqrt"], OnResume.WARN] = "linear"
@@ -81,7 +82,35 @@ class ScheduleConfig(Section):
         return bool(getattr(self, f"{name}_steps") or getattr(self, f"{name}_tokens"))
 
     def in_steps(self, batch: BatchConfig, total_steps: int) -> "ScheduleConfig":
-        """Returns the same schedule with every position as a number of steps, rounded up."""
+        """Returns the same schedule with every position as a number of steps, rounded up.
+
+        In a run too short for them, a warm-up is a quarter of the steps, a cooldown the rest.
+        """
+        asked = self._as_asked(batch, total_steps)
+        end = asked.decay_steps or total_steps
+        warmup = asked.warmup_steps if asked.warmup_steps < end else end // 4
+        cooldown = asked.cooldown_steps and min(asked.cooldown_steps, end - warmup)
+        if (warmup, cooldown) == (asked.warmup_steps, asked.cooldown_steps):
+            return asked
+        return asked.model_copy(update={"warmup_steps": warmup, "cooldown_steps": cooldown})
+
+    def shortened(self, batch: BatchConfig, total_steps: int) -> tuple[str, str] | None:
+        """Returns what is cut as the run is too short, and the remedy; None where all fits."""
+        asked, taken = self._as_asked(batch, total_steps), self.in_steps(batch, total_steps)
+        cut, fixes = [], []
+        for name, noun in (("warmup_steps", "warm-up"), ("cooldown_steps", "cooldown")):
+            before, after = getattr(asked, name), getattr(taken, name)
+            if before != after:
+                cut.append(f"the {noun} of {before} steps is cut to {after}")
+                fixes.append(f"optim.schedule.{name}={after}")
+        if not cut:
+            return None
+        end = asked.decay_steps or total_steps
+        what = f"{' and '.join(cut)}, as the schedule has {end} steps in all"
+        return what, f"set {' '.join(fixes)}, or raise train.steps"
+
+    def _as_asked(self, batch: BatchConfig, total_steps: int) -> "ScheduleConfig":
+        """Returns the schedule in steps, even if it is longer than the run."""
         given = {name: getattr(self, f"{name}_tokens") for name in _POSITIONS}
         steps = {name: batch.steps_for(tokens) for name, tokens in given.items() if tokens is not None}
         if self.cooldown_tokens is not None:  # the last steps, back from the end
@@ -97,24 +126,6 @@ class ScheduleConfig(Section):
     def is_in_steps(self) -> bool:
         """Whether no position is given in tokens."""
         return all(getattr(self, f"{name}_tokens") is None for name in _POSITIONS)
-
-    def check_run(self, total_steps: int, batch: BatchConfig) -> None:
-        """Checks that the schedule fits a run. Raises: ValueError, with keys from the root."""
-        steps = self.in_steps(batch, total_steps)
-        end = steps.decay_steps or total_steps  # the schedule may end before the run
-        if end <= steps.warmup_steps:
-            unit = "steps" if self.warmup_tokens is None else "tokens"
-            what = f"optim.schedule.warmup_{unit}={getattr(self, f'warmup_{unit}')}"
-            limit = f"must be less than the {end} steps of the schedule"
-            raise ValueError(f"{what} {limit}; lower it or raise train.steps")
-        cooldown = steps.cooldown_steps or 0
-        if steps.warmup_steps + cooldown > end:
-            unit = "steps" if self.cooldown_tokens is None else "tokens"
-            raise ValueError(
-                f"the warm-up of {steps.warmup_steps} steps and the cooldown of {cooldown} are "
-                f"longer than the {end} steps of the schedule; lower "
-                f"optim.schedule.cooldown_{unit} or raise train.steps"
-            )
 
 
 class EmaConfig(Section):

@@ -32,11 +32,8 @@ WHOLE_MATRIX_KINDS = {"adafactor", "muon", "soap"}
 """Optimizers (`optim.kind`) whose step needs a whole matrix."""
 
 
-def check_training(
-    optim: OptimConfig, engine: EngineConfig, model: Section, total_steps: int, batch: BatchConfig
-) -> None:
+def check_training(optim: OptimConfig, engine: EngineConfig, model: Section, batch: BatchConfig) -> None:
     """Checks rules between sections. Raises: ValueError, with keys from the root of the config."""
-    optim.schedule.check_run(total_steps, batch)
     optim.check_transfer(model)
     if optim.muon.split_heads and not isinstance(model, ModelConfig):
         what = "optim.muon.split_heads=true steps attention heads on their own"
@@ -162,6 +159,10 @@ class RunConfig(Section):
         shared = self.parallel
         return plan_batch(self.batch, ranks, shared.sequence, shared.experts, shared.tensor)
 
+    def shortened(self) -> tuple[str, str] | None:
+        """Returns what is cut of the schedule in a short run, and the remedy; None: nothing."""
+        return self.optim.schedule.shortened(self.batch, self.train.steps)
+
     def even_steps(self) -> list[str]:
         """Returns overrides under which all steps have as many tokens, and step n its learning rate.
 
@@ -182,7 +183,7 @@ class RunConfig(Section):
                 rule = f"{key}={tokens} must be a multiple of batch.seq_len={length}"
                 # Sizes that one rank can run: a multiple of the rows alone would be refused at the start.
                 raise ValueError(f"{rule}; use {nearest_multiples(tokens, length * self.batch.micro)}")
-        check_training(self.optim, self.engine, self.model, self.train.steps, self.batch)
+        check_training(self.optim, self.engine, self.model, self.batch)
         if self.engine.fp8 != "off" and isinstance(self.model, ModelConfig):
             check_fp8(self.model, self.batch, self.lengths, crops=self.data.packing == "padded")
         if self.parallel.sequence > 1:

@@ -135,14 +135,14 @@ def sweep(config: RunConfig, task: TrainingTask, cluster: Cluster, nodes: Sequen
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem that would end a job in its first minute.
+    """A problem that would end a job in its first minute, or change its course.
 
     A launcher refuses the job unless forced, or warns: it refuses a batch always, memory where the
-    plan was calibrated on such a GPU, and nodes never.
+    plan was calibrated on such a GPU, and others never.
     """
 
     # `batch`: it does not divide over the ranks. `memory`: it is predicted not to fit. `nodes`: ranks
-    # that should be on one node are not
+    # that should be on one node are not. `schedule`: it is longer than the run
     kind: str
     what: str  # problem, with its number
     fix: str  # nearest layout that fits
@@ -165,6 +165,8 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
         return [Problem("batch", error.what, f"{error.fix}{_other_micro(config, cluster)}")]
     across = config.parallel.across_nodes(cluster.size, cluster.per_node)
     found = [] if across is None else [Problem("nodes", *across, refuses=False)]
+    if cut := config.shortened():
+        found.append(Problem("schedule", *cut, refuses=False))
     layout = ParallelLayout(config.engine, plan.micro, plan.accumulation)
     needed = rank_memory(task, layout, cluster).total
     limit = memory_limit(cluster)

@@ -185,6 +185,8 @@ def _announce(run: Run, step: int, target: int) -> None:
         log.warning("nothing is evaluated: the data have no validation split; %s", fix)
     if step == 0 and run.config.finetune.kind != "lora" and (rate := run.config.optim.high_rate()):
         log.warning("%s", rate)
+    if step < target and (cut := run.config.shortened()):
+        log.warning("%s; %s", *cut)
     if rows := describe_rows(run.config.objective, run.config.batch, len(run.config.stacks)):
         log.info("%s", rows)
 

@@ -254,9 +254,19 @@ def test_what_is_built_in_is_listed_and_a_recipe_copied(tmp_path):
     assert config == run_light("config", "quickstart", "run.name=mine", cwd=tmp_path).stdout
 
 
+def test_a_shortened_run_is_taken_and_its_warm_up_is_cut_with_a_warning(tmp_path):
+    result = run_light("config", "quickstart", "train.steps=8", cwd=tmp_path)
+    assert result.stderr == (
+        "warning: the warm-up of 10 steps is cut to 2, as the schedule has 8 steps in all; "
+        "set optim.schedule.warmup_steps=2, or raise train.steps\n"
+    )
+    assert "warmup_steps: 10," in result.stdout, "what was asked for"
+
+
 def test_a_resolved_config_loads_as_the_same(tmp_path):
     result = run_cli("config", "configs/run/quickstart.yaml", "optim.lr=1e-4", "run.name=no", cwd=tmp_path)
     (tmp_path / "a.yaml").write_text(result.stdout)
+    assert result.stderr == ""
     expected = load_config("configs/run/quickstart.yaml", ["optim.lr=1e-4", "run.name=no"])
     assert load_config(tmp_path / "a.yaml") == expected
 

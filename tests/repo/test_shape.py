@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (6, 1025),
     "checkpoint": (12, 2215),
     "cli": (15, 2898),
-    "config": (30, 6202),
+    "config": (30, 6214),
     "data": (13, 2624),
     "datacheck": (11, 2327),
     "doctor": (13, 2012),
@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "model": (26, 5485),
     "objective": (14, 2178),
     "optim": (6, 1353),
-    "plan": (16, 3806),
+    "plan": (16, 3808),
     "prepare": (48, 8288),
     "pretrain_launch": (19, 3705),
     "report": (8, 1610),
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "shards": (12, 2510),
     "tokenizer": (8, 1689),
     "tracking": (12, 1887),
-    "train": (16, 3326),
+    "train": (16, 3328),
     "utils": (13, 1926),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""

@@ -291,11 +291,6 @@ def test_a_secret_is_not_repeated(write):
             "model.preset=bert-tiny has encoder; use objective.kind=masked, or another model.preset",
         ),
         (
-            ["optim.schedule.warmup_steps=20"],
-            "override 'optim.schedule.warmup_steps=20': optim.schedule.warmup_steps=20 must be less than the 20 steps "
-            "of the schedule; lower it or raise train.steps",
-        ),
-        (
             ["model.decoder.heads=5"],
             "override 'model.decoder.heads=5': model.decoder: width=64 must be a multiple of heads=5, or set head",
         ),

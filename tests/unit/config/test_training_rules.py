@@ -7,7 +7,7 @@ from pretrain.config.data import BatchConfig, ShortWindowsConfig
 from pretrain.config.engine import EngineConfig
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig, RecurrentConfig
-from pretrain.config.optim import AdafactorConfig, MuonConfig, OptimConfig, ScheduleConfig
+from pretrain.config.optim import AdafactorConfig, MuonConfig, OptimConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.run import WHOLE_MATRIX_KINDS, check_training
 from pretrain.errors import ConfigError
@@ -26,13 +26,13 @@ def test_optimizers_of_whole_matrices_are_not_offloaded(kind):
     engine = EngineConfig(offload_optimizer="cpu")
     message = f"optim.kind={kind} steps whole matrices, .*engine.offload_optimizer=none or optim.kind=adamw"
     with pytest.raises(ValueError, match=message):
-        check_training(OptimConfig(kind=kind, lr=1e-3), engine, model(), 10, BATCH)
+        check_training(OptimConfig(kind=kind, lr=1e-3), engine, model(), BATCH)
 
 
 @pytest.mark.parametrize("values", [{"init": "t5"}, {"decoder": {"scaled_attention": False}}])
 def test_fp16_is_refused_for_models_of_the_t5_style(values):
     with pytest.raises(ValueError, match=r"engine.precision=fp16 overflows in a T5-style model .*; use .*=bf16"):
-        check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16"), model(**values), 10, BATCH)
+        check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16"), model(**values), BATCH)
 
 
 def test_heads_and_windows_of_a_recurrent_model_are_refused():
@@ -41,10 +41,10 @@ def test_heads_and_windows_of_a_recurrent_model_are_refused():
     with pytest.raises(
         ValueError, match=r"split_heads=true steps attention heads .*, which model.kind=recurrent lacks"
     ):
-        check_training(optim, EngineConfig(), recurrent, 10, BATCH)
+        check_training(optim, EngineConfig(), recurrent, BATCH)
     short = BATCH.model_copy(update={"short_windows": [ShortWindowsConfig(until_tokens=100, window=2)]})
     with pytest.raises(ValueError, match=r"batch.short_windows limits attention .*, which model.kind=recurrent lacks"):
-        check_training(OptimConfig(lr=1e-3), EngineConfig(), recurrent, 10, short)
+        check_training(OptimConfig(lr=1e-3), EngineConfig(), recurrent, short)
 
 
 def test_decay_that_is_0_cannot_be_cautious():
@@ -54,14 +54,8 @@ def test_decay_that_is_0_cannot_be_cautious():
 
 
 def test_what_fits_is_taken():
-    check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16", offload_optimizer="cpu"), model(), 10, BATCH)
-    check_training(OptimConfig(kind="muon", lr=1e-3), EngineConfig(), model(init="t5"), 10, BATCH)
-
-
-def test_the_schedule_is_checked_against_the_length_of_the_run():
-    optim = OptimConfig(lr=1e-3, schedule=ScheduleConfig(warmup_tokens=1000))
-    with pytest.raises(ValueError, match="warmup_tokens=1000 must be less than the 10 steps"):
-        check_training(optim, EngineConfig(), model(), 10, BATCH)
+    check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16", offload_optimizer="cpu"), model(), BATCH)
+    check_training(OptimConfig(kind="muon", lr=1e-3), EngineConfig(), model(init="t5"), BATCH)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +139,6 @@ FP8 = ["engine.precision=bf16", "engine.fp8=tensorwise"]
             "parallel.tensor=2 leaves no rank with all heads for tracking.attention; leave its text out",
         ),
         (["optim.kind=muon", "engine.offload_optimizer=cpu"], "optim.kind=muon steps whole matrices"),
-        (["optim.schedule={kind: wsd, cooldown_tokens: 9999999}"], "the warm-up of 10 steps and the cooldown of 4883"),
         (["engine.precision=fp16", "model.init=t5"], "engine.precision=fp16 overflows in a T5-style model"),
         (
             [*FP8, "model.decoder.ff_width=700"],

@@ -32,6 +32,12 @@ def test_what_divides_and_fits_has_no_problem():
     assert check_fits(config, nodes_of("h100", 4)) == []
 
 
+def test_a_run_shorter_than_its_warm_up_is_a_warning_of_plan_and_launch():
+    (problem,) = check_fits(config_of("train.steps=8"), nodes_of("cpu", 1, 2))
+    assert (problem.kind, problem.refuses) == ("schedule", False)
+    assert problem.what == "the warm-up of 10 steps is cut to 2, as the schedule has 8 steps in all"
+
+
 def test_a_batch_that_does_not_divide_is_named_with_the_nearest_sizes():
     config = config_of(*GPT2, "batch.global_tokens=524288", "batch.micro=24")
     (problem,) = check_fits(config, nodes_of("h100"))
