@@ -17,6 +17,8 @@ from pretrain.utils.safe_read import open_file
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_READS = 100
+MAX_KEY_CHARS = 500
+"""Most characters of a dotted key, which bound the nesting too."""
 OVERRIDE = "override "
 """Beginning of the place of a key that the command line gives."""
 _MAX_DIGITS = 100
@@ -108,6 +110,9 @@ def _plain(node: yaml.Node, prefix: str, places: dict[str, str]) -> Any:
                 raise ConfigError("a key must be a plain word", where=where, fix="rename it")
             key = key_node.value
             path = f"{prefix}.{key}" if prefix else key
+            if len(path) > MAX_KEY_CHARS:  # of places, each of which has all of it
+                what = f"the key {short(path)} has more than {MAX_KEY_CHARS} characters"
+                raise ConfigError(what, where=where, fix="see configs/ for the shape")
             if key in result:
                 raise ConfigError(f"key {short(path)} stands twice", where=where, fix="keep one of them")
             places[path] = where

@@ -6,21 +6,23 @@
 At the address of a whole data set, files are chosen as `datasets` chooses them: by the `configs` in
 the head of its README.md; else by the names of splits in paths, `train-00000-of-00002.parquet` or
 `train/a.jsonl`; else all. A folder of `save_to_disk` names its files in state.json, and its splits
-in dataset_dict.json. No code of a data set is run.
+in dataset_dict.json. No code of a data set is run, and what it says of itself is read strictly, in
+time that grows with its length: a stranger wrote it.
 """
 
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
 from pathlib import PurePosixPath
 from typing import Any
 
-import yaml
-
 from pretrain.config.prepare import InputConfig
+from pretrain.config.yaml_nodes import parse_yaml, short
 from pretrain.errors import ConfigError, DataError
 from pretrain.prepare.inputs.remote_files import call_hub
 from pretrain.utils.remote import filesystem
+from pretrain.utils.safe_read import MAX_RECORD_BYTES, parse_json
 
 SCHEME = "hf://"
 STATE_NAME = "state.json"
@@ -38,10 +40,15 @@ SPLIT_WORDS = {
 _ADDRESS = re.compile(r"hf://datasets/[\w.-]+/[\w.-]+(@[^/]+)?(/.*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WHOLE = re.compile(r"hf://datasets/[^/]+/[^/]+/?")
-_SHARD = re.compile(r"([\w.-]+?)-\d{5}-of-\d{5}\b")
-_HEAD = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
-# Returns the content of a small file.
-Read = Callable[[str], bytes]
+_SHARD = re.compile(r"(?<![\w.-])([\w.-]+?)-\d{5}-of-\d{5}\b")
+Read = Callable[[str, int], bytes]
+"""Returns the first bytes of a file, at most as many as are asked for."""
+
+MAX_HEAD_BYTES = 2**20
+MAX_PATTERNS = 1000
+"""Most patterns with wildcards of a split, each of which is tried on all files."""
+MAX_PATTERN_CHARS = 1000
+_SEVERAL = "**"  # folders, or none
 
 _FIX = "give one of these as dataset_split"
 
@@ -93,7 +100,7 @@ def choose_files(given: str, files: Sequence[str], config: InputConfig, read: Re
         given: The path of the input.
         files: What it names, sorted.
         config: The input.
-        read: Returns the content of a small file.
+        read: Reads a file.
 
     Raises:
         ConfigError: No such subset or split, or several subsets to choose from.
@@ -116,24 +123,27 @@ def _saved_files(given: str, files: Sequence[str], config: InputConfig, read: Re
         root, _, name = folder.rpartition("/")
         if root in roots and name != split:
             continue
-        described = _parse(state, read, json.loads)
+        described = _read_state(state, read)
         if described.get("_indices_data_files"):
             fix = "save it again by a newer version of datasets, which writes the selected rows"
             raise DataError("rows are selected by a table of indices", where=state, fix=fix)
         try:
-            found += [f"{folder}/{entry['filename']}" for entry in described["_data_files"]]
+            names = [entry["filename"] for entry in described["_data_files"]]
+            if not all(isinstance(name, str) and len(name) <= MAX_PATTERN_CHARS for name in names):
+                raise TypeError
         except (KeyError, TypeError):
             what = "not a state of a saved data set"
             raise DataError(what, where=state, fix="save it again") from None
+        found += [f"{folder}/{name}" for name in names]
     for root in roots:
         if not any(file.startswith(f"{root}/{split}/") for file in found):
             below = [file.removeprefix(f"{root}/") for file in files if file.startswith(f"{root}/")]
             splits = sorted({path.partition("/")[0] for path in below if "/" in path})
             raise ConfigError(_no_split(split, splits), where=given, fix=_FIX)
-    for file in found:
-        if file not in files:
-            what = "a file of a saved data set is missing"
-            raise DataError(what, where=file, fix="copy the folder again")
+    missing = set(found).difference(files)
+    if missing:
+        what = "a file of a saved data set is missing"
+        raise DataError(what, where=next(file for file in found if file in missing), fix="copy the folder again")
     return found
 
 
@@ -142,16 +152,14 @@ def _hub_files(given: str, files: Sequence[str], config: InputConfig, read: Read
     root = given.rstrip("/") + "/"
     split = config.dataset_split or DEFAULT_SPLIT
     readme = f"{root}{README_NAME}"
-    head = _HEAD.search(read(readme).decode("utf-8", "replace")) if readme in files else None
-    described = _parse(readme, lambda _: head[1].encode(), yaml.safe_load) if head else {}
-    configs = [one for one in described.get("configs") or () if isinstance(one, dict)]
-    subsets = [one for one in configs if one.get("data_files")]
+    subsets = _read_subsets(readme, read) if readme in files else []
     if subsets:
-        by_split = _patterns(given, subsets, config.subset)
+        by_split = _patterns(given, readme, subsets, config.subset)
         if split not in by_split:
             raise ConfigError(_no_split(split, list(by_split)), where=given, fix=_FIX)
-        rules = by_split[split]
-        return [file for file in files if any(one.fullmatch(file[len(root) :]) for one in rules)]
+        exact, patterns = _sort_patterns(readme, by_split[split])
+        names = ((file, file[len(root) :]) for file in files)
+        return [file for file, name in names if name in exact or any(one.matches(name) for one in patterns)]
     if config.subset is not None:
         what = f"subset={config.subset}: README.md of this data set names none"
         raise ConfigError(what, where=given, fix=f"leave it out, or give a path below {root}")
@@ -164,11 +172,28 @@ def _hub_files(given: str, files: Sequence[str], config: InputConfig, read: Read
     return [root + file for file in named[split]]
 
 
-def _patterns(given: str, subsets: list[dict[str, Any]], wanted: str | None) -> dict[str, list[re.Pattern[str]]]:
-    """Returns the patterns of paths of one of the `configs`, by split."""
-    from fsspec.utils import glob_translate
+def _read_subsets(readme: str, read: Read) -> list[dict[str, Any]]:
+    """Returns those `configs` in the head of a README that name files. Raises: DataError."""
+    content = read(readme, MAX_HEAD_BYTES)
+    first, *lines = content.decode("utf-8", "replace").splitlines() or [""]
+    end = next((number for number, line in enumerate(lines) if line.rstrip() == "---"), None)
+    if first.rstrip() != "---" or end is None:
+        if first.rstrip() == "---" and len(content) == MAX_HEAD_BYTES:
+            raise _bad_card(readme, f"the head has no end within {MAX_HEAD_BYTES:,} bytes")
+        return []
+    try:
+        described, _ = parse_yaml("\n".join(["", *lines[:end]]), readme)
+    except ConfigError as error:
+        raise _bad_card(error.where, error.what) from None
+    configs = (described.get("configs") if isinstance(described, dict) else None) or []
+    if not isinstance(configs, list) or not all(isinstance(one, dict) for one in configs):
+        raise _bad_card(readme, "configs is no list of subsets")
+    return [one for one in configs if one.get("data_files")]
 
-    names = [str(one.get("config_name", "default")) for one in subsets]
+
+def _patterns(given: str, readme: str, subsets: list[dict[str, Any]], wanted: str | None) -> dict[str, list[str]]:
+    """Returns the patterns of paths of one of the `configs`, by split. Raises: ConfigError, DataError."""
+    names = [_text_of(readme, one, "config_name", "default") for one in subsets]
     named = list(zip(subsets, names, strict=True))
     chosen = [one for one, name in named if name == wanted]
     what = f"there is no subset {wanted!r}"
@@ -177,20 +202,79 @@ def _patterns(given: str, subsets: list[dict[str, Any]], wanted: str | None) -> 
         chosen = [one for one, name in named if one.get("default") or name == "default"]
         chosen = chosen or (subsets if len(subsets) == 1 else [])
     if not chosen:
-        what = f"{what}; subsets: {', '.join(names[:20])}"
+        what = f"{what}; subsets: {_listed(names)}"
         raise ConfigError(what, where=given, fix="give one of these as subset")
     data_files = chosen[0]["data_files"]
-    folder = str(chosen[0].get("data_dir") or "").strip("/")
+    folder = _text_of(readme, chosen[0], "data_dir", "").strip("/")
     if not isinstance(data_files, list) or not all(isinstance(one, dict) for one in data_files):
         data_files = [{"split": DEFAULT_SPLIT, "path": data_files}]
-    found: dict[str, list[re.Pattern[str]]] = {}
+    found: dict[str, list[str]] = {}
     for entry in data_files:
         paths = entry.get("path")
         for path in paths if isinstance(paths, list) else [paths]:
-            full = f"{folder}/{path}" if folder else str(path).removeprefix("./")
-            rules = found.setdefault(str(entry.get("split", DEFAULT_SPLIT)), [])
-            rules.append(re.compile(glob_translate(full)))
+            if not isinstance(path, str):
+                raise _bad_card(readme, f"data_files has {short(path)} where a path is expected")
+            full = f"{folder}/{path}" if folder else path.removeprefix("./")
+            found.setdefault(_text_of(readme, entry, "split", DEFAULT_SPLIT), []).append(full)
     return found
+
+
+def _text_of(readme: str, values: dict[str, Any], key: str, default: str) -> str:
+    """Returns a name, which may look like a number. Raises: DataError."""
+    value = default if values.get(key) is None else values[key]
+    if not isinstance(value, str | int | float):
+        raise _bad_card(readme, f"{key}: {short(value)} is no name")
+    return str(value)
+
+
+def _sort_patterns(readme: str, patterns: list[str]) -> tuple[set[str], list["PathPattern"]]:
+    """Returns the paths among patterns, and the patterns with wildcards. Raises: DataError."""
+    wild = [one for one in patterns if any(char in one for char in "*?[")]
+    if len(wild) > MAX_PATTERNS or any(len(one) > MAX_PATTERN_CHARS for one in wild):
+        limits = f"{MAX_PATTERNS} patterns with wildcards of {MAX_PATTERN_CHARS} characters"
+        raise _bad_card(readme, f"data_files has more than {limits}")
+    if joined := next((one for one in wild for part in one.split("/") if _SEVERAL in part != _SEVERAL), None):
+        raise _bad_card(readme, f"{short(joined)}: ** stands for whole folders")
+    return set(patterns).difference(wild), [PathPattern.of(one) for one in wild]
+
+
+@dataclass(frozen=True, slots=True)
+class PathPattern:
+    """A pattern of paths as fsspec reads it, matched a component at a time.
+
+    One regular expression for all of it would try each way to divide a path among its wildcards.
+    """
+
+    rules: tuple[re.Pattern[str] | None, ...]  # of components; None: `**`
+
+    @staticmethod
+    def of(pattern: str) -> "PathPattern":
+        """Reads a pattern such as `en/**/part-*.parquet`."""
+        parts = pattern.split("/")
+        return PathPattern(tuple(None if one == _SEVERAL else re.compile(translate(one)) for one in parts))
+
+    def matches(self, path: str) -> bool:
+        """True if the pattern matches a whole path. Time: components of the one times those of the other."""
+        places = set(self._after(0))  # rules that the next component may have to fulfil
+        for part in path.split("/"):
+            places = {after for place in places for after in self._steps(place, part)}
+        return len(self.rules) in places
+
+    def _steps(self, place: int, part: str) -> Iterator[int]:
+        if place == len(self.rules):
+            return
+        rule = self.rules[place]
+        if rule is None:
+            yield place
+        if rule is None or (part and rule.fullmatch(part)):
+            yield from self._after(place + 1)
+
+    def _after(self, place: int) -> Iterator[int]:
+        """Yields a place and those behind it, as far as each rule passed is `**`, for no folder; not the last rule."""
+        yield place
+        while place < len(self.rules) - 1 and self.rules[place] is None:
+            place += 1
+            yield place
 
 
 def _by_names(paths: Sequence[str]) -> dict[str, list[str]]:
@@ -213,14 +297,25 @@ def _is_about(path: str) -> bool:
     return is_code or name in INFO_NAMES
 
 
-def _parse(path: str, read: Read, parse: Callable[[bytes], Any]) -> dict[str, Any]:
+def _read_state(state: str, read: Read) -> dict[str, Any]:
+    """Returns the state of a saved data set. Raises: DataError."""
     try:
-        found = parse(read(path))
-    except (ValueError, yaml.YAMLError) as error:
-        what = f"damaged: {str(error).partition(chr(10))[0]}"
-        raise DataError(what, where=path, fix="copy it again") from None
+        content = read(state, MAX_RECORD_BYTES + 1)
+        if len(content) > MAX_RECORD_BYTES:
+            raise ValueError(f"more than {MAX_RECORD_BYTES:,} bytes")
+        found = parse_json(content)
+    except ValueError as error:
+        raise DataError(f"damaged: {error}", where=state, fix="copy it again") from None
     return found if isinstance(found, dict) else {}
 
 
+def _bad_card(where: str, what: str) -> DataError:
+    return DataError(what, where=where, fix="give the paths of files, which asks no README.md: .../data/*.parquet")
+
+
 def _no_split(split: str, splits: Sequence[str]) -> str:
-    return f"there is no split {split!r}; splits: {', '.join(splits[:20]) or 'none'}"
+    return f"there is no split {split!r}; splits: {_listed(splits) or 'none'}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(name[:80] for name in names[:20])

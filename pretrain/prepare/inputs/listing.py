@@ -165,7 +165,7 @@ def _find_all(paths: Sequence[str], wanted: str, config: InputConfig | None = No
         listed = list(remote) if is_url else find_local(path)
         chosen = None
         if config is not None:
-            read = partial(_read_whole, remote)
+            read = partial(_read_beginning, remote)
             chosen = choose_files(path, listed, config, read)
             if chosen is None and (config.subset or config.dataset_split):
                 what = f"subset={config.subset}, dataset_split={config.dataset_split}"
@@ -193,10 +193,10 @@ def _find_all(paths: Sequence[str], wanted: str, config: InputConfig | None = No
     return list(files.values())
 
 
-def _read_whole(remote: dict[str, InputFile], name: str) -> bytes:
-    """Returns the content of a small file, one of `remote` or a local one."""
+def _read_beginning(remote: dict[str, InputFile], name: str, most_bytes: int) -> bytes:
+    """Returns the first bytes of a file, one of `remote` or a local one."""
     with InputStream(remote.get(name) or stat_local(name)) as stream:
-        return stream.stored.read()
+        return stream.stored.read(most_bytes)
 
 
 def _tell_left_out(given: str, files: set[str]) -> None:

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import stat
 from pathlib import Path
 
 from pretrain.errors import DataError
@@ -30,6 +31,8 @@ def stat_local(path: str | Path) -> InputFile:
         status = Path(path).stat()
     except OSError as error:
         raise _cannot_read(str(path), error) from error
+    if not stat.S_ISREG(status.st_mode):  # a FIFO would block
+        raise DataError("not a regular file", where=str(path), fix="copy its content to a file")
     return InputFile(str(path), status.st_size, str(status.st_mtime_ns))
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import random
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,8 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pyarrow
 import pyarrow.parquet
 import pytest
+from fsspec.utils import glob_translate
 
+from pretrain.config.prepare import InputConfig
 from pretrain.errors import ConfigError, DataError
+from pretrain.prepare.inputs.hub_datasets import PathPattern, choose_files
 from pretrain.prepare.prepare import prepare
 from tests.helpers.corpus import digests
 from tests.helpers.prepare_config import prepare_config
@@ -193,6 +197,90 @@ def test_what_is_not_there_is_named(hub):
             prepare(prepare_config("out", [url]))
 
 
+def chosen(card, *files, **options):
+    """Returns the files, by their names, that a data set with this card has for an input."""
+    root = "hf://datasets/lab/words"
+    names = [f"{root}/{name}" for name in ("README.md", *files)]
+    content = card if isinstance(card, bytes) else card.encode()
+    found = choose_files(root, names, InputConfig(path=root, **options), lambda _, most: content[:most])
+    return [name.removeprefix(f"{root}/") for name in found]
+
+
+def head(*lines):
+    return "\n".join(["---", *lines, "---", ""])
+
+
+ALIASES = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else 'x'}]" for n in range(13)]
+SUBSET = "configs: [{config_name: default, data_files: %s}]"
+
+
+@pytest.mark.parametrize(
+    ("card", "what"),
+    [
+        (head(*ALIASES, SUBSET % "*a12"), r"README\.md:3:10: aliases \(\*name\) are not allowed"),
+        (head("configs: " + "[" * 50_000), "nested too deeply"),
+        (head("configs: " + "{a: " * 20_000), "nested too deeply"),
+        (head("? " + "k" * 100_000 + "\n: {a: 1}"), "has more than 500 characters"),
+        (head("configs: 5"), "configs is no list of subsets; give the paths of files"),
+        (head("configs: [1, x]"), "configs is no list of subsets"),
+        (head("configs: !!python/object:os.system [ls]"), r"README\.md:2:10: tags .* are not allowed"),
+        (head("a: 1", "a: 2"), r"README\.md:3:1: key 'a' stands twice"),
+        (head("configs: [{config_name: [x], data_files: a}]"), r"config_name: \['x'\] is no name"),
+        (head("configs: [{data_dir: {x: 1}, data_files: a}]"), r"data_dir: \{'x': 1\} is no name"),
+        (head(SUBSET % "5"), "data_files has 5 where a path is expected"),
+        (head(SUBSET % "{train: a}"), r"data_files has \{'train': 'a'\} where a path is expected"),
+        (head(SUBSET % "[{split: train}]"), "data_files has null where a path is expected"),
+        (head(SUBSET % "[{split: [1], path: a}]"), r"split: \[1\] is no name"),
+        (head(SUBSET % "[a, {path: b}]"), r"data_files has \{'path': 'b'\} where a path is expected"),
+        (head(SUBSET % '"data/**.parquet"'), r"'data/\*\*\.parquet': \*\* stands for whole folders"),
+        (head(SUBSET % ("'" + "*a" * 1000 + "'")), "more than 1000 patterns with wildcards of 1000 characters"),
+        (head(SUBSET % str(["*"] * 1001)), "more than 1000 patterns with wildcards of 1000 characters"),
+        ("---\n" + "a\n" * 2**19, "the head has no end within 1,048,576 bytes"),
+    ],
+)
+def test_a_card_that_is_not_sound_is_an_error_with_its_place(card, what):
+    with pytest.raises(DataError, match=what):
+        chosen(card, "train.jsonl")
+
+
+@pytest.mark.parametrize(
+    "card", ["---" + "\n" * 100_000, "---\n---\n", "--- \r\n---", "", "# \n---\nconfigs: 5\n---\n", b"\xff"]
+)
+def test_a_card_without_a_head_names_no_files(card):
+    assert chosen(card, "train.jsonl", "test.jsonl") == ["train.jsonl"]
+
+
+def test_the_head_of_a_card_ends_where_datasets_ends_it():
+    text = "---\r\nconfigs:\r\n- {config_name: 2024, data_files: a.jsonl}\r\n---\r\nconfigs: 5\n---\n" + "x" * 2**21
+    assert chosen(text, "a.jsonl", "b.jsonl", subset="2024") == ["a.jsonl"]
+
+
+def test_patterns_of_paths_match_as_those_of_fsspec_do():
+    chance = random.Random(1)
+    parts = ["*", "**", "a", "a*", "*b", "[ab]", "[!a]", "?", "a?b", "*a*b*", "[a", "]", "[]a]", "."]
+    names = ["a", "b", "ab", "aab", "a.b", "[a", "cab", "A", ".a"]
+    paths = ["/".join(chance.choices(names, k=chance.randint(1, 4))) for _ in range(100)]
+    for _ in range(300):
+        pattern = "/".join(chance.choices(parts, k=chance.randint(1, 4)))
+        theirs = re.compile(glob_translate(pattern))
+        ours = PathPattern.of(pattern)
+        assert [ours.matches(path) for path in paths] == [bool(theirs.match(path)) for path in paths], pattern
+
+
+def test_a_pattern_of_paths_takes_each_component_once_to_each_part():
+    class Rule:
+        num_calls = 0
+
+        def fullmatch(self, part):
+            self.num_calls += 1
+            return part == "a"
+
+    rule = Rule()
+    assert not PathPattern((None, rule) * 12).matches("/".join("a" * 40 + "b"))
+    assert rule.num_calls <= 12 * 41
+    assert chosen(head(SUBSET % f"'{'*a' * 12}b'"), "a" * 200, "a" * 200 + "b") == ["a" * 200 + "b"]
+
+
 @pytest.mark.usefixtures("pictures")
 def test_a_folder_is_continued_at_the_commit_with_which_it_was_begun(tmp_path, hub):
     first = hub.commit(**{"train.jsonl": rows(*(f"word {number}" for number in range(200)))})
@@ -243,7 +331,13 @@ def test_a_folder_that_was_saved_is_read_by_its_state(tmp_path):
         listing(tmp_path / "d")
 
 
-@pytest.mark.parametrize("state", ["[", "{}", '{"_data_files": [{}]}', '{"_indices_data_files": [{"filename": "i"}]}'])
+@pytest.mark.parametrize(
+    "state",
+    [
+        *("[", "{}", "[]", "[" * 200_000, '{"_data_files": [{}]}', '{"_data_files": 5}', '{"_data_files": [5]}'),
+        *('{"_data_files": [{"filename": [1]}]}', '{"_indices_data_files": [{"filename": "i"}]}'),
+    ],
+)
 def test_a_state_that_says_nothing_is_refused(tmp_path, state):
     save(tmp_path / "d", "a")
     (tmp_path / "d/state.json").write_text(state)
