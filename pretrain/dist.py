@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pretrain.errors import ConfigError
 from pretrain.utils.net import listen_on_loopback, reserved_port
+from pretrain.utils.safe_read import parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor, cuda
@@ -247,7 +248,7 @@ def gather_objects(value: Any) -> list[Any]:
     import torch.distributed as td
 
     if not is_distributed():
-        return [json.loads(json.dumps(value))]
+        return [parse_json(json.dumps(value))]
     device = torch.device("cuda") if td.get_backend() == "nccl" else torch.device("cpu")
     content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
     size = torch.tensor([content.numel()], device=device)
@@ -258,7 +259,7 @@ def gather_objects(value: Any) -> list[Any]:
     padded[: content.numel()] = content
     rows = [torch.empty_like(padded) for _ in sizes]
     td.all_gather(rows, padded)
-    return [json.loads(bytes(row[: int(n)].cpu().numpy())) for row, n in zip(rows, sizes, strict=True)]
+    return [parse_json(bytes(row[: int(n)].cpu().numpy())) for row, n in zip(rows, sizes, strict=True)]
 
 
 def leave(exit_code: int) -> NoReturn:

@@ -8,7 +8,6 @@ exits/node-00001.json   of a node whose launcher failed before its ranks started
 """
 
 import contextlib
-import json
 import signal
 import socket
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from pretrain.errors import (
 )
 from pretrain.run.folder import RunDir, end_attempt
 from pretrain.utils.io import make_dir, write_json
+from pretrain.utils.safe_read import parse_json
 
 QUOTED_LINES = 20
 
@@ -136,7 +136,7 @@ def _read(folder: Path, pattern: str) -> list[dict[str, Any]]:
     found = []
     for path in folder.glob(pattern) if folder.is_dir() else []:
         with contextlib.suppress(OSError, ValueError):
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = parse_json(path.read_text(encoding="utf-8"))
             found.append((path.stat().st_mtime_ns, path.name, value))
     return [value for _, _, value in sorted(found, key=lambda item: item[:2])]
 

@@ -8,7 +8,6 @@ a line of more than 1 KiB into pieces, and those of several nodes come mixed.
 """
 
 import contextlib
-import json
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from pretrain.errors import ConfigError, LaunchError, PretrainError
 from pretrain.plan.course import parse_time
 from pretrain.run.folder import end_attempt, slurm_facts
 from pretrain.utils.io import write_file
+from pretrain.utils.safe_read import parse_json
 from pretrain_launch.exits import StepExit
 from pretrain_launch.journal import find_failing_nodes, job_of, read_journal
 from pretrain_launch.slurm_tools import choose_excluded, exclude_command, find_jobs, host_names, run_tool, show_job
@@ -94,7 +94,7 @@ def _checks(output: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the host and each check of reports of `doctor --json`; skips other lines."""
     for line in output.splitlines():
         with contextlib.suppress(ValueError, TypeError, LookupError):
-            report = json.loads(line)
+            report = parse_json(line)
             yield from ((report["host"], check) for check in report["checks"])
 
 
@@ -139,7 +139,7 @@ def find_spec(target: Path, environment: Mapping[str, str]) -> Path:
     if task is None:
         return target
     try:
-        return Path(json.loads(target.read_text(encoding="utf-8"))["specs"][int(task)])
+        return Path(parse_json(target.read_text(encoding="utf-8"))["specs"][int(task)])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         what = f"lists no element {task}"
         raise ConfigError(what, where=str(target), fix="submit the array again") from None

@@ -6,7 +6,6 @@ Signals are blocked from here on: Slurm sends SIGUSR1 to every process of a step
 die of it. Ranks take them as soon as they can answer.
 """
 
-import json
 import os
 import signal
 import socket
@@ -19,6 +18,7 @@ from pretrain.config.engine import JOB_GPUS
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE, PretrainError
 from pretrain.utils.io import disk_errors, make_dir
 from pretrain.utils.process import guard_streams
+from pretrain.utils.safe_read import parse_json
 from pretrain_launch.exits import find_cause, job_code, note_exit, noted_ranks
 from pretrain_launch.modes import Meeting, launcher_command, rank_variables
 from pretrain_launch.rank import BLOCKED, run_rank
@@ -71,7 +71,7 @@ def main() -> None:
     """Runs `python -m pretrain_launch.node SPEC MEETING EXITS`."""
     guard_streams()
     spec, text, exits = sys.argv[1:]
-    values = json.loads(text)
+    values = parse_json(text)
     meeting = Meeting(**{**values, "nodes": tuple(values["nodes"])})
     try:
         sys.exit(run_node(load_spec(Path(spec)), meeting, Path(exits)))

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pretrain.errors import LaunchError
 from pretrain.utils.net import interface_addresses, usable_addresses
 from pretrain.utils.process import guard_streams
+from pretrain.utils.safe_read import parse_json
 from pretrain_launch.modes import format_endpoint
 
 PORTS = range(15_000, 32_000)  # below those that the kernel assigns to connections
@@ -155,7 +156,7 @@ def _ask_nodes(command: Sequence[str]) -> dict[str, dict[str, str]]:
     answers: dict[str, dict[str, str]] = {}
     for line in output.splitlines():
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             tried = [row["tried"]] if "tried" in row else []
             answers.setdefault(str(row["node"]), {}).update(tried)
         except (ValueError, KeyError, TypeError):

@@ -28,7 +28,7 @@ from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, SpecialTokens
 from pretrain.config.objective import TARGET_COUNTS, ObjectiveConfig
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.interop.fields import CHAT_TEMPLATE, GENERATION
+from pretrain.interop.fields import CHAT_TEMPLATE, GENERATION, read_object
 from pretrain.interop.generation import load_generation_defaults, write_generation_defaults
 from pretrain.interop.label_names import CHOICES, SPANS, TEXTS, WORDS, labelled_by
 from pretrain.interop.release import fetch_release, open_release
@@ -357,7 +357,7 @@ def write_served(model: Path, parent: Path, dtype: str) -> tuple[Path, bool]:
             raise ConfigError(what, where=str(model), fix="use a decoder alone, with head.kind=lm")
         export_model(model, folder, dtype=dtype)
     path = folder / GENERATION
-    values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    values = read_object(path) if path.is_file() else {}
     path.unlink(missing_ok=True)  # else a link's file would be written
     # A request with a temperature draws only where this says so; one of 0 is greedy all the same.
     path.write_text(json.dumps(values | {"do_sample": True}, indent=2) + "\n", encoding="utf-8")

@@ -33,6 +33,7 @@ from pretrain.errors import CheckpointError, DiskError, LaunchError, PretrainErr
 from pretrain.utils.io import json_bytes, make_dir, publish_dir, remove_tree, write_chunks, write_file
 from pretrain.utils.process import die_with
 from pretrain.utils.remote import RemoteAttempts, Waits, call_remote, describe, filesystem, open_url
+from pretrain.utils.safe_read import parse_json
 
 OWNER = "owner.json"
 RECORDS = "records"
@@ -182,7 +183,7 @@ def upload(bucket: Bucket, job: dict[str, Any], tell: Callable[..., None]) -> di
 
 def _check_owner(bucket: Bucket, owner: dict[str, Any]) -> None:
     """Checks that no later attempt has taken the folder: a bucket has no lease."""
-    found = json.loads(bucket.read(OWNER) or b"{}")
+    found = parse_json(bucket.read(OWNER) or b"{}")
     if found != owner:
         host = found.get("host", "an unknown machine")
         what = f"another attempt of the run, on {host}, writes there since then"
@@ -222,7 +223,7 @@ def fetch(bucket: Bucket, job: dict[str, Any], tell: Callable[..., None]) -> dic
         OSError: The store or the disk refused.
     """
     there = bucket.list()
-    owner = json.loads(bucket.read(OWNER) or b"{}")
+    owner = parse_json(bucket.read(OWNER) or b"{}")
     if job["run"] is not None and owner.get("run", job["run"]) != job["run"]:
         fix = "give another checkpoint.upload or run.name, or remove what is there"
         what = f"has the checkpoints of another run, {owner['run']}"
@@ -232,7 +233,7 @@ def fetch(bucket: Bucket, job: dict[str, Any], tell: Callable[..., None]) -> dic
     for step in sorted(whole, reverse=True):
         if step <= job["step"]:
             return {"step": None}
-        record = json.loads(bucket.read(f"{step_name(step)}/{RECORDS}/run.json") or b"{}")
+        record = parse_json(bucket.read(f"{step_name(step)}/{RECORDS}/run.json") or b"{}")
         if record.get("rollbacks", [])[: len(job["rollbacks"])] != job["rollbacks"]:
             continue  # of before a rollback, which nothing has been uploaded after
         if problem := _fetch_step(bucket, step, whole[step], Path(job["folder"]), tell):
@@ -301,7 +302,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     die_with(int(sys.argv[1]))
-    job = json.load(sys.stdin)
+    job = parse_json(sys.stdin.read())
     works = {"upload": upload, "fetch": fetch}
     if job["kind"] == "upload":
         os.nice(19)

@@ -33,6 +33,7 @@ from pretrain.dist import World
 from pretrain.errors import CheckpointError, ConfigError, DiskError, LaunchError
 from pretrain.run.folder import RunDir
 from pretrain.utils.remote import without_secrets
+from pretrain.utils.safe_read import parse_json
 from pretrain.utils.units import size
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class _StoreWork:
             process.stdin.write(json.dumps(self._job))
             process.stdin.close()
             for line in process.stdout:
-                last = json.loads(line)
+                last = parse_json(line)
                 if "note" in last:
                     log.warning("%s", last["note"])
                 self.done, self.total = last.get("done", self.done), last.get("total", self.total)

@@ -8,7 +8,6 @@
 The runs are made small (small.py), in a folder of their own, which is removed if all passes.
 """
 
-import json
 import math
 import os
 import signal
@@ -30,6 +29,7 @@ from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import AuditRow, compare, read_audit
 from pretrain.utils.io import remove_dir, write_file
 from pretrain.utils.net import reserved_port
+from pretrain.utils.safe_read import parse_json
 from pretrain.utils.units import plural
 
 STEPS = 4
@@ -240,7 +240,7 @@ def _run_drill(asked: TrialOptions) -> Check:
     overrides = _overrides(asked, "drill", DRILL_STEPS)
     trial = run_command(["drill", asked.config, *overrides, *options], log)
     try:
-        verdict = json.loads(trial.output)
+        verdict = parse_json(trial.output)
     except ValueError:
         return _failed(_DRILL, trial, log)
     if not verdict["passed"]:

@@ -22,6 +22,7 @@ from pretrain.errors import EXIT_OK, LaunchError, PretrainError
 from pretrain.utils.log import redact
 from pretrain.utils.net import reserved_port
 from pretrain.utils.process import guard_streams
+from pretrain.utils.safe_read import parse_json
 
 WITHIN_S = 1800.0
 
@@ -85,7 +86,7 @@ def run_ranks(task: str, num_ranks: int, arguments: dict[str, Any], within_s: fl
                 process.kill()
                 process.wait()
         if output.is_file():
-            return json.loads(output.read_text(encoding="utf-8"))
+            return parse_json(output.read_text(encoding="utf-8"))
         raise LaunchError(_first_error(*logs) or f"{num_ranks} ranks did not end within {within_s:.0f} s")
 
 
@@ -113,7 +114,7 @@ def _first_error(*logs: Path) -> str:
 def main() -> None:
     """Runs the task as one rank."""
     guard_streams()
-    task, arguments, output = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
+    task, arguments, output = sys.argv[1], parse_json(sys.argv[2]), Path(sys.argv[3])
     world = dist.read_world()
     code = EXIT_OK
     try:

@@ -5,7 +5,6 @@ golden.yaml killed.yaml the two configs            golden.log killed.log   outpu
 golden/ killed/         their run folders          tmp/    temporary files of their processes
 """
 
-import json
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -19,6 +18,7 @@ from pretrain.errors import ConfigError
 from pretrain.run.folder import RunDir
 from pretrain.run.owner import find_owner, highest_number, path_of
 from pretrain.utils.io import make_dir, write_json
+from pretrain.utils.safe_read import check_fields, read_json
 
 GOLDEN, KILLED = "golden", "killed"
 SHARED_MEMORY = Path("/dev/shm")
@@ -105,7 +105,7 @@ def open_state(folder: DrillFolder, settings: DrillSettings) -> State:
         make_dir(folder.path)
         return State(settings)
     try:
-        raw = json.loads(folder.state.read_text(encoding="utf-8"))
+        raw = check_fields(read_json(folder.state), {})
         known = DrillSettings(**raw.pop("settings"))
         pace = raw.pop("pace")
         state = State(known, Pace(**pace) if pace else None, **raw)

@@ -3,7 +3,6 @@
 Types are checked, and a value that none of our models represents is refused by its key.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from pydantic import ValidationError
 
 from pretrain.config.model import ModelConfig, PatchesConfig, SpecialTokens, StackConfig
 from pretrain.errors import CheckpointError, ConfigError
+from pretrain.utils.safe_read import open_file, parse_json
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -67,18 +67,18 @@ Keys = Mapping[str, tuple[str, int | float]]
 def read_object(path: Path) -> dict[str, Any]:
     """Reads a JSON object. Raises: CheckpointError: Missing, too large, not JSON, or not an object."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = file.read(MAX_JSON_BYTES + 1)
         if len(content) > MAX_JSON_BYTES:
             raise ValueError(f"more than {MAX_JSON_BYTES} bytes")
-        value = json.loads(content)
+        value = parse_json(content)
         if not isinstance(value, dict):
             raise ValueError("not an object")
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}"
         fix = "give a folder of a Hugging Face model"
         raise CheckpointError(reason, where=str(path), fix=fix) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         reason = f"not a JSON object: {error}"
         raise CheckpointError(reason, where=str(path), fix="fetch the file again") from None
     return value

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import ConfigError, DataError, install_fix
 from pretrain.interop.fields import CONFIG, TOKENIZER_FILES
+from pretrain.utils.safe_read import parse_json
 
 _TOKENIZER = "tokenizer.json"
 _SETTINGS = "tokenizer_config.json"
@@ -182,7 +183,7 @@ def tokenizer_files(folder: Path) -> list[tuple[str, bytes]]:
 def _object(content: bytes) -> dict[str, Any] | None:
     """Returns a JSON object; None for anything else, which transformers reports."""
     try:
-        value = json.loads(content)
+        value = parse_json(content)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

@@ -6,7 +6,6 @@
 With a calibration, a layout that is predicted not to fit is refused; without, it is a warning.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from statistics import linear_regression
 from pretrain.errors import ConfigError
 from pretrain.plan.gpus import CONSTANTS, Constants, Gpu, GpuEfficiency
 from pretrain.utils.io import make_dir, write_json
+from pretrain.utils.safe_read import check_fields, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def load_calibration(path: Path, gpu: str | None = None) -> Calibration:
     """Reads a calibration. Raises: ConfigError: The file is invalid, or not of the GPU of `--gpu`."""
     fix = "measure anew with `pretrain doctor --calibrate CONFIG`, or remove it"
     try:
-        found = Calibration(**json.loads(path.read_text(encoding="utf-8")))
+        found = Calibration(**check_fields(read_json(path), {}))
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
         raise ConfigError(what, where=str(path), fix="check the path of --calibration") from None

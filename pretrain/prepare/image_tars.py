@@ -13,7 +13,6 @@ no labels are numbered.
 """
 
 import hashlib
-import json
 import re
 import zlib
 from collections import Counter
@@ -39,6 +38,7 @@ from pretrain.shards.index import ShardIndex
 from pretrain.shards.reader import load_table
 from pretrain.utils.image_file import SUFFIXES, ImageFile
 from pretrain.utils.io import disk_error, make_dir
+from pretrain.utils.safe_read import parse_json
 from pretrain.utils.units import plural
 
 LABEL_KINDS = ("cls", "json", "txt")
@@ -217,7 +217,7 @@ def _caption_of(bodies: dict[str, bytes], where: str, config: InputConfig) -> st
     if "txt" in bodies:
         return decode_caption(bodies["txt"], f"{where}, .txt")
     try:
-        values = json.loads(bodies.get("json", b"{}"))
+        values = parse_json(bodies.get("json", b"{}"))
     except ValueError as error:
         raise DataError(f".json: {error}", where=where, fix="write it as JSON") from None
     text = values.get(config.text_field) if isinstance(values, dict) else None
@@ -233,7 +233,7 @@ def _label_of(bodies: dict[str, bytes], where: str, config: InputConfig) -> str 
         try:
             label: Any = bodies[kind].decode().strip()
             if kind == "json":
-                label = json.loads(label)
+                label = parse_json(label)
                 label = label.get(field) if isinstance(label, dict) else label
         except ValueError as error:
             fix = "write it as JSON, in UTF-8" if kind == "json" else "write it as UTF-8"

@@ -22,7 +22,6 @@ process; a complete folder has none of the files:
 """
 
 import fcntl
-import json
 import logging
 import os
 import re
@@ -43,6 +42,7 @@ from pretrain.prepare.statistics import CARD_NAME, PICTURE_NAME, STATISTICS_NAME
 from pretrain.shards.index import INDEX_NAME, DataIndex, check_shards, load_index
 from pretrain.tokenizer import tokenizer_hash
 from pretrain.utils.io import disk_error, make_dir, take_flock, write_json
+from pretrain.utils.safe_read import check_fields, read_json
 
 IDENTITY_NAME = "prepare.json"
 TOKENIZER_NAME = "tokenizer.json"
@@ -146,7 +146,7 @@ def _claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFi
         write_json(path, {"options": options, "inputs": inputs})
         return
     try:
-        before = json.loads(path.read_bytes())
+        before = check_fields(read_json(path), {"options": dict, "inputs": list})
         _compare_options(folder, before["options"], options)
         _compare_inputs(folder, before["inputs"], inputs)
     except (ValueError, KeyError, TypeError) as error:
@@ -156,8 +156,8 @@ def _claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFi
 def begun_option(folder: Path, name: str) -> Any:
     """Returns an option, by its dotted key, with which a folder was begun; None: it was not."""
     try:
-        return json.loads((folder / IDENTITY_NAME).read_bytes())["options"].get(name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return check_fields(read_json(folder / IDENTITY_NAME), {"options": dict})["options"].get(name)
+    except (OSError, ValueError, KeyError, AttributeError):
         return None  # where the file is damaged, the claim of the folder says so
 
 

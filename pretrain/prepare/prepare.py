@@ -18,7 +18,6 @@ training reads).
 """
 
 import contextlib
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -40,6 +39,7 @@ from pretrain.prepare.statistics import write_statistics
 from pretrain.prepare.steps import PrepareJob, find_duplicates, make_labels, make_tokenizer, plan_job
 from pretrain.shards.index import IMAGES, INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
 from pretrain.tokenizer import eos_id, load_tokenizer, start_id, token_dtype, vocabulary_size
+from pretrain.utils.safe_read import parse_json
 from pretrain.utils.status_line import status_line
 from pretrain.utils.units import plural
 
@@ -142,7 +142,7 @@ def run_convert(options: ConvertOptions, processes: int | None) -> str:
     """Re-shards the tokens of another system; returns the text to print."""
     with _shown("document") as progress:
         index = convert_tokens(options, progress, processes=processes)
-    proof = json.loads((options.output / CONVERSION_NAME).read_text())["after"]
+    proof = parse_json((options.output / CONVERSION_NAME).read_text())["after"]
     summary = _summarize(str(options.output), index.splits)
     return f"{summary}\nsha256 of all tokens, before and after: {proof['sha256']}"
 

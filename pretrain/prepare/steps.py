@@ -6,7 +6,6 @@ documents only.
 """
 
 import hashlib
-import json
 import logging
 import sys
 import time
@@ -64,6 +63,7 @@ from pretrain.tokenizer import (
     train_tokenizer,
 )
 from pretrain.utils.io import write_file, write_json
+from pretrain.utils.safe_read import parse_json
 
 # Goes up when the same config would give other bytes.
 FORMAT = 1
@@ -249,7 +249,7 @@ def make_labels(job: PrepareJob) -> LabelSet | None:
         names = (str(label.name) for document in documents for label in document.labels)
         write_json(path, sort_labels(names))
     _wait_for([path], "the labels, which --part 1 finds")
-    return LabelSet(tuple(json.loads(path.read_bytes())), is_given=False)
+    return LabelSet(tuple(parse_json(path.read_bytes())), is_given=False)
 
 
 def _train_texts(job: PrepareJob) -> Iterator[str]:

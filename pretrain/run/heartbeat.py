@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import torch.distributed as td
 
 from pretrain.errors import EXIT_DIVERGED, EXIT_HANG, EXIT_RESUME_ME, EXIT_USAGE
+from pretrain.utils.safe_read import check_fields, parse_json
 
 FAILURES = [code for code in range(EXIT_USAGE, EXIT_DIVERGED + 1) if code != EXIT_RESUME_ME]
 """Exit codes that a verdict may have."""
@@ -90,6 +91,19 @@ class Beat:
         """Returns phase, step and duration as part of a sentence."""
         return f"in {self.phase} of step {self.step} for {self.for_s:.0f} s"
 
+    @staticmethod
+    def from_json(content: str | bytes) -> "Beat | None":
+        """Reads a heartbeat of the store; None: no rank has written it, since a stranger may write there too."""
+        with contextlib.suppress(ValueError):
+            values = check_fields(parse_json(content), _BEAT_TYPES)
+            is_whole = values.keys() == _BEAT_TYPES.keys() and None not in values.values()
+            if is_whole and all(isinstance(call, str) for call in values["stack"]):
+                return Beat(**values)
+        return None
+
+
+_BEAT_TYPES: dict[str, type] = get_type_hints(Beat) | {"stack": list}
+
 
 class Pulse:
     """Builds this rank's heartbeats."""
@@ -154,10 +168,10 @@ class Verdict:
     def from_json(content: str | bytes) -> "Verdict":
         """Reads a verdict of the store, to which a stranger may write: always one of failure."""
         try:
-            values = json.loads(content)
+            values = parse_json(content)
             text, code = str(values["text"]), values["exit_code"]
             culprits = tuple(int(rank) for rank in values["culprits"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             return Verdict("the verdict in the store of the job cannot be read: no rank has written it")
         text = "".join(char for char in text[:MAX_VERDICT_CHARS] if char.isprintable() or char == "\n")
         return Verdict(text or "(no text)", next((known for known in FAILURES if known == code), EXIT_HANG), culprits)
@@ -202,7 +216,8 @@ class Board:
         # One request for all: a rank is asked about one by one only while some have none yet.
         is_there = bool(keys) and self._store.check(keys)
         found = keys if is_there else [key for key in keys if self._store.check([key])]
-        return [Beat(**json.loads(text)) for text in self._store.multi_get(found)] if found else []
+        beats = map(Beat.from_json, self._store.multi_get(found) if found else [])
+        return [beat for beat in beats if beat is not None]
 
     def verdict(self) -> Verdict | None:
         """Returns the verdict, if there is one."""

@@ -23,8 +23,12 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pretrain.errors import DataError
 from pretrain.utils.io import write_json
 from pretrain.utils.remote import is_remote
+from pretrain.utils.safe_read import parse_json, read_bounded
 
 INDEX_NAME = "index.json"
+MAX_INDEX_BYTES = 2**29
+"""A hundred times the index of 20,000 shards."""
+
 INDEX_VERSION = 3
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 NPY_HEADER_BYTES = 128
@@ -238,14 +242,14 @@ def load_index(folder: Path) -> DataIndex:
         fix = f"{command}, or correct the path (data.path)"
         raise DataError("no such shard folder", where=str(folder), fix=fix)
     try:
-        raw = json.loads(path.read_bytes())
+        raw = parse_json(read_bounded(path, MAX_INDEX_BYTES))
     except FileNotFoundError:
         fix = "run `pretrain prepare` to the end, or correct the path (data.path)"
         raise DataError(f"holds no {INDEX_NAME}", where=str(folder), fix=fix) from None
     except OSError as error:
         fix = "check its permissions"
         raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"not JSON: {error}", where=str(path), fix=_REBUILD) from None
     try:
         version = _version_of(raw)

@@ -1,6 +1,5 @@
 """Encoding of texts to arrays of ids, and the display of ids."""
 
-import json
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from tokenizers import Tokenizer
 
 from pretrain.shards.ragged import RaggedArrays
 from pretrain.tokenizer.roles import BYTE_OF, eos_id, special_ids, token_dtype, vocabulary_size
+from pretrain.utils.safe_read import parse_json
 
 BATCH_CHARS = 1 << 18
 """Characters encoded at once: an encoding takes a hundred bytes a token, so this bounds memory."""
@@ -113,7 +113,7 @@ def display_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
     White space is itself. Bytes of a character that another token completes are written as escapes:
     `\xe2\x96`. An id outside the vocabulary is the empty string.
     """
-    state = {} if tokenizer.decoder is None else json.loads(tokenizer.decoder.__getstate__())
+    state = {} if tokenizer.decoder is None else parse_json(tokenizer.decoder.__getstate__())
     of_bytes = state.get("type") == "ByteLevel"
     return [_display(tokenizer, number, of_bytes) for number in ids]
 

@@ -10,7 +10,6 @@ No code in the folder of a tokenizer is run, and nothing is unpickled.
 """
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from pretrain.run.folder import RunDir
 from pretrain.tokenizer.roles import KNOWN_BOS, separator_ids, special_ids, special_tokens_of, start_id
 from pretrain.tokenizer.special_tokens import add_special, encode_plain_text, fill_up
 from pretrain.utils.hub import fetch_files, is_hub_name
-from pretrain.utils.safe_read import read_json
+from pretrain.utils.safe_read import parse_json, read_json
 
 
 def dump_tokenizer(tokenizer: Tokenizer) -> bytes:
@@ -42,7 +41,7 @@ def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_buffer(content)
         if tokenizer.post_processor is not None:
-            _check_template(json.loads(tokenizer.post_processor.__getstate__()))
+            _check_template(parse_json(tokenizer.post_processor.__getstate__()))
         return tokenizer
     except Exception as error:  # `tokenizers` raises plain Exception and ValueError
         fix = "give a tokenizer.json as `tokenizers` saves it"
@@ -177,7 +176,7 @@ def named_eos(config: TokenizerConfig) -> str | None:
         if not (folder / name).is_file():
             continue
         try:
-            token = json.loads(read_tokenizer_file(folder / name)).get("eos_token")
+            token = parse_json(read_tokenizer_file(folder / name)).get("eos_token")
             found = token["content"] if isinstance(token, dict) else token
         except (ValueError, AttributeError, KeyError) as error:
             what = f"cannot be read: {type(error).__name__}: {error}"

@@ -14,6 +14,7 @@ from pretrain.errors import DataError
 from pretrain.rows import Vocabulary, WordFinder
 from pretrain.tokenizer.special_tokens import EOS, SENTINEL
 from pretrain.tokenizer.words import SPACE
+from pretrain.utils.safe_read import parse_json
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
@@ -78,7 +79,7 @@ def separator_ids(tokenizer: Tokenizer) -> list[int]:
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
     """Returns the token that stands for text that the vocabulary lacks; None: there is none."""
-    name = _unknown_token(json.loads(tokenizer.to_str())["model"])
+    name = _unknown_token(parse_json(tokenizer.to_str())["model"])
     return None if name is None else tokenizer.token_to_id(name)
 
 
@@ -169,7 +170,7 @@ def build_word_finder(tokenizer: Tokenizer) -> WordFinder:
     unknown token is a part of the word whose characters it stands for.
     """
     size = vocabulary_size(tokenizer)
-    described = json.loads(tokenizer.to_str())
+    described = parse_json(tokenizer.to_str())
     model = described["model"]
     unknown = _unknown_token(model)
     alone = np.zeros(size, dtype=bool)

@@ -7,7 +7,6 @@ The same texts give the same bytes, independent of the number of threads: alphab
 `tokenizers` orders by a hash table, are chosen and ordered here.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +30,7 @@ from pretrain.tokenizer.words import (
     repeat_words,
     split_words,
 )
+from pretrain.utils.safe_read import parse_json
 
 DEFAULT_VOCAB_SIZE = 8192
 
@@ -183,7 +183,7 @@ def _learn(words: Counter[str], room: int, layout: SpecialTokenLayout) -> list[t
     letters = sorted(alphabet.union(_MARKS))
     trainer = trainers.UnigramTrainer(vocab_size=room + len(_MARKS), initial_alphabet=letters, show_progress=False)
     _run_trainer(trainer, learner, repeat_words(spelled))
-    settled = _settle(json.loads(learner.to_str())["model"]["vocab"])
+    settled = _settle(parse_json(learner.to_str())["model"]["vocab"])
     return [(piece, score) for piece, score in settled if _MARKS.isdisjoint(piece)]
 
 

@@ -1,6 +1,5 @@
 """Words of a tokenizer: normalizers, pre-tokenizers, safe cuts of texts, and counts for trainers."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -11,6 +10,7 @@ from zlib import crc32
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from pretrain.config.prepare import TokenizerConfig
+from pretrain.utils.safe_read import parse_json
 
 SPACE = "\u2581"
 """SentencePiece's spelling of a space; in a text, this character is read as a space."""
@@ -101,12 +101,15 @@ def is_cut_safe(tokenizer: Tokenizer) -> bool:
 
 def _state(part: Any) -> Any:
     """Returns a normalizer or pre-tokenizer as in tokenizer.json, without options of offsets."""
+    return None if part is None else _without_offsets(parse_json(part.__getstate__()))
 
-    def drop_offsets(entry: dict[str, Any]) -> dict[str, Any]:
-        entry.pop("trim_offsets", None)
-        return entry
 
-    return None if part is None else json.loads(part.__getstate__(), object_hook=drop_offsets)
+def _without_offsets(state: Any) -> Any:
+    if isinstance(state, list):
+        return [_without_offsets(one) for one in state]
+    if not isinstance(state, dict):
+        return state
+    return {key: _without_offsets(value) for key, value in state.items() if key != "trim_offsets"}
 
 
 def _is_context_free(state: Any) -> bool:

@@ -153,7 +153,7 @@ class JsonLines:
             DataError: An earlier line is damaged.
             DiskError: The disk refused; the file is as it was.
         """
-        self._waiting = deque(line for line in self._waiting if json.loads(line)["step"] <= step)
+        self._waiting = deque(line for line in self._waiting if parse_json(line)["step"] <= step)
         kept = 0
         last = None
         try:

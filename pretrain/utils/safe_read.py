@@ -4,10 +4,13 @@
     open_file       ->  the same as a file object
     read_bounded    ->  the content; a file above the limit is an OSError
     parse_json      ->  a value; anything wrong with the text is a ValueError, nesting without end too
+    parse_json_at   ->  the same of the value that begins at a place of a text, and its end
     read_json       ->  both
     check_fields    ->  types of an object's known fields
 
-Readers of records of runs use these, and catch OSError and ValueError alone.
+All JSON of the project is read by these (`tests/repo/test_security.py`); callers catch OSError and
+ValueError alone. Nesting has one limit, below what Python's stack has room for, so that code that
+walks a value needs no care.
 """
 
 import errno
@@ -15,6 +18,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +27,11 @@ MAX_RECORD_BYTES = 64 * 2**20
 
 MAX_INT = 2**53
 """Largest whole number of a record: larger ones are no counts, and no floats either."""
+
+MAX_NESTING = 200
+"""Most levels of lists and objects of a JSON text."""
+
+_DECODER = json.JSONDecoder()
 
 
 def open_regular(path: Path) -> int:
@@ -50,9 +59,38 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
 def parse_json(text: str | bytes) -> Any:
     """Returns the value of a JSON text. Raises: ValueError."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise _too_deep() from None
+    if isinstance(text, str):
+        _check_nesting(value, text.count("[") + text.count("{"))
+    else:
+        _check_nesting(value, text.count(b"[") + text.count(b"{"))
+    return value
+
+
+def parse_json_at(text: str, start: int) -> tuple[Any, int]:
+    """Returns the value that begins at a character of a text, and its end. Raises: ValueError."""
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except RecursionError:
+        raise _too_deep() from None
+    _check_nesting(value, text.count("[", start, end) + text.count("{", start, end))
+    return value, end
+
+
+def _check_nesting(value: Any, num_brackets: int) -> None:
+    """Refuses a value of more than `MAX_NESTING` levels, which takes as many brackets. Raises: ValueError."""
+    level = [value] if num_brackets > MAX_NESTING else []
+    for _ in range(MAX_NESTING):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = list(chain.from_iterable(inner))
+    if any(isinstance(one, dict | list) for one in level):
+        raise _too_deep()
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"nested too deeply: more than {MAX_NESTING} levels")
 
 
 def read_json(path: Path) -> Any:

@@ -8,7 +8,6 @@ that is, and each family below is compared with ours by tests.
 
 import contextlib
 import io
-import json
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from pretrain.config.model import ModelConfig
 from pretrain.errors import ConfigError
 from pretrain.interop.runtimes.runtime import Exported, Rules, Runtime
+from pretrain.utils.safe_read import parse_json
 
 _VOCABULARIES = ("shared_vocabulary.json", "vocabulary.json")
 _NEVER = -1e9
@@ -156,7 +156,7 @@ def _scores(folder: Path, config: ModelConfig, tokens_BT: Tensor) -> Tensor:
         found = ctranslate2.Encoder(str(folder), **options).forward_batch(tokens_BT.tolist()).last_hidden_state
     else:
         file = next(folder / name for name in _VOCABULARIES if (folder / name).exists())
-        names = json.loads(file.read_text())
+        names = parse_json(file.read_text())
         rows = [[names[number] for number in row] for row in tokens_BT.tolist()]
         model = ctranslate2.Translator(str(folder), **options)
         scored = model.score_batch(rows, [row[1:] for row in rows])

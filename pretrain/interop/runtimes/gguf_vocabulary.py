@@ -5,7 +5,6 @@ BPE of SentencePiece (LLaMA 2), which has no merges: it joins the two neighbours
 highest score. A `tokenizer.json` is refused unless it is exactly one of them.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import ConfigError
 from pretrain.interop.fields import CHAT_TEMPLATE
+from pretrain.utils.safe_read import parse_json
 
 _FILE = "tokenizer.json"
 _SETTINGS = "tokenizer_config.json"
@@ -207,7 +207,7 @@ def read_vocabulary(
     """
     if _FILE not in files:
         raise ConfigError(f"llama.cpp needs a {_FILE}", where="tokenizer", fix="export to hf")
-    content = json.loads(files[_FILE])
+    content = parse_json(files[_FILE])
     _check_bpe(content)
     of_sentences = bool(content["model"].get("byte_fallback"))
     if not of_sentences:
@@ -237,5 +237,5 @@ def read_vocabulary(
         "ggml.add_eos_token": bool(last),
     }
     template = files[CHAT_TEMPLATE].decode() if CHAT_TEMPLATE in files else None
-    template = template or json.loads(files.get(_SETTINGS, b"{}")).get("chat_template")
+    template = template or parse_json(files.get(_SETTINGS, b"{}")).get("chat_template")
     return found | ({"chat_template": template} if isinstance(template, str) else {})

@@ -7,7 +7,6 @@ The record has the runs too: the splits of the source's documents, in order, fro
 restores that order. The bytes are a pure function of the source and the options.
 """
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from pretrain.prepare.split import SPLITS, TRAIN, SplitRule
 from pretrain.shards.ragged import TokenDocuments, ragged_of
 from pretrain.shards.writer import MEMBER_TOKENS
 from pretrain.tokenizer import load_tokenizer, tokenizer_hash, vocabulary_size
+from pretrain.utils.safe_read import parse_json
 
 # Tokens that are decoded at once: an encoding takes a hundred bytes a token.
 DECODE_TOKENS = 2**16
@@ -86,7 +86,7 @@ class TextBytes:
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    decoder = json.loads(tokenizer.to_str())["decoder"] or {}
+    decoder = parse_json(tokenizer.to_str())["decoder"] or {}
     while decoder.get("type") == "Sequence" and len(decoder["decoders"]) == 1:
         decoder = decoder["decoders"][0]
     return decoder.get("type") == "ByteLevel"
@@ -107,7 +107,7 @@ def _byte_table(tokenizer: Tokenizer) -> np.ndarray:
 
 def load_runs(folder: Path, part: InputPart) -> dict[str, Any]:
     """Returns the runs of a part that has a record: `rows`, `num_open`, `num_begun` (see `write_part`)."""
-    runs: dict[str, Any] = json.loads(record_path(folder, part).read_bytes())["runs"]
+    runs: dict[str, Any] = parse_json(record_path(folder, part).read_bytes())["runs"]
     return runs
 
 

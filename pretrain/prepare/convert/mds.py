@@ -13,7 +13,6 @@ where it is compressed.
 """
 
 import hashlib
-import json
 import math
 import mmap
 import re
@@ -29,6 +28,7 @@ from pretrain.prepare.convert.token_file import TOKEN_DTYPES, ReadOptions, check
 from pretrain.prepare.input_parts import InputFile
 from pretrain.prepare.inputs.local_files import stat_local
 from pretrain.prepare.inputs.opening import decompress
+from pretrain.utils.safe_read import read_json
 
 INDEX_NAME = "index.json"
 COLUMN = "tokens"
@@ -154,12 +154,12 @@ def open_mds(sources: Sequence[str], options: ReadOptions) -> list[MdsFile]:
 def _open_index(path: Path, options: ReadOptions) -> list[MdsFile]:
     """Opens the shards of one index.json. Raises: DataError: It, or a shard, cannot be read."""
     try:
-        raw = json.loads(path.read_bytes())
+        raw = read_json(path)
         if raw["version"] != 2:
             what = f"version {raw['version']} is not known"
             raise DataError(what, where=str(path), fix="give version 2")
         return [_open_shard(path, shard, options) for shard in raw["shards"]]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         what = f"no index of MDS shards: {type(error).__name__} {error}"
         fix = "copy it again, or write the shards again"
         raise DataError(what[:200], where=str(path), fix=fix) from None

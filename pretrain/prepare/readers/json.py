@@ -21,13 +21,13 @@ from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.readers.lines import UTF8_BOM, Lines, lines_of
 from pretrain.prepare.readers.record_fields import RecordError, parse_object
 from pretrain.prepare.readers.records import ReadRule, not_utf8, too_long
+from pretrain.utils.safe_read import parse_json_at
 
 CHUNK_BYTES = 2**20
 
 # More than the longest token that may be cut at the end of a chunk, a string excepted.
 _TOKEN_CHARS = 16
 _SPACE = re.compile(r"[ \t\n\r]*")
-_parse = json.JSONDecoder().raw_decode
 
 
 def read_jsonl(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
@@ -130,12 +130,12 @@ class _JsonText:
         while True:
             end = len(self._text)
             try:
-                value, end = _parse(self._text, self._at)
+                value, end = parse_json_at(self._text, self._at)
                 is_parsed = True
             except json.JSONDecodeError as error:
                 self._check_unfinished(error)
                 is_parsed = False
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 fix = "correct the record that begins there"
                 raise self.error(f"not JSON: {error}", fix) from None
             if end - self._at > self._limit:

@@ -122,8 +122,22 @@ def test_the_text_of_a_verdict_has_no_terminal_controls_and_an_end():
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff", b"[]", b"{}", b"1", b'{"text": "", "exit_code": 76, "culprits": ["x"]}']
+    "content",
+    [
+        *(b"", b"\xff", b"[]", b"{}", b"1", b"[" * 10**5),
+        *(b'{"text": "", "exit_code": 76, "culprits": [%s]}' % one for one in (b'"x"', b"1e400", b"NaN")),
+    ],
 )
 def test_a_verdict_that_no_rank_has_written_is_a_failure(content):
     verdict = Verdict.from_json(content)
     assert verdict.exit_code == 76 and "cannot be read: no rank has written it" in verdict.text
+
+
+@pytest.mark.parametrize("wrong", [[{}], None, True, {}])
+def test_a_heartbeat_that_no_rank_has_written_is_none(wrong):
+    values = asdict(HUNG)
+    assert Beat.from_json(json.dumps(values)) == HUNG
+    without = {name: value for name, value in values.items() if name != "pid"}
+    forged = [wrong, without, {**values, "more": 1}, *({**values, name: wrong} for name in values)]
+    assert [Beat.from_json(json.dumps(one)) for one in forged] == [None] * len(forged)
+    assert [Beat.from_json(text) for text in ("", "[" * 10**5)] == [None, None]

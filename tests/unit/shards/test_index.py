@@ -68,7 +68,7 @@ def test_an_index_that_is_not_json_is_refused(tmp_path, content):
 
 def test_an_index_that_is_a_folder_is_refused(tmp_path):
     (tmp_path / "index.json").mkdir()
-    with pytest.raises(DataError, match=r"index\.json: cannot be read: Is a directory"):
+    with pytest.raises(DataError, match=r"index\.json: cannot be read: not a regular file"):
         load_index(tmp_path)
 
 

@@ -5,7 +5,16 @@ import os
 
 import pytest
 
-from pretrain.utils.safe_read import MAX_RECORD_BYTES, check_fields, open_regular, parse_json, read_bounded, read_json
+from pretrain.utils.safe_read import (
+    MAX_NESTING,
+    MAX_RECORD_BYTES,
+    check_fields,
+    open_regular,
+    parse_json,
+    parse_json_at,
+    read_bounded,
+    read_json,
+)
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
@@ -46,6 +55,19 @@ def test_what_would_block_or_never_end_is_an_error_and_leaves_no_descriptor(tmp_
 def test_whatever_is_wrong_with_a_text_is_one_kind_of_error(text):
     with pytest.raises(ValueError, match=r"."):
         parse_json(text)
+
+
+@pytest.mark.parametrize(("before", "after"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
+def test_nesting_has_one_limit_whatever_reads_the_value(before, after):
+    levels = MAX_NESTING // (1 + before.startswith("[{"))
+    for text in (before * levels + "1" + after * levels, "[" + "[[]]," * 1000 + "{}]"):
+        assert parse_json(text) == parse_json(text.encode()) == json.loads(text)
+        assert parse_json_at(f" {text} x", 1) == (json.loads(text), len(text) + 1)
+    deeper = f"[{before * levels}1{after * levels}]"
+    for read in (parse_json, lambda text: parse_json(text.encode()), lambda text: parse_json_at(text, 0)):
+        for text in (deeper, before * 10**5):
+            with pytest.raises(ValueError, match="nested too deeply: more than 200 levels"):
+                read(text)
 
 
 def test_fields_have_their_types_or_are_absent():
