@@ -106,7 +106,7 @@ def known_keys(section: type[Section] = RunConfig, model_kind: str | None = None
     return list(dict.fromkeys(field.key for field in walk_fields(section, model_kind=model_kind)))
 
 
-SECRET_KEY = re.compile(r"(^|[._])(\w*key|token|secret|password)$", re.IGNORECASE)
+SECRET_KEY = re.compile(r"((?<!\w)\w*key|(^|[._])(token|secret|password))$", re.IGNORECASE)
 
 
 def suggest_key(keys: list[str], section: type[Section], model_kind: str) -> str:

@@ -278,7 +278,7 @@ def _describe(detail: Any, located: LocatedTree, source: str, section: type[Sect
     return ConfigError(what, where=where or source, fix=fix).line()
 
 
-_NAMED_KEY = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)=")
+_NAMED_KEY = re.compile(r"(?<![a-z_])(?<![a-z_]\.)([a-z_]++(?:\.[a-z_]++)*+)=")
 """Field in the message of a rule over several fields: `batch.seq_len=512`."""
 
 _FIXES = {
@@ -292,7 +292,7 @@ _FIXES = {
 }
 
 
-_URL = re.compile(r"""(\w+://)(?:[^/\s]*@)?([^\s?#,\]}'"]*)(?:[?#][^\s,\]}'"]*)?""")
+_URL = re.compile(r"""(?<!\w)(\w++://)(?:[^/\s]*@)?([^\s?#,\]}'"]*)(?:[?#][^\s,\]}'"]*)?""")
 """Address; the parts outside its groups (user, password, query, fragment) may be secret."""
 
 

@@ -142,7 +142,7 @@ def copy_recipe(name: str, target: Path | None) -> tuple[Recipe, Path]:
         made = rf"\b(runs|models|released)/{re.escape(run[2])}(?![\w.-])"
         text = re.sub(made, rf"\1/{new}", text)
     include = re.compile(r"^include: .*$", re.MULTILINE)
-    text = include.sub(lambda line: re.sub(r"[\w./]+\.yaml", named, line.group()), text)
+    text = include.sub(lambda line: re.sub(r"(?<![\w./])[\w./]+\.yaml", named, line.group()), text)
     write_file(target, text.encode())
     return recipe, target
 

@@ -148,8 +148,8 @@ def parse_time(text: str) -> float:
         return float(int(days or 0) * 86_400 + sum(map(operator.mul, parts, units)))
     units_s = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
     total = 0.0
-    if re.fullmatch(r"((\d+\.?\d*|\.\d+)[dhms])+", given):
-        parts_s = re.findall(r"([\d.]+)([dhms])", given)
+    if re.fullmatch(r"((\d+(\.\d*)?|\.\d+)[dhms])+", given):
+        parts_s = re.findall(r"(?<![\d.])([\d.]+)([dhms])", given)
         total = sum(float(number) * units_s[unit] for number, unit in parts_s)
     if not total:
         what = f"{text[:40]!r} is no time"

@@ -130,6 +130,7 @@ def _index_tar(config: InputConfig, file: InputFile, tar: Path, record: PartReco
     The captions of the tar, which the record has a list of, are appended to that.
     """
     table, sizes = [], []
+    numbers = {label: number for number, label in enumerate(record.labels)}
     captions = record.captions.get(f"{tar.parent.name}/{tar.name}")
     with InputStream(file) as stream:
         hashed = _Hashed(stream.plain)
@@ -138,7 +139,7 @@ def _index_tar(config: InputConfig, file: InputFile, tar: Path, record: PartReco
             label = 0
             if captions is None:
                 record.labels.setdefault(sample.label, f"{file.shown}, sample {sample.key!r}")
-                label = list(record.labels).index(sample.label)
+                label = numbers.setdefault(sample.label, len(numbers))
                 record.splits[tar.parent.name].num_labelled[label] += 1
             else:
                 captions.append(sample.label)

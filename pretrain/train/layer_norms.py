@@ -30,7 +30,7 @@ from pretrain import dist
 from pretrain.engine.engine import Update
 from pretrain.types import FragmentStore
 
-_BLOCK = re.compile(r"(\w+)\.blocks\.(\d+)\.")
+_BLOCK = re.compile(r"(?<!\w)(\w+)\.blocks\.(\d+)\.")
 _CHUNK = {"cpu": 2**18, "cuda": 2**24}
 """Elements of an update at a time, by device: the size of a core's cache; enough for a launch."""
 

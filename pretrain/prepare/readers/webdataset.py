@@ -28,6 +28,7 @@ from pretrain.prepare.readers.records import ReadRule, decode, too_long
 
 SKIP_BYTES = 2**20
 MAX_NAME_BYTES = 2**20
+MAX_LENGTH_DIGITS = 20
 TEXT_MEMBERS = ("txt", "json", "jsonl")
 
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
@@ -150,14 +151,16 @@ class TarReader:
 
 def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
     """Yields the attributes, `LENGTH KEY=VALUE` and a line end each. Raises: ValueError."""
-    while data.strip(b"\0"):
-        digits, _, _ = data.partition(b" ")
-        length = int(digits)
-        key, equals, value = data[len(digits) + 1 : length - 1].partition(b"=")
-        if not equals or data[length - 1 : length] != b"\n":
+    data = data.rstrip(b"\0")
+    start = 0
+    while start < len(data):
+        space = data.index(b" ", start, start + MAX_LENGTH_DIGITS)
+        end = start + int(data[start:space])
+        key, equals, value = data[space + 1 : end - 1].partition(b"=")
+        if not equals or data[end - 1 : end] != b"\n":
             raise ValueError("not an attribute")
         yield key.decode(), value.decode("utf-8", "surrogateescape")
-        data = data[length:]
+        start = end
 
 
 def read_webdataset(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:

@@ -33,7 +33,7 @@ POLICIES = (
 )
 
 _WORDS = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
-_SENTENCE = re.compile(r"""[.!?]+["'\u201d\u2019)\]]*(?=\s|$)""")
+_SENTENCE = re.compile(r"""(?<![.!?])[.!?]++["'\u201d\u2019)\]]*+(?=\s|$)""")
 _PARAGRAPHS = re.compile(r"\n{2,}")
 _LINES = re.compile("\n+")
 _CITATIONS = re.compile(r"\[\d*]|\[edit]|\[citation needed]")

@@ -193,6 +193,8 @@ def test_a_tar_that_is_not_what_it_should_be_is_refused(tmp_path, content, messa
         (b"14 size=many!\n", "damaged: malformed attributes"),
         (b"0 size=many!\n", "damaged: malformed attributes"),
         (b"12 size=-99\n", "damaged: malformed attributes"),
+        (b"8 a=bcd\n-8 a=bcd\n", "damaged: malformed attributes"),
+        (b"9" * 30 + b" a=b\n", "damaged: malformed attributes"),
     ],
 )
 def test_malformed_attributes_are_refused(tmp_path, attributes, message):

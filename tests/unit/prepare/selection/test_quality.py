@@ -1,6 +1,7 @@
 """Rules of Gopher, C4 and FineWeb: each by an example on both sides, and those of datatrove on many documents."""
 
 import random
+import re
 
 import pytest
 
@@ -127,6 +128,14 @@ def test_words_and_sentences():
         1,
         1,
     ]
+
+
+def test_ends_of_sentences_are_those_of_a_pattern_that_tries_each_place():
+    chance = random.Random(1)
+    each_place = re.compile(r"""[.!?]+["'\u201d\u2019)\]]*(?=\s|$)""")
+    for _ in range(2000):
+        text = "".join(chance.choices(".!?\"')] a\n", k=chance.randint(0, 12)))
+        assert count_sentences(text) == max(1, len(each_place.findall(text))), text
 
 
 def page(rng):
