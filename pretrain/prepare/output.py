@@ -156,7 +156,8 @@ def _claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFi
 def begun_option(folder: Path, name: str) -> Any:
     """Returns an option, by its dotted key, with which a folder was begun; None: it was not."""
     try:
-        return check_fields(read_json(folder / IDENTITY_NAME), {"options": dict})["options"].get(name)
+        identity = check_fields(read_json(folder / IDENTITY_NAME), {"options": dict})
+        return identity["options"].get(name)
     except (OSError, ValueError, KeyError, AttributeError):
         return None  # where the file is damaged, the claim of the folder says so
 

@@ -93,7 +93,7 @@ class Beat:
 
     @staticmethod
     def from_json(content: str | bytes) -> "Beat | None":
-        """Reads a heartbeat of the store; None: no rank has written it, since a stranger may write there too."""
+        """Reads a heartbeat of the store, to which a stranger may write; None: no rank has written it."""
         with contextlib.suppress(ValueError):
             values = check_fields(parse_json(content), _BEAT_TYPES)
             is_whole = values.keys() == _BEAT_TYPES.keys() and None not in values.values()

@@ -80,10 +80,11 @@ def parse_json_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def _check_nesting(value: Any, num_brackets: int) -> None:
-    """Refuses a value of more than `MAX_NESTING` levels, which takes as many brackets. Raises: ValueError."""
+    """Refuses more than `MAX_NESTING` levels, which take as many brackets. Raises: ValueError."""
     level = [value] if num_brackets > MAX_NESTING else []
     for _ in range(MAX_NESTING):
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        nested = [one for one in level if isinstance(one, dict | list)]
+        inner = [one.values() if isinstance(one, dict) else one for one in nested]
         level = list(chain.from_iterable(inner))
     if any(isinstance(one, dict | list) for one in level):
         raise _too_deep()

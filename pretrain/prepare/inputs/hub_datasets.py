@@ -140,10 +140,10 @@ def _saved_files(given: str, files: Sequence[str], config: InputConfig, read: Re
             below = [file.removeprefix(f"{root}/") for file in files if file.startswith(f"{root}/")]
             splits = sorted({path.partition("/")[0] for path in below if "/" in path})
             raise ConfigError(_no_split(split, splits), where=given, fix=_FIX)
-    missing = set(found).difference(files)
-    if missing:
+    listed = set(files)
+    if missing := [file for file in found if file not in listed]:
         what = "a file of a saved data set is missing"
-        raise DataError(what, where=next(file for file in found if file in missing), fix="copy the folder again")
+        raise DataError(what, where=missing[0], fix="copy the folder again")
     return found
 
 
@@ -158,8 +158,9 @@ def _hub_files(given: str, files: Sequence[str], config: InputConfig, read: Read
         if split not in by_split:
             raise ConfigError(_no_split(split, list(by_split)), where=given, fix=_FIX)
         exact, patterns = _sort_patterns(readme, by_split[split])
-        names = ((file, file[len(root) :]) for file in files)
-        return [file for file, name in names if name in exact or any(one.matches(name) for one in patterns)]
+        names = [file[len(root) :] for file in files]
+        chosen = (one for one in names if one in exact or any(rule.matches(one) for rule in patterns))
+        return [root + name for name in chosen]
     if config.subset is not None:
         what = f"subset={config.subset}: README.md of this data set names none"
         raise ConfigError(what, where=given, fix=f"leave it out, or give a path below {root}")
@@ -192,7 +193,7 @@ def _read_subsets(readme: str, read: Read) -> list[dict[str, Any]]:
 
 
 def _patterns(given: str, readme: str, subsets: list[dict[str, Any]], wanted: str | None) -> dict[str, list[str]]:
-    """Returns the patterns of paths of one of the `configs`, by split. Raises: ConfigError, DataError."""
+    """Returns the patterns of paths of a subset, by split. Raises: ConfigError, DataError."""
     names = [_text_of(readme, one, "config_name", "default") for one in subsets]
     named = list(zip(subsets, names, strict=True))
     chosen = [one for one, name in named if name == wanted]
@@ -233,8 +234,9 @@ def _sort_patterns(readme: str, patterns: list[str]) -> tuple[set[str], list["Pa
     if len(wild) > MAX_PATTERNS or any(len(one) > MAX_PATTERN_CHARS for one in wild):
         limits = f"{MAX_PATTERNS} patterns with wildcards of {MAX_PATTERN_CHARS} characters"
         raise _bad_card(readme, f"data_files has more than {limits}")
-    if joined := next((one for one in wild for part in one.split("/") if _SEVERAL in part != _SEVERAL), None):
-        raise _bad_card(readme, f"{short(joined)}: ** stands for whole folders")
+    joined = [one for one in wild for part in one.split("/") if _SEVERAL in part != _SEVERAL]
+    if joined:
+        raise _bad_card(readme, f"{short(joined[0])}: ** stands for whole folders")
     return set(patterns).difference(wild), [PathPattern.of(one) for one in wild]
 
 
@@ -250,11 +252,11 @@ class PathPattern:
     @staticmethod
     def of(pattern: str) -> "PathPattern":
         """Reads a pattern such as `en/**/part-*.parquet`."""
-        parts = pattern.split("/")
-        return PathPattern(tuple(None if one == _SEVERAL else re.compile(translate(one)) for one in parts))
+        rules = (None if one == _SEVERAL else re.compile(translate(one)) for one in pattern.split("/"))
+        return PathPattern(tuple(rules))
 
     def matches(self, path: str) -> bool:
-        """True if the pattern matches a whole path. Time: components of the one times those of the other."""
+        """True if the pattern matches a whole path. Each rule is tried once on each component."""
         places = set(self._after(0))  # rules that the next component may have to fulfil
         for part in path.split("/"):
             places = {after for place in places for after in self._steps(place, part)}
@@ -270,7 +272,7 @@ class PathPattern:
             yield from self._after(place + 1)
 
     def _after(self, place: int) -> Iterator[int]:
-        """Yields a place and those behind it, as far as each rule passed is `**`, for no folder; not the last rule."""
+        """Yields a place, and those behind it that `**` leads to by no folder, the last rule excepted."""
         yield place
         while place < len(self.rules) - 1 and self.rules[place] is None:
             place += 1
@@ -310,7 +312,8 @@ def _read_state(state: str, read: Read) -> dict[str, Any]:
 
 
 def _bad_card(where: str, what: str) -> DataError:
-    return DataError(what, where=where, fix="give the paths of files, which asks no README.md: .../data/*.parquet")
+    fix = "give the paths of files, which asks no README.md: .../data/*.parquet"
+    return DataError(what, where=where, fix=fix)
 
 
 def _no_split(split: str, splits: Sequence[str]) -> str:
