@@ -63,10 +63,11 @@ def _leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
                 yield from _leaves(item, f"{key}[{place}].")
 
 
-def check_config(stored: RunConfig, config: RunConfig, *, has_saved: bool = True) -> None:
+def check_config(stored: RunConfig, config: RunConfig, *, has_saved: bool = True, effects: Sequence[str] = ()) -> None:
     """Logs every difference between the stored config of a run and that of its resumption.
 
-    Without a checkpoint to resume from (`has_saved`), everything may change.
+    Without a checkpoint to resume from (`has_saved`), everything may change. `effects`: further
+    lines, about what the differences change.
 
     Raises:
         ConfigError: Keys differ that define the run, see `refuse_changes`.
@@ -80,7 +81,9 @@ def check_config(stored: RunConfig, config: RunConfig, *, has_saved: bool = True
         ]
         level = logging.INFO if groups.keys() <= {"free"} else logging.WARNING
         action = "resuming" if has_saved else "starting over, as nothing was saved,"
-        log.log(level, "%s with a config that differs from the run's so far:\n%s", action, "\n".join(lines))
+        lines += [f"    {effect}" for effect in effects]
+        text = "%s with a config that differs from the run's so far:\n%s"
+        log.log(level, text, action, "\n".join(lines))
 
 
 def refuse_changes(stored: RunConfig, config: RunConfig) -> dict[str, Changes]:

@@ -10,6 +10,7 @@ The training loop multiplies `optim.lr` by the factor before each step.
 
 import math
 
+from pretrain.config.data import BatchConfig
 from pretrain.config.optim import EmaConfig, ScheduleConfig
 
 
@@ -43,6 +44,11 @@ def learning_rate_factor(step: int, schedule: ScheduleConfig, total_steps: int) 
         start = schedule.warmup_steps
     progress = min(1.0, max(0, step - start) / max(1, end - start))
     return schedule.min_ratio + (1.0 - schedule.min_ratio) * _remaining(progress, schedule)
+
+
+def rate_of_step(step: int, schedule: ScheduleConfig, batch: BatchConfig, total_steps: int) -> float:
+    """Returns `learning_rate_factor` of a schedule whose positions may be tokens."""
+    return learning_rate_factor(step, schedule.in_steps(batch, total_steps), total_steps)
 
 
 def _remaining(progress: float, schedule: ScheduleConfig) -> float:

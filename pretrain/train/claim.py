@@ -25,6 +25,7 @@ from pretrain.dist import World
 from pretrain.doctor.versions import digest_of, own_versions, refuse_differences
 from pretrain.errors import ConfigError, DataError, DiskError
 from pretrain.objective import RowMaker, build_rows
+from pretrain.optim.schedule import ema_decay, rate_of_step
 from pretrain.plan.trained import plan_trained
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.run.folder import COMMITTED, RunDir, begin_attempt, change_record
@@ -119,7 +120,8 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
             kept = keep_start(stored, config)
             # An attempt that saved nothing takes its weights again: the same ones, though that run trained on.
             config = kept if has_saved or has_start(kept) else config
-            check_config(stored, config, has_saved=has_saved)
+            effects = course_changes(stored, config, folder.newest_step()) if has_saved else []
+            check_config(stored, config, has_saved=has_saved, effects=effects)
         check_start(config, has_saved=folder.has_saved())
         if lease is not None:
             sweep(folder)
@@ -128,6 +130,34 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
             lease.release()
         raise
     return Claim(folder, lease, dataset, stores, config, make_rows)
+
+
+def course_changes(stored: RunConfig, config: RunConfig, step: int) -> list[str]:
+    """Returns the rates, decays and sizes of the next step that differ; `step` are done."""
+    # The old run would not have gone beyond its end: its last step is what the next one follows.
+    before = _course(stored, min(step, stored.train.steps - 1))
+    after = _course(config, step)
+    changed = [name for name in before if name in after and before[name] != after[name]]
+    return [f"{name} at step {step + 1}: {before[name]} -> {after[name]}" for name in changed]
+
+
+def _course(config: RunConfig, step: int) -> dict[str, str]:
+    """Returns the values of a step, 0 the first, that follow from several keys or are scheduled."""
+    optim, batch = config.optim, config.batch
+    factor = rate_of_step(step, optim.schedule, batch, config.train.steps)
+    tokens = batch.steps.at(step) * batch.seq_len
+    values = {"learning rate": f"{optim.lr * factor:.2e}"}
+    values["weight decay"] = f"{optim.weight_decay:g}"
+    if optim.kind == "muon":
+        decay = optim.weight_decay if optim.muon.weight_decay is None else optim.muon.weight_decay
+        values["learning rate of hidden matrices"] = f"{optim.muon.lr * factor:.2e}"
+        values["weight decay of hidden matrices"] = f"{decay:g}"
+    if optim.ema.is_on:
+        values["decay of the average of the weights"] = f"{ema_decay(step, optim.ema, tokens):.6g}"
+    values["tokens of the batch"] = f"{tokens:,}"
+    values["row length"] = f"{batch.length_at(step):,}"
+    values["attention window"] = f"{batch.window_at(step) or 'none'}"
+    return values
 
 
 def sweep(folder: RunDir) -> None:
@@ -154,7 +184,7 @@ def fetch_run(claim: Claim, world: World, progress: Progress) -> RunConfig:
     wait_until_visible(folder.path, [folder.config.name])
     stored = load_config(folder.config, extensions="ignore")
     config = keep_start(stored, config)
-    check_config(stored, config, has_saved=True)
+    check_config(stored, config, effects=course_changes(stored, config, folder.newest_step()))
     return config
 
 

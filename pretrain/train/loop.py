@@ -23,7 +23,7 @@ from pretrain.config.run import RunConfig
 from pretrain.data.loader import StepBatch, StepCounts
 from pretrain.engine.engine import Update
 from pretrain.evaluate.row_loss import LossReport, evaluate_loss, pool
-from pretrain.optim.schedule import ema_decay, learning_rate_factor
+from pretrain.optim.schedule import ema_decay, rate_of_step
 from pretrain.shards.store import WaitStoppedError
 from pretrain.tracking.meter import SourceLosses, memory_metrics
 from pretrain.train.bad_step import is_spoiled, refuse_bad_end, report_step
@@ -241,8 +241,8 @@ def _accumulate(run: Run, step: int, batch: StepBatch, counts: StepCounts, phase
 
 
 def _learning_rate(config: RunConfig, step: int) -> float:
-    schedule = config.optim.schedule.in_steps(config.batch, config.train.steps)
-    return config.optim.lr * learning_rate_factor(step, schedule, config.train.steps)
+    optim = config.optim
+    return optim.lr * rate_of_step(step, optim.schedule, config.batch, config.train.steps)
 
 
 def _follow(run: Run, step: int, update: Update, agreed: StepTotals) -> None:

@@ -59,6 +59,12 @@ def test_every_change_is_shown_by_class_in_one_warning(caplog):
     ]
 
 
+def test_effects_are_lines_of_the_same_warning(caplog):
+    check_config(changed(), changed("optim.lr=1.0"), effects=["learning rate at step 3: 1 -> 2"])
+    (text,) = [text for _, text in messages(caplog)]
+    assert text.endswith("    warn    optim.lr: 0.5 -> 1.0\n    learning rate at step 3: 1 -> 2")
+
+
 def test_what_changes_the_meaning_is_refused_with_all_keys_and_what_to_add():
     with pytest.raises(ConfigError) as caught:
         check_config(changed(), changed("seed=9", "data.lanes=2", "optim.lr=1.0"))

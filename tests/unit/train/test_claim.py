@@ -7,7 +7,7 @@ from pretrain.dist import World
 from pretrain.errors import ConfigError
 from pretrain.run.folder import RunDir
 from pretrain.run.stop import StopFlag
-from pretrain.train.claim import claim_run, sweep
+from pretrain.train.claim import claim_run, course_changes, sweep
 from pretrain.utils.io import set_fault_hook, write_file
 from tests.unit.artifact.runs import TEXTS, write_texts
 
@@ -54,3 +54,47 @@ def test_a_pattern_without_a_match_is_refused_before_the_start_is_read_and_the_f
     with pytest.raises(ConfigError, match=r"the head is the embedding here .tied.: finetune.also=.embedding.weight"):
         claim_run(config, World(0, 1, 0), StopFlag())
     assert not (tmp_path / "run").exists()
+
+
+COSINE = ("train.steps=10", "optim.lr=1e-3", "optim.muon=null", "optim.kind=adamw", "optim.schedule.warmup_steps=2")
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "step", "told"),
+    [
+        (
+            [],
+            ["train.steps=16", "optim.weight_decay=0.2"],
+            10,
+            ["learning rate at step 11: 1.34e-04 -> 4.50e-04", "weight decay at step 11: 0.1 -> 0.2"],
+        ),
+        ([], ["train.steps=16"], 1, []),  # both in their warm-up
+        ([], ["optim.schedule.min_ratio=0.5"], 9, ["learning rate at step 10: 1.34e-04 -> 5.19e-04"]),
+        (["optim.schedule.warmup_steps=0"], ["optim.schedule.warmup_tokens=16384"], 2,
+         ["learning rate at step 3: 9.14e-04 -> 7.50e-04"]),
+        (
+            ["optim.kind=muon", "optim.muon.lr=0.02"],
+            ["optim.muon.lr=0.01", "optim.weight_decay=0"],
+            1,
+            [
+                "weight decay at step 2: 0.1 -> 0",
+                "learning rate of hidden matrices at step 2: 2.00e-02 -> 1.00e-02",
+                "weight decay of hidden matrices at step 2: 0.1 -> 0",
+            ],
+        ),
+        (
+            ["optim.ema.horizon_steps=10", "train.steps=100"],
+            ["optim.ema.horizon_steps=2", "batch.global_tokens=8192"],
+            90,
+            [
+                "decay of the average of the weights at step 91: 0.904837 -> 0.606531",
+                "tokens of the batch at step 91: 4,096 -> 8,192",
+            ],
+        ),
+        ([], ["optim.beta1=0.8", "train.stop_after=3", "batch.micro=1"], 2, []),
+    ],
+)  # fmt: skip
+def test_a_changed_config_tells_what_the_next_step_has(before, changes, step, told):
+    stored = [*COSINE, "batch.global_tokens=4096", *before]
+    old, new = (load_config("configs/run/quickstart.yaml", items) for items in (stored, [*stored, *changes]))
+    assert course_changes(old, new, step) == told
