@@ -5,9 +5,9 @@ import os
 from collections.abc import Collection
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -21,6 +21,23 @@ def expand_home(path: str) -> str:
 
 UserPath = Annotated[str, AfterValidator(expand_home)]
 """A path as a user writes it; `~` is the home folder, on the machine that reads the config first."""
+
+
+OFF_WORDS = ("off", "none", "never")
+
+
+def _switch_off(value: Any) -> Any:
+    """Takes null, false and the words for it as 0. Raises: ValueError: Another text."""
+    if value is None or value is False or (isinstance(value, str) and value.lower() in OFF_WORDS):
+        return 0
+    if isinstance(value, str):
+        raise ValueError(f"{value[:40]!r} is no number; write one, or off")
+    return value
+
+
+_Switch = float | Literal["off", "none", "never"] | None
+OFF = BeforeValidator(_switch_off, json_schema_input_type=_Switch)
+"""Annotation of a number whose 0 means never, or nothing: `off`, `none`, `never` and null are 0."""
 
 
 class Section(BaseModel):

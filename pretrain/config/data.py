@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pretrain.config.base import NAME_PATTERN, OnResume, Section, UserPath
+from pretrain.config.base import NAME_PATTERN, OFF, OnResume, Section, UserPath
 from pretrain.errors import ConfigError, DataError
 from pretrain.utils.remote import check_no_secrets
 
@@ -63,7 +63,7 @@ MAX_MAGNITUDE = 30
 class RandAugmentConfig(Section):
     """RandAugment (Cubuk et al. 2020): operations drawn for each image, all at one magnitude."""
 
-    operations: Annotated[int, OnResume.ALLOW] = Field(default=0, ge=0)
+    operations: Annotated[int, OFF, OnResume.ALLOW] = Field(default=0, ge=0)
     """Operations applied to an image one after another, N of the paper. 0: off."""
     magnitude: Annotated[float, OnResume.ALLOW] = Field(default=9.0, ge=0, le=MAX_MAGNITUDE)
     """Strength of the operations, M of the paper; 30 is the whole range."""
@@ -92,10 +92,10 @@ class ImagesConfig(Section):
     randaugment: RandAugmentConfig = RandAugmentConfig()
     erase: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, le=1)
     """Probability of a rectangle of noise (Zhong et al. 2020), 2% to 33% of the image."""
-    mixup: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0)
+    mixup: Annotated[float, OFF, OnResume.ALLOW] = Field(default=0.0, ge=0)
     """Blend each image and its label with a neighbour in the order; the share is drawn from
     Beta(mixup, mixup) (Zhang et al. 2018). 0: off. With `cutmix`: each for half of the images."""
-    cutmix: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0)
+    cutmix: Annotated[float, OFF, OnResume.ALLOW] = Field(default=0.0, ge=0)
     """Replace a rectangle by that of a neighbour, its area drawn likewise (Yun et al. 2019)."""
     interpolation: Annotated[Literal["bilinear", "bicubic"], OnResume.ALLOW] = "bilinear"
     """Filter of resizing, with antialiasing."""

@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from pretrain.config.base import Section, on_resume
+from pretrain.config.base import OFF, Section, on_resume
 from pretrain.config.model import MODEL_SECTIONS
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.recipes import wrong_command
@@ -185,7 +185,8 @@ def _describe_type(annotation: Any) -> str:
             if hasattr(item, name)
         ]
         bounds = f" ({', '.join(found)})" if found else ""
-        return _describe_type(annotation.annotation) + bounds
+        off = " or `off`" if OFF in annotation.metadata else ""
+        return _describe_type(annotation.annotation) + bounds + off
     if origin is typing.Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):
@@ -275,7 +276,7 @@ not edit.
 `pretrain config FILE` prints a config with every default filled in, `pretrain config --explain
 optim.lr` the entry of one key. `pretrain config --schema > schema.json` writes a JSON schema, from
 which editors complete and check YAML: put `# yaml-language-server: $schema=schema.json` on the
-first line of a config.
+first line of a config. Where a type says `off`, this word, `none`, `never` and null are 0.
 
 "On resume" is the effect of a changed value when a run is resumed. `free`: logged. `warn`: logged
 as a warning. `allow`: refused, unless `resume.allow` names the key or a section around it. `never`:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pretrain.config.base import OnResume, Section, check_name
+from pretrain.config.base import OFF, OnResume, Section, check_name
 from pretrain.config.data import BatchConfig
 from pretrain.config.model import ModelConfig
 
@@ -25,7 +25,7 @@ class ScheduleConfig(Section):
     kind: Annotated[Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"], OnResume.WARN] = "cosine"
     """Shape after the warm-up. `inverse_sqrt`: the 2017 Transformer, with `hold` T5. `wsd`:
     warm-up, stable, decay (Hu et al. 2024), to be prolonged from any stable checkpoint."""
-    warmup_steps: Annotated[int, OnResume.WARN] = Field(default=0, ge=0)
+    warmup_steps: Annotated[int, OFF, OnResume.WARN] = Field(default=0, ge=0)
     """Length of the linear warm-up from 0, in steps. A run that is not longer has a quarter of its
     steps instead, and a warning."""
     warmup_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
@@ -257,11 +257,11 @@ class OptimConfig(Section):
     """Decay rate of the second moment."""
     eps: Annotated[float, OnResume.WARN] = Field(default=1e-8, gt=0)
     """Epsilon that is added to the root of the second moment; not read by `lion` and `adafactor`."""
-    weight_decay: Annotated[float, OnResume.WARN] = Field(default=0.1, ge=0)
+    weight_decay: Annotated[float, OFF, OnResume.WARN] = Field(default=0.1, ge=0)
     """Decoupled weight decay of matrices; none on norms, biases and embeddings."""
     cautious_decay: Annotated[bool, OnResume.WARN] = False
     """Decay a weight only where its update has its sign (Chen et al. 2025); not for `adafactor`."""
-    grad_clip: Annotated[float, OnResume.WARN] = Field(default=1.0, ge=0)
+    grad_clip: Annotated[float, OFF, OnResume.WARN] = Field(default=1.0, ge=0)
     """Largest global gradient norm. 0: no clipping."""
     layer_decay: Annotated[float | None, OnResume.WARN] = Field(default=None, gt=0, le=1)
     """Learning rate of a block divided by that of the block above it (Clark et al. 2020);

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import OnResume, Section, UserPath
+from pretrain.config.base import OFF, OnResume, Section, UserPath
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig
 from pretrain.config.train import EvalConfig
 
@@ -25,8 +25,8 @@ class SamplesConfig(Section):
 
     prompts: Annotated[list[str], OnResume.FREE] = Field(default_factory=list)
     """Prompts that a decoder continues, or inputs of an encoder-decoder. Empty: no texts."""
-    every_evals: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
-    """Interval in evaluations (`eval.every_steps`)."""
+    every_evals: Annotated[int, OFF, OnResume.FREE] = Field(default=1, ge=0)
+    """Interval in evaluations (`eval.every_steps`). 0: never."""
     max_tokens: Annotated[int, OnResume.FREE] = Field(default=64, ge=1)
     """Longest text in tokens."""
     temperature: Annotated[float, OnResume.FREE] = Field(default=0.0, ge=0)
@@ -40,8 +40,8 @@ class AttentionConfig(Section):
     """Input of the model; of an encoder-decoder, the source. None: no pictures."""
     target: Annotated[str | None, OnResume.FREE] = None
     """Input of the decoder, for an encoder-decoder."""
-    every_evals: Annotated[int, OnResume.FREE] = Field(default=1, ge=1)
-    """Interval in evaluations (`eval.every_steps`)."""
+    every_evals: Annotated[int, OFF, OnResume.FREE] = Field(default=1, ge=0)
+    """Interval in evaluations (`eval.every_steps`). 0: never."""
     kind: Annotated[Literal["self", "cross", "encoder", "decoder"] | None, OnResume.FREE] = None
     """`self` or `cross` attention, or that of one stack. None: `cross` if any, otherwise `self`."""
     layers: Annotated[list[Annotated[int, Field(ge=0)]] | None, OnResume.FREE] = Field(default=None, min_length=1)
@@ -53,9 +53,9 @@ class AttentionConfig(Section):
 class TrackingConfig(Section):
     """Metrics beyond `metrics.jsonl` and the console (docs/observability.md)."""
 
-    log_every_steps: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
-    """Steps between rows of metrics."""
-    norms_every_steps: Annotated[int, OnResume.FREE] = Field(default=200, ge=0)
+    log_every_steps: Annotated[int, OFF, OnResume.FREE] = Field(default=10, ge=0)
+    """Steps between rows of metrics; the last step has one too. 0: only that."""
+    norms_every_steps: Annotated[int, OFF, OnResume.FREE] = Field(default=200, ge=0)
     """Steps between norms by layer, which are part of the next row. 0: never."""
     wandb: Annotated[Literal["auto", "online", "offline", "off"], OnResume.FREE] = "auto"
     """Weights & Biases. `auto`: online if there is an API key, otherwise offline."""
@@ -87,7 +87,7 @@ class TrackingConfig(Section):
     """Description of the run in trackers."""
     alerts: Annotated[bool, OnResume.FREE] = True
     """Send alerts to trackers: a non-finite step, a loss spike, a stalled run."""
-    stall_alert_s: Annotated[float, OnResume.FREE] = Field(default=600.0, ge=0)
+    stall_alert_s: Annotated[float, OFF, OnResume.FREE] = Field(default=600.0, ge=0)
     """Seconds without a row, and 3 of the longest intervals, until a run is stalled. 0: never."""
     artifacts: Annotated[Literal["none", "references", "files"], OnResume.FREE] = "none"
     """Checkpoints as Weights & Biases artifacts: `none`, `references` (paths) or `files`."""
@@ -115,7 +115,11 @@ class TrackingConfig(Section):
         """Returns True if the row of a step has norms by layer: the first of each interval does."""
         every = self.norms_every_steps
         row = self.log_every_steps
-        return every > 0 and step % row == 0 and step // every > (step - row) // every
+        return every > 0 and self.has_row(step) and step // every > (step - row) // every
+
+    def has_row(self, step: int) -> bool:
+        """Returns True if a step has a row of metrics, be it the last one or not."""
+        return self.log_every_steps > 0 and step % self.log_every_steps == 0
 
 
 class ProfileConfig(Section):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pretrain.config.base import NAME_PATTERN, OnResume, Section, UserPath
+from pretrain.config.base import NAME_PATTERN, OFF, OnResume, Section, UserPath
 from pretrain.config.data import DataConfig
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import EmaConfig
@@ -35,8 +35,8 @@ class TasksConfig(Section):
     """Tasks, groups or tags: of the files under `path`, or of the harness. Empty: none."""
     path: Annotated[UserPath | None, OnResume.FREE] = None
     """Folder of task files (YAML). None: only the harness's own."""
-    every_steps: Annotated[int, OnResume.FREE] = Field(default=1000, ge=1)
-    """Steps between evaluations on tasks; the last step has one too."""
+    every_steps: Annotated[int, OFF, OnResume.FREE] = Field(default=1000, ge=0)
+    """Steps between evaluations on tasks; the last step has one too. 0: only that."""
     limit: Annotated[int | None, OnResume.FREE] = Field(default=None, ge=1)
     """Documents of each task to use, the first. None: all."""
     num_fewshot: Annotated[int | None, OnResume.FREE] = Field(default=None, ge=0)
@@ -48,7 +48,7 @@ class TasksConfig(Section):
 class EvalConfig(Section):
     """Validation loss during training."""
 
-    every_steps: Annotated[int, OnResume.FREE] = Field(default=0, ge=0)
+    every_steps: Annotated[int, OFF, OnResume.FREE] = Field(default=0, ge=0)
     """Steps between evaluations. 0: never."""
     max_tokens: Annotated[int | None, OnResume.FREE] = Field(default=None, ge=1)
     """Tokens of the validation split to use, from its beginning. None: all."""
@@ -60,11 +60,11 @@ class EvalConfig(Section):
 class CheckpointConfig(Section):
     """Interval and retention of checkpoints."""
 
-    every_steps: Annotated[int, OnResume.FREE] = Field(default=0, ge=0)
+    every_steps: Annotated[int, OFF, OnResume.FREE] = Field(default=0, ge=0)
     """Steps between checkpoints. 0: only when the run ends or is stopped."""
     keep: Annotated[int, OnResume.FREE] = Field(default=2, ge=2)
     """Number of newest checkpoints that are kept."""
-    keep_every_steps: Annotated[int, OnResume.FREE] = Field(default=0, ge=0)
+    keep_every_steps: Annotated[int, OFF, OnResume.FREE] = Field(default=0, ge=0)
     """Also keep checkpoints whose step is a multiple of this. 0: none."""
     upload: Annotated[str | None, OnResume.FREE] = None
     """Address on s3 or gs, such as `s3://bucket/runs`: each checkpoint is uploaded to its folder
@@ -138,7 +138,7 @@ class GuardConfig(Section):
     """Limit of spikes in a row that `skip` drops; then the loss is assumed to have a new level."""
     max_rollbacks: Annotated[int, OnResume.FREE] = Field(default=5, ge=1)
     """Largest number of automatic rollbacks of a run; one more ends it with exit code 77."""
-    check_replicas_every: Annotated[int, OnResume.FREE] = Field(default=1000, ge=0)
+    check_replicas_every: Annotated[int, OFF, OnResume.FREE] = Field(default=1000, ge=0)
     """Steps between comparisons of replicated weights, besides those before a save. 0: never."""
 
     @model_validator(mode="after")

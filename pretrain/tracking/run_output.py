@@ -112,7 +112,7 @@ class Console:
         self._line.advance(step, self._total_steps)
         if phase:
             self._line.enter(phase)
-        elif not self._has_bar and not self._has_stepped and step % self._row_every:
+        elif self._row_every and not (self._has_bar or self._has_stepped) and step % self._row_every:
             # Rows are minutes apart on a slow machine: whoever waits sees that it works, and how fast.
             logger.info("step %d/%d is done; rows follow every %d steps", step, self._total_steps, self._row_every)
             self._has_stepped = True

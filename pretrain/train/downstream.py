@@ -39,7 +39,8 @@ class DownstreamTasks:
 
     def is_due(self, step: int, is_last: bool) -> bool:
         """Returns whether tasks follow a step."""
-        return is_last or step % self._config.every_steps == 0
+        every = self._config.every_steps
+        return is_last or (every > 0 and step % every == 0)
 
     def measure(self, should_stop: Callable[[], bool], go_on: Callable[[], None]) -> dict[str, float]:
         """Returns the scores by `tasks/NAME/METRIC`; on ranks other than 0 none. Collective.

@@ -111,7 +111,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         run.meter.end_step(agreed.done.num_tokens)
         run.tracker.advance(state.step)
         is_last = state.step >= target
-        if state.step % config.tracking.log_every_steps == 0 or is_last:
+        if is_last or config.tracking.has_row(state.step):
             metrics = {"loss": loss, "grad_norm": update.grad_norm} if num_targets else {}
             metrics["lr"] = learning_rate
             metrics |= _metrics(run, state, agreed, skipped_rows) | sources.take()

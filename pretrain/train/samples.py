@@ -90,7 +90,8 @@ class Samples:
 
     def is_due(self, step: int) -> bool:
         """Returns whether texts follow the evaluation of a step."""
-        return step % (self._every_steps * self._config.every_evals) == 0
+        every = self._every_steps * self._config.every_evals
+        return every > 0 and step % every == 0
 
     def generate(self) -> list[tuple[str, str]]:
         """Returns prompts and texts; none, with a warning, for NaN logits. Collective at ZeRO 3."""
@@ -148,7 +149,8 @@ class AttentionPictures:
 
     def is_due(self, step: int) -> bool:
         """Returns whether a picture follows the evaluation of a step."""
-        return step % (self._every_steps * self._config.every_evals) == 0
+        every = self._every_steps * self._config.every_evals
+        return every > 0 and step % every == 0
 
     def check(self) -> None:
         """Draws a layout as a check. Collective at ZeRO 3. Raises: ConfigError."""

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (6, 1025),
     "checkpoint": (12, 2217),
     "cli": (15, 2898),
-    "config": (30, 6219),
+    "config": (30, 6244),
     "data": (13, 2624),
     "datacheck": (11, 2327),
     "doctor": (13, 2012),
@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "interop": (30, 6022),
     "model": (26, 5485),
     "objective": (14, 2178),
-    "optim": (6, 1353),
+    "optim": (6, 1359),
     "plan": (16, 3808),
     "prepare": (48, 8392),
     "pretrain_launch": (19, 3706),
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "shards": (12, 2514),
     "tokenizer": (8, 1692),
     "tracking": (12, 1887),
-    "train": (16, 3328),
+    "train": (16, 3361),
     "utils": (13, 1965),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""

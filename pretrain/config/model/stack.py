@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import OFF, OnResume, Section
 from pretrain.config.model.experts import ExpertsConfig
 from pretrain.config.model.rotary_scaling import RotaryScaling
 
@@ -90,7 +90,7 @@ class StackConfig(Section):
     value_residual: Annotated[bool, OnResume.NEVER] = False
     """Mix the values of each layer with those of the first, by two learned factors that start at 1/2
     (Zhou et al. 2024, ResFormer)."""
-    value_embeddings: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    value_embeddings: Annotated[int, OFF, OnResume.NEVER] = Field(default=0, ge=0)
     """Number n of further token embeddings, as wide as the values, that are mixed with those of the first n
     layers and, in the same order, of the last n, by learned factors (modded-nanoGPT). 0: none."""
     scaled_attention: Annotated[bool, OnResume.ALLOW] = True
@@ -146,7 +146,7 @@ class StackConfig(Section):
     global_layers: Annotated[list[int] | None, OnResume.ALLOW] = None
     """Numbers of the layers without a window, counted from 0, in place of `global_every`; those
     from `layers` on have no effect. None: by `global_every`."""
-    token_types: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    token_types: Annotated[int, OFF, OnResume.NEVER] = Field(default=0, ge=0)
     """Number of segment embeddings (BERT). 0: none."""
     dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
     """Dropout probability after the embeddings and each sub-layer."""

@@ -1,9 +1,12 @@
 """Descriptions of the config's fields: explanations, the JSON schema and docs/config.md."""
 
+import re
+from operator import attrgetter
+
 import pytest
 
 from pretrain.config.fields import ROOTS, explain_key, json_schema, known_keys, walk_fields, write_reference
-from pretrain.config.load import load_config
+from pretrain.config.load import dump_config, load_config
 from pretrain.config.objective import NEEDS
 from pretrain.errors import ConfigError
 from pretrain.model.backends import BACKENDS
@@ -15,6 +18,42 @@ def test_every_field_has_a_description(root):
     fields = list(walk_fields(ROOTS[root]))
     assert [field.key for field in fields if len(field.description) < 10] == []
     assert [field.key for field in fields if not field.description.endswith((".", ")."))] == []
+
+
+def test_a_number_whose_0_switches_off_takes_the_words_for_it():
+    switches = re.compile(r"\b0: (never|none|off|no clipping|only)\b")
+    fields = [field for field in walk_fields() if "null" not in field.type]
+    assert [field.key for field in fields if switches.search(field.description) and "`off`" not in field.type] == []
+
+
+OFF_KEYS = ("eval.every_steps", "checkpoint.every_steps", "checkpoint.keep_every_steps", "tracking.norms_every_steps",
+            "tracking.log_every_steps", "tracking.samples.every_evals", "tracking.attention.every_evals",
+            "tracking.stall_alert_s", "guard.check_replicas_every", "eval.tasks.every_steps", "optim.grad_clip",
+            "optim.weight_decay", "optim.schedule.warmup_steps", "model.multi_token")  # fmt: skip
+
+
+@pytest.mark.parametrize("word", ["null", "~", "off", "none", "never", "Off", "false", "0"])
+def test_each_word_for_never_is_0_in_a_file_and_on_the_command_line(tmp_path, word):
+    given = [f"{key}={word}" for key in OFF_KEYS]
+    config = load_config("configs/run/quickstart.yaml", given)
+    (tmp_path / "a.yaml").write_text(f"include: {ROOT}/configs/run/quickstart.yaml\neval: {{every_steps: {word}}}\n")
+    assert load_config(tmp_path / "a.yaml").eval.every_steps == 0
+    for key in OFF_KEYS:
+        assert attrgetter(key)(config) == 0, key
+    assert "eval:\n  every_steps: 0\n" in dump_config(config)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("nope", "eval.every_steps: 'nope' is no number; write one, or off"),
+        ("true", "input should be a valid integer; write a whole number"),
+        ("-1", "input should be greater than or equal to 0"),
+    ],
+)
+def test_another_word_is_refused_with_what_to_write(value, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config("configs/run/quickstart.yaml", [f"eval.every_steps={value}"])
 
 
 def test_the_reference_is_as_the_fields_are():

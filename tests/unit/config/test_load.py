@@ -82,8 +82,8 @@ def test_a_number_that_is_no_count_is_refused(write, text):
 
 
 def test_a_value_is_shown_as_it_was_written(write):
-    (line,) = problems(write(BASE), "eval={every_steps: null}")
-    assert line.startswith("override 'eval={every_steps: null}': eval.every_steps=null: input should be")
+    (line,) = problems(write(BASE), "checkpoint={keep: null}")
+    assert line.startswith("override 'checkpoint={keep: null}': checkpoint.keep=null: input should be")
     (line,) = problems(write(BASE), "train={steps: true}")
     assert "train.steps=true: " in line
 

@@ -87,6 +87,7 @@ def test_texts_are_normalised_as_the_data_were():
 def test_it_is_drawn_after_every_so_many_evaluations():
     drawn = drawing(every_evals=3)
     assert [step for step in range(1, 100) if drawn.is_due(step)] == [30, 60, 90]
+    assert not any(drawing(every_evals=0).is_due(step) for step in range(100))
 
 
 @pytest.mark.parametrize(
