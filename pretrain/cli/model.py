@@ -70,7 +70,7 @@ def generate_command(
     source = open_source(model)
     artifact = load_artifact(source, device)
     status_line().close()
-    _note_stdin([*(prompt or ()), *(image or ())], file, prompts, "--prompt")
+    _note_stdin([*(prompt or ()), *(image or ())], file, prompts, "--prompt", chat and not as_json)
     normalize = find_normalize(source)
     is_conversation = chat and not (prompt or file or as_json)
     if chat and prompts is None:
@@ -116,10 +116,13 @@ def _check_alone(images: list[str], prompt: list[str] | None, file: str | None, 
     return images
 
 
-def _note_stdin(given: list[str] | None, file: str | None, found: object, option: str) -> None:
+def _note_stdin(given: list[str] | None, file: str | None, found: object, option: str, is_chat: bool = False) -> None:
     """Says that standard input is read, where no option asks for it: in a script it may be another's, or stay open."""
     if not given and file is None and found is not None:
         text = f"note: standard input is read to its end, a line each; {option} gives a text instead"
+        if is_chat:
+            text = "note: the lines of standard input are the turns of one conversation"
+            text += f"; {option} asks one question instead"
         print(text, file=sys.stderr, flush=True)
 
 

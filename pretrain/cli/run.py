@@ -36,6 +36,7 @@ def config_command(
     explain: Annotated[
         str | None, Option(metavar="KEY", help="Print the meaning of a key.", autocompletion=complete_key)
     ] = None,
+    changed: Annotated[bool, Option("--changed", help="Print what is not a default.")] = False,
     schema: Annotated[bool, Option("--schema", help="Print a JSON schema for editors.")] = False,
     reference: Annotated[bool, Option("--reference", help="Print docs/config.md.")] = False,
 ) -> None:
@@ -56,7 +57,7 @@ def config_command(
         raise UsageError("Missing argument 'CONFIG'", context)
     else:
         loaded = load_config(config, overrides or [], extensions="require")
-        sys.stdout.write(dump_config(loaded))
+        sys.stdout.write(dump_config(loaded, changed=changed))
         if cut := loaded.shortened():
             typer.echo(f"warning: {'; '.join(cut)}", err=True)
 
@@ -73,9 +74,11 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
     stop = StopFlag()
     stop.install()  # before what takes seconds to import
     from pretrain.config.load import load_config
+    from pretrain.config.resumption import check_start
     from pretrain.dist import read_world
     from pretrain.run.folder import RunDir
     from pretrain.run.lease import refuse_if_owned
+    from pretrain.shards.dataset import check_local
     from pretrain.utils.log import setup_logging
     from pretrain.utils.status_line import show_phase
     from pretrain_launch.runs import queued_line
@@ -90,6 +93,9 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
         if world.is_main:
             typer.echo(complete)
         raise typer.Exit()
+    if world.is_main:
+        check_local(loaded.data)
+        check_start(loaded, has_saved=RunDir(loaded.folder).has_saved())
     if not has_launcher and (warning := queued_line(loaded.folder)):
         typer.echo(warning, err=True)
     setup_logging(world.rank, world.size)
@@ -164,18 +170,14 @@ def report_command(
     """
     from pretrain.report.page import write_report
     from pretrain.report.run_data import label_runs, read_records, read_run_data
-    from pretrain.run.folder import RunDir
     from pretrain.utils.log import printable
     from pretrain.utils.units import size
-    from pretrain_launch.journal import read_journal
-    from pretrain_launch.runs import merge_starts
+    from pretrain_launch.runs import read_runs
 
     records, left_out = read_records(folders)
     labels = label_runs([str(record["name"]) for record in records.values()], list(records))
-    runs = [
-        read_run_data(folder, label, merge_starts(record["attempts"], read_journal(RunDir(folder))))
-        for label, (folder, record) in zip(labels, records.items(), strict=True)
-    ]
+    states = read_runs(list(records))  # a process that works on a run is known by its lease
+    runs = [read_run_data(one.path, label, one.starts, one.state) for label, one in zip(labels, states, strict=True)]
     try:
         facts = write_report(runs, output, left_out)
     except DiskError as error:

@@ -26,8 +26,9 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from pretrain.config.base import OFF, Section, on_resume
-from pretrain.config.model import MODEL_SECTIONS
+from pretrain.config.model import MODEL_SECTIONS, ModelConfig, RecurrentConfig
 from pretrain.config.prepare import PrepareConfig
+from pretrain.config.presets import expand_preset
 from pretrain.config.recipes import wrong_command
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
@@ -42,6 +43,29 @@ def check_root(section: type[Section], values: dict[str, Any], source: str) -> N
         known = [sum(key in root.model_fields for key in values) for root in (other, section)]
         if section in ROOTS.values() and known[0] > known[1]:
             raise wrong_command(source, "train" if name == "run" else name)
+
+
+def changed_values(section: Section, base: Section | None = None) -> dict[str, Any]:
+    """Returns the values that differ from those of `base` (None: from the defaults), nested.
+
+    A model is compared with its preset. Laid over the defaults they are the section again.
+    """
+    dumped = section.model_dump(by_alias=True, mode="json")
+    found: dict[str, Any] = {}
+    for name, info in type(section).model_fields.items():
+        value, key = getattr(section, name), info.alias or name
+        is_same = value == getattr(base, name) if base is not None else not section.differs(name)
+        is_needed = key == "preset" or (key == "kind" and isinstance(section, RecurrentConfig))
+        if is_same and not is_needed:
+            continue
+        below = None if base is None else getattr(base, name)
+        if isinstance(value, ModelConfig | RecurrentConfig) and value.preset is not None:
+            below = type(value).model_validate(expand_preset({"preset": value.preset}))
+        if isinstance(value, Section):
+            found[key] = changed_values(value, below if type(below) is type(value) else None)
+        elif not is_same or value is not None:
+            found[key] = dumped[key]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

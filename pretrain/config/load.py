@@ -21,7 +21,7 @@ import pydantic
 import yaml
 
 from pretrain.config.base import NAME_PATTERN, Section, expand_home
-from pretrain.config.fields import SECRET_KEY, check_root, known_keys, main_keys, suggest_key
+from pretrain.config.fields import SECRET_KEY, changed_values, check_root, known_keys, main_keys, suggest_key
 from pretrain.config.prepare import TRAINED, PrepareConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.recipes import PREPARE, RUNS, find_config
@@ -317,16 +317,17 @@ _OF_THE_PLACE = ("run", "tracking", "profile", "resume", "launch")
 _PLACES = ("path", "from", "cache_dir")
 
 
-def dump_config(config: RunConfig, is_published: bool = False) -> str:
+def dump_config(config: RunConfig, *, changed: bool = False, is_published: bool = False) -> str:
     """Returns the resolved config as YAML that `load_config` reads back to an equal config.
 
-    `is_published`: without the sections that have their defaults or are about the place of the
-    run; of a path its last name remains.
+    `changed`: only what differs from the defaults and the preset. `is_published`: of that, what is
+    not about the place of the run; of a path its last name remains.
     """
     values = config.model_dump(by_alias=True, mode="json")
+    if changed or is_published:
+        values = changed_values(config)
     if is_published:
-        known = {field.alias or name: name for name, field in type(config).model_fields.items()}
-        kept = [name for name in values if name not in _OF_THE_PLACE and config.differs(known[name])]
+        kept = [name for name in values if name not in _OF_THE_PLACE]
         values = {name: _without_places(values[name]) for name in kept}
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
 

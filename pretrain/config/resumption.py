@@ -3,6 +3,7 @@
 import difflib
 import logging
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -123,7 +124,9 @@ def _refusal(config: RunConfig, allow: Changes, never: Changes) -> ConfigError:
         names = dict.fromkeys([*config.resume.allow, *map(without_places, allow)])
         fixes.append(f"add resume.allow=[{','.join(names)}]")
     what = f"the run {config.run.name} was started with another config ({'; '.join(listed)})"
-    return ConfigError(what, fix=f"use another run.name, or {' and '.join(fixes)}")
+    own = shlex.quote(str(config.folder / "config.yaml"))
+    as_it_was = f"pretrain train {own} continues it as it was"
+    return ConfigError(what, fix=f"{as_it_was}; or use another run.name, or {' and '.join(fixes)}")
 
 
 def is_allowed(key: str, allow: list[str]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain import __version__
 from pretrain.config.model import ModelConfig
 from pretrain.errors import ConfigError
 from pretrain.interop.choose import choose_family
@@ -241,8 +242,9 @@ def model_card(
         f"# {about.name}",
         "\n".join(f"- {key}: {value}" for key, value in facts.items()),
     ]
-    if about.source:
-        parts.append(f"Made from {about.source}.")
+    made = f"Made from {about.source}, by" if about.source else "Made by"
+    licence = "No licence is stated: the head of this file takes one, as `license: apache-2.0`."
+    parts.append(f"{made} pretrain {__version__}. {licence}")
     classes = {"model": auto_class} | ({"tokenizer": "AutoTokenizer"} if has_tokenizer else {})
     classes |= {"processor": "AutoImageProcessor"} if config.input is not None else {}
     calls = [f'name = "{about.folder}"  # this folder, or its name on the hub']
@@ -260,7 +262,9 @@ def model_card(
         rows = "\n".join(f"| {name} | {value:.6g} |" for name, value in about.metrics.items())
         parts.append(f"## Metrics\n\n| metric | value |\n|---|---|\n{rows}")
     if about.run_config:
-        parts.append(f"## Config of the run\n\n```yaml\n{about.run_config.strip()}\n```")
+        config_lines = f"```yaml\n{about.run_config.strip()}\n```"
+        summary = "<summary>Config of the run: what differs from the defaults</summary>"
+        parts.append(f"<details>\n{summary}\n\n{config_lines}\n\n</details>")
     return redact("\n\n".join(parts) + "\n")
 
 

@@ -265,7 +265,11 @@ def _course_facts(
         "disk_bytes": kept * size,
         "save_s": save_s,
         "interval_s": interval_s,
-        "failures": {**asdict(failures), "daly_steps": max(1, round(failures.daly_s / step_s))},
+        "failures": {
+            **asdict(failures),
+            "daly_steps": max(1, round(failures.daly_s / step_s)),
+            "assumed": mtbf_days == course.MTBF_NODE_DAYS,
+        },
     }
     if options.time_s is not None:
         jobs = course.plan_jobs(options.time_s, total_s, step_s, save_s)

@@ -28,7 +28,7 @@ def show_plan(facts: dict[str, Any], console: Console) -> None:
     if "layout" in facts:
         _show_memory(facts, console)
         _show_time(facts, console)
-        _show_course(facts["course"], console)
+        _show_course(facts, console)
         _show_data(facts["data"], console)
     if "search" in facts:
         _show_search(facts["search"], console)
@@ -141,11 +141,12 @@ def _show_time(facts: dict[str, Any], console: Console) -> None:
     rates = facts["rates"]
     first = rates["predicted"]
     columns = ("", "MFU", "tokens/s", "a step", "whole run", "GPU-hours")
-    table = _table(f"Time: bound by {first['bound']}", columns)
+    num_columns = len(columns) - _on_cpu(facts)
+    table = _table(f"Time: bound by {first['bound']}", columns[:num_columns])
     for column in table.columns:
         column.min_width = 9
     for name, rate in rates.items():
-        table.add_row(
+        cells = (
             name,
             percent(rate["mfu"]),
             count(rate["tokens_per_s"]),
@@ -153,6 +154,7 @@ def _show_time(facts: dict[str, Any], console: Console) -> None:
             span(rate["days"] * 86_400),
             f"{rate['gpu_hours']:,.{1 if rate['gpu_hours'] < 10 else 0}f}",
         )
+        table.add_row(*cells[:num_columns])
     console.print(table)
     parts = _section(None)
     for name, seconds in first["parts_s"].items():
@@ -210,8 +212,12 @@ def _show_network(facts: dict[str, Any], console: Console) -> None:
             console.print(text, soft_wrap=True, highlight=False)
 
 
-def _show_course(course: dict[str, Any], console: Console) -> None:
-    failures = course["failures"]
+def _on_cpu(facts: dict[str, Any]) -> bool:
+    return bool(facts["cluster"]["generation"] == "cpu")
+
+
+def _show_course(facts: dict[str, Any], console: Console) -> None:
+    course = facts["course"]
     table = _section("Checkpoints, jobs, failures")
     written = f"written in {span(course['save_s'])}, during training"
     table.add_row("a checkpoint", size(course["checkpoint_bytes"]), written)
@@ -220,6 +226,21 @@ def _show_course(course: dict[str, Any], console: Console) -> None:
         table.add_row("every", span(course["interval_s"]), "by checkpoint.every_steps")
     else:
         table.add_row("every", "never", "checkpoint.every_steps=0: only at the end or a stop")
+    # The failures that are assumed are those of nodes with GPUs.
+    if not (_on_cpu(facts) and course["failures"]["assumed"]):
+        _add_failures(table, course)
+    jobs = course.get("jobs")
+    if jobs and jobs["count"]:
+        each = f"of {span(jobs['limit_s'])}, {jobs['steps_each']:,} steps each"
+        table.add_row("jobs", str(jobs["count"]), each)
+    elif jobs:
+        table.add_row("jobs", "none", "the limit is shorter than start and save")
+    console.print(table)
+    console.print()
+
+
+def _add_failures(table: Table, course: dict[str, Any]) -> None:
+    failures = course["failures"]
     expected = f"{failures['expected']:.1f} expected over the run"
     table.add_row("a failure every", span(failures["mtbf_s"]), expected)
     best = f"checkpoint.every_steps={failures['daly_steps']} (Daly)"
@@ -229,14 +250,6 @@ def _show_course(course: dict[str, Any], console: Console) -> None:
     table.add_row("", span(failures["young_s"]), "by Young")
     lost = percent(failures["lost_share"])
     table.add_row("lost to saves and failures", lost, "at most: saves run during training")
-    jobs = course.get("jobs")
-    if jobs and jobs["count"]:
-        each = f"of {span(jobs['limit_s'])}, {jobs['steps_each']:,} steps each"
-        table.add_row("jobs", str(jobs["count"]), each)
-    elif jobs:
-        table.add_row("jobs", "none", "the limit is shorter than start and save")
-    console.print(table)
-    console.print()
 
 
 def _show_data(data: dict[str, Any], console: Console) -> None:

@@ -64,6 +64,7 @@ class RunData:
     attention: tuple[int, bytes] | None  # step and PNG of the newest picture
     evaluations: list[Evaluation]
     starts: list[dict[str, Any]]  # as `pretrain_launch.runs` merges them
+    state: str  # as `pretrain runs` has it
     checkpoints: list[SavedCheckpoint]
     parameters: int | None  # None without a checkpoint
     notes: list[str]  # parts that could not be read
@@ -80,7 +81,7 @@ def target_unit(runs: Sequence[RunData]) -> str:
     return units.pop() if len(units) == 1 else "targets"
 
 
-def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]]) -> RunData:
+def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]], state: str) -> RunData:
     """Reads a run folder. Raises: ConfigError: There is no run, or its record is damaged."""
     run, notes = RunDir(path), list[str]()
     record = run.read_record()
@@ -100,6 +101,7 @@ def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]]) -> R
         attention=_read_attention(path / ATTENTION, notes),
         evaluations=read_evaluations(run.evaluations, notes),
         starts=list(starts),
+        state=state,
         checkpoints=checkpoints,
         parameters=parameters,
         notes=notes,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from html import escape
 from typing import Any
 
-from pretrain.report.charts import instant, outcome_of
+from pretrain.report.charts import instant
 from pretrain.report.evaluations import ORDER, Evaluation
 from pretrain.report.panels import color_of
 from pretrain.report.run_data import RunData, target_unit
@@ -115,7 +115,6 @@ def summarize(run: RunData) -> dict[str, Any]:
     """Returns the figures of a run for the summary and for JSON; None where unknown."""
     counted = [start for start in run.starts if not start.get("is_refused")] or run.starts
     last = counted[-1] if counted else {}
-    code = last.get("exit_code")
     losses = run.metrics.get("loss", [])
     best = min(run.finite("val_loss"), key=lambda point: point[1], default=None)
     medians = {
@@ -126,7 +125,7 @@ def summarize(run: RunData) -> dict[str, Any]:
         "name": run.label,
         "path": str(run.path),
         "id": run.record["id"],
-        "state": "running or lost" if code is None else outcome_of(code),
+        "state": run.state,
         "reason": last.get("reason"),
         "steps": run.last_step,
         "total_steps": run.config.get("train.steps"),
@@ -201,7 +200,7 @@ def starts_table(run: RunData) -> str:
         reason = start.get("reason")
         if not reason and start.get("exit_code") is None:
             lost = "no end recorded: killed, node lost, or disk full"
-            reason = "running, or killed" if number == len(run.starts) else lost
+            reason = "running" if start.get("is_at_work") else lost
         rows.append([
             number, job or None, str(start.get("started") or ""), lasted, nodes, start.get("world_size"),
             start.get("from_step"), start.get("exit_code"), reason or None,

@@ -102,7 +102,7 @@ class StopFlag:
             self.signal_name = name
             self._first_at = now
             self._is_announced = number == signal.SIGUSR1
-            effect = "saving and stopping after this step; a second one ends at once, without"
+            effect = "saving and stopping after this step; a second one ends at once, without saving"
             if self.is_failing():
                 effect = "a rank has failed: ending without a save"
             _say(f"%s: {effect}", name)

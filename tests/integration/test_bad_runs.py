@@ -4,12 +4,11 @@ import json
 import os
 import random
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli import run_light, run_warm
+from tests.helpers.cli import run_light
 from tests.helpers.refused import CONFIG, check_refused, fill_folder, truncate_shard, visible
 from tests.unit.checkpoint.test_manager import damages
 
@@ -50,15 +49,14 @@ def test_a_complete_run_says_so_at_once_without_torch_and_writes_nothing(run_fol
 
 
 def test_other_data_of_a_complete_run_are_refused_as_they_are_of_one_with_steps_left(run_folder):
-    done = run_warm("train", "a.yaml", "data.path=nowhere", cwd=run_folder)
+    done = run_light("train", "a.yaml", "data.path=nowhere", cwd=run_folder, without=["torch"])
     check_refused(done, 65, "nowhere: no such shard folder")
 
 
-@pytest.mark.parametrize(("command", "light"), [(["train"], False), (["launch", "local", "--ranks", "2"], True)])
-def test_a_start_that_is_not_there_is_refused_before_an_engine_starts(run_folder, warm, command, light):
+@pytest.mark.parametrize("command", [["train"], ["launch", "local", "--ranks", "2"]])
+def test_a_start_that_is_not_there_is_refused_before_an_engine_starts(run_folder, warm, command):
     options = ["a.yaml", "run.name=new", "init.from=runs/ran"]
-    run = partial(run_light, without=["torch"]) if light else warm
-    refused = run(*command, *options, cwd=run_folder)
+    refused = run_light(*command, *options, cwd=run_folder, without=["torch"])
     what = "init.from=runs/ran: no run, checkpoint, model folder or Hugging Face folder is there"
     check_refused(refused, 64, what, "did you mean runs/run?")
     assert "starting" not in refused.stderr and not (run_folder / "runs/new/run.json").exists()

@@ -185,6 +185,7 @@ def test_turns_are_typed_in_a_terminal(models, tmp_path):
     process = start(*options, cwd=tmp_path, **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE))
     piped, errors = process.communicate("The cat\nThe dog\n")
     assert process.returncode == 0, errors
+    assert errors.startswith("note: the lines of standard input are the turns of one conversation; --prompt asks")
     answers = [line for line in output.replace("> ", "").splitlines() if line]
     assert piped.splitlines() == answers
     interrupted = start(

@@ -31,6 +31,12 @@ def test_the_shortest_command_works_in_any_folder_and_says_what_it_assumed(tmp_p
     for text in ("Model:", "Memory of a rank:", "Time: bound by", "Checkpoints, jobs, failures", "32,768 is assumed"):
         assert text in result.stdout
     assert all(line.isascii() for line in result.stdout.splitlines())
+    # Of cores, not of a cluster, unless one is asked for.
+    told = ("GPU-hours", "a failure every", "by Young")
+    assert not any(text in result.stdout for text in told)
+    for option, expected in (("--mtbf-node-days=9", told[1:]), ("--gpu=h100", told)):
+        shown = run_light("plan", QUICKSTART, option, cwd=tmp_path, COLUMNS="100").stdout
+        assert [text for text in told if text in shown] == list(expected)
 
 
 def test_the_gpu_is_said_to_be_assumed_where_none_is_given(here, capsys):

@@ -15,7 +15,7 @@ from pretrain.config.load import dump_config, load_config
 from pretrain.config.objective import NEEDS
 from pretrain.config.optim import MuonConfig
 from pretrain.config.presets import PRESETS
-from pretrain.config.recipes import find_config
+from pretrain.config.recipes import find_config, list_recipes
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from tests.repo.source import SOURCE_FILES, parse
@@ -371,8 +371,19 @@ def test_a_dumped_config_loads_as_the_same_config(tmp_path_factory, path, lr, st
             "extend": [path],
         }
     )
-    (folder / "b.yaml").write_text(dump_config(config), encoding="utf-8")
-    assert load_config(folder / "b.yaml", extensions="ignore") == config
+    for changed in (False, True):
+        (folder / "b.yaml").write_text(dump_config(config, changed=changed), encoding="utf-8")
+        assert load_config(folder / "b.yaml", extensions="ignore") == config
+
+
+@pytest.mark.parametrize("recipe", [one.short for one in list_recipes(["run"])])
+def test_what_differs_from_the_defaults_and_the_preset_is_the_whole_config(tmp_path, recipe):
+    config = load_config(recipe, ["seed=99", "eval.every_steps=0", "optim.schedule.warmup_steps=3"])
+    text = dump_config(config, changed=True)
+    (tmp_path / "a.yaml").write_text(text)
+    assert load_config(tmp_path / "a.yaml") == config
+    assert len(text.splitlines()) < 35 < 150 < len(dump_config(config).splitlines())
+    assert "seed: 99" in text and "extend" not in text
 
 
 @pytest.mark.parametrize("kind", ["single", "ddp"])

@@ -70,7 +70,8 @@ def test_what_changes_the_meaning_is_refused_with_all_keys_and_what_to_add():
         check_config(changed(), changed("seed=9", "data.lanes=2", "optim.lr=1.0"))
     assert str(caught.value) == (
         "the run quickstart was started with another config (on purpose only: seed: 1234 -> 9, data.lanes: 64 -> 2); "
-        "use another run.name, or add resume.allow=[seed,data.lanes]"
+        "pretrain train runs/quickstart/config.yaml continues it as it was; "
+        "or use another run.name, or add resume.allow=[seed,data.lanes]"
     )
 
 
@@ -99,7 +100,8 @@ def test_what_the_checkpoints_depend_on_is_never_allowed(allow):
         check_config(changed(), changed("model.decoder.layers=5", f"resume.allow={allow}"))
     assert str(caught.value) == (
         "the run quickstart was started with another config (never: model.decoder.layers: 4 -> 5); "
-        "use another run.name, or restore model.decoder.layers"
+        "pretrain train runs/quickstart/config.yaml continues it as it was; "
+        "or use another run.name, or restore model.decoder.layers"
     )
     with pytest.raises(ConfigError, match=r"or restore model.decoder.layers and add resume.allow=\[seed\]"):
         check_config(changed(), changed("model.decoder.layers=5", "seed=9"))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pretrain import __version__
 from pretrain.interop import FAMILIES
 from pretrain.interop.write import About, model_card
 from tests.unit.interop.releases import tiny
@@ -26,9 +27,9 @@ def test_facts_metrics_and_config_are_on_the_card():
         "- architecture: LlamaForCausalLM (decoder)\n",
         "- parameters: 1,234,567, bf16\n",
         "- layers, width, heads: 2, 64, 4\n",
-        "Made from step 1000 of my-run.",
+        f"Made from step 1000 of my-run, by pretrain {__version__}. No licence is stated: the",
         "| loss | 2.34568 |\n| n | 3 |",
-        "```yaml\nseed: 1\n```",
+        "differs from the defaults</summary>\n\n```yaml\nseed: 1\n```\n\n</details>",
     ):
         assert part in text
 

@@ -14,8 +14,8 @@ from pretrain.report.panels import choose_panels
 from pretrain.report.run_data import MAX_PICTURE_BYTES, RunData, read_run_data
 from pretrain.report.tables import summarize, summary_table
 from pretrain.run.folder import RunDir
-from pretrain_launch.journal import read_journal
-from pretrain_launch.runs import merge_starts
+from pretrain.run.lease import Lease
+from pretrain_launch.runs import read_run
 from tests.helpers.hostile_names import hostile_names
 from tests.unit.checkpoint.stand_in import save
 from tests.unit.report.run_folders import attempt, metric_row, write_long_run, write_run
@@ -35,9 +35,8 @@ SCRIPTS = [
 
 def read(folder: Path, label: str | None = None) -> RunData:
     """A run as the command reads it."""
-    run = RunDir(folder)
-    record = run.read_record()
-    return read_run_data(folder, label or record["name"], merge_starts(record["attempts"], read_journal(run)))
+    facts = read_run(folder)
+    return read_run_data(folder, label or facts.name, facts.starts, facts.state)
 
 
 class Page(HTMLParser):
@@ -87,7 +86,7 @@ def test_a_long_run_shows_curves_starts_evaluations_texts_and_facts(long_page):
     for told in ("SIGUSR1", "rank 3 hangs in backward", "4711, restart 1", "2.13.0", "node1, node2", "decoder.11"):
         assert told in texts
     assert "Training loss by source" in texts and "Where a step's time goes" in texts
-    assert "no end recorded: killed, node lost, or disk full" in texts and "running, or killed" in texts
+    assert texts.count("no end recorded: killed, node lost, or disk full") == 2  # the last one has no lease either
     assert "a time, at step 10000,\nthere was a loss." in texts
     assert any(text.endswith("not finite, red on the axis: 1") and "beyond the axis" in text for text in texts)
 
@@ -197,7 +196,12 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path):
     (folder / "metrics.jsonl").unlink()
     facts = write_report([read(folder)], tmp_path / "report.html")
     (run,) = facts["runs"]
-    assert (run["state"], run["steps"], run["loss"], run["notes"]) == ("running or lost", 0, None, [])
+    assert (run["state"], run["steps"], run["loss"], run["notes"]) == ("lost", 0, None, [])
+    lease = Lease(RunDir(folder).lease)
+    page = Page(build_page([read(folder)])).texts
+    lease.release()
+    assert "running" in page and not any("killed, node lost" in text for text in page)
+    assert "lost" in Page(build_page([read(folder)])).texts
     assert facts["bytes"] == (tmp_path / "report.html").stat().st_size
 
 

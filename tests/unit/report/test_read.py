@@ -14,7 +14,7 @@ from tests.unit.report.run_folders import metric_row, write_lines, write_run
 
 def test_a_folder_without_a_run_is_refused_with_its_name(tmp_path):
     with pytest.raises(ConfigError, match="no run here"):
-        read_run_data(tmp_path, "x", [])
+        read_run_data(tmp_path, "x", [], "done")
 
 
 def test_a_damaged_record_leaves_its_run_out_unless_it_is_the_only_one(tmp_path):
@@ -36,7 +36,7 @@ def test_metrics_are_columns_over_steps_and_null_is_not_finite(tmp_path):
         {"step": 2, "loss": None, "word": "x", "flag": True},
         {"step": 3, "loss": 10**400},
     ]
-    run = read_run_data(write_run(tmp_path / "run", rows), "x", [])
+    run = read_run_data(write_run(tmp_path / "run", rows), "x", [], "done")
     assert list(run.metrics) == ["loss"]
     assert [step for step, _ in run.metrics["loss"]] == [1, 2, 3]
     assert [math.isnan(value) for _, value in run.metrics["loss"]] == [False, True, True]
@@ -66,7 +66,7 @@ def test_what_is_damaged_is_left_out_with_a_note(tmp_path):
     (folder / "config.yaml").write_text("a: [")
     save(folder / "checkpoints", 1, 2)
     (folder / "checkpoints/step-00000002/manifest.json").write_text("{}")
-    run = read_run_data(folder, "x", [])
+    run = read_run_data(folder, "x", [], "done")
     assert run.config == {} and [saved.step for saved in run.checkpoints] == [1]
     assert run.notes[0].startswith("config.yaml cannot be read") and run.notes[1].startswith(
         "step-00000002: the manifest"
@@ -76,7 +76,7 @@ def test_what_is_damaged_is_left_out_with_a_note(tmp_path):
 def test_checkpoints_tell_size_tokens_and_parameters(tmp_path):
     folder = write_run(tmp_path / "run", [metric_row(1)])
     (path,) = save(folder / "checkpoints", 7)
-    run = read_run_data(folder, "x", [])
+    run = read_run_data(folder, "x", [], "done")
     (saved,) = run.checkpoints
     assert (saved.step, saved.tokens, saved.at.tzinfo, run.parameters) == (7, 70, UTC, 17)
     assert saved.num_bytes == (path / "rank-00000.safetensors").stat().st_size
@@ -84,7 +84,7 @@ def test_checkpoints_tell_size_tokens_and_parameters(tmp_path):
 
 def test_texts_are_pairs_by_step(tmp_path):
     texts = [{"step": 5, "samples": [{"prompt": "a", "text": "b"}, "odd"]}, {"step": 6, "samples": None}]
-    run = read_run_data(write_run(tmp_path / "run", [], samples=texts), "x", [])
+    run = read_run_data(write_run(tmp_path / "run", [], samples=texts), "x", [], "done")
     assert run.samples == [(5, [("a", "b")])]
 
 
