@@ -71,7 +71,7 @@ def _has_new_tokens(config: RunConfig, dataset: Dataset) -> bool:
     if not start.exists():
         return False
     try:
-        content = read_given(TokenizerConfig(kind="given", path=str(start)))
+        content = read_given(TokenizerConfig(kind="given", path=str(start))).content
     except DataError:  # a model without a tokenizer
         return False
     theirs = parse_tokenizer(content, str(start))

@@ -44,6 +44,7 @@ from pretrain.model.build import seeded_by_name
 from pretrain.model.stack import Stack
 from pretrain.tokenizer import parse_tokenizer
 from pretrain.tokenizer.file import read_given
+from pretrain.tokenizer.released import compare_texts, probe_texts
 from pretrain.utils.io import new_folder, write_file, write_json
 
 _TASKS = {"decoder": "CAUSAL_LM", "encoder+decoder": "SEQ_2_SEQ_LM", "encoder": None}
@@ -257,18 +258,24 @@ def check_tokens(source: ModelSource, data: Path) -> None:
     if content is None:
         folder = source.path / TOKENIZER_FOLDER
         path = folder if folder.is_dir() else source.path
-        content = read_given(TokenizerConfig(kind="given", path=str(path)))
+        content = read_given(TokenizerConfig(kind="given", path=str(path))).content
     theirs = parse_tokenizer(content, str(source.path))
-    ours = parse_tokenizer(data.read_bytes(), str(data)).get_vocab(with_added_tokens=True)
+    ours = parse_tokenizer(data.read_bytes(), str(data))
+    numbers = ours.get_vocab(with_added_tokens=True)
     known = sorted(theirs.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
-    different = [(token, number) for token, number in known if ours.get(token) != number]
+    different = [(token, number) for token, number in known if numbers.get(token) != number]
+    what = ""
     if different:
         token, number = different[0]
-        found = ours.get(token, "none")
+        what = f"{token!r} has the number {number} in {source.path} and {numbers.get(token, 'none')}"
+        what += f" in {data.parent}, and {len(different) - 1} others differ"
+    elif (found := compare_texts(ours, theirs, probe_texts(theirs))) is not None:
+        what = f"{found.text!r} is {found.theirs} in {source.path} and {found.ours}"
+        what += f" in {data.parent}"
+    if what:
         given = f"tokenizer: {{kind: given, path: {source.path}}}"
         raise DataError(
-            f"the tokenizer of the data is not that of {source.path}: {token!r} has the number "
-            f"{number} in {source.path} and {found} in {data.parent}, and {len(different) - 1} others differ",
+            f"the tokenizer of the data is not that of {source.path}: {what}",
             where=str(data),
             fix=f"prepare them with {given}, or say init.check_tokenizer=false",
         )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pretrain.artifact.model_path import is_release, open_source, write_model_folder
 from pretrain.artifact.open import load_model
-from pretrain.artifact.source import ModelSource, take_apart
+from pretrain.artifact.source import TOKENIZER_FOLDER, ModelSource, take_apart
 from pretrain.checkpoint.load import WeightReader
 from pretrain.config.lengths import RowLengths, image_lengths
 from pretrain.config.load import dump_config, load_config
@@ -32,7 +32,7 @@ from pretrain.interop.fields import CHAT_TEMPLATE, GENERATION, read_object
 from pretrain.interop.generation import load_generation_defaults, write_generation_defaults
 from pretrain.interop.label_names import CHOICES, SPANS, TEXTS, WORDS, labelled_by
 from pretrain.interop.release import fetch_release, open_release
-from pretrain.interop.tokenizer import load_hub_tokenizer, reads_as_written, tokenizer_files
+from pretrain.interop.tokenizer import load_hub_tokenizer, reads_otherwise, tokenizer_files
 from pretrain.interop.write import About, ExportReport, write_release
 from pretrain.plan.params import count_parameters
 from pretrain.run.folder import RunDir
@@ -237,6 +237,9 @@ def import_model(source: str, out: Path) -> ImportReport:
         "origin": {"imported_from": source, "model_type": model_type, "dtype": release.dtype},
     }
     write_model_folder(out, facts, files, ((name, release.read(name)) for name in release.shapes))
+    if files and (found := reads_otherwise(out / TOKENIZER_FOLDER)) is not None:
+        text = "%s: without the release's config.json, AutoTokenizer encodes %r as %s, not %s"
+        log.warning(text, out / TOKENIZER_FOLDER, found.text, found.theirs, found.ours)
     return ImportReport(
         model_type=model_type,
         shape=config.shape,
@@ -322,13 +325,12 @@ def export_model(
     )
     if not files:
         return written
-    if described.run is not None and not reads_as_written(out):
-        log.warning(
-            "%s: AutoTokenizer reads this tokenizer by the rules of %s, which gives other ids; "
-            "load its tokenizer.json with PreTrainedTokenizerFast instead",
-            out,
-            written.model_type,
+    if (found := reads_otherwise(out)) is not None:
+        text = (
+            "%s: AutoTokenizer reads this tokenizer by the rules of %s, which gives other ids: "
+            "%r is %s, not %s; load its tokenizer.json with PreTrainedTokenizerFast instead"
         )
+        log.warning(text, out, written.model_type, found.text, found.theirs, found.ours)
     if described.run is not None and not _chats_as_trained(described, out):
         log.warning(
             "%s: its chat template gives other ids than the training, which encodes turns and the text around them "
@@ -348,8 +350,12 @@ def write_served(model: Path, parent: Path, dtype: str) -> tuple[Path, bool]:
     folder = parent / re.sub(r"[^\w.-]", "-", model.resolve().name)
     if is_release(model):
         folder.mkdir()
+        files = dict(tokenizer_files(model.resolve()))
         for path in model.resolve().iterdir():
-            (folder / path.name).symlink_to(path)
+            if path.name not in files:
+                (folder / path.name).symlink_to(path)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
     else:
         config = open_source(model).config
         if config.shape != "decoder" or config.head.kind != "lm":

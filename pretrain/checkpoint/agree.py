@@ -9,9 +9,9 @@ from typing import Any
 
 from pretrain import dist
 from pretrain.dist import World
-from pretrain.errors import CheckpointError, DiskError, LaunchError, LockedError, PretrainError
+from pretrain.errors import CheckpointError, DataError, DiskError, LaunchError, LockedError, PretrainError
 
-_KINDS = (LockedError, CheckpointError, DiskError, LaunchError)
+_KINDS = (LockedError, CheckpointError, DiskError, LaunchError, DataError)
 KINDS: dict[str, type[PretrainError]] = {kind.__name__: kind for kind in _KINDS}
 """Errors that travel between ranks; if several ranks fail, the first kind here is raised."""
 

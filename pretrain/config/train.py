@@ -114,7 +114,7 @@ class InitConfig(Section):
     freeze: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
     """Patterns of parameters that are not trained: `embedding.*`, `encoder.blocks.[0-3].*`."""
     check_tokenizer: Annotated[bool, OnResume.FREE] = True
-    """Refuse data whose tokenizer gives a token of the start another id."""
+    """Refuse data whose tokenizer gives a token of the start another id, or a text other ids."""
 
 
 class ResumeConfig(Section):

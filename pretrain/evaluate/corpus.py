@@ -31,7 +31,8 @@ from pretrain.objective.preferences import add_reference, read_table
 from pretrain.resolve import build_context, fill_special
 from pretrain.shards.dataset import open_dataset
 from pretrain.shards.index import WHOLE, data_hash
-from pretrain.tokenizer import load_tokenizer, parse_tokenizer
+from pretrain.tokenizer import parse_tokenizer
+from pretrain.tokenizer.released import compare_texts, probe_texts
 
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_SEED = 1234
@@ -259,10 +260,16 @@ class Corpus:
             return
         parsed = parse_tokenizer(content, f"{source.path}: tokenizer.json")
         mine = parsed.get_vocab(with_added_tokens=True)
-        theirs = load_tokenizer(self._dataset.tokenizer_path).get_vocab(with_added_tokens=True)
+        path = self._dataset.tokenizer_path
+        data = parse_tokenizer(path.read_bytes(), str(path))
+        theirs = data.get_vocab(with_added_tokens=True)
         differing = sorted(token for token, number in theirs.items() if mine.get(token) != number)
         if differing:
             token = differing[0]
             found = f"{token!r} is {theirs[token]}, not {mine.get(token)}"
-            what = f"another tokenizer than that of {source.path}: {found}"
-            raise DataError(what, where=folder, fix=fix)
+        elif (other := compare_texts(data, parsed, probe_texts(data))) is not None:
+            found = f"{other.text!r} is {other.ours}, not {other.theirs}"
+        else:
+            return
+        what = f"another tokenizer than that of {source.path}: {found}"
+        raise DataError(what, where=folder, fix=fix)

@@ -21,14 +21,6 @@ CHAT_TEMPLATE = "chat_template.jinja"
 WEIGHTS = "model.safetensors"
 PICKLED_WEIGHTS = "pytorch_model.bin"
 
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model",
-    "sentencepiece.bpe.model", "source.spm", "target.spm", "target_vocab.json",
-    CHAT_TEMPLATE,
-)  # fmt: skip
-"""Every file that a tokenizer of transformers may consist of."""
-
 MAX_JSON_BYTES = 16 * 1024 * 1024
 """A hundred times the index of a model of 400 billion parameters."""
 

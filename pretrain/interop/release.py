@@ -25,13 +25,13 @@ from pretrain.interop.fields import (
     GENERATION,
     PICKLED_WEIGHTS,
     PREPROCESSOR,
-    TOKENIZER_FILES,
     WEIGHTS,
     read_object,
     read_preprocessor,
 )
 from pretrain.interop.label_names import check_head
 from pretrain.interop.tensors import Shape, TensorFolder, from_theirs, their_shapes
+from pretrain.tokenizer.released import SETTINGS_FILES, VOCABULARY_FILES
 from pretrain.utils.hub import fetch_files, is_hub_name
 
 _READABLE = ("fp64", "fp32", "fp16", "bf16")
@@ -61,7 +61,7 @@ def fetch_release(name_or_dir: str) -> Path:
         # In one file or in shards; a repository may have the same weights in other layouts too.
         stem, _, suffix = weights.rpartition(".")
         layouts = [weights, f"{weights}.index.json", f"{stem}-*-of-*.{suffix}"]
-        settings = (CONFIG, GENERATION, PREPROCESSOR, *TOKENIZER_FILES)
+        settings = (CONFIG, GENERATION, PREPROCESSOR, *SETTINGS_FILES, *VOCABULARY_FILES)
         folder = fetch_files(name_or_dir, [*settings, *layouts])
         if any(folder.glob("*.safetensors")):
             break

@@ -8,7 +8,6 @@ Nothing is fetched, and no code of the folder is run.
 
 import json
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,17 +15,23 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from pretrain.config.model import SpecialTokens
-from pretrain.errors import ConfigError, DataError, install_fix
-from pretrain.interop.fields import CONFIG, TOKENIZER_FILES
+from pretrain.errors import ConfigError, DataError
+from pretrain.interop.fields import CONFIG
+from pretrain.tokenizer.released import (
+    PIECES,
+    EncodingDifference,
+    find_difference,
+    has_tokenizer,
+    list_tokenizer_files,
+    load_released,
+    read_released,
+)
 from pretrain.utils.safe_read import parse_json
 
 _TOKENIZER = "tokenizer.json"
 _SETTINGS = "tokenizer_config.json"
-_MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")
 _VISIBLE = str.maketrans({" ": "\u2581", "\n": "\u21b5", "\t": "\u21e5"})
 """Symbols of white space in a displayed piece; the first is sentencepiece's own."""
-_PROBE = "It's 2017:  x=12345; caf\u00e9 e\u0301 \u212b\n\n\tDON'T (a_b)... "
-"""Digits, white space, case, accents and punctuation, which tokenizers treat differently."""
 
 
 class HubTokenizer:
@@ -122,53 +127,34 @@ class HubTokenizer:
 
 
 def load_hub_tokenizer(folder: Path) -> HubTokenizer:
-    """Loads the tokenizer of a folder: fast, of sentencepiece (Marian), or a `tokenizer.json` alone.
-
-    Raises:
-        DataError: There is none; files are missing or damaged; it needs a package that is not
-            installed, or code of its own.
-    """
-    where = str(folder)
-    # Missing files by name, where transformers would report a detail of its own.
-    present = {name for name in TOKENIZER_FILES if (folder / name).is_file()}
-    if not present:
-        what = f"has no tokenizer: no {', no '.join(TOKENIZER_FILES[:5])}, ..."
-        raise DataError(what, where=where, fix="give the folder of a model with its tokenizer")
-    if present & {"source.spm", "target.spm"} and (missing := set(_MARIAN_FILES) - present):
-        what = f"lacks {', '.join(sorted(missing))}"
-        raise DataError(what, where=where, fix="fetch the folder again")
-    pieces = sorted(name for name in present if name.endswith((".spm", ".model")))
-    if pieces and _TOKENIZER not in present and find_spec("sentencepiece") is None:
-        raise DataError(f"{pieces[0]} needs sentencepiece", where=where, fix=install_fix())
-    from transformers import AutoTokenizer
-
-    try:
-        options = {"local_files_only": True, "trust_remote_code": False}
-        return HubTokenizer(AutoTokenizer.from_pretrained(folder, **options))
-    except Exception as error:  # transformers and tokenizers raise nearly anything
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        what, fix = "its tokenizer cannot be read", "fetch the folder again"
-        if isinstance(error, ImportError):
-            what, fix = "its tokenizer needs a package", "install the package"
-        raise DataError(f"{what}: {reason}", where=where, fix=fix) from None
+    """Loads the tokenizer of a folder. Raises: DataError (see `load_released`)."""
+    return HubTokenizer(load_released(folder))
 
 
 def tokenizer_files(folder: Path) -> list[tuple[str, bytes]]:
     """Returns name and content of every tokenizer file of a folder; none is no error.
 
-    They work without the model's config.json: the tokenizer class that it implies is written into
-    tokenizer_config.json where that does not name one. Raises: DataError: A file cannot be read.
+    Their tokenizer.json encodes as transformers does, where one can. They work without the model's
+    config.json: the tokenizer class that it implies is written into tokenizer_config.json where
+    that does not name one.
+
+    Raises: DataError: A file cannot be read, or transformers cannot read them.
     """
+    if not has_tokenizer(folder):
+        return []
     try:
-        present = [name for name in (*TOKENIZER_FILES, CONFIG) if (folder / name).is_file()]
-        files = {name: (folder / name).read_bytes() for name in present}
+        files = {path.name: path.read_bytes() for path in list_tokenizer_files(folder)}
+        model = _object((folder / CONFIG).read_bytes()) if (folder / CONFIG).is_file() else {}
     except OSError as error:
         reason = f"cannot read its tokenizer: {error.strerror or error}"
         raise DataError(reason, where=str(folder), fix="check its permissions") from error
-    model = _object(files.pop(CONFIG, b"{}"))
+    found = read_released(folder)
     settings = _object(files.get(_SETTINGS, b"{}"))
-    if files and model and settings is not None and not settings.get("tokenizer_class"):
+    is_converted = _TOKENIZER not in files and found.content is not None
+    if is_converted and any(name.endswith(PIECES) for name in files):
+        # The class of a sentencepiece model would convert it otherwise.
+        files[_SETTINGS] = _dump(_settings_of(found.theirs))
+    elif model and settings is not None and not settings.get("tokenizer_class"):
         from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES as KNOWN
 
         implied = model.get("tokenizer_class") or KNOWN.get(str(model.get("model_type")))
@@ -177,7 +163,17 @@ def tokenizer_files(folder: Path) -> list[tuple[str, bytes]]:
             implied = next(filter(None, implied), None)
         if implied:
             files[_SETTINGS] = _dump(settings | {"tokenizer_class": implied})
+    if found.content is not None:
+        files[_TOKENIZER] = found.content
     return list(files.items())
+
+
+def _settings_of(theirs: Any) -> dict[str, Any]:
+    """Returns a tokenizer_config.json beside the tokenizer.json of a sentencepiece model."""
+    known = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    kept = ("model_max_length", "model_input_names", "chat_template")
+    known |= {name: getattr(theirs, name) for name in kept if getattr(theirs, name)}
+    return known | theirs.special_tokens_map
 
 
 def _object(content: bytes) -> dict[str, Any] | None:
@@ -193,16 +189,20 @@ def _dump(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def reads_as_written(folder: Path) -> bool:
-    """Returns whether AutoTokenizer encodes as the `tokenizer.json` does. Raises: DataError.
+def reads_otherwise(folder: Path) -> EncodingDifference | None:
+    """Returns what AutoTokenizer encodes otherwise than the `tokenizer.json`, if there is one.
 
     transformers 5 keeps the vocabulary of some model types (qwen2) and builds the rest of the
     tokenizer by the rules of the released one, which changes an export with a tokenizer of ours.
+    Raises: DataError.
     """
-    tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))
+    file = folder / _TOKENIZER
+    if not file.is_file():
+        return None
+    tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_padding()  # settings of a batch, which a release may have in its file
     tokenizer.no_truncation()
-    return load_hub_tokenizer(folder).encode(_PROBE) == tokenizer.encode(_PROBE).ids
+    return find_difference(tokenizer, load_released(folder))
 
 
 def wrap_tokenizer_json(

@@ -103,7 +103,7 @@ def prepare_images(
                 return None
             found = [records[part.number] for part in job.parts]
             if captioned:
-                return _write_captions_index(job, config, given, found)
+                return _write_captions_index(job, config, given.content if given else None, found)
             return _write_index(job, config, labels, found)
 
     return fill_folder(folder, share, identity, files, processes, build)

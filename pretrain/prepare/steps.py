@@ -58,6 +58,7 @@ from pretrain.shards.index import LABELLED
 from pretrain.tokenizer import (
     DEFAULT_VOCAB_SIZE,
     TRAINED_KINDS,
+    GivenTokenizer,
     dump_tokenizer,
     tokenizer_hash,
     train_tokenizer,
@@ -85,7 +86,7 @@ class PrepareJob(ShardJob):
     pool: WorkerPool
     files: list[InputFile]
     rule: SplitRule
-    given: bytes | None  # content of a given tokenizer.json
+    given: GivenTokenizer | None
     identity: dict[str, Any]  # options, by dotted key: equal for equal bytes
     tested: EvaluationTexts = field(default_factory=EvaluationTexts)  # of evaluation sets
 
@@ -134,7 +135,7 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     return job
 
 
-def identity_of(config: PrepareConfig, given: bytes | None) -> dict[str, Any]:
+def identity_of(config: PrepareConfig, given: GivenTokenizer | None) -> dict[str, Any]:
     """Returns {dotted key: value} of all that the output depends on, without the files."""
     exclude: dict[str, Any] = {"output": True, "inputs": {"__all__": {"path", "paired_path"}}}
     # Evaluation sets are known by their n-grams.
@@ -146,7 +147,7 @@ def identity_of(config: PrepareConfig, given: bytes | None) -> dict[str, Any]:
         if isinstance(one["template"], dict):
             one["template"].pop(SPECIAL_KEY, None)  # of the tokenizer, whose hash is here
     if given is not None:
-        values["tokenizer"]["path"] = f"sha256:{hashlib.sha256(given).hexdigest()}"
+        values["tokenizer"]["path"] = f"sha256:{hashlib.sha256(given.content).hexdigest()}"
     return {**dict(_leaves(values)), "format": FORMAT}
 
 
@@ -227,7 +228,7 @@ def make_tokenizer(job: PrepareJob) -> str:
     """Writes tokenizer.json, or waits for it; returns its hash. Raises: DataError."""
     path = job.tokenizer_path
     if job.pool.share.is_first and not path.exists():
-        content = job.given
+        content = None if job.given is None else job.given.content
         if content is None:
             content = dump_tokenizer(train_tokenizer(_train_texts(job), job.config.tokenizer))
         write_file(path, content)

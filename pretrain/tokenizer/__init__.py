@@ -21,11 +21,11 @@ from pretrain.tokenizer.chat_template import (
 )
 from pretrain.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder, display_tokens
 from pretrain.tokenizer.file import (
+    GivenTokenizer,
     dump_tokenizer,
     fit_documents,
     fit_start,
     load_tokenizer,
-    named_eos,
     own_template,
     parse_tokenizer,
     read_given,
@@ -63,6 +63,7 @@ __all__ = [
     "ChatTemplate",
     "ChatTemplateError",
     "Encoder",
+    "GivenTokenizer",
     "build_encoder",
     "check_tokenizer",
     "cut_text",
@@ -77,7 +78,6 @@ __all__ = [
     "load_chat_template",
     "load_tokenizer",
     "nameable_tokens",
-    "named_eos",
     "own_template",
     "parse_tokenizer",
     "read_given",

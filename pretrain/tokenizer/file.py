@@ -1,15 +1,15 @@
 """The file of a tokenizer, tokenizer.json: written, read, or taken from a folder or a hub.
 
     tokenizer.json               as it is
-    folder with a tokenizer.json that file
+    folder                       one that encodes as transformers does: its own, or made of it
     model folder                 that of its `tokenizer`
-    other folder                 AutoTokenizer converts it, such as from a sentencepiece model
     name                         its tokenizer files, and no others, are fetched; then as a folder
 
 No code in the folder of a tokenizer is run, and nothing is unpickled.
 """
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,17 @@ from pretrain.config.texts.templates import (
 )
 from pretrain.errors import ConfigError, DataError, LaunchError
 from pretrain.run.folder import RunDir
+from pretrain.tokenizer.released import (
+    FILE,
+    PIECES,
+    SETTINGS_FILES,
+    VOCABULARY_FILES,
+    ReleasedTokenizer,
+    has_tokenizer,
+    load_released,
+    name_foreign,
+    read_released,
+)
 from pretrain.tokenizer.roles import KNOWN_BOS, separator_ids, special_ids, special_tokens_of, start_id
 from pretrain.tokenizer.special_tokens import add_special, encode_plain_text, fill_up
 from pretrain.utils.hub import fetch_files, is_hub_name
@@ -81,20 +92,24 @@ def tokenizer_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-_FILE = "tokenizer.json"
-_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
-_HUB_FILES = (
-    "config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.jinja",
-)  # fmt: skip
-_VOCABULARY_FILES = ("vocab.*", "merges.txt", "*.model", "*.spm")
+@dataclass(frozen=True, slots=True)
+class GivenTokenizer:
+    """A tokenizer.json with what a config adds, and the name of its end-of-document token.
+
+    `theirs` is that of transformers; None: of a file, or of a folder with that file alone.
+    """
+
+    content: bytes
+    eos: str | None
+    theirs: Any = None
 
 
-def read_given(config: TokenizerConfig) -> bytes:
-    """Returns the content of the tokenizer.json of a config with `kind: given`.
+def read_given(config: TokenizerConfig) -> GivenTokenizer:
+    """Reads the tokenizer of a config with `kind: given`.
 
-    It is the given file to the byte, unless `special_tokens` or `vocab_multiple` append tokens,
-    its end-of-document token is not marked special, or `begin` is not what its post-processor
-    does.
+    The content is that of the file, or of `read_released`, to the byte, unless `special_tokens` or
+    `vocab_multiple` append tokens, its end-of-document token is not marked special, or `begin` is
+    not what its post-processor does.
 
     Raises:
         DataError: There is no tokenizer, or none that `tokenizers` can run.
@@ -102,23 +117,40 @@ def read_given(config: TokenizerConfig) -> bytes:
     """
     assert config.path is not None
     try:
-        place = _find(config.path)
-        content = _read_folder(place) if place.is_dir() else read_tokenizer_file(place)
+        found = _read(_find(config.path))
     except (DataError, LaunchError) as error:
         fix = f"{error.fix} (--tokenizer, or tokenizer.path of a config)"
         raise type(error)(error.what, where=error.where, fix=fix) from error
+    content = found.content
+    assert content is not None
     if config.begin is not None:
         content = fit_start(content, config.begin, config.path)
     tokenizer = parse_tokenizer(content, config.path)
     before = dump_tokenizer(tokenizer)
     names = [*config.special_tokens]
-    if (eos := named_eos(config)) is not None and tokenizer.token_to_id(eos) is not None:
+    eos = config.eos or getattr(found.theirs, "eos_token", None)
+    if eos is not None and tokenizer.token_to_id(eos) is not None:
         names.append(eos)
     # Those that are special keep how they take the white space around them (Phi-3).
     add_special(tokenizer, [name for name in names if name not in special_ids(tokenizer)])
     fill_up(tokenizer, config.vocab_multiple)
     after = dump_tokenizer(tokenizer)
-    return content if after == before else after
+    return GivenTokenizer(content if after == before else after, eos, found.theirs)
+
+
+def _read(place: Path) -> ReleasedTokenizer:
+    if place.is_dir():
+        found = read_released(place)
+        if found.content is None:
+            raise DataError(found.reason, where=str(place), fix=f"give a {FILE}, or train one")
+        return found
+    foreign = name_foreign(place)
+    if foreign is None and place.suffix in PIECES:
+        foreign = "a sentencepiece model, whose special tokens are in the files beside it"
+    if foreign is not None:
+        fix = f"give the folder of a release, or its {FILE}"
+        raise DataError(foreign, where=str(place), fix=fix)
+    return ReleasedTokenizer(read_tokenizer_file(place), None)
 
 
 def fit_start(content: bytes, begins: bool, where: str) -> bytes:
@@ -165,27 +197,6 @@ def fit_documents(content: bytes, eos: int, where: str) -> bytes:
     return dump_tokenizer(tokenizer)
 
 
-def named_eos(config: TokenizerConfig) -> str | None:
-    """Returns the end-of-document token that a config, or the folder of its given tokenizer, names; None: none.
-
-    Raises: DataError, ConfigError, LaunchError, DiskError: as `read_given`.
-    """
-    if config.eos is not None or config.path is None or not (folder := _find(config.path)).is_dir():
-        return config.eos
-    for name in _SETTINGS:
-        if not (folder / name).is_file():
-            continue
-        try:
-            token = parse_json(read_tokenizer_file(folder / name)).get("eos_token")
-            found = token["content"] if isinstance(token, dict) else token
-        except (ValueError, AttributeError, KeyError) as error:
-            what = f"cannot be read: {type(error).__name__}: {error}"
-            raise DataError(what, where=str(folder / name), fix="fetch the folder again") from None
-        if isinstance(found, str):
-            return found
-    return None
-
-
 def own_template(path: str) -> Template | None:
     """Returns the template of conversations of a given tokenizer's run or folder; None: none.
 
@@ -200,26 +211,27 @@ def own_template(path: str) -> Template | None:
             what = f"cannot be read: {type(error).__name__}: {error}"
             raise DataError(what, where=str(of_run), fix="restore it, or name a template") from None
     # Without these there is none, and transformers takes seconds to import.
-    has_files = any((folder / name).is_file() for name in (_SETTINGS[0], "chat_template.jinja"))
-    return OF_TOKENIZER if has_files and _load_theirs(folder).chat_template else None
+    has_files = any((folder / name).is_file() for name in ("tokenizer_config.json", "chat_template.jinja"))
+    if not has_files:
+        return None
+    theirs = load_released(folder, own_code=(folder / FILE).is_file())
+    return OF_TOKENIZER if theirs.chat_template else None
 
 
-def resolve_template(template: Template, config: TokenizerConfig, tokenizer: Tokenizer) -> dict[str, str]:
-    """Returns a chat template with its text and the special tokens that it reads, those of a given tokenizer.
+def resolve_template(template: Template, given: GivenTokenizer, where: str) -> dict[str, str]:
+    """Returns a chat template with its text and the special tokens that it reads.
 
-    `tokenizer` is the given one with what the config adds. Raises: ConfigError: There is no such
-    template. DataError: The folder or file cannot be read.
+    `where` is the path of the tokenizer.
+
+    Raises: ConfigError: There is no such template. DataError: The file cannot be read.
     """
+    tokenizer, theirs = parse_tokenizer(given.content, where), given.theirs
     special = "\n".join(sorted(name for name in special_ids(tokenizer) if name.strip()))
     if isinstance(template, dict):
         return {**template, SPECIAL_KEY: special}
-    assert config.path is not None
-    place = _find(config.path)
-    if place.is_dir():
-        theirs = _load_theirs(place)
+    if theirs is not None:
         tokens = {name: token for name, token in theirs.special_tokens_map.items() if isinstance(token, str)}
     else:
-        theirs = None
         known = special_tokens_of(tokenizer).model_dump(include={"pad", "bos", "eos"}, exclude_none=True)
         tokens = {f"{name}_token": str(tokenizer.id_to_token(number)) for name, number in known.items()}
     if template != OF_TOKENIZER:
@@ -229,7 +241,7 @@ def resolve_template(template: Template, config: TokenizerConfig, tokenizer: Tok
         if theirs is None:
             what = "template=tokenizer: a file of a tokenizer has no chat template"
         fix = "give the folder of a model that chats, a .jinja file, chatml, or a text for each role"
-        raise ConfigError(what, where=config.path, fix=fix)
+        raise ConfigError(what, where=where, fix=fix)
     else:
         text = theirs.get_chat_template()
     return {JINJA_KEY: text, **tokens, SPECIAL_KEY: special}
@@ -242,38 +254,8 @@ def _find(name: str) -> Path:
     places = [path, path / "tokenizer"]
     if (path / "manifest.json").is_file():
         places.append(path.resolve().parent.parent)
-    if (found := next(filter(_has_tokenizer, places), None)) is not None:
+    if (found := next(filter(has_tokenizer, places), None)) is not None:
         return found
     if path.exists() or path.suffix == ".json" or not is_hub_name(name):
         return path
-    return fetch_files(name, [*_HUB_FILES, *_VOCABULARY_FILES])
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    """Returns whether a folder has a vocabulary, in any format."""
-    return any(True for name in (_FILE, *_VOCABULARY_FILES) for _ in folder.glob(name))
-
-
-def _read_folder(folder: Path) -> bytes:
-    if (folder / _FILE).is_file():
-        return read_tokenizer_file(folder / _FILE)
-    found = _load_theirs(folder)
-    fast = getattr(found, "backend_tokenizer", None)
-    if fast is None:
-        what = f"its tokenizer, {type(found).__name__}, cannot be made one of `tokenizers`"
-        raise DataError(what, where=str(folder), fix=f"give a {_FILE}, or train one")
-    return dump_tokenizer(fast)
-
-
-def _load_theirs(folder: Path) -> Any:
-    """Returns the tokenizer of a folder as transformers reads it. Raises: DataError."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers and tokenizers raise nearly anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        what = f"no tokenizer can be read from it: {reason}"
-        if not _has_tokenizer(folder):
-            what = f"has no tokenizer files: no {_FILE}, no {', no '.join(_VOCABULARY_FILES)}"
-        raise DataError(what, where=str(folder), fix=f"give a folder with a {_FILE}") from None
+    return fetch_files(name, ["config.json", *SETTINGS_FILES, *VOCABULARY_FILES])

@@ -110,7 +110,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     config = pin_start(fetch_run(claim, world, progress), world)
     claim = replace(claim, config=config)
     show_phase(f"building a model of {count(count_parameters(config.model))} parameters")
-    start = open_start(config, dataset.tokenizer_path)
+    start = open_start(config, dataset.tokenizer_path, world)
     storage = not (builds_sharded(config.engine) or start.quantizes)
     model = build_model(config.model, config.engine, accelerator.device, storage=storage, world=world)
     num_saved = start.arrange(model, accelerator.device)

@@ -52,7 +52,6 @@ class InitialWeights:
     """Weights of a run before its first step. `base`: the model under adapters, if any."""
 
     config: RunConfig
-    tokenizer: Path
     base: AdaptedModel | None
 
     @property
@@ -117,11 +116,10 @@ class InitialWeights:
 
         Raises:
             CheckpointError: There is no intact checkpoint, or it is not of this model.
-            DataError: It has another tokenizer than the data.
         """
         if self.config.init.from_ is None:
             return fresh
-        source = self.base or _open_base(self.config, self.tokenizer)
+        source = self.base or _open_base(self.config)
         take_weights(source, store)
         for line in source.describe():
             log.info("%s", line)
@@ -166,19 +164,27 @@ def pin_start(config: RunConfig, world: World) -> RunConfig:
     return config.model_copy(update={"init": init.model_copy(update={"from_": agree(pin)[0]})})
 
 
-def open_start(config: RunConfig, tokenizer: Path) -> InitialWeights:
-    """Opens the model under adapters, if any. Raises: CheckpointError, ConfigError, DataError."""
-    base = _open_base(config, tokenizer) if config.finetune.kind == "lora" else None
-    return InitialWeights(config, tokenizer, base)
+def open_start(config: RunConfig, tokenizer: Path, world: World) -> InitialWeights:
+    """Compares the tokenizers of data and start, on one rank; opens the model under adapters, if any.
+
+    Collective. Raises: CheckpointError, ConfigError; DataError: They differ; the same on every rank.
+    """
+    init, has_adapters = config.init, config.finetune.kind == "lora"
+
+    def check() -> None:
+        is_read = has_adapters or not RunDir(config.folder).has_saved()
+        if world.is_main and is_read and tokenizer.is_file():  # images have none
+            check_tokens(open_source(Path(str(init.from_))), tokenizer)
+
+    if init.from_ is not None and init.check_tokenizer:
+        agree(check)
+    return InitialWeights(config, _open_base(config) if has_adapters else None)
 
 
-def _open_base(config: RunConfig, tokenizer: Path) -> AdaptedModel:
-    """Opens `init.from` and compares model and tokenizer."""
+def _open_base(config: RunConfig) -> AdaptedModel:
     assert config.init.from_ is not None
-    what = open_source(Path(config.init.from_))
-    if config.init.check_tokenizer and tokenizer.is_file():  # images have none
-        check_tokens(what, tokenizer)
-    return AdaptedModel(what, config.model, parameter_shapes(config.model))
+    source = open_source(Path(config.init.from_))
+    return AdaptedModel(source, config.model, parameter_shapes(config.model))
 
 
 def _read(source: AdaptedModel, name: str, fragment: Fragment) -> None:

@@ -45,7 +45,6 @@ from pretrain.shards.reader import ShardReader
 from pretrain.tokenizer import (
     eos_id,
     load_tokenizer,
-    named_eos,
     parse_tokenizer,
     read_given,
     start_id,
@@ -99,10 +98,10 @@ def _plan(options: ConvertOptions) -> ConvertJob:
     if options.kind not in FORMATS:
         fix = f"use one of {', '.join(FORMATS)}"
         raise ConfigError(f"from={options.kind!r} is not a format of tokens", fix=fix)
-    given = TokenizerConfig(kind="given", path=options.tokenizer)
-    content = read_given(given)
+    given = read_given(TokenizerConfig(kind="given", path=options.tokenizer))
+    content = given.content
     tokenizer = parse_tokenizer(content, options.tokenizer)
-    read = ReadOptions(vocabulary_size(tokenizer), eos_id(tokenizer, named_eos(given)), options.dtype)
+    read = ReadOptions(vocabulary_size(tokenizer), eos_id(tokenizer, given.eos), options.dtype)
     opened_files = FORMATS[options.kind](options.source, read)
     files = {opened.file.path: opened for opened in opened_files}
     stored = [opened.file for opened in opened_files]

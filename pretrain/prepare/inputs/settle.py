@@ -16,10 +16,10 @@ from pretrain.prepare.inputs.hub_datasets import pin_inputs
 from pretrain.prepare.output import begun_option
 from pretrain.shards.index import BEGUN
 from pretrain.tokenizer import (
+    GivenTokenizer,
     check_tokenizer,
     eos_id,
     load_chat_template,
-    named_eos,
     own_template,
     parse_tokenizer,
     read_given,
@@ -77,8 +77,8 @@ def settle_auto(config: PrepareConfig) -> PrepareConfig:
     return config.model_copy(update={"inputs": inputs, "tokenizer": tokenizer})
 
 
-def settle_tokenizer(config: PrepareConfig) -> tuple[PrepareConfig, bytes | None]:
-    """Returns a config whose tokenizer is checked, and the content of a given one.
+def settle_tokenizer(config: PrepareConfig) -> tuple[PrepareConfig, GivenTokenizer | None]:
+    """Returns a config whose tokenizer is checked, and a given one.
 
     Raises: The errors of `read_given`.
     """
@@ -89,18 +89,17 @@ def settle_tokenizer(config: PrepareConfig) -> tuple[PrepareConfig, bytes | None
     return config.model_copy(update={"tokenizer": _resolve(config, given)}), given
 
 
-def settle_templates(config: PrepareConfig, given: bytes | None) -> PrepareConfig:
+def settle_templates(config: PrepareConfig, given: GivenTokenizer | None) -> PrepareConfig:
     """Returns a config whose chat templates have their texts, special tokens and date.
 
     The date, which a template may write, is that of the first start of the folder, so that a later
     one continues it. Raises: The errors of `resolve_template`; ConfigError: It is no Jinja.
     """
-    tokenizer = None if given is None else parse_tokenizer(given, str(config.tokenizer.path))
     inputs = []
     for number, one in enumerate(config.inputs):
         template = one.template
-        if template is not None and is_jinja(template) and tokenizer is not None:
-            template = resolve_template(template, config.tokenizer, tokenizer)
+        if template is not None and is_jinja(template) and given is not None:
+            template = resolve_template(template, given, str(config.tokenizer.path))
         if isinstance(template, dict) and is_jinja(template):
             if "strftime_now" in template[JINJA_KEY] and DATE_KEY not in template:
                 begun = begun_option(Path(config.output), f"inputs.{number}.template.{DATE_KEY}")
@@ -110,10 +109,9 @@ def settle_templates(config: PrepareConfig, given: bytes | None) -> PrepareConfi
     return config.model_copy(update={"inputs": inputs})
 
 
-def _resolve(config: PrepareConfig, given: bytes) -> TokenizerConfig:
+def _resolve(config: PrepareConfig, given: GivenTokenizer) -> TokenizerConfig:
     """Fills in how documents of a given tokenizer begin and end; None: with nothing, a usual token."""
-    tokenizer = parse_tokenizer(given, str(config.tokenizer.path))
-    name = named_eos(config.tokenizer)
+    tokenizer, name = parse_tokenizer(given.content, str(config.tokenizer.path)), given.eos
     is_usual = eos_id(tokenizer, name) == special_tokens_of(tokenizer).eos
     begins = config.kind in BEGUN and start_id(tokenizer) is not None
     ends = None if is_usual else name

@@ -3,11 +3,13 @@
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import transformers
 from tokenizers import processors
 
+from pretrain.artifact.lora import check_tokens
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import open_artifact
 from pretrain.artifact.transfer import export_model
@@ -16,11 +18,11 @@ from pretrain.config.prepare import PrepareConfig, TokenizerConfig
 from pretrain.errors import ConfigError, DataError
 from pretrain.generate.command import run_generate
 from pretrain.generate.generation_options import Options
-from pretrain.interop.tokenizer import load_hub_tokenizer
+from pretrain.interop.tokenizer import load_hub_tokenizer, tokenizer_files
 from pretrain.prepare.prepare import prepare
 from pretrain.shards.dataset import open_dataset
 from pretrain.shards.index import load_index
-from pretrain.tokenizer import load_tokenizer, start_id
+from pretrain.tokenizer import dump_tokenizer, load_tokenizer, start_id
 from tests.helpers.tokenizers import train_bpe
 from tests.unit.artifact.runs import TEXTS, write_text_run
 from tests.unit.prepare.test_templates import members_of, prepared
@@ -201,3 +203,63 @@ def test_a_post_processor_that_ends_texts_too_begins_no_documents(tmp_path):
     data = prepared_texts(tmp_path / "data", given(tmp_path / "bert.json"))
     assert load_index(data).begin_id is None
     assert (data / "tokenizer.json").read_bytes() == (tmp_path / "bert.json").read_bytes()
+
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SIZE = 280
+
+
+def write_settings_apart(folder: Path) -> Path:
+    """Writes a folder whose marks are in tokenizer_config.json alone, <think> no special one."""
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(dump_tokenizer(train_bpe(TEXTS, SIZE)))
+    tokens = {
+        str(SIZE + number): {"content": content, "special": content != "<think>", "normalized": False}
+        for number, content in enumerate(("<|im_start|>", "<|im_end|>", "<think>"))
+    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "chat_template": CHATML}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"added_tokens_decoder": tokens}))
+    return folder
+
+
+def test_tokens_beside_tokenizer_json_are_those_of_data_run_and_export(tmp_path):
+    released = write_settings_apart(tmp_path / "released")
+    theirs = transformers.AutoTokenizer.from_pretrained(released)
+    turns = [{"role": "user", "content": "who <think>"}, {"role": "assistant", "content": "It is."}]
+    _, tokens, _ = prepared(
+        tmp_path, {"messages": turns}, given(released), template="tokenizer", messages_field="messages"
+    )
+    ids = theirs.apply_chat_template(turns, return_dict=False)
+    assert tokens.tolist() == ids
+    assert {SIZE, SIZE + 1, SIZE + 2} <= set(ids)
+    run = write_text_run(tmp_path / "run", tmp_path / "out", "llama-tiny", "supervised")
+    prompt = theirs.apply_chat_template(turns[:1], add_generation_prompt=True, return_dict=False)
+    export_model(run, tmp_path / "export")
+    for path in (run, tmp_path / "export"):
+        assert open_source(path).load_codec().encode_chat([("user", "who <think>")]) == prompt
+
+
+def test_data_without_the_tokens_of_a_model_are_refused(tmp_path):
+    released = write_settings_apart(tmp_path / "released")
+    model = SimpleNamespace(path=released, load_tokenizer_files=lambda: tokenizer_files(released))
+    (tmp_path / "alone.json").write_bytes((released / "tokenizer.json").read_bytes())
+    with pytest.raises(
+        DataError, match=r"'<\|im_start\|>' has the number 280 in .*released and none in .*, and 2 others"
+    ):
+        check_tokens(model, tmp_path / "alone.json")
+    prepared_texts(tmp_path / "data", given(released))
+    check_tokens(model, tmp_path / "data/tokenizer.json")
+
+
+def test_data_whose_tokenizer_splits_otherwise_are_refused_with_the_text(tmp_path):
+    released = write_settings_apart(tmp_path / "released")
+    model = SimpleNamespace(path=released, load_tokenizer_files=lambda: tokenizer_files(released))
+    content = json.loads(dict(tokenizer_files(released))["tokenizer.json"])
+    content["normalizer"] = {"type": "Lowercase"}
+    (tmp_path / "lower.json").write_text(json.dumps(content))
+    what = r"\"It's 2017: .*\" is \[41, .*\] in .*released and \[73, .*\] in "
+    with pytest.raises(DataError, match=what):
+        check_tokens(model, tmp_path / "lower.json")

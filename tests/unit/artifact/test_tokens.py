@@ -28,7 +28,7 @@ def model_with(file):
 def test_the_same_tokens_with_others_after_them_are_taken(tmp_path):
     base = written(tmp_path / "base", "abc")
     given = TokenizerConfig(kind="given", path=str(base), special_tokens=["<|im_start|>"])
-    (tmp_path / "more.json").write_bytes(read_given(given))
+    (tmp_path / "more.json").write_bytes(read_given(given).content)
     check_tokens(model_with(base), base)
     check_tokens(model_with(base), tmp_path / "more.json")
     with pytest.raises(

@@ -128,7 +128,7 @@ def test_a_start_that_gives_a_model_that_cannot_be_exported_says_so_before_it_is
     usual = ["model.pooler=false", "model.head.transform=true"] if is_usual else ["model.pooler=true"]
     labels = ["model.head.kind=labels", "model.head.labels=[a, b]", "model.tied_embeddings=false"]
     config = released(tmp_path, "modernbert-tiny", "padded", "objective.kind=classify", *labels, *usual)
-    start, store = InitialWeights(config, tmp_path, None), StandIn(0, parameter_shapes(config.model))
+    start, store = InitialWeights(config, None), StandIn(0, parameter_shapes(config.model))
     start.fill(store, state_of(0))
     what = "this model can be trained, but `pretrain export` refuses it: no Hugging Face family represents this model"
     assert (what in caplog.text) != is_usual
@@ -142,7 +142,7 @@ def test_new_tokens_whose_rows_adapters_do_not_train_are_named_with_the_key_that
         model = build_model(config.model, PLAIN_ENGINE, torch.device("cpu"))
         caplog.clear()
         base = AdaptedModel(open_source(Path(config.init.from_)), config.model, parameter_shapes(config.model))
-        InitialWeights(config, tmp_path, base).arrange(model, torch.device("cpu"))
+        InitialWeights(config, base).arrange(model, torch.device("cpu"))
         what = "rows of 2 new tokens in embedding.weight, head.weight are not trained; to train these tables: "
         assert (f"{what}finetune.new_tokens=trained" in caplog.text) == is_warned
 
