@@ -140,12 +140,14 @@ class IncrementalDecoder:
     def _read(self, batch: Batch) -> Tensor:
         """Reads a batch, the model in eval mode."""
         model = self._model
-        was_training = model.training
+        # Both calls walk all modules: a tenth of a step of a small model.
+        if not model.training:
+            return self._scores(batch)
         model.eval()
         try:
             return self._scores(batch)
         finally:
-            model.train(was_training)
+            model.train()
 
     def _read_fixed(self, batch: Batch) -> Tensor:
         """Reads a batch of one token a row in a step of fixed shapes."""

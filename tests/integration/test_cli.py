@@ -281,6 +281,7 @@ def texts(tmp_path) -> Path:
 
 def test_prepare_says_what_it_made_and_a_second_run_that_there_is_nothing_to_do(texts):
     command = ["prepare", "--input", "*.txt", "--output", "out", "--tokenizer", "char", "--split", "tail:0.1"]
+    command += ["--processes", "1"]  # those of a pool import for seconds each; the quickstart has one
     first, second = (run_warm(*command, cwd=texts) for _ in range(2))
     facts = json.loads(run_warm("inspect", "out", "--json", cwd=texts).stdout)
     train, validation = facts["train"], facts["validation"]

@@ -123,7 +123,7 @@ def test_the_whole_examination_starts_its_own_ranks(make_run, tmp_path):
 def test_gradients_of_compiled_blocks_are_those_of_plain_ones_or_it_fails(make_run):
     """The moments of real first steps. Of a parameter whose gradient is 0, rounding is compared with that of others."""
     for name, seed in (("plain", 1), ("again", 1), ("other", 2)):
-        make_run.complete(name, "train.stop_after=1", f"seed={seed}", "engine.precision=fp32", ranks=1)
+        make_run.train(name, "train.stop_after=1", f"seed={seed}", "engine.precision=fp32", ranks=1)
     plain, again, other = (
         list_checkpoints(make_run.folder(name).checkpoints)[-1] for name in ("plain", "again", "other")
     )

@@ -180,23 +180,19 @@ def test_turns_are_typed_in_a_terminal(models, tmp_path):
     assert process.returncode == 0, errors
     assert "a line is a turn; Ctrl-D ends" in errors
     assert output.count("> ") == 4  # three lines and the end
-    # The same lines from a pipe are the same conversation; apart they are answered without what came before.
-    options = [str(folder), "--chat", "--max-tokens", "3", "--temperature", "0"]
-    process = start(*options, cwd=tmp_path, **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE))
-    piped, errors = process.communicate("The cat\nThe dog\n")
-    assert process.returncode == 0, errors
-    assert errors.startswith("note: the lines of standard input are the turns of one conversation; --prompt asks")
     answers = [line for line in output.replace("> ", "").splitlines() if line]
-    assert piped.splitlines() == answers
-    interrupted = start(
-        *options, cwd=tmp_path, **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), start_new_session=True
-    )
-    interrupted.stdin.write("The cat\n")
-    interrupted.stdin.flush()
-    assert interrupted.stdout.readline() == f"{answers[0]}\n"
-    interrupted.send_signal(signal.SIGINT)
-    _, errors = finish(interrupted)
-    assert interrupted.returncode == 130
+    # The same lines from a pipe are the same conversation, here until a Ctrl-C.
+    options = [str(folder), "--chat", "--max-tokens", "3", "--temperature", "0"]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    piped = start(*options, cwd=tmp_path, **streams, start_new_session=True)
+    for line, answer in zip(("The cat", "The dog"), answers, strict=True):
+        piped.stdin.write(f"{line}\n")
+        piped.stdin.flush()
+        assert piped.stdout.readline() == f"{answer}\n"
+    piped.send_signal(signal.SIGINT)
+    _, errors = finish(piped)
+    assert piped.returncode == 130
+    assert errors.startswith("note: the lines of standard input are the turns of one conversation; --prompt asks")
     assert errors.endswith("interrupted\n") and "Traceback" not in errors
     refused = run_warm("generate", str(folder), "--chat", "--json", cwd=tmp_path)
     assert refused.code == 64 and "a conversation needs a terminal" in refused.stderr

@@ -54,6 +54,12 @@ PENALTIES = [0.0, 1.0, 0.6, 2.0, -1.0]
 STOPS = [False, True, "never"]
 # Sums of fp32 logits of order 10, taken in another order.
 CLOSE = 1e-5
+FEW_MODELS = pytest.mark.parametrize(
+    "lent",
+    [pytest.param(name, marks=[] if name in ("gpt2", "t5") else pytest.mark.long) for name in MAKERS],
+    indirect=True,
+)
+"""For rules that act on scores, which are equal for every model by the other tests: a decoder and two stacks."""
 
 
 @pytest.fixture(scope="module", params=MAKERS)
@@ -118,6 +124,7 @@ def test_greedy_decoding_of_padded_rows_agrees_token_for_token(lent, ends):
         assert [row.tokens for row in generate(lent.ours, prompts, Constraints(25, eos_ids=ends))] == expected
 
 
+@FEW_MODELS
 def test_constraints_agree(lent):
     prompts = prompts_of(3)
     first = [row.tokens[0] for row in generate(lent.ours, prompts, Constraints(1))]
@@ -140,6 +147,7 @@ REPEATS = [
 """Theirs counts the padding before a prompt as tokens of it: prompts are given one by one."""
 
 
+@FEW_MODELS
 @pytest.mark.parametrize("settings", REPEATS, ids=str)
 def test_penalties_of_repetitions_agree(lent, settings):
     prompts = [[5, 9, 5, 9, 30, 9, 5], [8], prompts_of(11)[0]]
@@ -150,6 +158,7 @@ def test_penalties_of_repetitions_agree(lent, settings):
         assert expected != [row.tokens for row in generate(lent.ours, prompts, Constraints(15, eos_ids=(20,)))]
 
 
+@FEW_MODELS
 @pytest.mark.parametrize(
     ("settings", "renormalize"),
     [(REPEATS[0], False), (REPEATS[1], True), (REPEATS[3], False), (REPEATS[4], True)],
@@ -177,6 +186,7 @@ def test_beams_that_only_end_by_their_length_agree(lent):
     check_beams(lent, prompts_of(8), 15, (), 1.0, False)
 
 
+@FEW_MODELS
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize("stop", STOPS)
 def test_beams_with_constraints_agree(lent, stop, renormalize):
@@ -185,6 +195,7 @@ def test_beams_with_constraints_agree(lent, stop, renormalize):
     check_beams(lent, prompts_of(9), 10, (20, *ENDS[:6]), 1.0, stop, min_new_tokens=2, **settings)
 
 
+@FEW_MODELS
 def test_a_translator_generates_by_its_own_settings(lent):
     """As opus-mt models do: padding is no word, a sentence that is too long is cut short, probabilities sum to 1."""
     settings = {"suppressed_ids": (PAD,), "forced_eos_id": 0, "renormalize": True}

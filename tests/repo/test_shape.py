@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "drill": (6, 862),
     "engine": (7, 1364),
     "evaluate": (12, 2355),
-    "generate": (10, 1692),
+    "generate": (10, 1694),
     "inspect": (3, 472),
     "interop": (30, 6026),
     "model": (26, 5485),
