@@ -1,18 +1,20 @@
 """Checkpoints of a run in a bucket: the process that uploads one, or fetches the newest.
 
-    URL/owner.json                             run, and its attempt that may write here
-    URL/step-00001000/rank-00000.safetensors   files of the checkpoint, byte for byte
+    URL/owner.json                             run, its attempt that may write here, newest step
     URL/step-00001000/records/run.json ...     records of the run at that moment
+    URL/step-00001000/rank-00000.safetensors   files of the checkpoint, byte for byte
+    URL/step-00001000/records.json             sizes and CRC32s of the records, CRC32 of the manifest
     URL/step-00001000/manifest.json            last: before it there is no checkpoint
 
-    upload   leftovers of this step removed  ->  files  ->  listed again  ->  owner  ->  manifest
-             ->  read again  ->  old checkpoints removed, each manifest first
-    fetch    newest first: files with their CRC32s, into .tmp-step-N  ->  records  ->  one rename
+    upload   leftovers of this step removed  ->  records, files  ->  listed again  ->  owner
+             ->  manifest  ->  read again  ->  owner, with the step
+             ->  old checkpoints of this run removed, each manifest first
+    fetch    newest first: records, files, with their CRC32s, beside  ->  records  ->  one rename
 
 A process of its own (`python -m pretrain.checkpoint.bucket`), as packages of a network cannot
 disturb a training process then: its job is JSON on stdin, its progress and result are JSON lines on
-stdout. It has the lowest priority, ends with the process that started it, and after
-`SILENT_S` without progress. Imports no torch.
+stdout. Unless it is waited for, it has the lowest priority. It ends with the process that started
+it, and after `SILENT_S` without progress. Imports no torch. Requests are in objects.py.
 """
 
 import errno
@@ -21,109 +23,49 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
-from functools import partial
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pretrain.checkpoint.format import MANIFEST, load_manifest, step_name, step_of
+from pretrain.checkpoint.format import (
+    MANIFEST,
+    file_records,
+    load_manifest,
+    seal,
+    step_name,
+    unseal,
+)
+from pretrain.checkpoint.objects import (
+    RECORD_NAMES,
+    RECORDS,
+    TABLE,
+    Bucket,
+    Folders,
+    check_free,
+    check_listed,
+    check_owner,
+    number_of_step,
+    survey,
+    whole_of,
+    write_owner,
+)
+from pretrain.checkpoint.restore import fetch
 from pretrain.checkpoint.retention import find_obsolete
-from pretrain.errors import CheckpointError, DiskError, LaunchError, PretrainError
-from pretrain.utils.io import json_bytes, make_dir, publish_dir, remove_tree, write_chunks, write_file
+from pretrain.errors import CheckpointError, PretrainError
+from pretrain.utils.io import CRC_CHUNK_BYTES, json_bytes
 from pretrain.utils.process import die_with
-from pretrain.utils.remote import RemoteAttempts, Waits, call_remote, describe, filesystem, open_url
-from pretrain.utils.safe_read import parse_json
+from pretrain.utils.remote import Waits, describe
+from pretrain.utils.safe_read import MAX_RECORD_BYTES, check_fields, parse_json
 
-OWNER = "owner.json"
-RECORDS = "records"
-RECORD_NAMES = (
-    "config.yaml", "run.json", "metrics.jsonl", "audit.jsonl", "evaluations.jsonl", "tokenizer.json", "normalize.json",
-    "reference.safetensors",
-)  # fmt: skip
+RECORD = f"{RECORDS}/run.json"
 SILENT_S = 900
 """Without progress for so long, the process ends: longer than all retries of one request."""
-PART_BYTES = 2**24
-"""Part of a multipart upload; s3fs sends up to ten at once."""
-RANGE_BYTES = 2**23
 _FIXES = {
     errno.ENOENT: "create the bucket, or correct checkpoint.upload",
     errno.EACCES: "give credentials in the environment that may read, write, list and delete",
     errno.EIO: "start again when the store answers",
 }
-
-
-class Bucket:
-    """Folder of a run on s3 or gs. Methods raise OSError where the store refuses."""
-
-    def __init__(self, url: str, waits: Waits) -> None:
-        self.url = url
-        self.waits = waits
-        self._files = filesystem(url)
-        self._root = self._files._strip_protocol(url)
-
-    def list(self) -> dict[str, dict[str, int]]:
-        """Returns size by file name of each step's folder."""
-        found = self._call("", lambda: self._files.find(self._root, detail=True))
-        folders: dict[str, dict[str, int]] = {}
-        for path, facts in found.items():
-            folder, slash, name = path.removeprefix(f"{self._root}/").partition("/")
-            if slash and step_of(Path(folder)) is not None:
-                folders.setdefault(folder, {})[name] = facts["size"]
-        return folders
-
-    def read(self, name: str) -> bytes | None:
-        """Returns a small file; None where there is none."""
-        try:
-            return self._call(name, lambda: self._files.cat_file(f"{self._root}/{name}"))
-        except FileNotFoundError:
-            return None
-
-    def write(self, name: str, content: bytes) -> None:
-        """Writes a small file, in one request."""
-        self._call(name, lambda: self._files.pipe_file(f"{self._root}/{name}", content))
-
-    def put(self, path: Path, name: str, sent: Callable[[int], object]) -> None:
-        """Uploads a file, in parts where it is large; it appears whole."""
-        from fsspec.callbacks import Callback
-
-        class Sent(Callback):
-            def relative_update(self, inc: int = 1) -> None:
-                sent(inc)
-
-        target = f"{self._root}/{name}"
-        options = {"callback": Sent(), "chunksize": PART_BYTES}
-        self._call(name, lambda: self._files.put_file(str(path), target, **options))
-
-    def remove(self, folder: str, names: Iterable[str]) -> None:
-        """Removes files of a folder, its manifest first: what is left is no checkpoint."""
-        for name in sorted(names, key=lambda name: name != MANIFEST):
-            path = f"{folder}/{name}"
-            with suppress(FileNotFoundError):
-                self._call(path, partial(self._files.rm_file, f"{self._root}/{path}"))
-
-    def pieces(self, name: str, size: int, received: Callable[[int], object]) -> Iterator[memoryview]:
-        """Yields the bytes of a file, continued where a connection has broken off."""
-        url = f"{self.url}/{name}"
-        attempts = RemoteAttempts(url, self.waits)
-        position = 0
-        while position < size:
-            try:
-                with closing(open_url(url, position, size=size)) as stream:
-                    while piece := stream.read(RANGE_BYTES):
-                        attempts.succeed()
-                        position += len(piece)
-                        received(len(piece))
-                        yield memoryview(piece)
-            except Exception as error:
-                reason = attempts.explain(error)
-                try:
-                    attempts.wait(reason)
-                except OSError as refusal:  # of the store: an OSError would be taken for the disk's
-                    raise LaunchError(f"cannot be fetched: {refusal.strerror}", where=url) from None
-
-    def _call(self, name: str, call: Callable[[], Any]) -> Any:
-        return call_remote(f"{self.url}/{name}", call, self.waits)
 
 
 def upload(bucket: Bucket, job: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
@@ -133,61 +75,151 @@ def upload(bucket: Bucket, job: dict[str, Any], tell: Callable[..., None]) -> di
     `is_first` (of this attempt), `keep`, `keep_every_steps`, `best` (steps, best first).
 
     Raises:
-        CheckpointError: Another attempt writes there, or the store has not kept what was written.
+        LockedError: Another attempt writes there.
+        CheckpointError: Another run's checkpoints are there, or the store has not kept what was
+            written.
+        LaunchError: The answers of the store contradict each other.
         OSError: The store or the disk refused.
     """
     if job["is_first"]:
-        bucket.write(OWNER, json_bytes(job["owner"]))
+        _take(bucket, job)
     if job["checkpoint"] is None:
         return {"bytes": 0}
-    _check_owner(bucket, job["owner"])
     checkpoint = Path(job["checkpoint"])
+    folder = checkpoint.name
+    step = number_of_step(folder)
+    there, owner = survey(bucket)
+    if owner is None:  # it was removed
+        _take(bucket, job)
+    else:
+        check_owner(bucket, job["owner"], owner)
+        check_listed(bucket, there, owner, step)
     manifest = (checkpoint / MANIFEST).read_bytes()
-    folder, there = checkpoint.name, bucket.list()
-    if MANIFEST in there.get(folder, {}) and bucket.read(f"{folder}/{MANIFEST}") == manifest:
-        _retain(bucket, there, job, folder)
+    mine = _Mine(bucket, job["owner"]["run"], _read_records(checkpoint.parent.parent), tell)
+    expected = {record.name: record.num_bytes for record in load_manifest(checkpoint).files}
+    found = there.pop(folder, {})
+    is_there = found.items() >= expected.items() and MANIFEST in found
+    if is_there and bucket.read_manifest(folder, found) == manifest:
+        _settle(mine, there, job, step)
         return {"bytes": 0}
     # Of an upload that was cut off, or of the same step before a rollback.
-    bucket.remove(folder, there.pop(folder, {}))
-    expected = {record.name: record.num_bytes for record in load_manifest(checkpoint).files}
-    files = {name: checkpoint / name for name in expected}
-    run = checkpoint.parent.parent
-    files |= {f"{RECORDS}/{name}": run / name for name in RECORD_NAMES if (run / name).is_file()}
-    sizes = {name: path.stat().st_size for name, path in files.items()}
-    total = sum(sizes.values())
-    sent = 0
+    if not mine.remove(folder, found):
+        what = f"{folder} is not known to be of this run"
+        raise CheckpointError(what, where=bucket.url, fix="see to it, and remove it")
+    table = json_bytes(seal(_table(mine.records, manifest)))
+    small = {f"{RECORDS}/{name}": content for name, content in mine.records.items()}
+    small[TABLE] = table
+    sizes = expected | {name: len(content) for name, content in small.items()}
+    total, sent = sum(sizes.values()), 0
 
     def count(num_bytes: int) -> None:
         nonlocal sent
         sent += num_bytes
         tell(done=sent, total=total)
 
-    for name, path in files.items():
-        bucket.put(path, f"{folder}/{name}", count)
-    _check_there(bucket, folder, expected)
-    _check_owner(bucket, job["owner"])
-    # Newer ones are of a course that was rolled back. The last one stays until this one has come.
-    step = step_of(checkpoint) or 0
-    whole = [name for name, names in there.items() if MANIFEST in names]
-    undone = [name for name in whole if (step_of(Path(name)) or 0) > step]
-    if len(undone) < len(whole):
-        for name in undone:
-            bucket.remove(name, there.pop(name))
+    # Records first: a leftover says whose it is.
+    for name, content in small.items():
+        bucket.write(f"{folder}/{name}", content)
+        count(len(content))
+    for name in expected:
+        bucket.put(checkpoint / name, f"{folder}/{name}", count)
+    _check_there(bucket, folder, sizes)
+    check_owner(bucket, job["owner"], bucket.owner())
+    _remove_undone(mine, there, job, step)
     bucket.write(f"{folder}/{MANIFEST}", manifest)
-    if bucket.read(f"{folder}/{MANIFEST}") != manifest:
+    if bucket.read_manifest(folder, {MANIFEST: len(manifest)}) != manifest:
         what = "the store does not give back the manifest that it has taken"
         raise CheckpointError(what, where=bucket.url, fix="see to the bucket")
-    _retain(bucket, there, job, folder)
+    _settle(mine, there, job, step)
     return {"bytes": total}
 
 
-def _check_owner(bucket: Bucket, owner: dict[str, Any]) -> None:
-    """Checks that no later attempt has taken the folder: a bucket has no lease."""
-    found = parse_json(bucket.read(OWNER) or b"{}")
-    if found != owner:
-        host = found.get("host", "an unknown machine")
-        what = f"another attempt of the run, on {host}, writes there since then"
-        raise CheckpointError(what, where=bucket.url, fix="end one of them")
+def _read_records(run: Path) -> dict[str, bytes]:
+    """Returns the records of a run, read once: training continues, and changes them."""
+    return {name: (run / name).read_bytes() for name in RECORD_NAMES if (run / name).is_file()}
+
+
+def _table(records: dict[str, bytes], manifest: bytes) -> dict[str, Any]:
+    """Returns sizes and CRC32s of records, and the CRC32 of the manifest that they belong to."""
+    starts = {name: range(0, len(content), CRC_CHUNK_BYTES) for name, content in records.items()}
+    files = [
+        {"name": name, "num_bytes": len(content), "crc32s": [
+            zlib.crc32(content[start : start + CRC_CHUNK_BYTES]) for start in starts[name]
+        ]}
+        for name, content in records.items()
+    ]  # fmt: skip
+    return {"manifest": zlib.crc32(manifest), "files": files}
+
+
+class _Mine:
+    """Removal of what is proved to be of this run, and the records that are uploaded now."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        run: str,
+        records: dict[str, bytes],
+        tell: Callable[..., None],
+    ) -> None:
+        self.bucket, self.records, self._run, self._tell = bucket, records, run, tell
+        self._rollbacks = _object_of(records.get("run.json", b"")).get("rollbacks") or []
+
+    def remove(self, folder: str, names: dict[str, int]) -> bool:
+        """Removes the files of a folder, if it is of this run; returns whether it did."""
+        # Cut off before its records came. A listing may also lack a manifest that is there.
+        is_leftover = RECORD not in names and MANIFEST not in names
+        is_leftover = is_leftover and self.bucket.read(f"{folder}/{MANIFEST}") is None
+        if is_leftover or self._is_mine(folder, names):
+            self.bucket.remove(folder, names)
+            return True
+        self._tell(note=f"{self.bucket.url}/{folder} is not known to be of this run, and stays")
+        return False
+
+    def is_undone(self, folder: str, names: dict[str, int]) -> bool:
+        """Returns whether a checkpoint is of a course that this run has rolled back."""
+        record = _read_record(self.bucket, folder, names)
+        before, now = record.get("rollbacks") or [], self._rollbacks
+        if not isinstance(before, list) or record.get("id") != self._run:
+            return False
+        return len(before) < len(now) and now[: len(before)] == before
+
+    def is_complete(self, folder: str, names: dict[str, int]) -> bool:
+        """Returns whether a checkpoint of this run has all of its files, by their sizes."""
+        try:
+            content = unseal(self.bucket.read_manifest(folder, names))["content"]
+            sizes = {file.name: file.num_bytes for file in file_records(content["files"])}
+        except (CheckpointError, ValueError, KeyError, TypeError):
+            return False
+        return names.items() >= sizes.items() and self._is_mine(folder, names)
+
+    def _is_mine(self, folder: str, names: dict[str, int]) -> bool:
+        return _read_record(self.bucket, folder, names).get("id") == self._run
+
+
+def _read_record(bucket: Bucket, folder: str, names: dict[str, int]) -> dict[str, Any]:
+    """Returns run.json of a checkpoint there; an empty object where it is absent or another value."""
+    size = names.get(RECORD, 0)
+    if size > MAX_RECORD_BYTES:
+        return {}
+    return _object_of(bucket.read_listed(f"{folder}/{RECORD}", size, size))
+
+
+def _object_of(content: bytes) -> dict[str, Any]:
+    try:
+        return check_fields(parse_json(content), {})
+    except ValueError:
+        return {}
+
+
+def _take(bucket: Bucket, job: dict[str, Any]) -> None:
+    """Takes possession of the folder, which may have checkpoints of this run alone."""
+    there, found = survey(bucket)
+    owner, whole = job["owner"], whole_of(there)
+    newest = max(whole, key=number_of_step, default="")
+    if found is None and newest:  # owner.json was removed
+        found = {"run": _read_record(bucket, newest, whole[newest]).get("id")}
+    check_free(bucket, found, whole, owner.get("process"), {owner["run"]}, has_saved=True)
+    write_owner(bucket, owner, (found or {}).get("step") or number_of_step(newest))
 
 
 def _check_there(bucket: Bucket, folder: str, sizes: dict[str, int]) -> None:
@@ -198,90 +230,37 @@ def _check_there(bucket: Bucket, folder: str, sizes: dict[str, int]) -> None:
             raise CheckpointError(what, where=bucket.url, fix="see to the bucket")
 
 
-def _retain(bucket: Bucket, there: dict[str, dict[str, int]], job: dict[str, Any], newest: str) -> None:
-    """Removes obsolete checkpoints and leftovers; `there` may have the newest one or not."""
-    step = step_of(Path(newest)) or 0
-    whole = {name for name, names in there.items() if MANIFEST in names}
-    current = {name for name in whole if (step_of(Path(name)) or 0) <= step} | {newest}
+def _newer(there: Folders, step: int) -> list[str]:
+    return [name for name in whole_of(there) if number_of_step(name) > step]
+
+
+def _remove_undone(mine: _Mine, there: Folders, job: dict[str, Any], step: int) -> None:
+    """Removes checkpoints of a course that was rolled back; one stays until this one has come."""
+    undone = [name for name in _newer(there, step) if mine.is_undone(name, there[name])]
+    rest = [number_of_step(name) for name in whole_of(there) if name not in undone]
+    if undone and rest:
+        write_owner(mine.bucket, job["owner"], max(rest))  # it names none that is gone
+        for name in undone:
+            mine.remove(name, there.pop(name))
+
+
+def _settle(mine: _Mine, there: Folders, job: dict[str, Any], step: int) -> None:
+    """Notes the newest step, which `there` lacks, and removes obsolete checkpoints and leftovers."""
+    newest = step_name(step)
+    stay = [name for name in _newer(there, step) if not mine.is_undone(name, there[name])]
+    write_owner(mine.bucket, job["owner"], max([step, *(number_of_step(name) for name in stay)]))
+    current = (whole_of(there).keys() - _newer(there, step)) | {newest}
     found = [Path(name) for name in sorted(current)]
+
+    def is_valid(path: Path) -> bool:
+        return path.name == newest or mine.is_complete(path.name, there[path.name])
+
     policy = (job["keep"], job["keep_every_steps"])
-    obsolete = {path.name for path in find_obsolete(found, *policy, lambda path: True)}
+    obsolete = {path.name for path in find_obsolete(found, *policy, is_valid)}
     best = next((name for step in job["best"] if (name := step_name(step)) in current), None)
     for name, names in there.items():
-        if name not in current or name in obsolete - {best}:
-            bucket.remove(name, names)
-
-
-def fetch(bucket: Bucket, job: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
-    """Fetches the newest whole checkpoint that the run folder lacks; returns its step, or None.
-
-    `job`: `folder` of the run, `step` of its newest checkpoint, `run` (its id, None without one),
-    `rollbacks` that it knows of.
-
-    Raises:
-        CheckpointError: The bucket has another run, or no checkpoint of it is whole.
-        OSError: The store or the disk refused.
-    """
-    there = bucket.list()
-    owner = parse_json(bucket.read(OWNER) or b"{}")
-    if job["run"] is not None and owner.get("run", job["run"]) != job["run"]:
-        fix = "give another checkpoint.upload or run.name, or remove what is there"
-        what = f"has the checkpoints of another run, {owner['run']}"
-        raise CheckpointError(what, where=bucket.url, fix=fix)
-    whole = {step_of(Path(name)) or 0: names for name, names in there.items() if MANIFEST in names}
-    damaged = []
-    for step in sorted(whole, reverse=True):
-        if step <= job["step"]:
-            return {"step": None}
-        record = parse_json(bucket.read(f"{step_name(step)}/{RECORDS}/run.json") or b"{}")
-        if record.get("rollbacks", [])[: len(job["rollbacks"])] != job["rollbacks"]:
-            continue  # of before a rollback, which nothing has been uploaded after
-        if problem := _fetch_step(bucket, step, whole[step], Path(job["folder"]), tell):
-            damaged.append(problem)
-            tell(note=f"{bucket.url}/{step_name(step)} is damaged ({problem}); trying an older one")
-            continue
-        return {"step": step}
-    if damaged and not job["step"]:
-        what = f"this run has uploaded checkpoints, and none can be used ({damaged[0]})"
-        fix = "restore one, or start over under another run.name"
-        raise CheckpointError(what, where=bucket.url, fix=fix)
-    return {"step": None}
-
-
-def _fetch_step(
-    bucket: Bucket, step: int, names: dict[str, int], folder: Path, tell: Callable[..., None]
-) -> str | None:
-    """Makes a checkpoint and the records of its run local; returns what is wrong with it, if any."""
-    name = step_name(step)
-    final = folder / "checkpoints" / name
-    temporary = make_dir(final.parent) / f".tmp-{name}-fetched"
-    with suppress(DiskError):  # of a fetch that was cut off
-        remove_tree(temporary)
-    make_dir(temporary)
-    write_file(temporary / MANIFEST, bucket.read(f"{name}/{MANIFEST}") or b"")
-    try:
-        files = load_manifest(temporary).files
-    except CheckpointError as error:
-        return error.what
-    total = sum(file.num_bytes for file in files)
-    received = 0
-
-    def count(num_bytes: int) -> None:
-        nonlocal received
-        received += num_bytes
-        tell(done=received, total=total)
-
-    for file in files:
-        if names.get(file.name) != file.num_bytes:
-            return f"{file.name} has {names.get(file.name, 0):,} bytes instead of {file.num_bytes:,}"
-        pieces = bucket.pieces(f"{name}/{file.name}", file.num_bytes, count)
-        if write_chunks(temporary / file.name, pieces) != file:
-            return f"{file.name} is not what was written"
-    for record in RECORD_NAMES:  # and no others, which might be of another's making
-        if f"{RECORDS}/{record}" in names:
-            write_file(folder / record, bucket.read(f"{name}/{RECORDS}/{record}") or b"")
-    publish_dir(temporary, final)
-    return None
+        if name not in current.union(stay) or name in obsolete - {best}:
+            mine.remove(name, names)
 
 
 def _tell(**facts: Any) -> None:
@@ -304,8 +283,7 @@ def main() -> None:
     die_with(int(sys.argv[1]))
     job = parse_json(sys.stdin.read())
     works = {"upload": upload, "fetch": fetch}
-    if job["kind"] == "upload":
-        os.nice(19)
+    os.nice(job.get("nice", 0))
     logging.getLogger("pretrain").addHandler(_Notes(logging.WARNING))
     _tell()
     try:

@@ -60,11 +60,25 @@ class Manifest:
         content = asdict(self)
         if not self.scalars:
             del content["scalars"]
-        return {"content": content, "crc32": _crc32(content)}
+        return seal(content)
 
 
-def _crc32(content: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+def seal(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns plain values in an envelope with a CRC32 over them."""
+    return {"content": content, "crc32": zlib.crc32(json.dumps(content, sort_keys=True).encode())}
+
+
+def unseal(written: bytes) -> dict[str, Any]:
+    """Returns the envelope that a text is. Raises: ValueError: It is another, or damaged."""
+    envelope = check_fields(parse_json(written), {"content": dict, "crc32": int})
+    if envelope.get("crc32") != seal(envelope.get("content") or {})["crc32"]:
+        raise ValueError("its CRC32 does not match")
+    return envelope
+
+
+def file_records(raw: list[Any]) -> list[FileRecord]:
+    """Returns files with sizes and CRC32s as an envelope has them. Raises: ValueError, TypeError."""
+    return [FileRecord(**check_fields(record, _FILE)) for record in raw]
 
 
 def step_name(step: int) -> str:
@@ -118,16 +132,14 @@ def load_manifest(path: Path) -> Manifest:
     file = path / MANIFEST
     try:
         written = read_bounded(file, MAX_MANIFEST_BYTES)
-        envelope = check_fields(parse_json(written), {"content": dict})
+        envelope = unseal(written)
         raw = envelope["content"]
-        if envelope["crc32"] != _crc32(raw):
-            raise ValueError("its CRC32 does not match")
         if raw["schema"] != SCHEMA:
             what = f"written in format {raw['schema']}, this version reads {SCHEMA}"
             raise NewerFormatError(what, where=str(file), fix="update pretrain")
         if written != json_bytes(envelope):  # the CRC does not see a lost newline
             raise ValueError("it says the same, and is not as it was written")
-        files = [FileRecord(**check_fields(record, _FILE)) for record in raw.pop("files")]
+        files = file_records(raw.pop("files"))
         manifest = Manifest(files=files, **check_fields(raw, _MANIFEST))
         check_fields(manifest.state, _STATE)
         for shape in manifest.shapes.values():

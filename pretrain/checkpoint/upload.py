@@ -1,37 +1,41 @@
 """Uploads of committed checkpoints, and the return of the newest one to a machine that has none.
 
+    the start                ->  all ranks wait until the folder in the bucket is this attempt's
     committed and read back  ->  offered  ->  one process at a time uploads (bucket.py)
                               a newer one meanwhile is next; those between are left out
     failed                   ->  a warning with the reason; the next save tries again
+    taken by another attempt ->  the run ends
     the end of a run         ->  waited for by all ranks, with progress
 
-Training waits for the start of a process, some milliseconds of a thread, and for nothing else: the
-upload has the lowest priority of the scheduler, reads files that are on the disk already, and
-cannot fail a step.
+In between, training waits for the start of a process, some milliseconds of a thread, and for
+nothing else: the upload has the lowest priority of the scheduler, reads files that are on the disk
+already, and cannot fail a step. At the end of a run it has the priority of the run.
 """
 
 import json
 import logging
 import os
-import secrets
-import socket
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pretrain import dist
-from pretrain.checkpoint.agree import agree, nothing
+from pretrain.checkpoint.agree import KINDS, agree, nothing
+from pretrain.checkpoint.bucket import SILENT_S
+from pretrain.checkpoint.format import step_name
 from pretrain.checkpoint.retention import Retention
 from pretrain.dist import World
-from pretrain.errors import CheckpointError, ConfigError, DiskError, LaunchError
-from pretrain.run.folder import RunDir
+from pretrain.errors import CheckpointError, ConfigError, DiskError, LaunchError, LockedError
+from pretrain.run.folder import RunDir, check_new
+from pretrain.run.owner import this_process
 from pretrain.utils.remote import without_secrets
 from pretrain.utils.safe_read import parse_json
 from pretrain.utils.units import size
@@ -42,6 +46,12 @@ PATIENCE_S = 300.0
 """Time without an answer of the store after which an upload, or a fetch, has failed."""
 LOOK_S = 0.5
 REPORT_S = 30.0
+LOWEST = 19
+"""Nice value of an upload beside training. No user can raise the priority of a process again."""
+
+
+class UnansweredError(LaunchError):
+    """A store that does not answer, or refuses: nothing is known of what it has (exit code 69)."""
 
 
 class _StoreWork:
@@ -49,10 +59,18 @@ class _StoreWork:
 
     def __init__(self, url: str, **job: Any) -> None:
         self._job = {"url": url, "patience_s": PATIENCE_S, **job}
+        self._process: subprocess.Popen[str] | None = None
         self.done = self.total = 0
+        self.is_dropped = False
+
+    def drop(self) -> None:
+        """Ends the process: at any request, it leaves the older checkpoints or the new one."""
+        self.is_dropped = True
+        if self._process is not None:
+            self._process.kill()
 
     def run(self) -> dict[str, Any]:
-        """Returns the result of the job. Raises: LaunchError, CheckpointError, DiskError."""
+        """Returns the result of the job. Raises: errors of `KINDS`."""
         command = [sys.executable, "-m", "pretrain.checkpoint.bucket", str(os.getpid())]
         last: dict[str, Any] = {}
         # A session of its own: a Ctrl-C of the terminal is for the run, which waits for an upload.
@@ -61,6 +79,9 @@ class _StoreWork:
             start_new_session=True,
         ) as process:  # fmt: skip
             assert process.stdin and process.stdout and process.stderr
+            self._process = process
+            if self.is_dropped:
+                process.kill()
             process.stdin.write(json.dumps(self._job))
             process.stdin.close()
             for line in process.stdout:
@@ -72,12 +93,12 @@ class _StoreWork:
         if "result" in last:
             return dict(last["result"])
         if "failed" in last:
-            kinds = {"CheckpointError": CheckpointError, "DiskError": DiskError}
-            kind = kinds.get(last["kind"], LaunchError)
+            kind = KINDS.get(last["kind"], UnansweredError)
             raise kind(last["failed"], where=without_secrets(last["where"]), fix=last["fix"])
-        url = without_secrets(self._job["url"])
         what = f"its process has ended with {process.returncode} ({trace})"
-        raise LaunchError(what, where=url, fix="see to the store")
+        if process.returncode == -signal.SIGALRM:
+            what = f"nothing has come for {SILENT_S // 60} minutes"
+        raise UnansweredError(what, where=without_secrets(self._job["url"]), fix="see to the store")
 
     def __str__(self) -> str:
         return f"{size(self.done)} of {size(self.total)}"
@@ -94,16 +115,19 @@ def fetch_newest(upload: str, run: RunDir, world: World, go_on: Callable[[], Non
     Returns its step; None where the folder has all that there is. `go_on` marks progress.
 
     Raises:
+        LockedError: Another attempt has the folder there.
         CheckpointError: Another run is there, or none of its checkpoints is whole.
-        LaunchError: The store cannot be asked, and the folder has no checkpoint to begin with.
+        LaunchError: The store contradicts itself; or it cannot be asked, and the folder has no
+            checkpoint to begin with.
         DiskError: The disk refused.
     """
-    work = _StoreWork(url_of(upload, run), kind="fetch", folder=str(run.path), **_history(run))
+    facts = {"folder": str(run.path), "process": asdict(this_process()), **_history(run)}
+    work = _StoreWork(url_of(upload, run), kind="fetch", **facts)
 
     def fetch() -> int | None:
         try:
             step = work.run()["step"]
-        except LaunchError as error:
+        except UnansweredError as error:
             if not run.has_saved():
                 raise
             log.warning("not asked for a newer checkpoint: %s", error)
@@ -123,8 +147,15 @@ def _history(run: RunDir) -> dict[str, Any]:
         record = run.read_record()
     except ConfigError:
         record = {}
-    rollbacks = record.get("rollbacks", [])
-    return {"run": record.get("id"), "step": run.newest_step(), "rollbacks": rollbacks}
+    begun = record.get("id")
+    try:
+        if not run.has_saved():
+            check_new(run)
+            record = {}
+    except (CheckpointError, ConfigError):  # there are signs of a checkpoint
+        pass
+    facts = {"step": run.newest_step(), "rollbacks": record.get("rollbacks") or []}
+    return {"run": record.get("id"), "begun": begun, **facts}
 
 
 def _by_main(world: World, work: Callable[[], Any], go_on: Callable[[], None], report: Callable[[], None], /) -> Any:
@@ -166,20 +197,46 @@ class Uploads:
 
     def __post_init__(self) -> None:
         self._url = url_of(self.upload, self.run)
-        self._token = secrets.token_hex(8)
+        self._process = this_process()
         self._lock = threading.Condition()
-        self._next: list[Path | None] = []
+        self._next: list[Path] = []
         self._work: _StoreWork | None = None
         self._is_first = True
+        self._is_ending = False
         self._failure = ""
+        self._lost: LockedError | None = None
         self._finished: list[tuple[int, float]] = []
 
-    def begin(self) -> None:
-        """Takes possession of the folder in the bucket, and uploads a checkpoint that it lacks."""
-        newest = self.run.newest_step()
-        self.offer(self.run.checkpoints / f"step-{newest:08d}" if newest else None)
+    def begin(self, go_on: Callable[[], None]) -> None:
+        """Takes the folder in the bucket, and uploads a checkpoint that it lacks. Collective.
 
-    def offer(self, checkpoint: Path | None) -> None:
+        Raises:
+            LockedError: Another attempt has it.
+            CheckpointError: It has another run's checkpoints.
+            LaunchError: The store contradicts itself; or it cannot be asked, and there is nothing
+                saved here.
+            DiskError: The disk refused.
+        """
+        work = _StoreWork(self._url, **self._job(None))
+
+        def take() -> None:
+            try:
+                work.run()
+                self._is_first = False
+            except UnansweredError as error:
+                if not self.run.has_saved():
+                    raise
+                self._failure = str(error)
+                log.warning("no checkpoint can be uploaded: %s; the next save tries again", error)
+
+        _by_main(self.world, take, go_on, lambda: log.info("asking for %s", self._url))
+        self._offer_newest()
+
+    def _offer_newest(self) -> None:
+        if newest := self.run.newest_step():
+            self.offer(self.run.checkpoints / step_name(newest))
+
+    def offer(self, checkpoint: Path) -> None:
         """Uploads a committed checkpoint after the one under way, in place of any that waits."""
         if not self.world.is_main:
             return
@@ -190,24 +247,41 @@ class Uploads:
                 threading.Thread(target=self._run, name="upload", daemon=True).start()
 
     def take_finished(self) -> list[tuple[int, float]]:
-        """Returns (step, seconds) of uploads that have ended since the last call."""
+        """Returns (step, seconds) of uploads that have ended since the last call.
+
+        Raises: LockedError: Another attempt has taken the folder in the bucket.
+        """
+        if self._lost is not None:
+            raise self._lost
         finished, self._finished = self._finished, []
         return finished
+
+    def hurry(self) -> None:
+        """From now on uploads are waited for, and have the priority of the run."""
+        self._is_ending = True
 
     def finish(self, go_on: Callable[[str], None], *, must: bool) -> None:
         """Waits until everything that was offered is uploaded, or has failed. Collective.
 
-        `go_on` gets the progress as a text. Raises: DiskError: It failed, with `must`.
+        `go_on` gets the progress as a text.
+
+        Raises:
+            LockedError: Another attempt has taken the folder in the bucket.
+            DiskError: It failed, with `must`.
         """
         progress = {"text": "uploading"}
         if self._failure:
-            self.begin()
+            self._offer_newest()
 
         def settle() -> None:
             with self._lock:
+                if self._next and self._work is not None:
+                    self._work.drop()  # of lowest priority, and no longer the newest
                 while self._next or self._work is not None:
                     progress["text"] = f"uploading {self._work}" if self._work else "uploading"
                     self._lock.wait(LOOK_S)
+            if self._lost is not None:
+                raise self._lost
             if self._failure and must:
                 fix = "the same command tries again"
                 raise DiskError(f"the last checkpoint is not uploaded: {self._failure}", fix=fix)
@@ -227,27 +301,32 @@ class Uploads:
                 self.retention.uploading = checkpoint
             self._try(work, checkpoint)
 
-    def _try(self, work: _StoreWork, checkpoint: Path | None) -> None:
-        name = checkpoint.name if checkpoint else "the start of this attempt"
+    def _try(self, work: _StoreWork, checkpoint: Path) -> None:
+        name = checkpoint.name
         begun = time.monotonic()
         try:
             num_bytes = work.run()["bytes"]
+        except LockedError as error:
+            self._lost = error
+            return
         except (LaunchError, CheckpointError, DiskError, OSError, ValueError) as error:
-            self._failure = str(error)
-            log.warning("%s is not uploaded: %s; the next save tries again", name, error)
+            if not work.is_dropped:
+                self._failure = str(error)
+                log.warning("%s is not uploaded: %s; the next save tries again", name, error)
             return
         self._is_first = False
         self._failure = ""
-        if checkpoint is not None and num_bytes:
+        if num_bytes:
             seconds = time.monotonic() - begun
             log.info("uploaded %s to %s: %s in %.1f s", name, self._url, size(num_bytes), seconds)
             self._finished.append((int(name.removeprefix("step-")), seconds))
 
     def _job(self, checkpoint: Path | None) -> dict[str, Any]:
-        run = _history(self.run)["run"]
-        owner = {"run": run, "attempt": self._token, "host": socket.gethostname()}
+        us, run = self._process, _history(self.run)["begun"]
+        owner = {"run": run, "attempt": us.token, "host": us.host, "process": asdict(us)}
         return {
             "kind": "upload",
+            "nice": 0 if checkpoint is None or self._is_ending else LOWEST,
             "checkpoint": None if checkpoint is None else str(checkpoint),
             "owner": owner,
             "is_first": self._is_first,

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pretrain.errors import LockedError
 from pretrain.run.folder import slurm_facts
@@ -102,11 +102,20 @@ def find_owner(path: Path) -> OwnerRecord | None:
             return None
         raise
     try:
-        owner = Owner(**parse_json(content))
-    except (ValueError, TypeError):
-        return OwnerRecord(None, heartbeat_ns)  # unfinished or torn, where there are no hard links
+        raw = parse_json(content)
+    except ValueError:
+        raw = None  # unfinished or torn, where there are no hard links
+    return OwnerRecord(owner_of(raw), heartbeat_ns)
+
+
+def owner_of(raw: Any) -> Owner | None:
+    """Returns the owner that a JSON value is; None for any other value."""
+    try:
+        owner = Owner(**raw)
+    except TypeError:
+        return None
     is_sound = all(type(getattr(owner, field.name)) is field.type for field in fields(owner))
-    return OwnerRecord(owner if is_sound else None, heartbeat_ns)
+    return owner if is_sound else None
 
 
 def this_process() -> Owner:
@@ -190,13 +199,20 @@ def refuse_if_held(folder: Path, number: int, us: Owner) -> str:
     if owner is not None:
         if owner.released:
             return ""
-        if owner.job and owner.job == us.job and owner.restart < us.restart:
-            return f"{owner} was an earlier start of this Slurm job"
+        if gone := why_gone(owner, us):
+            return gone
         if owner.machine == us.machine:
-            if is_alive(owner):
-                raise _locked(folder, owner)
-            return f"{owner} is dead"
+            raise _locked(folder, owner)
     return _watch(folder, number, found, us)
+
+
+def why_gone(owner: Owner, us: Owner) -> str:
+    """Returns why an owner is gone by what Slurm and this machine know; empty where it may live."""
+    if owner.job and owner.job == us.job and owner.restart < us.restart:
+        return f"{owner} was an earlier start of this Slurm job"
+    if owner.machine == us.machine and not is_alive(owner):
+        return f"{owner} is dead"
+    return ""
 
 
 def _watch(folder: Path, number: int, found: OwnerRecord, us: Owner) -> str:

@@ -164,7 +164,7 @@ def _start_uploads(run: Run) -> Uploads | None:
         keep_every_steps=saved.keep_every_steps,
         retention=run.checkpoints.retention,
     )
-    uploads.begin()
+    uploads.begin(run.progress.go_on)
     return uploads
 
 

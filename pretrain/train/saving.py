@@ -84,7 +84,7 @@ class Saving:
         Raises:
             DiskError: `MAX_FAILED_SAVES` in a row could not be written.
             CheckpointError: The state is not one to go back to.
-            LockedError: Another attempt has taken the run folder.
+            LockedError: Another attempt has taken the run folder, or that in the bucket.
         """
         self.step = state.step
         if not self._has_reserved:
@@ -110,6 +110,8 @@ class Saving:
         """
         self.step = state.step
         self.tracker.advance(state.step, "saving")
+        if self.uploads is not None:
+            self.uploads.hurry()
         try:
             self._wait()
         except DiskError as error:

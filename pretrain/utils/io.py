@@ -367,7 +367,7 @@ def _remove_tree(path: Path) -> None:
 
 
 def rename_dir(path: Path, target: Path) -> None:
-    """Gives a folder another name in its parent, durably. Raises: DiskError: The name is taken, too."""
+    """Gives a folder another name, durably. Raises: DiskError: The name is taken, too."""
     with disk_errors("rename", path):
         _rename(path, target)
 

@@ -12,13 +12,14 @@ import pytest
 import s3fs
 
 from pretrain.checkpoint.format import list_checkpoints
-from pretrain.errors import EXIT_RESUME_ME
+from pretrain.errors import EXIT_LOCKED, EXIT_RESUME_ME, EXIT_UNAVAILABLE
 from pretrain.run.stop import SAME_REQUEST_S
 from pretrain.tracking.audit import read_audit
 from pretrain.utils.net import reserved_port
 from tests.helpers.cli import run_light
 from tests.helpers.fork_server import SOURCE_PATH
 from tests.helpers.holds import HELD, Hold
+from tests.helpers.lying import serve_lies
 from tests.helpers.runs import RunMaker, assert_same_run, kill_rank
 from tests.helpers.servers import serve_s3
 from tests.helpers.waiting import finish, pass_time, wait_until
@@ -283,7 +284,12 @@ def test_a_run_whose_machine_is_lost_continues_from_the_bucket_bit_for_bit(golde
         process.kill()
         finish(process)
         shutil.rmtree(golden.folder("lost").path)
-        output = golden.complete("lost", upload)
+        hold = Hold(tmp_path, "again", step=150)
+        job = golden.start_warm("lost", HELD, upload, **hold.environment)
+        wait_until(lambda: "uploaded step-" in job.output(), "a step is uploaded", job.is_running, pause_s=0.1)
+        hold.release()
+        assert job.end() == 0
+        output = job.output()
         found = {name.split("/")[3] for name in files.find("lab/runs") if name.endswith("manifest.json")}
     step = int(re.search(r"fetched step (\d+) from s3://lab/runs/run", output)[1])
     assert step >= 60 and f"at step {step} of {STEPS}: DeepSpeed ZeRO-2" in output
@@ -292,6 +298,51 @@ def test_a_run_whose_machine_is_lost_continues_from_the_bucket_bit_for_bit(golde
     assert_same_run(golden, "lost", "golden", STEPS)
     rows = [json.loads(line) for line in golden.folder("lost").metrics.read_text().splitlines()]
     assert any("checkpoint_upload_s" in row for row in rows)
+
+
+@pytest.mark.long
+def test_a_second_launcher_of_a_run_in_a_bucket_is_refused_and_costs_nothing(golden, tmp_path):
+    """Before the first one has saved, and after it; each has a run folder of its own, as on two machines."""
+    upload = "checkpoint.upload=s3://lab/two"
+    (tmp_path / "empty").mkdir()
+    with serve_s3({"lab": tmp_path / "empty"}):
+        files = s3fs.S3FileSystem(use_listings_cache=False)
+        for step, there in ((10, "owner.json"), (30, "step-00000020/manifest.json")):
+            hold = Hold(tmp_path, f"held-{step}", step=step)
+            first = golden.start(f"first-{step}", HELD, upload, **hold.environment)
+            wait_until(lambda there=there: files.exists(f"lab/two/run/{there}"), f"{there} is there", first, pause_s=1)
+            output = golden.train("second", upload, expect=EXIT_LOCKED)
+            assert re.search(r"s3://lab/two/run: in use by process \d+ on .*; wait for it, stop it, or give", output)
+            if step == 10:
+                first.kill()
+            else:
+                hold.release()
+            finish(first)
+            before = {name for name in files.find("lab/two") if name.endswith("manifest.json")}
+        assert first.returncode == 0
+        assert max(before).split("/")[3] == f"step-{STEPS:08d}" and len(before) == 2
+        assert "is complete" in golden.train("second", upload)
+        assert {name for name in files.find("lab/two") if name.endswith("manifest.json")} == before
+    assert_same_run(golden, "second", "golden", STEPS)
+
+
+@pytest.mark.long
+def test_a_finished_run_does_not_start_over_because_of_a_page_in_place_of_the_listing(golden, tmp_path):
+    steps = ("checkpoint.upload=s3://lab/page", "checkpoint.every_steps=4", "train.steps=8")
+    (tmp_path / "empty").mkdir()
+    with serve_s3({"lab": tmp_path / "empty"}), serve_lies() as lying:
+        files = s3fs.S3FileSystem(use_listings_cache=False)
+        golden.train("page", *steps, ranks=1)
+        before = {name: files.cat_file(name) for name in files.find("lab/page")}
+        for kind in ("html", "empty list"):
+            shutil.rmtree(golden.folder("page").path)
+            lying.lie = lambda request, kind=kind: kind if request.is_list else None
+            output = golden.train("page", *steps, ranks=1, expect=EXIT_UNAVAILABLE)
+            assert "owner.json names step 8, and the listing has no checkpoint; start again" in output
+            assert not golden.folder("page").audit.exists()
+        lying.lie = lambda request: None
+        assert "is complete" in golden.train("page", *steps, ranks=1)
+        assert {name: files.cat_file(name) for name in files.find("lab/page")} == before
 
 
 def test_two_attempts_with_dropout_of_attention_weights_alone_equal_one(tmp_path, corpus):

@@ -10,14 +10,14 @@ import pytest
 import s3fs
 from pydantic import ValidationError
 
-from pretrain.checkpoint import bucket as bucket_module
+from pretrain.checkpoint import objects
 from pretrain.checkpoint import upload as upload_module
 from pretrain.checkpoint.bucket import Bucket, fetch, upload
 from pretrain.checkpoint.format import load_manifest, step_of
 from pretrain.checkpoint.upload import Uploads, fetch_newest
 from pretrain.config.train import CheckpointConfig
 from pretrain.dist import World
-from pretrain.errors import CheckpointError, DiskError, LaunchError
+from pretrain.errors import CheckpointError, DiskError, LaunchError, LockedError
 from pretrain.run.folder import RunDir, begin_attempt
 from pretrain.utils.io import check_file
 from pretrain.utils.remote import Waits
@@ -46,8 +46,8 @@ def run(tmp_path) -> RunDir:
     return found
 
 
-def bucket() -> Bucket:
-    return Bucket(URL, Waits(first_s=0.01, total_s=WHOLE_S))
+def bucket(url: str = URL) -> Bucket:
+    return Bucket(url, Waits(first_s=0.01, total_s=WHOLE_S))
 
 
 def quiet(**facts) -> None:
@@ -66,8 +66,8 @@ def send(run: RunDir, *steps: int, **changes) -> None:
         upload(bucket(), job(run, path, **changes), quiet)
 
 
-def take(folder: Path, step: int = 0, run: str | None = None, rollbacks: tuple = ()) -> int | None:
-    asked = {"folder": str(folder), "step": step, "run": run, "rollbacks": list(rollbacks)}
+def take(folder: Path, step: int = 0, run: str | None = None, rollbacks: tuple = (), **facts: object) -> int | None:
+    asked = {"folder": str(folder), "step": step, "run": run, "rollbacks": list(rollbacks), **facts}
     return fetch(bucket(), asked, quiet)["step"]
 
 
@@ -141,7 +141,7 @@ def die_at(number: int, run: RunDir, path: Path) -> bool:
 def test_an_upload_killed_at_each_of_its_requests_leaves_the_old_checkpoint_or_the_new_one(
     store, run, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(bucket_module, "PART_BYTES", 5 * 2**20)
+    monkeypatch.setattr(objects, "PART_BYTES", 5 * 2**20)
     large = {"embed": (2**20,), "norm": (5,)}  # three tensors of 4 MiB: several parts
     for step in (10, 20, 30):
         manager(run.checkpoints, 9).save(StandIn(step, large, cut=2**20), state_of(step))
@@ -158,7 +158,7 @@ def test_an_upload_killed_at_each_of_its_requests_leaves_the_old_checkpoint_or_t
         assert (path / "manifest.json").read_bytes() == (run.checkpoints / path.name / "manifest.json").read_bytes()
         shutil.rmtree(other)
         if found[-1] == 30:  # from here on an upload finds it, and only removes what is old
-            s3fs.S3FileSystem().rm("lab/runs/run/step-00000030", recursive=True)
+            s3fs.S3FileSystem().rm(["lab/runs/run/step-00000030", "lab/runs/run/owner.json"], recursive=True)
             for step in (10, 20):
                 upload(bucket(), job(run, run.checkpoints / f"step-{step:08d}", keep=9), quiet)
         number += 1
@@ -190,7 +190,7 @@ def test_an_attempt_that_was_replaced_uploads_nothing(store, run):
     send(run, 10, attempt="old")
     upload(bucket(), job(run, None, "new"), quiet)
     (path,) = save(run.checkpoints, 20, keep=9)
-    with pytest.raises(CheckpointError, match="another attempt of the run, on here, writes there since then"):
+    with pytest.raises(LockedError, match="another attempt of the run, on here, writes there since then; end one of"):
         upload(bucket(), job(run, path, "old", is_first=False), quiet)
     assert whole_steps() == [10]
 
@@ -231,7 +231,7 @@ def test_a_failed_upload_says_why_and_the_next_save_tries_again(store, run, tmp_
     sent.offer(first)
     texts: list[str] = []
     sent.finish(texts.append, must=False)
-    assert "step-00000010 is not uploaded: s3://nowhere/runs/run/owner.json: " in caplog.text
+    assert "step-00000010 is not uploaded: s3://nowhere/runs/run/: " in caplog.text
     assert "; the next save tries again" in caplog.text
     with pytest.raises(DiskError, match=r"the last checkpoint is not uploaded: .*; the same command tries again"):
         sent.finish(texts.append, must=True)
