@@ -6,6 +6,7 @@ A file that is not what was written is fetched once more; what is damaged then i
 older checkpoint. Without any, an error: a run that has uploaded one never starts over by itself.
 """
 
+import shutil
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -115,6 +116,9 @@ class _Step:
             raise CheckpointError("its manifest is of another")
         table = self._load_table(manifest)
         self._total = sum(file.num_bytes for file in (*loaded.files, *table))
+        if self._total > (free := shutil.disk_usage(parts).free):
+            what = f"{self._name} has {self._total:,} bytes, and {free:,} are free"
+            raise DiskError(what, where=str(parts.parent), fix="make room")
         for record in table:
             self._receive(f"{RECORDS}/", records, record, is_checked=TABLE in self._names)
         try:

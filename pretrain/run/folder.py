@@ -32,6 +32,7 @@ _ATTEMPT = {
     "number": int, "started": str, "ended": str, "exit_code": int, "reason": str, "host": str, "pid": int,
     "world_size": int, "from_step": int, "committed_step": int, "versions": dict, "slurm": dict,
 }  # fmt: skip
+_ROLLBACK = {"to": int, "automatic": bool, "set_aside": list}
 _SLURM = {"job": str, "array": str, "restart": int, "nodes": str, "num_nodes": int}
 _RESTORE = "restore it, or remove it: the run continues at its last checkpoint, without a record of its starts"
 COMMITTED = "committed_step"
@@ -105,6 +106,8 @@ class RunDir:
         """Returns run.json. Raises: ConfigError, where it is absent or not the record of a run."""
         try:
             record = check_fields(read_json(self.record), _RECORD)
+            for rollback in record.get("rollbacks") or []:
+                check_fields(rollback, _ROLLBACK)
             for attempt in record.get("attempts") or []:
                 check_fields(check_fields(attempt, _ATTEMPT).get("slurm") or {}, _SLURM)
         except FileNotFoundError:

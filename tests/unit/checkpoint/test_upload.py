@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ from pretrain.errors import CheckpointError, DiskError, LaunchError, LockedError
 from pretrain.run.folder import RunDir, begin_attempt
 from pretrain.utils.io import check_file
 from pretrain.utils.remote import Waits
+from tests.helpers.lying import Asked, serve_lies
 from tests.helpers.servers import serve_s3
+from tests.helpers.waiting import LIMIT_S, wait_until
 from tests.unit.checkpoint.stand_in import StandIn, manager, save, state_of
 
 ALONE = World(0, 1, 0)
@@ -242,6 +245,36 @@ def test_a_failed_upload_says_why_and_the_next_save_tries_again(store, run, tmp_
     assert any(text.startswith("uploading") for text in texts)
     other = RunDir(tmp_path / "elsewhere/run")
     assert fetch_newest("s3://nowhere/runs", other, ALONE, lambda: None) == 20
+
+
+@pytest.mark.long
+def test_what_the_end_waits_for_has_the_priority_of_the_run_and_is_the_newest(store, run):
+    sent, go, found = uploads(run), threading.Event(), {}
+    first, second, third = save(run.checkpoints, 10, 20, 30, keep=9)
+
+    def note(request: Asked) -> None:
+        pid = sent._work._process.pid
+        found.setdefault(pid, os.getpriority(os.PRIO_PROCESS, pid))
+        if len(found) == 1:
+            go.wait(LIMIT_S)
+
+    with serve_lies() as lying:
+        lying.lie = note
+        sent.offer(first)
+        wait_until(lambda: found, "the first upload asks")
+        sent.hurry()
+        sent.offer(second)
+        sent.finish(str, must=True)
+        go.set()
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    assert list(found.values()) == [19, before] and whole_steps() == [20]
+    assert [step for step, _ in sent.take_finished()] == [20]
+    upload(bucket(), job(run, None, "later"), quiet)
+    sent.offer(third)
+    with pytest.raises(LockedError, match="another attempt of the run, on here, writes there since then"):
+        sent.finish(str, must=False)
+    with pytest.raises(LockedError, match="another attempt of the run"):
+        sent.take_finished()
 
 
 @pytest.mark.long
