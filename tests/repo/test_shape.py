@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "": (8, 1299),
     "artifact": (10, 2106),
     "attention_maps": (6, 1025),
-    "checkpoint": (14, 2772),
+    "checkpoint": (14, 2779),
     "cli": (15, 2899),
     "config": (30, 6272),
     "data": (13, 2624),
