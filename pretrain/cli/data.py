@@ -26,14 +26,12 @@ def prepare_command(
     tokenizer: Annotated[
         str | None, Option(help="bpe (default), wordpiece, unigram, char, or a tokenizer.json.")
     ] = None,
-    vocab_size: Annotated[
-        int | None, Option(parser=count_from(0), help="Size of its vocabulary. Default: 8192.")
-    ] = None,
+    vocab_size: Annotated[int | None, Option(parser=count_from(0), help="Its size. Default: 8192.")] = None,
     text_field: Annotated[str | None, Option(help="Field of a record that holds the text.")] = None,
-    max_document_bytes: Annotated[
-        int | None, Option(parser=count_from(0), help="Limit of a text. Default: 64 MiB.")
-    ] = None,
-    undecodable: Annotated[str | None, Option(help="Text that is not UTF-8: stop (default) or skip.")] = None,
+    max_document_bytes: Annotated[int | None, Option(parser=count_from(0), help="Limit of a text: 64 MiB.")] = None,
+    on_error: Annotated[str | None, Option(help="Bad records and files: stop (default), skip.")] = None,
+    max_skipped_share: Annotated[float | None, Option(help="Limit of these. Default: 0.01.")] = None,
+    undecodable: Annotated[str | None, Option(hidden=True)] = None,
     split: Annotated[str | None, Option(help="hash:F (default hash:0.01), or tail:F of each.")] = None,
     processes: Annotated[int | None, Option(min=1, help="Workers. Default: one a core.")] = None,
     part: Annotated[str, Option(metavar="I/N", help="Share of this machine, from 1/N.")] = "1/1",
@@ -64,7 +62,8 @@ def prepare_command(
         "vocab_size": vocab_size,
         "text_field": text_field,
         "max_document_bytes": max_document_bytes,
-        "undecodable": undecodable,
+        "on_error": on_error,
+        "max_skipped_share": max_skipped_share,
         "split": split,
     }
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
@@ -78,6 +77,8 @@ def prepare_command(
             raise typer.BadParameter("--from needs --input, --output and --tokenizer, the one that made the tokens")
         print(run_convert(ConvertOptions(output, system, tuple(inputs), tokenizer, split, dtype), processes))
         return
+    if undecodable is not None:
+        raise typer.BadParameter(f"--undecodable is now --on-error: write --on-error {undecodable}")
     if dtype is not None:
         raise typer.BadParameter("--dtype goes with --from: leave it out")
     if words and (output is None or words[0].endswith((".yaml", ".yml"))):

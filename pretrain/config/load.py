@@ -350,7 +350,8 @@ PREPARE_OPTIONS = {
     "inputs.0.path": "--input",
     "inputs.0.text_field": "--text-field",
     "inputs.0.max_document_bytes": "--max-document-bytes",
-    "inputs.0.undecodable": "--undecodable",
+    "inputs.0.on_error": "--on-error",
+    "max_skipped_share": "--max-skipped-share",
     "tokenizer.kind": "--tokenizer",
     "tokenizer.vocab_size": "--vocab-size",
     "split": "--split",
@@ -366,7 +367,8 @@ def short_prepare(
     vocab_size: int | None = None,
     text_field: str = "text",
     max_document_bytes: int | None = None,
-    undecodable: str = "stop",
+    on_error: str = "stop",
+    max_skipped_share: float = 0.01,
     split: str = "hash:0.01",
     kind: str = "text",
     format: str = "auto",
@@ -380,7 +382,8 @@ def short_prepare(
         what = f"vocab_size={vocab_size} does not go with tokenizer={tokenizer}"
         raise ConfigError(what, fix="leave it out")
     chosen = {"kind": tokenizer} if is_trained else {"kind": "given", "path": tokenizer}
-    one: dict[str, Any] = {"path": [*inputs], "text_field": text_field, "format": format, "undecodable": undecodable}
+    one: dict[str, Any] = {"path": [*inputs], "text_field": text_field, "format": format}
+    one["on_error"] = on_error
     if max_document_bytes is not None:
         one["max_document_bytes"] = max_document_bytes
     values: dict[str, Any] = {
@@ -389,5 +392,6 @@ def short_prepare(
         "inputs": [one] if inputs else [],
         "tokenizer": {**chosen, "vocab_size": vocab_size},
         "split": split,
+        "max_skipped_share": max_skipped_share,
     }
     return parse_section(PrepareConfig, LocatedTree(values, dict(PREPARE_OPTIONS)), "pretrain prepare")

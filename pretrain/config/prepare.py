@@ -1,6 +1,6 @@
 """PrepareConfig, the config of `pretrain prepare`."""
 
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -58,7 +58,11 @@ class InputConfig(Section):
     document a row. `webdataset`: tars with
     one text or JSON member a sample. `warc`: a document a page of a web archive."""
     text_field: str = "text"
-    """Field or column of the text."""
+    """Field or column of the text. Fields inside others have paths, in all options of fields:
+    `doc.text`, `parts.0.text`; a field that is called so itself comes first."""
+    joiner: str | None = None
+    """Text between the strings of a list that a text field holds, such as a space. None: a list is
+    no text."""
     source_field: str = "source"
     """Field of the source, for pairs."""
     target_field: str = "target"
@@ -104,9 +108,10 @@ class InputConfig(Section):
     has them; the first counts, and without one the text does not answer the question."""
     max_document_bytes: int = Field(default=64 * 2**20, ge=1)
     """Largest size of a document or line in bytes; a larger one is refused."""
-    undecodable: Literal["stop", "skip"] = "stop"
-    """Text that is not UTF-8, as Latin-1 is not: `stop`, with its file and byte, or `skip` and count the file (format
-    `text`) or the line (`lines`, `jsonl`, pairs of files). Other formats stop."""
+    on_error: Literal["stop", "skip"] = "stop"
+    """Bad items of the input, such as bytes that are not UTF-8, lines that are not JSON, absent
+    fields, too long texts, damage: `stop`, with the first place, or `skip`: leave out the record,
+    or the rest of a damaged file, and count it, up to `max_skipped_share`."""
     normalize: NormalizeConfig | None = None
     """Text normalization before everything else. None: no normalization."""
     split: Literal["train", "validation"] | None = None
@@ -117,11 +122,13 @@ class InputConfig(Section):
         """`path` as a list."""
         return [self.path] if isinstance(self.path, str) else self.path
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.undecodable == "skip" and self.format not in ("auto", "text", "lines", "jsonl"):
-            raise ValueError(f"undecodable=skip goes with text, lines and jsonl, not format={self.format}")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "undecodable" in values:
+            what = f"undecodable={values['undecodable']} is now a case of on_error"
+            raise ValueError(f"{what}: write on_error instead")
+        return values
 
 
 TRAINED = ("bpe", "wordpiece", "unigram", "char")
@@ -258,6 +265,9 @@ class PrepareConfig(Section):
     end_of_document: bool = True
     """Append the end-of-document token to each document. A document with labels begins with [CLS]
     in any case, if the tokenizer has one."""
+    max_skipped_share: float = Field(default=0.01, ge=0, le=1)
+    """Largest share of bad items with `on_error: skip`, of all records and of all bytes; more of
+    them end the preparation."""
     labels: list[str] = Field(default_factory=list)
     """Label names in the order of their ids. Empty: the sorted labels of the training split."""
 

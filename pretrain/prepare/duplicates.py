@@ -23,7 +23,7 @@ from typing import Self
 import numpy as np
 
 from pretrain.config.prepare import PrepareConfig
-from pretrain.prepare.filters import Document, LeftOut, select
+from pretrain.prepare.filters import Document, LeftOut, limit_of, select
 from pretrain.prepare.input_parts import InputPart, Report, Work
 from pretrain.prepare.readers.dispatch import read_slices
 from pretrain.prepare.selection.judge import EvaluationTexts, Judge
@@ -91,7 +91,8 @@ def hash_part(config: PrepareConfig, judge: Judge, part: InputPart, report: Repo
 
 def read_kept(config: PrepareConfig, judge: Judge, part: InputPart) -> Iterator[Document]:
     """Yields the documents of a part that the filters keep, duplicates too."""
-    return select(read_slices(config, part.slices), judge, None, LeftOut())
+    limit = limit_of(config, part.input_bytes)
+    return select(read_slices(config, part.slices), judge, None, LeftOut(), limit)
 
 
 class RunWriter:

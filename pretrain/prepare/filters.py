@@ -9,9 +9,18 @@ tags       `text`, words with spaces between, and one of `labels` for each word
 answers    `source`, a question; `text`, and one of `labels` at the answer in it, empty if it has none
 choices    `source`, a question; `text`, answers a line each, and one of `labels` for each
 
-Reasons to drop a document, in `statistics.json`:
+Reasons to drop a document, in `statistics.json`; the first group is of bad items of the input, with
+`on_error: skip` only:
 
-undecodable            text that is not UTF-8, of the default corpus or with `undecodable: skip`
+undecodable            text that is not UTF-8; also of the default corpus
+not_json               a record, or the rest of a file, that is not JSON
+bad_field              a field that is absent, null or of another type
+unpaired_surrogate     half a character, which JSON can spell
+bad_record             a record that its kind cannot be made of, such as messages without roles
+too_large              more than `max_document_bytes`
+damaged                the rest of a file, archive or row group; a member without a text
+bad_image              an image that cannot be decoded, or has no label or caption
+
 not_a_page             a record of a web archive without a page of text
 empty                  no text; of a pair, on neither side
 no_assistant_turn      a conversation in which there is nothing to learn
@@ -33,9 +42,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pretrain.config.prepare import FilterConfig
+from pretrain.config.prepare import FilterConfig, PrepareConfig
+from pretrain.errors import DataError
+from pretrain.utils.units import percent
 
 UNDECODABLE = "undecodable"
+NOT_JSON = "not_json"
+BAD_FIELD = "bad_field"
+SURROGATE = "unpaired_surrogate"
+BAD_RECORD = "bad_record"
+TOO_LARGE = "too_large"
+DAMAGED = "damaged"
+BAD_IMAGE = "bad_image"
 NOT_A_PAGE = "not_a_page"
 EMPTY = "empty"
 NO_ASSISTANT_TURN = "no_assistant_turn"
@@ -59,6 +77,12 @@ REASONS = (
     DUPLICATE,
     NEAR_DUPLICATE,
 )
+
+
+BLOCK_ITEMS = 1000
+"""Items whose bytes are counted together (`BadItems`)."""
+SHOWN_ERRORS = 3
+"""First errors that are kept of each reason."""
 
 
 class Label(NamedTuple):
@@ -88,19 +112,118 @@ class Document:
     dropped_bytes: int = 0  # of lines that a rule took out of it
 
 
+class BadInputError(DataError):
+    """An item of the input that cannot be used: a record, a member, the rest of a file.
+
+    `reason` is one of those above. `on_error: skip` leaves such items out, and no other errors.
+    """
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "", reason: str = DAMAGED) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.reason = reason
+
+
+class TooManyBadError(DataError):
+    """More bad items than `max_skipped_share`."""
+
+
+class BadLimit(NamedTuple):
+    """The largest share of bad items of an input of so many bytes, as stored."""
+
+    share: float
+    input_bytes: int
+
+
+def limit_of(config: PrepareConfig, input_bytes: int) -> BadLimit:
+    """Returns the limit of the inputs: 0 where none skips, 1 for the default corpus."""
+    skips = any(one.on_error == "skip" for one in config.inputs)
+    return BadLimit(config.max_skipped_share if skips else float(not config.inputs), input_bytes)
+
+
+@dataclass(slots=True)
+class BadItem(Document):
+    """A bad item of the input in place of its document."""
+
+    error: str = ""  # place and problem
+    num_records: int = 1
+    lost_bytes: int = 0  # of the input as stored, where all of them are lost: the rest of a file
+
+
+@dataclass(slots=True)
+class BadItems:
+    """Bad items of the input that are left out, and their share of it.
+
+    Lost bytes: of each `BLOCK_ITEMS` items the bytes, times the share of bad ones, as a record's own
+    bytes in a compressed file are not known. They only grow, so that a limit which is exceeded
+    stays so, and they depend on the parts of the input alone.
+    """
+
+    num_read: int = 0  # items, good ones too
+    num_bad: int = 0
+    lost_bytes: int = 0  # of the input as stored
+    first: dict[str, list[str]] = field(default_factory=dict)  # the first errors, by reason
+
+    def add(self, item: BadItem) -> None:
+        """Counts an item."""
+        count = item.num_records
+        first = {str(item.refused): [item.error]}
+        self.merge(BadItems(count, count, item.lost_bytes, first))
+
+    def merge(self, other: "BadItems") -> None:
+        """Adds the items of a later part."""
+        self.num_read += other.num_read
+        self.num_bad += other.num_bad
+        self.lost_bytes += other.lost_bytes
+        for reason, errors in other.first.items():
+            shown = self.first.setdefault(reason, [])
+            shown += errors[: SHOWN_ERRORS - len(shown)]
+
+    def check(self, limit: BadLimit, *, is_whole: bool = False) -> None:
+        """Checks the share of the input. Raises: TooManyBadError.
+
+        While it is read, `is_whole` is False, and only the bytes are compared.
+        """
+        most, input_bytes = limit
+        lost = self.lost_bytes / max(input_bytes, 1)
+        if lost <= most and not (is_whole and self.num_bad / max(self.num_read, 1) > most):
+            return
+        what = f"{self.num_bad:,} of {self.num_read:,} records are bad"
+        what += f", {percent(lost)} of the input's bytes" if lost > most else ""
+        reason, errors = next(iter(self.first.items()))
+        fix = "correct the input, or raise it (--max-skipped-share): finished parts are kept"
+        what = f"{what}, more than max_skipped_share={most:g}; the first: {errors[0]} ({reason})"
+        raise TooManyBadError(what, fix=fix)
+
+
 @dataclass(slots=True)
 class LeftOut:
-    """Documents that are left out and bytes of their text, by reason; and dropped lines."""
+    """Documents that are left out and bytes of their text, by reason; dropped lines; bad items."""
 
     documents: Counter[str] = field(default_factory=Counter)
     num_bytes: Counter[str] = field(default_factory=Counter)
     num_edited: int = 0  # documents that stay, and lost lines
     edited_bytes: int = 0
+    bad: BadItems = field(default_factory=BadItems)
+    bad_in_block: int = 0  # whose bytes are not known one by one
 
     def add(self, reason: str, document: Document) -> None:
-        """Counts a document."""
+        """Counts a document, or a bad item in its place."""
+        if isinstance(document, BadItem):
+            self.documents[reason] += document.num_records
+            self.bad.add(document)
+            self.bad_in_block += not document.lost_bytes
+            return
         self.documents[reason] += 1
         self.num_bytes[reason] += len(document.utf8) + len((document.source or "").encode())
+
+    def end_block(self, num_good: int, num_bytes: int, limit: BadLimit) -> None:
+        """Counts a block of items: good ones, and the bytes of all. Raises: TooManyBadError."""
+        self.bad.num_read += num_good
+        if self.bad_in_block:
+            self.bad.lost_bytes += num_bytes * self.bad_in_block // (num_good + self.bad_in_block)
+            self.bad_in_block = 0
+        if self.bad.num_bad:
+            self.bad.check(limit)
 
 
 def refuse(document: Document, config: FilterConfig) -> str | None:
@@ -145,16 +268,26 @@ def select(
     judge: Callable[[Document], str | None],
     masks: Mapping[str, np.ndarray] | None,
     left_out: LeftOut,
+    limit: BadLimit,
 ) -> Iterator[Document]:
     """Yields the documents that are kept, and counts the others in `left_out`, by reason.
 
     `judge` returns the reason to leave out a document on its own, or None.
     `masks` have, by the reason, a bool for each document that the filters keep: False for one that
-    is left out for it.
+    is left out for it. Raises: TooManyBadError: The bad ones exceed `limit` already.
     """
     number = 0
     carried_bytes = 0
+    num_good = block_bytes = 0
     for document in documents:
+        if num_good + left_out.bad_in_block >= BLOCK_ITEMS:
+            left_out.end_block(num_good, block_bytes, limit)
+            num_good = block_bytes = 0
+        if isinstance(document, BadItem):
+            block_bytes += document.consumed_bytes - document.lost_bytes
+        else:
+            num_good += 1
+            block_bytes += document.consumed_bytes
         reason = judge(document)
         if reason is None and masks:
             reason = next((name for name, mask in masks.items() if not mask[number]), None)
@@ -170,3 +303,4 @@ def select(
         document.consumed_bytes += carried_bytes
         carried_bytes = 0
         yield document
+    left_out.end_block(num_good, block_bytes, limit)

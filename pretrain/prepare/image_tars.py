@@ -27,11 +27,13 @@ import numpy as np
 from pretrain.config.prepare import InputConfig, PrepareConfig
 from pretrain.errors import DataError
 from pretrain.prepare.captions import decode_caption
+from pretrain.prepare.filters import BAD_IMAGE, BadInputError, limit_of
 from pretrain.prepare.input_parts import InputFile, InputPart, Report
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.labelling import LabelSet, check_labels, sort_labels
 from pretrain.prepare.part_record import PARTS_DIR, PartRecord, SplitRecord, write_record
-from pretrain.prepare.readers.webdataset import TarMember, TarReader, split_name
+from pretrain.prepare.readers.records import ReadRule
+from pretrain.prepare.readers.webdataset import SKIP_BYTES, TarMember, TarReader, split_name
 from pretrain.prepare.split import SPLITS, TRAIN, VALIDATION, SplitRule, is_validation
 from pretrain.shards.image_writer import write_sidecar
 from pretrain.shards.index import ShardIndex
@@ -99,7 +101,11 @@ def index_part(config: PrepareConfig, splits: dict[str, str], captioned: bool, p
             made += [tar, tar.with_suffix(".lengths.npy"), tar.with_suffix(".idx.npy"), _part_table(tar)]
             if captioned:
                 record.captions[f"{split}/{tar.name}"] = []
-            shard = _index_tar(config.inputs[file.input], file, tar, record, report)
+            shard = _index_tar(config, file, tar, record, report)
+            record.bad.check(limit_of(config, part.input_bytes))
+            if shard is None:
+                record.captions.pop(f"{split}/{tar.name}", None)
+                continue
             record.splits[split].shards.append(shard)
             if file.is_remote:
                 record.tars[shard.name] = file.path
@@ -124,10 +130,24 @@ def _link(link: Path, target: Path) -> None:
         raise disk_error("link", link, error) from error
 
 
-def _index_tar(config: InputConfig, file: InputFile, tar: Path, record: PartRecord, report: Report) -> ShardIndex:
+def leave_out_image(
+    config: PrepareConfig, file: InputFile, record: PartRecord, error: DataError, num_bytes: int
+) -> None:
+    """Counts an image, or the rest of a tar, with an error. Raises: BadInputError: It stops."""
+    reason = error.reason if isinstance(error, BadInputError) else BAD_IMAGE
+    bad = BadInputError(error.what, where=error.where, fix=error.fix, reason=reason)
+    rule = ReadRule(config.inputs[file.input])
+    record.bad.add(rule.leave_out(bad, num_bytes, 1, max(num_bytes, 1)))
+    record.num_filtered[reason] = record.num_filtered.get(reason, 0) + 1
+
+
+def _index_tar(
+    config: PrepareConfig, file: InputFile, tar: Path, record: PartRecord, report: Report
+) -> ShardIndex | None:
     """Reads a tar, and writes its sidecars; labels are numbered as the record lists them.
 
-    The captions of the tar, which the record has a list of, are appended to that.
+    The captions of the tar, which the record has a list of, are appended to that. Returns None for
+    a tar whose samples are all left out.
     """
     table, sizes = [], []
     numbers = {label: number for number, label in enumerate(record.labels)}
@@ -135,7 +155,13 @@ def _index_tar(config: InputConfig, file: InputFile, tar: Path, record: PartReco
     with InputStream(file) as stream:
         hashed = _Hashed(stream.plain)
         tar_reader = TarReader(cast(BinaryIO, hashed), file.shown)
-        for sample, num_bytes in _read_samples(tar_reader, file.shown, config, captions is not None):
+        one = config.inputs[file.input]
+        samples = _read_samples(tar_reader, file.shown, one, captions is not None)
+        for sample, num_bytes in _until_damage(samples, tar_reader, file.size):
+            if isinstance(sample, DataError):
+                leave_out_image(config, file, record, sample, num_bytes)
+                continue
+            record.bad.num_read += 1
             label = 0
             if captions is None:
                 record.labels.setdefault(sample.label, f"{file.shown}, sample {sample.key!r}")
@@ -146,7 +172,11 @@ def _index_tar(config: InputConfig, file: InputFile, tar: Path, record: PartReco
             table.append((sample.offset, len(sample.content), zlib.crc32(sample.content), label))
             sizes.append((1, sample.width, sample.height))
             report(num_bytes, 1)
+        while hashed.read(SKIP_BYTES):  # behind a damage
+            pass
         stream.check_unchanged()
+    if not table and record.bad.num_bad:
+        return None
     if not table:
         raise DataError("a tar without a sample", where=file.shown, fix="remove it")
     place = _part_table(tar) if captions is None else tar.with_suffix(".idx.npy")
@@ -162,18 +192,40 @@ def _index_tar(config: InputConfig, file: InputFile, tar: Path, record: PartReco
     )
 
 
-def _read_samples(tar: TarReader, name: str, config: InputConfig, captioned: bool) -> Iterator[tuple[_Sample, int]]:
-    """Yields the samples of a tar, each with the bytes since the one before. Raises: DataError."""
+def _until_damage(
+    samples: Iterator[tuple[_Sample | DataError, int]], tar: TarReader, size: int
+) -> Iterator[tuple[_Sample | DataError, int]]:
+    """Yields the samples of a tar; last the damage behind which nothing can be read."""
+    try:
+        yield from samples
+    except BadInputError as error:
+        yield error, size - tar.position
+
+
+def _read_samples(
+    tar: TarReader, name: str, config: InputConfig, captioned: bool
+) -> Iterator[tuple[_Sample | DataError, int]]:
+    """Yields the samples of a tar, or their errors, each with the bytes since the one before.
+
+    Raises: BadInputError: The tar is damaged.
+    """
     keys: set[str] = set()
     before = 0
     named = (member for member in tar if split_name(member.path)[0])
     for key, members in groupby(named, key=lambda member: split_name(member.path)[0]):
         where = f"{name}, sample {key!r}"
-        if key in keys:
-            what = "the key comes twice, with other samples in between"
-            raise DataError(what, where=where, fix=OWN_KEY)
-        keys.add(key)
-        yield _read_sample(tar, key, members, where, config, captioned), tar.position - before
+        sample: _Sample | DataError
+        try:
+            if key in keys:
+                what = "the key comes twice, with other samples in between"
+                raise DataError(what, where=where, fix=OWN_KEY)
+            keys.add(key)
+            sample = _read_sample(tar, key, members, where, config, captioned)
+        except BadInputError:
+            raise
+        except DataError as error:
+            sample = error
+        yield sample, tar.position - before
         before = tar.position
 
 

@@ -28,11 +28,13 @@ import numpy as np
 from pretrain.config.prepare import PrepareConfig
 from pretrain.errors import ConfigError, DataError
 from pretrain.prepare.captions import decode_caption, describe_captions, encode_captions
+from pretrain.prepare.filters import limit_of
 from pretrain.prepare.image_tars import (
     check_class_sizes,
     find_labels,
     index_labels,
     index_part,
+    leave_out_image,
     remove_part_tables,
     split_tars,
 )
@@ -42,7 +44,15 @@ from pretrain.prepare.inputs.remote_files import find_remote
 from pretrain.prepare.inputs.settle import settle_tokenizer
 from pretrain.prepare.labelling import LabelSet, check_labels, sort_labels
 from pretrain.prepare.output import claim_lock, fill_folder
-from pretrain.prepare.part_record import PartRecord, SplitRecord, load_records, merge_splits, write_record
+from pretrain.prepare.part_record import (
+    PartRecord,
+    SplitRecord,
+    count_left_out,
+    load_records,
+    merge_bad,
+    merge_splits,
+    write_record,
+)
 from pretrain.prepare.pool import ShardJob, Start, WorkerPool
 from pretrain.prepare.progress import Progress, no_progress
 from pretrain.prepare.split import SPLITS, TRAIN, VALIDATION, parse_split
@@ -236,8 +246,17 @@ def _write_part(config: PrepareConfig, numbers: dict[str, int], part: InputPart,
     try:
         for file in (piece.file for piece in part.slices):
             content = Path(file.path).read_bytes()
-            image = ImageFile(content, file.path)
-            image.decode(channels=3)
+            caption = ""
+            try:
+                image = ImageFile(content, file.path)
+                image.decode(channels=3)
+                if file.pair is not None:
+                    caption = decode_caption(Path(file.pair.path).read_bytes(), file.pair.path)
+            except DataError as error:
+                leave_out_image(config, file, record, error, file.num_bytes)
+                record.bad.check(limit_of(config, part.input_bytes))
+                continue
+            record.bad.num_read += 1
             split = config.inputs[file.input].split or rule.split_of(content)
             if split not in writers:
                 make_dir(folder / split)
@@ -245,7 +264,7 @@ def _write_part(config: PrepareConfig, numbers: dict[str, int], part: InputPart,
             size = (image.width, image.height)
             label: int | str
             if file.pair is not None:
-                label = decode_caption(Path(file.pair.path).read_bytes(), file.pair.path)
+                label = caption
                 record.captions.setdefault(f"{split}/{writers[split].path.name}", []).append(label)
             else:
                 label = numbers[_class_of(config, file.path)]
@@ -264,6 +283,7 @@ def _write_part(config: PrepareConfig, numbers: dict[str, int], part: InputPart,
 def _write_index(
     job: ShardJob, config: PrepareConfig, labels: LabelSet | None, records: Sequence[PartRecord]
 ) -> DataIndex:
+    merge_bad(records, limit_of(config, job.num_bytes))
     if labels is None:
         labels = find_labels(config, records)
         records = index_labels(job.folder, labels, records)
@@ -286,7 +306,8 @@ def _write_index(
     for name, split in splits.items():
         named = {label: counts[name][number] for number, label in enumerate(labels.names)}
         described[name] = _describe_split(job.folder, split) | {"labels": named}
-    write_json(job.folder / STATISTICS_NAME, {"kind": index.kind, "splits": described})
+    facts = {"kind": index.kind, **_describe_bad(records), "splits": described}
+    write_json(job.folder / STATISTICS_NAME, facts)
     write_index(job.folder, index)
     remove_part_tables(job.folder)
     return index
@@ -295,6 +316,7 @@ def _write_index(
 def _write_captions_index(
     job: ShardJob, config: PrepareConfig, given: bytes | None, records: Sequence[PartRecord]
 ) -> DataIndex:
+    merge_bad(records, limit_of(config, job.num_bytes))
     records, tokenizer = encode_captions(job, config, given, records)
     splits = merge_splits(records, "images")
     _warn_of_split(config, splits)
@@ -308,7 +330,8 @@ def _write_captions_index(
     for name, split in splits.items():
         captions = describe_captions(name, records)
         described[name] = _describe_split(job.folder, split) | {"captions": captions}
-    write_json(job.folder / STATISTICS_NAME, {"kind": index.kind, "splits": described})
+    facts = {"kind": index.kind, **_describe_bad(records), "splits": described}
+    write_json(job.folder / STATISTICS_NAME, facts)
     write_index(job.folder, index)
     return index
 
@@ -317,6 +340,14 @@ def _warn_of_split(config: PrepareConfig, splits: dict[str, SplitIndex]) -> None
     if VALIDATION not in splits:
         larger = parse_split(config.split, config.seed).larger
         _log.warning("no image is held out; to hold out more, prepare another --output with --split %s", larger)
+
+
+def _describe_bad(records: Sequence[PartRecord]) -> Facts:
+    """Returns the entries of images that were left out."""
+    bad = merge_bad(records)
+    counts = {reason: count for reason, count in count_left_out(records).items() if count}
+    skipped = {"num_read": bad.num_read, "num_bad": bad.num_bad, "lost_bytes": bad.lost_bytes}
+    return {"left_out": counts, "skipped": skipped}
 
 
 def _describe_split(folder: Path, split: SplitIndex) -> Facts:

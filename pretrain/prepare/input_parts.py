@@ -71,6 +71,7 @@ class InputPart:
 
     number: int
     slices: tuple[Slice, ...]
+    input_bytes: int  # of all parts
 
     @property
     def name(self) -> str:
@@ -104,15 +105,17 @@ def plan_parts(files: Iterable[InputFile], part_bytes: int) -> list[InputPart]:
     parts: list[InputPart] = []
     pending: list[Slice] = []
     room = part_bytes
-    for piece in _slices(files, part_bytes):
+    slices = list(_slices(files, part_bytes))
+    input_bytes = sum(piece.num_bytes for piece in slices)
+    for piece in slices:
         pending.append(piece)
         room -= piece.num_bytes
         if room <= 0:
-            parts.append(InputPart(len(parts), tuple(pending)))
+            parts.append(InputPart(len(parts), tuple(pending), input_bytes))
             pending = []
             room = part_bytes
     if pending:
-        parts.append(InputPart(len(parts), tuple(pending)))
+        parts.append(InputPart(len(parts), tuple(pending), input_bytes))
     return parts
 
 

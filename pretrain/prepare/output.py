@@ -34,6 +34,7 @@ from typing import Any
 
 from pretrain.errors import ConfigError, DataError, LockedError
 from pretrain.prepare.duplicates import DUPLICATES_DIR
+from pretrain.prepare.filters import TooManyBadError
 from pretrain.prepare.input_parts import WHOLE, InputFile, Share
 from pretrain.prepare.labelling import LABELS_NAME
 from pretrain.prepare.part_record import PARTS_DIR
@@ -94,6 +95,8 @@ def fill_folder(
         with _name_failures(folder):
             try:
                 return build()
+            except TooManyBadError:
+                raise
             except DataError:
                 # Corrected input could not use it; the other shares still write theirs.
                 if share.is_whole:
@@ -168,7 +171,8 @@ def _input_line(file: InputFile) -> str:
 
 
 def _compare_options(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    names = sorted(before.keys() | now.keys())
+    # An earlier form of `on_error`, which parts do not depend on.
+    names = sorted(name for name in before.keys() | now.keys() if not name.endswith(".undecodable"))
     changes = [
         f"{name} was {_shortened(before.get(name))} and is now {_shortened(now.get(name))}"
         for name in names

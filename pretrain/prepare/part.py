@@ -24,6 +24,7 @@ from pretrain.prepare.filters import (
     UNDECODABLE,
     Document,
     LeftOut,
+    limit_of,
     select,
 )
 from pretrain.prepare.input_parts import InputPart, Report, Work
@@ -60,7 +61,8 @@ def read_part(config: PrepareConfig, judge: Judge, part: InputPart, left_out: Le
         masks[DUPLICATE] = load_bits(first_path(Path(config.output), part))
     if config.filter.near_duplicates is not None:
         masks[NEAR_DUPLICATE] = load_bits(near_path(Path(config.output), part))
-    return select(read_slices(config, part.slices), judge, masks, left_out)
+    limit = limit_of(config, part.input_bytes)
+    return select(read_slices(config, part.slices), judge, masks, left_out, limit)
 
 
 def start_tokenizing(config: PrepareConfig, tested: EvaluationTexts, labels: LabelSet | None) -> Work:
@@ -114,6 +116,7 @@ def write_part(
         record.num_undecodable = left_out.documents.pop(UNDECODABLE, 0)
         record.num_filtered = dict.fromkeys(reasons_of(config.filter), 0) | left_out.documents
         record.filtered_bytes = {reason: n for reason, n in left_out.num_bytes.items() if n}
+        record.bad = left_out.bad
         record.num_edited = left_out.num_edited
         record.edited_bytes = left_out.edited_bytes
         record.lost = list(assembler.lost)

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from pretrain.errors import DataError
-from pretrain.prepare.filters import EMPTY, REASONS, UNDECODABLE
+from pretrain.prepare.filters import EMPTY, NOT_JSON, REASONS, UNDECODABLE, BadItems, BadLimit
 from pretrain.prepare.input_parts import InputPart
 from pretrain.prepare.split import SPLITS, TRAIN
 from pretrain.rows import IGNORE_INDEX
@@ -130,6 +130,7 @@ class PartRecord:
     num_undecodable: int = 0  # files or lines that are not UTF-8
     num_filtered: dict[str, int] = field(default_factory=dict)  # by reason
     filtered_bytes: dict[str, int] = field(default_factory=dict)  # of their text, by reason
+    bad: BadItems = field(default_factory=BadItems)  # of the input
     num_edited: int = 0  # documents that stay, of which a rule dropped lines
     edited_bytes: int = 0  # of these lines
     lost: list[str] = field(default_factory=list)  # the first texts that became unknown tokens
@@ -280,12 +281,25 @@ def count_left_out(records: Iterable[PartRecord]) -> dict[str, int]:
     return {reason: counts[reason] for reason in dict.fromkeys((*REASONS, *counts))}
 
 
+def merge_bad(records: Iterable[PartRecord], limit: BadLimit | None = None) -> BadItems:
+    """Returns the bad items of all parts, in part order. Raises: TooManyBadError."""
+    bad = BadItems()
+    for record in records:
+        bad.merge(record.bad)
+    if limit is not None:
+        bad.check(limit, is_whole=True)
+    return bad
+
+
 def merge_splits(records: Sequence[PartRecord], documents: str = "text") -> dict[str, SplitIndex]:
     """Merges records, in part order; logs the documents that were left out. Raises: DataError."""
-    named = {EMPTY: "empty", UNDECODABLE: "not UTF-8"}
+    named = {EMPTY: "empty", UNDECODABLE: "not UTF-8", NOT_JSON: "not JSON"}
+    bad = merge_bad(records)
     for reason, count in count_left_out(records).items():
         if count:
             _log.info("skipped %s: %s", plural(count, "document"), named.get(reason, reason.replace("_", " ")))
+        for error in bad.first.get(reason, ()):
+            _log.warning("left out: %s", error)
     splits: dict[str, SplitIndex] = {}
     for name in SPLITS:
         written = [record.splits[name] for record in records]

@@ -26,12 +26,13 @@ from pathlib import Path
 from pretrain.config.prepare import PrepareConfig
 from pretrain.prepare.convert.convert import convert_tokens
 from pretrain.prepare.convert.convert_part import ConvertOptions
+from pretrain.prepare.filters import limit_of
 from pretrain.prepare.images import prepare_images, summarize
 from pretrain.prepare.input_parts import WHOLE, Share, parse_share
 from pretrain.prepare.labelling import LabelSet
 from pretrain.prepare.output import CONVERSION_NAME, claim_lock, fill_folder
 from pretrain.prepare.part import start_tokenizing
-from pretrain.prepare.part_record import PartRecord, load_records, merge_splits
+from pretrain.prepare.part_record import PartRecord, load_records, merge_bad, merge_splits
 from pretrain.prepare.pool import WorkerPool
 from pretrain.prepare.progress import Progress, no_progress, progress_bar
 from pretrain.prepare.split import TRAIN, VALIDATION
@@ -90,6 +91,7 @@ def _build(job: PrepareJob) -> DataIndex | None:
 
 def _write_index(job: PrepareJob, sha256: str, labels: LabelSet | None, records: Sequence[PartRecord]) -> DataIndex:
     """Merges the records, in part order; writes statistics, and last the index."""
+    merge_bad(records, limit_of(job.config, job.num_bytes))
     splits = merge_splits(records)
     _warn_of_split(job, splits)
     tokenizer = load_tokenizer(job.tokenizer_path)

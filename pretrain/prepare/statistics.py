@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from pretrain.prepare.part_record import LengthHistogram, PartRecord, count_left_out
+from pretrain.prepare.part_record import LengthHistogram, PartRecord, count_left_out, merge_bad
 from pretrain.prepare.text_pieces import MAX_LOST
 from pretrain.shards.index import MASKED, DataIndex
 from pretrain.tokenizer import unknown_id
@@ -37,6 +37,7 @@ def write_statistics(
     special = tokenizer.get_added_tokens_decoder()
     splits = {name: _describe_split(name, index, records) for name in sorted(index.splits)}
     counts = Counter(formats)
+    bad = merge_bad(records)
     statistics = {
         "kind": index.kind,
         "input": {
@@ -46,6 +47,7 @@ def write_statistics(
         },
         "left_out": count_left_out(records),
         "left_out_bytes": _add_bytes(records),
+        "skipped": {"num_read": bad.num_read, "num_bad": bad.num_bad, "lost_bytes": bad.lost_bytes},
         "lines_dropped": {
             "documents": sum(record.num_edited for record in records),
             "bytes": sum(record.edited_bytes for record in records),

@@ -137,7 +137,9 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
 
 def identity_of(config: PrepareConfig, given: GivenTokenizer | None) -> dict[str, Any]:
     """Returns {dotted key: value} of all that the output depends on, without the files."""
-    exclude: dict[str, Any] = {"output": True, "inputs": {"__all__": {"path", "paired_path"}}}
+    # A part has counted its bad items: it stays right with another answer to errors.
+    exclude: dict[str, Any] = dict.fromkeys(("output", "max_skipped_share"), True)
+    exclude["inputs"] = {"__all__": {"path", "paired_path", "on_error"}}
     # Evaluation sets are known by their n-grams.
     exclude["filter"] = {"decontaminate": {"inputs"}}
     values = config.model_dump(mode="json", exclude=exclude)

@@ -7,7 +7,7 @@ from typing import Any
 from pretrain.config.load import short_prepare
 from pretrain.config.prepare import PrepareConfig
 
-SHORT = ("tokenizer", "vocab_size", "text_field", "split")
+SHORT = ("tokenizer", "vocab_size", "text_field", "split", "on_error")
 
 
 def prepare_config(output: Path, inputs: Sequence[str | Path] = (), **changes: Any) -> PrepareConfig:

@@ -92,11 +92,14 @@ def test_a_file_that_is_not_utf8_is_named_and_left_out_on_request(folder):
     assert (result.code, result.stderr.count("in/latin1.txt, byte 3: invalid UTF-8: byte 0xf6")) == (65, 1), (
         result.stderr
     )
-    result = run_warm(*command, "--undecodable", "skip", cwd=folder)
+    result = run_warm(*command, "--on-error", "skip", "--max-skipped-share", "0.5", cwd=folder)
     assert result.code == 0 and "skipped 1 document: not UTF-8" in result.stderr, result.stderr
     assert json.loads((folder / "out/statistics.json").read_text())["left_out"]["undecodable"] == 1
-    result = run_warm(*command, "--undecodable", "ignore", cwd=folder)
-    assert result.code == 64 and result.stderr.startswith("error: --undecodable: "), result.stderr
+    assert "left out: in/latin1.txt, byte 3: invalid UTF-8" in result.stderr
+    result = run_warm(*command, "--on-error", "ignore", cwd=folder)
+    assert result.code == 64 and result.stderr.startswith("error: --on-error: "), result.stderr
+    result = run_warm(*command, "--undecodable", "skip", cwd=folder)
+    assert result.code == 64 and "--undecodable is now --on-error: write --on-error skip" in result.stderr
 
 
 def test_ctrl_c_says_that_the_same_command_goes_on_and_it_does(folder, monkeypatch, capsys):

@@ -14,6 +14,7 @@ Files are listed and asked for their sizes, not read.
 """
 
 import logging
+import os
 import re
 import sysconfig
 from collections import Counter
@@ -93,7 +94,9 @@ def list_inputs(inputs: Sequence[InputConfig], kind: DataKind = "text") -> list[
         for file in _name_input(number, config):
             _check_kind(file, config, kind)
             pair_path = file.pair and file.pair.path
-            files.setdefault((file.path, pair_path, file.format, how), file)
+            # Of a local file, however its path is spelled.
+            place = file.path if file.is_remote else os.path.abspath(file.path)  # noqa: PTH100 -- links stay
+            files.setdefault((place, pair_path, file.format, how), file)
     return list(files.values())
 
 

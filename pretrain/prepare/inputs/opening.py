@@ -11,6 +11,7 @@ import zlib
 from typing import Any, BinaryIO, Self, cast
 
 from pretrain.errors import DataError
+from pretrain.prepare.filters import BadInputError
 from pretrain.prepare.input_parts import InputFile
 from pretrain.prepare.inputs.remote_files import open_remote, stat_remote
 
@@ -40,11 +41,9 @@ class _Decompressed(io.RawIOBase):
             # At most one read below, so that what comes before a damage is given first.
             data = self._decoder.read1(len(buffer))
         except _DAMAGE as error:
-            raise DataError(
-                f"truncated or damaged {self._file.compression}: {error}",
-                where=f"{self._file.shown}, byte {self._position} (uncompressed)",
-                fix="copy or compress the file again",
-            ) from None
+            what = f"truncated or damaged {self._file.compression}: {error}"
+            where = f"{self._file.shown}, byte {self._position} (uncompressed)"
+            raise BadInputError(what, where=where, fix="copy or compress the file again") from None
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
@@ -89,6 +88,10 @@ class InputStream:
 
     def __exit__(self, *exception: object) -> None:
         self.stored.close()
+
+    def left_bytes(self, stop: int) -> int:
+        """Returns the stored bytes from the position to `stop`, with what was read ahead."""
+        return min(stop, max(stop - self.stored.tell(), 0) + CHUNK_BYTES)
 
     def check_unchanged(self) -> None:
         """Checks that this is still the file that was listed. Raises: DataError, OSError."""

@@ -2,14 +2,15 @@
 
 A reader takes (stream, slice, rule) and yields documents in order. Its memory is bounded by the
 longest document that is allowed. Malformed input is an error, as a silent hole in a corpus is found
-months later, if ever; text that is not UTF-8 is left out, and counted, where its input says so.
+months later, if ever; with `on_error: skip` of its input a bad item is left out, and counted. A
+reader continues behind a bad record; where it cannot, the rest of the slice is one bad item.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 
 from pretrain.config.prepare import InputConfig, PrepareConfig
 from pretrain.errors import DataError
-from pretrain.prepare.filters import Document
+from pretrain.prepare.filters import BadInputError, Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.normalize import build_normalizers, normalize_document
@@ -43,7 +44,7 @@ def read_slices(config: PrepareConfig, slices: Iterable[Slice]) -> Iterator[Docu
     fields = tuple(config.filter.require)
     rules = [ReadRule(one, config.kind, fields) for one in config.inputs]
     # The default corpus may not be UTF-8.
-    rules = rules or [ReadRule(InputConfig(undecodable="skip"))]
+    rules = rules or [ReadRule(InputConfig(on_error="skip"))]
     finishers = [_build_finisher(rule.config) for rule in rules]
     for piece in slices:
         rule = rules[piece.file.input]
@@ -55,6 +56,10 @@ def read_slices(config: PrepareConfig, slices: Iterable[Slice]) -> Iterator[Docu
             except (DataError, OSError) as error:
                 # A file that is being written reads as malformed: report the change instead.
                 stream.check_unchanged()
+                if isinstance(error, BadInputError):
+                    lost_bytes = stream.left_bytes(piece.stop)
+                    yield rule.leave_out(error, lost_bytes, lost_bytes=lost_bytes)
+                    continue
                 if isinstance(error, OSError) and error.filename is None:
                     text = error.strerror or str(error)
                     raise OSError(error.errno, text, piece.file.shown) from error

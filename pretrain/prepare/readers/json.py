@@ -14,11 +14,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pretrain.errors import DataError
-from pretrain.prepare.filters import Document
+from pretrain.prepare.filters import NOT_JSON, BadInputError, Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
-from pretrain.prepare.readers.lines import UTF8_BOM, Lines, lines_of
+from pretrain.prepare.readers.lines import Lines, lines_of
 from pretrain.prepare.readers.record_fields import RecordError, parse_object
 from pretrain.prepare.readers.records import ReadRule, not_utf8, too_long
 from pretrain.utils.safe_read import parse_json_at
@@ -27,7 +26,8 @@ CHUNK_BYTES = 2**20
 
 # More than the longest token that may be cut at the end of a chunk, a string excepted.
 _TOKEN_CHARS = 16
-_SPACE = re.compile(r"[ \t\n\r]*")
+# With the byte-order marks of joined files.
+_SPACE = re.compile("[ \t\n\r\ufeff]*")
 
 
 def read_jsonl(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
@@ -38,27 +38,30 @@ def read_jsonl(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Do
 def read_records(lines: Lines, rule: ReadRule) -> Iterator[Document]:
     """Yields the document of each line. Raises: DataError."""
     for text, utf8 in lines:
-        if lines.refused:
-            yield Document("", b"", lines.consumed_bytes, refused=lines.refused)
+        if lines.bad is not None:
+            yield rule.leave_out(lines.bad, lines.consumed_bytes)
             continue
         if not utf8 or utf8.isspace():
             continue
         try:
             document = rule.build(parse_object(text), lines.consumed_bytes)
         except RecordError as error:
-            raise error.at(lines.place()) from None
+            document = rule.leave_out(error.at(lines.place()), lines.consumed_bytes)
         yield document
 
 
 def read_json(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
     """Yields the documents of a file. Memory: a record, of at most the limit, and a chunk."""
     before = 0
-    for line, record in _records(_JsonText(stream, rule.limit)):
+    for line, record in _records(_JsonText(stream, rule)):
         position = stream.stored.tell()
         try:
-            document = rule.build(record, position - before)
+            if isinstance(record, BadInputError):
+                document: Document = rule.leave_out(record, position - before)
+            else:
+                document = rule.build(record, position - before)
         except RecordError as error:
-            raise error.at(f"{stream.file.shown}:{line}") from None
+            document = rule.leave_out(error.at(f"{stream.file.shown}:{line}"), position - before)
         before = position
         yield document
 
@@ -89,20 +92,22 @@ def _records(text: "_JsonText") -> Iterator[tuple[int, Any]]:
 class _JsonText:
     """The text of a file from a position on, as much of it as is needed."""
 
-    def __init__(self, stream: InputStream, limit: int) -> None:
+    def __init__(self, stream: InputStream, rule: ReadRule) -> None:
         self._plain = stream.plain
         self._name = stream.file.shown
-        self._limit = limit
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._limit = rule.limit
+        # A wrong byte becomes a surrogate, for which its record is left out.
+        errors = "surrogateescape" if rule.skips else "strict"
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
         self._num_bytes = 0  # read so far
         self._text = ""
         self._at = 0  # in _text
         self._line = 1  # of _at
         self._is_complete = False
 
-    def error(self, what: str, fix: str) -> DataError:
+    def error(self, what: str, fix: str) -> BadInputError:
         """Builds the error of the text at the position."""
-        return DataError(what, where=f"{self._name}:{self._line}", fix=fix)
+        return BadInputError(what, where=f"{self._name}:{self._line}", fix=fix, reason=NOT_JSON)
 
     def peek(self) -> str:
         """Skips white space; returns the character after it, or the empty string at the end."""
@@ -121,7 +126,7 @@ class _JsonText:
         self._at += 1
 
     def take_object(self) -> tuple[int, Any]:
-        """Parses the next object and skips it; returns its first line, and the object."""
+        """Parses the next object and skips it; returns its first line, and it or its error."""
         if self.peek() != "{":
             # Other values might be cut short and still be JSON, as numbers are; no object is.
             what = "not a JSON object" if self.peek() else "not JSON: the file ends early"
@@ -139,7 +144,9 @@ class _JsonText:
                 fix = "correct the record that begins there"
                 raise self.error(f"not JSON: {error}", fix) from None
             if end - self._at > self._limit:
-                raise too_long("a record", self._limit, f"{self._name}:{line}")
+                value = too_long("a record", self._limit, f"{self._name}:{line}")
+                if not is_parsed:
+                    raise value
             if is_parsed:
                 self._advance(end)
                 return line, value
@@ -164,9 +171,6 @@ class _JsonText:
         # A character that the last chunk cut is in the decoder.
         start = self._num_bytes - len(self._decoder.getstate()[0])
         self._num_bytes += len(data)
-        if start == 0 and data.startswith(UTF8_BOM):
-            start = len(UTF8_BOM)
-            data = data[start:]
         try:
             more = self._decoder.decode(data, final=self._is_complete)
         except UnicodeDecodeError as error:

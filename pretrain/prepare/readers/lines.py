@@ -1,6 +1,6 @@
 """Readers of text files.
 
-text      a file is one document, byte for byte, without translation of line ends
+text      a file is one document, byte for byte, but for byte-order marks at the beginning of lines
 lines     a line is a document, without its end; an empty line is an empty one
 paired    two files; the n-th line of the one is the source, that of the other the target
 """
@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pretrain.errors import DataError
-from pretrain.prepare.filters import UNDECODABLE, Document
+from pretrain.prepare.filters import BadInputError, Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
-from pretrain.prepare.readers.records import ReadRule, decode, not_utf8, too_long
+from pretrain.prepare.readers.records import UTF8_BOM, ReadRule, not_utf8, too_long, without_marks
 
 BLOCK_BYTES = 2**20
-UTF8_BOM = b"\xef\xbb\xbf"
 
 
 def read_text(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
@@ -28,12 +27,11 @@ def read_text(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Doc
     utf8 = _read_up_to(stream.plain, rule.limit) if file.compression else stream.plain.read()
     if len(utf8) > rule.limit:
         raise too_long("a document", rule.limit, file.shown)
+    utf8 = without_marks(utf8)
     try:
         text = utf8.decode()
     except UnicodeDecodeError as error:
-        if not rule.skips_undecodable:
-            raise not_utf8(error, file.shown, 0) from None
-        yield Document("", b"", file.size, refused=UNDECODABLE)
+        yield rule.leave_out(not_utf8(error, file.shown, 0), file.size)
     else:
         yield Document(text, utf8, file.size)
 
@@ -50,7 +48,10 @@ def read_lines(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Do
     """Yields the documents of a slice. Memory: a line."""
     lines = lines_of(stream, piece, rule)
     for text, utf8 in lines:
-        yield Document(text, utf8, lines.consumed_bytes, refused=lines.refused)
+        if lines.bad is None:
+            yield Document(text, utf8, lines.consumed_bytes)
+        else:
+            yield rule.leave_out(lines.bad, lines.consumed_bytes)
 
 
 def read_paired(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
@@ -68,7 +69,11 @@ def read_paired(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[D
             if source is None or target is None:
                 break
             consumed_bytes = sources.consumed_bytes + targets.consumed_bytes
-            yield Document(*target, consumed_bytes, refused=sources.refused or targets.refused, source=source[0])
+            bad = sources.bad or targets.bad
+            if bad is None:
+                yield Document(*target, consumed_bytes, source=source[0])
+            else:
+                yield rule.leave_out(bad, consumed_bytes)
         if source is not target:
             place = sources.place() if target is None else targets.place()
             counts = f"{sources.count_all()} lines, {pair.shown} {targets.count_all()}"
@@ -84,8 +89,9 @@ def read_paired(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[D
 class Lines:
     """The lines whose first byte lies in [start, stop), in order, none longer than a limit.
 
-    `consumed_bytes` are those that the last yielded line took from the file as stored. With
-    `skips_undecodable` a line that is not UTF-8 is empty, and `refused` has the reason.
+    `consumed_bytes` are those that the last yielded line took from the file as stored. With `skips`, a
+    line that is too long or not UTF-8 is empty, and `bad` has its error. A byte-order mark at the
+    beginning of a line, as joined files have it, is dropped.
     """
 
     plain: BinaryIO  # at its beginning; can seek if `start` is not 0
@@ -95,15 +101,16 @@ class Lines:
     start: int = 0
     stop: int | None = None
     local: Path | None = None  # to count the lines before `start`, for errors
-    skips_undecodable: bool = False
+    skips: bool = False
     consumed_bytes: int = 0
-    refused: str | None = None  # of the last line
+    bad: BadInputError | None = None  # of the last line
     _first: int = 0
     _number: int = 0
     _offset: int = 0
+    _before: int | None = None  # lines before `start`
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
-        """Yields each line, without LF or CR LF, as text and in UTF-8. Raises: DataError."""
+        """Yields each line, without LF or CR LF, as text and in UTF-8. Raises: BadInputError."""
         readline = self.plain.readline
         room = self.limit + 1
         stop = self.stop
@@ -116,41 +123,49 @@ class Lines:
                 return
             self._offset = offset
             self._number += 1
-            if len(line) == room:
-                raise too_long("a line", self.limit, self.place())
-            self.consumed_bytes = len(line)
+            self.bad = None
+            num_bytes = len(line)
+            if num_bytes == room:
+                num_bytes += self._pass_over(line)
+                line = b""
+            self.consumed_bytes = num_bytes
             if stored is not None:
                 position = stored.tell()
                 self.consumed_bytes = position - before
                 before = position
             utf8 = line[:-1].removesuffix(b"\r") if line.endswith(b"\n") else line
-            start = offset
-            if start == 0 and utf8.startswith(UTF8_BOM):
-                start = len(UTF8_BOM)
-                utf8 = utf8[start:]
-            yield self._decode(utf8, start)
-            offset += len(line)
+            if utf8.startswith(UTF8_BOM):
+                utf8 = utf8[len(UTF8_BOM) :]
+            try:
+                text = utf8.decode()
+            except UnicodeDecodeError as error:
+                self._leave_out(not_utf8(error, self.name, offset + line.index(utf8)))
+                text, utf8 = "", b""
+            yield text, utf8
+            offset += num_bytes
 
-    def _decode(self, utf8: bytes, start: int) -> tuple[str, bytes]:
-        """Returns the text of a line at a byte of the file, and the line. Raises: DataError."""
-        self.refused = None
-        try:
-            return decode(utf8, self.name, start), utf8
-        except DataError:
-            if not self.skips_undecodable:
-                raise
-        self.refused = UNDECODABLE
-        return "", b""
+    def _pass_over(self, line: bytes) -> int:
+        """Reads the rest of a line that is too long, and drops it; returns its bytes."""
+        self._leave_out(too_long("a line", self.limit, self.place()))
+        num_bytes = 0
+        while line and not line.endswith(b"\n"):
+            line = self.plain.readline(BLOCK_BYTES)
+            num_bytes += len(line)
+        return num_bytes
+
+    def _leave_out(self, error: BadInputError) -> None:
+        if not self.skips:
+            raise error from None
+        self.bad = error
 
     def place(self) -> str:
         """Returns the place of the last line: file and number, or byte where it is remote."""
-        before = 0
-        if self.start:
-            if self.local is None:
-                return f"{self.name}, byte {self._offset}"
+        if self.start and self.local is None:
+            return f"{self.name}, byte {self._offset}"
+        if self._before is None:
             # Counted only now, so that reading need not.
-            before = _count_newlines(self.local, self._first)
-        return f"{self.name}:{before + self._number}"
+            self._before = _count_newlines(self.local, self._first) if self.local else 0
+        return f"{self.name}:{self._before + self._number}"
 
     def count_all(self) -> int:
         """Returns the number of lines in the file; reads to the end."""
@@ -177,7 +192,7 @@ class Lines:
 def lines_of(stream: InputStream, piece: Slice, rule: ReadRule) -> Lines:
     """Returns the lines of a slice of an open input file."""
     file = stream.file
-    lines = Lines(stream.plain, file.shown, rule.limit, skips_undecodable=rule.skips_undecodable)
+    lines = Lines(stream.plain, file.shown, rule.limit, skips=rule.skips)
     if file.compression:
         return replace(lines, stored=stream.stored)
     local = None if file.is_remote else Path(file.path)

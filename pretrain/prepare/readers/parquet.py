@@ -4,15 +4,14 @@ parquet    a slice has the row groups that begin in it
 arrow      a stream or file of record batches, as `datasets` saves it, read whole
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from pretrain.errors import DataError
-from pretrain.prepare.filters import Document
+from pretrain.prepare.filters import BAD_FIELD, UNDECODABLE, BadInputError, Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
-from pretrain.prepare.readers.record_fields import RecordError, spelled
+from pretrain.prepare.readers.record_fields import RecordError, head_of, spelled
 from pretrain.prepare.readers.records import ReadRule, too_long
 
 BUFFER_BYTES = 2**20
@@ -29,32 +28,30 @@ def read_parquet(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
     A page is decompressed whole, so that of the readers this one alone cannot bound the cost of a
     malicious file.
     """
-    import pyarrow
-
     try:
         yield from _read_groups(stream, piece, rule)
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        # pyarrow itself raises an OSError without a number where data are damaged.
-        is_of_disk = isinstance(error, OSError) and (error.errno or error.filename)
-        if is_of_disk:
-            raise
-        raise _damaged(error, stream) from None
+    except _damage_types() as error:
+        # Of all slices the first counts the file.
+        damage = _damaged(error, stream)
+        yield rule.leave_out(damage, piece.num_bytes, int(piece.start == 0), piece.num_bytes)
 
 
 def read_arrow(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
     """Yields the documents of a file. Memory: a record batch (of `datasets`: 1,000 rows)."""
-    import pyarrow
-
     try:
         yield from _read_batches(stream, rule)
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        is_of_disk = isinstance(error, OSError) and (error.errno or error.filename)
-        if is_of_disk:
-            raise
+    except _damage_types() as error:
         raise _damaged(error, stream, "Arrow") from None
     except MemoryError:
         # A damaged length asks for any amount.
         raise _damaged("a record batch that memory has no room for", stream, "Arrow") from None
+
+
+def _damage_types() -> tuple[type[Exception], ...]:
+    """Returns what pyarrow raises where data are damaged; OSErrors without a number, too."""
+    import pyarrow
+
+    return pyarrow.ArrowException, UnicodeDecodeError, OSError
 
 
 def _read_batches(stream: InputStream, rule: ReadRule) -> Iterator[Document]:
@@ -86,15 +83,20 @@ def _read_batches(stream: InputStream, rule: ReadRule) -> Iterator[Document]:
 
 
 def _columns(known: Sequence[str], stream: InputStream, rule: ReadRule) -> list[str]:
-    """Returns the columns that documents are made of. Raises: DataError: One is absent."""
+    """Returns the columns of documents. Raises: BadInputError: One is absent, or there twice."""
     needed, others = rule.text_fields(known)
+    heads = {name: head_of(known, name) for name in (*needed.values(), *others, *rule.fields)}
     for option, name in needed.items():
-        if name not in known:
+        if heads[name] is None:
             what = f"there is no column {name!r}; columns: {', '.join(known[:20]) or 'none'}"
             fix = f"choose another with {spelled(option)}"
-            raise DataError(what, where=stream.file.shown, fix=fix)
-    wanted = dict.fromkeys((*needed.values(), *others, *rule.fields))
-    return [name for name in wanted if name in known]
+            raise BadInputError(what, where=stream.file.shown, fix=fix, reason=BAD_FIELD)
+    wanted = [head for head in dict.fromkeys(heads.values()) if head is not None]
+    for head in wanted:
+        if known.count(head) > 1:
+            what = f"{known.count(head)} columns have the name {head!r}"
+            raise BadInputError(what, where=stream.file.shown, fix="rename one", reason=BAD_FIELD)
+    return wanted
 
 
 def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
@@ -102,21 +104,36 @@ def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
 
     options = {"pre_buffer": False, "buffer_size": BUFFER_BYTES, "page_checksum_verification": True}
     file = pyarrow.parquet.ParquetFile(stream.stored, **options)
-    columns = _columns(file.schema_arrow.names, stream, rule)
-    texts = [name for name in columns if _is_text(file.schema_arrow.field(name).type)]
-    dictionaries = pyarrow.parquet.ParquetFile(stream.stored, metadata=file.metadata, read_dictionary=texts, **options)
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     bounds = _bounds(groups, stream.file.size)
-    first_row = 0
-    for number, group in enumerate(groups):
-        if group.num_rows and piece.start <= bounds[number] < piece.stop:
-            num_bytes = bounds[number + 1] - bounds[number]
+    in_piece = [n for n in range(len(groups)) if piece.start <= bounds[n] < piece.stop]
+    in_piece = [n for n in in_piece if groups[n].num_rows]
+    try:
+        columns = _columns(file.schema_arrow.names, stream, rule)
+    except BadInputError as error:
+        num_rows = sum(groups[number].num_rows for number in in_piece)
+        yield rule.leave_out(error, piece.num_bytes, num_rows, piece.num_bytes)
+        return
+    texts = [name for name in columns if _is_text(file.schema_arrow.field(name).type)]
+    dictionaries = pyarrow.parquet.ParquetFile(stream.stored, metadata=file.metadata, read_dictionary=texts, **options)
+    first_rows = list(accumulate((group.num_rows for group in groups), initial=0))
+    for number in in_piece:
+        num_rows = groups[number].num_rows
+        num_bytes = left_bytes = bounds[number + 1] - bounds[number]
+        row = 0
+        try:
             batch_rows = _batch_rows(dictionaries, number, texts)
             batches = file.iter_batches(batch_rows, [number], columns, use_threads=False)
-            row = yield from _documents(batches, first_row, group.num_rows, num_bytes, stream, rule)
-            if row != group.num_rows:
-                raise _damaged(f"row group {number} has {row} rows, not {group.num_rows}", stream)
-        first_row += group.num_rows
+            first_row = first_rows[number]
+            for document in _documents(batches, first_row, num_rows, num_bytes, stream, rule):
+                row += 1
+                left_bytes -= document.consumed_bytes
+                yield document
+            if row != num_rows:
+                raise pyarrow.ArrowInvalid(f"row group {number} has {row} rows, not {num_rows}")
+        except _damage_types() as error:
+            damage = _damaged(error, stream)
+            yield rule.leave_out(damage, left_bytes, num_rows - row, max(left_bytes, 1))
 
 
 def _batch_rows(dictionaries: Any, number: int, texts: list[str]) -> int:
@@ -126,7 +143,9 @@ def _batch_rows(dictionaries: Any, number: int, texts: list[str]) -> int:
     group = dictionaries.metadata.row_group(number)
     rows = BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)
     first = next(dictionaries.iter_batches(1, [number], texts, use_threads=False), None) if texts else None
-    for column in first.columns if first else ():
+    columns = first.columns if first else []
+    # Of a column with a dot in its name, pyarrow reads a struct beside it too.
+    for column in (column for column in columns if pyarrow.types.is_dictionary(column.type)):
         # A value of the dictionary is stored once, and decoded as often as rows have it.
         longest = pyarrow.compute.max(pyarrow.compute.binary_length(column.dictionary)).as_py() or 1
         rows = min(rows, REPEATED_BYTES // longest)
@@ -135,35 +154,51 @@ def _batch_rows(dictionaries: Any, number: int, texts: list[str]) -> int:
 
 def _documents(
     batches: Iterator[Any], first_row: int, num_rows: int, num_bytes: int, stream: InputStream, rule: ReadRule
-) -> Generator[Document, None, int]:
-    """Yields the documents of a row group, each with its share of `num_bytes`; returns the number of rows."""
-    row = 0
+) -> Iterator[Document]:
+    """Yields the documents of a row group, each with its share of `num_bytes`."""
     consumed = 0
-    for batch in batches:
-        for record in _rows(batch, first_row + row, stream):
-            row += 1
-            share = num_bytes * row // num_rows - consumed
-            consumed += share
-            where = f"{stream.file.shown}, row {first_row + row}"
-            try:
-                document = rule.build(record, share)
-            except RecordError as error:
-                raise error.at(where) from None
-            if len(document.utf8) + len((document.source or "").encode()) > rule.limit:
-                raise too_long("a document", rule.limit, where)
-            yield document
-    return row
-
-
-def _rows(batch: Any, first_row: int, stream: InputStream) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a batch. Raises: DataError, for the row whose text is not UTF-8."""
-    names = batch.schema.names
-    for index, values in enumerate(zip(*batch.columns, strict=True)):
+    for row, values in enumerate((values for batch in batches for values in _rows(batch)), 1):
+        share = num_bytes * row // num_rows - consumed
+        consumed += share
+        where = f"{stream.file.shown}, row {first_row + row}"
         try:
-            yield {name: value.as_py() for name, value in zip(names, values, strict=True)}
-        except UnicodeDecodeError as error:
-            where = f"{stream.file.shown}, row {first_row + index + 1}"
-            raise DataError(f"invalid UTF-8: {error.reason}", where=where, fix="write the column anew") from None
+            document = rule.build(_record(values), share)
+        except RecordError as error:
+            document = rule.leave_out(error.at(where), share)
+        if len(document.utf8) + len((document.source or "").encode()) > rule.limit:
+            document = rule.leave_out(too_long("a document", rule.limit, where), share)
+        yield document
+
+
+def _rows(batch: Any) -> Iterator[list[tuple[str, Any, bool]]]:
+    """Yields the name, the value and whether bytes are in it, of the columns of each row."""
+    names = batch.schema.names
+    binary = ["binary" in str(field.type) for field in batch.schema]
+    for values in zip(*batch.columns, strict=True):
+        yield list(zip(names, values, binary, strict=True))
+
+
+def _record(row: list[tuple[str, Any, bool]]) -> dict[str, Any]:
+    """Returns a row as a record, with bytes as text. Raises: RecordError: They are not UTF-8."""
+    try:
+        return {
+            name: _decoded(value.as_py()) if is_binary else value.as_py()
+            for name, value, is_binary in row
+        }  # fmt: skip
+    except UnicodeDecodeError as error:
+        what = f"invalid UTF-8: {error.reason}"
+        raise RecordError(what, "write the column anew", UNDECODABLE) from None
+    except ValueError as error:  # a struct with two fields of one name
+        raise RecordError(str(error), "rename one", BAD_FIELD) from None
+
+
+def _decoded(value: Any) -> Any:
+    """Returns a value whose bytes are decoded, inside of it too. Raises: UnicodeDecodeError."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, dict):
+        return {key: _decoded(inner) for key, inner in value.items()}
+    return [_decoded(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _is_text(kind: Any) -> bool:
@@ -183,7 +218,10 @@ def _bounds(groups: Sequence[Any], size: int) -> list[int]:
     return [size * end // ends[-1] for end in ends] if groups else []
 
 
-def _damaged(error: object, stream: InputStream, name: str = "Parquet") -> DataError:
+def _damaged(error: object, stream: InputStream, name: str = "Parquet") -> BadInputError:
+    """Builds the error of damage. Raises: OSError: Of a disk or a server, which has a number."""
+    if isinstance(error, OSError) and (error.errno or error.filename):
+        raise error
     text = str(error).partition("\n")[0]
     what = f"damaged, or not {name}: {text}"
-    return DataError(what, where=stream.file.shown, fix="copy or write the file again")
+    return BadInputError(what, where=stream.file.shown, fix="copy or write the file again")

@@ -1,9 +1,9 @@
 """Fields of a record of JSON or Parquet, by name; the caller gives errors their place."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from pretrain.errors import DataError
+from pretrain.prepare.filters import BAD_FIELD, BAD_RECORD, NOT_JSON, SURROGATE, BadInputError
 from pretrain.utils.safe_read import parse_json, parse_json_at
 
 JSON_KINDS = {
@@ -16,6 +16,10 @@ JSON_KINDS = {
     bytes: "bytes",
 }
 
+ABSENT = object()
+
+OR_SKIP = "or leave such records out (--on-error skip, or on_error of the input)"
+
 
 def spelled(option: str) -> str:
     """Returns the ways to give an option that names a field."""
@@ -25,14 +29,15 @@ def spelled(option: str) -> str:
 class RecordError(Exception):
     """A malformed record, whose place the caller knows."""
 
-    def __init__(self, what: str, fix: str) -> None:
+    def __init__(self, what: str, fix: str, reason: str = BAD_RECORD) -> None:
         self.what = what
         self.fix = fix
+        self.reason = reason
         super().__init__(what)
 
-    def at(self, where: str) -> DataError:
+    def at(self, where: str) -> BadInputError:
         """Returns the error with its place."""
-        return DataError(self.what, where=where, fix=self.fix)
+        return BadInputError(self.what, where=where, fix=self.fix, reason=self.reason)
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -43,10 +48,32 @@ def parse_object(text: str) -> dict[str, Any]:
         if end == 0 or text[end:] not in ("", "\n"):
             row = parse_json(text)
     except ValueError as error:
-        raise RecordError(f"not JSON: {error}", "write one JSON object a line") from None
+        raise RecordError(f"not JSON: {error}", "write one JSON object a line", NOT_JSON) from None
     if not isinstance(row, dict):
-        raise RecordError("not a JSON object", 'write records such as {"text": "..."}')
+        raise RecordError("not a JSON object", 'write records such as {"text": "..."}', NOT_JSON)
     return row
+
+
+def head_of(known: Collection[str], name: str) -> str | None:
+    """Returns the known field that `name` is, or is in: `doc.text`, else `doc`; None: neither."""
+    while name not in known:
+        name, dot, _ = name.rpartition(".")
+        if not dot:
+            return None
+    return name
+
+
+def find_field(value: Any, name: str) -> Any:
+    """Returns the value at a path in records and lists, such as `doc.parts.0`, or `ABSENT`."""
+    if isinstance(value, list):
+        index, dot, rest = name.partition(".")
+        if not (index.isascii() and index.isdecimal() and int(index) < len(value)):
+            return ABSENT
+        return find_field(value[int(index)], rest) if dot else value[int(index)]
+    head = head_of(value, name) if isinstance(value, dict) else None
+    if head is None:
+        return ABSENT
+    return value[head] if head == name else find_field(value[head], name[len(head) + 1 :])
 
 
 def text_of(record: Mapping[str, Any], name: str, option: str) -> tuple[str, bytes]:
@@ -63,7 +90,8 @@ def encode(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         surrogate = f"{error.object[error.start]!a}"
-        raise RecordError(f"unpaired surrogate {surrogate} in the text", "remove it") from None
+        what = f"unpaired surrogate {surrogate} in the text"
+        raise RecordError(what, f"remove it, {OR_SKIP}", SURROGATE) from None
 
 
 def bad_field(record: Mapping[str, Any], name: str, wanted: str, option: str) -> RecordError:
@@ -71,11 +99,15 @@ def bad_field(record: Mapping[str, Any], name: str, wanted: str, option: str) ->
     fields = ", ".join(sorted(map(str, record))[:20]) or "none"
     what = f"field {name!r} {describe(record, name, wanted)}; fields: {fields}"
     if name in record:
-        return RecordError(what, f"make it {wanted}, or choose another with {option}")
+        fix = f"make it {wanted}, or choose another with {option}"
+        if wanted == "a string" and isinstance(record[name], list):
+            fix += ", or join its strings: joiner of the input"
+        return RecordError(what, fix, BAD_FIELD)
     chats = [key for key, value in record.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
     if chats and option in ("prompt_field", "messages_field"):
-        return RecordError(what, f"give messages_field: {chats[0]} (inputs.0.messages_field={chats[0]})")
-    return RecordError(what, f"add it to the record, or choose one with {option}")
+        fix = f"give messages_field: {chats[0]} (inputs.0.messages_field={chats[0]})"
+        return RecordError(what, fix, BAD_FIELD)
+    return RecordError(what, f"add it to the record, or choose one with {option}", BAD_FIELD)
 
 
 def describe(record: Mapping[str, Any], name: str, wanted: str) -> str:

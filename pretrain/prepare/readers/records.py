@@ -21,12 +21,11 @@ The names of the fields are options of the input. The caller adds the place to a
 
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_LE
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pretrain.config.prepare import DataKind, InputConfig
-from pretrain.errors import DataError
-from pretrain.prepare.filters import Document, Label
+from pretrain.prepare.filters import TOO_LARGE, UNDECODABLE, BadInputError, BadItem, Document, Label
 from pretrain.prepare.readers.conversations import (
     OPTIONAL_INPUT,
     build_preference,
@@ -35,9 +34,11 @@ from pretrain.prepare.readers.conversations import (
     prompt_fields,
 )
 from pretrain.prepare.readers.record_fields import (
+    ABSENT,
     RecordError,
     bad_field,
     encode,
+    find_field,
     kind_of,
     spelled,
     text_of,
@@ -55,6 +56,11 @@ FIELD_OPTIONS: dict[DataKind, tuple[str, ...]] = {
     "choices": ("question_field", "choices_field", "label_field"),
 }
 
+_OF_TEXT = ("text", "source", "target", "prompt", "response", "question", "context")
+TEXT_OPTIONS = frozenset(f"{name}_field" for name in _OF_TEXT)
+"""Options whose fields may be lists of strings, which `joiner` joins."""
+UTF8_BOM = b"\xef\xbb\xbf"
+
 
 @dataclass(frozen=True, slots=True)
 class ReadRule:
@@ -63,6 +69,15 @@ class ReadRule:
     config: InputConfig
     kind: DataKind = "text"
     fields: tuple[str, ...] = ()  # of records, for filters
+    lifted: dict[str, bool] = field(init=False)  # fields inside others; whether lists are joined
+
+    def __post_init__(self) -> None:
+        options = [option for option in InputConfig.model_fields if option.endswith("_field")]
+        named = [(name, option) for option in options for name in _listed(getattr(self.config, option))]
+        names = {name: option in TEXT_OPTIONS for name, option in named}
+        is_joined = self.config.joiner is not None
+        lifted = {name: is_joined and names[name] for name in names if "." in name or is_joined}
+        object.__setattr__(self, "lifted", lifted)
 
     @property
     def limit(self) -> int:
@@ -70,9 +85,25 @@ class ReadRule:
         return self.config.max_document_bytes
 
     @property
-    def skips_undecodable(self) -> bool:
-        """Whether text that is not UTF-8 is left out."""
-        return self.config.undecodable == "skip"
+    def skips(self) -> bool:
+        """True if bad items are left out."""
+        return self.config.on_error == "skip"
+
+    def leave_out(
+        self, error: BadInputError, consumed_bytes: int, num_records: int = 1, lost_bytes: int = 0
+    ) -> BadItem:
+        """Returns what stands for a bad item. Raises: BadInputError: Bad items stop the reading."""
+        if not self.skips:
+            raise error from None
+        return BadItem(
+            "",
+            b"",
+            consumed_bytes,
+            refused=error.reason,
+            error=f"{error.where}: {error.what}",
+            num_records=num_records,
+            lost_bytes=lost_bytes,
+        )
 
     def text_fields(self, known: Collection[str]) -> tuple[dict[str, str], list[str]]:
         """Returns the fields that documents are made of: needed ones, by their option, and those that may be absent.
@@ -88,43 +119,64 @@ class ReadRule:
 
     def build(self, record: Mapping[str, Any], consumed_bytes: int) -> Document:
         """Makes a document of a record of `consumed_bytes` of the input. Raises: RecordError."""
+        if self.lifted:
+            record = self._lift(record)
         document = _BUILDERS[self.kind](record, self.config, consumed_bytes)
         document.fields = self.select_fields(record)
         return document
 
+    def _lift(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a record with fields inside others lifted out, and lists of strings joined."""
+        found = dict(record)
+        for name, is_joined in self.lifted.items():
+            value = find_field(record, name)
+            if is_joined and isinstance(value, list) and all(isinstance(one, str) for one in value):
+                value = str(self.config.joiner).join(value)
+            if value is not ABSENT:
+                found[name] = value
+        return found
+
     def select_fields(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the fields that filters ask for."""
-        return {name: record[name] for name in self.fields if name in record}
+        found = {name: find_field(record, name) for name in self.fields}
+        return {name: value for name, value in found.items() if value is not ABSENT}
 
 
-def too_long(what: str, limit: int, where: str) -> DataError:
+def without_marks(utf8: bytes) -> bytes:
+    """Returns a text without byte-order marks at the beginning of lines, as of joined files."""
+    return utf8.removeprefix(UTF8_BOM).replace(b"\n" + UTF8_BOM, b"\n")
+
+
+def too_long(what: str, limit: int, where: str) -> BadInputError:
     """Builds the error of a line or document that is longer than the limit."""
     option = "--max-document-bytes, or max_document_bytes of the input"
-    return DataError(
+    return BadInputError(
         f"{what} is longer than max_document_bytes={limit}",
         where=where,
         fix=f"raise it ({option}), which costs memory, or cut the text",
+        reason=TOO_LARGE,
     )
 
 
 def decode(utf8: bytes, name: str, offset: int) -> str:
-    """Decodes text at byte `offset` of `name`. Raises: DataError, with the wrong byte."""
+    """Decodes text at byte `offset` of `name`. Raises: BadInputError, with the wrong byte."""
     try:
         return utf8.decode()
     except UnicodeDecodeError as error:
         raise not_utf8(error, name, offset) from None
 
 
-def not_utf8(error: UnicodeDecodeError, name: str, offset: int) -> DataError:
+def not_utf8(error: UnicodeDecodeError, name: str, offset: int) -> BadInputError:
     """Builds the error of bytes, from byte `offset` of `name` on, that are not UTF-8."""
     what = f"invalid UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})"
     fix = "convert the file to UTF-8 (iconv -f ENCODING), drop such bytes (iconv -c -f UTF-8 -t UTF-8)"
-    fix += ", or leave such texts out (--undecodable skip, or undecodable of the input)"
+    fix += ", or leave such texts out (--on-error skip, or on_error of the input)"
     if offset == 0 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):  # of UTF-32 too, little-endian
         encoding = "UTF-32" if error.object.startswith(BOM_UTF32_LE) else "UTF-16"
         what = f"{encoding} by its byte-order mark, not UTF-8"
         fix = f"convert it: iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
-    return DataError(what, where=f"{name}, byte {offset + error.start}", fix=fix)
+    where = f"{name}, byte {offset + error.start}"
+    return BadInputError(what, where=where, fix=fix, reason=UNDECODABLE)
 
 
 def _build_text(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:

@@ -16,8 +16,7 @@ import codecs
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from pretrain.errors import DataError
-from pretrain.prepare.filters import NOT_A_PAGE, Document
+from pretrain.prepare.filters import DAMAGED, NOT_A_PAGE, BadInputError, Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.readers.records import ReadRule, RecordError
@@ -91,9 +90,9 @@ class _RecordReader:
         self._position += head.num_bytes - left_bytes
         self._check_whole(head, head.num_bytes - left_bytes)
 
-    def error(self, what: str, offset: int) -> DataError:
+    def error(self, what: str, offset: int) -> BadInputError:
         """Builds the error of a record."""
-        return DataError(what, where=f"{self._name}, byte {offset}", fix=_FIX)
+        return BadInputError(what, where=f"{self._name}, byte {offset}", fix=_FIX)
 
     def _check_whole(self, head: _Head, num_bytes: int) -> None:
         if num_bytes < head.num_bytes:
@@ -117,13 +116,20 @@ def read_warc(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Doc
             records.skip_content(head)
             continue
         media_type = ""
+        bad = None
         if head.num_bytes > rule.limit:
             records.skip_content(head)
         else:
-            media_type, text = _page(records, head, rule.limit)
+            try:
+                media_type, text = _page(records, head, rule.limit)
+            except RecordError as error:
+                bad = error.at(f"{name}, byte {head.offset}")
         position = stream.stored.tell()
         consumed_bytes = position - before
         before = position
+        if bad is not None:
+            yield rule.leave_out(bad, consumed_bytes)
+            continue
         if text is None:
             yield Document("", b"", consumed_bytes, refused=NOT_A_PAGE)
             continue
@@ -135,12 +141,15 @@ def read_warc(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Doc
         try:
             document = rule.build({**fields, rule.config.text_field: text}, consumed_bytes)
         except RecordError as error:
-            raise error.at(f"{name}, byte {head.offset}") from None
+            document = rule.leave_out(error.at(f"{name}, byte {head.offset}"), consumed_bytes)
         yield document
 
 
 def _page(records: _RecordReader, head: _Head, limit: int) -> tuple[str, str | None]:
-    """Returns the media type of a record and the text of its page; None: it is none. Raises: DataError."""
+    """Returns the media type of a record and the text of its page; None: it is none.
+
+    Raises: BadInputError: The archive is cut off; RecordError: The record is damaged.
+    """
     from fastwarc.warc import WarcRecord
 
     content = records.read_content(head)
@@ -158,7 +167,7 @@ def _page(records: _RecordReader, head: _Head, limit: int) -> tuple[str, str | N
             return media_type, None
         body = record.reader.read(limit + 1)
     except (OSError, ValueError) as error:
-        raise records.error(f"a damaged record: {error}", head.offset) from None
+        raise RecordError(f"a damaged record: {error}", _FIX, DAMAGED) from None
     if len(body) > limit:
         return media_type, None
     text = _decode(body, record.http_charset if is_response else None)

@@ -17,14 +17,13 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, BinaryIO, cast
 
-from pretrain.errors import DataError
-from pretrain.prepare.filters import Document
+from pretrain.prepare.filters import BadInputError, BadItem, Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.readers.json import read_records
 from pretrain.prepare.readers.lines import Lines
 from pretrain.prepare.readers.record_fields import RecordError, parse_object
-from pretrain.prepare.readers.records import ReadRule, decode, too_long
+from pretrain.prepare.readers.records import ReadRule, decode, too_long, without_marks
 
 SKIP_BYTES = 2**20
 MAX_NAME_BYTES = 2**20
@@ -145,8 +144,8 @@ class TarReader:
             raise self._error("a sparse member", member.offset, "make the tar without --sparse")
         return found
 
-    def _error(self, what: str, offset: int, fix: str) -> DataError:
-        return DataError(what, where=f"{self._name}, byte {offset}", fix=fix)
+    def _error(self, what: str, offset: int, fix: str) -> BadInputError:
+        return BadInputError(what, where=f"{self._name}, byte {offset}", fix=fix)
 
 
 def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
@@ -172,31 +171,40 @@ def read_webdataset(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterat
     named = (member for member in tar if split_name(member.path)[0])
     for key, members in groupby(named, key=lambda member: split_name(member.path)[0]):
         place = ""
+        bad: BadItem | None = None
         bodies: dict[str, bytes] = {}
         for member in members:
             place = place or f"{name}, byte {member.offset}"
             kind = split_name(member.path)[1]
             if kind in bodies:
                 what = f"sample {key!r} has two members .{kind}"
-                raise DataError(what, where=place, fix="give each sample a key of its own")
+                fix = "give each sample a key of its own"
+                bad = rule.leave_out(BadInputError(what, where=place, fix=fix), 0)
             bodies[kind] = b""
             if kind == "jsonl":
                 body = cast(BinaryIO, io.BufferedReader(member))
-                lines = Lines(body, f"{name}/{member.path}", rule.limit, stored=stored)
+                inner = f"{name}/{member.path}"
+                lines = Lines(body, inner, rule.limit, stored=stored, skips=rule.skips)
                 yield from read_records(lines, rule)
             elif kind in TEXT_MEMBERS:
                 if member.size > rule.limit:
                     what = f"member {member.path!r} of {member.size} bytes"
-                    raise too_long(what, rule.limit, place)
-                bodies[kind] = member.read(member.size)
+                    bad = rule.leave_out(too_long(what, rule.limit, place), 0)
+                else:
+                    bodies[kind] = without_marks(member.read(member.size))
         # Members that are skipped, too, are bytes of the input that are done.
         position = tar.position if stored is None else stored.tell()
-        if not _is_of_lines(key, bodies, place):
-            try:
+        try:
+            if bad is not None:
+                bad.consumed_bytes = position - before
+                yield bad
+            elif not _is_of_lines(key, bodies, place):
                 yield _build_document(bodies, f"{name}/{key}", rule, position - before)
-            except RecordError as error:
-                what = f"sample {key!r}: {error.what}"
-                raise DataError(what, where=place, fix=error.fix) from None
+        except RecordError as error:
+            error.what = f"sample {key!r}: {error.what}"
+            yield rule.leave_out(error.at(place), position - before)
+        except BadInputError as error:
+            yield rule.leave_out(error, position - before)
         before = position
 
 
@@ -214,7 +222,7 @@ def _is_of_lines(key: str, bodies: dict[str, bytes], place: str) -> bool:
         has = ", ".join(f".{kind}" for kind in found or bodies)
         what = "two texts" if found else "no text"
         fix = "give .txt, .json or .jsonl, and of these only .txt and .json together"
-        raise DataError(f"sample {key!r} has {what} (it has {has})", where=place, fix=fix)
+        raise BadInputError(f"sample {key!r} has {what} (it has {has})", where=place, fix=fix)
     return found == ["jsonl"]
 
 

@@ -15,13 +15,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from pretrain.config.prepare import FilterConfig, PrepareConfig
 from pretrain.errors import ConfigError, DataError, LaunchError, install_fix
-from pretrain.prepare.filters import CONTAMINATED, LANGUAGE, Document, refuse
+from pretrain.prepare.filters import CONTAMINATED, LANGUAGE, Document, LeftOut, limit_of, refuse, select
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.listing import list_inputs
 from pretrain.prepare.readers.dispatch import read_slices
@@ -84,7 +85,11 @@ def load_tested(config: PrepareConfig) -> EvaluationTexts:
     of_tests = config.model_copy(update={"inputs": rules.decontaminate.inputs, "kind": "text"})
     files = list_inputs(rules.decontaminate.inputs)
     slices = (Slice(file, 0, file.size) for file in files)
-    tested = read_tested(read_slices(of_tests, slices), rules.decontaminate.ngram)
+    left_out = LeftOut()
+    limit = limit_of(of_tests, sum(file.num_bytes for file in files))
+    documents = select(read_slices(of_tests, slices), attrgetter("refused"), None, left_out, limit)
+    tested = read_tested(documents, rules.decontaminate.ngram)
+    left_out.bad.check(limit, is_whole=True)
     if not tested.hashes:
         what = f"the evaluation sets have no text of {MIN_WORDS} words"
         raise DataError(what, where=files[0].shown, fix="choose its field by text_field")

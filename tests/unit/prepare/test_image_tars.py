@@ -13,7 +13,10 @@ from pretrain.config.model import ImageSize
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.yaml_nodes import LocatedTree
 from pretrain.data.image_stream import ImageStream
+from pretrain.datacheck.reading import Order
+from pretrain.datacheck.verify import verify
 from pretrain.errors import ConfigError, DataError
+from pretrain.prepare.filters import TooManyBadError
 from pretrain.prepare.input_parts import Share
 from pretrain.prepare.prepare import prepare
 from pretrain.shards.index import check_shards, load_index
@@ -202,3 +205,29 @@ def test_an_image_that_is_damaged_later_is_named_as_its_tar_names_it(tmp_path, t
     stream = ImageStream(tmp_path / "data", found, "train", image=ImageSize(3, 8), seq_len=5, config=ImagesConfig())
     with pytest.raises(DataError, match=r"train/part-00000-0001-photos-001\.tar: a/4\.jpg is damaged: CRC32 of"):
         stream.read(range(found.splits["train"].num_tokens))
+
+
+def test_bad_samples_and_the_rest_of_a_damaged_tar_are_left_out_on_request(tmp_path, tars):
+    bad = [("b/0.jpg", b"no image"), ("b/0.cls", b"cat"), ("b/1.jpg", PNG), ("c/2.jpg", PNG), ("c/2.cls", b"dog")]
+    write(tars / "photos-003.tar", [*members(20), *bad])
+    damaged = pack([*members(30, 6), *members(36)])
+    at = damaged.index(b"a/36.jpg")
+    (tars / "photos-004.tar").write_bytes(damaged[:at] + b"x" * 300 + damaged[at + 300 :])
+    write(tars / "photos-005.tar", bad[:2])
+    with pytest.raises(DataError, match="not an image"):
+        index(tmp_path, tars)
+    found = index(tmp_path, tars, on_error="skip", max_skipped_share=0.5)
+    # With the sample before the damage, of which more might have followed.
+    assert found.splits["train"].num_documents == 12 + 5 + 5
+    facts = json.loads((tmp_path / "data/statistics.json").read_text())
+    assert facts["left_out"] == {"bad_image": 3, "damaged": 1} and facts["skipped"]["num_bad"] == 4
+    check_shards(tmp_path / "data", found)
+    assert len(list((tmp_path / "data/train").glob("*.tar"))) == 5
+    for name in ("photos-003.tar", "photos-004.tar"):  # as the first shard, which webdataset reads too
+        options = {"kind": "images", "on_error": "skip", "max_skipped_share": 0.7}
+        prepare(short_prepare(tmp_path / name, [str(tars / name)], **options), processes=1)
+        assert verify(str(tmp_path / name), Order())["webdataset_samples"] == 5
+    with pytest.raises(
+        TooManyBadError, match=r"of \d+ records are bad.*more than max_skipped_share=0\.01.*sample 'b/0'"
+    ):
+        prepare(short_prepare(tmp_path / "other", [str(tars)], kind="images", on_error="skip"), processes=1)

@@ -10,6 +10,7 @@ from pretrain.config.load import parse_section, short_prepare
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.yaml_nodes import LocatedTree
 from pretrain.errors import ConfigError, DataError
+from pretrain.prepare.filters import TooManyBadError
 from pretrain.prepare.input_parts import Share
 from pretrain.prepare.prepare import prepare
 from pretrain.shards.index import load_index
@@ -140,3 +141,16 @@ def test_options_that_images_do_not_have(tmp_path, monkeypatch, path, options, m
     write_colors(tmp_path / "photos", each=2)
     with pytest.raises((ConfigError, DataError), match=message):
         prepare(short_prepare("data", [path], kind="images", **options), processes=1)
+
+
+def test_images_that_cannot_be_decoded_are_left_out_on_request(tmp_path):
+    write_colors(tmp_path / "photos")
+    (tmp_path / "photos/red/broken.png").write_bytes(encode(noise(40, 40))[:-300])
+    options = {"kind": "images", "split": "hash:0.25", "on_error": "skip"}
+    with pytest.raises(TooManyBadError, match=r"1 of \d+ records are bad, .*broken\.png: its pixels are damaged"):
+        prepare(short_prepare(tmp_path / "data", [str(tmp_path / "photos")], **options), processes=1)
+    options |= {"max_skipped_share": 0.8}
+    index = prepare(short_prepare(tmp_path / "data", [str(tmp_path / "photos")], **options), processes=1)
+    assert sum(split.num_documents for split in index.splits.values()) == 24
+    facts = json.loads((tmp_path / "data/statistics.json").read_text())
+    assert facts["left_out"] == {"bad_image": 1} and facts["skipped"]["num_read"] == 25

@@ -70,7 +70,7 @@ def test_inputs_keep_their_order_and_a_file_named_twice_is_read_once(tmp_path):
 def test_a_file_of_two_inputs_is_read_twice_only_where_it_is_read_in_two_ways(tmp_path):
     touch(tmp_path, "a.jsonl", "b.jsonl")
     paths = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
-    alike = [InputConfig(path=paths[0]), InputConfig(path=paths)]
+    alike = [InputConfig(path=paths[0]), InputConfig(path=[f"{tmp_path}/../{tmp_path.name}/a.jsonl", *paths])]
     assert [(file.path, file.input) for file in list_inputs(alike)] == [(paths[0], 0), (paths[1], 1)]
     other = [InputConfig(path=paths[0]), InputConfig(path=paths[0], text_field="title")]
     assert [(file.path, file.input) for file in list_inputs(other)] == [(paths[0], 0), (paths[0], 1)]

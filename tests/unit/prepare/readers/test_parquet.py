@@ -72,7 +72,7 @@ def test_records_and_fields_come_from_columns(tmp_path):
         ({"source": ["a"]}, {"kind": "pairs"}, "there is no column 'target'; .* choose another with target_field"),
         ({"text": ["a"] * 11 + [None]}, {}, r"a\.parquet, row 12: field 'text' is null, not a string"),
         ({"text": [1]}, {}, r"a\.parquet, row 1: field 'text' is a number, not a string"),
-        ({"text": [b"a"]}, {}, r"a\.parquet, row 1: field 'text' is bytes, not a string"),
+        ({"text": [b"a", b"\xff"]}, {}, r"a\.parquet, row 2: invalid UTF-8: invalid start byte"),
         ({"text": ["a", "bb"]}, {"max_document_bytes": 1}, "row 2: a document is longer than max_document_bytes=1"),
     ],
 )

@@ -33,15 +33,13 @@ def test_each_file_is_read_as_its_input_says(tmp_path):
 def test_undecodable_file_is_left_out_in_the_default_corpus_and_where_its_input_says_so(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff")
     part = part_of(*listing(tmp_path))
-    for inputs in ([], [InputConfig(path=str(tmp_path), undecodable="skip")]):
+    for inputs in ([], [InputConfig(path=str(tmp_path), on_error="skip")]):
         (document,) = read(part.slices, inputs)
         assert document.refused == UNDECODABLE and not document.text
-    with pytest.raises(
-        DataError, match=r"a\.txt, byte 0: invalid UTF-8.* or leave such texts out \(--undecodable skip"
-    ):
+    with pytest.raises(DataError, match=r"a\.txt, byte 0: invalid UTF-8.* or leave such texts out \(--on-error skip"):
         list(read(part.slices, [InputConfig(path=str(tmp_path))]))
-    with pytest.raises(ValueError, match=r"undecodable=skip goes with text, lines and jsonl, not format=parquet"):
-        InputConfig(path=str(tmp_path), format="parquet", undecodable="skip")
+    with pytest.raises(ValueError, match=r"undecodable=skip is now a case of on_error: write on_error instead"):
+        InputConfig(path=str(tmp_path), undecodable="skip")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
@@ -49,7 +47,7 @@ def test_undecodable_lines_are_left_out_one_by_one(tmp_path, name):
     lines = [b'{"text": "eins"}\n', b'{"text": "sch\xf6n"}\n', b'{"text": "drei"}\n']
     (tmp_path / name).write_bytes(gzip.compress(b"".join(lines)) if name.endswith("gz") else b"".join(lines))
     for format in ("jsonl", "lines"):
-        one = InputConfig(path=str(tmp_path / name), format=format, undecodable="skip")
+        one = InputConfig(path=str(tmp_path / name), format=format, on_error="skip")
         found = list(read(part_of(*list_inputs([one])).slices, [one]))
         assert [document.refused for document in found] == [None, UNDECODABLE, None]
         assert sum(document.consumed_bytes for document in found) == (tmp_path / name).stat().st_size
@@ -129,4 +127,4 @@ def test_truncated_gzip_is_named(tmp_path, cut):
     with pytest.raises(
         DataError, match=r"a\.jsonl\.gz, byte \d+ \(uncompressed\): truncated or damaged gzip: .*; copy or"
     ):
-        list(read(part_of(*listing(tmp_path)).slices))
+        list(read(part_of(*listing(tmp_path)).slices, [InputConfig()]))

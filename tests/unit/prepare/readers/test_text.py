@@ -9,7 +9,7 @@ from tests.helpers.reading import documents, texts
 
 def test_file_is_one_document_byte_for_byte(tmp_path):
     path = tmp_path / "a.txt"
-    path.write_bytes(b"one\r\ntwo\rthree\n\xef\xbb\xbf\x00")
+    path.write_bytes(b"one\r\ntwo\rthree \xef\xbb\xbf\n\x00")
     (document,) = documents(path, part_bytes=1)
     assert document.utf8 == path.read_bytes() == document.text.encode()
 
