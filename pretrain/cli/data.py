@@ -23,9 +23,7 @@ def prepare_command(
     output: Annotated[Path | None, Option(help="Folder to write.")] = None,
     input: Annotated[list[str] | None, Option(help="Files, folders, globs, URLs. None: Python's library.")] = None,
     kind: Annotated[str | None, Option(help="text (default) or images; others by CONFIG.")] = None,
-    tokenizer: Annotated[
-        str | None, Option(help="bpe (default), wordpiece, unigram, char, or a tokenizer.json.")
-    ] = None,
+    tokenizer: Annotated[str | None, Option(help="bpe, wordpiece, unigram, char, or a file.")] = None,
     vocab_size: Annotated[int | None, Option(parser=count_from(0), help="Its size. Default: 8192.")] = None,
     text_field: Annotated[str | None, Option(help="Field of a record that holds the text.")] = None,
     max_document_bytes: Annotated[int | None, Option(parser=count_from(0), help="Limit of a text: 64 MiB.")] = None,
@@ -36,9 +34,7 @@ def prepare_command(
     processes: Annotated[int | None, Option(min=1, help="Workers. Default: one a core.")] = None,
     part: Annotated[str, Option(metavar="I/N", help="Share of this machine, from 1/N.")] = "1/1",
     system: Annotated[str | None, Option("--from", help="Tokens of megatron, nanogpt, olmo, mds; webdataset.")] = None,
-    dtype: Annotated[
-        str | None, Option(help="With --from: type of tokens in files that do not say it, such as uint32.")
-    ] = None,
+    dtype: Annotated[str | None, Option(help="With --from: type of tokens, where files lack it.")] = None,
 ) -> None:
     """Train a tokenizer and write token shards, webdataset tars with an index, by a config or options.
 

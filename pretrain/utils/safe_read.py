@@ -83,6 +83,8 @@ def _check_nesting(value: Any, num_brackets: int) -> None:
     """Refuses more than `MAX_NESTING` levels, which take as many brackets. Raises: ValueError."""
     level = [value] if num_brackets > MAX_NESTING else []
     for _ in range(MAX_NESTING):
+        if not level:
+            return  # at once for the most records
         nested = [one for one in level if isinstance(one, dict | list)]
         inner = [one.values() if isinstance(one, dict) else one for one in nested]
         level = list(chain.from_iterable(inner))
