@@ -16,7 +16,7 @@ from pretrain.config.texts.templates import AUTO, Template, check_named_template
 
 DataKind = Literal["text", "pairs", "records", "preferences", "classes", "tags", "answers", "choices", "images"]
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
-Format = Literal["auto", "text", "lines", "jsonl", "json", "parquet", "arrow", "webdataset", "warc"]
+Format = Literal["auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "webdataset", "warc"]
 
 
 class NormalizeConfig(Section):
@@ -54,7 +54,8 @@ class InputConfig(Section):
     """Split of a data set there, or of a folder of `datasets` (save_to_disk). None: train."""
     format: Format = "auto"
     """`auto`: by file name. `text`: a document a file. `lines`: a document a line. `jsonl`: a
-    record a line. `json`: a list of records, or records one after the other. `parquet`, `arrow`: a
+    record a line. `json`: a list of records, or records one after the other. `csv`, `tsv`: a record
+    a row, below a header. `parquet`, `arrow`: a
     document a row. `webdataset`: tars with
     one text or JSON member a sample. `warc`: a document a page of a web archive."""
     text_field: str = "text"

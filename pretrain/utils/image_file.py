@@ -116,4 +116,7 @@ class ImageFile:
         # Pillow's own words for a file of no format name an object in memory.
         is_foreign = isinstance(error, PIL.UnidentifiedImageError)
         reason = "" if is_foreign else str(error).partition("\n")[0]
+        if "MAX_TEXT" in reason:
+            what = "a limit of the decoder, no damage: more text beside the pixels than is read"
+            return DataError(what, where=self._where, fix="save it anew without its text chunks")
         return DataError(f"{what}: {reason}" if reason else what, where=self._where, fix=_FIX)

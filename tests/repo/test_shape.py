@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (6, 1025),
     "checkpoint": (14, 2779),
     "cli": (15, 2899),
-    "config": (30, 6272),
+    "config": (30, 6287),
     "data": (13, 2624),
     "datacheck": (11, 2327),
     "doctor": (13, 2012),
@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "objective": (14, 2178),
     "optim": (6, 1359),
     "plan": (16, 3825),
-    "prepare": (48, 8392),
+    "prepare": (49, 9008),
     "pretrain_launch": (19, 3706),
     "report": (8, 1611),
     "run": (7, 1513),
@@ -44,7 +44,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "tokenizer": (10, 2077),
     "tracking": (12, 1887),
     "train": (16, 3372),
-    "utils": (13, 1965),
+    "utils": (13, 1970),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""
 LINES_SLACK = 60

@@ -5,7 +5,8 @@
 
 text         a file is a document                  jsonl        a line is a record
 lines        a line is a document                  json         a list of records, or one record
-paired       two files; a line is one side         parquet      a row is a record
+paired       two files; a line is one side         csv, tsv     a row below the header is a record
+                                                   parquet      a row is a record
                                                    arrow        a row is a record
                                                    webdataset   a tar; a sample is a document or records
                                                    warc         a web archive; a page is a document
@@ -44,14 +45,16 @@ FORMAT_OF_SUFFIX = {
     ".md": "text",
     ".jsonl": "jsonl",
     ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
     ".parquet": "parquet",
     ".arrow": "arrow",
     ".tar": "webdataset",
     ".warc": "warc",
     ".wet": "warc",
 }
-COMPRESSION_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd"}
-KNOWN_SUFFIXES = f"{' '.join(FORMAT_OF_SUFFIX)}, or these with {' or '.join(COMPRESSION_OF_SUFFIX)}"
+COMPRESSION_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
+KNOWN_SUFFIXES = f"{' '.join(FORMAT_OF_SUFFIX)}, or these with {', '.join(COMPRESSION_OF_SUFFIX)}"
 AS_TEXT = "every file of an input is read as text by a config's `inputs: [{path: ..., format: text}]`"
 COLUMNAR = ("parquet", "arrow")
 CUTTABLE = ("lines", "jsonl", "parquet")

@@ -1,17 +1,21 @@
-"""Open input files, decompressed; damage is named with its place.
+"""Open input files, decompressed; damage, and limits of the decoders, are named with their place.
 
-Memory is bounded at any ratio: no more is decompressed than is asked for.
+Memory is bounded at any ratio: no more is decompressed than is asked for, and the window of the
+format: up to 2 GiB of zstd (`--long=31`), 4 GiB of xz.
 """
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import sys
 import zlib
+from collections.abc import Callable
 from typing import Any, BinaryIO, Self, cast
 
 from pretrain.errors import DataError
-from pretrain.prepare.filters import BadInputError
+from pretrain.prepare.filters import TOO_LARGE, BadInputError
 from pretrain.prepare.input_parts import InputFile
 from pretrain.prepare.inputs.remote_files import open_remote, stat_remote
 
@@ -22,11 +26,52 @@ else:
 
 CHUNK_BYTES = 128 * 2**10
 
-_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError)
+_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError, lzma.LZMAError)
+# Parts of messages of decoders about whole files: the limit, and how to decompress them elsewhere.
+_LIMITS = {
+    "requires too much memory": ("it needs a window of more than 2 GiB", "zstd -d --ultra --memory=8GB"),
+    "Dictionary mismatch": ("it needs the dictionary that it was compressed with", "zstd -d -D DICTIONARY"),
+    "Memory usage limit": ("it needs more memory than xz may take", "xz -d"),
+    "Unknown compression method": ("another method than deflate", "7z x"),
+    "unsupported options": ("a filter that liblzma does not have", "xz -d"),
+}
+
+
+class _JoinedStreams:
+    """Output of a decoder over streams that are joined, of xz or bzip2, with zeros between or not.
+
+    LZMAFile and BZ2File take what else is behind a stream for the end of the file.
+    """
+
+    def __init__(self, stored: BinaryIO, build_decoder: Callable[[], Any]) -> None:
+        self._stored = stored
+        self._build = build_decoder
+        self._decoder: Any = None
+
+    def read1(self, num_bytes: int) -> bytes:
+        """Returns up to `num_bytes`; none at the end. Raises: EOFError, LZMAError, OSError."""
+        while True:
+            data = b""
+            if self._decoder is None or self._decoder.eof:
+                data = (self._decoder and self._decoder.unused_data.lstrip(b"\0")) or self._next()
+                if not data:
+                    return b""
+                self._decoder = self._build()
+            elif self._decoder.needs_input and not (data := self._stored.read(CHUNK_BYTES)):
+                raise EOFError("the file ended before the end of a stream")
+            if plain := self._decoder.decompress(data, num_bytes):
+                return bytes(plain)
+
+    def _next(self) -> bytes:
+        """Returns the beginning of the next stream; none at the end."""
+        while block := self._stored.read(CHUNK_BYTES):
+            if data := block.lstrip(b"\0"):
+                return data
+        return b""
 
 
 class _Decompressed(io.RawIOBase):
-    """Output of a decoder; its errors become DataError."""
+    """Output of a decoder; its errors become BadInputError."""
 
     def __init__(self, decoder: Any, file: InputFile) -> None:
         self._decoder = decoder
@@ -40,7 +85,14 @@ class _Decompressed(io.RawIOBase):
         try:
             # At most one read below, so that what comes before a damage is given first.
             data = self._decoder.read1(len(buffer))
-        except _DAMAGE as error:
+        except MemoryError:
+            raise self._limit("its window has no room in memory", f"{self._file.compression} -d") from None
+        except (*_DAMAGE, OSError) as error:
+            if isinstance(error, OSError) and (error.errno or error.filename):
+                raise  # of the disk or the server; bz2 has none of its own
+            for said, (what, command) in _LIMITS.items():
+                if said in str(error):
+                    raise self._limit(what, command) from None
             what = f"truncated or damaged {self._file.compression}: {error}"
             where = f"{self._file.shown}, byte {self._position} (uncompressed)"
             raise BadInputError(what, where=where, fix="copy or compress the file again") from None
@@ -48,14 +100,31 @@ class _Decompressed(io.RawIOBase):
         self._position += len(data)
         return len(data)
 
+    def _limit(self, what: str, command: str) -> BadInputError:
+        what = f"a limit of the {self._file.compression} decoder, no damage: {what}"
+        fix = f"decompress it first: {command} FILE"
+        return BadInputError(what, where=self._file.shown, fix=fix, reason=TOO_LARGE)
+
 
 def decompress(stored: BinaryIO, file: InputFile) -> BinaryIO:
     """Returns the uncompressed bytes of a file; reads of damaged data raise DataError."""
     if not file.compression:
         return stored
-    is_gzip = file.compression == "gzip"
-    decoder: Any = gzip.GzipFile(fileobj=stored) if is_gzip else zstd.ZstdFile(stored)
+    decoder = _DECODERS[file.compression](stored)
     return cast(BinaryIO, io.BufferedReader(_Decompressed(decoder, file), CHUNK_BYTES))
+
+
+def _open_zstd(stored: BinaryIO) -> Any:
+    # Of public dumps, which zstd itself refuses without --long=31.
+    return zstd.ZstdFile(stored, options={zstd.DecompressionParameter.window_log_max: 31})
+
+
+_DECODERS: dict[str, Callable[[BinaryIO], Any]] = {
+    "gzip": lambda stored: gzip.GzipFile(fileobj=stored),
+    "zstd": _open_zstd,
+    "xz": lambda stored: _JoinedStreams(stored, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ)),
+    "bzip2": lambda stored: _JoinedStreams(stored, bz2.BZ2Decompressor),
+}
 
 
 class InputStream:

@@ -14,6 +14,7 @@ from pretrain.prepare.filters import BadInputError, Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.normalize import build_normalizers, normalize_document
+from pretrain.prepare.readers.csv import read_csv
 from pretrain.prepare.readers.json import read_json, read_jsonl
 from pretrain.prepare.readers.lines import read_lines, read_paired, read_text
 from pretrain.prepare.readers.parquet import read_arrow, read_parquet
@@ -27,6 +28,8 @@ READERS: dict[str, Callable[[InputStream, Slice, ReadRule], Iterator[Document]]]
     "paired": read_paired,
     "jsonl": read_jsonl,
     "json": read_json,
+    "csv": read_csv,
+    "tsv": read_csv,
     "parquet": read_parquet,
     "arrow": read_arrow,
     "webdataset": read_webdataset,

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from pretrain.prepare.filters import BAD_FIELD, UNDECODABLE, BadInputError, Document
+from pretrain.prepare.filters import BAD_FIELD, TOO_LARGE, UNDECODABLE, BadInputError, Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
-from pretrain.prepare.readers.record_fields import RecordError, head_of, spelled
+from pretrain.prepare.readers.record_fields import RecordError
 from pretrain.prepare.readers.records import ReadRule, too_long
 
 BUFFER_BYTES = 2**20
@@ -66,7 +66,7 @@ def _read_batches(stream: InputStream, rule: ReadRule) -> Iterator[Document]:
             raise _damaged("it has no end mark", stream, "Arrow")
     stored.seek(0)
     reader = pyarrow.ipc.open_file(stored) if is_file else pyarrow.ipc.open_stream(stored)
-    columns = _columns(reader.schema.names, stream, rule)
+    columns = rule.choose_columns(reader.schema.names, stream.file.shown)
     numbers = range(reader.num_record_batches) if is_file else ()
     batches = (reader.get_batch(number) for number in numbers) if is_file else reader
     first_row = 0
@@ -82,23 +82,6 @@ def _read_batches(stream: InputStream, rule: ReadRule) -> Iterator[Document]:
         first_row += batch.num_rows
 
 
-def _columns(known: Sequence[str], stream: InputStream, rule: ReadRule) -> list[str]:
-    """Returns the columns of documents. Raises: BadInputError: One is absent, or there twice."""
-    needed, others = rule.text_fields(known)
-    heads = {name: head_of(known, name) for name in (*needed.values(), *others, *rule.fields)}
-    for option, name in needed.items():
-        if heads[name] is None:
-            what = f"there is no column {name!r}; columns: {', '.join(known[:20]) or 'none'}"
-            fix = f"choose another with {spelled(option)}"
-            raise BadInputError(what, where=stream.file.shown, fix=fix, reason=BAD_FIELD)
-    wanted = [head for head in dict.fromkeys(heads.values()) if head is not None]
-    for head in wanted:
-        if known.count(head) > 1:
-            what = f"{known.count(head)} columns have the name {head!r}"
-            raise BadInputError(what, where=stream.file.shown, fix="rename one", reason=BAD_FIELD)
-    return wanted
-
-
 def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Document]:
     import pyarrow.parquet
 
@@ -109,7 +92,7 @@ def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
     in_piece = [n for n in range(len(groups)) if piece.start <= bounds[n] < piece.stop]
     in_piece = [n for n in in_piece if groups[n].num_rows]
     try:
-        columns = _columns(file.schema_arrow.names, stream, rule)
+        columns = rule.choose_columns(file.schema_arrow.names, stream.file.shown)
     except BadInputError as error:
         num_rows = sum(groups[number].num_rows for number in in_piece)
         yield rule.leave_out(error, piece.num_bytes, num_rows, piece.num_bytes)
@@ -222,6 +205,12 @@ def _damaged(error: object, stream: InputStream, name: str = "Parquet") -> BadIn
     """Builds the error of damage. Raises: OSError: Of a disk or a server, which has a number."""
     if isinstance(error, OSError) and (error.errno or error.filename):
         raise error
+    import pyarrow
+
     text = str(error).partition("\n")[0]
+    if isinstance(error, pyarrow.ArrowNotImplementedError) or "encrypt" in text or "ize limit" in text:
+        what = f"a limit of pyarrow, no damage: {text}"
+        fix = "write it anew: as plain Parquet with zstd, or .jsonl"
+        return BadInputError(what, where=stream.file.shown, fix=fix, reason=TOO_LARGE)
     what = f"damaged, or not {name}: {text}"
     return BadInputError(what, where=stream.file.shown, fix="copy or write the file again")

@@ -20,12 +20,12 @@ The names of the fields are options of the input. The caller adds the place to a
 """
 
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_LE
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pretrain.config.prepare import DataKind, InputConfig
-from pretrain.prepare.filters import TOO_LARGE, UNDECODABLE, BadInputError, BadItem, Document, Label
+from pretrain.prepare.filters import BAD_FIELD, TOO_LARGE, UNDECODABLE, BadInputError, BadItem, Document, Label
 from pretrain.prepare.readers.conversations import (
     OPTIONAL_INPUT,
     build_preference,
@@ -39,6 +39,7 @@ from pretrain.prepare.readers.record_fields import (
     bad_field,
     encode,
     find_field,
+    head_of,
     kind_of,
     spelled,
     text_of,
@@ -116,6 +117,22 @@ class ReadRule:
             return needed, [*others, *([OPTIONAL_INPUT] if first == "instruction" else [])]
         needed = {option: getattr(self.config, option) for option in FIELD_OPTIONS[self.kind]}
         return needed, names_of_prompt(self.config) if self.kind == "preferences" else []
+
+    def choose_columns(self, known: Sequence[str], where: str) -> list[str]:
+        """Returns the columns of documents. Raises: BadInputError: One is absent, or there twice."""
+        needed, others = self.text_fields(known)
+        heads = {name: head_of(known, name) for name in (*needed.values(), *others, *self.fields)}
+        for option, name in needed.items():
+            if heads[name] is None:
+                what = f"there is no column {name!r}; columns: {', '.join(known[:20]) or 'none'}"
+                fix = f"choose another with {spelled(option)}"
+                raise BadInputError(what, where=where, fix=fix, reason=BAD_FIELD)
+        wanted = [head for head in dict.fromkeys(heads.values()) if head is not None]
+        for head in wanted:
+            if known.count(head) > 1:
+                what = f"{known.count(head)} columns have the name {head!r}"
+                raise BadInputError(what, where=where, fix="rename one", reason=BAD_FIELD)
+        return wanted
 
     def build(self, record: Mapping[str, Any], consumed_bytes: int) -> Document:
         """Makes a document of a record of `consumed_bytes` of the input. Raises: RecordError."""

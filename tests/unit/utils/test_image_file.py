@@ -10,6 +10,7 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from pretrain.errors import DataError
 from pretrain.utils.image_file import MAX_PIXELS, ImageFile
@@ -103,6 +104,13 @@ def claim(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\0IDAT"
 
 
+def with_text() -> bytes:
+    """A PNG with a text of megabytes beside its pixels."""
+    facts = PngInfo()
+    facts.add_text("prompt", "x" * 2**21, zip=True)
+    return encode(noise(4, 4), "PNG", pnginfo=facts)
+
+
 def frames(format: str) -> bytes:
     out = io.BytesIO()
     first, second = (Image.fromarray(noise(4, 4, seed)) for seed in (1, 2))
@@ -117,13 +125,14 @@ def frames(format: str) -> bytes:
         (b"no image", r"a\.png: not an image in a format that is read \(bmp, gif, .*\); remove it, or save it anew"),
         (claim(70_000, 1000), rf"a\.png: 70000 x 1000 of more than {MAX_PIXELS:,} pixels is refused; save it smaller"),
         (claim(90_000, 90_000), r"a\.png: a picture of more than [0-9,]+ pixels is refused"),
+        (with_text(), r"a\.png: a limit of the decoder, no damage: more text beside the pixels than is read; save it"),
         (frames("GIF"), r"a\.png: an animation, of which no frame stands for all; save one frame"),
         (frames("PNG"), r"a\.png: an animation"),
         (frames("WEBP"), r"a\.png: an animation"),
         (frames("TIFF"), r"a\.png: an animation"),
         (encode(GREY.astype(np.int32), "TIFF"), r"a\.png: has 32 bits a pixel \(mode I\); save it with 8 or 16 bits"),
     ],
-    ids=["text", "large", "bomb", "gif", "apng", "webp", "tiff", "32 bits"],
+    ids=["text", "large", "bomb", "long text", "gif", "apng", "webp", "tiff", "32 bits"],
 )
 def test_what_is_refused_by_the_header(content, message):
     with pytest.raises(DataError, match=message):

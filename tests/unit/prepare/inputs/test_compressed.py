@@ -1,5 +1,7 @@
+import bz2
 import gzip
 import io
+import lzma
 import random
 
 import pytest
@@ -10,7 +12,7 @@ from pretrain.errors import DataError
 from pretrain.prepare.input_parts import InputFile
 from pretrain.prepare.inputs.opening import decompress, zstd
 
-COMPRESS = {"gzip": gzip.compress, "zstd": zstd.compress}
+COMPRESS = {"gzip": gzip.compress, "zstd": zstd.compress, "xz": lzma.compress, "bzip2": bz2.compress}
 
 
 def plain(content, compression):
@@ -54,3 +56,41 @@ def test_damage_is_refused_with_its_place():
 def test_what_is_not_compressed_is_as_it_is():
     stream = io.BytesIO(b"abc")
     assert decompress(stream, InputFile("a", 3, "0")) is stream
+
+
+@pytest.mark.parametrize("compression", ["gzip", "xz", "bzip2"])
+def test_zeros_behind_streams_are_padding_and_anything_else_is_damage(compression):
+    packed = COMPRESS[compression](b"abc")
+    assert plain(packed + bytes(512) + packed + bytes(512), compression).read() == b"abcabc"
+    with pytest.raises(DataError, match=rf"byte 3 \(uncompressed\): truncated or damaged {compression}"):
+        plain(packed + b"garbage!", compression).read()
+
+
+@pytest.mark.parametrize("window_log", [27, 28, 31])
+def test_long_windows_of_zstd_are_read(window_log):
+    parameter = zstd.CompressionParameter
+    options = {parameter.window_log: window_log, parameter.enable_long_distance_matching: 1}
+    packer = zstd.ZstdCompressor(options=options)
+    packed = packer.compress(b"abc" * 1000) + packer.flush()
+    assert plain(packed, "zstd").read() == b"abc" * 1000
+
+
+def test_limits_of_decoders_are_named_as_such(monkeypatch):
+    lines = [b'{"text": "some text %d"}' % number for number in range(100)]
+    packed = zstd.compress(b"".join(lines), zstd_dict=zstd.train_dict(lines, 1024))
+    fix = "decompress it first: zstd -d -D DICTIONARY FILE"
+    limit = "a: a limit of the zstd decoder, no damage"
+    with pytest.raises(DataError, match=f"^{limit}: it needs the dictionary that it was compressed with; {fix}"):
+        plain(packed, "zstd").read()
+    # Magic, a frame without a content size, and a window of 4 TiB.
+    window = b"\x28\xb5\x2f\xfd\x00\xff"
+    with pytest.raises(DataError, match=f"^{limit}: it needs a window of more than 2 GiB; decompress it first"):
+        plain(window + bytes(20), "zstd").read()
+
+    def refuse(*_):
+        raise MemoryError
+
+    stream = plain(lzma.compress(b"abc"), "xz")
+    monkeypatch.setattr(stream.raw._decoder, "read1", refuse)
+    with pytest.raises(DataError, match=r"^a: a limit of the xz decoder, no damage: its window has no room in memory"):
+        stream.read()

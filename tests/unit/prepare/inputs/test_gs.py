@@ -84,7 +84,7 @@ def serve(handler):
 
 @pytest.fixture
 def bucket():
-    objects = {"t/1.txt": b"one", "t/u/2.txt": b"two", "t/3.csv": b"no", "a.jsonl": LINES}
+    objects = {"t/1.txt": b"one", "t/u/2.txt": b"two", "t/3.log": b"no", "a.jsonl": LINES}
     handler = type("Handler", (Bucket,), {"objects": objects})
     with serve(handler):
         import gcsfs

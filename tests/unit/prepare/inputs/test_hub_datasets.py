@@ -122,7 +122,7 @@ def parquet(*names):
 
 
 def test_files_at_an_address_are_read_in_ranges(hub):
-    hub.commit(**{"data/a.jsonl": rows("a", "b"), "data/b.parquet": parquet("c"), "data/x.csv": "1"})
+    hub.commit(**{"data/a.jsonl": rows("a", "b"), "data/b.parquet": parquet("c"), "data/x.log": "1"})
     assert texts(f"{NAME}/data/a.jsonl") == ["a", "b"]
     assert texts(f"{NAME}/data/*.jsonl") == ["a", "b"]
     assert sorted(texts(f"{NAME}@main/data")) == ["a", "b", "c"]

@@ -14,16 +14,16 @@ def listed(folder, *inputs, **options):
 
 
 def test_folder_is_read_recursively_sorted_without_hidden_or_unsupported_files(tmp_path):
-    touch(tmp_path, "b.txt", "a/z.md", "a/y.py", "a.jsonl", "c.jsonl.gz", ".x.txt", ".git/x.txt", "d.csv", "e.gz")
+    touch(tmp_path, "b.txt", "a/z.md", "a/y.py", "a.jsonl", "c.jsonl.gz", ".x.txt", ".git/x.txt", "d.log", "e.gz")
     assert listed(tmp_path, str(tmp_path)) == ["a/y.py", "a/z.md", "a.jsonl", "b.txt", "c.jsonl.gz"]
 
 
 def test_files_of_a_folder_that_are_not_read_are_counted_by_their_ending(tmp_path, caplog):
-    touch(tmp_path, "a.txt", "b.csv", "c/d.csv.gz", "c/e.csv", "h.parquet.gz", "README", ".hidden.csv")
+    touch(tmp_path, "a.txt", "b.log", "c/d.log.gz", "c/e.log", "h.parquet.gz", "README", ".hidden.log")
     with caplog.at_level("INFO"):
         assert listed(tmp_path, str(tmp_path)) == ["a.txt"]
         listed(tmp_path, str(tmp_path / "a.txt"))
-    endings = "2 .csv, 1 .csv.gz, 1 .parquet.gz, 1 without ending"
+    endings = "2 .log, 1 .log.gz, 1 .parquet.gz, 1 without ending"
     fix = "every file of an input is read as text by a config's `inputs: [{path: ..., format: text}]`"
     assert caplog.messages == [f"{tmp_path}: 5 files of other types left out: {endings}; {fix}"]
 
@@ -77,7 +77,7 @@ def test_a_file_of_two_inputs_is_read_twice_only_where_it_is_read_in_two_ways(tm
 
 
 def test_glob_matches_supported_files_and_folders(tmp_path):
-    touch(tmp_path, "x1/a.txt", "x2.txt", "x3.csv", "y.txt")
+    touch(tmp_path, "x1/a.txt", "x2.txt", "x3.log", "y.txt")
     assert listed(tmp_path, f"{tmp_path}/x*") == ["x1/a.txt", "x2.txt"]
     assert listed(tmp_path, f"{tmp_path}/**/*.txt") == ["x1/a.txt", "x2.txt", "y.txt"]
 
@@ -105,11 +105,11 @@ def test_linked_folders_are_followed_once(tmp_path):
         ("none.txt", r"none\.txt: no such file or folder; correct the path"),
         ("*.txt", r"\*\.txt: nothing to read; give files of \.txt \.py \.md \.jsonl \.json .* \.warc \.wet, or these"),
         ("", r": nothing to read; give files of"),
-        ("a.csv", r"a\.csv: unsupported file type; give one of \.txt .*; every file of an input is read as text "),
+        ("a.log", r"a\.log: unsupported file type; give one of \.txt .*; every file of an input is read as text "),
     ],
 )
 def test_input_that_names_nothing_readable_is_refused(tmp_path, name, message):
-    touch(tmp_path, "a.csv")
+    touch(tmp_path, "a.log")
     with pytest.raises(DataError, match=message):
         listing(tmp_path / name)
 

@@ -1,7 +1,9 @@
 """Whatever becomes of a file's bytes, reading it gives documents or one DataError, and ends."""
 
+import bz2
 import gzip
 import json
+import lzma
 import random
 import tarfile
 
@@ -25,6 +27,8 @@ FILES = {
     "a.jsonl": LINES,
     "a.jsonl.gz": gzip.compress(LINES),
     "a.jsonl.zst": zstd.compress(LINES),
+    "a.jsonl.xz": lzma.compress(LINES),
+    "a.jsonl.bz2": bz2.compress(LINES),
     "a.json": json.dumps(ROWS).encode(),
     "a.txt": LINES,
     "gnu.tar": pack(MEMBERS, tarfile.GNU_FORMAT),

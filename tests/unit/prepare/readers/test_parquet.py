@@ -99,6 +99,18 @@ def test_damage_is_named(tmp_path):
             texts(path)
 
 
+def test_what_pyarrow_does_not_read_is_a_limit_and_no_damage(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise pyarrow.ArrowNotImplementedError("Support for codec 'lzo' not built")
+
+    path = write(tmp_path / "a.parquet", {"text": ["a"]})
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", refuse)
+    with pytest.raises(
+        DataError, match=r"a\.parquet: a limit of pyarrow, no damage: Support for codec 'lzo' not built;"
+    ):
+        texts(path)
+
+
 def test_a_long_value_that_many_rows_share_is_decoded_once_at_a_time(tmp_path):
     """A file of a few KB would else take the memory of all its rows."""
     long = "a" * (8 << 20)
