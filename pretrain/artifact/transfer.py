@@ -36,6 +36,7 @@ from pretrain.interop.tokenizer import load_hub_tokenizer, reads_otherwise, toke
 from pretrain.interop.write import About, ExportReport, write_release
 from pretrain.plan.params import count_parameters
 from pretrain.run.folder import RunDir
+from pretrain.tokenizer.released import refusal_of_foreign
 from pretrain.types import Batch, SourceBatch
 from pretrain.utils.jsonl import read_rows
 
@@ -230,6 +231,8 @@ def import_model(source: str, out: Path) -> ImportReport:
         tokens = tokenizer.special_tokens.model_dump()
         tokens |= config.special_tokens.model_dump(exclude_none=True)
         config = config.model_copy(update={"special_tokens": SpecialTokens(**tokens)})
+    elif (refusal := refusal_of_foreign(release.folder)) is not None:
+        log.warning("%s: imported without its tokenizer: %s", source, refusal.line())
     model_type = release.family.model_type
     facts = {
         "model": config.model_dump(mode="json"),
@@ -350,11 +353,10 @@ def write_served(model: Path, parent: Path, dtype: str) -> tuple[Path, bool]:
     folder = parent / re.sub(r"[^\w.-]", "-", model.resolve().name)
     if is_release(model):
         folder.mkdir()
-        files = dict(tokenizer_files(model.resolve()))
         for path in model.resolve().iterdir():
-            if path.name not in files:
-                (folder / path.name).symlink_to(path)
-        for name, content in files.items():
+            (folder / path.name).symlink_to(path)
+        for name, content in tokenizer_files(model.resolve()):
+            (folder / name).unlink(missing_ok=True)  # else a link's file would be written
             (folder / name).write_bytes(content)
     else:
         config = open_source(model).config
@@ -364,7 +366,7 @@ def write_served(model: Path, parent: Path, dtype: str) -> tuple[Path, bool]:
         export_model(model, folder, dtype=dtype)
     path = folder / GENERATION
     values = read_object(path) if path.is_file() else {}
-    path.unlink(missing_ok=True)  # else a link's file would be written
+    path.unlink(missing_ok=True)
     # A request with a temperature draws only where this says so; one of 0 is greedy all the same.
     path.write_text(json.dumps(values | {"do_sample": True}, indent=2) + "\n", encoding="utf-8")
     known = folder / "tokenizer_config.json"  # older ones have it in there

@@ -29,6 +29,7 @@ FILE = "tokenizer.json"
 VOCABULARY_FILES = (FILE, "vocab.*", "merges.txt", "*.model", "*.spm")
 SETTINGS_FILES = (
     "tokenizer_config.json",
+    "tokenizer.*.json",  # of versions of transformers, by `fast_tokenizer_files`
     "special_tokens_map.json",
     "added_tokens.json",
     "target_vocab.json",
@@ -179,8 +180,8 @@ def load_released(folder: Path, *, own_code: bool = False) -> Any:
     """
     where = str(folder)
     present = {path.name for path in _glob(folder, VOCABULARY_FILES)}
-    if FILE not in present:
-        _refuse_foreign(folder)
+    if FILE not in present and (refusal := refusal_of_foreign(folder)) is not None:
+        raise refusal
     if not present:
         what = f"has no tokenizer: no {', no '.join(VOCABULARY_FILES)}"
         raise DataError(what, where=where, fix=f"give a folder with a {FILE}")
@@ -245,12 +246,13 @@ def has_tokenizer(folder: Path) -> bool:
     return bool(_glob(folder, VOCABULARY_FILES))
 
 
-def _refuse_foreign(folder: Path) -> None:
-    """Raises DataError for a vocabulary that transformers cannot read rightly, with what to do."""
+def refusal_of_foreign(folder: Path) -> DataError | None:
+    """Returns the error for a vocabulary that transformers cannot read rightly, with what to do."""
     for path in _glob(folder, ("*.model", "*.tiktoken", "tekken.json", "*.gguf")):
         if (found := name_foreign(path)) is not None:
             fix = f"give the folder of a release with a {FILE}"
-            raise DataError(found, where=str(path), fix=fix)
+            return DataError(found, where=str(path), fix=fix)
+    return None
 
 
 def name_foreign(path: Path) -> str | None:

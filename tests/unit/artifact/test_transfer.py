@@ -127,6 +127,17 @@ def test_an_import_warns_of_a_tokenizer_that_is_larger_than_its_model(release, t
     assert f"tokenizer has ids up to {tokenizer.get_vocab_size() - 1}, and its model 67 tokens" in caplog.text
 
 
+def test_a_vocabulary_of_another_program_is_named_by_an_import(release, tmp_path, caplog):
+    shutil.copytree(release, tmp_path / "release")
+    (tmp_path / "release/qwen.tiktoken").write_bytes(b"IQ== 0\n")
+    import_model(str(tmp_path / "release"), tmp_path / "model")
+    assert "qwen.tiktoken: a tiktoken file, which has neither" in caplog.text
+    assert "imported without its tokenizer" in caplog.text
+    (tmp_path / "release/tokenizer.model").write_bytes(b"IQ== 0\n")
+    with pytest.raises(DataError, match=r"tokenizer.model: a tiktoken file, .*; give the folder of a release with a"):
+        import_model(str(tmp_path / "release"), tmp_path / "second")
+
+
 def test_a_folder_that_holds_something_is_not_written_over(release, imported, tmp_path):
     for write in (lambda: import_model(str(release), imported), lambda: export_model(imported, release)):
         with pytest.raises(ConfigError, match="exists and is not an empty folder"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+import transformers
 from tokenizers import Tokenizer
 
 from pretrain.config.model import SpecialTokens
@@ -249,3 +250,22 @@ def test_what_is_no_tokenizer_is_not_wrapped(bpe):
         wrap_tokenizer_json(b"{}", SpecialTokens())
     with pytest.raises(DataError, match=r"tokenizer.json: has no token of the id special_tokens.eos=100000; give the"):
         wrap_tokenizer_json(dump_tokenizer(bpe), SpecialTokens(eos=100000))
+
+
+def test_files_of_a_sentencepiece_model_give_transformers_what_sentencepiece_encodes(tmp_path):
+    """Read by AutoTokenizer, its class LlamaTokenizer would lose the space before " a" and the dot below."""
+    content, _ = train_sentencepiece(lines_of("README.md"), 300)
+    released = tmp_path / "released"
+    released.mkdir()
+    (released / "tokenizer.model").write_bytes(content)
+    (released / "config.json").write_text('{"model_type": "llama"}')
+    (released / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer", "chat_template": "{{ 1 }}"}')
+    program = sentencepiece.SentencePieceProcessor(model_proto=content)
+    ours, alone = load_hub_tokenizer(released), copied(released, tmp_path / "copy")
+    (alone / "config.json").write_text('{"model_type": "llama"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(alone)
+    assert reads_otherwise(alone) is None
+    for text in (" a", TRICKY, "e\u0323\u0302", "a  b\r\n"):
+        assert ours.encode(text) == theirs(text).input_ids == program.encode(text)
+    assert (theirs.eos_token, theirs.chat_template) == ("</s>", "{{ 1 }}")
+    assert ours.has_chat_template

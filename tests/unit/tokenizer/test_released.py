@@ -227,7 +227,7 @@ MEANT = (
     "", " ", "  ", " a", "a ", "  a  b   c ", "a\nb\n\n", "\r\n a", "\ta", "007 12345", "<sym>a <sym> b<sym>television",
     "caf\u00e9 e\u0323\u0302 \uff76\uff9e \ufb01 \u212b \u1112\u1161\u11ab \u0928\u093c",
     "\u2581a\u2581", "x\u200by \U0001f600 \u4e2d",
-    "x" * 400,
+    "x" * 400, "a<0x41> <0x41>b",
 )  # fmt: skip
 
 
