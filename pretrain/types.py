@@ -315,6 +315,7 @@ class GenerationDefaults:
         renormalize: Probabilities sum to 1 again without `suppressed`, which changes beam scores.
         repetition_penalty: Divides the scores of tokens that a row has; 1: none.
         no_repeat_ngram_size: No run of this many tokens comes twice in a row; 0: any may.
+        stop_strings: Texts that end a row.
         sees_prompt_whole: A decoder reads its prompt in both directions; theirs has no such
             setting.
         kept: Further settings by their key: those of sampling, and unsupported ones, for exports.
@@ -331,6 +332,7 @@ class GenerationDefaults:
     renormalize: bool = False
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
+    stop_strings: tuple[str, ...] = ()
     sees_prompt_whole: bool = False
     kept: dict[str, Any] = field(default_factory=dict)
 

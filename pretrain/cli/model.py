@@ -32,6 +32,7 @@ def generate_command(
     top_p: Annotated[float | None, Option(help="Nucleus sampling: total probability.")] = None,
     repetition_penalty: Annotated[float | None, Option(help="Above 1: fewer repeated tokens.")] = None,
     no_repeat_ngram_size: Annotated[int | None, Option(min=0, help="N-grams that come once only.")] = None,
+    stop: Annotated[list[str] | None, Option(help="Text before which one ends.")] = None,
     seed: Annotated[int, Option(help="Seed of sampling; independent of the batch.")] = 0,
     beams: Annotated[int | None, Option(min=1, help="Default: the model's.")] = None,
     length_penalty: Annotated[float | None, Option(help="Above 0: longer texts.")] = None,
@@ -64,7 +65,9 @@ def generate_command(
     from pretrain.utils.units import plural
 
     search = (beams, length_penalty, early_stopping, n_best)
-    options = Options(max_tokens, temperature, top_k, top_p, *search, repetition_penalty, no_repeat_ngram_size)
+    repeats = (repetition_penalty, no_repeat_ngram_size)
+    stops = None if stop is None else tuple(stop)
+    options = Options(max_tokens, temperature, top_k, top_p, *search, *repeats, stops)
     prompts = iter(_check_alone(image, prompt, file, chat)) if image else find_prompts(prompt or [], file)
     status_line().enter(f"reading {model}")
     source = open_source(model)

@@ -20,7 +20,8 @@ from pretrain.errors import ConfigError
 from pretrain.evaluate.distributed import collect, deal, failing_together
 from pretrain.evaluate.translation import plan_batches
 from pretrain.generate.constraints import Constraints
-from pretrain.generate.sampling import stream
+from pretrain.generate.sampling import generate
+from pretrain.generate.stop_strings import StopStrings
 from pretrain.types import Batch
 
 _TemplateLM: Any = importlib.import_module("lm_eval.api.model").TemplateLM
@@ -212,23 +213,13 @@ class HarnessModel(_TemplateLM):
     def _continue(self, contexts: list[list[int]], settings: dict[str, Any]) -> list[str]:
         """Returns the continuation of each, cut at the first stop string."""
         (end,) = self._codec.tokens([self.eot_token_id])
-        stops = [text for text in (*settings["until"], end) if text]
+        ends = [text for text in (*settings["until"], end) if text]
+        stops = StopStrings(self._codec.decode, ends)
         limits = Constraints(
             int(settings["max_gen_toks"]),
             eos_ids=(self.eot_token_id,),
             repetition_penalty=float(settings.get("repetition_penalty", 1.0)),
             no_repeat_ngram_size=int(settings.get("no_repeat_ngram_size", 0)),
         )
-        tokens: list[list[int]] = [[] for _ in contexts]
-        is_open = [True] * len(contexts)
-        for step in stream(self._model, contexts, limits):
-            for row, token, _, ends in step:
-                tokens[row] += [] if ends else [token]
-                if ends or any(stop in self._codec.decode(tokens[row]) for stop in stops):
-                    is_open[row] = False
-            if not any(is_open):
-                break
-        texts = [self._codec.decode(ids) for ids in tokens]
-        for stop in stops:
-            texts = [text.split(stop)[0] for text in texts]
-        return texts
+        rows = generate(self._model, contexts, limits, is_complete=stops.are_in)
+        return [stops.cut(self._codec.decode(row.tokens)) for row in rows]

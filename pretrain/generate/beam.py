@@ -26,7 +26,7 @@ from pretrain.generate.incremental_decoder import (
     new_token_limits,
     read_with_check,
 )
-from pretrain.generate.sampling import Continuation
+from pretrain.generate.sampling import Continuation, IsComplete
 from pretrain.model import LanguageModel
 
 MAX_LENGTH_PENALTY = 10.0
@@ -77,8 +77,8 @@ class _Open(NamedTuple):
 class _Search:
     """The search of one prompt: its open beams, and the best finished ones."""
 
-    def __init__(self, limit: int, beams: Beams, eos_ids: tuple[int, ...]) -> None:
-        self.limit, self._beams, self._eos_ids = limit, beams, eos_ids
+    def __init__(self, limit: int, beams: Beams, ends: Sequence[int], stop: IsComplete | None) -> None:
+        self.limit, self._beams, self._eos_ids, self._is_complete = limit, beams, ends, stop
         self.open = [_Open(0, [], 0.0)]
         self.finished: list[Continuation] = []
 
@@ -91,6 +91,7 @@ class _Search:
                 break
             ends = token in self._eos_ids
             tokens = self.open[parent].tokens + ([] if ends else [token])
+            ends = ends or (self._is_complete is not None and self._is_complete(tokens))
             if not ends and not last:
                 extended.append(_Open(parent, tokens, log_prob))
             elif rank < self._beams.num_beams:
@@ -113,16 +114,22 @@ class _Search:
 
 
 def beam_search(
-    model: LanguageModel, prompts: Prompts, constraints: Constraints, beams: Beams
+    model: LanguageModel,
+    prompts: Prompts,
+    constraints: Constraints,
+    beams: Beams,
+    *,
+    is_complete: IsComplete | None = None,
 ) -> list[list[Continuation]]:
     """Finds the `num_return` likeliest continuations of each prompt, or answers to each source.
 
-    A pure function, like `generate`, with the same errors. The best come first; there may be fewer.
+    A pure function, like `generate`, with the same errors and `is_complete`. The best come first;
+    there may be fewer.
     """
     check_prompts(model, prompts)
     constraints.check(model.vocab_size)
     limits = new_token_limits(model, prompts, constraints.max_new_tokens)
-    searches = [_Search(limit, beams, constraints.eos_ids) for limit in limits]
+    searches = [_Search(limit, beams, constraints.eos_ids, is_complete) for limit in limits]
     if constraints.max_new_tokens > 0:
         for rows in group_rows(model, prompts, limits):
             batch = [prompts[row] for row in rows]

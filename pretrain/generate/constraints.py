@@ -69,6 +69,8 @@ class Constraints:
     # A decoder reads its prompt in both directions (Raffel et al. 2020, 3.2.1), as under the
     # objective of a prefix language model.
     sees_prompt_whole: bool = False
+    # Texts that end a row, and are no part of it: of `generate_text` and `stream_text`.
+    stop_strings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size"):

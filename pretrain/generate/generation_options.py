@@ -7,6 +7,7 @@ from pretrain.errors import ConfigError
 from pretrain.generate.beam import Beams
 from pretrain.generate.constraints import Codec, Constraints
 from pretrain.generate.sampling import GREEDY, Sampling
+from pretrain.generate.stop_strings import check_stops, split_special
 from pretrain.generate.text import ImageCodec, Method
 from pretrain.model import LanguageModel
 from pretrain.types import GenerationDefaults
@@ -39,6 +40,7 @@ class Options:
     n_best: int | None = None  # number of texts to return
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
+    stop: tuple[str, ...] | None = None  # texts that end a row, in place of the release's own
 
     def __post_init__(self) -> None:
         if self.early_stopping not in (None, *_EARLY_STOPPING):
@@ -51,6 +53,7 @@ class Options:
             raise ConfigError(what, fix="leave one of them out")
         if self.beams == 1 and searches:
             raise ConfigError(f"{_flag(searches[0])} is not for --beams 1", fix="give --beams 4 or so")
+        check_stops(self.stop or ())
         # Values out of range are refused here, before anything is loaded.
         Sampling(**self._given(_SAMPLING))
         Constraints(0, **self._given(_REPEATS))
@@ -65,9 +68,14 @@ class Options:
         length = defaults.max_new_tokens
         if length is None and defaults.max_length is not None and model.encoder is not None:
             length = defaults.max_length - 1  # it includes the start token
+        stops = defaults.stop_strings if self.stop is None else self.stop
+        special: tuple[int, ...] = ()
+        if stops:  # names of special tokens are tokens
+            special, stops = split_special(codec.encode_rendered, codec.decode, stops)
         return Constraints(
             max_new_tokens=self.max_tokens or length or MAX_NEW_TOKENS,
-            eos_ids=defaults.eos or codec.eos_ids,
+            eos_ids=tuple(dict.fromkeys((*(defaults.eos or codec.eos_ids), *special))),
+            stop_strings=stops,
             suppressed_ids=defaults.suppressed,
             forced_eos_id=defaults.forced_eos,
             renormalize=defaults.renormalize,

@@ -7,7 +7,7 @@ row depends on its prompt alone. Beam search is in `beam`.
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -114,7 +114,7 @@ class Continuation:
     # the power of the length penalty (1 outside beam search). Drawn tokens count with the model's
     # own probability, before temperature and cuts.
     score: float
-    ended: bool  # true: by a token of `eos_ids`, rather than its length
+    ended: bool  # true: by a token of `eos_ids` or what it says, rather than its length
 
 
 class SampledToken(NamedTuple):
@@ -129,6 +129,10 @@ class SampledToken(NamedTuple):
     ends: bool
 
 
+IsComplete = Callable[[list[int]], bool]
+"""Whether a row ends with the newest of its new tokens, which it keeps."""
+
+
 def generate(
     model: LanguageModel,
     prompts: Prompts,
@@ -136,6 +140,7 @@ def generate(
     sampling: Sampling = GREEDY,
     *,
     seed: int | Sequence[int] = 0,
+    is_complete: IsComplete | None = None,
 ) -> list[Continuation]:
     """Continues each prompt, or answers each source, in order; a pure function of its arguments.
 
@@ -152,12 +157,16 @@ def generate(
     tokens: list[list[int]] = [[] for _ in prompts]
     log_probs: list[list[float]] = [[] for _ in prompts]
     ended = [False] * len(prompts)
-    for step in stream(model, prompts, constraints, sampling, seed=seed):
+    closed: set[int] = set()
+    for step in stream(model, prompts, constraints, sampling, seed=seed, closed=closed):
         for row, token, log_prob, ends in step:
             log_probs[row].append(log_prob)
             ended[row] = ends
             if not ends:
                 tokens[row].append(token)
+                if is_complete is not None and is_complete(tokens[row]):
+                    ended[row] = True
+                    closed.add(row)
     scores = [sum(values) / max(1, len(values)) for values in log_probs]
     return [Continuation(*row) for row in zip(tokens, scores, ended, strict=True)]
 
@@ -169,8 +178,12 @@ def stream(
     sampling: Sampling = GREEDY,
     *,
     seed: int | Sequence[int] = 0,
+    closed: Container[int] = (),
 ) -> Iterator[list[SampledToken]]:
-    """Yields the next token of every open row as it is drawn, for the arguments of `generate`."""
+    """Yields the next token of every open row as it is drawn, for the arguments of `generate`.
+
+    `closed` are rows that the caller ends, after any step.
+    """
     check_prompts(model, prompts)
     constraints.check(model.vocab_size)
     seeds = list(map(RowSeeds(seed), prompts)) if isinstance(seed, int) else seed
@@ -197,7 +210,8 @@ def stream(
             ]
             yield step
             # An ended row leaves the batch, and its cache with it.
-            kept = [place for place, drawn in enumerate(step) if not (drawn.ends or is_last[place])]
+            ended = [one.ends or one.row in closed for one in step]
+            kept = [place for place in range(len(step)) if not (ended[place] or is_last[place])]
             if not kept:
                 break
             if len(kept) < len(rows):

@@ -21,6 +21,7 @@ from pretrain.generate.beam import Beams, beam_search
 from pretrain.generate.constraints import Codec, Constraints
 from pretrain.generate.incremental_decoder import Prompt, check_prompt, check_prompts
 from pretrain.generate.sampling import RowSeeds, Sampling, generate, stream
+from pretrain.generate.stop_strings import StopFilter, StopStrings
 from pretrain.model import LanguageModel, Transformer
 from pretrain.prepare.readers.record_fields import RecordError, parse_object, text_of
 from pretrain.run.folder import RunDir
@@ -80,6 +81,7 @@ class ImageCodec:
         self.mask_id = codec.mask_id
         self.decode = codec.decode
         self.tokens = codec.tokens
+        self.encode_rendered = codec.encode_rendered
 
     def encode(self, path: str) -> Tensor:
         """Returns the pixels of an image, uint8 [C, Y, X]. Raises: DataError."""
@@ -199,13 +201,15 @@ def generate_text(
     """Yields the texts of each prompt in order: one of sampling, or several of beams, the best first.
 
     Prompts are read and decoded `batch_size` at a time; to a decoder an empty one is the beginning
-    of a document. The text of a prompt does not depend on its batch (`RowSeeds`).
+    of a document. The text of a prompt does not depend on its batch (`RowSeeds`), and ends before
+    the first of `stop_strings`, whose tokens count.
 
     Raises:
         ConfigError: The model cannot generate, or a prompt does not fit it; names its number, from
             1.
     """
     check_prompts(model, [])  # before the first prompt is read
+    stops = StopStrings(codec.decode, constraints.stop_strings)
     remaining = iter(prompts)
     row_seeds = RowSeeds(seed)
     number = 0
@@ -215,13 +219,15 @@ def generate_text(
             number += 1
             rows.append(encode_prompt(model, codec, prompt, where=f"prompt {number}"))
         if isinstance(method, Beams):
-            found = beam_search(model, rows, constraints, method)
+            found = beam_search(model, rows, constraints, method, is_complete=stops.are_in)
         else:
             seeds = [row_seeds(row) for row in rows]
-            found = [[one] for one in generate(model, rows, constraints, method, seed=seeds)]
+            ends = stops.are_in
+            drawn = generate(model, rows, constraints, method, seed=seeds, is_complete=ends)
+            found = [[one] for one in drawn]
         for prompt, row, continuations in zip(batch, rows, found, strict=True):
             context = context_of(model, row)
-            texts = [text_after(codec, context, one.tokens) for one in continuations]
+            texts = [stops.cut(text_after(codec, context, one.tokens)) for one in continuations]
             yield [
                 GeneratedText(prompt, text, len(one.tokens), one.score)
                 for text, one in zip(texts, continuations, strict=True)
@@ -237,14 +243,20 @@ def stream_text(
     *,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Yields the text of `generate_text` for one prompt in pieces of whole characters."""
+    """Yields the text of `generate_text` for one prompt in pieces of whole characters.
+
+    What may begin a stop string is held back until it is known not to.
+    """
     check_prompts(model, [])
     ids = encode_prompt(model, codec, prompt)
     text = Detokenizer(codec, context_of(model, ids))
+    stops = StopFilter(constraints.stop_strings)
     for ((_, token, _, ends),) in stream(model, [ids], constraints, sampling, seed=seed):
-        if not ends and (piece := text.add(token)):
+        if not ends and (piece := stops.add(text.add(token))):
             yield piece
-    if piece := text.rest():
+        if stops.is_found:
+            return
+    if piece := stops.add(text.rest()) + stops.rest():
         yield piece
 
 

@@ -79,6 +79,7 @@ def read_generation_defaults(values: dict[str, Any]) -> GenerationDefaults:
         renormalize=fields.flag("renormalize_logits", False),
         repetition_penalty=fields.number("repetition_penalty", 1.0),
         no_repeat_ngram_size=fields.integer("no_repeat_ngram_size", 0),
+        stop_strings=_texts(values, "stop_strings"),
         sees_prompt_whole=fields.flag("sees_prompt_whole", False),
         kept=kept,
     )
@@ -89,6 +90,14 @@ def _ids(values: dict[str, Any], key: str) -> tuple[int, ...]:
     found = found if isinstance(found, list) else [found]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in found):
         raise ConfigError(f"{key}={values[key]!r}: must be an id or a list of ids")
+    return tuple(found)
+
+
+def _texts(values: dict[str, Any], key: str) -> tuple[str, ...]:
+    found = values.get(key, [])
+    found = found if isinstance(found, list) else [found]
+    if not all(isinstance(text, str) and text for text in found):
+        raise ConfigError(f"{key}={values[key]!r}: must be a text or a list of texts")
     return tuple(found)
 
 
@@ -107,6 +116,7 @@ def write_generation_defaults(defaults: GenerationDefaults, special: SpecialToke
         "forced_eos_token_id": defaults.forced_eos,
         "repetition_penalty": None if defaults.repetition_penalty == 1.0 else defaults.repetition_penalty,
         "no_repeat_ngram_size": defaults.no_repeat_ngram_size or None,
+        "stop_strings": list(defaults.stop_strings) or None,
         "renormalize_logits": defaults.renormalize or None,
         "sees_prompt_whole": defaults.sees_prompt_whole or None,
         **write_tokens(special or SpecialTokens(), "start"),

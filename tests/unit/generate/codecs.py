@@ -26,6 +26,9 @@ class TinyCodec:
 
     encode_target = encode
 
+    def encode_rendered(self, text):
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
     def decode(self, ids):
         return self._tokenizer.decode(ids)
 

@@ -30,6 +30,7 @@ class Makers:
     renormalize: bool = False
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
+    stop_strings: tuple[str, ...] = ()
     sees_prompt_whole: bool = False
     kept: dict[str, Any] = field(default_factory=dict)
 

@@ -46,6 +46,7 @@ def test_a_folder_is_read_from_its_newer_file_first(tmp_path):
         {"no_repeat_ngram_size": 3, "forced_bos_token_id": 7, "bad_words_ids": [[1], [2, 3]], "length_penalty": 2},
         {"forced_eos_token_id": [1, 2], "repetition_penalty": 1.2, "eos_token_id": None},
         {"sees_prompt_whole": True},
+        {"stop_strings": ["\n\n", "END"]},
     ],
 )
 def test_what_is_written_is_read_again_and_means_the_same_to_transformers(values):
