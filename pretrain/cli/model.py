@@ -8,7 +8,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -16,6 +16,9 @@ from pretrain.cli.completion import complete_run
 from pretrain.cli.options import Device, Json, ModelPath, print_json
 from pretrain.errors import ConfigError, LaunchError, install_fix
 from pretrain.utils.log import printable
+
+if TYPE_CHECKING:
+    from pretrain.artifact.open import Artifact
 
 _SERVING = ("fastapi", "uvicorn", "openai")
 """Packages that `transformers serve` imports."""
@@ -81,13 +84,7 @@ def generate_command(
     # Prompts are normalized like the text of the training.
     if normalize is not None and prompts is not None and not image:
         prompts = map(build_normalizers(normalize)[0], prompts)
-    # Not an error: a released model may name settings that only its own library has.
-    for setting in artifact.generation.not_honoured():
-        print(printable(f"note: the model's own {setting} is not honoured"), file=sys.stderr)
-    most = artifact.model.max_seq_len
-    if max_tokens is not None and max_tokens > most and artifact.model.is_causal:
-        text = f"note: texts are shorter than --max-tokens {max_tokens}: model.max_seq_len is {most}"
-        print(text, file=sys.stderr)
+    _note_limits(artifact, max_tokens)
     codec: Codec | ImageCodec = ChatCodec(artifact.codec) if chat else artifact.codec
     if image:
         codec = open_images(artifact.model, artifact.codec, source.run)
@@ -110,6 +107,17 @@ def generate_command(
     )
     if num_blank:
         print(f"note: {plural(num_blank, 'text')} without a visible character", file=sys.stderr)
+
+
+def _note_limits(artifact: "Artifact", max_tokens: int | None) -> None:
+    """Says which settings of a release and which length do not hold."""
+    # Not an error: a released model may name settings that only its own library has.
+    for setting in artifact.generation.not_honoured():
+        print(printable(f"note: the model's own {setting} is not honoured"), file=sys.stderr)
+    most = artifact.model.max_seq_len
+    if max_tokens is not None and max_tokens > most and artifact.model.is_causal:
+        text = f"note: texts are shorter than --max-tokens {max_tokens}: model.max_seq_len is {most}"
+        print(text, file=sys.stderr)
 
 
 def _check_alone(images: list[str], prompt: list[str] | None, file: str | None, chat: bool) -> list[str]:
@@ -288,7 +296,7 @@ def serve_command(
         if not chats:
             print("note: no chat template: /v1/completions answers alone", file=sys.stderr, flush=True)
         options = ["--host", host, "--port", str(port), "--device", device]
-        command = [sys.executable, "-m", "transformers.cli.transformers", "serve", folder.name, *options]
+        command = [sys.executable, "-m", "pretrain.artifact.served", "serve", folder.name, *options]
         # Relative to its parent, the folder's name is that of the model. Nothing is fetched.
         offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
         if code := wait_for_child(command, Path(temporary), offline):

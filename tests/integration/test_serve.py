@@ -97,6 +97,14 @@ def test_a_run_answers_a_client_of_openai_as_generate_does_and_ends_at_a_signal(
         assert said(0.0, seed=0) == said(0.0, seed=1) == expected.text
         drawn = [said(50.0, seed=seed) for seed in (1, 2, 1)]
         assert drawn[0] == drawn[2] and drawn[0] != drawn[1]
+        stop = expected.text[1:3]
+        asked = {"model": "run", "messages": messages, "temperature": 0.0, "max_tokens": 5, "stop": [stop, "\n"]}
+        (choice,) = client.chat.completions.create(**asked).choices
+        assert (choice.message.content, choice.finish_reason) == (expected.text.partition(stop)[0], "stop")
+        streamed = [one.choices[0].delta.content or "" for one in client.chat.completions.create(**asked, stream=True)]
+        assert "".join(streamed) == choice.message.content
+        with pytest.raises(openai.BadRequestError, match="stop must be a text, or a list of up to 4 texts"):
+            client.completions.create(model="run", prompt="Who", stop=list("abcde"))
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=LIMIT_S) == 0
         assert not list(tmp_path.glob("pretrain-serve-*"))
