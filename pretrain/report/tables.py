@@ -132,6 +132,7 @@ def summarize(run: RunData) -> dict[str, Any]:
         "tokens": int(run.course.tokens[-1]),
         "hours_in_loop": round(float(run.course.hours[-1]), 4),
         "starts": len(run.starts),
+        "empty_steps": int(max(_values(run, "empty_steps"), default=0)),
         "loss": None if not losses or math.isnan(losses[-1][1]) else losses[-1][1],
         "best_val_loss": best[1] if best else None,
         "best_val_step": int(best[0]) if best else None,
@@ -161,8 +162,8 @@ def name_cell(number: int, run: RunData) -> Html:
 
 def summary_table(runs: Sequence[RunData]) -> str:
     """Returns a row for each run with the figures that are compared first."""
-    heads = ("run", "state", "steps", target_unit(runs), "in the loop", "starts", "loss", "best validation", "tokens/s",
-             "MFU", "data wait", "memory", "parameters")  # fmt: skip
+    heads = ("run", "state", "steps", target_unit(runs), "in the loop", "starts", "empty steps", "loss",
+             "best validation", "tokens/s", "MFU", "data wait", "memory", "parameters")  # fmt: skip
     rows = []
     for number, run in enumerate(runs):
         s = summarize(run)
@@ -175,7 +176,8 @@ def summary_table(runs: Sequence[RunData]) -> str:
             best = f"{figure(s['best_val_loss'])} at {s['best_val_step']:,}"
         rows.append([
             name_cell(number, run), s["state"], steps, count(s["tokens"]), span(s["hours_in_loop"] * 3600), s["starts"],
-            loss, best, _known(s["median_tokens_per_s"], count), _known(s["median_mfu"], percent),
+            s["empty_steps"] or None, loss, best,
+            _known(s["median_tokens_per_s"], count), _known(s["median_mfu"], percent),
             _known(s["median_data_wait"], percent), _known(s["peak_memory_bytes"], size), _known(run.parameters, count),
         ])  # fmt: skip
     return table(*without_empty(heads, rows))

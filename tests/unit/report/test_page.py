@@ -233,3 +233,10 @@ def test_the_summary_has_the_loss_of_the_last_row_and_no_earlier_one(tmp_path):
     run = read(write_run(tmp_path / "run", rows))
     assert summarize(run)["loss"] is None
     assert "<td>not finite</td>" in summary_table([run])
+    assert "empty steps" not in summary_table([run])
+
+
+def test_the_summary_has_the_number_of_steps_without_targets(tmp_path):
+    run = read(write_run(tmp_path / "run", [metric_row(step) | {"empty_steps": step - 1.0} for step in (1, 2, 4)]))
+    assert summarize(run)["empty_steps"] == 3
+    assert "empty steps" in summary_table([run])
