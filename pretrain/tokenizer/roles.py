@@ -184,13 +184,20 @@ def build_word_finder(tokenizer: Tokenizer) -> WordFinder:
         return _find_marked(opens | alone, alone)
     if suffix := model.get("end_of_word_suffix"):
         return _find_marked(alone, np.array([name.endswith(suffix) for name in names]) | alone)
-    # SentencePiece as others convert it has no pre-tokenizer: there a word begins with a space.
-    split = tokenizer.pre_tokenizer or pre_tokenizers.Metaspace(SPACE, prepend_scheme="never")
+    split = tokenizer.pre_tokenizer
+    if split is None or _marks_spaces(described["pre_tokenizer"]):
+        # SentencePiece as others convert it splits nothing: there a word begins with a space.
+        split = pre_tokenizers.Metaspace(SPACE, prepend_scheme="never")
     is_bytes = '"ByteLevel"' in json.dumps(described["pre_tokenizer"])
     spelled = [_spell(name, is_bytes, bool(model.get("byte_fallback"))) for name in names]
     if unknown in names:
         spelled[names.index(unknown)] = _UNKNOWN.encode()
     return SplitWords(split, spelled, np.array([len(spelling) for spelling in spelled]), alone)
+
+
+def _marks_spaces(state: dict[str, Any]) -> bool:
+    """Returns whether a pre-tokenizer replaces spaces, and does no more."""
+    return all(step["type"] == "Metaspace" for step in state.get("pretokenizers", [state]))
 
 
 def _spell(name: str, is_bytes: bool, falls_back: bool) -> bytes:

@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "run": (7, 1513),
     "scale": (7, 1478),
     "shards": (12, 2514),
-    "tokenizer": (10, 2084),
+    "tokenizer": (10, 2091),
     "tracking": (12, 1887),
     "train": (16, 3372),
     "utils": (13, 1970),

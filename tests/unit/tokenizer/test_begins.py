@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.tokenizer import EOS, describe_vocabulary, eos_id, load_tokenizer, special_tokens_of, train_tokenizer
 from pretrain.tokenizer.roles import build_word_finder
+from tests.helpers.tokenizers import train_sentencepiece
 
 ROOT = Path(__file__).parents[3]
 TEXTS = [
@@ -171,3 +172,17 @@ def test_an_id_without_a_token_is_never_one_that_stands_in_for_another():
     assert np.flatnonzero(~vocabulary.special).tolist() == [0, 5]
     assert vocabulary.named == {EOS: 2, "[MASK]": 3}
     assert vocabulary.find_words is not None
+
+
+def test_where_a_pre_tokenizer_marks_spaces_alone_a_word_begins_with_one():
+    tokenizer = train_sentencepiece(TEXTS[0].splitlines(), 600)
+    tokenizer.normalizer = None
+    first = pre_tokenizers.Metaspace(" ", prepend_scheme="first", split=False)
+    second = pre_tokenizers.Metaspace("\u2581", prepend_scheme="never", split=False)
+    for split in (second, pre_tokenizers.Sequence([first, second])):
+        tokenizer.pre_tokenizer = split
+        ids = np.array([tokenizer.encode("The terms of it", add_special_tokens=False).ids])
+        begins = build_word_finder(tokenizer)(ids, np.zeros(ids.shape, bool))
+        opens = [str(tokenizer.id_to_token(number)).startswith("\u2581") for number in ids[0].tolist()]
+        assert begins[0, 1:].tolist() == opens[1:]
+        assert begins.sum() == 4
