@@ -36,6 +36,7 @@ from pretrain.tokenizer import (
     load_tokenizer,
 )
 from pretrain.types import EMA, GenerationDefaults
+from pretrain.utils.foreign_files import name_model
 from pretrain.utils.io import check_file, make_dir, new_folder, write_file, write_json
 from pretrain.utils.safe_read import read_json
 
@@ -264,8 +265,8 @@ def find_checkpoint(path: Path) -> Path:
         else:
             what = f"none of its {len(found)} checkpoints is intact"
             raise CheckpointError(what, where=str(path), fix="restore one")
-    what = "neither a checkpoint nor a run with one"
-    raise CheckpointError(what, where=str(path), fix="check the path")
+    what, fix = name_model(path) or ("neither a checkpoint nor a run with one", "check the path")
+    raise CheckpointError(what, where=str(path), fix=fix)
 
 
 def open_newest(path: Path) -> WeightReader:

@@ -29,6 +29,7 @@ from pretrain.prepare.statistics import STATISTICS_NAME
 from pretrain.run.folder import RunDir
 from pretrain.run.owner import live_owner
 from pretrain.shards.index import INDEX_NAME, SplitIndex, check_shards, load_index
+from pretrain.utils.foreign_files import name_model
 from pretrain.utils.io import find_damage
 from pretrain.utils.log import printable
 from pretrain.utils.safe_read import read_json
@@ -104,8 +105,8 @@ def describe(path: Path) -> dict[str, Any]:
         return _describe_run(RunDir(path))
     if (path / "config.json").is_file():
         return _describe_release(path)
-    what = "neither a shard folder, a run, a checkpoint nor a model"
-    raise DataError(what, where=str(path), fix="check the path")
+    what, fix = name_model(path) or ("neither a shard folder, a run, a checkpoint nor a model", "check the path")
+    raise DataError(what, where=str(path), fix=fix)
 
 
 def find_damaged(path: Path) -> dict[str, list[str]]:

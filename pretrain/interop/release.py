@@ -32,6 +32,7 @@ from pretrain.interop.fields import (
 from pretrain.interop.label_names import check_head
 from pretrain.interop.tensors import Shape, TensorFolder, from_theirs, their_shapes
 from pretrain.tokenizer.released import SETTINGS_FILES, VOCABULARY_FILES
+from pretrain.utils.foreign_files import name_model
 from pretrain.utils.hub import fetch_files, is_hub_name
 
 _READABLE = ("fp64", "fp32", "fp16", "bf16")
@@ -52,6 +53,9 @@ def fetch_release(name_or_dir: str) -> Path:
         DiskError: No room for it.
     """
     path = Path(name_or_dir).expanduser()
+    foreign = None if (path / CONFIG).is_file() or not name_or_dir else name_model(path)
+    if foreign is not None:
+        raise ConfigError(foreign[0], where=name_or_dir, fix=foreign[1])
     if name_or_dir and path.is_dir():
         return path
     if path.is_file() or not is_hub_name(name_or_dir):

@@ -35,6 +35,7 @@ from pretrain.prepare.inputs.hub_datasets import choose_files
 from pretrain.prepare.inputs.local_files import find_local, stat_local, walk
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.inputs.remote_files import find_remote, serves_ranges
+from pretrain.utils.foreign_files import name_text, read_head
 from pretrain.utils.remote import INPUT_SCHEMES, is_remote, without_secrets
 from pretrain.utils.units import plural
 
@@ -188,8 +189,10 @@ def _find_all(paths: Sequence[str], wanted: str, config: InputConfig | None = No
         what = "nothing to read"
         fix = f"give files of {KNOWN_SUFFIXES}"
         if path in remote or Path(path).is_file():
-            what = "unsupported file type"
-            fix = f"give one of {KNOWN_SUFFIXES}; {AS_TEXT}"
+            head = b"" if is_url else read_head(Path(path))
+            unknown = ("unsupported file type", f"give one of {KNOWN_SUFFIXES}")
+            what, fix = name_text(_name_of(path), head) or unknown
+            fix = f"{fix}; {AS_TEXT}"
         raise DataError(what, where=without_secrets(given), fix=fix)
 
     files: dict[str, InputFile] = {}

@@ -45,6 +45,7 @@ from pretrain.prepare.readers.record_fields import (
     text_of,
 )
 from pretrain.rows import CHOICE_BEGINS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT
+from pretrain.utils.foreign_files import HEAD_BYTES, name_text
 
 FIELD_OPTIONS: dict[DataKind, tuple[str, ...]] = {
     "text": ("text_field",),
@@ -188,6 +189,8 @@ def not_utf8(error: UnicodeDecodeError, name: str, offset: int) -> BadInputError
     what = f"invalid UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})"
     fix = "convert the file to UTF-8 (iconv -f ENCODING), drop such bytes (iconv -c -f UTF-8 -t UTF-8)"
     fix += ", or leave such texts out (--on-error skip, or on_error of the input)"
+    if offset == 0 and (foreign := name_text("", error.object[:HEAD_BYTES])):
+        what, fix = f"{foreign[0]}, by its first bytes, not UTF-8", foreign[1]
     if offset == 0 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):  # of UTF-32 too, little-endian
         encoding = "UTF-32" if error.object.startswith(BOM_UTF32_LE) else "UTF-16"
         what = f"{encoding} by its byte-order mark, not UTF-8"
