@@ -25,6 +25,7 @@ else:
     from backports import zstd
 
 CHUNK_BYTES = 128 * 2**10
+READ_BYTES = 16 * 2**10
 
 _DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError, lzma.LZMAError)
 # Parts of messages of decoders about whole files: the limit, and how to decompress them elsewhere.
@@ -35,6 +36,17 @@ _LIMITS = {
     "Unknown compression method": ("another method than deflate", "7z x"),
     "unsupported options": ("a filter that liblzma does not have", "xz -d"),
 }
+
+
+class _ShortReads:
+    """A compressed file, of which decoders read little ahead: its position tells how much is lost."""
+
+    def __init__(self, stored: BinaryIO) -> None:
+        self._stored = stored
+
+    def read(self, num_bytes: int) -> bytes:
+        """Returns up to `num_bytes`, and not many."""
+        return self._stored.read(min(num_bytes, READ_BYTES))
 
 
 class _JoinedStreams:
@@ -57,14 +69,14 @@ class _JoinedStreams:
                 if not data:
                     return b""
                 self._decoder = self._build()
-            elif self._decoder.needs_input and not (data := self._stored.read(CHUNK_BYTES)):
+            elif self._decoder.needs_input and not (data := self._stored.read(READ_BYTES)):
                 raise EOFError("the file ended before the end of a stream")
             if plain := self._decoder.decompress(data, num_bytes):
                 return bytes(plain)
 
     def _next(self) -> bytes:
         """Returns the beginning of the next stream; none at the end."""
-        while block := self._stored.read(CHUNK_BYTES):
+        while block := self._stored.read(READ_BYTES):
             if data := block.lstrip(b"\0"):
                 return data
         return b""
@@ -110,7 +122,7 @@ def decompress(stored: BinaryIO, file: InputFile) -> BinaryIO:
     """Returns the uncompressed bytes of a file; reads of damaged data raise DataError."""
     if not file.compression:
         return stored
-    decoder = _DECODERS[file.compression](stored)
+    decoder = _DECODERS[file.compression](cast(BinaryIO, _ShortReads(stored)))
     return cast(BinaryIO, io.BufferedReader(_Decompressed(decoder, file), CHUNK_BYTES))
 
 
@@ -159,8 +171,8 @@ class InputStream:
         self.stored.close()
 
     def left_bytes(self, stop: int) -> int:
-        """Returns the stored bytes from the position to `stop`, with what was read ahead."""
-        return min(stop, max(stop - self.stored.tell(), 0) + CHUNK_BYTES)
+        """Returns the stored bytes from the position to `stop`."""
+        return max(stop - self.stored.tell(), 0)
 
     def check_unchanged(self) -> None:
         """Checks that this is still the file that was listed. Raises: DataError, OSError."""
