@@ -169,7 +169,7 @@ class _Mine:
         # Cut off before its records came. A listing may also lack a manifest that is there.
         is_leftover = RECORD not in names and MANIFEST not in names
         is_leftover = is_leftover and self.bucket.read(f"{folder}/{MANIFEST}") is None
-        if is_leftover or self._is_mine(folder, names):
+        if is_leftover or self.is_mine(folder, names):
             self.bucket.remove(folder, names)
             return True
         self._tell(note=f"{self.bucket.url}/{folder} is not known to be of this run, and stays")
@@ -190,9 +190,10 @@ class _Mine:
             sizes = {file.name: file.num_bytes for file in file_records(content["files"])}
         except (CheckpointError, ValueError, KeyError, TypeError):
             return False
-        return names.items() >= sizes.items() and self._is_mine(folder, names)
+        return names.items() >= sizes.items() and self.is_mine(folder, names)
 
-    def _is_mine(self, folder: str, names: dict[str, int]) -> bool:
+    def is_mine(self, folder: str, names: dict[str, int]) -> bool:
+        """Returns whether a folder has the record of this run."""
         return _read_record(self.bucket, folder, names).get("id") == self._run
 
 
@@ -237,7 +238,8 @@ def _newer(there: Folders, step: int) -> list[str]:
 def _remove_undone(mine: _Mine, there: Folders, job: dict[str, Any], step: int) -> None:
     """Removes checkpoints of a course that was rolled back; one stays until this one has come."""
     undone = [name for name in _newer(there, step) if mine.is_undone(name, there[name])]
-    rest = [number_of_step(name) for name in whole_of(there) if name not in undone]
+    whole = {name: names for name, names in whole_of(there).items() if name not in undone}
+    rest = [number_of_step(name) for name, names in whole.items() if undone and mine.is_mine(name, names)]
     if undone and rest:
         write_owner(mine.bucket, job["owner"], max(rest))  # it names none that is gone
         for name in undone:
@@ -247,8 +249,9 @@ def _remove_undone(mine: _Mine, there: Folders, job: dict[str, Any], step: int) 
 def _settle(mine: _Mine, there: Folders, job: dict[str, Any], step: int) -> None:
     """Notes the newest step, which `there` lacks, and removes obsolete checkpoints and leftovers."""
     newest = step_name(step)
-    stay = [name for name in _newer(there, step) if not mine.is_undone(name, there[name])]
-    write_owner(mine.bucket, job["owner"], max([step, *(number_of_step(name) for name in stay)]))
+    own = [name for name in _newer(there, step) if mine.is_mine(name, there[name])]
+    stay = [name for name in own if not mine.is_undone(name, there[name])]
+    write_owner(mine.bucket, job["owner"], max([step, *map(number_of_step, stay)]))
     current = (whole_of(there).keys() - _newer(there, step)) | {newest}
     found = [Path(name) for name in sorted(current)]
 

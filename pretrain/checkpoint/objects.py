@@ -188,9 +188,10 @@ def _answers_bounded(most_bytes: float) -> Iterator[None]:
             pieces.append(piece)
             size += len(piece)
             if size > min(MAX_ANSWER_BYTES, left):
+                pieces.clear()  # an error keeps its frames, and is asked for again
                 break
         if size > min(MAX_ANSWER_BYTES, left):
-            raise aiohttp.ClientPayloadError("an answer without end")
+            raise ConnectionError("an answer without end")
         left -= size
         return b"".join(pieces)
 
