@@ -38,6 +38,7 @@ POWER = "tests/unit/checkpoint/test_power_loss.py -k at_any_moment_leaves"
 MANAGER = "tests/unit/checkpoint/test_manager.py"
 SAVE = "tests/unit/checkpoint/test_save.py"
 DAMAGE = "tests/unit/checkpoint/test_damage.py"
+DOUBTS = "tests/unit/checkpoint/test_bucket_doubts.py"
 
 MUTATIONS = [
     Mutation(
@@ -84,8 +85,28 @@ MUTATIONS = [
     ),
     Mutation(
         "the CRC32 of a manifest is ignored", "pretrain/checkpoint/format.py",
-        'if envelope["crc32"] != _crc32(raw):', 'if envelope["crc32"] is None:',
+        'if envelope.get("crc32") != seal(envelope.get("content") or {})["crc32"]:', "if not envelope:",
         f"{DAMAGE} -k flipped",
+    ),
+    Mutation(
+        "two listings of a bucket are not compared", "pretrain/checkpoint/objects.py",
+        "    if whole_of(first) != whole_of(there):\n", "    if first is None:\n",
+        f"{DOUBTS} -k empty_once",
+    ),
+    Mutation(
+        "the step that owner.json names is not looked for", "pretrain/checkpoint/objects.py",
+        "    if step > known and step_name(step)", "    if step < 0 and step_name(step)",
+        f"{DOUBTS} -k absence",
+    ),
+    Mutation(
+        "a checkpoint of another run is removed", "pretrain/checkpoint/bucket.py",
+        "        if is_leftover or self.is_mine(folder, names):\n", "        if names is not None:\n",
+        f"{DOUBTS} -k not_known",
+    ),
+    Mutation(
+        "the CRC32s of records are ignored", "pretrain/checkpoint/restore.py",
+        "== file or not is_checked:", "is not None:",
+        f"{DOUBTS} -k damaged_record",
     ),
     Mutation(
         "a manifest that is not as it was written is believed", "pretrain/checkpoint/format.py",

@@ -313,11 +313,14 @@ def test_a_second_launcher_of_a_run_in_a_bucket_is_refused_and_costs_nothing(gol
             wait_until(lambda there=there: files.exists(f"lab/two/run/{there}"), f"{there} is there", first, pause_s=1)
             output = golden.train("second", upload, expect=EXIT_LOCKED)
             assert re.search(r"s3://lab/two/run: in use by process \d+ on .*; wait for it, stop it, or give", output)
+            if step == 10:  # an attempt on another machine takes the folder
+                owner = json.loads(files.cat_file("lab/two/run/owner.json"))
+                files.pipe_file("lab/two/run/owner.json", json.dumps(owner | {"attempt": "another"}).encode())
+            hold.release()
+            output, _ = finish(first)
             if step == 10:
-                first.kill()
-            else:
-                hold.release()
-            finish(first)
+                assert first.returncode == EXIT_LOCKED, output
+                assert re.search("s3://lab/two/run: another attempt of the run, on .*, writes there since then", output)
             before = {name for name in files.find("lab/two") if name.endswith("manifest.json")}
         assert first.returncode == 0
         assert max(before).split("/")[3] == f"step-{STEPS:08d}" and len(before) == 2

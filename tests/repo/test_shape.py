@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "": (8, 1301),
     "artifact": (11, 2272),
     "attention_maps": (6, 1025),
-    "checkpoint": (14, 2779),
+    "checkpoint": (14, 2783),
     "cli": (15, 2907),
     "config": (30, 6287),
     "data": (13, 2624),
