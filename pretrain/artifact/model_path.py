@@ -23,7 +23,7 @@ from pretrain.checkpoint.retention import read_best
 from pretrain.config.load import load_config
 from pretrain.config.model import AnyModelConfig, parse_model
 from pretrain.config.run import RunConfig
-from pretrain.config.texts.templates import Template, check_template, is_jinja, to_jinja, turns_of
+from pretrain.config.texts.templates import Template, check_template, is_jinja, to_named, turns_of
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.generate.constraints import Codec
 from pretrain.interop.generation import load_generation_defaults, read_generation_defaults
@@ -155,7 +155,7 @@ def _open_run(reader: WeightReader) -> ModelSource:
         else:
             content = fit_start(content, begin is not None, str(run.tokenizer))
         name = "" if begin is None else str(tokenizer.id_to_token(begin))
-        chat = None if template is None else to_jinja(template, name)
+        chat = None if template is None else to_named(template, name)
         tokens = template if isinstance(template, dict) and is_jinja(template) else {}
         tokens = {key: token for key, token in tokens.items() if key.endswith("_token")}
         stack = config.encoder if config.head.kind in ("spans", "choices") else None

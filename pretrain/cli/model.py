@@ -286,12 +286,15 @@ def serve_command(
         what = f"serving is done by `transformers serve`, which needs {', '.join(missing)}"
         raise LaunchError(what, fix=install_fix("serve"))
     from pretrain.artifact.transfer import write_served
+    from pretrain.interop.tokenizer import load_hub_tokenizer
     from pretrain.utils.net import refuse_used_port
     from pretrain.utils.process import wait_for_child
 
     refuse_used_port(host, port)
     with TemporaryDirectory(prefix="pretrain-serve-") as temporary:
         folder, chats = write_served(model, Path(temporary), dtype)
+        if chats:
+            load_hub_tokenizer(folder).check_chat_template()  # the server has no limits
         print(f'http://{host}:{port}/v1: {model}, as model "{folder.name}"', file=sys.stderr, flush=True)
         if not chats:
             print("note: no chat template: /v1/completions answers alone", file=sys.stderr, flush=True)

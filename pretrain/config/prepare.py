@@ -83,14 +83,15 @@ class InputConfig(Section):
     rejected_field: str = "rejected"
     """Field of the other answer, for preferences."""
     messages_field: str | None = None
-    """Field of a list of {role, content}, for records; only the assistant's turns have a loss. None:
-    prompt and response."""
+    """Field of a list of {role, content}, for records; only the assistant's turns have a loss, not
+    those that have `weight: 0`, `train: false` or `masked: true`. None: prompt and response."""
     template: Annotated[Template | None, AfterValidator(check_named_template)] = None
     """Text around turns, for records and preferences: `instruction`, `chatml`, or a mapping from role
     to a text with `{content}`; or a chat template of transformers: `tokenizer` (that of the given tokenizer),
-    a .jinja file, or a mapping with `jinja`, its text, and `bos_token`, `eos_token` and the `date`
-    for its `strftime_now`; or `auto`: that of the given tokenizer's folder or run, where it has
-    one, else `chatml`, whose two tokens are added. A prompt has the role user. None: no such text."""
+    a .jinja file, or a mapping with `jinja`, its text, `tool_use`, another one for conversations
+    with tools, and `bos_token`, `eos_token` and the `date` for its `strftime_now`; or `auto`: that of
+    the given tokenizer's folder or run, where it has one, else `chatml`, whose two tokens are added. A
+    prompt has the role user. None: no such text."""
     label_field: str = "label"
     """Field of the label (text or number), for classes; `text_field` has the text."""
     choices_field: str = "choices"

@@ -40,6 +40,7 @@ from pretrain.datacheck.image_data import (
 from pretrain.datacheck.reading import PADDED_ROWS, choose_packing, open_data
 from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, Stretch, describe_rows
 from pretrain.errors import ConfigError, DataError
+from pretrain.prepare.statistics import learned_share
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import TokenRows
 from pretrain.run.folder import RunDir
@@ -106,6 +107,7 @@ class RowsReport:
     config: RunConfig
     sources: tuple[str, ...]
     rows: tuple[ShownRow, ...]
+    learned: float | None = None  # share of the split's tokens that have a loss, of records
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -120,7 +122,7 @@ class RowsReport:
             {"position": first + place, "source": source, **asdict(row)}
             for place, (source, row) in enumerate(zip(sources, self.rows, strict=True))
         ]
-        return {"kind": "rows", "path": self.name, "split": self.choice.split, "rows": rows}
+        return {"kind": "rows", "path": self.name, "split": self.choice.split, "learned": self.learned, "rows": rows}
 
 
 def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsReport | ImagesReport:
@@ -147,7 +149,9 @@ def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsRep
     if config.data.mixture and choice.split == "train":
         numbers = source_of(np.array([row.sample_id for row in shown])).tolist()
         names = tuple(dataset.sources[number].name for number in numbers)
-    return RowsReport(what, choice, config, names, tuple(shown))
+    of_parts = config.objective.kind in ("supervised", "dpo")
+    learned = learned_share(Path(config.data.path or ""), choice.split) if of_parts else None
+    return RowsReport(what, choice, config, names, tuple(shown), learned)
 
 
 def _read_rows(
@@ -247,14 +251,12 @@ def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: Readi
 
 
 # Rows on a terminal or in a pipe.
-#
 #     position 0   sample 17 of wiki   causal   512 tokens: 3 documents, 20 padding   489 targets
 #     1          tokens 0-119, positions 0-119, began in an earlier row
 #                | text ...
 #     2          tokens 120-491, positions 0-371
 #        learned | the {quick -> [MASK]} fox {jumps} over the {lazy -> pear} dog
 #                  20 tokens of padding
-
 
 COLOURS = ("cyan", "magenta")
 """Colours of documents in turn: legible on black and on white."""
@@ -286,6 +288,8 @@ def print_rows(shown: RowsReport, console: Console) -> None:
 
 
 def _lines(shown: RowsReport, console: Console) -> Iterator[Text]:
+    if shown.learned is not None:
+        yield Text(f"{shown.learned:.1%} of the tokens of {shown.choice.split} are learned", "bold")
     if not shown.config.data.document_mask:
         yield Text("documents see each other: data.document_mask is off", style="bold")
     for task in shown.config.objective.tasks:

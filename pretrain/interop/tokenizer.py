@@ -8,6 +8,7 @@ Nothing is fetched, and no code of the folder is run.
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,8 +16,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from pretrain.config.model import SpecialTokens
+from pretrain.config.texts.templates import JINJA_KEY
 from pretrain.errors import ConfigError, DataError
-from pretrain.interop.fields import CONFIG
+from pretrain.interop.fields import CHAT_TEMPLATE, CONFIG
+from pretrain.tokenizer import ChatTemplate, ChatTemplateError, load_chat_template
 from pretrain.tokenizer.released import (
     PIECES,
     EncodingDifference,
@@ -30,6 +33,7 @@ from pretrain.utils.safe_read import parse_json
 
 _TOKENIZER = "tokenizer.json"
 _SETTINGS = "tokenizer_config.json"
+_OTHER_TEMPLATES = "additional_chat_templates/*.jinja"
 _VISIBLE = str.maketrans({" ": "\u2581", "\n": "\u21b5", "\t": "\u21e5"})
 """Symbols of white space in a displayed piece; the first is sentencepiece's own."""
 
@@ -77,28 +81,41 @@ class HubTokenizer:
 
     def encode_chat(self, turns: list[tuple[str, str]]) -> list[int]:
         """Returns the ids of a conversation by the release's chat template. Raises: ConfigError: It has none."""
-        return list(self._apply_template(turns, add_generation_prompt=True, return_dict=False))
+        return self.encode_rendered(self.render_chat(turns))
 
     def render_chat(self, turns: list[tuple[str, str]], *, generation_prompt: bool = True) -> str:
         """Returns the text of a conversation by that template. Raises: ConfigError: It has none."""
-        options = {"add_generation_prompt": generation_prompt, "tokenize": False}
-        return str(self._apply_template(turns, **options))
+        if not self.has_chat_template:
+            fix = "write the prompt by hand, without --chat"
+            raise ConfigError("the tokenizer has no chat template", fix=fix)
+        messages = [{"role": role, "content": text} for role, text in turns]
+        try:
+            parts = self._chat_template.render(messages, generation_prompt=generation_prompt)
+        except ChatTemplateError as error:
+            fix = "use other turns, or write the prompt by hand"
+            raise ConfigError(str(error), fix=fix) from None
+        return "".join(part.text for part in parts)
+
+    def check_chat_template(self) -> None:
+        """Renders an exchange. Raises: ConfigError: No Jinja. DataError: It takes too much."""
+        assert self._chat_template is not None
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        """The template that transformers chooses; spelled special tokens are meant, as there."""
+        try:
+            text = self._tokenizer.get_chat_template()
+        except ValueError as error:
+            what = f"the tokenizer's chat templates: {str(error).partition('.')[0]}"
+            raise ConfigError(what, fix="write the prompt by hand") from None
+        tokens = self._tokenizer.special_tokens_map
+        named = {name: token for name, token in tokens.items() if isinstance(token, str)}
+        return load_chat_template({JINJA_KEY: text, **named}, special=())
 
     def encode_rendered(self, text: str) -> list[int]:
         """Returns the ids of a text of the chat template, which has its special tokens."""
         options = {"truncation": False, "verbose": False, "add_special_tokens": False}
         return list(self._tokenizer(text, **options)["input_ids"])
-
-    def _apply_template(self, turns: list[tuple[str, str]], **options: Any) -> Any:
-        if not self.has_chat_template:
-            raise ConfigError("the tokenizer has no chat template", fix="write the prompt by hand, without --chat")
-        messages = [{"role": role, "content": text} for role, text in turns]
-        try:
-            return self._tokenizer.apply_chat_template(messages, **options)
-        except Exception as error:  # of the template: jinja raises several, and what the template raises itself
-            raise ConfigError(
-                f"the chat template of the tokenizer fails: {error}", fix="write the prompt by hand"
-            ) from None
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Returns the ids of two texts in one row, and the segment of each, 0 or 1."""
@@ -145,11 +162,19 @@ def tokenizer_files(folder: Path) -> list[tuple[str, bytes]]:
     try:
         files = {path.name: path.read_bytes() for path in list_tokenizer_files(folder)}
         model = _object((folder / CONFIG).read_bytes()) if (folder / CONFIG).is_file() else {}
-    except OSError as error:
-        reason = f"cannot read its tokenizer: {error.strerror or error}"
+        paths = sorted(folder.glob(_OTHER_TEMPLATES))
+        others = {path.stem: path.read_text("utf-8") for path in paths}
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"cannot read its tokenizer: {getattr(error, 'strerror', None) or error}"
         raise DataError(reason, where=str(folder), fix="check its permissions") from error
     found = read_released(folder)
     settings = _object(files.get(_SETTINGS, b"{}"))
+    if others and settings is not None:  # in a list by name, for which no folder is needed
+        if CHAT_TEMPLATE in files:
+            others = {"default": files.pop(CHAT_TEMPLATE).decode("utf-8", "replace"), **others}
+        listed = [{"name": name, "template": text} for name, text in others.items()]
+        settings["chat_template"] = listed
+        files[_SETTINGS] = _dump(settings)
     is_converted = _TOKENIZER not in files and found.content is not None
     if is_converted and any(name.endswith(PIECES) for name in files):
         # The class of a sentencepiece model would convert it otherwise.
@@ -209,7 +234,7 @@ def wrap_tokenizer_json(
     text: bytes,
     special: SpecialTokens,
     model_max_length: int | None = None,
-    chat_template: str | None = None,
+    chat_template: str | list[dict[str, str]] | None = None,
     named: Mapping[str, str] = MappingProxyType({}),
     has_types: bool = False,
 ) -> list[tuple[str, bytes]]:
@@ -251,4 +276,8 @@ def wrap_tokenizer_json(
         settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     if model_max_length is not None:
         settings["model_max_length"] = model_max_length
-    return [(_TOKENIZER, text), (_SETTINGS, _dump(settings)), ("special_tokens_map.json", _dump(tokens))]
+    return [
+        (_TOKENIZER, text),
+        (_SETTINGS, _dump(settings)),
+        ("special_tokens_map.json", _dump(tokens)),
+    ]

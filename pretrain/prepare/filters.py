@@ -65,6 +65,8 @@ DUPLICATE = "duplicate"
 NEAR_DUPLICATE = "near_duplicate"
 CONTAMINATED = "contaminated"
 LANGUAGE = "language"
+MAX_UNUSED = 64
+OTHER_KEYS = "other keys"
 REASONS = (
     UNDECODABLE,
     NOT_A_PAGE,
@@ -110,6 +112,7 @@ class Document:
     fields: Mapping[str, Any] = field(default_factory=dict)  # of its record, for filters
     split: str | None = None  # if its input gives one
     dropped_bytes: int = 0  # of lines that a rule took out of it
+    unused: Mapping[str, int] = field(default_factory=dict)  # keys that nothing used, counted
 
 
 class BadInputError(DataError):
@@ -205,6 +208,13 @@ class LeftOut:
     edited_bytes: int = 0
     bad: BadItems = field(default_factory=BadItems)
     bad_in_block: int = 0  # whose bytes are not known one by one
+    unused: Counter[str] = field(default_factory=Counter)  # keys of records, of those that stay too
+
+    def add_unused(self, keys: Mapping[str, int]) -> None:
+        """Counts keys that nothing used, those after the first `MAX_UNUSED` together."""
+        for key, count in keys.items():
+            name = key if key in self.unused or len(self.unused) < MAX_UNUSED else OTHER_KEYS
+            self.unused[name] += count
 
     def add(self, reason: str, document: Document) -> None:
         """Counts a document, or a bad item in its place."""
@@ -288,6 +298,7 @@ def select(
         else:
             num_good += 1
             block_bytes += document.consumed_bytes
+        left_out.add_unused(document.unused)
         reason = judge(document)
         if reason is None and masks:
             reason = next((name for name, mask in masks.items() if not mask[number]), None)

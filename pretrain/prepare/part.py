@@ -120,6 +120,7 @@ def write_part(
         record.num_edited = left_out.num_edited
         record.edited_bytes = left_out.edited_bytes
         record.lost = list(assembler.lost)
+        record.unused = dict(sorted(left_out.unused.items()))
         writer.commit()
 
 

@@ -133,6 +133,7 @@ class PartRecord:
     bad: BadItems = field(default_factory=BadItems)  # of the input
     num_edited: int = 0  # documents that stay, of which a rule dropped lines
     edited_bytes: int = 0  # of these lines
+    unused: dict[str, int] = field(default_factory=dict)  # keys that nothing used, counted
     lost: list[str] = field(default_factory=list)  # the first texts that became unknown tokens
     # Of image tars that others made: labels in the order of their numbers in this part, with the place
     # of the first image of each; and the address of each tar that is not in the folder.

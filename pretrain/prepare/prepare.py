@@ -36,7 +36,7 @@ from pretrain.prepare.part_record import PartRecord, load_records, merge_bad, me
 from pretrain.prepare.pool import WorkerPool
 from pretrain.prepare.progress import Progress, no_progress, progress_bar
 from pretrain.prepare.split import TRAIN, VALIDATION
-from pretrain.prepare.statistics import write_statistics
+from pretrain.prepare.statistics import learned_share, write_statistics
 from pretrain.prepare.steps import PrepareJob, find_duplicates, make_labels, make_tokenizer, plan_job
 from pretrain.shards.index import IMAGES, INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
 from pretrain.tokenizer import eos_id, load_tokenizer, start_id, token_dtype, vocabulary_size
@@ -111,6 +111,7 @@ def _write_index(job: PrepareJob, sha256: str, labels: LabelSet | None, records:
     )
     formats = [file.format for file in job.files]
     write_statistics(job.folder, formats, job.num_bytes, index, tokenizer, records)
+    learned_share(job.folder, TRAIN)
     write_index(job.folder, index)
     return index
 
@@ -137,7 +138,9 @@ def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
     if index.has_images:
         return summarize(config.output, index)
     is_tail = config.split.startswith("tail") and not any(one.split for one in config.inputs)
-    return _summarize(config.output, index.splits, is_tail=is_tail)
+    summary = _summarize(config.output, index.splits, is_tail=is_tail)
+    learned = learned_share(Path(config.output), TRAIN)
+    return summary if learned is None else f"{summary}, {learned:.1%} of these learned"
 
 
 def run_convert(options: ConvertOptions, processes: int | None) -> str:

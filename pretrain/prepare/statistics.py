@@ -12,11 +12,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from pretrain.errors import DataError
 from pretrain.prepare.part_record import LengthHistogram, PartRecord, count_left_out, merge_bad
 from pretrain.prepare.text_pieces import MAX_LOST
 from pretrain.shards.index import MASKED, DataIndex
 from pretrain.tokenizer import unknown_id
 from pretrain.utils.io import write_file, write_json
+from pretrain.utils.safe_read import read_json
 
 STATISTICS_NAME = "statistics.json"
 CARD_NAME = "data_card.md"
@@ -67,6 +69,11 @@ def write_statistics(
         statistics["unknown"] = unknown
         if unknown["num_tokens"]:
             _log.warning("text is lost: %s; to keep it, use a tokenizer that knows it", _say_unknown(unknown))
+    if index.kind in MASKED:
+        statistics["unused_keys"] = unused = _add_unused(records)
+        if unused:
+            listed = "; ".join(f"{key}: {count:,} times, not used" for key, count in unused.items())
+            _log.warning("keys of records: %s", listed)
     write_json(folder / STATISTICS_NAME, statistics)
     write_file(folder / PICTURE_NAME, draw_lengths(statistics))
     write_file(folder / CARD_NAME, _render_card(statistics).encode())
@@ -78,6 +85,30 @@ def _add_bytes(records: Iterable[PartRecord]) -> dict[str, int]:
     for record in records:
         total.update(record.filtered_bytes)
     return dict(sorted(total.items()))
+
+
+def _add_unused(records: Iterable[PartRecord]) -> dict[str, int]:
+    """Returns {key: occurrences} of keys of records that nothing used, the most frequent first."""
+    total: Counter[str] = Counter()
+    for record in records:
+        total.update(record.unused)
+    return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
+
+
+def learned_share(folder: Path, split: str) -> float | None:
+    """Returns the share of a split's tokens that have a loss; None: unknown, or not of records.
+
+    Raises: DataError: It is 0.
+    """
+    try:
+        facts = read_json(folder / STATISTICS_NAME)["splits"][split]
+        share = float(facts["num_learned_tokens"] / facts["num_tokens"])
+    except (OSError, ValueError, LookupError, TypeError):  # of an older version, or none
+        return None
+    if not share:
+        fix = "give answers that are learned, or correct the template's {% generation %}"
+        raise DataError(f"no token of the split {split} is learned", where=str(folder), fix=fix)
+    return share
 
 
 def _describe_split(name: str, index: DataIndex, records: Sequence[PartRecord]) -> dict[str, Any]:
@@ -189,7 +220,8 @@ def _render_card(statistics: dict[str, Any]) -> str:
         if "num_source_tokens" in split:
             extra.append(f"{name}: {split['num_source_tokens']:,} tokens of sources")
         if "num_learned_tokens" in split:
-            extra.append(f"{name}: {split['num_learned_tokens']:,} learned tokens")
+            share = f"{split['num_learned_tokens'] / split['num_tokens']:.1%}"
+            extra.append(f"{name}: {split['num_learned_tokens']:,} learned tokens, {share}")
     left_out = statistics["left_out"].items()
     left_bytes = statistics["left_out_bytes"]
     dropped = statistics["lines_dropped"]
@@ -212,6 +244,7 @@ def _render_card(statistics: dict[str, Any]) -> str:
         "![Documents by length](lengths.png)",
         "",
         *_unknown_table(statistics),
+        *_unused_table(statistics),
         "| left out | documents | bytes of text |",
         "|---|---|---|",
         *(f"| {name.replace('_', ' ')} | {count:,} | {left_bytes.get(name, 0):,} |" for name, count in left_out),
@@ -231,6 +264,12 @@ def _unknown_table(statistics: dict[str, Any]) -> list[str]:
     rows = [f"| {name} | {split['num_unknown_tokens']:,} |" for name, split in statistics["splits"].items()]
     said = [f"Text is lost: {_say_unknown(unknown)}.", ""] if unknown["num_tokens"] else []
     return [f"| split | unknown tokens, `{unknown['token']}` |", "|---|---|", *rows, "", *said]
+
+
+def _unused_table(statistics: dict[str, Any]) -> list[str]:
+    """Returns a table of the keys of records that nothing used; empty if there are none."""
+    rows = [f"| `{key}` | {count:,} |" for key, count in statistics.get("unused_keys", {}).items()]
+    return ["| key of records that is not used | times |", "|---|---|", *rows, ""] if rows else []
 
 
 def _label_table(splits: dict[str, Any]) -> list[str]:

@@ -4,49 +4,39 @@
                                                   -> segments  that text in parts, learned or not
 
 The assistant's parts are those in `{% generation %}`. Of a template without that tag they are what
-a rendering with the turn has beyond one that ends with the generation prompt before it; a template
-whose renderings do not continue each other is refused.
+a rendering with the turn has beyond one that ends with the generation prompt before it. Where
+earlier turns are written otherwise than last ones, the texts are compared from the words of a turn
+on; a template whose texts differ there too is refused.
 
-The template is a stranger's program: it runs in Jinja's sandbox, on strings, numbers, lists and
-dicts alone. Not here: turning text into tokens (`Encoder.encode_conversation`).
+Not here: the limits of a stranger's program (template_sandbox.py), and turning text into tokens
+(`Encoder.encode_conversation`).
 """
 
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import date, datetime
 from functools import lru_cache
 from itertools import chain, groupby, pairwise
 from typing import Any, NamedTuple
 
-import jinja2
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-
-from pretrain.config.texts.templates import DATE_KEY, JINJA_KEY, SPECIAL_KEY
+from pretrain.config.texts.templates import DATE_KEY, JINJA_KEY, SPECIAL_KEY, TOOLS_KEY
 from pretrain.errors import ConfigError
+from pretrain.tokenizer.assistant_spans import (
+    ASSISTANT,
+    REASONING,
+    ChatTemplateError,
+    Conversation,
+    Message,
+    added_spans,
+    exceeded,
+    tagged_spans,
+)
+from pretrain.tokenizer.template_sandbox import TemplateFacts, TemplateLimitError, sandbox
 
-ASSISTANT = "assistant"
-Message = Mapping[str, Any]
-
-# Noncharacters of Unicode, which no text has: around what is generated, and around what a
-# conversation spells like a special token.
-_LEARNED = ("\ufdd0", "\ufdd1")
+# Noncharacters of Unicode, which no text has: around spelled special tokens of a conversation.
 _SPELLED = ("\ufdd2", "\ufdd3")
-_MARKS = re.compile(f"[{''.join((*_LEARNED, *_SPELLED))}]")
-_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-
-# Names of a message's reasoning: templates read the first, some the second.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
-
-
-class ChatTemplateError(ValueError):
-    """A conversation that a chat template cannot write, or whose parts cannot be distinguished."""
+_SPELLING = re.compile("[\ufdd2\ufdd3]")
+_MARKS = re.compile("[\ufdd0-\ufdef]")
 
 
 class ChatPart(NamedTuple):
@@ -57,79 +47,37 @@ class ChatPart(NamedTuple):
     is_spelled: bool = False  # a message spells a special token, which stays text
 
 
-class _GenerationTag(Extension):
-    """`{% generation %}`: what the assistant writes, between two marks."""
-
-    tags = {"generation"}  # noqa: RUF012  Jinja reads a set of the class
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """Returns the body of the tag, within `_mark`."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
-
-    def _mark(self, caller: Macro) -> str:
-        return f"{_LEARNED[0]}{caller()}{_LEARNED[1]}"
-
-
-class _TemplateNamespace(Namespace):
-    """Jinja's namespace without attributes of Python's own, as in transformers."""
-
-    def __init__(self, /, *pairs: Any, **attributes: Any) -> None:
-        super().__init__()
-        for name, value in dict(*pairs, **attributes).items():
-            self[name] = value
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            raise SecurityError(f"a namespace cannot store {name!r}")
-        super().__setitem__(name, value)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    # Jinja's own filter escapes the characters of HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _build_environment(today: str | None) -> ImmutableSandboxedEnvironment:
-    """Returns the environment of transformers; `today` is the date that a template reads (ISO)."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-
-    def strftime_now(form: str) -> str:
-        now = datetime.now() if today is None else date.fromisoformat(today)
-        return now.strftime(form)
-
-    environment.globals |= {
-        "raise_exception": _raise_exception,
-        "strftime_now": strftime_now,
-        "namespace": _TemplateNamespace,
-        # Not the class itself, whose attributes lead out of the sandbox.
-        "dict": lambda *pairs, **items: dict(*pairs, **items),
-    }
-    return environment
-
-
 class ChatTemplate:
     """A compiled chat template. Built by `load_chat_template`."""
 
     def __init__(self, value: Mapping[str, str], special: Collection[str]) -> None:
-        text = value[JINJA_KEY]
-        try:
-            self._template = _build_environment(value.get(DATE_KEY)).from_string(text)
-        except jinja2.TemplateSyntaxError as error:
-            what = f"the chat template is no Jinja: line {error.lineno}: {error.message}"
-            raise ConfigError(what, fix="correct it, or choose another template") from None
+        self._date = value.get(DATE_KEY)
         self._tokens = {name: token for name, token in value.items() if name.endswith("_token")}
-        self._has_tag = _GENERATION.search(text) is not None
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)
         self._special = re.compile("|".join(longest_first) or "(?!)")
+        self._jinja = value[JINJA_KEY]
+        self._of_tools = value.get(TOOLS_KEY, self._jinja)
+        self._text = f"{self._jinja}\n{self._of_tools}"
+        self._facts = {text: _compile(text) for text in (self._jinja, self._of_tools)}
+        self._names = frozenset().union(*(facts.names for facts in self._facts.values()))
+
+    def reads(self, name: str) -> bool:
+        """Returns whether the template names a key of messages."""
+        return name in self._names
+
+    def names_role(self, role: str) -> bool:
+        """Returns whether the template has a role among its strings."""
+        return role in self._names
+
+    def tests(self, name: str, kinds: str) -> bool:
+        """Returns whether the template asks for a value's type, such as `content is string`."""
+        pattern = rf"\b{name}['\"]?\]?\)?\s+is\s+(?:not\s+)?(?:{kinds})\b"
+        return re.search(pattern, self._text) is not None
+
+    @property
+    def takes_parts(self) -> bool:
+        """True if the template reads the texts of content in parts."""
+        return re.search(r"\[['\"]text['\"]\]|\.text\b|get\(['\"]text['\"]", self._text) is not None
 
     def render(
         self, messages: Sequence[Message], tools: Any = None, *, generation_prompt: bool = False
@@ -137,93 +85,80 @@ class ChatTemplate:
         """Returns the text of a conversation, by default without the beginning of an answer.
 
         Nothing in it is learned; the segments tell what spells a special token. Raises:
-        ChatTemplateError.
+        ChatTemplateError: The template refuses. DataError: It takes too much CPU or memory.
         """
-        raw = self._render(self._marked(messages), self._marked(tools), generation_prompt)
-        return list(_cut(raw, []))
+        one = self._conversation(messages, tools)
+        one.raw = one.whole(generation_prompt=generation_prompt)
+        self._check_spelled(one, messages, tools, generation_prompt=generation_prompt)
+        return list(_cut(one.raw, []))
 
-    def segments(self, messages: Sequence[Message], tools: Any = None, first: int = 0) -> list[ChatPart]:
-        """Returns the text of a conversation in parts, the assistant's from turn `first` on learned.
+    def segments(self, messages: Sequence[Message], tools: Any = None, silent: Collection[int] = ()) -> list[ChatPart]:
+        """Returns the text of a conversation in parts, learned but for the turns `silent`.
 
-        Raises: ChatTemplateError: The template refuses the conversation, or its renderings of the
-        first turns do not continue each other.
+        Learned is what is the assistant's.
+
+        Raises:
+            ChatTemplateError: The template refuses the conversation, or what it writes of a turn
+                cannot be found in the whole.
+            DataError: It takes too much CPU or memory.
         """
-        marked = self._marked(messages)
-        tools = self._marked(tools)
-        raw = self._render(marked, tools)
-        if self._has_tag:
-            begin, end = _LEARNED
-            starts = [place for place, character in enumerate(raw) if character == begin]
-            ends = [place for place, character in enumerate(raw) if character == end]
-            # A template has the tag in a loop over the turns: a span each.
-            skipped = sum(message["role"] == ASSISTANT for message in marked[:first])
-            return list(_cut(raw, list(zip(starts, ends, strict=True))[skipped:]))
-        return list(_cut(raw, list(self._find_spans(raw, marked, tools, first))))
+        one = self._conversation(messages, tools)
+        if self._facts[one.jinja].is_tagged:
+            spans = tagged_spans(one, silent)
+        else:
+            own = [turn for turn, message in enumerate(messages) if message["role"] == ASSISTANT]
+            learned = [turn for turn in own if turn not in silent]
+            spans = list(added_spans(one, learned, self._tokens.get("eos_token", "")))
+        self._check_spelled(one, messages, tools, generation_prompt=False)
+        return list(_cut(one.raw, spans))
 
-    def _find_spans(self, raw: str, messages: Sequence[Message], tools: Any, first: int) -> Iterable[tuple[int, int]]:
-        """Yields the characters of each turn of the assistant, by renderings of the turns so far."""
-        for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT or number < first:
-                continue
-            if number == 0:
-                what = "the first turn is the assistant's, before which there is nothing to render"
-                raise ChatTemplateError(what)
-            before = self._render(messages[:number], tools, generation_prompt=True)
-            if not raw.startswith(before):
-                raise _disagreement(raw, before, number, "the turns before it, with the generation prompt")
-            until = raw
-            if number + 1 < len(messages):
-                until = self._render(messages[: number + 1], tools)
-                if not raw.startswith(until):
-                    # Some templates end a text, and not a turn, with this token (Phi-3).
-                    until = until.removesuffix(self._tokens.get("eos_token", ""))
-                if not raw.startswith(until):
-                    raise _disagreement(raw, until, number, "the turns up to it")
-            yield len(before), len(until)
-
-    def _render(self, messages: Sequence[Message], tools: Any, generation_prompt: bool = False) -> str:
+    def _conversation(self, messages: Sequence[Message], tools: Any, *, marks_spelled: bool = True) -> Conversation:
+        special = self._special if marks_spelled else None
         try:
-            return self._template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=generation_prompt,
-                **self._tokens,
-            )
-        except Exception as error:  # of a stranger's program: Jinja's errors, and any of Python's
-            raise ChatTemplateError(f"the chat template refuses it: {error}") from None
+            given = [_prepare_message(message, special) for message in messages]
+            variables = {**self._tokens, "tools": _mark(tools, special), "documents": None}
+        except RecursionError:
+            raise ChatTemplateError("a message is nested too deeply") from None
+        jinja = self._jinja if tools is None else self._of_tools
+        return Conversation(jinja, self._date, variables, given, self._special)
 
-    def _marked(self, value: Any) -> Any:
-        """Returns messages or tools as transformers gives them to a template, special tokens in them marked."""
-        if isinstance(value, str):
-            if _MARKS.search(value):
-                raise ChatTemplateError("a message has the noncharacters U+FDD0 to U+FDD3")
-            return self._special.sub(f"{_SPELLED[0]}\\g<0>{_SPELLED[1]}", value)
-        if isinstance(value, Mapping):
-            found = {key: self._marked(one) for key, one in value.items() if one is not None}
-            reasoning = next((found[key] for key in _REASONING if key in found), None)
-            if "role" not in found or reasoning is None:
-                return found
-            return {"thinking": reasoning, **found, "reasoning_content": reasoning}
-        if isinstance(value, list | tuple):
-            return [self._marked(one) for one in value]
-        return value
+    def _check_spelled(
+        self, one: Conversation, messages: Sequence[Message], tools: Any, *, generation_prompt: bool
+    ) -> None:
+        """Checks that marks of spelled special tokens leave the text as transformers writes it."""
+        given = json.dumps([one.messages, one.variables], default=str, ensure_ascii=False)
+        if not _SPELLING.search(given):
+            return
+        plain = self._conversation(messages, tools, marks_spelled=False)
+        if _SPELLING.sub("", one.raw) != plain.whole(generation_prompt=generation_prompt):
+            what = "a message spells a special token, at which the chat template divides it"
+            raise ChatTemplateError(what)
 
 
-def _disagreement(raw: str, found: str, number: int, what: str) -> ChatTemplateError:
-    """Builds the error of a rendering that does not begin the whole one."""
-    same = next((place for place, (a, b) in enumerate(zip(raw, found, strict=False)) if a != b), 0)
-    same = same or min(len(raw), len(found))
-    whole, part = (_MARKS.sub("", text[same : same + 24]) for text in (raw, found))
-    return ChatTemplateError(
-        f"turn {number} has no place in the chat template's text: a rendering of {what} has {part!r} where the whole "
-        f"conversation has {whole!r}"
-    )
+def _prepare_message(message: Message, special: re.Pattern[str] | None) -> dict[str, Any]:
+    """Returns a message as transformers gives it to a template, special tokens in it marked."""
+    found = {key: _mark(value, special) for key, value in message.items() if value is not None}
+    reasoning = next((found[key] for key in REASONING if key in found), None)
+    if reasoning is None:
+        return found
+    return {"thinking": reasoning, **found, "reasoning_content": reasoning}
+
+
+def _mark(value: Any, special: re.Pattern[str] | None) -> Any:
+    if isinstance(value, str):
+        if _MARKS.search(value):
+            raise ChatTemplateError("a message has the noncharacters U+FDD0 to U+FDEF")
+        return value if special is None else special.sub(f"{_SPELLED[0]}\\g<0>{_SPELLED[1]}", value)
+    if isinstance(value, Mapping):
+        return {key: _mark(one, special) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mark(one, special) for one in value]
+    return value
 
 
 def _cut(raw: str, spans: Sequence[tuple[int, int]]) -> Iterable[ChatPart]:
     """Yields the parts of a marked text, learned within the spans; marks are left out."""
-    marks = [match.start() for match in _MARKS.finditer(raw)]
+    marks = [match.start() for match in _SPELLING.finditer(raw)]
     cuts = sorted({0, len(raw), *chain.from_iterable(spans), *marks, *(place + 1 for place in marks)})
     parts = []
     is_spelled = False
@@ -231,14 +166,16 @@ def _cut(raw: str, spans: Sequence[tuple[int, int]]) -> Iterable[ChatPart]:
         text = raw[start:stop]
         if text in _SPELLED:
             is_spelled = text == _SPELLED[0]
-        elif text not in _LEARNED:
+        else:
             is_learned = any(first <= start < last for first, last in spans)
             parts.append(ChatPart(text, is_learned, is_spelled))
     for (is_learned, is_spelled), group in groupby(parts, lambda part: part[1:]):
         yield ChatPart("".join(part.text for part in group), is_learned, is_spelled)
 
 
-def join_segments(parts: Iterable[ChatPart]) -> Iterable[tuple[str, tuple[tuple[int, int], ...], bool]]:
+def join_segments(
+    parts: Iterable[ChatPart],
+) -> Iterable[tuple[str, tuple[tuple[int, int], ...], bool]]:
     """Yields texts to be encoded as a whole, the characters of each that are learned, and if it is spelled."""
     for is_spelled, group in groupby(parts, lambda part: part.is_spelled):
         text = ""
@@ -248,6 +185,17 @@ def join_segments(parts: Iterable[ChatPart]) -> Iterable[tuple[str, tuple[tuple[
                 spans.append((len(text), len(text) + len(part.text)))
             text += part.text
         yield text, tuple(spans), is_spelled
+
+
+def _compile(jinja: str) -> TemplateFacts:
+    """Returns what a template has. Raises: ConfigError: No Jinja. DataError: It takes too much."""
+    try:
+        return sandbox().compile(jinja)
+    except ValueError as error:
+        what = f"the chat template is no Jinja: {error}"
+        raise ConfigError(what, fix="correct it, or choose another template") from None
+    except TemplateLimitError as error:
+        raise exceeded(error) from None
 
 
 def load_chat_template(value: Mapping[str, str], special: Collection[str] | None = None) -> ChatTemplate:

@@ -20,6 +20,7 @@ from pretrain.config.texts.templates import (
     JINJA_KEY,
     OF_TOKENIZER,
     SPECIAL_KEY,
+    TOOLS_KEY,
     Template,
     check_template,
 )
@@ -90,6 +91,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
 def tokenizer_hash(path: Path) -> str:
     """Returns the sha256 of the file, hex: the identity of a vocabulary."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+_OF_PROCESSOR = "chat_template.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,17 +238,32 @@ def resolve_template(template: Template, given: GivenTokenizer, where: str) -> d
     else:
         known = special_tokens_of(tokenizer).model_dump(include={"pad", "bos", "eos"}, exclude_none=True)
         tokens = {f"{name}_token": str(tokenizer.id_to_token(number)) for name, number in known.items()}
+    texts = {}
     if template != OF_TOKENIZER:
-        text = read_tokenizer_file(Path(template).expanduser()).decode()
+        try:
+            texts[JINJA_KEY] = read_tokenizer_file(Path(template).expanduser()).decode()
+        except UnicodeDecodeError as error:
+            what = f"not UTF-8: {error.reason}"
+            raise DataError(what, where=template, fix="give a chat template") from None
     elif theirs is None or not theirs.chat_template:
         what = "template=tokenizer: the tokenizer has no chat template"
         if theirs is None:
             what = "template=tokenizer: a file of a tokenizer has no chat template"
+        elif Path(where, _OF_PROCESSOR).is_file():
+            what = f"{what}: {_OF_PROCESSOR} is read by processors alone"
         fix = "give the folder of a model that chats, a .jinja file, chatml, or a text for each role"
         raise ConfigError(what, where=where, fix=fix)
+    elif isinstance(theirs.chat_template, str):
+        texts[JINJA_KEY] = theirs.chat_template
+    elif "default" not in theirs.chat_template:
+        names = ", ".join(theirs.chat_template)
+        what = f"template=tokenizer: of its chat templates, {names}, none is named default"
+        raise ConfigError(what, where=where, fix="give one of them as a .jinja file")
     else:
-        text = theirs.get_chat_template()
-    return {JINJA_KEY: text, **tokens, SPECIAL_KEY: special}
+        texts[JINJA_KEY] = theirs.chat_template["default"]
+        if TOOLS_KEY in theirs.chat_template:  # transformers chooses of these two
+            texts[TOOLS_KEY] = theirs.chat_template[TOOLS_KEY]
+    return {**texts, **tokens, SPECIAL_KEY: special}
 
 
 def _find(name: str) -> Path:

@@ -24,14 +24,16 @@ CONTENT = "{content}"
 Template = str | dict[str, str]
 """The name of one of `TEMPLATES`, or a text by role; or a chat template of transformers:
 `tokenizer`, the path of a .jinja file, or a mapping with `jinja`, its text, and what that reads:
-`bos_token`, `eos_token` and others, and `date` (ISO), today's for `strftime_now`. `special` are the
-special tokens that turns may not spell, a line each; `prepare` fills it in."""
+`bos_token`, `eos_token` and others, and `date` (ISO), today's for `strftime_now`; `tool_use` is
+another text, for conversations with tools. `special` are the special tokens that turns may not
+spell, a line each; `prepare` fills it in."""
 
 OF_TOKENIZER = "tokenizer"
 AUTO = "auto"
 JINJA_KEY = "jinja"
 DATE_KEY = "date"
 SPECIAL_KEY = "special"
+TOOLS_KEY = "tool_use"
 
 
 def is_jinja(template: Template | None) -> bool:
@@ -44,7 +46,7 @@ def is_jinja(template: Template | None) -> bool:
 def check_template(template: Template | None) -> Template | None:
     """Returns a valid template: None, a name, or a text by role. Raises: ValueError."""
     if template is not None and is_jinja(template):
-        others = {DATE_KEY, JINJA_KEY, SPECIAL_KEY}
+        others = {DATE_KEY, JINJA_KEY, SPECIAL_KEY, TOOLS_KEY}
         for key in template if isinstance(template, dict) else ():
             if key not in others and not key.endswith("_token"):
                 what = f"template.{key} goes with no {JINJA_KEY}"
@@ -70,6 +72,15 @@ def turns_of(template: Template) -> dict[str, tuple[str, str]]:
     texts = TEMPLATES[template] if isinstance(template, str) else template
     parts = {role: text.partition(CONTENT) for role, text in texts.items()}
     return {role: (before, after) for role, (before, _, after) in parts.items()}
+
+
+def to_named(template: Template, begin: str = "") -> str | list[dict[str, str]]:
+    """Returns `chat_template` of a tokenizer_config.json: a text; a list, if tools have another."""
+    text = to_jinja(template, begin)
+    if isinstance(template, str) or not is_jinja(template) or TOOLS_KEY not in template:
+        return text
+    named = {"default": text, TOOLS_KEY: template[TOOLS_KEY]}
+    return [{"name": name, "template": one} for name, one in named.items()]
 
 
 def to_jinja(template: Template, begin: str = "") -> str:

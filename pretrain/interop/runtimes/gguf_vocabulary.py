@@ -238,4 +238,6 @@ def read_vocabulary(
     }
     template = files[CHAT_TEMPLATE].decode() if CHAT_TEMPLATE in files else None
     template = template or parse_json(files.get(_SETTINGS, b"{}")).get("chat_template")
+    if isinstance(template, list):  # by name; llama.cpp knows one
+        template = {one["name"]: one["template"] for one in template}.get("default")
     return found | ({"chat_template": template} if isinstance(template, str) else {})

@@ -11,7 +11,15 @@ import logging
 from pathlib import Path
 
 from pretrain.config.prepare import PrepareConfig, TokenizerConfig
-from pretrain.config.texts.templates import AUTO, CHATML_TOKENS, DATE_KEY, JINJA_KEY, is_jinja
+from pretrain.config.texts.templates import (
+    AUTO,
+    CHATML_TOKENS,
+    DATE_KEY,
+    JINJA_KEY,
+    TOOLS_KEY,
+    is_jinja,
+)
+from pretrain.errors import ConfigError, DataError
 from pretrain.prepare.inputs.hub_datasets import pin_inputs
 from pretrain.prepare.output import begun_option
 from pretrain.shards.index import BEGUN
@@ -101,12 +109,22 @@ def settle_templates(config: PrepareConfig, given: GivenTokenizer | None) -> Pre
         if template is not None and is_jinja(template) and given is not None:
             template = resolve_template(template, given, str(config.tokenizer.path))
         if isinstance(template, dict) and is_jinja(template):
-            if "strftime_now" in template[JINJA_KEY] and DATE_KEY not in template:
+            text = template[JINJA_KEY] + template.get(TOOLS_KEY, "")
+            if "strftime_now" in text and DATE_KEY not in template:
                 begun = begun_option(Path(config.output), f"inputs.{number}.template.{DATE_KEY}")
                 template = {**template, DATE_KEY: begun or datetime.date.today().isoformat()}
-            load_chat_template(template)
+            name = f"={one.template}" if isinstance(one.template, str) else ""
+            _check_chat_template(template, f"inputs.{number}.template{name}")
         inputs.append(one.model_copy(update={"template": template}))
     return config.model_copy(update={"inputs": inputs})
+
+
+def _check_chat_template(template: dict[str, str], where: str) -> None:
+    """Compiles a chat template. Raises: ConfigError: No Jinja. DataError: It takes too much."""
+    try:
+        load_chat_template(template)
+    except (ConfigError, DataError) as error:
+        raise type(error)(error.what, where=where, fix=error.fix) from None
 
 
 def _resolve(config: PrepareConfig, given: GivenTokenizer) -> TokenizerConfig:

@@ -6,34 +6,31 @@
 Turns that both sides of a preference begin with have no loss, an earlier answer neither.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from pretrain.config.prepare import InputConfig
 from pretrain.config.texts.templates import Template, is_jinja, turns_of
 from pretrain.prepare.filters import Document
-from pretrain.prepare.readers.record_fields import (
-    RecordError,
-    bad_field,
-    describe,
-    encode,
-    kind_of,
-    text_of,
+from pretrain.prepare.readers.messages import (
+    Messages,
+    check_learned,
+    read_messages,
+    read_system,
+    read_tools,
 )
+from pretrain.prepare.readers.record_fields import RecordError, encode, kind_of, text_of
 from pretrain.tokenizer import ASSISTANT as TARGET_ROLE
-from pretrain.tokenizer import ChatTemplateError, load_chat_template
+from pretrain.tokenizer import ChatTemplate, ChatTemplateError, load_chat_template
 
-ROLES = ("system", "developer", "user", "tool", "function", TARGET_ROLE)
-
-# Keys and roles of ShareGPT's messages.
-_ALIASES = {"role": "from", "content": "value"}
-_ROLES_OF = {"human": "user", "gpt": TARGET_ROLE}
-_MESSAGE_FIX = 'write {"role": "user", "content": "..."}'
-
-# Fields of Alpaca's records (Taori et al. 2023).
+# Fields of Alpaca's records (Taori et al. 2023), and of both that LLaMA-Factory adds.
 _INSTRUCTION = "instruction"
 OPTIONAL_INPUT = "input"
 _OUTPUT = "output"
+_HISTORY = "history"
+_MAX_KEY_CHARS = 80
+EXTRA_FIELDS = ("system", "tools", _HISTORY)
 
 # (text, loss mask) of each part of a record.
 Segments = tuple[tuple[str, bool], ...]
@@ -41,14 +38,16 @@ Segments = tuple[tuple[str, bool], ...]
 
 def build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
     """Makes a document of a prompt with its response, or of messages. Raises: RecordError."""
-    if config.messages_field is not None and is_jinja(config.template):
-        messages = _messages(record, config.messages_field)
-        return _render(messages, config, record.get("tools"), consumed_bytes)
+    check_learned(record)
+    template = _chat_template(config)
+    found = read_system(record, template)
     if config.messages_field is not None:
-        turns = _turns(record, config.messages_field)
+        names = [config.messages_field]
+        found.append(read_messages(record, config.messages_field, template))
     else:
-        names, response_field = prompt_fields(config, record)
-        prompt = _join_prompt(record, names)
+        prompts, response_field = prompt_fields(config, record)
+        names = [*prompts, response_field, _HISTORY]
+        prompt = _join_prompt(record, prompts)
         if config.prompt_field == _INSTRUCTION and record.get(OPTIONAL_INPUT):
             fix = f"use prompt_field=[{_INSTRUCTION}, {OPTIONAL_INPUT}], or [{_INSTRUCTION}] to leave it out"
             raise RecordError(
@@ -56,132 +55,153 @@ def build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes:
                 fix,
             )
         response, _ = text_of(record, response_field, "response_field")
-        turns = [("user", prompt), (TARGET_ROLE, response)]
-    if is_jinja(config.template):
-        messages = [{"role": role, "content": text} for role, text in turns]
-        return _render(messages, config, None, consumed_bytes)
-    return _write(turns, config, consumed_bytes)
+        turns = [*_earlier_turns(record), ("user", prompt), (TARGET_ROLE, response)]
+        found.append(Messages([{"role": role, "content": text} for role, text in turns]))
+    if [one["role"] for one in found.messages[:2]] == ["system", "system"] and record.get("system"):
+        what = "field 'system' and the first turn are both the system's"
+        raise RecordError(what, "leave one out")
+    document = _write(found, template, config, read_tools(record), consumed_bytes)
+    return _with_unused(document, record, names, template, found.unused)
 
 
-def _write(turns: list[tuple[str, str]], config: InputConfig, consumed_bytes: int, first: int = 0) -> Document:
-    """Makes a document of turns, of which the assistant's are learned from number `first` on."""
-    learned = [role == TARGET_ROLE and number >= first for number, (role, _) in enumerate(turns)]
-    segments: Segments = tuple((text, is_own) for (_, text), is_own in zip(turns, learned, strict=True))
-    markers = frozenset[int]()
-    if config.template is not None and any(learned):  # others are left out
-        segments, markers = apply_template(turns, config.template, first)
-    text = "".join(part for part, _ in segments)
-    return Document(text, text.encode(), consumed_bytes, segments=segments, markers=markers)
+def _earlier_turns(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the turns of `history`, pairs of a prompt and a response. Raises: RecordError."""
+    turns = []
+    history = record.get(_HISTORY) or []
+    for number, pair in enumerate(history if isinstance(history, list) else [history]):
+        if not isinstance(pair, list) or [kind_of(text) for text in pair] != ["a string"] * 2:
+            what = f"{_HISTORY}[{number}] is no pair of a prompt and a response"
+            raise RecordError(what, "write a list of two strings, or rename the field")
+        turns += [("user", pair[0]), (TARGET_ROLE, pair[1])]
+    return turns
+
+
+def _with_unused(
+    document: Document,
+    record: Mapping[str, Any],
+    names: Collection[str],
+    template: ChatTemplate | None,
+    unused: Counter[str],
+) -> Document:
+    """Returns the document with the keys of its record that nothing used."""
+    used = {*names, "system"}
+    used |= {"tools"} if template is not None and template.reads("tools") else set()
+    for key, value in record.items():
+        if key not in used and value not in (None, "", [], {}):
+            unused[key] += 1
+    document.unused = {key[:_MAX_KEY_CHARS]: count for key, count in unused.items()}
+    return document
+
+
+def _chat_template(config: InputConfig) -> ChatTemplate | None:
+    """Returns the chat template of transformers; None: a text for each role, or none."""
+    if not is_jinja(config.template):
+        return None
+    assert isinstance(config.template, dict), "prepare resolves it"
+    return load_chat_template(config.template)
 
 
 def build_preference(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
     """Makes a document of a prompt with two answers. Raises: RecordError."""
-    chosen = _side(record, config, config.chosen_field, "chosen_field")
-    rejected = _side(record, config, config.rejected_field, "rejected_field")
+    template = _chat_template(config)
+    chosen = _side(record, config, config.chosen_field, "chosen_field", template)
+    rejected = _side(record, config, config.rejected_field, "rejected_field", template)
     both = f"{config.chosen_field!r} and {config.rejected_field!r}"
-    if chosen == rejected:
-        names = f".{config.chosen_field} != .{config.rejected_field}"
-        fix = f"leave such records out: jq -c 'select({names})'"
+    if chosen.messages == rejected.messages:
+        differ = f".{config.chosen_field} != .{config.rejected_field}"
+        fix = f"leave such records out: jq -c 'select({differ})'"
         raise RecordError(f"{both} are the same answer", fix)
-    turns = enumerate(zip(chosen, rejected, strict=False))
-    shared = next((number for number, (one, other) in turns if one != other), len(chosen))
-    shared = min(shared, len(chosen) - 1, len(rejected) - 1)
+    turns = enumerate(zip(chosen.messages, rejected.messages, strict=False))
+    shared = next((number for number, (one, other) in turns if one != other), len(chosen.messages))
+    shared = min(shared, len(chosen.messages) - 1, len(rejected.messages) - 1)
     if shared == 0:
         fix = "give the prompt in both, or in prompt_field"
         raise RecordError(f"{both} have no turn in common before the answer", fix)
-    document = _build_side(chosen, config, record.get("tools"), consumed_bytes, shared)
-    document.rejected = _build_side(rejected, config, record.get("tools"), 0, shared)
-    return document
+    tools = read_tools(record)
+    for side in (chosen, rejected):
+        side.silent |= {*range(shared)}
+    document = _write(chosen, template, config, tools, consumed_bytes)
+    document.rejected = _write(rejected, template, config, tools, 0)
+    names = [*names_of_prompt(config), config.chosen_field, config.rejected_field]
+    return _with_unused(document, record, names, template, chosen.unused + rejected.unused)
 
 
-def _side(record: Mapping[str, Any], config: InputConfig, name: str, option: str) -> list[dict[str, Any]]:
+def _side(
+    record: Mapping[str, Any],
+    config: InputConfig,
+    name: str,
+    option: str,
+    template: ChatTemplate | None,
+) -> Messages:
     """Returns prompt and answer as messages. Raises: RecordError."""
     prompts = names_of_prompt(config)
-    read = _messages if is_jinja(config.template) else _plain_messages
-    given = record.get(prompts[0])
+    found = read_system(record, template)
     answer = record.get(name)
-    if not isinstance(answer, list):
-        text, _ = text_of(record, name, option)
-        answers = [{"role": TARGET_ROLE, "content": text}]
+    if isinstance(answer, list):
+        answers = read_messages(record, name, template)
     else:
-        answers = read(record, name)
-    if isinstance(given, list):
-        return read(record, prompts[0]) + answers
+        text, _ = text_of(record, name, option)
+        answers = Messages([{"role": TARGET_ROLE, "content": text}])
+    if isinstance(record.get(prompts[0]), list):
+        found.append(read_messages(record, prompts[0], template))
     # A list of messages has the prompt at its beginning, unless an answer is there.
-    if answers and answers[0]["role"] != TARGET_ROLE:
-        return answers
-    return [{"role": "user", "content": _join_prompt(record, prompts)}, *answers]
+    elif not answers.messages or answers.messages[0]["role"] == TARGET_ROLE:
+        found.append(Messages([{"role": "user", "content": _join_prompt(record, prompts)}]))
+    found.append(answers)
+    return found
 
 
-def _build_side(
-    messages: list[dict[str, Any]], config: InputConfig, tools: Any, consumed_bytes: int, first: int
-) -> Document:
-    """Makes a record of one side of a preference; turns before number `first` have no loss."""
-    if is_jinja(config.template):
-        return _render(messages, config, tools, consumed_bytes, first)
-    turns = [(message["role"], message["content"]) for message in messages]
-    return _write(turns, config, consumed_bytes, first)
-
-
-def _plain_messages(record: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    return [{"role": role, "content": text} for role, text in _turns(record, name)]
-
-
-def _render(
-    messages: list[dict[str, Any]],
+def _write(
+    found: Messages,
+    template: ChatTemplate | None,
     config: InputConfig,
     tools: Any,
     consumed_bytes: int,
-    first: int = 0,
 ) -> Document:
+    """Makes a document of messages, of which the assistant's are learned. Raises: RecordError."""
+    if template is not None:
+        return _render(found, template, tools, consumed_bytes)
+    turns = [(message["role"], message["content"]) for message in found.messages]
+    learned = found.learned
+    segments: Segments = tuple((text, is_own) for (_, text), is_own in zip(turns, learned, strict=True))
+    markers = frozenset[int]()
+    if config.template is not None and any(learned):  # others are left out
+        segments, markers = apply_template(turns, config.template, found.silent)
+    text = "".join(part for part, _ in segments)
+    return Document(text, text.encode(), consumed_bytes, segments=segments, markers=markers)
+
+
+def _render(found: Messages, template: ChatTemplate, tools: Any, consumed_bytes: int) -> Document:
     """Makes a document of a conversation by the chat template. Raises: RecordError."""
-    assert isinstance(config.template, dict), "prepare resolves it"
-    answers = [message for message in messages[first:] if message["role"] == TARGET_ROLE]
+    own = found.learned
+    answers = [one for one, is_own in zip(found.messages, own, strict=True) if is_own]
     if not any(str(one.get("content") or "").strip() or one.get("tool_calls") for one in answers):
         # Without the template's text, by which filters count it among those that have no answer.
-        bare = tuple((str(one.get("content") or ""), one in answers) for one in messages)
+        contents = [str(one.get("content") or "") for one in found.messages]
+        bare = tuple(zip(contents, own, strict=True))
         text = "".join(part for part, _ in bare)
         return Document(text, encode(text), consumed_bytes, segments=bare)
     try:
-        parts = load_chat_template(config.template).segments(messages, tools or None, first)
+        parts = template.segments(found.messages, tools, found.silent)
     except ChatTemplateError as error:
         fix = "correct the record, or mark the assistant's turns in a copy of the template by {% generation %}"
         raise RecordError(str(error), fix) from None
     text = "".join(part.text for part in parts)
+    for turn, is_own in enumerate(own):
+        words = _last_words(found.messages[turn].get("content"))
+        if is_own and words and words[-1] not in text:
+            fix = "use a template that writes it: some write content in parts alone"
+            what = f"turn {turn}, of the assistant, is not in the chat template's text"
+            raise RecordError(what, fix)
     segments = tuple((part.text, part.is_learned) for part in parts)
     spelled = frozenset(number for number, part in enumerate(parts) if part.is_spelled)
     return Document(text, encode(text), consumed_bytes, segments=segments, spelled=spelled)
 
 
-def _messages(record: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Returns the messages for a chat template, with all their fields. Raises: RecordError."""
-    found = []
-    for number, message in enumerate(_message_list(record, name)):
-        message = _unaliased(message, f"{name}[{number}]")
-        if not isinstance(message.get("role"), str):
-            what = f"{name}[{number}].role {describe(message, 'role', 'a string')}"
-            raise RecordError(what, _MESSAGE_FIX)
-        found.append({**message, "role": _ROLES_OF.get(message["role"], message["role"])})
-    return found
-
-
-def _message_list(record: Mapping[str, Any], name: str) -> list[Any]:
-    messages = record.get(name)
-    if not isinstance(messages, list):
-        error = bad_field(record, name, "a list", "messages_field")
-        if name not in record and {"prompt", _INSTRUCTION} & record.keys():
-            error.fix = "leave messages_field out (inputs.0.messages_field=null): prompts with answers need none"
-        raise error
-    return messages
-
-
-def _unaliased(message: Any, place: str) -> Mapping[str, Any]:
-    """Returns a message with our keys, where it has those of ShareGPT. Raises: RecordError."""
-    if not isinstance(message, dict):
-        raise RecordError(f"{place} is {kind_of(message)}, not an object", _MESSAGE_FIX)
-    if "role" not in message and "from" in message:
-        return {key: message[alias] for key, alias in _ALIASES.items() if alias in message}
-    return message
+def _last_words(content: Any) -> list[str]:
+    """Returns the words of a content, or of its last part."""
+    last = content[-1]["text"] if isinstance(content, list) and content else content
+    return last.split() if isinstance(last, str) else []
 
 
 def prompt_fields(config: InputConfig, known: Collection[str]) -> tuple[list[str], str]:
@@ -204,28 +224,12 @@ def _join_prompt(record: Mapping[str, Any], names: list[str]) -> str:
     return "\n\n".join(parts)
 
 
-def _turns(record: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
-    """Returns the (role, text) of each message."""
-    turns = []
-    for number, message in enumerate(_message_list(record, name)):
-        place = f"{name}[{number}]"
-        message = _unaliased(message, place)
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                raise RecordError(f"{place}.{key} {describe(message, key, 'a string')}", _MESSAGE_FIX)
-        role = _ROLES_OF.get(message["role"], message["role"])
-        if role not in ROLES:
-            known = f"use one of {', '.join([*ROLES, *_ROLES_OF])}"
-            raise RecordError(f"{place}.role is {role!r}, which is not known", known)
-        encode(message["content"])
-        turns.append((role, message["content"]))
-    return turns
-
-
-def apply_template(turns: list[tuple[str, str]], template: Template, first: int = 0) -> tuple[Segments, frozenset[int]]:
+def apply_template(
+    turns: list[tuple[str, str]], template: Template, silent: Collection[int] = ()
+) -> tuple[Segments, frozenset[int]]:
     """Writes a template around the turns; returns the segments, and which are the template's.
 
-    The assistant's turns are learned, from number `first` on. Raises: RecordError.
+    The assistant's turns are learned, but for the turns `silent`. Raises: RecordError.
     """
     texts = turns_of(template)
     segments: list[tuple[str, bool]] = []
@@ -235,7 +239,7 @@ def apply_template(turns: list[tuple[str, str]], template: Template, first: int 
             known = ", ".join(texts)
             raise RecordError(f"role {role!r} is not in the template", f"add it to {known}")
         before, after = texts[role]
-        is_learned = role == TARGET_ROLE and number >= first
+        is_learned = role == TARGET_ROLE and number not in silent
         if before:
             markers.add(len(segments))
             segments.append((before, False))

@@ -165,7 +165,7 @@ def _record(row: list[tuple[str, Any, bool]]) -> dict[str, Any]:
     """Returns a row as a record, with bytes as text. Raises: RecordError: They are not UTF-8."""
     try:
         return {
-            name: _decoded(value.as_py()) if is_binary else value.as_py()
+            name: _without_nulls(_decoded(value.as_py()) if is_binary else value.as_py())
             for name, value, is_binary in row
         }  # fmt: skip
     except UnicodeDecodeError as error:
@@ -182,6 +182,13 @@ def _decoded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _decoded(inner) for key, inner in value.items()}
     return [_decoded(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _without_nulls(value: Any) -> Any:
+    """Returns a value without keys that are null: a schema adds those that other rows have."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _is_text(kind: Any) -> bool:

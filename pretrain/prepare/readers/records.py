@@ -27,6 +27,7 @@ from typing import Any
 from pretrain.config.prepare import DataKind, InputConfig
 from pretrain.prepare.filters import BAD_FIELD, TOO_LARGE, UNDECODABLE, BadInputError, BadItem, Document, Label
 from pretrain.prepare.readers.conversations import (
+    EXTRA_FIELDS,
     OPTIONAL_INPUT,
     build_preference,
     build_record,
@@ -45,6 +46,7 @@ from pretrain.prepare.readers.record_fields import (
     text_of,
 )
 from pretrain.rows import CHOICE_BEGINS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT
+from pretrain.shards.index import MASKED
 from pretrain.utils.foreign_files import HEAD_BYTES, name_text
 
 FIELD_OPTIONS: dict[DataKind, tuple[str, ...]] = {
@@ -115,9 +117,11 @@ class ReadRule:
         if self.kind == "records" and not self.config.messages_field:
             (first, *others), response = prompt_fields(self.config, known)
             needed = {"prompt_field": first, "response_field": response}
-            return needed, [*others, *([OPTIONAL_INPUT] if first == "instruction" else [])]
+            others += [OPTIONAL_INPUT] if first == "instruction" else []
+            return needed, [*others, *EXTRA_FIELDS]
         needed = {option: getattr(self.config, option) for option in FIELD_OPTIONS[self.kind]}
-        return needed, names_of_prompt(self.config) if self.kind == "preferences" else []
+        prompts = names_of_prompt(self.config) if self.kind == "preferences" else []
+        return needed, [*prompts, *(EXTRA_FIELDS if self.kind in MASKED else ())]
 
     def choose_columns(self, known: Sequence[str], where: str) -> list[str]:
         """Returns the columns of documents. Raises: BadInputError: One is absent, or there twice."""
@@ -141,6 +145,8 @@ class ReadRule:
             record = self._lift(record)
         document = _BUILDERS[self.kind](record, self.config, consumed_bytes)
         document.fields = self.select_fields(record)
+        unused = document.unused.items()
+        document.unused = {key: count for key, count in unused if key not in self.fields}
         return document
 
     def _lift(self, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,14 @@ import transformers
 from tokenizers import AddedToken
 
 from pretrain.artifact.model_path import open_source
+from pretrain.artifact.plain_codec import PlainCodec
 from pretrain.artifact.transfer import export_model
 from pretrain.config.prepare import InputConfig, PrepareConfig, TokenizerConfig
 from pretrain.config.texts.templates import CHATML_TOKENS
 from pretrain.errors import ConfigError, DataError
+from pretrain.interop.tokenizer import load_hub_tokenizer, tokenizer_files
 from pretrain.prepare.prepare import prepare
+from pretrain.tokenizer import template_sandbox
 from tests.helpers.chat_templates import CHATML, EOS_OF, FAMILIES, LLAMA_3, THINKING
 from tests.helpers.tokenizers import train_bpe
 from tests.unit.artifact.runs import TEXTS, write_text_run
@@ -127,9 +130,9 @@ def test_special_tokens_that_a_turn_spells_stay_text(tmp_path):
 @pytest.mark.parametrize(
     ("template", "chat", "message"),
     [
-        ("thinking", CHAT, "turn 1 has no place in the chat template's text: a rendering of the turns up to it has"),
+        ("tail", CHAT[:2], "turn 1 has no place in the chat template's text: a rendering of the turns with one more"),
         ("gemma", [SYSTEM, *CHAT], "the chat template refuses it: System role not supported; correct the record"),
-        ("chatml", CHAT[1:], "the first turn is the assistant's"),
+        ("llama-3", CHAT[1:], "the first turn is the assistant's"),
         ("chatml", [{"role": "user", "content": "\ufdd0"}, CHAT[1]], "a message has the noncharacters"),
         ("chatml", [{"content": "a"}], r"messages\[0\].role is absent"),
     ],
@@ -137,7 +140,11 @@ def test_special_tokens_that_a_turn_spells_stay_text(tmp_path):
 def test_a_conversation_that_has_no_loss_mask_is_refused_with_its_place_and_the_reason(
     template, chat, message, tmp_path
 ):
-    text = THINKING if template == "thinking" else FAMILIES[template][0]
+    text = (
+        CHATML + "{% if not add_generation_prompt %}Remember!{% endif %}"
+        if template == "tail"
+        else FAMILIES[template][0]
+    )
     base = write_base(tmp_path / "base", text, ["<|im_start|>", "<|im_end|>"])
     options = {"messages_field": "messages", "template": "tokenizer"}
     with pytest.raises(DataError, match=message) as caught:
@@ -145,12 +152,106 @@ def test_a_conversation_that_has_no_loss_mask_is_refused_with_its_place_and_the_
     assert "in.jsonl:1: " in str(caught.value)
 
 
-def test_a_template_whose_last_turn_differs_still_learns_conversations_of_one_answer(tmp_path):
+@pytest.mark.parametrize("chat", [CHAT[:2], CHAT, CHAT[1:]], ids=["one answer", "two", "assistant first"])
+def test_a_template_whose_last_turn_differs_has_places_for_all_answers(chat, tmp_path):
     base = write_base(tmp_path / "base", THINKING, ["<|im_start|>", "<|im_end|>"])
     options = {"messages_field": "messages", "template": "tokenizer"}
-    tokenizer, tokens, learned = prepared(tmp_path, {"messages": CHAT[:2]}, base, **options)
+    tokenizer, tokens, learned = prepared(tmp_path, {"messages": chat}, base, **options)
+    theirs = transformers.AutoTokenizer.from_pretrained(base.path)
+    assert tokens.tolist() == theirs.apply_chat_template(chat, return_dict=False)
     shown = tokenizer.decode(tokens[learned].tolist(), skip_special_tokens=False)
-    assert shown == f"<think>\n\n</think>\n\n{CHAT[1]['content']}<|im_end|>\n"
+    *earlier, last = [turn["content"] for turn in chat if turn["role"] == "assistant"]
+    assert shown == "".join(f"{one}<|im_end|>\n" for one in earlier) + f"<think>\n\n</think>\n\n{last}<|im_end|>\n"
+
+
+def _as_list(folder, templates):
+    named = [{"name": name, "template": text} for name, text in templates.items()]
+    _set_template(folder, named)
+
+
+def _as_dict(folder, templates):
+    _set_template(folder, templates)
+
+
+def _as_files(folder, templates):
+    _set_template(folder, None)
+    (folder / "chat_template.jinja").write_text(templates["default"])
+    (folder / "additional_chat_templates").mkdir()
+    for name in templates.keys() - {"default"}:
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(templates[name])
+
+
+def _set_template(folder, value):
+    (folder / "chat_template.jinja").unlink()
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | ({"chat_template": value} if value else {})))
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "<b>'s", "parameters": {"x": None}}}]
+NAMED = {"default": CHATML, "tool_use": "Tools: {{ tools|tojson }}\n" + CHATML, "rag": "{{ documents }}"}
+
+
+@pytest.mark.parametrize("write", [_as_list, _as_dict, _as_files])
+def test_of_named_templates_that_for_tools_is_taken_as_transformers_does(write, tmp_path):
+    base = write_base(tmp_path / "base", CHATML, ["<|im_start|>", "<|im_end|>"])
+    write(tmp_path / "base", NAMED)
+    theirs = transformers.AutoTokenizer.from_pretrained(base.path)
+    assert set(theirs.chat_template) == set(NAMED)
+    options = {"messages_field": "messages", "template": "tokenizer"}
+    for number, tools in enumerate((TOOLS, None)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _, tokens, learned = prepared(folder, {"messages": CHAT, "tools": tools}, base, **options)
+        assert tokens.tolist() == theirs.apply_chat_template(CHAT, tools=tools, return_dict=False)
+        assert 0 < learned.sum() < len(learned) / 2
+    assert load_hub_tokenizer(tmp_path / "base").render_chat([("user", "a")]).startswith("<|im_start|>")
+    # A run of these data has both, and so has its export, in one file.
+    run = write_text_run(tmp_path / "run", tmp_path / "0" / "out", "llama-tiny", "supervised")
+    export_model(run, tmp_path / "export")
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")
+    expected = theirs.apply_chat_template(CHAT, tools=TOOLS, return_dict=False)
+    assert exported.apply_chat_template(CHAT, tools=TOOLS, return_dict=False) == expected
+    moved = dict(tokenizer_files(tmp_path / "base"))
+    (tmp_path / "moved").mkdir()
+    for name, content in moved.items():
+        (tmp_path / "moved" / name).write_bytes(content)
+    assert set(transformers.AutoTokenizer.from_pretrained(tmp_path / "moved").chat_template) == set(NAMED)
+
+
+def test_named_templates_without_a_default_and_those_of_processors_are_refused(tmp_path):
+    base = write_base(tmp_path / "base", CHATML)
+    _as_list(tmp_path / "base", {"tool_use": CHATML, "rag": CHATML})
+    options = {"messages_field": "messages", "template": "tokenizer"}
+    with pytest.raises(
+        ConfigError, match="of its chat templates, tool_use, rag, none is named default; give one of them"
+    ):
+        prepared(tmp_path, {"messages": CHAT}, base, **options)
+    with pytest.raises(ConfigError, match="the tokenizer's chat templates: This model has multiple chat templates"):
+        load_hub_tokenizer(tmp_path / "base").render_chat([("user", "a")])
+    base = write_base(tmp_path / "other", None)
+    (tmp_path / "other" / "chat_template.json").write_text(json.dumps({"chat_template": CHATML}))
+    with pytest.raises(ConfigError, match=r"has no chat template: chat_template.json is read by processors alone"):
+        prepared(tmp_path, {"messages": CHAT}, base, **options)
+
+
+BOMB = "{% if messages|length > 1 %}{{ 10**100000000 }}{% endif %}"
+
+
+def test_a_template_that_takes_all_cpu_is_refused_wherever_it_is_rendered(tmp_path, monkeypatch):
+    monkeypatch.setattr(template_sandbox, "CPU_S", 0.1)
+    base = write_base(tmp_path / "base", BOMB)
+    refused = "the chat template takes more than 0.1 s of CPU; choose another"
+    options = {"messages_field": "messages", "template": "tokenizer"}
+    with pytest.raises(DataError, match=f"inputs.0.template=tokenizer: {refused}") as caught:
+        prepared(tmp_path, {"messages": CHAT}, base, **options)
+    assert caught.value.exit_code == 65
+    with pytest.raises(DataError, match=refused):  # generate --chat, evaluate --chat, and the check of an export
+        load_hub_tokenizer(tmp_path / "base").encode_chat([("user", "a")])
+    with pytest.raises(DataError, match=refused):  # serve
+        load_hub_tokenizer(tmp_path / "base").check_chat_template()
+    template = {"jinja": BOMB, "bos_token": "<s>"}
+    with pytest.raises(DataError, match=refused):  # a run
+        PlainCodec(train_bpe(TEXTS, 300), template=template).encode_chat([("user", "a")])
 
 
 def test_the_date_of_a_template_is_that_of_the_config_or_of_the_folders_first_start(tmp_path):
@@ -201,7 +302,7 @@ def test_a_template_that_is_not_there_is_refused(tmp_path):
     file = TokenizerConfig(kind="given", path=str(tmp_path / "base" / "tokenizer.json"))
     with pytest.raises(ConfigError, match="a file of a tokenizer has no chat template"):
         prepared(tmp_path, record, file, template="tokenizer")
-    with pytest.raises(ConfigError, match=r"the chat template is no Jinja: line 1: .*; correct it"):
+    with pytest.raises(ConfigError, match=r"inputs.0.template: the chat template is no Jinja: line 1: .*; correct it"):
         prepared(tmp_path, record, base, template={"jinja": "{% for %}"})
     with pytest.raises(DataError, match=r"gone.jinja: cannot read"):
         prepared(tmp_path, record, base, template="gone.jinja")

@@ -1,4 +1,5 @@
 import io
+import json
 import random
 
 import pyarrow
@@ -59,6 +60,33 @@ def test_records_and_fields_come_from_columns(tmp_path):
     found = documents(path, kind="records", messages_field="chat", fields=("language", "absent"))
     assert [document.segments for document in found] == [(("Hi", False), ("Hello", True)), ()]
     assert [document.fields for document in found] == [{"language": "en"}, {"language": None}]
+
+
+@pytest.mark.parametrize("as_text", [False, True], ids=["structs", "json"])
+def test_tools_and_the_system_prompt_are_read_beside_messages_without_the_nulls_of_a_schema(tmp_path, as_text):
+    template = (
+        "{{ tools|tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content or m.tool_calls|tojson }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    tools = [[{"name": "look", "x": 1}], [{"name": "go", "y": 2}]]
+    calls = [
+        [{"function": {"name": name, "arguments": arguments}}] for name, arguments in (("l", {"x": 1}), ("g", {"y": 2}))
+    ]
+    chats = [
+        [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": one, "weight": 1}] for one in calls
+    ]
+    columns = {
+        "tools": [json.dumps(one) for one in tools] if as_text else tools,
+        "messages": chats,
+        "system": ["S", None],
+    }
+    path = write(tmp_path / "a.parquet", columns)
+    found = documents(path, kind="records", messages_field="messages", template={"jinja": template})
+    assert [document.text for document in found] == [
+        '[{"name": "look", "x": 1}]<system>S<user>Hi<assistant>[{"function": {"name": "l", "arguments": {"x": 1}}}]',
+        '[{"name": "go", "y": 2}]<user>Hi<assistant>[{"function": {"name": "g", "arguments": {"y": 2}}}]',
+    ]
+    assert [document.unused for document in found] == [{}, {}]
 
 
 @pytest.mark.parametrize(
