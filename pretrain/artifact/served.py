@@ -16,6 +16,7 @@ from pretrain.errors import ConfigError
 from pretrain.generate.stop_strings import StopFilter, check_stops
 from pretrain.interop.fields import GENERATION, read_object
 from pretrain.interop.generation import read_generation_defaults
+from pretrain.interop.served_templates import limit_renderings
 from pretrain.utils.safe_read import parse_json
 
 Message = MutableMapping[str, Any]
@@ -149,8 +150,12 @@ class _Answer:
 
 def main() -> None:
     """Runs the command line of transformers: `serve FOLDER ...`."""
+    from transformers import processing_utils, tokenization_utils_base
     from transformers.cli import transformers as command
     from transformers.cli.serving import server
+
+    for users in (tokenization_utils_base, processing_utils):
+        limit_renderings(users)
 
     path = Path(sys.argv[2]) / GENERATION
     defaults = read_generation_defaults(read_object(path)).stop_strings if path.is_file() else ()

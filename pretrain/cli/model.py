@@ -294,7 +294,7 @@ def serve_command(
     with TemporaryDirectory(prefix="pretrain-serve-") as temporary:
         folder, chats = write_served(model, Path(temporary), dtype)
         if chats:
-            load_hub_tokenizer(folder).check_chat_template()  # the server has no limits
+            load_hub_tokenizer(folder).check_chat_template()
         print(f'http://{host}:{port}/v1: {model}, as model "{folder.name}"', file=sys.stderr, flush=True)
         if not chats:
             print("note: no chat template: /v1/completions answers alone", file=sys.stderr, flush=True)
