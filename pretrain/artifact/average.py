@@ -59,7 +59,8 @@ def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> A
     facts = {
         "model": chosen[0].config.model_dump(mode="json"),
         "generation": write_generation_defaults(chosen[0].generation),
-        "origin": {"averaged": report.checkpoints, "steps": steps, "arithmetic": report.arithmetic},
+        "origin": {"averaged": report.checkpoints, "steps": steps, "arithmetic": report.arithmetic}
+        | ({"architecture": chosen[0].like} if chosen[0].like else {}),
         NORMALIZE_KEY: None if normalize is None else normalize.model_dump(mode="json"),
     }
     write_model_folder(out, facts, files, ((name, reader.read(name)) for name in reader.shapes))

@@ -27,6 +27,7 @@ from pretrain.config.texts.templates import Template, check_template, is_jinja, 
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.generate.constraints import Codec
 from pretrain.interop.generation import load_generation_defaults, read_generation_defaults
+from pretrain.interop.label_names import WORDS
 from pretrain.interop.release import open_release
 from pretrain.interop.tokenizer import HubTokenizer, load_hub_tokenizer, tokenizer_files, wrap_tokenizer_json
 from pretrain.run.folder import RunDir
@@ -71,6 +72,7 @@ def open_source(path: Path) -> ModelSource:
         load_codec=lambda: load_hub_tokenizer(path),
         load_tokenizer_files=lambda: tokenizer_files(path),
         generation=load_generation_defaults(path),
+        like=release.architecture,
     )
 
 
@@ -91,6 +93,8 @@ def _open_model_folder(reader: WeightReader) -> ModelSource:
             what = f"written in format {facts['format']}, this version reads {FORMAT}"
             raise CheckpointError(what, where=str(file), fix="update pretrain")
         config = parse_model(facts["model"])
+        if config.family is None:  # of a version that kept it with the origin alone
+            config = config.model_copy(update={"family": facts["origin"].get("model_type")})
         generation = read_generation_defaults(facts["generation"])
     except (OSError, ValueError, KeyError, TypeError, pydantic.ValidationError) as error:
         reason = f"damaged: {type(error).__name__}: {error}".splitlines()[0]
@@ -103,6 +107,7 @@ def _open_model_folder(reader: WeightReader) -> ModelSource:
         load_codec=load_codec,
         load_tokenizer_files=lambda: tokenizer_files(tokenizer) if tokenizer.is_dir() else [],
         generation=generation,
+        like=str(facts["origin"].get("architecture", "")),
         checkpoint=reader,
         read_part=reader.read_part,
     )
@@ -196,6 +201,7 @@ def _describe_run(
         load_codec=load_codec,
         load_tokenizer_files=load_tokenizer_files,
         generation=generation,
+        like=WORDS if any(task.kind == "tag" for task in whole.objective.tasks) else "",
         run=run,
         checkpoint=reader,
         read_part=None if merged else reader.read_part,

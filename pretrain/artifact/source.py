@@ -45,6 +45,7 @@ class ModelSource:
     # (name, content) of the tokenizer's files in the format of Hugging Face; empty: there is none.
     load_tokenizer_files: Callable[[], TokenizerFiles]
     generation: GenerationDefaults
+    like: str = ""  # class that an export takes where several have the same tensors, or its ending
     run: RunDir | None = None  # the run of a checkpoint; None: it was imported
     checkpoint: WeightReader | None = None  # its open files; None: a Hugging Face folder
     # Fills a 1-D tensor with the elements of a parameter from an offset on, and reads no more;

@@ -28,12 +28,14 @@ from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, SpecialTokens
 from pretrain.config.objective import TARGET_COUNTS, ObjectiveConfig
 from pretrain.errors import CheckpointError, ConfigError
+from pretrain.interop import FAMILIES
+from pretrain.interop.choose import differences, listed
 from pretrain.interop.fields import CHAT_TEMPLATE, GENERATION, read_object
 from pretrain.interop.generation import load_generation_defaults, write_generation_defaults
-from pretrain.interop.label_names import CHOICES, SPANS, TEXTS, WORDS, labelled_by
+from pretrain.interop.label_names import CHOICES, SPANS, TEXTS
 from pretrain.interop.release import fetch_release, open_release
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_otherwise, tokenizer_files
-from pretrain.interop.write import About, ExportReport, write_release
+from pretrain.interop.write import About, ExportReport, as_released, write_release
 from pretrain.plan.params import count_parameters
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer.released import refusal_of_foreign
@@ -66,8 +68,8 @@ def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: to
         log.warning(text, needed / 2**30, free / 2**30)
         return
     batch = probe(source.config)
-    ours = our_scores(source, batch, dtype)
-    theirs = _their_scores(folder, architecture, batch)
+    theirs, is_hidden = _their_scores(folder, architecture, batch)
+    ours = our_scores(source, batch, dtype, hidden=is_hidden)
     if theirs.dim() == 2:  # of a document: ours are at its first token
         ours = ours[:, 0]
     elif batch.pixels_BCYX is not None:  # of hidden patches: theirs have no places before them
@@ -124,22 +126,25 @@ def probe(config: AnyModelConfig) -> Batch:
 
 
 @torch.no_grad()
-def our_scores(source: ModelSource, batch: Batch, dtype: torch.dtype) -> Tensor:
-    """Returns fp32 [B, T, V] without padding of the vocabulary; without a head the last hidden states."""
+def our_scores(source: ModelSource, batch: Batch, dtype: torch.dtype, *, hidden: bool = False) -> Tensor:
+    """Returns fp32 [B, T, V] without padding of the vocabulary; without a head, or with `hidden`, the last states."""
     read = source.read
     # The same rounding as in the files.
     rounded = replace(source, read=lambda name: read(name).to(dtype).float())
     model = load_model(rounded, torch.device("cpu"))
     found = model(batch)
-    if found.logits_BTV is None:
+    if found.logits_BTV is None or hidden:
         return found.hidden_BTD
     assert model.head is not None
     return found.logits_BTV[..., : model.head.num_scores]
 
 
 @torch.no_grad()
-def _their_scores(folder: Path, architecture: str, batch: Batch) -> Tensor:
-    """Returns the scores of transformers' model. Raises: CheckpointError: It cannot be loaded."""
+def _their_scores(folder: Path, architecture: str, batch: Batch) -> tuple[Tensor, bool]:
+    """Returns the scores of transformers' model, and whether they are states of one without a head.
+
+    Raises: CheckpointError: It cannot be loaded, or fails.
+    """
     import transformers
 
     bar = transformers.logging.is_progress_bar_enabled()
@@ -150,10 +155,13 @@ def _their_scores(folder: Path, architecture: str, batch: Batch) -> Tensor:
         model: Any = getattr(transformers, architecture).from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
         )
+        if hasattr(model, "set_experts_implementation"):  # grouped products take multiples of 16 bytes alone
+            model.set_experts_implementation("eager")
+        return _run_theirs(model.eval(), architecture, batch)
     except Exception as error:  # transformers raises nearly anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CheckpointError(
-            f"transformers cannot load the export: {reason}",
+            f"transformers cannot run the export: {reason}",
             where=architecture,
             fix="report it; --no-check writes it all the same",
         ) from None
@@ -161,6 +169,9 @@ def _their_scores(folder: Path, architecture: str, batch: Batch) -> Tensor:
         transformers.logging.set_verbosity(level)
         if bar:
             transformers.logging.enable_progress_bar()
+
+
+def _run_theirs(model: Any, architecture: str, batch: Batch) -> tuple[Tensor, bool]:
     if batch.pixels_BCYX is not None:
         inputs = {"pixel_values": batch.pixels_BCYX}
         if batch.source is not None:  # patches of the lowest noise are visible
@@ -170,19 +181,19 @@ def _their_scores(folder: Path, architecture: str, batch: Batch) -> Tensor:
         inputs = {"input_ids": batch.tokens_BT, "attention_mask": torch.ones_like(batch.tokens_BT)}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = batch.tokens_BT
-    model.eval()
     if architecture.endswith(CHOICES):  # of one question
-        return model(**{key: value[None] for key, value in inputs.items()}).logits[0][:, None].float()
+        return model(**{key: value[None] for key, value in inputs.items()}).logits[0][:, None].float(), False
     if architecture.endswith(TEXTS) and model.config.pad_token_id is None:
         # Decoders of theirs then read a row at a time.
         rows = [{key: value[row : row + 1] for key, value in inputs.items()} for row in range(len(batch.tokens_BT))]
-        return torch.cat([model(**row).logits for row in rows]).float()
+        return torch.cat([model(**row).logits for row in rows]).float(), False
     found = model(**inputs)
     if architecture.endswith(SPANS):
-        return torch.stack((found.start_logits, found.end_logits), dim=-1).float()
+        return torch.stack((found.start_logits, found.end_logits), dim=-1).float(), False
     scores = getattr(found, "logits", None)
-    scores = found.last_hidden_state if scores is None else scores
-    return (scores[..., None] if architecture == "ElectraForPreTraining" else scores).float()
+    if scores is None:
+        return found.last_hidden_state.float(), True
+    return (scores[..., None] if architecture == "ElectraForPreTraining" else scores).float(), False
 
 
 def _available_bytes() -> float:
@@ -237,7 +248,12 @@ def import_model(source: str, out: Path) -> ImportReport:
     facts = {
         "model": config.model_dump(mode="json"),
         "generation": write_generation_defaults(defaults),
-        "origin": {"imported_from": source, "model_type": model_type, "dtype": release.dtype},
+        "origin": {
+            "imported_from": source,
+            "model_type": model_type,
+            "architecture": release.architecture,
+            "dtype": release.dtype,
+        },
     }
     write_model_folder(out, facts, files, ((name, release.read(name)) for name in release.shapes))
     if files and (found := reads_otherwise(out / TOKENIZER_FOLDER)) is not None:
@@ -251,14 +267,6 @@ def import_model(source: str, out: Path) -> ImportReport:
         ignored=release.ignored,
         not_honoured=defaults.not_honoured(),
     )
-
-
-def labels_words(source: ModelSource) -> bool:
-    """Returns whether a classifier labels words. Their head is that of texts: the run, or the class, tells."""
-    if source.run is not None:
-        run = load_config(source.run.config, extensions="ignore")
-        return any(task.kind == "tag" for task in run.objective.tasks)
-    return is_release(source.path) and labelled_by(source.path) == WORDS
 
 
 def origin_of(source: ModelSource) -> str:
@@ -323,9 +331,15 @@ def export_model(
         generation=write_generation_defaults(described.generation, config.special_tokens),
         tokenizer_files=files,
         about=about,
-        labels_words=labels_words(described),
+        like=described.like,
         check=partial(check_scores, described) if check else None,
     )
+    if family is None and config.family not in (None, written.model_type):
+        log.warning(
+            "%s: exported as %s, since a %s does not represent this model any more: it has %s",
+            *(out, written.model_type, config.family),
+            listed(differences(as_released(config), FAMILIES[config.family])),
+        )
     if not files:
         return written
     if (found := reads_otherwise(out)) is not None:

@@ -167,9 +167,9 @@ def classify_command(
     from pretrain.artifact import open_artifact
     from pretrain.artifact.model_path import open_source
     from pretrain.artifact.open import find_normalize
-    from pretrain.artifact.transfer import labels_words
     from pretrain.generate.classify import run_classify
     from pretrain.generate.text import find_prompts
+    from pretrain.interop.label_names import WORDS
     from pretrain.prepare.normalize import build_normalizers
 
     texts = find_prompts(text or [], file, "--text")
@@ -186,7 +186,7 @@ def classify_command(
         artifact.model_config.head.labels,
         texts,
         sys.stdout,
-        of_words=labels_words(source),
+        of_words=source.like.endswith(WORDS),
         batch_size=batch_size,
         as_json=as_json,
     )

@@ -35,6 +35,10 @@ WHOLE_MATRIX_KINDS = {"adafactor", "muon", "soap"}
 def check_training(optim: OptimConfig, engine: EngineConfig, model: Section, batch: BatchConfig) -> None:
     """Checks rules between sections. Raises: ValueError, with keys from the root of the config."""
     optim.check_transfer(model)
+    experts = model.last_stack.experts if isinstance(model, ModelConfig) else None
+    if experts is not None and experts.top_k == 1 and experts.normalize:
+        why = "which makes every weight 1 and leaves the router without a gradient"
+        raise ValueError(f"top_k=1 with normalize=true of the experts, {why}; set normalize=false")
     if optim.muon.split_heads and not isinstance(model, ModelConfig):
         what = "optim.muon.split_heads=true steps attention heads on their own"
         raise ValueError(f"{what}, which model.kind=recurrent lacks; leave it out")

@@ -32,7 +32,7 @@ from pretrain.evaluate.bootstrap import (
 )
 from pretrain.evaluate.distributed import gather_batches
 from pretrain.evaluate.row_loss import RowSums
-from pretrain.interop.label_names import TEXTS, WORDS, labelled_by
+from pretrain.interop.label_names import TEXTS, WORDS
 from pretrain.model import LanguageModel
 from pretrain.shards.index import DataIndex
 from pretrain.types import IGNORE_INDEX, Batch
@@ -203,9 +203,8 @@ def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
     order.
     """
     head = source.config.head
-    released = is_release(source.path)
     kind = WORDS if index.kind == "tags" else TEXTS
-    made_for = labelled_by(source.path) if released else None
+    made_for = next((unit for unit in (TEXTS, WORDS) if source.like.endswith(unit)), None)
     # Only texts have a pooler or a mean.
     if made_for is None and (head.mean or getattr(source.config, "pooler", False)):
         made_for = TEXTS
@@ -216,7 +215,7 @@ def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
         raise ConfigError(what, where=str(source.path), fix=fix)
     if head.labels != list(index.labels):
         fix = "prepare the data with the labels of the model, in its order"
-        if released and all(map(_NUMBERED.fullmatch, head.labels)):
+        if is_release(source.path) and all(map(_NUMBERED.fullmatch, head.labels)):
             fix += "; or name them in id2label of its config.json"
         elif sorted(head.labels) == sorted(index.labels):
             fix += f": labels=[{', '.join(head.labels)}]"

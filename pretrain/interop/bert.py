@@ -100,7 +100,6 @@ class _Dialect:
     head_activation: Literal["gelu"] | None = None  # of `transform`; None: `activation`
     offset: bool = False  # positions begin after the padding's id
     narrow: bool = False  # tables have a width of their own
-    like_another: bool = False  # another family before it represents most of its models, too
 
 
 _BOTH = {SPANS: _Scores("qa_outputs", dropout=""), WORDS: _Scores("classifier")}
@@ -129,7 +128,7 @@ _DIALECTS = (
         "bert.pooler.dense",
     ),
     _Dialect("roberta", "Roberta", sizes={"vocab_size": 50265}, **_OF_ROBERTA),
-    _Dialect("xlm-roberta", "XLMRoberta", like_another=True, **_OF_ROBERTA),
+    _Dialect("xlm-roberta", "XLMRoberta", **_OF_ROBERTA),
     _Dialect(
         "distilbert", "DistilBert", "distilbert.", "vocab_transform", "vocab_layer_norm", "vocab_projector",
         "vocab_projector.bias",
@@ -153,7 +152,7 @@ _DIALECTS = (
             REPLACED: _Scores("discriminator_predictions.dense_prediction", dropout=""), **_BOTH,
         },
         sizes={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}, head_activation="gelu",
-        narrow=True, like_another=True,
+        narrow=True,
     ),
 )  # fmt: skip
 
@@ -223,7 +222,6 @@ def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str
         **pooler,
         init_scaled=False,
         special_tokens=tokens,
-        family=dialect.model_type if dialect.like_another else None,
     )
 
 

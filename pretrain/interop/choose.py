@@ -33,14 +33,18 @@ def choose_family(config: ModelConfig, name: str | None = None) -> Family:
         distance = sum(not text.startswith("head.kind=") for text in different)
         found.append((other_shape, distance, different, family.model_type))
     _, _, different, nearest = min(found, key=lambda entry: entry[:2])
-    keys = ", ".join(different[:_SHOWN])
-    if len(different) > _SHOWN:
-        keys += f" and {len(different) - _SHOWN} more"
+    keys = listed(different)
     what = f"{name} does not represent this model exactly; it has"
     if name is None:
         what = f"no Hugging Face family represents this model exactly; the nearest, {nearest}, has"
     fix = "train with the family's values of these keys; this model can be used by pretrain alone"
     raise ConfigError(f"{what} {keys}", where="model", fix=fix)
+
+
+def listed(different: list[str]) -> str:
+    """Returns the first of some differences, and the number of the others."""
+    more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+    return ", ".join(different[:_SHOWN]) + more
 
 
 def differences(config: ModelConfig, family: Family) -> list[str]:

@@ -44,6 +44,7 @@ class Weight:
             theirs that it does not use. Not read, and `Family.ignored` need not name them.
         copies: Further names under which theirs, one tensor, is stored again: written, and compared on
             import where they are there.
+        optional: Zeros where the files lack it, as in transformers.
     """
 
     ours: str
@@ -57,6 +58,7 @@ class Weight:
     order: tuple[int, ...] = ()
     unread: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +130,9 @@ def table(ours: str, theirs: str, vocab_size: int | None, *, row: bool = False) 
     return Weight(ours, ((theirs, vocab_size),), vocab=True, row=row)
 
 
-def of_one_class(name: str) -> Callable[[ModelConfig], str]:
-    """Returns the `architecture` of a family all of whose models are of one class."""
-    return lambda config: name
+def of_two_stacks(name: str, base: str) -> Callable[[ModelConfig], str]:
+    """Returns the `architecture` of a family of the class `name`, and `base` without a head."""
+    return lambda config: name if config.head.kind == "lm" else base
 
 
 def own_head(config: ModelConfig, theirs: str) -> list[Weight]:

@@ -31,6 +31,9 @@ ACTIVATIONS = {
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "quick_gelu": "quick_gelu",
     "silu": "silu",
     "swish": "silu",
@@ -148,10 +151,15 @@ class Fields:
             raise refusal(key, name, f"not an activation of ours ({known})")
         return ACTIVATIONS[name]
 
+    @property
+    def classes(self) -> list[str]:
+        """Classes of transformers that `architectures` lists."""
+        listed = self.values.get("architectures")
+        return [str(name) for name in listed] if isinstance(listed, list) else []
+
     def claims(self, architecture: str) -> bool:
         """Returns whether `architectures` lists a class of transformers."""
-        listed = self.values.get("architectures")
-        return isinstance(listed, list) and architecture in listed
+        return architecture in self.classes
 
     def only(self, key: str, allowed: Any, why: str, *, missing: Any = None) -> None:
         """Refuses any value but `allowed`, which our models have built in.

@@ -14,18 +14,19 @@ regression (one score) and labels of which several may be right are refused.
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 from pretrain.config.model import HeadConfig, ModelConfig
 from pretrain.interop.family import Family, Weight, affine
-from pretrain.interop.fields import CONFIG, Fields, build_config, read_object, refusal
+from pretrain.interop.fields import Fields, build_config, refusal
 
 TEXTS, WORDS = "ForSequenceClassification", "ForTokenClassification"
 IMAGES = "ForImageClassification"
 SPANS, CHOICES, REPLACED = "ForQuestionAnswering", "ForMultipleChoice", "ForPreTraining"
 _KINDS: dict[str, Literal["spans", "choices", "replaced"]] = {SPANS: "spans", CHOICES: "choices", REPLACED: "replaced"}
 """Classes whose head is not of labels, and its kind."""
+_FURTHER = ("ForNextSentencePrediction", "ForMaskedImageModeling", "DoubleHeadsModel")
+"""Classes with a head that no model of ours has."""
 _LAYER, _SCORE, _ANSWER = "classifier", "score", "qa_outputs"
 _SINGLE = "single_label_classification"
 
@@ -54,11 +55,9 @@ def check_head(values: dict[str, Any], config: ModelConfig) -> None:
 
     Raises: ConfigError: It labels texts, say, which our models of this family do not.
     """
-    listed = values.get("architectures")
-    units = (TEXTS, WORDS, IMAGES, SPANS, CHOICES)
-    if config.head.kind not in ("lm", "none") or not isinstance(listed, list):
-        return
-    if any(str(name).endswith(units) for name in listed):
+    listed = Fields(values).classes
+    units = (TEXTS, WORDS, IMAGES, SPANS, CHOICES, *_FURTHER)
+    if config.head.kind in ("lm", "none") and any(name.endswith(units) for name in listed):
         why = f"our models of {values.get('model_type')} have no such head"
         raise refusal("architectures", listed, why, fix="use the model that it was fine-tuned from")
 
@@ -123,11 +122,10 @@ def with_heads(family: Family, prefix: str | None) -> Family:
     layers = {TEXTS: _SCORE} | ({} if prefix is None else {SPANS: _ANSWER})
 
     def read(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
-        listed = values.get("architectures")
-        claimed = [str(name) for name in listed] if isinstance(listed, list) else []
+        claimed = Fields(values).classes
         config = family.read_config(values, names)
         for unit, layer in layers.items():
-            is_stored = not listed and f"{layer}.weight" in names
+            is_stored = not claimed and f"{layer}.weight" in names
             if is_stored or any(name.endswith(unit) for name in claimed):
                 # Two scores, for any `id2label`.
                 head = HeadConfig(kind="spans", bias=True)
@@ -171,12 +169,3 @@ def write_label_names(head: HeadConfig) -> dict[str, Any]:
 def score_weights(head: HeadConfig, layer: str = _LAYER) -> list[Weight]:
     """Returns weight and bias of a head that scores no ids, of this name in theirs."""
     return affine("", "", {"head": {layer: head.num_scores}}, bias=True)
-
-
-def labelled_by(folder: Path) -> str | None:
-    """Returns the unit that a Hugging Face folder labels, `TEXTS` or `WORDS`; None: no unit."""
-    listed = read_object(folder / CONFIG).get("architectures")
-    for kind in (TEXTS, WORDS):
-        if isinstance(listed, list) and any(str(name).endswith(kind) for name in listed):
-            return kind
-    return None

@@ -10,12 +10,12 @@ exported as a Marian where both stacks have `sinusoid: halves` and the head has 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.family import Family, Weight, affine, of_one_class, table
+from pretrain.interop.family import Family, Weight, affine, of_two_stacks, table
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
 
 _SHARED: Keys = {
@@ -54,24 +54,25 @@ class _Kind:
 
     Attributes:
         architecture: Name of the class with a head.
+        base: Name of that without.
         stack: Values of both stacks that no key changes.
         tokens: Ids of special tokens, by default.
         fixed: Keys with their only values, and the meaning of others.
         sizes: Defaults by key, where they are not those of Marian.
-        like_another: An earlier one represents its models, too.
     """
 
     architecture: str
+    base: str
     stack: Mapping[str, Any]
     tokens: Mapping[str, int | None]
     fixed: Mapping[str, tuple[bool, str]]
     sizes: Mapping[str, Any]
-    like_another: bool = False
 
 
 _KINDS = {
     "marian": _Kind(
         "MarianMTModel",
+        "MarianModel",
         # The sinusoids of the paper are interleaved.
         {"position": "sinusoidal", "sinusoid": "halves", "norm_placement": "post"},
         {"pad": 58100, "eos": 0, "start": 58100},
@@ -80,6 +81,7 @@ _KINDS = {
     ),
     "bart": _Kind(
         "BartForConditionalGeneration",
+        "BartModel",
         _POSITIONED,
         {"pad": 1, "bos": 0, "eos": 2, "start": 2},
         _FIXED_OF_BOTH,
@@ -87,14 +89,15 @@ _KINDS = {
     ),
     "plbart": _Kind(
         "PLBartForConditionalGeneration",
+        "PLBartModel",
         _POSITIONED,
         {"pad": 1, "bos": 0, "eos": 2, "start": None},
         _FIXED_OF_BOTH,
         _PLBART_SIZES,
-        like_another=True,
     ),
     "mbart": _Kind(
         "MBartForConditionalGeneration",
+        "MBartModel",
         _POSITIONED | {"input_norm": "both", "norm_placement": "pre"},
         {"pad": 1, "bos": 0, "eos": 2, "start": None},
         _FIXED_OF_BOTH,
@@ -131,7 +134,6 @@ def _read_config(model_type: str, values: dict[str, Any], names: frozenset[str])
     }
     return build_config(
         **model,
-        family=model_type if kind.like_another else None,
         encoder=stack | fields.read(_keys_of("encoder"), kind.sizes),
         decoder=stack | fields.read(_keys_of("decoder"), kind.sizes),
         head=HeadConfig(bias=True),
@@ -190,7 +192,10 @@ def _weights(model_type: str, config: ModelConfig) -> list[Weight]:
         if has_final_norm:
             norm = {"norm": {"layer_norm": width}}
             weights += affine(f"{name}.", f"model.{name}.", norm, bias=True)
-    return [*weights, table("head.bias", "final_logits_bias", config.vocab_size, row=True)]
+    if config.head.bias:
+        bias = table("head.bias", "final_logits_bias", config.vocab_size, row=True)
+        weights.append(replace(bias, optional=True))  # the class without a head has none
+    return weights
 
 
 MARIAN, BART, PLBART, MBART = (
@@ -198,7 +203,7 @@ MARIAN, BART, PLBART, MBART = (
         model_type=model_type,
         read_config=partial(_read_config, model_type),
         write_config=partial(_write_config, model_type),
-        architecture=of_one_class(kind.architecture),
+        architecture=of_two_stacks(kind.architecture, kind.base),
         weights=partial(_weights, model_type),
         aliases=dict.fromkeys(_COPIES, _WORDS),
         ignored=(r"model\.(encoder|decoder)\.embed_positions\..*",),

@@ -26,6 +26,7 @@ from pretrain.interop.fields import (
     PICKLED_WEIGHTS,
     PREPROCESSOR,
     WEIGHTS,
+    Fields,
     read_object,
     read_preprocessor,
 )
@@ -79,12 +80,19 @@ class Release:
         dtype: Dtype of most of its values: fp64, fp32, fp16 or bf16.
         shapes: Shape of each parameter of ours, padding of the vocabulary included.
         ignored: Tensors that are not read, as the files spell them.
+        architecture: Class that config.json names; empty: none.
     """
 
     def __init__(
-        self, folder: Path, family: Family, config: ModelConfig, files: TensorFolder, spelled: dict[str, str]
+        self,
+        folder: Path,
+        family: Family,
+        config: ModelConfig,
+        files: TensorFolder,
+        spelled: dict[str, str],
+        architecture: str,
     ) -> None:
-        self.folder, self.family, self.config = folder, family, config
+        self.folder, self.family, self.config, self.architecture = folder, family, config, architecture
         self.shapes = parameter_shapes(config)
         self._weights = {weight.ours: weight for weight in family.weights(config)}
         assert self._weights.keys() == self.shapes.keys(), self._weights.keys() ^ self.shapes.keys()
@@ -117,6 +125,8 @@ class Release:
             CheckpointError: A shared tensor is stored twice, with different values.
         """
         weight = self._weights[name]
+        if weight.optional and weight.theirs[0][0] not in self._spelled:
+            return torch.zeros(self.shapes[name])
         tensors = [self._load(theirs).float() for theirs, _ in weight.theirs]
         return from_theirs(weight, tensors, self.shapes[name])
 
@@ -155,7 +165,8 @@ class Release:
             elif fact.dtype not in _READABLE:
                 known = ", ".join(_READABLE)
                 misshapen.append(f"{raw} is of dtype {fact.dtype}, should be one of {known}")
-        missing = sorted(wanted.keys() - self._spelled.keys() - set(self._twin_of.values()))
+        optional = {weight.theirs[0][0] for weight in self._weights.values() if weight.optional}
+        missing = sorted(wanted.keys() - self._spelled.keys() - set(self._twin_of.values()) - optional)
         found = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
         if any(found.values()):
             parts = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in found.items() if names]
@@ -192,9 +203,11 @@ def open_release(folder: Path) -> Release:
             # Normalisation of pixels is a part of our model, and of their processor.
             patches = config.input.model_dump() | read_preprocessor(folder)
             config = config.model_copy(update={"input": PatchesConfig.model_validate(patches)})
+        # An export is of this family, where several represent the model.
+        config = config.model_copy(update={"family": family.model_type})
     except ConfigError as error:
         raise ConfigError(error.what, where=str(folder / CONFIG), fix=error.fix) from None
-    return Release(folder, family, config, files, spelled)
+    return Release(folder, family, config, files, spelled, next(iter(Fields(values).classes), ""))
 
 
 def _find_family(values: dict[str, Any]) -> Family:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.family import Family, Weight, affine, of_one_class, table
+from pretrain.interop.family import Family, Weight, affine, of_two_stacks, table
 from pretrain.interop.fields import (
     ACTIVATIONS,
     THEIR_ACTIVATIONS,
@@ -104,7 +104,6 @@ def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str
         head=HeadConfig(scaled=scaled),
         tied_embeddings=tied,
         init="t5",
-        family="mt5" if dialect.model_type == "mt5" else None,
         special_tokens=tokens,
     )
 
@@ -189,7 +188,7 @@ T5, MT5, UMT5 = (
         model_type=dialect.model_type,
         read_config=partial(_read_config, dialect),
         write_config=partial(_write_config, dialect),
-        architecture=of_one_class(f"{dialect.name}ForConditionalGeneration"),
+        architecture=of_two_stacks(f"{dialect.name}ForConditionalGeneration", f"{dialect.name}Model"),
         weights=_weights,
         aliases=dict.fromkeys(_COPIES, _WORDS),
         # Old checkpoints have a bias of cross attention, which no model reads.

@@ -116,7 +116,7 @@ def write_release(
     generation: Mapping[str, Any] | None = None,
     tokenizer_files: Sequence[tuple[str, bytes]] = (),
     about: About | None = None,
-    labels_words: bool = False,
+    like: str = "",
     check: Callable[[Path, str, torch.dtype], None] | None = None,
 ) -> ExportReport:
     """Writes a folder that `AutoModelFor*.from_pretrained` loads.
@@ -131,7 +131,7 @@ def write_release(
         generation: Further keys of generation_config.json.
         tokenizer_files: Names and contents, copied.
         about: Facts of the run for the card.
-        labels_words: Prefer the class for words where two classes have the same head over labels.
+        like: Class of transformers, or its ending, to be taken where several have the same tensors.
         check: Verifies the folder before it appears, given the class that loads it and its dtype.
 
     Raises:
@@ -143,9 +143,7 @@ def write_release(
         own, zeros = read, torch.zeros(config.head.num_scores)
         config, read = released, lambda name: zeros if name == "head.bias" else own(name)
     constants = chosen.constants(config) if chosen.constants else {}
-    architecture = chosen.architecture(config)
-    if labels_words:
-        architecture = architecture.replace(TEXTS, WORDS)
+    config, architecture = _choose_class(config, chosen, read, like)
     plan = _ShardPlan(config, chosen, stored, max_shard_bytes, constants)
     described = chosen.write_config(config) | {
         "architectures": [architecture],
@@ -191,6 +189,28 @@ def choose_release(
         raise ConfigError(f"dtype={dtype!r} is not known", fix=f"use {' or '.join(_DTYPES)}")
     released = as_released(config)
     return released, choose_family(released, family), _DTYPES[dtype]
+
+
+_ALIKE = ((TEXTS, WORDS), ("ForMaskedLM", "ForCausalLM"), ("ForMaskedLM", "LMHeadModel"))
+"""Endings of classes with the same tensors, that of a family first; the others of an encoder are not causal."""
+
+
+def _choose_class(config: ModelConfig, family: Family, read: Reader, like: str) -> tuple[ModelConfig, str]:
+    """Returns the class of an export, `like` if it has the tensors, and the model as that class has it.
+
+    It may have no head where the model's adds nothing to the embedding, as after an import of that class.
+    """
+    own = family.architecture(config)
+    for ending, other in _ALIKE:
+        if own.endswith(ending) and like.endswith(other):
+            return config, own.removesuffix(ending) + other
+    bare = config.model_copy(update={"head": config.head.model_copy(update={"kind": "none", "bias": False})})
+    if like == own or like != family.architecture(bare):
+        return config, own
+    kept = {weight.ours for weight in family.weights(bare)}
+    left = [weight for weight in family.weights(config) if weight.ours not in kept]
+    adds = any(not weight.optional or bool(read(weight.ours).any()) for weight in left)
+    return (config, own) if adds else (bare, like)
 
 
 def as_released(config: ModelConfig) -> ModelConfig:

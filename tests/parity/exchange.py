@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.interop.label_names import WORDS, labelled_by
 from pretrain.interop.release import open_release
 from pretrain.interop.write import write_release
 from pretrain.model.build import named_weights
@@ -24,10 +23,7 @@ def check_round_trip(
     """
     theirs, ours, release = lent
     weights = {name: weight.detach() for name, weight in named_weights(ours)}
-    words = labelled_by(release.folder) == WORDS
-    written = write_release(
-        release.config, weights.__getitem__, out, family=release.family.model_type, labels_words=words
-    )
+    written = write_release(release.config, weights.__getitem__, out, like=release.architecture)
     again = open_release(out)
     assert again.config == release.config
     for name, weight in weights.items():

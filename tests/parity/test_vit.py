@@ -222,7 +222,7 @@ def test_at_another_resolution_positions_are_those_that_transformers_interpolate
     [
         ({"pooler_act": "relu"}, r"pooler_act='relu': only 'tanh' can be represented"),
         ({"patch_size": 7}, r"image=24 must be a multiple of size=7"),
-        ({"hidden_act": "gelu_fast"}, r"hidden_act='gelu_fast': not an activation of ours"),
+        ({"hidden_act": "gelu_10"}, r"hidden_act='gelu_10': not an activation of ours"),
         ({"num_channels": 4}, r"channels.* should be 1 or 3"),
     ],
 )

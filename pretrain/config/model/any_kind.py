@@ -83,7 +83,7 @@ class AnyKindConfig(Section):
     """Name of `pretrain presets`, with the defaults of all other keys. None: no preset."""
     family: Annotated[str | None, OnResume.FREE] = None
     """`model_type` that an export tries first, where several represent the model exactly (XLM-R is a
-    RoBERTa). None: the first of them."""
+    RoBERTa); of an imported model its own. None: the first of them."""
     head: HeadConfig = HeadConfig()
     vocab_size: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
     """Vocabulary size of both stacks, before padding. None: that of the tokenizer."""

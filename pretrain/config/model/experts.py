@@ -56,9 +56,6 @@ class ExpertsConfig(Section):
         if self.top_groups > self.groups or self.top_k > self.top_groups * size:
             chosen = f"top_groups={self.top_groups} of groups={self.groups}"
             raise ValueError(f"{chosen} must be groups that have top_k={self.top_k} experts")
-        if self.top_k == 1 and self.normalize:
-            why = "which makes every weight 1 and leaves the router without a gradient"
-            raise ValueError(f"top_k=1 with normalize=true, {why}; set normalize=false")
         for key, needs, value in (
             ("balance_weight", "balance=loss", self.balance == "loss"),
             ("balance_rate", "balance=bias", self.balance == "bias"),

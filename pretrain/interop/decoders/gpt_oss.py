@@ -90,6 +90,8 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
         **write_layer_types(stack),
         **write_rope(stack),
     }
+    if stack.rope_scaling is None:  # transformers 5 reads a null as YaRN, 4 reads that key alone
+        found["rope_parameters"] = {"rope_type": "default", "rope_theta": stack.rope_theta}
     if experts is None:
         return found
     weight = experts.balance_weight if experts.balance == "loss" else 0.0

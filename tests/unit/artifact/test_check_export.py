@@ -57,7 +57,7 @@ def test_what_transformers_cannot_load_is_refused(folder, tmp_path):
     export_model(folder / "gpt", tmp_path / "out")
     what = open_source(folder / "gpt")
     (tmp_path / "out" / "model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(CheckpointError, match=r"LlamaForCausalLM: transformers cannot load the export: .*; report it"):
+    with pytest.raises(CheckpointError, match=r"LlamaForCausalLM: transformers cannot run the export: .*; report it"):
         transfer.check_scores(what, tmp_path / "out", "LlamaForCausalLM", torch.float32)
 
 

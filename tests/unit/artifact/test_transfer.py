@@ -65,6 +65,25 @@ def test_an_import_is_exported_as_what_it_came_from(release, imported, tmp_path)
     assert all(torch.equal(first.read(name), again.read(name)) for name in first.shapes)
 
 
+def change_model(folder: Path, **values) -> None:
+    described = json.loads((folder / MODEL_FILE).read_text())
+    described["model"] |= values
+    (folder / MODEL_FILE).write_text(json.dumps(described))
+
+
+def test_the_family_of_an_older_import_is_that_of_its_origin(imported):
+    assert json.loads((imported / MODEL_FILE).read_text())["model"]["family"] == "gpt2"
+    change_model(imported, family=None)
+    assert open_source(imported).config.family == "gpt2"
+
+
+def test_a_family_that_does_not_represent_a_model_any_more_gives_way_and_that_is_said(imported, tmp_path, caplog):
+    change_model(imported, family="starcoder2")
+    assert export_model(imported, tmp_path / "out").model_type == "gpt2"
+    said = "out: exported as gpt2, since a starcoder2 does not represent this model any more: it has "
+    assert said in caplog.text and "decoder.position=rotary, not learned" in caplog.text
+
+
 def test_only_a_decoder_of_an_encoder_has_a_start_token_in_its_export(imported, tmp_path):
     described = json.loads((imported / MODEL_FILE).read_text())
     described["model"]["special_tokens"]["start"] = 1

@@ -70,11 +70,6 @@ def test_keys_that_do_not_fit_are_refused(values, message):
     [
         ({"count": 4, "top_k": 5}, "top_k=5 exceeds count=4; use 4 or fewer"),
         ({"count": 1, "top_k": 1}, "greater than or equal to 2"),
-        (
-            {"count": 4, "top_k": 1},
-            "top_k=1 with normalize=true, which makes every weight 1 and leaves the router without a gradient; "
-            "set normalize=false",
-        ),
         ({"count": 4, "top_k": 2, "balance": "bias", "balance_weight": 0.1}, "balance_weight=0.1 needs balance=loss"),
         ({"count": 4, "top_k": 2, "balance_rate": 0.1}, "balance_rate=0.1 needs balance=bias; leave it out"),
         ({"count": 4, "top_k": 2, "scores": "sigmoid", "z_loss": 0.1}, "z_loss=0.1 needs scores=softmax"),

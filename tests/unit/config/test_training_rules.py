@@ -35,6 +35,14 @@ def test_fp16_is_refused_for_models_of_the_t5_style(values):
         check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16"), model(**values), BATCH)
 
 
+def test_one_expert_whose_weight_is_always_1_is_not_trained():
+    """A model that has it can be read and used."""
+    experts = model("mixtral-tiny", decoder={"experts": {"count": 4, "top_k": 1}})
+    message = "top_k=1 with normalize=true .*, which makes every weight 1 and leaves the router without a gradient; "
+    with pytest.raises(ValueError, match=f"{message}set normalize=false"):
+        check_training(OptimConfig(lr=1e-3), EngineConfig(), experts, 10, BATCH)
+
+
 def test_heads_and_windows_of_a_recurrent_model_are_refused():
     optim = OptimConfig(kind="muon", lr=1e-3, muon=MuonConfig(split_heads=True))
     recurrent = RecurrentConfig.model_validate({"kind": "recurrent", "decoder": {"layers": 1, "width": 8}})

@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 
+from pretrain.artifact.average import average_checkpoints
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import open_artifact
 from pretrain.artifact.transfer import export_model, import_model
@@ -169,6 +170,13 @@ def test_a_classifier_of_ours_is_scored_the_same_after_an_export(tmp_path, kind)
         evaluate_held_out(path, choice, resamples=100).facts()["sources"] for path in (run, tmp_path / "hf")
     )
     assert ours == theirs
+    twin = write_label_run(tmp_path / "twin", data, kind)
+    average_checkpoints([run, twin], None, tmp_path / "mean")
+    assert (
+        open_source(tmp_path / "mean").like
+        == open_source(run).like
+        == ("ForTokenClassification" if kind == "tags" else "")
+    )
     export_model(tmp_path / "hf", tmp_path / "again")
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes()
@@ -198,7 +206,9 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=f"the model labels (texts|words), and .* give data of kind {kind}"):
             evaluate_held_out(folder / f"{name}-{kind}", CorpusOptions(data=(str(folder / other),)))
 
-    def test_a_model_folder_that_reads_whole_texts(self, folder, tmp_path):
-        import_model(str(folder / "bert-classes"), tmp_path / "model")
-        with pytest.raises(ConfigError, match="the model labels texts, and in the data words are labelled"):
-            evaluate_held_out(tmp_path / "model", CorpusOptions(data=(str(folder / "tags"),)))
+    @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.parametrize(("kind", "other"), [("classes", "tags"), ("tags", "classes")])
+    def test_the_same_for_an_import(self, folder, tmp_path, name, kind, other):
+        import_model(str(folder / f"{name}-{kind}"), tmp_path / "model")
+        with pytest.raises(ConfigError, match=f"the model labels (texts|words), and .* give data of kind {kind}"):
+            evaluate_held_out(tmp_path / "model", CorpusOptions(data=(str(folder / other),)))

@@ -166,7 +166,7 @@ def test_windows_of_mistral(window):
     [
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
-        ("gpt2", {"activation_function": "gelu_fast"}, "activation_function='gelu_fast'"),
+        ("gpt2", {"activation_function": "gelu_10"}, "activation_function='gelu_10'"),
         ("llama", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "short_factor is missing"),
         (
             "llama",

@@ -282,7 +282,7 @@ REFUSED = [
         {"architectures": ["ElectraForMultipleChoice"], "summary_type": "mean"},
         r"summary_type='mean': only 'first'",
     ),
-    ("bert", {"hidden_act": "gelu_fast"}, r"hidden_act='gelu_fast': not an activation of ours"),
+    ("bert", {"hidden_act": "gelu_10"}, r"hidden_act='gelu_10': not an activation of ours"),
     ("bert", {"hidden_size": 770}, r"no model of ours has these values: encoder: .*width=770 must be a multiple"),
     ("modernbert", {"norm_bias": True}, r"attention_bias=False: only True can be represented: .* norm_bias is True"),
     ("modernbert", {"mlp_bias": True}, r"mlp_bias=True: only False"),
