@@ -294,9 +294,6 @@ class FragmentStore(Protocol):
         ...
 
 
-SAMPLING_KEYS = ("do_sample", "temperature", "top_k", "top_p")
-
-
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
     """Settings of decoding that a model is released with, as transformers defines them.
@@ -318,7 +315,9 @@ class GenerationDefaults:
         stop_strings: Texts that end a row.
         sees_prompt_whole: A decoder reads its prompt in both directions; theirs has no such
             setting.
-        kept: Further settings by their key: those of sampling, and unsupported ones, for exports.
+        stated: Every setting of the release by its key, those of sampling and unsupported ones too, and
+            also where its value is the default; an export has them.
+        not_honoured: Settings that change the result and are not supported, as `key=value`.
     """
 
     num_beams: int = 1
@@ -334,8 +333,5 @@ class GenerationDefaults:
     no_repeat_ngram_size: int = 0
     stop_strings: tuple[str, ...] = ()
     sees_prompt_whole: bool = False
-    kept: dict[str, Any] = field(default_factory=dict)
-
-    def not_honoured(self) -> list[str]:
-        """Returns the settings that `generate` does not follow, as `key=value`."""
-        return [f"{key}={value}" for key, value in self.kept.items() if key not in SAMPLING_KEYS]
+    stated: dict[str, Any] = field(default_factory=dict)
+    not_honoured: tuple[str, ...] = ()

@@ -265,7 +265,7 @@ def import_model(source: str, out: Path) -> ImportReport:
         num_parameters=count_parameters(config.model_copy(update={"vocab_multiple": 1})),
         tokenizer=bool(files),
         ignored=release.ignored,
-        not_honoured=defaults.not_honoured(),
+        not_honoured=list(defaults.not_honoured),
     )
 
 
@@ -382,7 +382,8 @@ def write_served(model: Path, parent: Path, dtype: str) -> tuple[Path, bool]:
     values = read_object(path) if path.is_file() else {}
     path.unlink(missing_ok=True)
     # A request with a temperature draws only where this says so; one of 0 is greedy all the same.
-    path.write_text(json.dumps(values | {"do_sample": True}, indent=2) + "\n", encoding="utf-8")
+    # What a release says stays.
+    path.write_text(json.dumps({"do_sample": True} | values, indent=2) + "\n", encoding="utf-8")
     known = folder / "tokenizer_config.json"  # older ones have it in there
     text = known.read_text(encoding="utf-8") if known.is_file() else ""
     return folder, (folder / CHAT_TEMPLATE).exists() or '"chat_template"' in text

@@ -112,7 +112,7 @@ def generate_command(
 def _note_limits(artifact: "Artifact", max_tokens: int | None) -> None:
     """Says which settings of a release and which length do not hold."""
     # Not an error: a released model may name settings that only its own library has.
-    for setting in artifact.generation.not_honoured():
+    for setting in artifact.generation.not_honoured:
         print(printable(f"note: the model's own {setting} is not honoured"), file=sys.stderr)
     most = artifact.model.max_seq_len
     if max_tokens is not None and max_tokens > most and artifact.model.is_causal:

@@ -319,7 +319,7 @@ def _decode(
 ) -> list[TranslationSet]:
     """Translates with one model, once for each beam size; `path` names it in the report."""
     artifact = load_artifact(source, device)
-    for setting in artifact.generation.not_honoured() if current()[0] == 0 else ():
+    for setting in artifact.generation.not_honoured if current()[0] == 0 else ():
         print(printable(f"note: the own {setting} of {path} is not honoured"), file=sys.stderr)
     if normalize is not None and not task.preprocessed:
         to_source = build_normalizers(normalize)[0]

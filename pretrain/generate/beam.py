@@ -128,7 +128,7 @@ def beam_search(
     """
     check_prompts(model, prompts)
     constraints.check(model.vocab_size)
-    limits = new_token_limits(model, prompts, constraints.max_new_tokens)
+    limits = new_token_limits(model, prompts, constraints)
     searches = [_Search(limit, beams, constraints.eos_ids, is_complete) for limit in limits]
     if constraints.max_new_tokens > 0:
         for rows in group_rows(model, prompts, limits):

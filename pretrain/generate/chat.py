@@ -89,7 +89,8 @@ def converse(
         out.reconfigure(errors="backslashreplace")  # the terminal may lack a character
     constraints = options.constraints(model, codec, defaults)
     method = options.method(model, defaults)
-    room = model.max_seq_len - min(constraints.max_new_tokens, model.max_seq_len // 2)
+    row = min(model.max_seq_len, constraints.max_length or model.max_seq_len)
+    room = row - min(constraints.max_new_tokens, row // 2)
     for line in lines:
         if num_dropped := codec.drop_oldest(line, room):
             text = "the conversation has no more room for its oldest"

@@ -65,15 +65,15 @@ class Options:
 
     def constraints(self, model: LanguageModel, codec: Codec | ImageCodec, defaults: GenerationDefaults) -> Constraints:
         """Returns the limits on tokens and length."""
-        length = defaults.max_new_tokens
-        if length is None and defaults.max_length is not None and model.encoder is not None:
-            length = defaults.max_length - 1  # it includes the start token
+        length = self.max_tokens or defaults.max_new_tokens
+        of_row = defaults.max_length if length is None else None
         stops = defaults.stop_strings if self.stop is None else self.stop
         special: tuple[int, ...] = ()
         if stops:  # names of special tokens are tokens
             special, stops = split_special(codec.encode_rendered, codec.decode, stops)
         return Constraints(
-            max_new_tokens=self.max_tokens or length or MAX_NEW_TOKENS,
+            max_new_tokens=length or of_row or MAX_NEW_TOKENS,
+            max_length=of_row,
             eos_ids=tuple(dict.fromkeys((*(defaults.eos or codec.eos_ids), *special))),
             stop_strings=stops,
             suppressed_ids=defaults.suppressed,
@@ -86,8 +86,8 @@ class Options:
     def method(self, model: LanguageModel, defaults: GenerationDefaults) -> Method:
         """Returns the decoding method by options, then by the defaults of the release.
 
-        Without either, a decoder draws, and an encoder-decoder is greedy: its source leaves little
-        to chance. Raises: ConfigError, for a value outside its range, or that needs several beams.
+        Where neither says, a decoder draws, and an encoder-decoder is greedy: its source leaves
+        little to chance. Raises: ConfigError, for a value outside its range, or that needs several beams.
         """
         given = self._given(_SAMPLING)
         num_beams = self.beams or (1 if given else defaults.num_beams)
@@ -101,16 +101,13 @@ class Options:
         if lonely := self._given(_BEAMS):
             what = f"{_flag(next(iter(lonely)))} needs several beams"
             raise ConfigError(what, fix="give --beams 4 or so")
-        released = defaults.kept
-        if not given and (self.beams == 1 or (model.encoder is not None and not released.get("do_sample"))):
+        released = defaults.stated
+        draws = released.get("do_sample", model.encoder is None)
+        if not given and (self.beams == 1 or not draws):
             return GREEDY
-        values = {"temperature": TEMPERATURE}
-        if released.get("do_sample"):
-            # transformers samples at a temperature of 1 where a release names none.
-            values["temperature"] = 1.0
-            numbers = {name: released.get(name) for name in _SAMPLING}
-            values |= {name: number for name, number in numbers.items() if isinstance(number, int | float)}
-        return Sampling(**values | given)
+        # transformers draws so where a release names none of them.
+        usual = {"temperature": 1.0, "top_k": 50} if released.get("do_sample") else {"temperature": TEMPERATURE}
+        return Sampling(**usual | {name: released[name] for name in _SAMPLING if name in released} | given)
 
     def candidates(self) -> int:
         """Returns the number of candidates of a mask. Raises: ConfigError, for other options."""

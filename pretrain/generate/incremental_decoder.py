@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pretrain.errors import CheckpointError, ConfigError
+from pretrain.generate.constraints import Constraints
 from pretrain.model import KVCache, LanguageModel, Transformer
 from pretrain.model.attention import select_rows
 from pretrain.model.backends.auto import AutoAttention
@@ -233,10 +234,19 @@ def _captures_steps(model: LanguageModel) -> bool:
     return stack is not None and isinstance(stack.backend, AutoAttention | SdpaAttention)
 
 
-def new_token_limits(model: LanguageModel, prompts: Prompts, max_new_tokens: int) -> list[int]:
-    """Returns how many tokens each row may add: the last needs no position, as it is never read."""
+def new_token_limits(model: LanguageModel, prompts: Prompts, constraints: Constraints) -> list[int]:
+    """Returns how many tokens each row may add: the last needs no position, as it is never read.
+
+    Raises: ConfigError: A prompt leaves no room for one.
+    """
     read = [1 if model.encoder is not None else len(prompt) for prompt in prompts]
-    return [min(max_new_tokens, model.max_seq_len - length + 1) for length in read]
+    most = model.max_seq_len + 1
+    if constraints.max_length is not None:
+        most = min(most, constraints.max_length)
+        if max(read) >= most:
+            what = f"a prompt of {max(read)} tokens fills max_length={most} of the model's generation settings"
+            raise ConfigError(what, fix="give --max-tokens, which precedes it, or a shorter prompt")
+    return [min(constraints.max_new_tokens, most - length) for length in read]
 
 
 def group_rows(model: LanguageModel, prompts: Prompts, limits: Sequence[int]) -> list[list[int]]:

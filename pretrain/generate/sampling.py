@@ -188,7 +188,7 @@ def stream(
     constraints.check(model.vocab_size)
     seeds = list(map(RowSeeds(seed), prompts)) if isinstance(seed, int) else seed
     assert len(seeds) == len(prompts)
-    limits = new_token_limits(model, prompts, constraints.max_new_tokens)
+    limits = new_token_limits(model, prompts, constraints)
     sees_whole = constraints.sees_prompt_whole
     for rows in group_rows(model, prompts, limits):
         longest = max(limits[row] for row in rows)

@@ -9,24 +9,28 @@ from typing import Any, Literal
 
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import ConfigError
-from pretrain.interop.fields import CONFIG, GENERATION, Fields, read_object, write_tokens
+from pretrain.interop.fields import CONFIG, GENERATION, TOKEN_KEYS, Fields, read_object, write_tokens
 from pretrain.types import GenerationDefaults
 
-_KEPT: dict[str, Any] = {
-    "do_sample": False,
-    "temperature": 1.0,
-    "top_k": 50,
-    "top_p": 1.0,
-    "encoder_no_repeat_ngram_size": 0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "forced_bos_token_id": None,
-    "begin_suppress_tokens": None,
-    "exponential_decay_length_penalty": None,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0.0,
+_UNSUPPORTED: dict[str, Any] = {
+    **dict.fromkeys(("min_length", "min_new_tokens", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("encoder_repetition_penalty", "num_return_sequences", "num_beam_groups", "guidance_scale"), 1),
+    **dict.fromkeys(("forced_bos_token_id", "begin_suppress_tokens", "exponential_decay_length_penalty"), None),
+    **dict.fromkeys(("sequence_bias", "watermarking_config", "force_words_ids", "constraints"), None),
+    **dict.fromkeys(("dola_layers", "max_time", "stop_strings"), None),
+    **dict.fromkeys(("penalty_alpha", "diversity_penalty"), 0.0),
+    "token_healing": False,
 }
-"""Settings of sampling, and unsupported ones, with the values that change nothing."""
+"""Settings that change a text and are not supported, with the values that do not."""
+_OF_DRAWS = {"typical_p": 1.0, "min_p": None, "top_h": None, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+"""Those of draws."""
+_SUPPORTED = (
+    *("do_sample", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "early_stopping", "max_length"),
+    *("max_new_tokens", "bad_words_ids", "suppress_tokens", "forced_eos_token_id", "repetition_penalty"),
+    *("no_repeat_ngram_size", "renormalize_logits", "sees_prompt_whole"),
+)
+_NO_SETTINGS = (*TOKEN_KEYS.values(), "transformers_version", "_from_model_config")
+"""Keys beside them: ids have places of their own."""
 
 
 def load_generation_defaults(folder: Path) -> GenerationDefaults:
@@ -40,6 +44,9 @@ def load_generation_defaults(folder: Path) -> GenerationDefaults:
     if file is None:
         return GenerationDefaults()
     values = read_object(file)
+    if file.name == CONFIG:  # of a model, which has keys of its own
+        known = {*_SUPPORTED, *_UNSUPPORTED, *_OF_DRAWS, "eos_token_id"}
+        values = {key: value for key, value in values.items() if key in known}
     try:
         return read_generation_defaults(values)
     except ConfigError as error:
@@ -51,24 +58,32 @@ def read_generation_defaults(values: dict[str, Any]) -> GenerationDefaults:
     # A null is the same as a missing key here.
     values = {key: value for key, value in values.items() if value is not None}
     fields = Fields(values)
-    kept = {key: values[key] for key in _KEPT if values.get(key, _KEPT[key]) != _KEPT[key]}
+    draws = fields.flag("do_sample", False)
+    for key in ("temperature", "top_p"):
+        fields.number(key, 1.0)
+    fields.integer("top_k", 0)
+    neutral = _UNSUPPORTED | (_OF_DRAWS if draws else {})
+    ignored = {key: values[key] for key in neutral if values.get(key, neutral[key]) != neutral[key]}
     bad_words = values.get("bad_words_ids", [])
     if not isinstance(bad_words, list) or not all(isinstance(word, list) for word in bad_words):
         raise ConfigError(f"bad_words_ids={bad_words!r}: must be a list of lists of ids")
     if longer := [word for word in bad_words if len(word) > 1]:
-        kept["bad_words_ids"] = longer
+        ignored["bad_words_ids"] = longer
     eos = _ids(values, "eos_token_id")
     # transformers never suppresses the end of a text, although a list may have it.
     words = [word[0] for word in bad_words if len(word) == 1]
     single = set(_ids({"bad_words_ids": words}, "bad_words_ids")) - set(eos)
     forced_eos = _ids(values, "forced_eos_token_id")
     if len(forced_eos) > 1:
-        kept["forced_eos_token_id"] = list(forced_eos)
+        ignored["forced_eos_token_id"] = list(forced_eos)
+    num_beams = fields.integer("num_beams", 1)
+    if draws and num_beams > 1:
+        ignored["do_sample"] = True  # beams that are drawn
     early: bool | Literal["never"] = "never"
     if values.get("early_stopping") != "never":
         early = fields.flag("early_stopping", False)
     return GenerationDefaults(
-        num_beams=fields.integer("num_beams", 1),
+        num_beams=num_beams,
         length_penalty=fields.number("length_penalty", 1.0),
         early_stopping=early,
         max_length=fields.optional_integer("max_length"),
@@ -81,7 +96,8 @@ def read_generation_defaults(values: dict[str, Any]) -> GenerationDefaults:
         no_repeat_ngram_size=fields.integer("no_repeat_ngram_size", 0),
         stop_strings=_texts(values, "stop_strings"),
         sees_prompt_whole=fields.flag("sees_prompt_whole", False),
-        kept=kept,
+        stated={key: value for key, value in values.items() if key not in _NO_SETTINGS},
+        not_honoured=tuple(f"{key}={value}" for key, value in ignored.items()),
     )
 
 
@@ -106,21 +122,8 @@ def write_generation_defaults(defaults: GenerationDefaults, special: SpecialToke
 
     With `special` its ids are written too: transformers ignores those of config.json.
     """
-    values: dict[str, Any] = {
-        "num_beams": None if defaults.num_beams == 1 else defaults.num_beams,
-        "length_penalty": None if defaults.length_penalty == 1.0 else defaults.length_penalty,
-        "early_stopping": defaults.early_stopping or None,
-        "max_length": defaults.max_length,
-        "max_new_tokens": defaults.max_new_tokens,
-        "suppress_tokens": list(defaults.suppressed) or None,
-        "forced_eos_token_id": defaults.forced_eos,
-        "repetition_penalty": None if defaults.repetition_penalty == 1.0 else defaults.repetition_penalty,
-        "no_repeat_ngram_size": defaults.no_repeat_ngram_size or None,
-        "stop_strings": list(defaults.stop_strings) or None,
-        "renormalize_logits": defaults.renormalize or None,
-        "sees_prompt_whole": defaults.sees_prompt_whole or None,
-        **write_tokens(special or SpecialTokens(), "start"),
-    }
+    values: dict[str, Any] = write_tokens(special or SpecialTokens(), "start")
     if defaults.eos:
         values["eos_token_id"] = list(defaults.eos) if len(defaults.eos) > 1 else defaults.eos[0]
-    return {key: value for key, value in (values | defaults.kept).items() if value is not None}
+    values["sees_prompt_whole"] = defaults.sees_prompt_whole or None
+    return {key: value for key, value in values.items() if value is not None} | defaults.stated

@@ -4,6 +4,7 @@ Prompts of several lengths share a batch: padded on the left for decoders, on th
 the comparison.
 """
 
+import json
 from itertools import product
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 import transformers
 
 from pretrain.generate import Beams, Constraints, beam_search, generate
+from pretrain.generate.generation_options import Options
+from pretrain.interop.generation import load_generation_defaults
 from tests.helpers.lent import lend
 from tests.parity.test_decoders import (
     LONGROPE,
@@ -26,6 +29,7 @@ from tests.parity.test_decoders import (
     smollm3,
 )
 from tests.parity.test_encoder_decoders import PAD, marian, t5
+from tests.unit.generate.codecs import byte_codec
 
 MAKERS = {
     "gpt2": gpt2,
@@ -193,6 +197,37 @@ def test_beams_with_constraints_agree(lent, stop, renormalize):
     suppressed = tuple(range(30, 45))
     settings = {"suppressed_ids": suppressed, "forced_eos_id": 20, "renormalize": renormalize}
     check_beams(lent, prompts_of(9), 10, (20, *ENDS[:6]), 1.0, stop, min_new_tokens=2, **settings)
+
+
+STATED = [
+    {"do_sample": False, "max_length": 20, "temperature": 1.0, "top_k": 50, "num_beams": 1, "repetition_penalty": 1.0},
+    {"do_sample": False, "max_length": 17, "max_new_tokens": 4, "num_return_sequences": 1, "length_penalty": 1.0},
+    {"do_sample": False, "max_length": 16, "repetition_penalty": 1.3, "early_stopping": False},
+    {"num_beams": 3, "max_length": 18, "no_repeat_ngram_size": 0, "renormalize_logits": False},
+    {"do_sample": True, "top_k": 1, "temperature": 0.7, "max_new_tokens": 9},
+]
+
+
+@pytest.mark.parametrize("stated", STATED, ids=str)
+@pytest.mark.parametrize("maker", [llama, t5])
+def test_a_release_generates_by_what_it_states_defaults_too(maker, stated, tmp_path):
+    torch.manual_seed(0)
+    theirs, ours, release = lend(maker(), tmp_path)
+    start = release.config.special_tokens.start
+    ids = {"pad_token_id": PAD, "eos_token_id": 20, "decoder_start_token_id": start}
+    (tmp_path / "generation_config.json").write_text(json.dumps(stated | ids))
+    theirs.generation_config = transformers.GenerationConfig.from_pretrained(tmp_path)
+    defaults = load_generation_defaults(tmp_path)
+    constraints = Options().constraints(ours, byte_codec(), defaults)
+    method = Options().method(ours, defaults)
+    for prompt in prompts_of(12):
+        before = 1 if ours.encoder is not None else len(prompt)
+        expected = theirs.generate(torch.tensor([prompt]))[0, before:].tolist()
+        if isinstance(method, Beams):
+            tokens = beam_search(ours, [prompt], constraints, method)[0][0].tokens
+        else:
+            tokens = generate(ours, [prompt], constraints, method)[0].tokens
+        assert tokens == expected[: expected.index(20) if 20 in expected else None]
 
 
 @FEW_MODELS

@@ -12,10 +12,10 @@ from pretrain.generate import GREEDY, Beams, Constraints
 from pretrain.generate.command import fill_masks, run_generate
 from pretrain.generate.generation_options import Options
 from pretrain.generate.text import generate_text
+from pretrain.types import GenerationDefaults
 from tests.helpers.tokenizers import train_char
 from tests.unit.generate.codecs import TinyCodec, byte_codec
 from tests.unit.generate.models import tiny_model
-from tests.unit.generate.test_options import Makers
 from tests.unit.model.tiny import build
 
 CODEC = byte_codec()
@@ -42,7 +42,7 @@ def model_of(preset):
 def run(model, prompts, options=GREEDILY, out=None, codec=CODEC, **rest):
     out = Flushed() if out is None else out
     prompts = None if prompts is None else iter(prompts)
-    run_generate(model, codec, Makers(), options, prompts, out, **rest)
+    run_generate(model, codec, GenerationDefaults(), options, prompts, out, **rest)
     return out.getvalue()
 
 
@@ -161,13 +161,16 @@ def test_a_prompt_that_is_refused_leaves_no_output():
 def test_texts_without_a_visible_character_are_counted(prompts, num_blank):
     codec = TinyCodec(train_char([" \n\t"]))
     model = tiny_model("llama-tiny", vocab_size=codec.vocab_size)
-    assert run_generate(model, codec, Makers(), GREEDILY, iter(prompts), io.StringIO()) == num_blank
-    assert run_generate(model_of("llama-tiny"), CODEC, Makers(), GREEDILY, iter(["the cat"]), io.StringIO()) == 0
+    assert run_generate(model, codec, GenerationDefaults(), GREEDILY, iter(prompts), io.StringIO()) == num_blank
+    assert (
+        run_generate(model_of("llama-tiny"), CODEC, GenerationDefaults(), GREEDILY, iter(["the cat"]), io.StringIO())
+        == 0
+    )
 
 
 def test_characters_that_an_output_cannot_show_are_spelt_out():
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    run_generate(model_of("llama-tiny"), CODEC, Makers(), GREEDILY, iter(["\u20ac"]), out)
+    run_generate(model_of("llama-tiny"), CODEC, GenerationDefaults(), GREEDILY, iter(["\u20ac"]), out)
     out.seek(0)
     assert out.read().startswith("\\u20ac")
 

@@ -251,6 +251,14 @@ def test_prompts_that_cannot_be_read_are_refused(prompt, message):
         generate(tiny_model(), [[3], prompt], free(5))
 
 
+def test_a_greatest_length_counts_the_prompt_and_leaves_room_for_a_token():
+    limit = Constraints(20, max_length=7)
+    found = generate(tiny_model(), [[3], [3, 4, 5, 6]], limit)
+    assert [len(row.tokens) for row in found] == [6, 3]
+    with pytest.raises(ConfigError, match=r"a prompt of 7 tokens fills max_length=7 of .*; give --max-tokens"):
+        generate(tiny_model(), [[3], [3] * 7], limit)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -1,13 +1,11 @@
 """What the command line says, what a model's makers say, and what follows."""
 
-from dataclasses import dataclass, field
-from typing import Any
-
 import pytest
 
 from pretrain.errors import ConfigError
 from pretrain.generate import GREEDY, Beams, Constraints, Sampling
 from pretrain.generate.generation_options import Options
+from pretrain.types import GenerationDefaults
 from tests.unit.generate.codecs import byte_codec
 from tests.unit.generate.models import tiny_model
 
@@ -15,40 +13,30 @@ CODEC = byte_codec()
 DECODER, BOTH = tiny_model("llama-tiny"), tiny_model("t5-tiny")
 
 
-@dataclass
-class Makers:
-    """Settings of a released model."""
-
-    num_beams: int = 1
-    length_penalty: float = 1.0
-    early_stopping: Any = False
-    max_length: int | None = None
-    max_new_tokens: int | None = None
-    suppressed: tuple[int, ...] = ()
-    forced_eos: int | None = None
-    eos: tuple[int, ...] = ()
-    renormalize: bool = False
-    repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
-    stop_strings: tuple[str, ...] = ()
-    sees_prompt_whole: bool = False
-    kept: dict[str, Any] = field(default_factory=dict)
-
-
-SAYING_NOTHING = Makers()
-TRANSLATOR = Makers(num_beams=4, length_penalty=0.6, early_stopping=True)
-CHATTY = Makers(kept={"do_sample": True, "temperature": 0.6, "top_p": 0.9})
+SAYING_NOTHING = GenerationDefaults()
+TRANSLATOR = GenerationDefaults(num_beams=4, length_penalty=0.6, early_stopping=True)
+CHATTY = GenerationDefaults(stated={"do_sample": True, "temperature": 0.6, "top_p": 0.9})
 
 
 @pytest.mark.parametrize(
     ("given", "model", "makers", "expected"),
     [
         ({}, DECODER, SAYING_NOTHING, Sampling(0.8)),
+        ({}, DECODER, GenerationDefaults(stated={"do_sample": False}), GREEDY),
+        (
+            {"top_p": 0.5},
+            DECODER,
+            GenerationDefaults(stated={"do_sample": False, "temperature": 0.6}),
+            Sampling(0.6, 0, 0.5),
+        ),
+        ({}, DECODER, GenerationDefaults(stated={"temperature": 1.0}), Sampling(1.0)),
+        ({}, DECODER, GenerationDefaults(stated={"do_sample": True}), Sampling(1.0, 50)),
+        ({}, DECODER, GenerationDefaults(stated={"do_sample": True, "top_k": 0}), Sampling(1.0)),
         ({}, BOTH, SAYING_NOTHING, GREEDY),
         ({}, BOTH, TRANSLATOR, Beams(4, 0.6, True)),
-        ({}, DECODER, CHATTY, Sampling(0.6, top_p=0.9)),
-        ({}, BOTH, CHATTY, Sampling(0.6, top_p=0.9)),
-        ({"temperature": 0.0}, DECODER, CHATTY, Sampling(0.0, top_p=0.9)),
+        ({}, DECODER, CHATTY, Sampling(0.6, 50, 0.9)),
+        ({}, BOTH, CHATTY, Sampling(0.6, 50, 0.9)),
+        ({"temperature": 0.0}, DECODER, CHATTY, Sampling(0.0, 50, 0.9)),
         ({"temperature": 0.0}, BOTH, TRANSLATOR, GREEDY),
         ({"temperature": 1.0}, BOTH, TRANSLATOR, Sampling(1.0)),
         ({"top_p": 0.5}, BOTH, SAYING_NOTHING, Sampling(0.8, top_p=0.5)),
@@ -75,21 +63,22 @@ def test_temperature_zero_is_greedy_whatever_else_the_makers_say():
     ("given", "model", "makers", "expected"),
     [
         ({}, DECODER, SAYING_NOTHING, Constraints(128, eos_ids=CODEC.eos_ids)),
-        ({"max_tokens": 7}, DECODER, Makers(max_new_tokens=9), Constraints(7, eos_ids=CODEC.eos_ids)),
-        ({}, DECODER, Makers(max_new_tokens=9, max_length=20), Constraints(9, eos_ids=CODEC.eos_ids)),
+        ({"max_tokens": 7}, DECODER, GenerationDefaults(max_new_tokens=9), Constraints(7, eos_ids=CODEC.eos_ids)),
+        ({}, DECODER, GenerationDefaults(max_new_tokens=9, max_length=20), Constraints(9, eos_ids=CODEC.eos_ids)),
         # Theirs counts what a row begins with: the start token of an answer, the prompt of a continuation.
-        ({}, BOTH, Makers(max_length=20), Constraints(19, eos_ids=CODEC.eos_ids)),
-        ({}, DECODER, Makers(max_length=20), Constraints(128, eos_ids=CODEC.eos_ids)),
+        ({}, BOTH, GenerationDefaults(max_length=20), Constraints(20, eos_ids=CODEC.eos_ids, max_length=20)),
+        ({}, DECODER, GenerationDefaults(max_length=20), Constraints(20, eos_ids=CODEC.eos_ids, max_length=20)),
+        ({"max_tokens": 30}, DECODER, GenerationDefaults(max_length=20), Constraints(30, eos_ids=CODEC.eos_ids)),
         (
             {},
             BOTH,
-            Makers(eos=(5, 6), suppressed=(0,), forced_eos=5, renormalize=True),
+            GenerationDefaults(eos=(5, 6), suppressed=(0,), forced_eos=5, renormalize=True),
             Constraints(128, 0, (5, 6), (0,), 5, True),
         ),
         (
             {"no_repeat_ngram_size": 0},
             BOTH,
-            Makers(repetition_penalty=1.3, no_repeat_ngram_size=3),
+            GenerationDefaults(repetition_penalty=1.3, no_repeat_ngram_size=3),
             Constraints(128, eos_ids=CODEC.eos_ids, repetition_penalty=1.3),
         ),
     ],
