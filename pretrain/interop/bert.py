@@ -315,7 +315,7 @@ BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA = (
             **({} if dialect.bias == f"{dialect.decoder}.bias" else {f"{dialect.decoder}.bias": dialect.bias}),
         },
         ignored=(
-            rf"{dialect.prefix}embeddings\.position_ids", rf"{dialect.prefix}pooler\..*", r"cls\.seq_relationship\..*",
+            rf"{dialect.prefix}pooler\..*", r"cls\.seq_relationship\..*",
         ),
         renames=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
         prefix=dialect.prefix,

@@ -81,7 +81,7 @@ class Family:
         aliases: Second name of a tied tensor -> its name in `weights`. Accepted on import where
             the values are equal, unless `weights` has a tensor of that name; not written.
         ignored: Patterns (`re.fullmatch`) of tensors that are skipped unless `weights` has them:
-            buffers (masks, inv_freq, position ids, sinusoids), and parts without a counterpart
+            buffers that no other family has (masks, sinusoids), and parts without a counterpart
             (next-sentence prediction, a pooler of a model with another head).
         renames: (pattern, replacement) of `re.sub`, applied to their names first: old spellings.
         prefix: Prefix of names under a head ("bert.", "model."). Where no name of a checkpoint has

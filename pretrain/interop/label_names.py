@@ -25,8 +25,8 @@ IMAGES = "ForImageClassification"
 SPANS, CHOICES, REPLACED = "ForQuestionAnswering", "ForMultipleChoice", "ForPreTraining"
 _KINDS: dict[str, Literal["spans", "choices", "replaced"]] = {SPANS: "spans", CHOICES: "choices", REPLACED: "replaced"}
 """Classes whose head is not of labels, and its kind."""
-_FURTHER = ("ForNextSentencePrediction", "ForMaskedImageModeling", "DoubleHeadsModel")
-"""Classes with a head that no model of ours has."""
+_FURTHER = ("ForNextSentencePrediction", "ForMaskedImageModeling", "DoubleHeadsModel", "EncoderModel")
+"""Classes with a head that no model of ours has, or without a stack."""
 _LAYER, _SCORE, _ANSWER = "classifier", "score", "qa_outputs"
 _SINGLE = "single_label_classification"
 
@@ -58,7 +58,8 @@ def check_head(values: dict[str, Any], config: ModelConfig) -> None:
     listed = Fields(values).classes
     units = (TEXTS, WORDS, IMAGES, SPANS, CHOICES, *_FURTHER)
     if config.head.kind in ("lm", "none") and any(name.endswith(units) for name in listed):
-        why = f"our models of {values.get('model_type')} have no such head"
+        lack = "both stacks" if listed[0].endswith("EncoderModel") else "no such head"
+        why = f"our models of {values.get('model_type')} have {lack}"
         raise refusal("architectures", listed, why, fix="use the model that it was fine-tuned from")
 
 

@@ -37,6 +37,8 @@ from pretrain.utils.foreign_files import name_model
 from pretrain.utils.hub import fetch_files, is_hub_name
 
 _READABLE = ("fp64", "fp32", "fp16", "bf16")
+BUFFERS = r"(.*\.)?(inv_freq|original_inv_freq|(cos|sin)_cached|position_ids|token_type_ids)"
+"""Constants that models of theirs save beside their weights."""
 _SHOWN = 8
 """Names of a list that are written out in an error."""
 
@@ -98,8 +100,10 @@ class Release:
         assert self._weights.keys() == self.shapes.keys(), self._weights.keys() ^ self.shapes.keys()
         read = {theirs for weight in self._weights.values() for theirs, _ in weight.theirs}
         unused = {theirs for weight in self._weights.values() for theirs in weight.unread}
-        patterns = [re.compile(pattern) for pattern in family.ignored]
+        patterns = [re.compile(pattern) for pattern in (*family.ignored, BUFFERS)]
         left = spelled.keys() - read
+        # Of an index what it does not list is read only where it is needed.
+        unused |= {name for name in left if files.listed and spelled[name] not in files.listed}
         unread = {name for name in left if name in unused or any(pattern.fullmatch(name) for pattern in patterns)}
         self.ignored = sorted(spelled[name] for name in unread)
         self._files = files
@@ -170,10 +174,13 @@ class Release:
         found = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
         if any(found.values()):
             parts = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in found.items() if names]
+            fix = f"give the {CONFIG} that belongs to these weights"
+            if missing and set(missing) <= self.family.aliases.keys():
+                fix = "set tie_word_embeddings=true in it if the scores are those of the embedding"
             raise CheckpointError(
                 f"the tensors are not those of {CONFIG} ({self.family.model_type}): {'; '.join(parts)}",
                 where=str(self.folder),
-                fix=f"give the {CONFIG} that belongs to these weights",
+                fix=self._files.advise(missing) or fix,
             )
         for name, values in constants.items():
             # Values up to 1, in 16 bits.
@@ -196,7 +203,7 @@ def open_release(folder: Path) -> Release:
     try:
         family = _find_family(values)
         files = TensorFolder(folder)
-        spelled = _spell(family, list(files.facts), folder)
+        spelled = _spell(family, files, folder)
         config = family.read_config(values, frozenset(spelled))
         check_head(values, config)
         if config.input is not None:
@@ -222,15 +229,17 @@ def _find_family(values: dict[str, Any]) -> Family:
     return FAMILIES[model_type]
 
 
-def _spell(family: Family, names: list[str], folder: Path) -> dict[str, str]:
-    """Returns the name in the files by the name in the family's `weights`."""
+def _spell(family: Family, files: TensorFolder, folder: Path) -> dict[str, str]:
+    """Returns the name in the files by the name in the family's `weights`; one of two that are equal."""
     spelled: dict[str, str] = {}
-    for raw in names:
+    for raw in files.facts:
         name = raw
         for pattern, replacement in family.renames:
             name = re.sub(pattern, replacement, name)
         if name in spelled:
-            what = f"{raw} and {spelled[name]} are one tensor"
+            if torch.equal(files.load(raw), files.load(spelled[name])):
+                continue
+            what = f"{raw} and {spelled[name]} are one tensor, with different values"
             raise CheckpointError(what, where=str(folder), fix="remove one")
         spelled[name] = raw
     if any(name.startswith(family.prefix) for name in spelled):

@@ -86,38 +86,51 @@ def _open(path: Path) -> _File:
 class TensorFolder:
     """All tensors of a folder, in any layout of the module's docstring.
 
+    Of an index the files count, as for transformers: a tensor is where it is, listed or not.
+
     Attributes:
         facts: Shape and dtype by name.
+        listed: File by the name of each tensor of the index, there or not; empty: there is none.
 
     Raises:
-        CheckpointError: There are no weights; a file is missing or damaged; the index names files
-            outside the folder, or tensors that their file lacks.
+        CheckpointError: There are no weights; a file is missing or damaged, or outside the folder.
     """
 
     def __init__(self, folder: Path) -> None:
-        place = _find(folder)
-        files = {path: _open(path) for path in sorted(set(place.values()))}
-        if not any(place):
-            (path,) = place.values()
-            place = dict.fromkeys(files[path][0], path)
-        for name, path in place.items():
-            if name not in files[path][0]:
-                what = f"lacks {name}, which the index says it has"
-                raise CheckpointError(what, where=str(path), fix="fetch it again")
-        self._place = place
-        self._load = {path: load for path, (_, load) in files.items()}
-        self.facts = {name: files[path][0][name] for name, path in place.items()}
+        self.listed, paths = _find(folder)
+        self._folder = folder
+        self._files = {path: _open(path) for path in paths}
+        self.facts = {name: fact for facts, _ in self._files.values() for name, fact in facts.items()}
 
     def load(self, name: str) -> Tensor:
-        """Reads a tensor as it is stored; it may be a view of the file, so do not write to it."""
-        return self._load[self._place[name]](name)
+        """Reads a tensor as it is stored; it may be a view of the file, so do not write to it.
+
+        Raises: CheckpointError: It is in two files, with different values.
+        """
+        found, *others = (load(name) for facts, load in self._files.values() if name in facts)
+        if not all(torch.equal(found, other) for other in others):
+            what = f"{name} is in several files, with different values"
+            raise CheckpointError(what, where=str(self._folder), fix="fetch the model again")
+        return found
+
+    def advise(self, missing: Sequence[str]) -> str:
+        """Returns the remedy for tensors that no file has; empty: the index does not tell."""
+        lacking = sorted({self.listed[name] for name in missing if name in self.listed})
+        if lacking:
+            return f"fetch {', '.join(lacking)} again: the index has tensors that are not in it"
+        known = {path.name for path in self._files}
+        suffix = next(iter(self._files)).suffix
+        beside = sorted(path.name for path in self._folder.glob(f"*{suffix}") if path.name not in known)
+        if self.listed and beside:
+            return f"fetch the index again: it does not list {', '.join(beside)} beside it"
+        return ""
 
 
-def _find(folder: Path) -> dict[str, Path]:
-    """Returns the file of each tensor; for a single file, that file under an empty name."""
+def _find(folder: Path) -> tuple[dict[str, str], list[Path]]:
+    """Returns the name of the file of each tensor that an index lists, and all files."""
     for name in (WEIGHTS, PICKLED_WEIGHTS):
         if (folder / name).is_file():
-            return {"": folder / name}
+            return {}, [folder / name]
         index = folder / f"{name}.index.json"
         if not index.is_file():
             continue
@@ -129,7 +142,7 @@ def _find(folder: Path) -> dict[str, Path]:
             if not isinstance(file, str) or not FILE_NAME.fullmatch(file) or not file.endswith(suffix):
                 what = f"{file!r} is not the name of a {suffix} file of this folder"
                 raise CheckpointError(what, where=str(index), fix="do not trust it")
-        return {tensor: folder / file for tensor, file in places.items()}
+        return places, [folder / file for file in sorted(set(places.values()))]
     what = f"has neither {WEIGHTS} nor {PICKLED_WEIGHTS}, nor an index of either"
     raise CheckpointError(what, where=str(folder), fix="check the path")
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
-from pretrain.interop.decoders.heads import OF_ONE_LENGTH, ROTARY_BUFFERS, read_rope, write_rope
+from pretrain.interop.decoders.heads import OF_ONE_LENGTH, read_rope, write_rope
 from pretrain.interop.family import Family, Weight, affine, own_head, table
 from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
 from pretrain.plan.params import predictor_number
@@ -232,6 +232,5 @@ DEEPSEEK_V3 = Family(
     architecture=_architecture,
     weights=_weights,
     aliases={_HEAD: _WORDS},
-    ignored=(ROTARY_BUFFERS,),
     prefix="model.",
 )

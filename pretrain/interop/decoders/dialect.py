@@ -16,7 +16,6 @@ from typing import Any
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.interop.decoders.heads import (
     FULL,
-    ROTARY_BUFFERS,
     SLIDING,
     RopeKeys,
     longest,
@@ -330,7 +329,7 @@ def decoder_family(dialect: Dialect) -> Family:
         architecture=partial(_architecture, dialect),
         weights=partial(_weights, dialect),
         aliases={f"{names.head}.weight": names.words},
-        ignored=(ROTARY_BUFFERS, *dialect.ignored),
+        ignored=dialect.ignored,
         renames=dialect.renames,
         prefix=names.prefix,
     )

@@ -11,7 +11,6 @@ from pretrain.interop.decoders.dialect import QKV
 from pretrain.interop.decoders.heads import (
     FULL,
     OF_ONE_LENGTH,
-    ROTARY_BUFFERS,
     SLIDING,
     qkv_rows,
     read_heads,
@@ -139,6 +138,5 @@ GPT_OSS = Family(
     architecture=_architecture,
     weights=_weights,
     aliases={_HEAD: _WORDS},
-    ignored=(ROTARY_BUFFERS,),
     prefix="model.",
 )

@@ -14,8 +14,6 @@ from pretrain.interop.fields import Fields, refusal
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers in `layer_types`."""
 
-ROTARY_BUFFERS = r".*rotary_emb\.inv_freq"
-
 
 @dataclass(frozen=True, slots=True)
 class RopeKeys:

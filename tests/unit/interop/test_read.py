@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.choose import facts
@@ -176,13 +177,81 @@ def test_half_precision_is_read_exactly_and_reported(llama):
     assert torch.equal(release.read("decoder.norm.weight"), tensors["model.norm.weight"].float())
 
 
-def test_two_spellings_of_one_tensor_are_refused(tmp_path):
+def change_index(folder, change):
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    change(index["weight_map"])
+    path.write_text(json.dumps(index))
+
+
+LAYER = "model.layers.1.mlp.up_proj.weight"
+
+
+def swap(places):
+    places["model.norm.weight"], places[LAYER] = places[LAYER], places["model.norm.weight"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda places: places.update({"lm_head.weight": places["model.norm.weight"]}),  # it is tied
+        lambda places: places.update({"model.layers.0.self_attn.rotary_emb.inv_freq": places[LAYER]}),
+        lambda places: places.pop(LAYER),  # beside gate_proj
+        swap,
+    ],
+)
+def test_an_index_that_lists_other_tensors_than_its_files_have_is_read(tmp_path, change):
+    weights, _ = write_tiny(tmp_path / "model", tiny(tied_embeddings=True), max_shard_bytes=20_000)
+    change_index(tmp_path / "model", change)
+    release = open_release(tmp_path / "model")
+    assert release.ignored == []
+    assert all(torch.equal(release.read(name), weight) for name, weight in weights.items())
+
+
+def test_a_tensor_that_an_index_does_not_list_is_left_where_no_weight_is_it(tmp_path):
+    write_tiny(tmp_path / "model", tiny(), max_shard_bytes=20_000)
+    file = tmp_path / "model" / "model-00001-of-00001.safetensors"
+    save_file({"model.further": torch.ones(3), "model.layers.0.self_attn.rotary_emb.cos_cached": torch.ones(2)}, file)
+    change_index(tmp_path / "model", lambda places: places.update({"model.other": file.name}))
+    assert open_release(tmp_path / "model").ignored == [
+        "model.further", "model.layers.0.self_attn.rotary_emb.cos_cached"
+    ]  # fmt: skip
+    change_index(tmp_path / "model", lambda places: places.update({"model.further": file.name}))
+    assert "1 unexpected: model.further" in refusal(tmp_path / "model")
+
+
+def test_what_an_index_and_its_files_lack_is_advised(tmp_path):
+    write_tiny(tmp_path / "model", tiny(), max_shard_bytes=20_000)
+    shards = {}
+    change_index(tmp_path / "model", shards.update)
+    file, name = shards[LAYER], LAYER
+    rest = {key for key, one in shards.items() if one == file}
+    change_index(tmp_path / "model", lambda places: [places.pop(key) for key in rest])
+    assert refusal(tmp_path / "model").endswith(f"; fetch the index again: it does not list {file} beside it")
+    save_file({"model.other": torch.ones(1)}, tmp_path / "model" / file)
+    change_index(tmp_path / "model", lambda places: places.update({name: file}))
+    assert refusal(tmp_path / "model").endswith(f"; fetch {file} again: the index has tensors that are not in it")
+
+
+def test_a_head_that_is_nowhere_may_be_the_embedding(llama):
+    tensors = load_tensors(llama)
+    del tensors["lm_head.weight"]
+    save_tensors(llama, tensors)
+    assert refusal(llama).endswith(
+        "1 missing: lm_head.weight; set tie_word_embeddings=true in it if the scores are those of the embedding"
+    )
+
+
+def test_two_spellings_of_one_tensor_are_refused_where_they_differ(tmp_path):
     write_tiny(tmp_path / "model", tiny("bert-tiny"))
     tensors = load_tensors(tmp_path / "model")
     name = "bert.embeddings.LayerNorm.weight"
     tensors["bert.embeddings.LayerNorm.gamma"] = tensors[name].clone()
     save_tensors(tmp_path / "model", tensors)
-    assert "are one tensor; remove one" in refusal(tmp_path / "model")
+    assert torch.equal(open_release(tmp_path / "model").read("encoder.input_norm.weight"), tensors[name])
+    tensors["bert.embeddings.LayerNorm.gamma"] += 1
+    save_tensors(tmp_path / "model", tensors)
+    assert "are one tensor, with different values; remove one" in refusal(tmp_path / "model")
     del tensors[name]
     save_tensors(tmp_path / "model", tensors)
     assert open_release(tmp_path / "model").read("encoder.input_norm.weight").any()

@@ -137,10 +137,42 @@ def test_a_shard_that_is_missing_is_named(tmp_path):
     assert "model-00002-of-00002.safetensors: no such file; fetch the model again" in refusal(tmp_path)
 
 
-def test_a_tensor_that_its_shard_lacks_is_named(tmp_path):
+FILES = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"a": FILES[0], "b": FILES[1], "d": FILES[0]},  # one that is nowhere, and one that is not listed
+        {"a": FILES[1], "b": FILES[0], "c": FILES[0]},  # in the other file
+        {"rotary_emb.inv_freq": FILES[0], "c": FILES[1]},
+    ],
+)
+def test_tensors_are_those_of_the_files_whatever_an_index_lists(tmp_path, places):
     sharded(tmp_path, "model.safetensors")
-    index(tmp_path, "model.safetensors", {"d": "model-00001-of-00002.safetensors"})
-    assert "model-00001-of-00002.safetensors: lacks d, which the index says it has" in refusal(tmp_path)
+    index(tmp_path, "model.safetensors", places)
+    folder = TensorFolder(tmp_path)
+    assert folder.listed == places and folder.facts.keys() == TENSORS.keys()
+    assert all(torch.equal(folder.load(key), tensor) for key, tensor in TENSORS.items())
+
+
+def test_a_tensor_of_two_files_is_one_where_it_is_the_same(tmp_path):
+    sharded(tmp_path, "model.safetensors")
+    shard(tmp_path, FILES[1], TENSORS)
+    assert torch.equal(TensorFolder(tmp_path).load("a"), TENSORS["a"])
+    save_file({"a": torch.zeros(2, 3), "b": TENSORS["b"], "c": TENSORS["c"]}, tmp_path / FILES[1])
+    with pytest.raises(CheckpointError, match="a is in several files, with different values; fetch the model again"):
+        TensorFolder(tmp_path).load("a")
+
+
+def test_what_no_file_has_is_advised_by_the_index(tmp_path):
+    sharded(tmp_path, "model.safetensors")
+    index(tmp_path, "model.safetensors", {"a": FILES[0], "d": FILES[0]})
+    folder = TensorFolder(tmp_path)
+    assert folder.advise(["d"]) == f"fetch {FILES[0]} again: the index has tensors that are not in it"
+    assert folder.advise(["b"]) == f"fetch the index again: it does not list {FILES[1]} beside it"
+    single(tmp_path, "model.safetensors")
+    assert TensorFolder(tmp_path).advise(["d"]) == ""
 
 
 def test_a_tensor_is_read_when_it_is_asked_for(tmp_path):
