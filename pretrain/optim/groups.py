@@ -34,7 +34,7 @@ _HEADS = frozenset({"qkv", "query", "key_value"})
 def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tuple[int, ...]:
     """Returns the number of rows of each matrix of a parameter, or with `split_heads` of each head.
 
-    One number if it is not fused; of experts over ranks the rows of all.
+    One number if it is not fused; of experts over ranks the rows of all; of a bias as of its matrix.
 
     To be called before an engine partitions the parameters.
     """
@@ -42,14 +42,15 @@ def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tup
     owner_name, _, _ = name.rpartition(".")
     parent_name, _, layer = owner_name.rpartition(".")
     owner = model.get_submodule(owner_name)
+    copies = math.prod(part_of(parameter).whole(parameter.shape)[:-2])
     if parameter.ndim < 2:
         matrix = getattr(owner, "weight", None)
-        # Biases of experts are a vector each, as their matrices are; here those of this rank.
+        # Biases of experts are one after another, as their matrices are; here those of this rank.
         experts = matrix.shape[0] if isinstance(matrix, nn.Parameter) and matrix.ndim == 3 else 1
-        return (parameter.numel() // experts,) * experts * part_of(parameter).ranks
-    rows = parameter.shape[-2]
+        copies = experts * part_of(parameter).ranks
+    rows = parameter.shape[-2] if parameter.ndim > 1 else parameter.numel() // experts
     parent = model.get_submodule(parent_name)
-    if split_heads and layer in _HEADS and hasattr(parent, "head_width"):
+    if split_heads and parameter.ndim > 1 and layer in _HEADS and hasattr(parent, "head_width"):
         blocks = (int(parent.head_width),) * (rows // int(parent.head_width))
     elif layer == "qkv" and hasattr(parent, "kv_heads"):
         heads = (parent.heads, parent.kv_heads, parent.kv_heads)
@@ -58,7 +59,7 @@ def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tup
         parts = 2 if layer in _HALVES else _GATES.get(type(owner), 1)
         blocks = (rows // parts,) * parts
     assert sum(blocks) == rows, f"{name}: {blocks} are not {rows} rows"
-    return blocks * math.prod(part_of(parameter).whole(parameter.shape)[:-2])
+    return blocks * copies
 
 
 EMBEDDING_PARTS = frozenset({"embedding", "patches", "position"})

@@ -50,7 +50,7 @@ def test_each_matrix_of_a_fused_weight_is_a_block(model, name, rows):
 def test_the_gates_of_a_recurrent_layer_are_blocks(module, rows):
     assert block_rows(nn.ModuleDict({"cell": module}), "cell.weight_hh_l0") == rows
     assert block_rows(module, "weight_ih_l0") == rows
-    assert block_rows(module, "bias_ih_l0") == (sum(rows),)
+    assert block_rows(module, "bias_ih_l0") == rows
 
 
 def test_the_gates_of_a_cell_are_blocks():
@@ -63,6 +63,18 @@ def test_the_blocks_of_a_group_are_its_parameters_one_below_the_other(model):
         for parameter, blocks in zip(group.parameters, group.blocks, strict=True):
             assert sum(block[0] for block in blocks) == parameter.shape[0]
             assert {block[1:] for block in blocks} == {tuple(parameter.shape[1:])}
+
+
+@pytest.mark.parametrize("values", [{}, {"experts": {"count": 3, "top_k": 2, "width": 6}}])
+def test_a_bias_is_cut_as_its_matrix_is(values):
+    one_stack = {key: value for key, value in TWO_STACKS.items() if key != "encoder"}
+    config = one_stack | {"decoder": {**SIZES, "layers": 1, "bias": True, **values}}
+    model = build_model(ModelConfig.model_validate(expand_preset(config)), PLAIN_ENGINE, torch.device("meta"))
+    biases = [name for name, _ in model.named_parameters() if name.endswith(".bias")]
+    assert len(biases) >= 4
+    for name in biases:
+        assert block_rows(model, name) == block_rows(model, name.removesuffix("bias") + "weight"), name
+    assert block_rows(model, "decoder.blocks.0.attention.qkv.bias", split_heads=True) == (24, 8, 8)
 
 
 def test_each_matrix_of_each_expert_is_a_block_and_the_router_none_of_muon():
