@@ -315,8 +315,8 @@ class GenerationDefaults:
         stop_strings: Texts that end a row.
         sees_prompt_whole: A decoder reads its prompt in both directions; theirs has no such
             setting.
-        stated: Every setting of the release by its key, those of sampling and unsupported ones too, and
-            also where its value is the default; an export has them.
+        stated: Every setting of the release by its key, unsupported ones and those whose value is
+            the default too; an export has them.
         not_honoured: Settings that change the result and are not supported, as `key=value`.
     """
 

@@ -28,8 +28,7 @@ from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, SpecialTokens
 from pretrain.config.objective import TARGET_COUNTS, ObjectiveConfig
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.interop import FAMILIES
-from pretrain.interop.choose import differences, listed
+from pretrain.interop.choose import why_not_its_own
 from pretrain.interop.fields import CHAT_TEMPLATE, GENERATION, read_object
 from pretrain.interop.generation import load_generation_defaults, write_generation_defaults
 from pretrain.interop.label_names import CHOICES, SPANS, TEXTS
@@ -69,7 +68,7 @@ def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: to
         return
     batch = probe(source.config)
     theirs, is_hidden = _their_scores(folder, architecture, batch)
-    ours = our_scores(source, batch, dtype, hidden=is_hidden)
+    ours = our_scores(source, batch, dtype, is_hidden)
     if theirs.dim() == 2:  # of a document: ours are at its first token
         ours = ours[:, 0]
     elif batch.pixels_BCYX is not None:  # of hidden patches: theirs have no places before them
@@ -126,8 +125,8 @@ def probe(config: AnyModelConfig) -> Batch:
 
 
 @torch.no_grad()
-def our_scores(source: ModelSource, batch: Batch, dtype: torch.dtype, *, hidden: bool = False) -> Tensor:
-    """Returns fp32 [B, T, V] without padding of the vocabulary; without a head, or with `hidden`, the last states."""
+def our_scores(source: ModelSource, batch: Batch, dtype: torch.dtype, hidden: bool = False) -> Tensor:
+    """Returns fp32 [B, T, V], no padding of the vocabulary; `hidden` or without a head: states."""
     read = source.read
     # The same rounding as in the files.
     rounded = replace(source, read=lambda name: read(name).to(dtype).float())
@@ -141,10 +140,7 @@ def our_scores(source: ModelSource, batch: Batch, dtype: torch.dtype, *, hidden:
 
 @torch.no_grad()
 def _their_scores(folder: Path, architecture: str, batch: Batch) -> tuple[Tensor, bool]:
-    """Returns the scores of transformers' model, and whether they are states of one without a head.
-
-    Raises: CheckpointError: It cannot be loaded, or fails.
-    """
+    """Returns transformers' scores, or True and states without a head. Raises: CheckpointError."""
     import transformers
 
     bar = transformers.logging.is_progress_bar_enabled()
@@ -155,7 +151,7 @@ def _their_scores(folder: Path, architecture: str, batch: Batch) -> tuple[Tensor
         model: Any = getattr(transformers, architecture).from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
         )
-        if hasattr(model, "set_experts_implementation"):  # grouped products take multiples of 16 bytes alone
+        if hasattr(model, "set_experts_implementation"):  # grouped ones take multiples of 16 bytes
             model.set_experts_implementation("eager")
         return _run_theirs(model.eval(), architecture, batch)
     except Exception as error:  # transformers raises nearly anything
@@ -182,7 +178,8 @@ def _run_theirs(model: Any, architecture: str, batch: Batch) -> tuple[Tensor, bo
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = batch.tokens_BT
     if architecture.endswith(CHOICES):  # of one question
-        return model(**{key: value[None] for key, value in inputs.items()}).logits[0][:, None].float(), False
+        found = model(**{key: value[None] for key, value in inputs.items()})
+        return found.logits[0][:, None].float(), False
     if architecture.endswith(TEXTS) and model.config.pad_token_id is None:
         # Decoders of theirs then read a row at a time.
         rows = [{key: value[row : row + 1] for key, value in inputs.items()} for row in range(len(batch.tokens_BT))]
@@ -190,10 +187,9 @@ def _run_theirs(model: Any, architecture: str, batch: Batch) -> tuple[Tensor, bo
     found = model(**inputs)
     if architecture.endswith(SPANS):
         return torch.stack((found.start_logits, found.end_logits), dim=-1).float(), False
-    scores = getattr(found, "logits", None)
-    if scores is None:
-        return found.last_hidden_state.float(), True
-    return (scores[..., None] if architecture == "ElectraForPreTraining" else scores).float(), False
+    is_hidden = getattr(found, "logits", None) is None
+    scores = found.last_hidden_state if is_hidden else found.logits
+    return (scores[..., None] if architecture == "ElectraForPreTraining" else scores).float(), is_hidden
 
 
 def _available_bytes() -> float:
@@ -245,16 +241,9 @@ def import_model(source: str, out: Path) -> ImportReport:
     elif (refusal := refusal_of_foreign(release.folder)) is not None:
         log.warning("%s: imported without its tokenizer: %s", source, refusal.line())
     model_type = release.family.model_type
-    facts = {
-        "model": config.model_dump(mode="json"),
-        "generation": write_generation_defaults(defaults),
-        "origin": {
-            "imported_from": source,
-            "model_type": model_type,
-            "architecture": release.architecture,
-            "dtype": release.dtype,
-        },
-    }
+    kind = {"model_type": model_type, "architecture": release.architecture, "dtype": release.dtype}
+    facts = {"model": config.model_dump(mode="json"), "origin": {"imported_from": source} | kind}
+    facts["generation"] = write_generation_defaults(defaults)
     write_model_folder(out, facts, files, ((name, release.read(name)) for name in release.shapes))
     if files and (found := reads_otherwise(out / TOKENIZER_FOLDER)) is not None:
         text = "%s: without the release's config.json, AutoTokenizer encodes %r as %s, not %s"
@@ -334,12 +323,8 @@ def export_model(
         like=described.like,
         check=partial(check_scores, described) if check else None,
     )
-    if family is None and config.family not in (None, written.model_type):
-        log.warning(
-            "%s: exported as %s, since a %s does not represent this model any more: it has %s",
-            *(out, written.model_type, config.family),
-            listed(differences(as_released(config), FAMILIES[config.family])),
-        )
+    if family is None and (why := why_not_its_own(as_released(config), written.model_type)):
+        log.warning("%s: %s", out, why)
     if not files:
         return written
     if (found := reads_otherwise(out)) is not None:

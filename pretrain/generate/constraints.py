@@ -71,7 +71,7 @@ class Constraints:
     sees_prompt_whole: bool = False
     # Texts that end a row, and are no part of it: of `generate_text` and `stream_text`.
     stop_strings: tuple[str, ...] = ()
-    # Most tokens of a row, its prompt included; of a decoder beside an encoder, the first. None: any.
+    # Most tokens of a row, with its prompt; of an encoder-decoder, with its first. None: any.
     max_length: int | None = None
 
     def __post_init__(self) -> None:

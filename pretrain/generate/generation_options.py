@@ -87,7 +87,9 @@ class Options:
         """Returns the decoding method by options, then by the defaults of the release.
 
         Where neither says, a decoder draws, and an encoder-decoder is greedy: its source leaves
-        little to chance. Raises: ConfigError, for a value outside its range, or that needs several beams.
+        little to chance.
+
+        Raises: ConfigError, for a value outside its range, or that needs several beams.
         """
         given = self._given(_SAMPLING)
         num_beams = self.beams or (1 if given else defaults.num_beams)
@@ -105,9 +107,11 @@ class Options:
         draws = released.get("do_sample", model.encoder is None)
         if not given and (self.beams == 1 or not draws):
             return GREEDY
-        # transformers draws so where a release names none of them.
-        usual = {"temperature": 1.0, "top_k": 50} if released.get("do_sample") else {"temperature": TEMPERATURE}
-        return Sampling(**usual | {name: released[name] for name in _SAMPLING if name in released} | given)
+        values: dict[str, Any] = {"temperature": TEMPERATURE}
+        if released.get("do_sample"):  # as transformers, where a release names none of them
+            values = {"temperature": 1.0, "top_k": 50}
+        values |= {name: released[name] for name in _SAMPLING if name in released}
+        return Sampling(**values | given)
 
     def candidates(self) -> int:
         """Returns the number of candidates of a mask. Raises: ConfigError, for other options."""

@@ -244,7 +244,8 @@ def new_token_limits(model: LanguageModel, prompts: Prompts, constraints: Constr
     if constraints.max_length is not None:
         most = min(most, constraints.max_length)
         if max(read) >= most:
-            what = f"a prompt of {max(read)} tokens fills max_length={most} of the model's generation settings"
+            settings = f"max_length={most} of the model's generation settings"
+            what = f"a prompt of {max(read)} tokens fills {settings}"
             raise ConfigError(what, fix="give --max-tokens, which precedes it, or a shorter prompt")
     return [min(constraints.max_new_tokens, most - length) for length in read]
 

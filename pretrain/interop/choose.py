@@ -33,7 +33,7 @@ def choose_family(config: ModelConfig, name: str | None = None) -> Family:
         distance = sum(not text.startswith("head.kind=") for text in different)
         found.append((other_shape, distance, different, family.model_type))
     _, _, different, nearest = min(found, key=lambda entry: entry[:2])
-    keys = listed(different)
+    keys = _listed(different)
     what = f"{name} does not represent this model exactly; it has"
     if name is None:
         what = f"no Hugging Face family represents this model exactly; the nearest, {nearest}, has"
@@ -41,8 +41,16 @@ def choose_family(config: ModelConfig, name: str | None = None) -> Family:
     raise ConfigError(f"{what} {keys}", where="model", fix=fix)
 
 
-def listed(different: list[str]) -> str:
-    """Returns the first of some differences, and the number of the others."""
+def why_not_its_own(config: ModelConfig, chosen: str) -> str:
+    """Returns why a model is not exported as its own family; empty: it is, or it has none."""
+    if config.family in (None, chosen) or config.family not in FAMILIES:
+        return ""
+    what = f"a {config.family} does not represent this model any more"
+    different = _listed(differences(config, FAMILIES[config.family]))
+    return f"exported as {chosen}, since {what}: it has {different}"
+
+
+def _listed(different: list[str]) -> str:
     more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
     return ", ".join(different[:_SHOWN]) + more
 

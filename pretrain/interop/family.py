@@ -130,9 +130,9 @@ def table(ours: str, theirs: str, vocab_size: int | None, *, row: bool = False) 
     return Weight(ours, ((theirs, vocab_size),), vocab=True, row=row)
 
 
-def of_two_stacks(name: str, base: str) -> Callable[[ModelConfig], str]:
-    """Returns the `architecture` of a family of the class `name`, and `base` without a head."""
-    return lambda config: name if config.head.kind == "lm" else base
+def of_two_stacks(name: str, head: str) -> Callable[[ModelConfig], str]:
+    """Returns the `architecture` of a family whose classes begin with `name` and end with `head`."""
+    return lambda config: name + (head if config.head.kind == "lm" else "Model")
 
 
 def own_head(config: ModelConfig, theirs: str) -> list[Weight]:

@@ -125,7 +125,9 @@ class Fields:
         return float(self._read(key, default, (int, float), "a number"))
 
     def flag(self, key: str, default: bool) -> bool:
-        """Returns true or false."""
+        """Returns true or false; a null is false, as in transformers."""
+        if key in self.values and self.values[key] is None:
+            return False
         return self._read(key, default, (bool,), "true or false")
 
     def optional_integer(self, key: str, default: int | None = None) -> int | None:
@@ -168,7 +170,7 @@ class Fields:
         `allowed`.
         """
         value = self.values.get(key, allowed if missing is None else missing)
-        if value != allowed:
+        if value != allowed and not (value is None and not allowed):
             raise refusal(key, value, f"only {allowed!r} can be represented: {why}")
 
     def special_tokens(self, **defaults: int | None) -> SpecialTokens:

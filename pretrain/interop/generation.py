@@ -9,26 +9,33 @@ from typing import Any, Literal
 
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import ConfigError
-from pretrain.interop.fields import CONFIG, GENERATION, TOKEN_KEYS, Fields, read_object, write_tokens
+from pretrain.interop.fields import (
+    CONFIG,
+    GENERATION,
+    TOKEN_KEYS,
+    Fields,
+    read_object,
+    write_tokens,
+)
 from pretrain.types import GenerationDefaults
 
 _UNSUPPORTED: dict[str, Any] = {
-    **dict.fromkeys(("min_length", "min_new_tokens", "encoder_no_repeat_ngram_size"), 0),
-    **dict.fromkeys(("encoder_repetition_penalty", "num_return_sequences", "num_beam_groups", "guidance_scale"), 1),
-    **dict.fromkeys(("forced_bos_token_id", "begin_suppress_tokens", "exponential_decay_length_penalty"), None),
-    **dict.fromkeys(("sequence_bias", "watermarking_config", "force_words_ids", "constraints"), None),
-    **dict.fromkeys(("dola_layers", "max_time", "stop_strings"), None),
-    **dict.fromkeys(("penalty_alpha", "diversity_penalty"), 0.0),
-    "token_healing": False,
-}
+    "min_length": 0, "min_new_tokens": 0, "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1, "num_return_sequences": 1, "num_beam_groups": 1,
+    "guidance_scale": 1, "penalty_alpha": 0, "diversity_penalty": 0, "token_healing": False,
+    "forced_bos_token_id": None, "begin_suppress_tokens": None, "sequence_bias": None,
+    "exponential_decay_length_penalty": None, "watermarking_config": None, "constraints": None,
+    "force_words_ids": None, "dola_layers": None, "max_time": None,
+}  # fmt: skip
 """Settings that change a text and are not supported, with the values that do not."""
-_OF_DRAWS = {"typical_p": 1.0, "min_p": None, "top_h": None, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+_OF_DRAWS = {"typical_p": 1, "min_p": None, "top_h": None, "epsilon_cutoff": 0, "eta_cutoff": 0}
 """Those of draws."""
 _SUPPORTED = (
-    *("do_sample", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "early_stopping", "max_length"),
-    *("max_new_tokens", "bad_words_ids", "suppress_tokens", "forced_eos_token_id", "repetition_penalty"),
-    *("no_repeat_ngram_size", "renormalize_logits", "sees_prompt_whole"),
-)
+    "do_sample", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "early_stopping",
+    "max_length", "max_new_tokens", "bad_words_ids", "suppress_tokens", "forced_eos_token_id",
+    "repetition_penalty", "no_repeat_ngram_size", "renormalize_logits", "stop_strings",
+    "sees_prompt_whole",
+)  # fmt: skip
 _NO_SETTINGS = (*TOKEN_KEYS.values(), "transformers_version", "_from_model_config")
 """Keys beside them: ids have places of their own."""
 

@@ -25,7 +25,10 @@ IMAGES = "ForImageClassification"
 SPANS, CHOICES, REPLACED = "ForQuestionAnswering", "ForMultipleChoice", "ForPreTraining"
 _KINDS: dict[str, Literal["spans", "choices", "replaced"]] = {SPANS: "spans", CHOICES: "choices", REPLACED: "replaced"}
 """Classes whose head is not of labels, and its kind."""
-_FURTHER = ("ForNextSentencePrediction", "ForMaskedImageModeling", "DoubleHeadsModel", "EncoderModel")
+_FURTHER = (
+    *("ForNextSentencePrediction", "ForMaskedImageModeling", "DoubleHeadsModel"),
+    "EncoderModel",
+)
 """Classes with a head that no model of ours has, or without a stack."""
 _LAYER, _SCORE, _ANSWER = "classifier", "score", "qa_outputs"
 _SINGLE = "single_label_classification"

@@ -53,51 +53,48 @@ class _Kind:
     """One `model_type`.
 
     Attributes:
-        architecture: Name of the class with a head.
-        base: Name of that without.
+        name: Prefix of the class names.
         stack: Values of both stacks that no key changes.
         tokens: Ids of special tokens, by default.
         fixed: Keys with their only values, and the meaning of others.
         sizes: Defaults by key, where they are not those of Marian.
+        head: Rest of the name of the class with a head.
     """
 
-    architecture: str
-    base: str
+    name: str
     stack: Mapping[str, Any]
     tokens: Mapping[str, int | None]
     fixed: Mapping[str, tuple[bool, str]]
     sizes: Mapping[str, Any]
+    head: str = "ForConditionalGeneration"
 
 
 _KINDS = {
     "marian": _Kind(
-        "MarianMTModel",
-        "MarianModel",
+        "Marian",
         # The sinusoids of the paper are interleaved.
         {"position": "sinusoidal", "sinusoid": "halves", "norm_placement": "post"},
         {"pad": 58100, "eos": 0, "start": 58100},
         _FIXED,
         {},
+        "MTModel",
     ),
     "bart": _Kind(
-        "BartForConditionalGeneration",
-        "BartModel",
+        "Bart",
         _POSITIONED,
         {"pad": 1, "bos": 0, "eos": 2, "start": 2},
         _FIXED_OF_BOTH,
         {"vocab_size": 50265},
     ),
     "plbart": _Kind(
-        "PLBartForConditionalGeneration",
-        "PLBartModel",
+        "PLBart",
         _POSITIONED,
         {"pad": 1, "bos": 0, "eos": 2, "start": None},
         _FIXED_OF_BOTH,
         _PLBART_SIZES,
     ),
     "mbart": _Kind(
-        "MBartForConditionalGeneration",
-        "MBartModel",
+        "MBart",
         _POSITIONED | {"input_norm": "both", "norm_placement": "pre"},
         {"pad": 1, "bos": 0, "eos": 2, "start": None},
         _FIXED_OF_BOTH,
@@ -203,7 +200,7 @@ MARIAN, BART, PLBART, MBART = (
         model_type=model_type,
         read_config=partial(_read_config, model_type),
         write_config=partial(_write_config, model_type),
-        architecture=of_two_stacks(kind.architecture, kind.base),
+        architecture=of_two_stacks(kind.name, kind.head),
         weights=partial(_weights, model_type),
         aliases=dict.fromkeys(_COPIES, _WORDS),
         ignored=(r"model\.(encoder|decoder)\.embed_positions\..*",),

@@ -94,7 +94,8 @@ class Release:
         spelled: dict[str, str],
         architecture: str,
     ) -> None:
-        self.folder, self.family, self.config, self.architecture = folder, family, config, architecture
+        self.folder, self.family, self.config = folder, family, config
+        self.architecture = architecture
         self.shapes = parameter_shapes(config)
         self._weights = {weight.ours: weight for weight in family.weights(config)}
         assert self._weights.keys() == self.shapes.keys(), self._weights.keys() ^ self.shapes.keys()
@@ -169,8 +170,9 @@ class Release:
             elif fact.dtype not in _READABLE:
                 known = ", ".join(_READABLE)
                 misshapen.append(f"{raw} is of dtype {fact.dtype}, should be one of {known}")
-        optional = {weight.theirs[0][0] for weight in self._weights.values() if weight.optional}
-        missing = sorted(wanted.keys() - self._spelled.keys() - set(self._twin_of.values()) - optional)
+        there = self._spelled.keys() | set(self._twin_of.values())
+        there |= {one.theirs[0][0] for one in self._weights.values() if one.optional}
+        missing = sorted(wanted.keys() - there)
         found = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
         if any(found.values()):
             parts = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in found.items() if names]
@@ -230,7 +232,7 @@ def _find_family(values: dict[str, Any]) -> Family:
 
 
 def _spell(family: Family, files: TensorFolder, folder: Path) -> dict[str, str]:
-    """Returns the name in the files by the name in the family's `weights`; one of two that are equal."""
+    """Returns the name in the files by that in the family's `weights`; one of two equal ones."""
     spelled: dict[str, str] = {}
     for raw in files.facts:
         name = raw

@@ -188,7 +188,7 @@ T5, MT5, UMT5 = (
         model_type=dialect.model_type,
         read_config=partial(_read_config, dialect),
         write_config=partial(_write_config, dialect),
-        architecture=of_two_stacks(f"{dialect.name}ForConditionalGeneration", f"{dialect.name}Model"),
+        architecture=of_two_stacks(dialect.name, "ForConditionalGeneration"),
         weights=_weights,
         aliases=dict.fromkeys(_COPIES, _WORDS),
         # Old checkpoints have a bias of cross attention, which no model reads.

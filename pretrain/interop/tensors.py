@@ -100,7 +100,9 @@ class TensorFolder:
         self.listed, paths = _find(folder)
         self._folder = folder
         self._files = {path: _open(path) for path in paths}
-        self.facts = {name: fact for facts, _ in self._files.values() for name, fact in facts.items()}
+        self.facts: dict[str, TensorFact] = {}
+        for facts, _ in self._files.values():
+            self.facts |= facts
 
     def load(self, name: str) -> Tensor:
         """Reads a tensor as it is stored; it may be a view of the file, so do not write to it.
@@ -120,7 +122,7 @@ class TensorFolder:
             return f"fetch {', '.join(lacking)} again: the index has tensors that are not in it"
         known = {path.name for path in self._files}
         suffix = next(iter(self._files)).suffix
-        beside = sorted(path.name for path in self._folder.glob(f"*{suffix}") if path.name not in known)
+        beside = sorted({path.name for path in self._folder.glob(f"*{suffix}")} - known)
         if self.listed and beside:
             return f"fetch the index again: it does not list {', '.join(beside)} beside it"
         return ""

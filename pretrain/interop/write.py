@@ -192,19 +192,22 @@ def choose_release(
 
 
 _ALIKE = ((TEXTS, WORDS), ("ForMaskedLM", "ForCausalLM"), ("ForMaskedLM", "LMHeadModel"))
-"""Endings of classes with the same tensors, that of a family first; the others of an encoder are not causal."""
+"""Endings of classes with the same tensors, that of a family first; no encoder is causal."""
 
 
-def _choose_class(config: ModelConfig, family: Family, read: Reader, like: str) -> tuple[ModelConfig, str]:
-    """Returns the class of an export, `like` if it has the tensors, and the model as that class has it.
+def _choose_class(
+    config: ModelConfig, family: Family, read: Reader, like: str
+) -> tuple[ModelConfig, str]:  # fmt: skip
+    """Returns the class of an export, `like` if it has the tensors, and the model as it has it.
 
-    It may have no head where the model's adds nothing to the embedding, as after an import of that class.
+    It may have no head where the model's adds nothing to the embedding.
     """
     own = family.architecture(config)
     for ending, other in _ALIKE:
         if own.endswith(ending) and like.endswith(other):
             return config, own.removesuffix(ending) + other
-    bare = config.model_copy(update={"head": config.head.model_copy(update={"kind": "none", "bias": False})})
+    none = config.head.model_copy(update={"kind": "none", "bias": False})
+    bare = config.model_copy(update={"head": none})
     if like == own or like != family.architecture(bare):
         return config, own
     kept = {weight.ours for weight in family.weights(bare)}

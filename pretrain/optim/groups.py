@@ -34,7 +34,7 @@ _HEADS = frozenset({"qkv", "query", "key_value"})
 def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tuple[int, ...]:
     """Returns the number of rows of each matrix of a parameter, or with `split_heads` of each head.
 
-    One number if it is not fused; of experts over ranks the rows of all; of a bias as of its matrix.
+    One number if it is not fused; of experts over ranks the rows of all. So of biases.
 
     To be called before an engine partitions the parameters.
     """

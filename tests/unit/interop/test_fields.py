@@ -14,7 +14,8 @@ def test_a_missing_key_has_the_default_and_a_null_is_none():
     assert fields.optional_integer("missing") is None
     assert fields.integer("b", 7) == 3
     assert fields.number("b") == 3.0
-    assert fields.flag("missing", True)
+    assert fields.flag("missing", True) and not fields.flag("a", True)
+    fields.only("a", False, "a null is false")
     assert fields.section("a") == fields.section("missing") == {}
 
 
