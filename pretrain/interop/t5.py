@@ -85,6 +85,10 @@ def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str
     stack = fields.read(_STACK, dialect.sizes)
     head_width = fields.integer("d_kv", 64)
     activation, gated = _read_projection(fields, dialect.projection)
+    # T5 derives it; the others believe the key.
+    if dialect.model_type != "t5" and fields.flag("is_gated_act", gated) != gated:
+        found = fields.values["is_gated_act"]
+        raise refusal("is_gated_act", found, f"feed_forward_proj says {str(gated).lower()}")
     stack |= {
         "head_width": None if head_width * stack["heads"] == stack["width"] else head_width,
         "activation": activation,

@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "evaluate": (12, 2355),
     "generate": (11, 1842),
     "inspect": (3, 472),
-    "interop": (31, 6173),
+    "interop": (31, 6177),
     "model": (26, 5485),
     "objective": (14, 2178),
     "optim": (6, 1360),

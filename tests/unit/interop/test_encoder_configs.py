@@ -292,6 +292,11 @@ REFUSED = [
     ("modernbert", {"num_hidden_layers": 2, "layer_types": [SLIDING, FULL]}, r"layer_types=.*every n-th of the 2"),
     ("modernbert", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, r"rope_type='yarn': only 'default'"),
     ("t5", {"feed_forward_proj": "gated-elu"}, r"feed_forward_proj='gated-elu': must be \[gated-\]NAME"),
+    (
+        "mt5",
+        {"feed_forward_proj": "gated-gelu", "is_gated_act": None},
+        "is_gated_act=None: feed_forward_proj says true",
+    ),
     ("t5", {"is_encoder_decoder": False}, r"is_encoder_decoder=False: only True"),
     ("t5", {"relative_attention_num_buckets": 3}, r"no model of ours .*: encoder.relative_buckets: .* equal to 4"),
     (
