@@ -38,7 +38,7 @@ from pretrain.utils.io import write_file
 def decode_caption(content: bytes, where: str) -> str:
     """Returns the text of a caption, without white space around it. Raises: DataError: None."""
     try:
-        text = content.decode().strip()
+        text = content.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
         what = f"a caption that is not UTF-8: {error}"
         raise DataError(what, where=where, fix="write it as UTF-8") from None

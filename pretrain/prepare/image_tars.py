@@ -284,7 +284,7 @@ def _label_of(bodies: dict[str, bytes], where: str, config: InputConfig) -> str 
         if kind not in bodies:
             continue
         try:
-            label: Any = bodies[kind].decode().strip()
+            label: Any = bodies[kind].decode("utf-8-sig").strip()
             if kind == "json":
                 label = parse_json(label)
                 label = label.get(field) if isinstance(label, dict) else label

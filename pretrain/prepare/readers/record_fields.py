@@ -48,7 +48,10 @@ def parse_object(text: str) -> dict[str, Any]:
         if end == 0 or text[end:] not in ("", "\n"):
             row = parse_json(text)
     except ValueError as error:
-        raise RecordError(f"not JSON: {error}", "write one JSON object a line", NOT_JSON) from None
+        is_joined = "\ufeff" in text
+        fix = "write one JSON object a line"
+        fix += "; a byte-order mark is in it: end each file with a line end before joining" * is_joined
+        raise RecordError(f"not JSON: {error}", fix, NOT_JSON) from None
     if not isinstance(row, dict):
         raise RecordError("not a JSON object", 'write records such as {"text": "..."}', NOT_JSON)
     return row

@@ -35,7 +35,7 @@ def members(first, count=4, kind="cls"):
     found = []
     for number in range(first, first + count):
         name = ("cat", "dog")[number % 2]
-        label = {"cls": name, "json": json.dumps({"label": name, "id": number}), "txt": f"{name}\n"}[kind]
+        label = {"cls": f"\ufeff{name}", "json": json.dumps({"label": name, "id": number}), "txt": f"{name}\n"}[kind]
         image = encode(noise(8 + number, 10, seed=number), "JPEG")
         found += [(f"a/{number}.jpg", image), (f"a/{number}.{kind}", label.encode()), (f"a/{number}.meta", b"x")]
     return found

@@ -81,3 +81,17 @@ def test_fields_that_filters_ask_for_come_along(tmp_path):
     path.write_text('{"text": "a", "language": "en", "score": 1}\n{"text": "b"}\n')
     found = [document.fields for document in documents(path, fields=("language", "source"))]
     assert found == [{"language": "en"}, {}]
+
+
+def test_marks_of_joined_files_are_dropped_at_the_beginning_of_lines_and_named_inside(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('\ufeff{"text": "a"}\n\ufeff{"text": "\ufeffb"}\n')
+    assert texts(path) == ["a", "\ufeffb"]
+    path.write_text('{"text": "a"}\ufeff{"text": "b"}\n')
+    with pytest.raises(
+        DataError, match=r"a\.jsonl:1: not JSON: Extra data.*; a byte-order mark is in it: end each file"
+    ):
+        texts(path)
+    for name, content in (("a.json", '\ufeff{"text": "a"}\n\ufeff{"text": "b"}'), ("b.txt", "\ufeffa\n\ufeffb")):
+        (tmp_path / name).write_text(content)
+    assert (texts(tmp_path / "a.json"), texts(tmp_path / "b.txt")) == (["a", "b"], ["a\nb"])
