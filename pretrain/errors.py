@@ -10,7 +10,7 @@ of ours: traceback and exit code 70.
 | 64 | of a bad config or command line, or Slurm refuses the job that it asks for | no: correct it |
 | 65 | of bad data: text, shards, a tokenizer, or nothing to learn from | no: correct it |
 | 66 | a checkpoint is missing, damaged, or not of this model | no |
-| 69 | ranks cannot be started or reach each other, a package is missing, or a GPU's memory is too small | no |
+| 69 | ranks cannot be started or reach each other, a package is missing, or memory is too small | no |
 | 70 | of a bug of ours | no |
 | 73 | another live process owns the folder, or a job of the run is in the queue | once that one has ended |
 | 74 | the disk refused a write: full, over quota, read-only | once there is room |
@@ -106,9 +106,19 @@ class LaunchError(PretrainError):
 
 
 class OutOfMemoryError(PretrainError):
-    """A GPU whose memory is too small for the run (exit code 69)."""
+    """A GPU, or a machine, whose memory is too small (exit code 69)."""
 
     exit_code = EXIT_UNAVAILABLE
+
+    @staticmethod
+    def of(error: Exception) -> "OutOfMemoryError | None":
+        """Returns ours for that of Python, numpy or torch; None: it is another error."""
+        text = str(error).partition("\n")[0].rpartition("Allocator: ")[2]
+        is_told = "allocate memory" in text or "out of memory" in text  # torch's, on a CPU and a GPU
+        if not (isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_told)):
+            return None
+        fix = "use a smaller model or batch, or another machine"
+        return OutOfMemoryError(f"memory is too small: {text or 'Python has none left'}", fix=fix)
 
 
 class LockedError(PretrainError):

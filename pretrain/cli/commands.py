@@ -40,7 +40,7 @@ from pretrain.cli.run import (
     train_command,
 )
 from pretrain.cli.scale import scale_app
-from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, PretrainError
+from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, OutOfMemoryError, PretrainError
 from pretrain.utils.log import printable, redact
 from pretrain.utils.process import discard_refused_stdout
 from pretrain.utils.status_line import status_line
@@ -151,6 +151,9 @@ def run(arguments: list[str]) -> int:
             return _show_unexpected(ended.__context__, rank)
         raise
     except Exception as error:
+        if shortage := OutOfMemoryError.of(error):
+            _show(shortage, rank)
+            return shortage.exit_code
         return _show_unexpected(error, rank)
 
 

@@ -13,6 +13,16 @@ from pydantic.fields import FieldInfo
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of runs and of sources: parts of paths and of metrics."""
 
+MAX_LAYERS = 2_000
+"""Most layers of a model, twice those of the deepest that is known (Wang et al. 2022, DeepNet)."""
+MAX_WIDTH = 2**20
+"""Most dimensions of a vector. With the limits below, no tensor's size overflows 64 bits."""
+MAX_HEADS = MAX_EXPERTS = 2**16
+MAX_SIDE = 2**14
+"""Most pixels of a side of an image."""
+MAX_ROWS = 2**30
+"""Most rows of a table: tokens, positions, hashes."""
+
 
 def expand_home(path: str) -> str:
     """Returns a path with `~` expanded; that of an unknown user stays, for which Path.expanduser would raise."""

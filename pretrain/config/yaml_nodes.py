@@ -21,7 +21,7 @@ MAX_KEY_CHARS = 500
 """Most characters of a dotted key, which bound the nesting too."""
 OVERRIDE = "override "
 """Beginning of the place of a key that the command line gives."""
-_MAX_DIGITS = 100
+_MAX_DIGITS = 100  # a number of more than 64 bits is a float, which no count may be
 _MAX_EXACT = 2.0**53  # beyond, a float is not every whole number
 
 # Stricter than YAML 1.1: duplicate keys, aliases and tags are refused; only `true` and `false` are
@@ -91,7 +91,8 @@ def parse_scalar(text: str) -> Any:
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text.lower() == "true"
     if _INT.match(text) and len(text) <= _MAX_DIGITS:
-        return int(text.replace("_", ""))
+        whole = int(text.replace("_", ""))
+        return whole if abs(whole) < 2**63 else float(whole)
     if _FLOAT.match(text):
         number = float(text.replace("_", ""))
         is_count = "e" in text.lower() and number.is_integer() and abs(number) <= _MAX_EXACT

@@ -3,15 +3,17 @@
 Types are checked, and a value that none of our models represents is refused by its key.
 """
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from pretrain.config.base import MAX_LAYERS, MAX_ROWS
 from pretrain.config.model import ModelConfig, PatchesConfig, SpecialTokens, StackConfig
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.utils.safe_read import open_file, parse_json
+from pretrain.utils.safe_read import MAX_INT, open_file, parse_json
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -24,7 +26,8 @@ PICKLED_WEIGHTS = "pytorch_model.bin"
 MAX_JSON_BYTES = 16 * 1024 * 1024
 """A hundred times the index of a model of 400 billion parameters."""
 
-MAX_LAYERS = 10_000
+MAX_SHOWN_CHARS = 200
+"""Of a value that is refused."""
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -81,7 +84,14 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def refusal(key: str, value: Any, why: str, fix: str = "") -> ConfigError:
     """Returns the error for a value of config.json that is not exactly one of ours."""
-    return ConfigError(f"{key}={value!r}: {why}", where=CONFIG, fix=fix)
+    return ConfigError(f"{key}={repr(value)[:MAX_SHOWN_CHARS]}: {why}", where=CONFIG, fix=fix)
+
+
+def _finite(key: str, value: int | float) -> float:
+    """Returns a number as a float. Raises: ConfigError: It has none, as `1e400`, or 400 digits."""
+    if not abs(value) <= sys.float_info.max:
+        raise refusal(key, value, "must be finite")
+    return float(value)
 
 
 class Fields:
@@ -115,6 +125,8 @@ class Fields:
     def integer(self, key: str, default: int | None = None) -> int:
         """Returns an integer; without a default the key must be present."""
         value: int = self._read(key, default, (int,), "an integer")
+        if abs(value) > MAX_INT:
+            raise refusal(key, value, "has more than 53 bits")
         # Each is named before one is looked for.
         if key.endswith(("layer", "layers")) and value > MAX_LAYERS:
             raise refusal(key, value, f"no model has more than {MAX_LAYERS}")
@@ -122,7 +134,7 @@ class Fields:
 
     def number(self, key: str, default: float | None = None) -> float:
         """Returns a number; without a default the key must be present."""
-        return float(self._read(key, default, (int, float), "a number"))
+        return _finite(key, self._read(key, default, (int, float), "a number"))
 
     def flag(self, key: str, default: bool) -> bool:
         """Returns true or false; a null is false, as in transformers."""
@@ -139,7 +151,7 @@ class Fields:
         values = self._read(key, None, (list,), "a list of numbers")
         if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
             raise refusal(key, values, "must be a list of numbers")
-        return [float(one) for one in values]
+        return [_finite(key, one) for one in values]
 
     def section(self, key: str) -> dict[str, Any]:
         """Returns a nested object; an empty one where it is null or missing."""
@@ -184,7 +196,7 @@ class Fields:
             value = self.values.get(key, defaults.get(role))
             if isinstance(value, list):
                 value = value[0] if value else None
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            if value is not None and (type(value) is not int or value > MAX_ROWS):
                 raise refusal(key, value, "must be an integer or a list of them")
             # -1 is an old spelling of null.
             found[role] = None if value is None or value < 0 else value
@@ -210,7 +222,8 @@ def read_preprocessor(folder: Path) -> dict[str, list[float]]:
         if not numbers or not all(isinstance(one, int | float) for one in numbers):
             raise refusal(key, value, "must be a number for each channel")
         # One for all channels where they are equal, so that an export is read back as it was.
-        found[ours] = [float(one) for one in (numbers if len(set(numbers)) > 1 else numbers[:1])]
+        each = numbers if len(set(numbers)) > 1 else numbers[:1]
+        found[ours] = [_finite(key, one) for one in each]
     return found
 
 

@@ -33,6 +33,21 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 MAX_PIXELS = 2**26
 """Most pixels of an image, 67 million: a few kilobytes can claim billions."""
 
+MAX_SIDE = 2**16
+"""Most rows, and columns, for each of which Pillow has a table."""
+
+MAX_DECODED_BYTES = 2**28
+"""Most memory of decoding; of a JPEG, as photographs are, which may be turned, twice as much."""
+
+MAX_SCANNED_PIXELS = 2**31
+"""Most pixels of all scans of a progressive JPEG, which may have thousands: seconds of decoding."""
+
+# Bytes of a pixel in Pillow's memory, and what a decoder of a format holds besides.
+_PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}
+_WIDEST = 4
+_DECODER_BYTES = {"WEBP": 12}
+_PROGRESSIVE_BYTES = 3
+_START_OF_SCAN = b"\xff\xda"
 _MODES = {1: "L", 3: "RGB"}
 _ORIENTATION = 0x0112  # of EXIF; from 5 on, rows and columns are exchanged
 _FIX = "remove it, or save it anew as JPEG or PNG"
@@ -76,6 +91,7 @@ class ImageFile:
         if self._image.mode in ("I", "F"):
             what = f"has 32 bits a pixel (mode {self._image.mode})"
             raise DataError(what, where=where, fix="save it with 8 or 16 bits")
+        self._check_cost(content)
         width, height = self._image.size
         is_turned = self._orientation in range(5, 9)
         self.width, self.height = (height, width) if is_turned else (width, height)
@@ -105,9 +121,29 @@ class ImageFile:
     def _check_size(self, width: int, height: int) -> None:
         if width * height > MAX_PIXELS:
             raise self._too_large(f"{width} x {height}")
+        if max(width, height) > MAX_SIDE:
+            raise self._too_large(f"{width} x {height}", f"{MAX_SIDE:,} pixels a side")
 
-    def _too_large(self, size: str) -> DataError:
-        what = f"{size} of more than {MAX_PIXELS:,} pixels is refused"
+    def _check_cost(self, content: bytes | memoryview) -> None:
+        """Refuses what takes too much memory or time to decode. Raises: DataError."""
+        image = self._image
+        own = _PIXEL_BYTES.get(image.mode, _WIDEST)
+        pixel_bytes = own + _DECODER_BYTES.get(str(image.format), 0)
+        pixel_bytes += own if self._orientation != 1 else 0  # the copy that is upright
+        pixel_bytes += _WIDEST if image.mode != "RGB" else 0  # the converted copy
+        pixels = image.size[0] * image.size[1]
+        shown = f"{image.size[0]} x {image.size[1]}, mode {image.mode},"
+        is_jpeg = image.format in ("JPEG", "MPO")
+        if is_jpeg and image.info.get("progressive"):
+            pixel_bytes += _PROGRESSIVE_BYTES
+            if pixels * bytes(content).count(_START_OF_SCAN) > MAX_SCANNED_PIXELS:
+                raise self._too_large(shown, f"{MAX_SCANNED_PIXELS:,} pixels in all its scans")
+        limit = MAX_DECODED_BYTES * (2 if is_jpeg else 1)
+        if pixels * pixel_bytes > limit:
+            raise self._too_large(shown, f"{limit >> 20} MiB of memory")
+
+    def _too_large(self, size: str, limit: str = f"{MAX_PIXELS:,} pixels") -> DataError:
+        what = f"{size} of more than {limit} is refused"
         return DataError(what, where=self._where, fix="save it smaller, or remove it")
 
     def _unreadable(self, what: str, error: Exception) -> DataError:

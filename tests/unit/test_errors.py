@@ -2,11 +2,14 @@
 
 import errno
 import inspect
+import re
 
+import numpy as np
 import pytest
+import torch
 
 from pretrain import errors
-from pretrain.errors import PretrainError, disk_fix
+from pretrain.errors import OutOfMemoryError, PretrainError, disk_fix
 
 CODES = {
     "ConfigError": 64,
@@ -31,6 +34,22 @@ def test_every_class_has_its_documented_exit_code():
 def test_exit_codes_are_distinct():
     codes = [value for name, value in vars(errors).items() if name.startswith("EXIT_")]
     assert len(codes) == len(set(codes)) == 12
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda: torch.empty(2**45),
+        lambda: np.zeros(2**50),
+        lambda: bytearray(2**50),
+    ],
+)
+def test_memory_that_is_too_small_is_told_in_a_line(allocate):
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        allocate()
+    line = OutOfMemoryError.of(caught.value).line()
+    assert re.fullmatch("memory is too small: .*; use a smaller model or batch, or another machine", line)
+    assert OutOfMemoryError.of(RuntimeError("other")) is OutOfMemoryError.of(ValueError("allocate memory")) is None
 
 
 @pytest.mark.parametrize(

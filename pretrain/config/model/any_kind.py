@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import MAX_ROWS, MAX_WIDTH, OnResume, Section
 from pretrain.config.model.stack import Activation
 
 
@@ -64,15 +64,15 @@ class HeadConfig(Section):
 class SpecialTokens(Section):
     """Ids of special tokens. None: that of the data's tokenizer, which may have none."""
 
-    pad: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    pad: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0, le=MAX_ROWS)
     """Id of the padding token."""
-    bos: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    bos: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0, le=MAX_ROWS)
     """Id of the token that begins a text."""
-    eos: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    eos: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0, le=MAX_ROWS)
     """Id of the token that ends a text."""
-    start: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    start: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0, le=MAX_ROWS)
     """Id of the first input of the decoder in an encoder-decoder."""
-    mask: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0)
+    mask: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=0, le=MAX_ROWS)
     """Id of the mask token that stands for a token to be predicted."""
 
 
@@ -85,11 +85,11 @@ class AnyKindConfig(Section):
     """`model_type` that an export tries first, where several represent the model exactly (XLM-R is a
     RoBERTa); of an imported model its own. None: the first of them."""
     head: HeadConfig = HeadConfig()
-    vocab_size: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    vocab_size: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1, le=MAX_ROWS)
     """Vocabulary size of both stacks, before padding. None: that of the tokenizer."""
-    vocab_multiple: Annotated[int, OnResume.NEVER] = Field(default=128, ge=1)
+    vocab_multiple: Annotated[int, OnResume.NEVER] = Field(default=128, ge=1, le=MAX_WIDTH)
     """Pad the embedding table to a multiple of this many rows (128 keeps tensor cores busy)."""
-    max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=2048, ge=1)
+    max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=2048, ge=1, le=MAX_ROWS)
     """Longest sequence in tokens; the size of a learned position table."""
     tied_embeddings: Annotated[bool, OnResume.NEVER] = False
     """Share the weight of the head with the input embeddings."""

@@ -4,28 +4,28 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, OnResume, Section
 
 
 class ExpertsConfig(Section):
     """Mixture of experts in place of every feed-forward layer of a stack (Shazeer et al. 2017)."""
 
-    count: Annotated[int, OnResume.NEVER] = Field(ge=2)
+    count: Annotated[int, OnResume.NEVER] = Field(ge=2, le=MAX_EXPERTS)
     """Number E of experts of a layer, each a feed-forward layer of its own."""
-    top_k: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    top_k: Annotated[int, OnResume.ALLOW] = Field(ge=1, le=MAX_EXPERTS)
     """Experts that a token chooses. None is ever full: no token is dropped."""
-    width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1, le=MAX_WIDTH)
     """Hidden width F of one expert. None: `ff_width`."""
-    shared: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    shared: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0, le=MAX_EXPERTS)
     """Experts that every token passes besides (Dai et al. 2024, DeepSeekMoE), as one layer of their
     summed width."""
-    first: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    first: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0, le=MAX_LAYERS)
     """Number of the first layer with experts, counted from 0; those before it are dense, of `ff_width`
     (DeepSeek-V3: 3)."""
-    groups: Annotated[int, OnResume.ALLOW] = Field(default=1, ge=1)
+    groups: Annotated[int, OnResume.ALLOW] = Field(default=1, ge=1, le=MAX_EXPERTS)
     """Equal groups of experts of which a token first chooses `top_groups`, by the sum of their two
     best scores (DeepSeek-V3, 2.1.2). 1: it chooses among all."""
-    top_groups: Annotated[int, OnResume.ALLOW] = Field(default=1, ge=1)
+    top_groups: Annotated[int, OnResume.ALLOW] = Field(default=1, ge=1, le=MAX_EXPERTS)
     """Groups that a token chooses experts of."""
     scores: Annotated[Literal["softmax", "sigmoid"], OnResume.ALLOW] = "softmax"
     """Scores of the experts for a token: `softmax` over all, `sigmoid` of each (DeepSeek-V3)."""

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import MAX_SIDE, OnResume, Section
 
 
 class ImageSize(NamedTuple):
@@ -26,16 +26,16 @@ class PatchesConfig(Section):
 
     kind: Annotated[Literal["patches"], OnResume.NEVER] = "patches"
     """`patches`: squares of an image, each projected to the width of the stack by one matrix."""
-    image: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    image: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_SIDE)
     """Side of the square image in pixels; data are resized or cropped to it (`data.images`)."""
-    size: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    size: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_SIDE)
     """Side P of a patch in pixels, a divisor of `image`."""
     channels: Annotated[Literal[1, 3], OnResume.NEVER] = 3
     """Channels C of a pixel: 3 for RGB, 1 for grey levels."""
     class_token: Annotated[bool, OnResume.NEVER] = True
     """Learned vector before the patches, whose last hidden state stands for the image. False: use
     `head.mean`."""
-    registers: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0)
+    registers: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0, le=MAX_SIDE)
     """Number of further learned vectors before the patches (Darcet et al. 2024)."""
     mean: Annotated[list[float], OnResume.ALLOW] = Field(default=[0.5], min_length=1)
     """Subtracted from pixels between 0 and 1; one for all channels, or one each."""

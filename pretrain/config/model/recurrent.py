@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import MAX_LAYERS, MAX_WIDTH, OnResume, Section
 from pretrain.config.model.any_kind import AnyKindConfig, HeadConfig
 from pretrain.config.model.stack import StackConfig
 from pretrain.config.model.transformer import ModelConfig
@@ -19,9 +19,9 @@ class RecurrentStackConfig(Section):
 
     cell: Annotated[Literal["rnn", "lstm", "gru"], OnResume.NEVER] = "lstm"
     """`rnn` (Elman 1990), `lstm` (Hochreiter, Schmidhuber 1997) or `gru` (Cho et al. 2014)."""
-    layers: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    layers: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_LAYERS)
     """Number of layers."""
-    width: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    width: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_WIDTH)
     """Width D of embeddings, states and outputs."""
     bidirectional: Annotated[bool, OnResume.NEVER] = False
     """Half of the width reads backwards; encoder only."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import MAX_ROWS, OnResume, Section
 
 
 class RotaryScaling(Section):
@@ -18,7 +18,7 @@ class RotaryScaling(Section):
     the scores."""
     factor: Annotated[float, OnResume.ALLOW] = Field(ge=1)
     """Divisor of the frequencies, 1 or more; of `longrope` the growth of the context, for the scores alone."""
-    original_max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=8192, ge=1)
+    original_max_seq_len: Annotated[int, OnResume.ALLOW] = Field(default=8192, ge=1, le=MAX_ROWS)
     """Sequence length of the original training in tokens; all kinds but `linear`."""
     short_factors: Annotated[list[float], OnResume.ALLOW] = Field(default_factory=list)
     """Divisors of the frequencies in documents of up to `original_max_seq_len` tokens, one for each

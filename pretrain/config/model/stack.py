@@ -3,46 +3,48 @@
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, model_validator
 
-from pretrain.config.base import OFF, OnResume, Section
+from pretrain.config.base import MAX_HEADS, MAX_LAYERS, MAX_ROWS, MAX_WIDTH, OFF, OnResume, Section
 from pretrain.config.model.experts import ExpertsConfig
 from pretrain.config.model.rotary_scaling import RotaryScaling
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu2"]
 """Non-linearities by name."""
 
+RowCount = Annotated[int, Field(ge=0, le=MAX_ROWS)]
+
 
 class LatentConfig(Section):
     """Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, 2.1): keys and values of all heads
     are made from one vector of a token, which is all that a cache holds, and a key of positions."""
 
-    kv_rank: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    kv_rank: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_WIDTH)
     """Width of the vector that keys and values are made from."""
-    query_rank: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    query_rank: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1, le=MAX_WIDTH)
     """Width of the vector that queries are made from. None: queries are made from the input."""
-    rope_width: Annotated[int, OnResume.NEVER] = Field(ge=2)
+    rope_width: Annotated[int, OnResume.NEVER] = Field(ge=2, le=MAX_WIDTH)
     """Dimensions of a head that are rotated, the first ones; in keys all heads share them."""
-    value_width: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    value_width: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_WIDTH)
     """Width of the values of a head, at most `head_width`, which is that of queries and keys."""
 
 
 class StackConfig(Section):
     """One stack of Transformer blocks."""
 
-    layers: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    layers: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_LAYERS)
     """Number of blocks."""
-    width: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    width: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_WIDTH)
     """Model width D."""
-    heads: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    heads: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_HEADS)
     """Number N of query heads."""
-    kv_heads: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    kv_heads: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1, le=MAX_HEADS)
     """Number K of key-value heads; fewer than `heads` is grouped-query attention. None: `heads`."""
-    head_width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    head_width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1, le=MAX_WIDTH)
     """Width H of one head. None: `width / heads`."""
     latent: LatentConfig | None = None
     """Latent attention in place of projections of keys and values. None: grouped or multi-head."""
-    ff_width: Annotated[int, OnResume.NEVER] = Field(ge=1)
+    ff_width: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_WIDTH)
     """Hidden width F of the feed-forward layer."""
     experts: ExpertsConfig | None = None
     """Mixture of experts in place of the feed-forward layer. None: a dense model."""
@@ -90,7 +92,7 @@ class StackConfig(Section):
     value_residual: Annotated[bool, OnResume.NEVER] = False
     """Mix the values of each layer with those of the first, by two learned factors that start at 1/2
     (Zhou et al. 2024, ResFormer)."""
-    value_embeddings: Annotated[int, OFF, OnResume.NEVER] = Field(default=0, ge=0)
+    value_embeddings: Annotated[int, OFF, OnResume.NEVER] = Field(default=0, ge=0, le=MAX_LAYERS)
     """Number n of further token embeddings, as wide as the values, that are mixed with those of the first n
     layers and, in the same order, of the last n, by learned factors (modded-nanoGPT). 0: none."""
     scaled_attention: Annotated[bool, OnResume.ALLOW] = True
@@ -102,7 +104,7 @@ class StackConfig(Section):
     attention_sinks: Annotated[bool, OnResume.NEVER] = False
     """A learned score of each head beside those of the keys, which takes a share of the weight and has
     no value (gpt-oss)."""
-    embedding_width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1)
+    embedding_width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1, le=MAX_WIDTH)
     """Width E of the tables of tokens, positions and token types, and of `input_norm`, whose sum a
     matrix with a bias maps to `width` (ELECTRA, Clark et al. 2020, 3.2). None: `width`."""
     position: Annotated[
@@ -113,7 +115,7 @@ class StackConfig(Section):
     of a patch, `rotary` embeddings, `rotary_2d` (half of the pairs turn by the column of a patch,
     half by its row), `relative` (a learned bias of the attention scores by distance, T5), or
     `none`."""
-    position_offset: Annotated[Literal["pad"] | NonNegativeInt, OnResume.NEVER] = 0
+    position_offset: Annotated[Literal["pad"] | RowCount, OnResume.NEVER] = 0
     """Rows of a table of `learned` positions before that of the first token, which no token reads (BART:
     2). `pad`: as many as the id of padding and one more (RoBERTa)."""
     sinusoid: Annotated[Literal["interleaved", "halves"], OnResume.ALLOW] = "interleaved"
@@ -131,22 +133,22 @@ class StackConfig(Section):
     """Share of a head's width that is rotated, its first dimensions (GPT-NeoX); the rest has no position."""
     rope_scaling: RotaryScaling | None = None
     """Scaling of the rotary frequencies for longer sequences. None: no scaling."""
-    relative_buckets: Annotated[int, OnResume.NEVER] = Field(default=32, ge=4)
+    relative_buckets: Annotated[int, OnResume.NEVER] = Field(default=32, ge=4, le=MAX_WIDTH)
     """Number of distance buckets of the relative bias."""
-    relative_max_distance: Annotated[int, OnResume.ALLOW] = Field(default=128, ge=2)
+    relative_max_distance: Annotated[int, OnResume.ALLOW] = Field(default=128, ge=2, le=MAX_ROWS)
     """Distance in tokens from which on all distances share a bucket."""
     relative_shared: Annotated[bool, OnResume.NEVER] = True
     """All layers add one relative bias; false: each has its own (UMT5)."""
-    window: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
+    window: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1, le=MAX_ROWS)
     """Keys that a query attends to on each visible side, its own included. None: all keys."""
-    global_every: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
+    global_every: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1, le=MAX_LAYERS)
     """Every n-th layer, starting with the first, has no window. None: all layers have it."""
-    global_first: Annotated[int, OnResume.ALLOW] = Field(default=0, ge=0)
+    global_first: Annotated[int, OnResume.ALLOW] = Field(default=0, ge=0, le=MAX_LAYERS)
     """Number of the first layer without a window, counted from 0; less than `global_every`."""
     global_layers: Annotated[list[int] | None, OnResume.ALLOW] = None
     """Numbers of the layers without a window, counted from 0, in place of `global_every`; those
     from `layers` on have no effect. None: by `global_every`."""
-    token_types: Annotated[int, OFF, OnResume.NEVER] = Field(default=0, ge=0)
+    token_types: Annotated[int, OFF, OnResume.NEVER] = Field(default=0, ge=0, le=MAX_WIDTH)
     """Number of segment embeddings (BERT). 0: none."""
     dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
     """Dropout probability after the embeddings and each sub-layer."""

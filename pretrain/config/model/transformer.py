@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import OFF, OnResume
+from pretrain.config.base import MAX_HEADS, MAX_LAYERS, MAX_ROWS, OFF, OnResume
 from pretrain.config.model.any_kind import AnyKindConfig, HeadConfig
 from pretrain.config.model.patches import PatchesConfig
 from pretrain.config.model.stack import StackConfig
@@ -35,17 +35,17 @@ class ModelConfig(AnyKindConfig):
     """Multiply the embeddings by sqrt(D) (Vaswani et al. 2017, 3.4)."""
     embedding_scale: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
     """Multiply the embeddings of tokens by this number (Granite)."""
-    ngram_embeddings: Annotated[int, OFF, OnResume.NEVER] = Field(default=0, ge=0)
+    ngram_embeddings: Annotated[int, OFF, OnResume.NEVER] = Field(default=0, ge=0, le=MAX_LAYERS)
     """Number n of hashed tables whose vectors are added to the embedding of a token: that of the
     last 2 tokens of its document, of the last 3, up to n + 1 (Huang et al. 2025, Over-Tokenized
     Transformer). 0: none."""
-    ngram_rows: Annotated[int, OnResume.NEVER] = Field(default=16384, ge=1)
+    ngram_rows: Annotated[int, OnResume.NEVER] = Field(default=16384, ge=1, le=MAX_ROWS)
     """Rows of each of these tables; two n-grams of one hash share a row."""
-    multi_token: Annotated[int, OFF, OnResume.NEVER] = Field(default=0, ge=0)
+    multi_token: Annotated[int, OFF, OnResume.NEVER] = Field(default=0, ge=0, le=MAX_LAYERS)
     """Number of modules that predict further tokens in training (DeepSeek-V3, 2.2): one predicts the
     token after the next, two also the one after that. Each is a block more; its loss is weighted by
     `objective.multi_token_weight`. Generation and evaluation leave them out. 0: none."""
-    generator_heads: Annotated[int, OFF, OnResume.NEVER] = Field(default=0, ge=0)
+    generator_heads: Annotated[int, OFF, OnResume.NEVER] = Field(default=0, ge=0, le=MAX_HEADS)
     """Heads of a second encoder, which predicts masked tokens and so makes the input of a head of `replaced`
     in training (Clark et al. 2020, 3.2): as deep as the encoder, narrower as it has fewer heads, with the same
     tables and norm of embeddings. The paper has a third or a quarter of the heads. 0: none."""

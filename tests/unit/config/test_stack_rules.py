@@ -1,9 +1,12 @@
 """Keys of a stack that do not fit together are refused, with the reason and a way out."""
 
+import re
+
 import pytest
 from pydantic import ValidationError
 
-from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.config.fields import walk_fields
+from pretrain.config.model import MODEL_SECTIONS, ModelConfig, StackConfig
 
 SIZES = {"layers": 4, "width": 32, "heads": 2, "ff_width": 8}
 LATENT = {"kv_rank": 8, "rope_width": 6, "value_width": 8}
@@ -133,3 +136,33 @@ def test_any_set_of_layers_has_a_window():
     stack = StackConfig(**SIZES, window=5, global_layers=[0, 3, 9])
     assert stack.windows == (None, 5, 5, None)
     assert StackConfig(**SIZES, window=5, global_layers=[]).windows == (5,) * 4
+
+
+def test_every_size_of_a_model_has_a_limit():
+    """Torch would be asked for a tensor of any size, and a loop over layers would have no end."""
+    fields = [field for kind, section in MODEL_SECTIONS.items() for field in walk_fields(section, model_kind=kind)]
+    sizes = [field for field in fields if re.search(r"\binteger\b", field.type) and "list" not in field.type]
+    assert len(sizes) > 70 and [field.key for field in sizes if "<=" not in field.type] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("decoder.layers", value) for value in (2001, 10**9, 10**30)),
+        *(("decoder.width", value) for value in (2**20 + 1, 10**12)),
+        *(
+            (key, 10**12)
+            for key in ("decoder.ff_width", "decoder.heads", "decoder.head_width", "decoder.position_offset")
+        ),
+        *((key, 10**12) for key in ("vocab_size", "max_seq_len", "ngram_rows", "special_tokens.eos")),
+    ],
+)
+def test_a_size_that_no_model_has_is_refused(key, value):
+    values = {"vocab_size": 100, "decoder": {"layers": 2, "width": 32, "heads": 2, "ff_width": 64}}
+    *sections, name = key.split(".")
+    target = values
+    for section in sections:
+        target = target.setdefault(section, {})
+    target[name] = value
+    with pytest.raises(ValidationError, match=rf"{key}.*\s+Input should be less than or equal to \d+"):
+        ModelConfig.model_validate(values)

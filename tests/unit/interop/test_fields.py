@@ -26,7 +26,12 @@ def test_a_missing_key_has_the_default_and_a_null_is_none():
         (lambda f: f.integer("text"), "config.json: text='12': must be an integer"),
         (lambda f: f.integer("flag"), "config.json: flag=True: must be an integer"),
         (lambda f: f.integer("null", 3), "config.json: null=None: must be an integer"),
-        (lambda f: f.integer("num_layers"), "config.json: num_layers=1000000000: no model has more than 10000"),
+        (lambda f: f.integer("num_layers"), "config.json: num_layers=1000000000: no model has more than 2000"),
+        (lambda f: f.integer("digits"), f"config.json: digits=1{'0' * 199}: has more than 53 bits"),
+        (lambda f: f.number("digits"), f"config.json: digits=1{'0' * 199}: must be finite"),
+        (lambda f: f.number("infinite"), "config.json: infinite=inf: must be finite"),
+        (lambda f: f.numbers("mixed"), "config.json: mixed=nan: must be finite"),
+        (lambda f: Fields({"eos_token_id": 2**40}).special_tokens(), f"eos_token_id={2**40}: must be an integer"),
         (lambda f: f.read({"n_head": ("heads", 12)}), "config.json: n_head=0: must be 1 or more"),
         (lambda f: f.number("text", 1.0), "config.json: text='12': must be a number"),
         (lambda f: f.flag("number", False), "config.json: number=1.5: must be true or false"),
@@ -40,7 +45,7 @@ def test_a_missing_key_has_the_default_and_a_null_is_none():
 )
 def test_what_does_not_fit_is_refused_by_key_and_value(read, message):
     values = {"text": "12", "flag": True, "null": None, "number": 1.5, "fast": "gelu_10", "pad_token_id": "0"}
-    values |= {"num_layers": 10**9, "n_head": 0}
+    values |= {"num_layers": 10**9, "n_head": 0, "digits": 10**400, "infinite": 1e400, "mixed": [1, float("nan")]}
     with pytest.raises(ConfigError) as error:
         read(Fields(values))
     assert message in str(error.value)

@@ -13,6 +13,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from pretrain.errors import DataError
+from pretrain.utils import image_file
 from pretrain.utils.image_file import MAX_PIXELS, ImageFile
 from tests.helpers.images import encode, noise
 
@@ -97,9 +98,9 @@ def test_a_large_jpeg_is_decoded_smaller_where_that_suffices():
     assert read(encode(PIXELS), shrink=3).shape == (6, 10, 3)
 
 
-def claim(width: int, height: int) -> bytes:
+def claim(width: int, height: int, bits: int = 8, colors: int = 2) -> bytes:
     """A PNG of a few bytes whose header claims any size."""
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, bits, colors, 0, 0, 0)
     chunk = b"IHDR" + header
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\0IDAT"
 
@@ -124,6 +125,12 @@ def frames(format: str) -> bytes:
     [
         (b"no image", r"a\.png: not an image in a format that is read \(bmp, gif, .*\); remove it, or save it anew"),
         (claim(70_000, 1000), rf"a\.png: 70000 x 1000 of more than {MAX_PIXELS:,} pixels is refused; save it smaller"),
+        (claim(1, 2**26), r"a\.png: 1 x 67108864 of more than 65,536 pixels a side is refused"),
+        (claim(65_537, 1), r"a\.png: 65537 x 1 of more than 65,536 pixels a side"),
+        (
+            claim(8192, 8192, 16, 6),
+            r"8192 x 8192, mode RGBA, of more than 256 MiB of memory is refused; save it smaller",
+        ),
         (claim(90_000, 90_000), r"a\.png: a picture of more than [0-9,]+ pixels is refused"),
         (with_text(), r"a\.png: a limit of the decoder, no damage: more text beside the pixels than is read; save it"),
         (frames("GIF"), r"a\.png: an animation, of which no frame stands for all; save one frame"),
@@ -132,11 +139,48 @@ def frames(format: str) -> bytes:
         (frames("TIFF"), r"a\.png: an animation"),
         (encode(GREY.astype(np.int32), "TIFF"), r"a\.png: has 32 bits a pixel \(mode I\); save it with 8 or 16 bits"),
     ],
-    ids=["text", "large", "bomb", "long text", "gif", "apng", "webp", "tiff", "32 bits"],
+    ids=["text", "large", "high", "wide", "deep", "bomb", "text chunks", "gif", "apng", "webp", "tiff", "32 bits"],
 )
 def test_what_is_refused_by_the_header(content, message):
     with pytest.raises(DataError, match=message):
         ImageFile(content, "a.png")
+
+
+SIDEWAYS = Image.Exif()
+SIDEWAYS[0x0112] = 6
+
+
+@pytest.mark.parametrize(
+    ("format", "mode", "options", "pixel_bytes"),
+    [
+        ("PNG", "RGB", {}, 4),
+        ("PNG", "RGBA", {}, 8),
+        ("PNG", "P", {}, 5),
+        ("PNG", "I;16", {}, 6),
+        ("PNG", "RGB", {"exif": SIDEWAYS}, 8),
+        ("PNG", "RGBA", {"exif": SIDEWAYS}, 12),
+        ("WEBP", "RGB", {}, 16),
+        ("TIFF", "CMYK", {}, 8),
+        ("JPEG", "RGB", {"exif": SIDEWAYS}, 4),  # of twice the limit
+        ("JPEG", "RGB", {"progressive": True, "exif": SIDEWAYS}, 5.5),
+    ],
+)
+def test_memory_of_decoding_is_counted_by_the_header(monkeypatch, format, mode, options, pixel_bytes):
+    out = io.BytesIO()
+    Image.new(mode, (64, 32)).save(out, format, **options)
+    monkeypatch.setattr(image_file, "MAX_DECODED_BYTES", int(64 * 32 * pixel_bytes))
+    assert ImageFile(out.getvalue(), "a").decode(3).size in ((64, 32), (32, 64))
+    monkeypatch.setattr(image_file, "MAX_DECODED_BYTES", int(64 * 32 * pixel_bytes) - 1)
+    with pytest.raises(DataError, match=f"a: 64 x 32, mode {mode}, of more than 0 MiB of memory is refused"):
+        ImageFile(out.getvalue(), "a")
+
+
+def test_scans_of_a_progressive_image_are_counted():
+    out = io.BytesIO()
+    Image.new("RGB", (1024, 1024)).save(out, "JPEG", progressive=True)
+    assert ImageFile(out.getvalue(), "a").width == 1024
+    with pytest.raises(DataError, match="1024 x 1024, mode RGB, of more than 2,147,483,648 pixels in all its scans"):
+        ImageFile(out.getvalue() + b"\xff\xda" * 2048, "a")
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "TIFF"])
