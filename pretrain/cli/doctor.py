@@ -48,14 +48,17 @@ def doctor_command(
 
     Example: pretrain doctor configs/run/quickstart.yaml --ranks 2
     """
-    from pretrain.config.load import load_config
+    from pretrain.config.load import Extensions, load_config
     from pretrain.doctor.place import find_place, slurm_environment
     from pretrain.doctor.small import ask
 
     if compare is not None:
         report = _compared(compare)
         raise typer.Exit(_tell(report, as_json))
-    loaded = None if config is None else load_config(config, overrides or [])
+    # A job, whose ranks import them in any case, has its nodes examined by this command.
+    trains = selftest or calibrate or not {"SLURM_PROCID", "WORLD_SIZE"}.isdisjoint(os.environ)
+    extensions: Extensions = "import" if trains else "ask"
+    loaded = None if config is None else load_config(config, overrides or [], extensions=extensions)
     place = find_place(os.environ, ranks, is_quick=quick)
     if place.is_started:
         # srun sets none of the variables that torch reads.
@@ -176,7 +179,7 @@ def drill_command(
 
     if target not in get_args(Target):
         raise typer.BadParameter(f"--target {target}: choose from {', '.join(get_args(Target))}")
-    loaded = load_config(config, overrides or [])
+    loaded = load_config(config, overrides or [], extensions="ask")
     # Before the first run is started: both errors would end every start.
     loaded.plan_ranks(ranks)
     check_local(loaded.data)

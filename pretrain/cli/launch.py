@@ -3,6 +3,7 @@
 import glob
 import json
 from collections.abc import Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -77,7 +78,8 @@ def launch_slurm_command(
     request = LaunchRequest(nodes, time, gpus_per_node, ranks_per_node, cast("Mode", mode), waits)
     given = [item for item in overrides or [] if "=" in item]
     configs = [config, *(item for item in overrides or [] if "=" not in item)]
-    loaded = [load_config(config, given)]
+    load = partial(load_config, extensions="ask" if dry_run else "import")
+    loaded = [load(config, given)]
     if vary or len(configs) > 1:
         if jobs > 1:
             fix = "leave it out, or submit one run: one config, without --vary"
@@ -85,7 +87,7 @@ def launch_slurm_command(
         name = loaded[0].run.name
         group = json.dumps(loaded[0].tracking.group or name)
         loaded = [
-            load_config(one, [*given, *items, f"run.name={name}-{number}", f"tracking.group={group}"])
+            load(one, [*given, *items, f"run.name={name}-{number}", f"tracking.group={group}"])
             for number, (one, items) in enumerate(product(configs, parse_vary(vary or [])))
         ]
     submit_runs(loaded, request, site, jobs=jobs, dry_run=dry_run, force=force)

@@ -108,7 +108,7 @@ def launch_manifest_command(
     if to not in KINDS:
         what = f"unknown scheduler {to[:40]!r}"
         raise ConfigError(what, where="--to", fix=f"use {', '.join(KINDS[:-1])} or {KINDS[-1]}")
-    loaded = load_config(config, overrides or [])
+    loaded = load_config(config, overrides or [], extensions="ask")
     request = LaunchRequest(nodes, "30d", gpus_per_node, ranks_per_node)
     run = str(loaded.folder.absolute())
     spec, problems = plan_job(loaded, request, SiteConfig(), run, str(Path.cwd()), "/usr/bin/python3")

@@ -43,10 +43,10 @@ from pretrain.utils.safe_read import read_json
 
 SectionT = TypeVar("SectionT", bound=Section)
 
-Extensions = Literal["import", "require", "ignore"]
-"""Treatment of the modules under `extend`: of a config that is trained; of one that is only opened,
-whose author may be a stranger (they must be imported before: `pretrain --extend`); of one that is
-read for its values."""
+Extensions = Literal["import", "ask", "require", "ignore"]
+"""Treatment of the modules under `extend`: of a config that is trained; of one whose run is prepared or
+examined, or that is only opened, whose author may be a stranger (they must be imported before:
+`pretrain --extend`); of one that is read for its values. The first two name the run where it is today."""
 
 
 def load_config(source: str | Path, overrides: Sequence[str] = (), *, extensions: Extensions = "import") -> RunConfig:
@@ -56,12 +56,12 @@ def load_config(source: str | Path, overrides: Sequence[str] = (), *, extensions
         ConfigError: One line for each problem.
     """
     located = _read(source, overrides)
-    if extensions == "import":
+    if extensions in ("import", "ask"):
         located = follow_folder(located, Path(source), overrides)
     named = located.values.get("extend")
     if named and isinstance(named, list) and extensions != "ignore":  # the validation refuses other types
         where = located.places.get("extend", str(source))
-        if extensions == "require":
+        if extensions in ("ask", "require"):
             _require_imported(named, where)
         else:
             if str(Path.cwd()) not in sys.path:

@@ -238,7 +238,8 @@ def _run_drill(asked: TrialOptions) -> Check:
     options += ["--every", str(DRILL_EVERY), "--output", str(folder), "--json"]
     log = asked.folder / "drill.log"
     overrides = _overrides(asked, "drill", DRILL_STEPS)
-    trial = run_command(["drill", asked.config, *overrides, *options], log)
+    trusted = [f"--extend={name}" for name in asked.loaded.extend]
+    trial = run_command([*trusted, "drill", asked.config, *overrides, *options], log)
     try:
         verdict = parse_json(trial.output)
     except ValueError:

@@ -1,6 +1,7 @@
 """The worked example of docs/extending.md, run as it stands there."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,10 @@ OPENING = {
     "plan": ["plan", "config.yaml"],
     "config": ["config", "config.yaml"],
     "show": ["data", "show", "."],
+    "drill": ["drill", "config.yaml"],
+    "manifest": ["launch", "manifest", "config.yaml"],
+    "dry run": ["launch", "slurm", "config.yaml", "--dry-run"],
+    "doctor": ["doctor", "config.yaml"],
 }
 
 
@@ -119,6 +124,11 @@ def test_a_module_of_a_run_is_imported_where_the_command_line_names_it(foreign_r
     done = warm("--extend", "foreign_module", *command, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.code == 0, done.stderr
     assert (tmp_path / "imported").exists()
+    run = foreign_run.parent / "moved"
+    shutil.copytree(foreign_run, run)
+    shown = ["launch", "manifest", str(run / "config.yaml"), "--volume", f"runs:{run.parent}"]
+    job = warm("--extend", "foreign_module", *shown, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert job.code == 0 and f"dir: {run.parent}" in job.stdout, job.stderr  # where the run is today
     absent = warm("--extend", "no_such_module", *command, cwd=tmp_path)
     assert (absent.code, absent.errors[0]) == (
         64,
