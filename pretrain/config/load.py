@@ -44,9 +44,9 @@ from pretrain.utils.safe_read import read_json
 SectionT = TypeVar("SectionT", bound=Section)
 
 Extensions = Literal["import", "ask", "require", "ignore"]
-"""Treatment of the modules under `extend`: of a config that is trained; of one whose run is prepared or
-examined, or that is only opened, whose author may be a stranger (they must be imported before:
-`pretrain --extend`); of one that is read for its values. The first two name the run where it is today."""
+"""Treatment of the modules under `extend`: of a config that is trained; of one whose run is prepared
+or examined, or that is only opened, whose author may be a stranger (they must be imported before:
+`pretrain --extend`); of one that is read for its values. The first two name the run where it is."""
 
 
 def load_config(source: str | Path, overrides: Sequence[str] = (), *, extensions: Extensions = "import") -> RunConfig:

@@ -28,6 +28,7 @@ from pretrain.report.evaluations import Evaluation, read_evaluations
 from pretrain.report.series import ProgressCurve, make_course
 from pretrain.run.folder import RunDir
 from pretrain.tracking.picture_files import ATTENTION, list_pictures
+from pretrain.utils import safe_read
 from pretrain.utils.safe_read import MAX_RECORD_BYTES, check_fields, open_file, parse_json, read_bounded
 
 SAMPLES = "samples.jsonl"
@@ -166,7 +167,7 @@ def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     damaged = taken_back = 0
     try:
         with open_file(path) as file:
-            for line in file:
+            for line in safe_read.read_lines(file):
                 if not line.endswith(b"\n"):
                     break
                 try:

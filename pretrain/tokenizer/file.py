@@ -40,7 +40,7 @@ from pretrain.tokenizer.released import (
 from pretrain.tokenizer.roles import KNOWN_BOS, separator_ids, special_ids, special_tokens_of, start_id
 from pretrain.tokenizer.special_tokens import add_special, encode_plain_text, fill_up
 from pretrain.utils.hub import fetch_files, is_hub_name
-from pretrain.utils.safe_read import parse_json, read_json
+from pretrain.utils.safe_read import MAX_TOKENIZER_BYTES, parse_json, read_bounded, read_json
 
 
 def dump_tokenizer(tokenizer: Tokenizer) -> bytes:
@@ -77,7 +77,7 @@ def _check_template(processor: dict[str, Any]) -> None:
 def read_tokenizer_file(path: Path) -> bytes:
     """Returns the content of a file. Raises: DataError, where it cannot be read."""
     try:
-        return path.read_bytes()
+        return read_bounded(path, MAX_TOKENIZER_BYTES)
     except OSError as error:
         what = f"cannot read the tokenizer: {error.strerror or error}"
         raise DataError(what, where=str(path), fix="give a tokenizer.json") from error

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from pretrain.errors import DataError, install_fix
 from pretrain.tokenizer.sentencepiece_model import convert_sentencepiece
+from pretrain.utils.safe_read import MAX_TOKENIZER_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ def read_released(folder: Path) -> ReleasedTokenizer:
     Raises: DataError: There is none, or it cannot be read (see `load_released`).
     """
     file = folder / FILE
-    content = file.read_bytes() if file.is_file() else None
+    content = file.read_bytes() if file in list_tokenizer_files(folder) else None
     if content is not None and not any(_glob(folder, (*SETTINGS_FILES, "config.json"))):
         return ReleasedTokenizer(content, None)
     theirs = load_released(folder, own_code=content is not None)
@@ -233,7 +234,15 @@ def _content(path: Path) -> bytes:
 
 
 def _glob(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    """Returns the files of these names. Raises: DataError: One would block, or fill the memory."""
+    found = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    for path in found:
+        size = path.stat().st_size if path.is_file() else -1
+        if not 0 <= size <= MAX_TOKENIZER_BYTES:
+            too_large = f"larger than {MAX_TOKENIZER_BYTES:,} bytes"
+            what = "not a regular file" if size < 0 else too_large
+            raise DataError(what, where=str(path), fix="give the folder of a tokenizer")
+    return found
 
 
 def list_tokenizer_files(folder: Path) -> list[Path]:

@@ -15,22 +15,35 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pretrain.errors import DataError
 from pretrain.utils.io import disk_error, disk_errors, write_file
-from pretrain.utils.safe_read import open_file, parse_json
+from pretrain.utils.safe_read import open_file, parse_json, read_lines
 
 _TAIL_BYTES = 1 << 16
 
 
+@contextmanager
+def _readable(path: Path, fix: str) -> Iterator[None]:
+    """Turns what is no file of rows into a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
+
+
 def _parse(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yields each whole row and the offset of the byte after it. Stops at a last line that is torn."""
+    """Yields each whole row and the offset of the byte after it. Stops at a last line that is torn.
+
+    Raises: DataError: A line is damaged, or the file cannot be read.
+    """
     end = 0
-    with open_file(path) as file:
-        for number, line in enumerate(file, start=1):
+    fix = "restore the file, or move it away: it only records the run"
+    with _readable(path, fix), open_file(path) as file:
+        for number, line in enumerate(read_lines(file), start=1):
             if not line.endswith(b"\n"):
                 return
             end += len(line)
@@ -42,7 +55,7 @@ def _parse(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
                 raise DataError(
                     "this line is not a JSON object with a step",
                     where=f"{path}:{number}",
-                    fix="restore the file, or move it away: it only records the run",
+                    fix=fix,
                 ) from None
             yield row, end
 

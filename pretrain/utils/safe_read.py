@@ -3,6 +3,7 @@
     open_regular    ->  a descriptor; a FIFO, which blocks, and a device, which never ends, are an OSError
     open_file       ->  the same as a file object
     read_bounded    ->  the content; a file above the limit is an OSError
+    read_lines      ->  the lines of an open file; one above the limit is an OSError
     parse_json      ->  a value; anything wrong with the text is a ValueError, nesting without end too
     parse_json_at   ->  the same of the value that begins at a place of a text, and its end
     read_json       ->  both
@@ -17,13 +18,19 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 MAX_RECORD_BYTES = 64 * 2**20
 """Limit of a record of a run: a month of restarts has some megabytes."""
+
+MAX_TOKENIZER_BYTES = 2**28
+"""Limit of a file of a tokenizer: the largest have some 40 megabytes."""
+
+MAX_LINE_BYTES = 16 * 2**20
+"""Limit of a line of a record: a row of metrics has kilobytes, one of generated texts a megabyte."""
 
 MAX_INT = 2**53
 """Largest whole number of a record: larger ones are no counts, and no floats either."""
@@ -54,6 +61,14 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
         if os.fstat(file.fileno()).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes", str(path))
         return file.read()
+
+
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yields the lines of an open file, each with its end. Raises: OSError."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise OSError(errno.EFBIG, f"a line of more than {MAX_LINE_BYTES:,} bytes")
+        yield line
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from datetime import UTC
 
 import pytest
@@ -59,6 +60,14 @@ def test_a_row_that_is_being_written_is_none_and_damaged_ones_are_counted(tmp_pa
     assert [row["step"] for row in read_lines(path, notes)] == [1, 2]
     assert notes == ["m.jsonl: 4 damaged lines are left out"]
     assert read_lines(tmp_path / "absent.jsonl", notes) == [] and len(notes) == 1
+
+
+def test_a_file_of_holes_is_left_off_at_its_first_long_line(tmp_path):
+    (tmp_path / "m.jsonl").write_text('{"step":1}\n')
+    os.truncate(tmp_path / "m.jsonl", 20 * 2**30)
+    notes = []
+    assert read_lines(tmp_path / "m.jsonl", notes) == [{"step": 1}]
+    assert notes == ["m.jsonl cannot be read: a line of more than 16,777,216 bytes"]
 
 
 def test_what_is_damaged_is_left_out_with_a_note(tmp_path):

@@ -3,7 +3,9 @@
 import io
 import json
 import logging
+import os
 from functools import cache
+from pathlib import Path
 
 import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
@@ -13,6 +15,7 @@ from transformers import AutoTokenizer
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import DataError
 from pretrain.tokenizer import dump_tokenizer, read_given, train_tokenizer
+from pretrain.tokenizer.released import list_tokenizer_files, read_released
 from tests.helpers.tokenizers import train_bpe, train_sentencepiece
 from tests.unit.tokenizer.test_kinds import LICENSE
 
@@ -297,3 +300,25 @@ def test_a_damaged_sentencepiece_model_is_one_line(tmp_path):
     with pytest.raises(DataError, match=r"its tokenizer cannot be read: .+; fetch the folder again") as caught:
         given(tmp_path)
     assert "\n" not in caught.value.line()
+
+
+def make_holes(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 20 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (os.mkfifo, "not a regular file"),
+        (Path.mkdir, "not a regular file"),
+        (make_holes, "larger than 268,435,456 bytes"),
+    ],
+)
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt", "tokenizer.model", "added_tokens.json"])
+def test_a_file_that_would_block_or_fill_the_memory_is_refused(tmp_path, name, make, what):
+    (tmp_path / "vocab.json").write_text("{}")
+    make(tmp_path / name)
+    for read in (read_released, list_tokenizer_files):
+        with pytest.raises(DataError, match=f"{name}: {what}; give the folder of a tokenizer"):
+            read(tmp_path)

@@ -98,6 +98,17 @@ def test_a_damaged_line_in_the_middle_is_named(path, bad):
         read_rows(path)
 
 
+def test_what_is_no_file_of_rows_is_refused_without_being_read_whole(path):
+    path.write_text('{"step":1}\n')
+    os.truncate(path, 20 * 2**30)
+    with pytest.raises(DataError, match=r"metrics\.jsonl: cannot be read: a line of more than 16,777,216 bytes; rest"):
+        read_rows(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match=r"metrics\.jsonl: cannot be read: not a regular file; restore the file"):
+        read_rows(path)
+
+
 @pytest.mark.parametrize("bad", BAD)
 def test_what_a_power_failure_has_spoilt_behind_the_last_commit_goes_with_the_rows_that_follow_it(path, bad):
     path.write_text(f'{{"step":1}}\n{{"step":2}}\n{bad}\n{{"step":4}}\n')
