@@ -22,6 +22,7 @@ DASHES = ("solid", "dashed", "dotted")  # names in matplotlib and in CSS
 MAX_GROUPS = 400  # of a curve: about one a pixel
 MAX_ALL_GROUPS = 16_000  # of all curves of a page, which keeps it below 2 MB
 MIN_GROUPS = 40
+MAX_OTHERS = 100  # panels of unknown metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ def choose_panels(runs: Sequence[RunData]) -> dict[str, list[Panel]]:
     others = [Metric(name, "", {name: ""}) for name in names if name not in known]
     num_curves = sum(len(run.metrics) for run in runs)
     max_groups = max(MIN_GROUPS, min(MAX_GROUPS, MAX_ALL_GROUPS // max(num_curves, 1)))
+    left_out = len(others) - MAX_OTHERS
+    title = f"Other metrics; {left_out:,} are left out" if left_out > 0 else "Other metrics"
     sections = {
         "Learning": [panel for metric in _LEARNING for panel in _compare(runs, metric, max_groups)],
         "Speed and memory": [
@@ -116,7 +119,7 @@ def choose_panels(runs: Sequence[RunData]) -> dict[str, list[Panel]]:
             *_split(runs, _PARTS, max_groups),
         ],
         "By source and layer": [panel for family in families for panel in _split(runs, family, max_groups)],
-        "Other metrics": [panel for metric in others for panel in _compare(runs, metric, max_groups)],
+        title: [panel for metric in others[:MAX_OTHERS] for panel in _compare(runs, metric, max_groups)],
     }
     return {title: panels for title, panels in sections.items() if panels}
 

@@ -33,6 +33,8 @@ from pretrain.utils.safe_read import MAX_RECORD_BYTES, check_fields, open_file, 
 
 SAMPLES = "samples.jsonl"
 MAX_PICTURE_BYTES = 4 * 2**20
+MAX_METRICS = 1000
+"""Most curves of a run: each is a picture of the page."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _HUGE = 2**1000  # and more counts as not finite: a larger int is no float
 
@@ -89,6 +91,11 @@ def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]], stat
     text, config = _read_config(run.config, notes)
     checkpoints, parameters = _read_checkpoints(run, notes)
     rows = read_lines(run.metrics, notes)
+    names = dict.fromkeys(name for row in rows for name in row)
+    if len(names) > MAX_METRICS:
+        notes.append(f"metrics.jsonl: all but the first {MAX_METRICS:,} metrics are left out")
+        kept = set(list(names)[:MAX_METRICS]) | {"step"}
+        rows = [{name: value for name, value in row.items() if name in kept} for row in rows]
     return RunData(
         path=path,
         label=label,

@@ -4,17 +4,20 @@
     conversion            plain text, as in a .wet file
 
 Records of other types (request, metadata, revisit) have no page. What has no text here is counted
-as `not_a_page`: other media types, statuses other than 200, and records over the limit, which are
-not read. The text is decoded as browsers do: by a byte-order mark, the charset of the server, that
-of the page, or by detection; wrong bytes become U+FFFD.
+as `not_a_page`: other media types, statuses other than 200, pages of more levels of elements than
+browsers keep, and records over the limit, which are not read. The text is decoded as browsers do:
+by a byte-order mark, the charset of the server, that of the page, or by detection; a name that
+browsers do not know counts as none, and wrong bytes become U+FFFD.
 
 Records are cut here, by their Content-Length: warcio 1.8 and FastWARC 2.0 take an archive that was
 cut off for a whole one. FastWARC then parses the one record, with its chunked and compressed bodies.
 """
 
 import codecs
+import re
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from itertools import accumulate
+from typing import Any, BinaryIO, NamedTuple
 
 from pretrain.prepare.filters import DAMAGED, NOT_A_PAGE, BadInputError, Document
 from pretrain.prepare.input_parts import Slice
@@ -25,8 +28,14 @@ SKIP_BYTES = 2**20
 MAX_HEADER_BYTES = 2**20
 HTML = ("text/html", "application/xhtml+xml")
 PLAIN = "text/plain"
+MAX_DEPTH = 512
+"""Most levels of elements, as in Chromium and WebKit."""
 PAGE_TYPES = ("response", "resource", "conversion")
 
+# Of elements that may contain themselves.
+_NESTING_TAG = re.compile(
+    r"<(/?)(?!(?:br|hr|img|input|meta|link|p|li|dd|dt|t[hdr]|tbody|option|source|wbr)\b)[a-z]", re.IGNORECASE
+)
 _FIX = "copy the file again"
 _BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
@@ -171,16 +180,40 @@ def _page(records: _RecordReader, head: _Head, limit: int) -> tuple[str, str | N
     if len(body) > limit:
         return media_type, None
     text = _decode(body, record.http_charset if is_response else None)
-    return media_type, _main_content(text) if media_type in HTML else text
+    if media_type not in HTML:
+        return media_type, text
+    return media_type, None if _is_too_deep(text) else _main_content(text)
 
 
 def _decode(body: bytes, charset: str | None) -> str:
-    from resiliparse.parse.encoding import bytes_to_str, detect_encoding
+    from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
     marked = next((encoding for bom, encoding in _BOMS.items() if body.startswith(bom)), None)
-    encoding = marked or charset or detect_encoding(body, from_html_meta=True) or "utf-8"
+    # By the table of browsers, which has no codecs that are none of text; other names count as none.
+    named = charset and map_encoding_to_html5(charset, fallback_utf8=False)
+    encoding = marked or named or detect_encoding(body, from_html_meta=True) or "utf-8"
     # Without other encodings to try, which would decode a whole page wrongly for one wrong byte.
     return bytes_to_str(body, encoding, errors="replace", fallback_encodings=())
+
+
+def _is_too_deep(html: str) -> bool:
+    """True for a page whose main content takes time that grows with the square of its depth."""
+    steps = (-1 if closes else 1 for closes in _NESTING_TAG.findall(html))
+    if max(accumulate(steps, lambda depth, step: max(0, depth + step), initial=0)) <= MAX_DEPTH:
+        return False
+    from resiliparse.parse.html import HTMLTree, traverse_dom
+
+    def look(context: Any) -> None:
+        if context.depth > MAX_DEPTH:
+            raise OverflowError
+
+    root = HTMLTree.parse(html).document
+    try:  # scripts have tags too, and some elements close others
+        if root is not None:
+            traverse_dom(root, look)
+    except OverflowError:
+        return True
+    return False
 
 
 def _main_content(html: str) -> str:

@@ -8,7 +8,7 @@ from datetime import UTC
 import pytest
 
 from pretrain.errors import ConfigError
-from pretrain.report.run_data import flatten, label_runs, read_lines, read_records, read_run_data
+from pretrain.report.run_data import MAX_METRICS, flatten, label_runs, read_lines, read_records, read_run_data
 from tests.unit.checkpoint.stand_in import save
 from tests.unit.report.run_folders import metric_row, write_lines, write_run
 
@@ -60,6 +60,13 @@ def test_a_row_that_is_being_written_is_none_and_damaged_ones_are_counted(tmp_pa
     assert [row["step"] for row in read_lines(path, notes)] == [1, 2]
     assert notes == ["m.jsonl: 4 damaged lines are left out"]
     assert read_lines(tmp_path / "absent.jsonl", notes) == [] and len(notes) == 1
+
+
+def test_a_run_has_a_limited_number_of_curves(tmp_path):
+    rows = [{"step": step, "loss": 2.5} | {f"m{number}": 1.0 for number in range(2000)} for step in (1, 2)]
+    run = read_run_data(write_run(tmp_path / "run", rows), "x", [], "done")
+    assert list(run.metrics) == ["loss", *(f"m{number}" for number in range(MAX_METRICS - 2))]
+    assert "metrics.jsonl: all but the first 1,000 metrics are left out" in run.notes
 
 
 def test_a_file_of_holes_is_left_off_at_its_first_long_line(tmp_path):

@@ -98,11 +98,27 @@ def test_plain_text_of_a_wet_file_is_kept_as_it_is(tmp_path):
         ("text/html", page(f"<meta charset='windows-1252'><h1>caf\u00e9</h1>{BODY}").encode("cp1252")),
         ("text/html; charset=latin1", b"\xef\xbb\xbf" + page(f"<h1>caf\u00e9</h1>{BODY}").encode()),
         ("text/html; charset=utf-8", page(f"<h1>caf\u00e9</h1>{BODY}\xff").encode("utf-8", "surrogateescape")),
+        *(
+            (f"text/html; charset={name}", page(f"<meta charset='utf-8'><h1>caf\u00e9</h1>{BODY}").encode())
+            for name in ("foo", "utf8mb4", "punycode", "zlib", "idna", "u\x7ft\\f-8")
+        ),
         ("text/html", ("\ufeff" + page(f"<h1>caf\u00e9</h1>{BODY}")).encode("utf-16-le")),
     ],
 )
 def test_a_page_is_decoded_by_its_mark_its_server_or_itself(tmp_path, media_type, body):
     assert kept(write(tmp_path / "a.warc", [response(body, media_type)]))[0].startswith("caf\u00e9\n")
+
+
+def test_a_page_nested_deeper_than_browsers_keep_is_none(tmp_path):
+    bodies = [
+        "<div><p>x" * 50_000,
+        "<div>" * 600 + BODY + "</div>" * 600,
+        "<div>" * 400 + BODY + "</div>" * 400,
+        BODY + "<script>" + "'<div>'" * 3000 + "</script>",
+        "<div><br>" + BODY + "</div>" * 3 + ("<div><b>x</b></div>" * 1000),
+    ]
+    found = documents(write(tmp_path / "a.warc", [response(page(body).encode()) for body in bodies]))
+    assert [one.refused for one in found] == ["not_a_page", "not_a_page", None, None, None]
 
 
 def test_bodies_that_were_sent_in_chunks_or_compressed_are_put_together(tmp_path):
