@@ -1,5 +1,6 @@
-"""Stop strings of `pretrain serve`, around the server of transformers, whose answers end with them.
+"""The server of transformers for `pretrain serve`: one model, errors of OpenAI's API, stop strings.
 
+    model     another one is 404, `model_not_found`, with the right name; the list has that alone
     request   `stop`, one text or up to 4, else `stop_strings` of the model's generation_config.json
     answer    the text before the first of them: whole, or in events that have no part of one
 
@@ -77,7 +78,7 @@ class StopTexts:
 
 
 async def _refuse(send: Send, what: str) -> None:
-    answer = {"error": {"message": what, "type": "invalid_request_error", "param": "stop"}}
+    answer = error_body(what, param="stop")
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": 400, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
@@ -148,6 +149,38 @@ class _Answer:
         return json.dumps(answer, ensure_ascii=False).encode()
 
 
+def error_body(message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    """Returns the body of an error as OpenAI's API has it; clients print its message."""
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+    return {"error": error}
+
+
+def serve_one(app: Any, name: str) -> None:
+    """Has a FastAPI app serve the model `name` alone, with the errors of OpenAI's API."""
+    from fastapi import HTTPException, Request
+    from fastapi.responses import JSONResponse
+
+    @app.exception_handler(HTTPException)
+    async def tell(_: Request, error: HTTPException) -> Any:
+        return JSONResponse(error_body(str(error.detail)), status_code=error.status_code)
+
+    @app.middleware("http")
+    async def check_model(request: Request, go_on: Callable[[Any], Awaitable[Any]]) -> Any:
+        if request.method == "GET" and request.url.path == "/v1/models":
+            only = {"id": name, "object": "model", "created": 0, "owned_by": "pretrain"}
+            return JSONResponse({"object": "list", "data": [only]})
+        is_json = "json" in request.headers.get("content-type", "")
+        try:
+            body = await request.json() if request.method == "POST" and is_json else {}
+        except ValueError:
+            body = {}  # the app reports it
+        asked = body.get("model", name) if isinstance(body, dict) else name
+        if asked != name:
+            message = f'The model "{asked}" is not served here; the model is "{name}".'
+            return JSONResponse(error_body(message, "model_not_found"), status_code=404)
+        return await go_on(request)
+
+
 def main() -> None:
     """Runs the command line of transformers: `serve FOLDER ...`."""
     from transformers import processing_utils, tokenization_utils_base
@@ -162,7 +195,9 @@ def main() -> None:
     build = server.build_server
 
     def build_server(*arguments: Any, **named: Any) -> StopTexts:
-        return StopTexts(build(*arguments, **named), defaults)
+        app = build(*arguments, **named)
+        serve_one(app, path.parent.name)
+        return StopTexts(app, defaults)
 
     server.build_server = build_server
     command.main()

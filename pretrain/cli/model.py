@@ -16,6 +16,7 @@ from pretrain.cli.completion import complete_run
 from pretrain.cli.options import Device, Json, ModelPath, print_json
 from pretrain.errors import ConfigError, LaunchError, install_fix
 from pretrain.utils.log import printable
+from pretrain.utils.status_line import status_line
 
 if TYPE_CHECKING:
     from pretrain.artifact.open import Artifact
@@ -54,7 +55,6 @@ def generate_command(
 
     Example: pretrain generate runs/quickstart --prompt "def main(" --temperature 0
     """
-    from pretrain.utils.status_line import status_line
 
     status_line().enter("importing torch")
     from pretrain.artifact.model_path import open_source
@@ -204,10 +204,12 @@ def import_command(
     from pretrain.utils.io import check_new_folder
 
     check_new_folder(out)  # before seconds of imports
+    status_line().enter(f"importing {source}")
     from pretrain.artifact.transfer import import_model
     from pretrain.inspect.describe import print_facts
 
     imported = import_model(source, out)
+    status_line().close()
     print_facts({"kind": "model", "path": str(out), **asdict(imported)}, as_json)
 
 
@@ -241,6 +243,7 @@ def export_command(
     if adapter and (to != "hf" or push is not None):
         what = "adapters alone have no --to and no --push"
         raise ConfigError(what, fix="leave --adapter out: they are merged")
+    status_line().enter(f"exporting {model}")
     from pretrain.artifact.lora import export_adapter
     from pretrain.artifact.runtime_export import check_export, export_for_runtime, was_exported
     from pretrain.artifact.transfer import export_model
@@ -265,6 +268,7 @@ def export_command(
         facts |= asdict(export_for_runtime(model, out, to, dtype=dtype, family=family, check=check))
     if push is not None:
         facts["pushed"] = push_folder(out, push)
+    status_line().close()
     print_facts(facts, as_json)
 
 
@@ -278,7 +282,7 @@ def serve_command(
     """Serve a model over HTTP as OpenAI's API does, by `transformers serve`, until Ctrl-C.
 
     A run is exported for it, to a temporary folder; the name of the model is that of its folder.
-    Whoever reaches the port can use the model, and load others from this machine.
+    Whoever reaches the port can use the model; another one is not found.
 
     Example: pretrain serve runs/chat --port 8000
     """
@@ -319,8 +323,11 @@ def inspect_command(
 
     Example: pretrain inspect runs/quickstart --verify
     """
+    if (path / "config.json").is_file():  # of Hugging Face, whose packages take seconds to import
+        status_line().enter(f"reading {path}")
     from pretrain.inspect.describe import inspect
 
+    status_line().close()
     inspect(path, verify=verify, tensors=tensors, stats=stats, as_json=as_json)
 
 

@@ -1,7 +1,7 @@
 """`pretrain quickstart`: a real run from nothing, stopped once on purpose.
 
     prepare  ->  train on two ranks, stopped by SIGTERM (exit code 75)
-             ->  the same command continues  ->  generate
+             ->  the same command continues  ->  generate  ->  report
 
 Each step is a command of its own, printed as a user would type it. A second start continues what
 it finds, as each command does.
@@ -39,7 +39,9 @@ def quickstart_command() -> None:
     """
     from pretrain.config.load import load_config
     from pretrain.run.folder import RunDir
+    from pretrain.utils.units import clock_time
 
+    began = time.monotonic()
     config = load_config(RECIPE)
     run = RunDir(config.folder)
     stop_at = config.checkpoint.every_steps
@@ -63,6 +65,11 @@ def quickstart_command() -> None:
     # So small a model copies on and on: a rare token that is drawn once, and what it has said.
     drawn = ["--top-p", "0.9", "--repetition-penalty", "1.1"]
     steps.check(["generate", str(run.path), "--prompt", PROMPT, *drawn])
+    page = run.path / "report.html"
+    steps.check(["report", str(run.path), "--output", str(page)])
+    print(f"\n-- the quickstart is over, after {clock_time(time.monotonic() - began)}. Curves and facts: {page}")
+    print("-- now your own text: pretrain prepare --input FOLDER --output data/mine")
+    print("   then a config: pretrain recipes cp quickstart mine.yaml, and data.path=data/mine", flush=True)
 
 
 class _Steps:

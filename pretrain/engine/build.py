@@ -5,6 +5,7 @@ start_accelerator  ->  build the model, on the meta device for ZeRO 3  ->  fill_
 """
 
 import ctypes
+import importlib
 import os
 import socket
 import sys
@@ -118,6 +119,7 @@ def start_accelerator(
         ConfigError: `single` with several ranks, or no such device.
         LaunchError: The ranks cannot reach each other, or a package is missing.
     """
+    import_packages(config)
     show_phase(f"starting the engine: {config.kind}, {plural(world.size, 'rank')}")
     device = pick_device(config)
     if config.kind == "single" and world.size > 1:
@@ -266,13 +268,20 @@ def deepspeed_config(
     }
 
 
-def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan: BatchPlan, num_parameters: int) -> Any:
-    if device == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
+def import_packages(config: EngineConfig) -> None:
+    """Imports what the engine needs, which takes seconds. Raises: LaunchError: A package is missing."""
+    if config.kind == "deepspeed":
+        if pick_device(config) == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        _import_deepspeed()
+    importlib.import_module("accelerate")
+
+
+def _import_deepspeed() -> None:
     # DeepSpeed's autotuner, which nothing here uses, imports MLflow where it is installed: 3 s a rank.
     hides_mlflow = sys.modules.setdefault("mlflow", cast(ModuleType, None)) is None
     try:
-        import deepspeed
+        importlib.import_module("deepspeed")
     except ImportError as error:
         fix = f"use engine.kind=ddp, or {install_fix('deepspeed')}"
         problem = f"engine.kind=deepspeed needs the deepspeed package: {error}"
@@ -280,6 +289,10 @@ def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan:
     finally:
         if hides_mlflow:
             del sys.modules["mlflow"]
+
+
+def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan: BatchPlan, num_parameters: int) -> Any:
+    import deepspeed
     from accelerate.utils import DeepSpeedPlugin
 
     quiet_libraries()
@@ -287,7 +300,10 @@ def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan:
     # /dev/shm after a kill. Setting its entry here also prevents a compiled probe of each op,
     # which a kill would leave in TMPDIR.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
-    return DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, device, grad_clip, plan, num_parameters))
+    plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, device, grad_clip, plan, num_parameters))
+    # It tells transformers of the config, for models that are loaded by it: seconds of imports.
+    vars(plugin)["set_deepspeed_weakref"] = lambda: None
+    return plugin
 
 
 def build_engine(

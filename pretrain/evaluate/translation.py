@@ -246,9 +246,12 @@ class TranslationReport:
                 f"{decoded.hypotheses.name}: {len(found.texts):,} sentences in {found.seconds:.1f} s "
                 f"({speed:.1f} a second), {found.num_tokens:,} tokens{cut}"
             )
+            has_lowercase = any(score.metric == "bleu_lowercase" for score in scores)
             for score in scores:
                 details = f"  {score.details}" if score.details else ""
                 lines.append(f"  {score.metric:<15}{score.score:6.2f}  {score.signature}{details}")
+                if score.metric == "bleu" and has_lowercase:  # the model writes no capitals
+                    lines[-1] += "  (with case: too low for this model, see the next row)"
         for paired in self.compared:
             # A heading for each pair, over its metrics.
             if pair != (paired.baseline, paired.system):

@@ -31,7 +31,7 @@ FAILURES = [code for code in range(EXIT_USAGE, EXIT_DIVERGED + 1) if code != EXI
 """Exit codes that a verdict may have."""
 MAX_VERDICT_CHARS = 2**14
 SILENT_S = 3.0
-LONG_PHASES = {"start", "load", "compile", "evaluate", "save", "close"}
+LONG_PHASES = {"start", "import", "load", "compile", "evaluate", "save", "close"}
 LONG_FACTOR = 3
 STACK_DEPTH = 8
 

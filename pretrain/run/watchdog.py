@@ -54,7 +54,7 @@ STORE_STAYS_S = 2.0
 def find_missing(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict | None:
     """Returns the verdict on ranks without a recent heartbeat; None where all have one."""
     absent = [rank for rank in range(world_size) if rank != own.rank and rank not in others]
-    if absent and own.phase in ("start", "meet"):
+    if absent and own.phase in ("start", "import", "meet"):
         text = f"{_name_ranks(absent)} never came up; {_name(own)} has been waiting {own.where()}"
         return Verdict(text, EXIT_UNAVAILABLE, tuple(absent))
     silent = [standing for standing in others.values() if standing.silent_s >= SILENT_S]
@@ -77,7 +77,8 @@ def judge(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict
     place = min((beat.marks, beat.collectives) for beat in beats)
     behind = [beat for beat in beats if (beat.marks, beat.collectives) == place]
     if len(behind) == world_size > 1:
-        text = f"all {world_size} ranks stand still at the same place: none can be named; the network may be down"
+        text = f"all {world_size} ranks stand still at the same place: none can be named"
+        text += f"; {_IMPORTS if all(map(_is_importing, beats)) else 'the network may be down'}"
         lines = [f"  {_name(beat)} is {beat.where()}, at:\n{_stack(beat)}" for beat in beats[:MAX_NAMED]]
         return Verdict("\n".join([text, *lines]))
     if any(beat.for_s < beat.limit_s for beat in behind):
@@ -85,6 +86,16 @@ def judge(own: Beat, others: Mapping[int, Standing], world_size: int) -> Verdict
     waiting = world_size - len(behind)
     lines = [_describe_hung(beat, waiting) for beat in behind[:MAX_NAMED]]
     return Verdict("\n".join(lines), EXIT_HANG, tuple(beat.rank for beat in behind))
+
+
+_IMPORTS = (
+    "they import Python packages: the disk with them is slow, or the machine busy; "
+    "start again, or raise engine.timeout_s"
+)
+
+
+def _is_importing(beat: Beat) -> bool:
+    return beat.phase == "import" or any("<frozen importlib" in call for call in beat.stack)
 
 
 def describe_silent(standing: Standing) -> str:

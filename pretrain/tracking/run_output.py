@@ -57,6 +57,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str], int]] = {
     "lr": ("lr", "{:.2e}".format, 8),
     "grad_norm": ("grad", "{:.2f}".format, 7),
     "tokens_per_s": ("tok/s", _count, 6),
+    "read_per_s": ("tok/s read", _count, 6),  # where targets are no tokens
     "images_per_s": ("img/s", _count, 6),
     "mfu": ("mfu", "{:.1%}".format, 5),
     "data_wait": ("wait", "{:.1%}".format, 6),
@@ -64,7 +65,8 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str], int]] = {
     "eta_s": ("eta", clock_time, 7),
 }
 """Shown metrics, in order: label, format, width. Rows of no step show all metrics they have."""
-_LEAST_WANTED = ("mfu", "lr", "memory_bytes", "data_wait", "grad_norm", "tokens_per_s", "images_per_s")
+_SPEEDS = ("tokens_per_s", "read_per_s", "images_per_s")
+_LEAST_WANTED = ("mfu", "lr", "memory_bytes", "data_wait", "grad_norm", *_SPEEDS)
 """Metrics that a progress line leaves out, in order, where the terminal is narrow."""
 
 
@@ -119,9 +121,12 @@ class Console:
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows a row: with the accuracy of a classifier, and images rather than their patches."""
-        hidden = [] if metrics.keys() & {"labels", "answers", "pairs"} else ["accuracy"]
+        of_tokens = not metrics.keys() & {"labels", "answers", "pairs"}
+        hidden = ["accuracy"] if of_tokens else []
         hidden += ["tokens_per_s"] if "images_per_s" in metrics else []
         metrics = {name: value for name, value in metrics.items() if name not in hidden}
+        if not of_tokens and "tokens_per_s" in metrics:
+            metrics["read_per_s"] = metrics.pop("tokens_per_s")
         if self._has_bar and "loss" in metrics:
             self._line.advance(step, self._total_steps, partial(fit_metrics, metrics))
             return

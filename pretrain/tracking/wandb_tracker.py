@@ -6,9 +6,13 @@ its death is expected: the next row starts another one under the same run id.
 """
 
 import contextlib
+import importlib
 import logging
 import os
+import shutil
 import signal
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, cast
@@ -87,6 +91,7 @@ class WandbTracker(Tracker):
 
     def __init__(self, run_dir: Path, config: TrackingConfig, identity: Identity, mode: Mode) -> None:
         self._run_dir = run_dir
+        self._temporary = run_dir / "wandb-tmp"
         self._config = config
         self._identity = identity
         self.modes = {"online": ["online", "offline"], "offline": ["offline"], "off": []}[mode]
@@ -118,8 +123,7 @@ class WandbTracker(Tracker):
 
     def _begin(self, source: Point | None) -> None:
         """Begins the run as a fork of another; None: begins it, or continues it."""
-        import wandb
-
+        wandb = _import_wandb(self._temporary)
         quiet_libraries()
         begun: dict[str, Any] = {"resume": "allow"}
         if source is not None:
@@ -232,10 +236,26 @@ class WandbTracker(Tracker):
         self._run.finish()
         if self._steps is not None:
             self._steps.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def abandon(self) -> None:
         """Ends a service that hangs: the exit hook of wandb would wait for it without limit."""
         _kill_service()
+
+
+def _import_wandb(temporary: Path) -> Any:
+    """Imports wandb, which makes temporary folders as it is imported: below `temporary`.
+
+    A process that ends at once leaves them: in the folder of the run its next start removes them.
+    """
+    if "wandb" not in sys.modules:
+        shutil.rmtree(temporary, ignore_errors=True)
+        before, tempfile.tempdir = tempfile.tempdir, str(make_dir(temporary))
+        try:
+            import wandb  # noqa: F401
+        finally:
+            tempfile.tempdir = before
+    return importlib.import_module("wandb")
 
 
 def _forget_service() -> None:

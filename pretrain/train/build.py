@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,7 +25,13 @@ from pretrain.data.loader import TrainLoader, ValidationLoader
 from pretrain.data.order import SkipRanges
 from pretrain.data.stream import SourceStreams, open_windows
 from pretrain.dist import World
-from pretrain.engine.build import build_engine, builds_sharded, fill_sharded, start_accelerator
+from pretrain.engine.build import (
+    build_engine,
+    builds_sharded,
+    fill_sharded,
+    import_packages,
+    start_accelerator,
+)
 from pretrain.engine.engine import Engine
 from pretrain.model import LanguageModel, build_model
 from pretrain.model.build import fill_weights
@@ -56,6 +62,9 @@ from pretrain.train.step import TrainModule
 from pretrain.types import Columns
 from pretrain.utils.status_line import show_phase
 from pretrain.utils.units import count
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +107,23 @@ class Run:
     attempt: int
 
 
+def _meet(config: RunConfig, plan: BatchPlan, world: World, progress: Progress) -> "Accelerator":
+    progress.enter("import")
+    show_phase("importing the engine")
+    import_packages(config.engine)
+    progress.enter("meet")
+    num = count_parameters(config.model)
+    accelerator = start_accelerator(config.engine, config.optim.grad_clip, plan, num, world)
+    agree_on_versions(world)
+    return accelerator
+
+
 def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> tuple[Run, TrainState]:
     """Builds every part and restores the newest checkpoint, if there is one. Collective."""
     config, folder, dataset = claim.config, claim.folder, claim.dataset
     plan = config.plan_ranks(world.size)
     optim, clip = config.optim, config.optim.grad_clip
-    progress.enter("meet")
-    accelerator = start_accelerator(config.engine, clip, plan, count_parameters(config.model), world)
-    agree_on_versions(world)
+    accelerator = _meet(config, plan, world, progress)
     progress.enter("load")
     config = pin_start(fetch_run(claim, world, progress), world)
     claim = replace(claim, config=config)

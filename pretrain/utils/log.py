@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pretrain.utils.io import disk_errors
 from pretrain.utils.process import guard_stderr
-from pretrain.utils.status_line import status_line, stderr_console
+from pretrain.utils.status_line import in_notebook, status_line, stderr_console
 
 OWN_LOGGERS = ("pretrain", "pretrain_launch")
 NOISY_LIBRARIES = (
@@ -102,7 +102,7 @@ def _is_line(record: logging.LogRecord) -> bool:
 
 
 def _stderr_handler() -> logging.Handler:
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or in_notebook():
         handler: logging.Handler = _StderrHandler()
         handler.setFormatter(_RedactingFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
         return handler

@@ -6,12 +6,13 @@
     with transient_bar() as bar: ...                  a bar of another command, instead of it
 
 A thread keeps the time moving while the main thread imports or computes. Log lines appear above it
-(`pretrain.utils.log`). There is no status line where stderr is no terminal.
+(`pretrain.utils.log`). There is no status line where stderr is no terminal, or a notebook's.
 """
 
 import contextlib
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,7 +32,12 @@ def stderr_console() -> Any:
     """Returns the one `rich.console.Console` on stderr: log lines stay above the status line or a bar."""
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(stderr=True, force_terminal=False if in_notebook() else None)
+
+
+def in_notebook() -> bool:
+    """Returns whether a kernel of Jupyter has started this: its cell keeps every frame of a bar."""
+    return "JPY_PARENT_PID" in os.environ
 
 
 def show_phase(text: str) -> None:

@@ -72,7 +72,9 @@ def test_the_quickstart_prepares_trains_stops_resumes_and_generates(newcomer):
     drawn = "--top-p 0.9 --repetition-penalty 1.1"
     generate = f"pretrain generate runs/quickstart --prompt '{prompt}' {drawn}"
     prepare = "pretrain prepare --output data/stdlib --vocab-size 2048"
-    assert shown == [prepare, train, train, generate.splitlines()[0]]
+    report = "pretrain report runs/quickstart --output runs/quickstart/report.html"
+    assert shown == [prepare, train, train, generate.splitlines()[0], report]
+    assert "-- the quickstart is over, after " in output and (newcomer.clone / report.split()[-1]).is_file()
     assert output.rpartition(f"$ {generate}\n")[2].startswith(prompt)
 
     run = newcomer.clone / "runs/quickstart"

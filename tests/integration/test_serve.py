@@ -105,6 +105,9 @@ def test_a_run_answers_a_client_of_openai_as_generate_does_and_ends_at_a_signal(
         assert "".join(streamed) == choice.message.content
         with pytest.raises(openai.BadRequestError, match="stop must be a text, or a list of up to 4 texts"):
             client.completions.create(model="run", prompt="Who", stop=list("abcde"))
+        assert [model.id for model in client.models.list()] == ["run"]
+        with pytest.raises(openai.NotFoundError, match=r'"gpt-4" is not served here; the model is "run"'):
+            client.completions.create(model="gpt-4", prompt="Who?", max_tokens=1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=LIMIT_S) == 0
         assert not list(tmp_path.glob("pretrain-serve-*"))

@@ -118,7 +118,9 @@ def test_beams_are_compared_with_the_first_and_written_apart(folder, tmp_path):
         "signature"
     ] == "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" + (sacrebleu.__version__)
     assert facts["systems"][1]["sentences"] == 4
-    assert any(line.startswith("  bleu_tokenized ") for line in report.lines())
+    (row,) = {line for line in report.lines()[:5] if line.startswith("  bleu ")}
+    assert row.endswith("(with case: too low for this model, see the next row)")
+    assert [line.split()[0] for line in report.lines()[1:4]] == ["bleu_tokenized", "bleu", "bleu_lowercase"]
 
 
 def test_another_model_is_the_baseline_and_translates_alike(folder, tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from pretrain.run.heartbeat import MAX_VERDICT_CHARS, Beat, Standing, Verdict
+from pretrain.run.heartbeat import MAX_VERDICT_CHARS, Beat, Standing, Verdict, limit_of
 from pretrain.run.watchdog import describe_store, judge
 
 WAITING = Beat(0, "n1", 100, 60, 41, 90, "update", 10, 9.0, 8.0, ["train/loop.py:72 train"])
@@ -60,6 +60,20 @@ def test_where_all_stand_at_the_same_place_nobody_is_named():
     assert verdict.culprits == ()
     assert verdict.text.startswith("all 2 ranks stand still at the same place: none can be named")
     assert verdict.text.count("train/loop.py:72") == 2
+
+
+@pytest.mark.parametrize(
+    "importing", [{"phase": "import"}, {"stack": ["<frozen importlib._bootstrap>:241 _call_with_frames_removed"]}]
+)
+def test_packages_that_are_slow_to_import_are_not_taken_for_the_network(importing):
+    one = replace(WAITING, **importing)
+    verdict = judge(one, live(replace(one, rank=1)), 2)
+    assert verdict.text.startswith(
+        "all 2 ranks stand still at the same place: none can be named; they import Python packages: the disk with"
+    )
+    assert "network" not in verdict.text
+    assert "the network may be down" in judge(one, live(replace(WAITING, rank=1)), 2).text
+    assert limit_of("import", 10.0) == 30.0
 
 
 def test_a_single_process_that_hangs_is_named():

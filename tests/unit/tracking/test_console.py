@@ -78,7 +78,8 @@ def test_rows_of_a_classifier_have_its_accuracy_and_those_of_images_no_patches(c
     for added in ({"tokens": 40.0}, {"labels": 40.0}, {"labels": 40.0, "images_per_s": 20.0}):
         Console(10, 1).show(5, row | added)
     shown = [" ".join(record.getMessage().split()[2:]) for record in caplog.records]
-    assert shown == ["loss 0.5000 tok/s 340", "loss 0.5000 acc 75.0% tok/s 340", "loss 0.5000 acc 75.0% img/s 20"]
+    # Targets of a classifier are labels: its tokens are said to be those that are read.
+    assert shown == ["loss 0.5000 tok/s 340", "loss 0.5000 acc 75.0% tok/s read 340", "loss 0.5000 acc 75.0% img/s 20"]
 
 
 def test_days_are_named():

@@ -100,6 +100,19 @@ def test_offline_rows_arrive_in_order_and_the_folder_says_how_to_sync(python, tm
     assert "wandb sync wandb/offline-run-*-abc123\n" in (tmp_path / "run" / "wandb" / "SYNC.txt").read_text()
 
 
+@pytest.mark.parametrize("leaves", ["m.close(); os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_nothing_is_left_in_the_folder_for_temporary_files_however_the_process_ends(python, tmp_path, leaves):
+    (tmp_path / "tmp").mkdir()
+    picture = "m.log(1, {'loss': 1.0}); wait_for_children(); import wandb; wandb.Artifact"
+    python(f"m = mirror(); {picture}; {leaves}", TMPDIR=str(tmp_path / "tmp"))
+    assert not list((tmp_path / "tmp").glob("tmp*"))
+    kept = tmp_path / "run/wandb-tmp"
+    assert kept.exists() == ("SIGKILL" in leaves)
+    if kept.exists():  # removed by the next start, whose own folders are removed at its end
+        python("m = mirror(); m.log(2, {'loss': 1.0}); m.close()", TMPDIR=str(tmp_path / "tmp"))
+        assert not kept.exists()
+
+
 @pytest.mark.long
 def test_rows_that_an_earlier_attempt_sent_are_not_sent_again(python, tmp_path):
     python("m = mirror(); [m.log(step, {'loss': 1.0}) for step in range(1, 6)]; m.close()")

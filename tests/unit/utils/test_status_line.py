@@ -20,7 +20,7 @@ BEGIN = """
 """
 
 
-def on_terminal(code: str, columns: int = 80, until: bytes = b"") -> list[str]:
+def on_terminal(code: str, columns: int = 80, until: bytes = b"", **environment: str) -> list[str]:
     """Runs code after BEGIN on a terminal; returns all that it shows, a state of its last line each.
 
     A line of stdin comes when `until` has been shown.
@@ -32,7 +32,7 @@ def on_terminal(code: str, columns: int = 80, until: bytes = b"") -> list[str]:
         stdout=subprocess.PIPE,
         stderr=slave,
         text=True,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns), **environment},
     )
     os.close(slave)
     seen = b""
@@ -45,7 +45,7 @@ def on_terminal(code: str, columns: int = 80, until: bytes = b"") -> list[str]:
     os.close(master)
     finish(child)
     assert child.returncode == 0, shown
-    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l"), "the cursor is visible"
+    assert environment or shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l"), "the cursor is visible"
     return [line.rstrip() for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))]
 
 
@@ -60,6 +60,16 @@ def test_a_phase_is_shown_with_its_time_and_disappears():
     shown = on_terminal(code, until=b"importing torch 0:01")
     assert "importing torch 0:00" in [text[2:] for text in shown]
     assert [text for text in shown if text][-1] == "done"
+
+
+def test_a_cell_of_a_notebook_has_lines_and_no_frames_although_its_commands_have_a_terminal():
+    code = """
+        show_phase("importing torch")
+        line.advance(1, 3, lambda width: "loss 5.1")
+        line.close()
+    """
+    (shown, *rest) = on_terminal(code, JPY_PARENT_PID="1")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d INFO    importing torch", shown) and rest == [""]
 
 
 def test_the_bar_moves_with_each_step_and_its_last_state_stays():
