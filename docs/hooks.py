@@ -1,8 +1,10 @@
 """Hooks of the documentation site: pages from outside `docs/`, the command reference, and the API pages."""
 
+import json
 import re
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -16,8 +18,9 @@ OUTSIDE = {
     "LICENSE": "license.md",
     "slurm/README.md": "slurm.md",
     "benchmarks/results.md": "benchmarks.md",
+    "docs/python.ipynb": "python.md",
 }
-"""Page of the site for each document that lies outside of `docs/`."""
+"""Page of the site for each document that lies outside of `docs/`, or is no Markdown."""
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 
 
@@ -29,8 +32,28 @@ def _command_reference() -> str:
     from pretrain.cli.commands import app
 
     command = typer.main.get_command(app)
+    _lengthen(command)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="pretrain", title="Commands")
     return re.sub(r"^Example: (.+)$", r"    \1", text, flags=re.MULTILINE)
+
+
+def _lengthen(command: Any) -> None:
+    """Has the lists of commands show whole sentences, which typer cuts to 45 characters."""
+    for inner in getattr(command, "commands", {}).values():
+        inner.short_help = " ".join((inner.help or "").split("\n\n")[0].split())
+        _lengthen(inner)
+
+
+def _notebook_page(text: str) -> str:
+    """Returns a notebook as Markdown, with the texts that its cells have printed."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            shown = "".join(output.get("text") or output.get("data", {}).get("text/plain", ""))
+            parts.append(f"```text\n{shown.rstrip()}\n```")
+    return "\n\n".join(parts)
 
 
 def _api_pages() -> dict[str, str]:
@@ -59,6 +82,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that are no files of `docs/`."""
     pages = {page: (ROOT / path).read_text(encoding="utf-8") for path, page in OUTSIDE.items()}
+    pages["python.md"] = _notebook_page(pages["python.md"])
     pages["license.md"] = f"# Licence\n\n```text\n{pages['license.md']}```\n"
     for page, text in {**pages, "commands.md": _command_reference(), **_api_pages()}.items():
         files.append(File.generated(config, page, content=text))

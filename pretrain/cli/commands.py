@@ -15,12 +15,12 @@ from typing import Annotated, Any
 import typer
 
 from pretrain import __version__
+from pretrain.cli.attention_pictures import attention_command
 from pretrain.cli.data import data_app, prepare_command
 from pretrain.cli.doctor import doctor_command, drill_command
 from pretrain.cli.evaluate import average_command, evaluate_command
 from pretrain.cli.launch import launch_app
 from pretrain.cli.model import (
-    attention_command,
     classify_command,
     export_command,
     generate_command,

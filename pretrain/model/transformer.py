@@ -247,7 +247,7 @@ class Transformer(nn.Module):
             cache: For decoding: the batch continues the cached positions and is appended to the
                 cache. The source is encoded at the first step only.
             logits: Run the head. Objectives run it chunk by chunk, without materialising all
-            logits.
+                logits.
         """
         rows = _target_rows(batch)
         if self.shared is not None:

@@ -192,7 +192,7 @@ def test_turns_are_typed_in_a_terminal(models, tmp_path):
     piped.send_signal(signal.SIGINT)
     _, errors = finish(piped)
     assert piped.returncode == 130
-    assert errors.startswith("note: the lines of standard input are the turns of one conversation; --prompt asks")
+    assert errors.startswith("note: standard input is one conversation, a turn a line; --prompt gives a text instead")
     assert errors.endswith("interrupted\n") and "Traceback" not in errors
     refused = run_warm("generate", str(folder), "--chat", "--json", cwd=tmp_path)
     assert refused.code == 64 and "a conversation needs a terminal" in refused.stderr
