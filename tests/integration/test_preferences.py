@@ -272,5 +272,7 @@ def test_pairs_that_are_longer_than_a_row_are_counted_or_refused(runs, tmp_path)
 def test_what_cannot_be_is_refused(tmp_path, overrides, message):
     prepare(tmp_path / "shards", "preferences", pairs_of(9, 1), pairs_of(3, 2), "{vocab_size: 300}")
     maker = RunMaker(tmp_path, tmp_path / "shards/data", DPO)
+    (tmp_path / "BASE_RUN").mkdir()
+    (tmp_path / "BASE_RUN/config.json").write_text("{}")  # what begins a run must be there, and is read last
     result = run_warm("train", str(maker.config("refused")), "model.preset=llama-tiny", *overrides, cwd=tmp_path)
     assert (result.code, len(result.errors)) == (64, 1) and message in result.errors[0]
