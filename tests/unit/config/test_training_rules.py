@@ -40,7 +40,7 @@ def test_one_expert_whose_weight_is_always_1_is_not_trained():
     experts = model("mixtral-tiny", decoder={"experts": {"count": 4, "top_k": 1}})
     message = "top_k=1 with normalize=true .*, which makes every weight 1 and leaves the router without a gradient; "
     with pytest.raises(ValueError, match=f"{message}set normalize=false"):
-        check_training(OptimConfig(lr=1e-3), EngineConfig(), experts, 10, BATCH)
+        check_training(OptimConfig(lr=1e-3), EngineConfig(), experts, BATCH)
 
 
 def test_heads_and_windows_of_a_recurrent_model_are_refused():
