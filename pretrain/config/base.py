@@ -22,6 +22,8 @@ MAX_SIDE = 2**14
 """Most pixels of a side of an image."""
 MAX_ROWS = 2**30
 """Most rows of a table: tokens, positions, hashes."""
+MAX_BATCH_TOKENS = 2**40
+"""Most tokens of a step: `plan` tries the divisors of its rows."""
 
 
 def expand_home(path: str) -> str:

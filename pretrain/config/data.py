@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pretrain.config.base import NAME_PATTERN, OFF, OnResume, Section, UserPath
+from pretrain.config.base import MAX_BATCH_TOKENS, NAME_PATTERN, OFF, OnResume, Section, UserPath
 from pretrain.errors import ConfigError, DataError
 from pretrain.utils.remote import check_no_secrets
 
@@ -226,7 +226,7 @@ class BatchMilestoneConfig(Section):
 
     tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
     """Tokens of the run after which the size applies, from the next step on."""
-    global_tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    global_tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1, le=MAX_BATCH_TOKENS)
     """Tokens of one optimizer step over all ranks."""
 
 
@@ -251,7 +251,7 @@ class ShortWindowsConfig(Section):
 class BatchConfig(Section):
     """Batch of one optimizer step."""
 
-    global_tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1)
+    global_tokens: Annotated[int, OnResume.ALLOW] = Field(ge=1, le=MAX_BATCH_TOKENS)
     """Tokens of one optimizer step over all ranks: rows times `seq_len`."""
     schedule: list[BatchMilestoneConfig] = Field(default_factory=list)
     """Later sizes of `global_tokens`, by ascending tokens: a batch that grows."""

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from pretrain.config.data import BatchConfig, BatchPlan, StepRows, plan_batch
 from pretrain.config.load import load_config
@@ -25,6 +26,16 @@ def test_what_does_not_divide_names_the_nearest_that_do():
 def test_a_batch_smaller_than_one_micro_batch_a_rank_names_the_smallest_that_is_not():
     with pytest.raises(ConfigError, match=r"= 16384; use 16384$"):
         plan_batch(BatchConfig(global_tokens=512, seq_len=512, micro=8), 4)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_batch_that_no_run_has_is_refused(later):
+    """`plan` would try its divisors without end."""
+    sizes = {"global_tokens": 2**62, "schedule": []}
+    if later:
+        sizes = {"global_tokens": 512, "schedule": [{"tokens": 4096, "global_tokens": 2**62}]}
+    with pytest.raises(ValidationError, match=r"global_tokens\s+Input should be less than or equal to 1099511627776"):
+        BatchConfig.model_validate({**sizes, "seq_len": 512, "micro": 1})
 
 
 @given(st.integers(1, 10**6), st.integers(1, 512), st.integers(1, 16), st.integers(1, 64))
