@@ -200,7 +200,7 @@ def refuse_bad_end(run: Run, state: TrainState, loss: float, num_skipped: int = 
     raise DivergedError(
         f"the run ends in {bad}, not finite and skipped; no checkpoint of them is kept",
         where=str(run.folder.path / "bad_step.json"),
-        fix=(f"end it before by train.stop_after={good}, or " if good else "") + _advice(run, None),
+        fix=(f"end it before by train.stop_after={good}, or " if good else "") + _advice(run, None, good),
     )
 
 
@@ -247,7 +247,7 @@ def report_bad_step(run: Run, state: TrainState, batch: StepBatch, loss: float, 
         raise DivergedError(
             f"the gradient was not finite {steps} {state.step}{cause}",
             where=str(run.folder.path / "bad_step.json"),
-            fix=_advice(run, fault),
+            fix=_advice(run, fault, state.step - in_a_row),
         )
 
 
@@ -269,7 +269,7 @@ def _write(run: Run, state: TrainState, loss: float, ids: list[int], fault: Faul
         log.warning("%s; the report of step %d is lost", error, state.step)
 
 
-def _advice(run: Run, fault: Fault | None) -> str:
+def _advice(run: Run, fault: Fault | None, good_step: int) -> str:
     if fault is not None and fault.what.startswith("the weight "):
         return "go back to a checkpoint from before, and look for memory errors on that machine"
     loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale", 2.0)
@@ -277,6 +277,8 @@ def _advice(run: Run, fault: Fault | None) -> str:
         return "the loss scale is at its minimum, 1: fp16 cannot hold these values; use engine.precision=bf16"
     # Finite weights are no good ones: a high rate may have spoiled them steps before.
     advice = "lower optim.lr, or skip the samples named there"
-    if not run.folder.has_saved():
+    # A save that is under way will have been committed.
+    is_saved = run.folder.has_saved() or 0 < run.config.checkpoint.every_steps <= good_step
+    if not is_saved:
         return advice
     return f"{advice}; `pretrain rollback` goes back to before the loss rose"

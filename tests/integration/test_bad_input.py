@@ -48,7 +48,7 @@ BAD_TEXT = {
         {"a.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 99)[:-9]},
         ["a.jsonl.gz, byte 1386 (uncompressed)", "gzip"],
     ),
-    "a file of another type": ({"a.pdf": b"%PDF"}, ["a.pdf", "unsupported file type", "give one of .txt"]),
+    "a file of another type": ({"a.pdf": b"%PDF"}, ["a.pdf: a PDF; extract its text first", "format: text"]),
 }
 
 

@@ -27,7 +27,7 @@ from benchmarks.simulated_ranks import (
     simulate,
     start_rank,
 )
-from pretrain.config.engine import EngineConfig
+from pretrain.config.engine import PLAIN_ENGINE, EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
@@ -36,7 +36,7 @@ from pretrain.data.loader import cut_columns
 from pretrain.dist import World
 from pretrain.engine import build
 from pretrain.engine.engine import Engine
-from pretrain.model.build import initial_weight
+from pretrain.model.build import build_model, initial_weight
 from pretrain.objective import build_loss
 from pretrain.optim.groups import group_parameters
 from pretrain.plan import gathers
@@ -85,12 +85,13 @@ def places(world: World, of: list[int], ranks: int, stages: list[int]) -> list[l
     length, and the first and last element of it on this rank.
     """
     one_of = join(of[world.rank], ranks)
+    whole = build_model(ModelConfig.model_validate(expand_preset(SMALL)), PLAIN_ENGINE, torch.device("cpu"))
+    groups = [list(group.names) for group in group_parameters(whole)]
     found = []
     for stage in stages:
         built, engine = _start(one_of, stage, "compute", SMALL)
         shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in built.named_parameters()}
         sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-        groups = [list(group.names) for group in group_parameters(built)]
         lines = groups if stage in (1, 2) else [[name] for group in groups for name in group]
         pieces = {fragment.name: fragment for fragment in engine.state.owned_fragments()}
         assert all(pieces[name].shape == shapes[name] for name in pieces)

@@ -187,10 +187,11 @@ def test_the_start_is_told_phase_by_phase_and_other_libraries_say_nothing(run):
     lines = done.stderr.splitlines()
     told = [line.split(" INFO    ") for line in lines]
     assert [line for line, parts in zip(lines, told, strict=True) if len(parts) != 2] == []
-    phases = [what for _, what in told[:5]]
+    phases = [what for _, what in told[:6]]
     assert phases[0] == "importing torch" and phases[1].startswith("reading /")
-    assert phases[2:4] == ["starting the engine: single, 1 rank", "building a model of 23.7 k parameters"]
-    assert phases[4] == "starting runs/run, 12 steps: single, fp32, 1 x cpu"
+    engine = ["importing the engine", "starting the engine: single, 1 rank"]
+    assert phases[2:5] == [*engine, "building a model of 23.7 k parameters"]
+    assert phases[5] == "starting runs/run, 12 steps: single, fp32, 1 x cpu"
 
 
 def test_a_run_that_is_done_ends_with_a_summary_and_the_next_commands(run):

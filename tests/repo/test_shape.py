@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "shards": (12, 2514),
     "tokenizer": (12, 2718),
     "tracking": (12, 1912),
-    "train": (16, 3387),
+    "train": (16, 3389),
     "utils": (14, 2170),
 }
 """Files and lines of each folder of `pretrain/` (modules beside them are the room ""), and of `launch/`."""

@@ -9,9 +9,9 @@ from pretrain.checkpoint.format import (
     SCHEMA,
     Manifest,
     NewerFormatError,
-    _crc32,
     list_checkpoints,
     load_manifest,
+    seal,
     step_name,
     step_of,
 )
@@ -25,7 +25,7 @@ GOOD = Manifest(SCHEMA, {"step": 3}, {"w": [2, 3]}, ["exp_avg"], [FileRecord("ra
 def write_manifest(folder, **changes):
     """Writes a manifest whose CRC is right, with changed fields."""
     content = GOOD.to_json()["content"] | changes
-    write_json(folder / MANIFEST, {"content": content, "crc32": _crc32(content)})
+    write_json(folder / MANIFEST, seal(content))
 
 
 def test_a_manifest_is_read_back_as_it_was_written(tmp_path):
@@ -116,7 +116,7 @@ def test_fields_that_are_missing_or_unknown_are_damage(tmp_path):
     with pytest.raises(CheckpointError, match="the manifest is damaged"):
         load_manifest(tmp_path)
     content = {key: value for key, value in GOOD.to_json()["content"].items() if key != "shapes"}
-    write_json(tmp_path / MANIFEST, {"content": content, "crc32": _crc32(content)})
+    write_json(tmp_path / MANIFEST, seal(content))
     with pytest.raises(CheckpointError, match="the manifest is damaged"):
         load_manifest(tmp_path)
 
