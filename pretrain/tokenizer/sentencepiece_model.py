@@ -101,6 +101,9 @@ def _build_model(proto: Any, theirs: Tokenizer, state: dict[str, Any]) -> Any:
     if trained.model_type == _UNIGRAM:
         if state["type"] == "Unigram":  # with pieces of their own, such as sentinels
             scored, unknown = [tuple(one) for one in state["vocab"]], state["unk_id"]
+            names = [piece for piece, _ in scored]  # T5's class has 2 for every model
+            if (piece := proto.pieces[trained.unk_id].piece) in names:
+                unknown = names.index(piece)
         else:
             scored, unknown = [(one.piece, one.score) for one in proto.pieces], trained.unk_id
         return models.Unigram(scored, unknown, byte_fallback=trained.byte_fallback)

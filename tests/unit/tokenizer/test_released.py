@@ -225,6 +225,7 @@ FAMILIES = {
     "mistral": ("tokenizer.model", {"model_type": "mistral", "tokenizer_class": "LlamaTokenizer"}, {}),
     "xlm-roberta": ("sentencepiece.bpe.model", {"model_type": "xlm-roberta"}, {}),
     "alone": ("tokenizer.model", None, {}),
+    "t5, other ids": ("spiece.model", {"model_type": "t5"}, {}),
 }
 MEANT = (
     "", " ", "  ", " a", "a ", "  a  b   c ", "a\nb\n\n", "\r\n a", "\ta", "007 12345", "<sym>a <sym> b<sym>television",
@@ -257,6 +258,7 @@ def write_pieces(folder, family, kind):
 PAIRS = [
     *(("llama", kind) for kind in KINDS),
     *(("t5", kind) for kind in ("unigram", "spaces", "identity", "symbols", "unknown")),
+    ("t5, other ids", "unigram"),
     *(("mistral", kind) for kind in ("llama", "unigram")),
     *(("xlm-roberta", kind) for kind in ("unigram", "bare")),
     *(("alone", kind) for kind in ("llama", "unigram", "bytes")),
