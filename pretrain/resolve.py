@@ -13,7 +13,6 @@ import numpy as np
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import HeadConfig, SpecialTokens
 from pretrain.config.objective import NEEDS, ObjectiveConfig
-from pretrain.config.prepare import TokenizerConfig
 from pretrain.config.resumption import start_folder
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError, DataError
@@ -26,7 +25,7 @@ from pretrain.tokenizer import (
     describe_vocabulary,
     load_tokenizer,
     parse_tokenizer,
-    read_given,
+    read_release,
     special_tokens_of,
 )
 
@@ -71,7 +70,7 @@ def _has_new_tokens(config: RunConfig, dataset: Dataset) -> bool:
     if not start.exists():
         return False
     try:
-        content = read_given(TokenizerConfig(kind="given", path=str(start))).content
+        content = read_release(str(start))
     except DataError:  # a model without a tokenizer
         return False
     theirs = parse_tokenizer(content, str(start))

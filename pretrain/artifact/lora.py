@@ -35,7 +35,6 @@ from pretrain.artifact.source import (
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
-from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import ConfigError, DataError, LaunchError, install_fix
 from pretrain.interop.choose import choose_family
 from pretrain.interop.family import Family
@@ -43,7 +42,7 @@ from pretrain.interop.fields import CARD
 from pretrain.model.build import seeded_by_name
 from pretrain.model.stack import Stack
 from pretrain.tokenizer import parse_tokenizer
-from pretrain.tokenizer.file import read_given
+from pretrain.tokenizer.file import read_release
 from pretrain.tokenizer.released import compare_texts, probe_texts
 from pretrain.utils.io import new_folder, write_file, write_json
 
@@ -258,7 +257,7 @@ def check_tokens(source: ModelSource, data: Path) -> None:
     if content is None:
         folder = source.path / TOKENIZER_FOLDER
         path = folder if folder.is_dir() else source.path
-        content = read_given(TokenizerConfig(kind="given", path=str(path))).content
+        content = read_release(str(path))
     theirs = parse_tokenizer(content, str(source.path))
     ours = parse_tokenizer(data.read_bytes(), str(data))
     numbers = ours.get_vocab(with_added_tokens=True)

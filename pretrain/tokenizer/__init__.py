@@ -29,6 +29,7 @@ from pretrain.tokenizer.file import (
     own_template,
     parse_tokenizer,
     read_given,
+    read_release,
     resolve_template,
     tokenizer_hash,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "own_template",
     "parse_tokenizer",
     "read_given",
+    "read_release",
     "resolve_template",
     "sentinel_ids",
     "separator_ids",

@@ -10,6 +10,7 @@ No code in the folder of a tokenizer is run, and nothing is unpickled.
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,15 @@ def read_given(config: TokenizerConfig) -> GivenTokenizer:
     fill_up(tokenizer, config.vocab_multiple)
     after = dump_tokenizer(tokenizer)
     return GivenTokenizer(content if after == before else after, eos, found.theirs)
+
+
+@lru_cache(maxsize=1)
+def read_release(path: str) -> bytes:
+    """Returns the tokenizer.json of a release; once, as transformers is slow and may warn.
+
+    Raises: The errors of `read_given`.
+    """
+    return read_given(TokenizerConfig(kind="given", path=path)).content
 
 
 def _read(place: Path) -> ReleasedTokenizer:

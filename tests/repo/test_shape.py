@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "run": (7, 1524),
     "scale": (7, 1478),
     "shards": (12, 2514),
-    "tokenizer": (12, 2721),
+    "tokenizer": (12, 2733),
     "tracking": (12, 1912),
     "train": (16, 3389),
     "utils": (14, 2170),

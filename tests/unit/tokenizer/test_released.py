@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import DataError
-from pretrain.tokenizer import dump_tokenizer, read_given, train_tokenizer
+from pretrain.tokenizer import dump_tokenizer, read_given, read_release, train_tokenizer
 from pretrain.tokenizer.released import list_tokenizer_files, read_released
 from tests.helpers.tokenizers import train_bpe, train_sentencepiece
 from tests.unit.tokenizer.test_kinds import LICENSE
@@ -114,6 +114,13 @@ def test_the_first_token_that_differs_is_named_with_both_numbers(tmp_path, caplo
     with caplog.at_level(logging.WARNING):
         given(written(tmp_path, "bpe", tokenizer_config__json=FAST | {"added_tokens_decoder": THINK}))
     assert "'<|im_start|>' is none in tokenizer.json and 300 in AutoTokenizer; the latter is used" in caplog.text
+
+
+def test_a_release_that_a_start_asks_for_twice_is_read_and_told_of_once(tmp_path, caplog):
+    written(tmp_path, "bpe", tokenizer_config__json=FAST | {"added_tokens_decoder": THINK})
+    with caplog.at_level(logging.WARNING):
+        assert read_release(str(tmp_path)) == read_release(str(tmp_path)) != trained("bpe")
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(
