@@ -1,6 +1,6 @@
 # install      .venv with pretrain and its development tools; redone only when pyproject.toml or the lock has changed
 # quickstart   the whole path on two CPU ranks: prepare, train, stop, resume, generate; installs what a run needs alone
-# test         the fast tests, in JOBS processes (2)
+# test         the fast tests, in JOBS processes (3: one more than a small machine has cores, as many tests wait)
 # check        format, lint, types, repository rules
 # drills       the long tests: all groups, ONLY=kills,slurm, CHANGED=origin/main, or LAST_FAILED=1 (see CONTRIBUTING.md)
 # docs         the documentation site in build/site, links checked
@@ -15,7 +15,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOCK ?= .ci/constraints.txt
 BENCH ?= --quick
-JOBS ?= 2
+JOBS ?= 3
 # What benchmarks share, and the parts of one. decoder_step needs a clone of nanoGPT: NANOGPT=folder make bench.
 # BY_HAND name a case, or need texts or a GPU besides.
 PARTS := common peers recall_data recurrent_figure trainer_% finetune_% gpu_%
@@ -62,7 +62,7 @@ check: .venv/.dev
 	$(BIN)/python -m pytest tests/repo
 
 drills: .venv/.drills
-	$(BIN)/python -m tests.drills --jobs $(JOBS) $(if $(ONLY),--only $(ONLY)) $(if $(CHANGED),--changed $(CHANGED)) \
+	$(BIN)/python -m tests.drills --jobs 2 $(if $(ONLY),--only $(ONLY)) $(if $(CHANGED),--changed $(CHANGED)) \
 	    $(if $(LAST_FAILED),--last-failed)
 
 docs: .venv/.docs

@@ -29,7 +29,7 @@ def test_the_best_checkpoint_is_kept_and_named_and_a_resumed_run_knows_it(make_r
     assert (read_best(run.checkpoints).step, read_best(run.checkpoints).value) == (best, losses[best])
 
     (run.checkpoints / BEST).unlink()  # as if it had been killed before: metrics.jsonl knows
-    done = warm("train", str(config), *ALONE, "optim.lr=1.0", cwd=tmp_path)
+    done = warm("train", str(config), *ALONE, "optim.lr=5.0", cwd=tmp_path)
     assert done.code == 0, done.stderr
     assert all(loss > losses[best] for step, loss in validations(run).items() if step > 10), "so high a rate does harm"
     assert read_best(run.checkpoints).step == best

@@ -287,7 +287,7 @@ def test_a_model_of_answers_continues_labels_and_serves_no_text(answered, tmp_pa
     refusals = {
         ("generate", run, "--prompt", "which"): "language model's head",
         ("classify", run, "--text", "which"): "labels nothing: its head is not over labels",
-        ("serve", run): "a server generates texts, unlike this model",
+        ("serve", run): "a server continues texts, unlike this model",
         ("export", run, str(tmp_path / "out"), "--to", "onnx"): "head.kind=spans: ONNX Runtime computes lm",
     }
     for command, message in refusals.items():
