@@ -14,6 +14,7 @@ from pretrain.config.prepare import InputConfig
 from pretrain.config.texts.templates import Template, is_jinja, turns_of
 from pretrain.prepare.filters import Document
 from pretrain.prepare.readers.messages import (
+    LEARNED_FIELDS,
     Messages,
     check_learned,
     read_messages,
@@ -30,7 +31,7 @@ OPTIONAL_INPUT = "input"
 _OUTPUT = "output"
 _HISTORY = "history"
 _MAX_KEY_CHARS = 80
-EXTRA_FIELDS = ("system", "tools", _HISTORY)
+EXTRA_FIELDS = ("system", "tools", _HISTORY, *LEARNED_FIELDS)
 
 # (text, loss mask) of each part of a record.
 Segments = tuple[tuple[str, bool], ...]

@@ -31,6 +31,8 @@ _ALIASES = {"from": "role", "value": "content"}  # of ShareGPT
 # and those that say the opposite, of torchtune and others.
 _LEARNED = ("weight", "train", "training", "trainable", "loss", "loss_mask", "label")
 _SILENT = ("masked", "mask", "ignore")
+LEARNED_FIELDS = (*_LEARNED, "kto_tag")
+"""Fields of a record that say the same of all of it."""
 _OF_PLACES = ("train_detail", "training_detail")  # axolotl: by characters
 
 
@@ -240,7 +242,7 @@ def read_system(record: Mapping[str, Any], template: ChatTemplate | None) -> Mes
 def check_learned(record: Mapping[str, Any]) -> None:
     """Refuses a record that says that it is not learned, as of KTO. Raises: RecordError."""
     # `label` is anything, but beside a completion, as in TRL.
-    keys = {*_LEARNED, "kto_tag"} - ({"label"} if "completion" not in record else set())
+    keys = {*LEARNED_FIELDS} - ({"label"} if "completion" not in record else set())
     for key in sorted(keys & record.keys()):
         if isinstance(record[key], int | float) and not record[key]:
             what = f"field {key!r} says that the record is not learned"

@@ -102,6 +102,11 @@ def test_tools_and_the_system_prompt_are_read_beside_messages_without_the_nulls_
         ({"text": [1]}, {}, r"a\.parquet, row 1: field 'text' is a number, not a string"),
         ({"text": [b"a", b"\xff"]}, {}, r"a\.parquet, row 2: invalid UTF-8: invalid start byte"),
         ({"text": ["a", "bb"]}, {"max_document_bytes": 1}, "row 2: a document is longer than max_document_bytes=1"),
+        (
+            {"prompt": ["a", "b"], "response": ["a", "b"], "weight": [1, 0]},
+            {"kind": "records"},
+            r"a\.parquet, row 2: field 'weight' says that the record is not learned",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_row(tmp_path, columns, options, message):
