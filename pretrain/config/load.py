@@ -103,7 +103,8 @@ def _read(source: str | Path, overrides: Sequence[str], folders: Sequence[str] =
 
 def _apply_override(located: LocatedTree, override: str) -> None:
     key, separator, text = override.partition("=")
-    shown = key + "=***" if SECRET_KEY.search(key) else _URL.sub(r"\1\2", override)
+    is_secret = SECRET_KEY.search(key) and key not in known_keys()  # model.multi_token is none
+    shown = key + "=***" if is_secret else _URL.sub(r"\1\2", override)
     where = OVERRIDE + short(shown)
     if not separator or not all(part.isidentifier() or part.isdecimal() for part in key.split(".")):
         raise ConfigError("not of the form a.b=c", where=where, fix="for example optim.lr=3e-4")

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "attention_maps": (6, 1025),
     "checkpoint": (14, 2783),
     "cli": (16, 2937),
-    "config": (30, 6315),
+    "config": (30, 6316),
     "data": (13, 2624),
     "datacheck": (11, 2327),
     "doctor": (13, 2012),

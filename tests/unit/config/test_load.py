@@ -268,6 +268,11 @@ def test_a_secret_is_not_repeated(write):
     assert line.startswith("override 'tracking.wandb_api_key=***'")
 
 
+def test_a_key_of_ours_that_ends_like_a_secret_shows_its_value(write):
+    (line,) = problems(write(BASE), "model.multi_token=1000000")
+    assert line.startswith("override 'model.multi_token=1000000': input should be less than")
+
+
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
