@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[int, int]] = {
     "objective": (14, 2178),
     "optim": (6, 1360),
     "plan": (16, 3825),
-    "prepare": (50, 9418),
+    "prepare": (50, 9424),
     "pretrain_launch": (19, 3706),
     "report": (8, 1624),
     "run": (7, 1524),

@@ -29,9 +29,11 @@ _FIX = 'write {"role": "user", "content": "..."}'
 _ALIASES = {"from": "role", "value": "content"}  # of ShareGPT
 # Keys that say if a turn is learned: of OpenAI and mistral-finetune; axolotl; ms-swift and others;
 # and those that say the opposite, of torchtune and others.
-_LEARNED = ("weight", "train", "training", "trainable", "loss", "loss_mask", "label")
-_SILENT = ("masked", "mask", "ignore")
-LEARNED_FIELDS = (*_LEARNED, "kto_tag")
+_LEARNED = (
+    "weight", "loss_weight", "train", "training", "trainable", "learn", "loss", "loss_mask", "label",
+)  # fmt: skip
+_SILENT = ("masked", "is_masked", "mask", "ignore")
+LEARNED_FIELDS = (*_LEARNED, *_SILENT, "kto_tag")
 """Fields of a record that say the same of all of it."""
 _OF_PLACES = ("train_detail", "training_detail")  # axolotl: by characters
 
@@ -244,7 +246,11 @@ def check_learned(record: Mapping[str, Any]) -> None:
     # `label` is anything, but beside a completion, as in TRL.
     keys = {*LEARNED_FIELDS} - ({"label"} if "completion" not in record else set())
     for key in sorted(keys & record.keys()):
-        if isinstance(record[key], int | float) and not record[key]:
+        value = record[key]
+        if isinstance(value, list) and value:
+            what = f"field {key!r} is a list: each turn says if it is learned"
+            raise RecordError(what, 'write "weight": 0 or 1 into the turns')
+        if isinstance(value, int | float) and bool(value) == (key in _SILENT):
             what = f"field {key!r} says that the record is not learned"
             raise RecordError(what, "leave it out, or make a preference of it (kind=preferences)")
 

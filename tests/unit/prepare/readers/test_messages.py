@@ -60,10 +60,10 @@ def theirs(messages, template, **options):
     [
         *(
             {key: value}
-            for key in ("weight", "train", "training", "trainable", "loss", "loss_mask")
+            for key in ("weight", "loss_weight", "train", "training", "trainable", "learn", "loss", "loss_mask")
             for value in (0, False)
         ),
-        *({key: value} for key in ("masked", "mask", "ignore") for value in (1, True)),
+        *({key: value} for key in ("masked", "is_masked", "mask", "ignore") for value in (1, True)),
         {"label": False},
         {"weight": 0.0, "masked": True},
     ],
@@ -207,6 +207,8 @@ def test_arguments_stay_text_for_a_template_that_takes_text():
         ),
         ({"weight": 0}, "field 'weight' says that the record is not learned"),
         ({"kto_tag": False}, "field 'kto_tag' says that the record is not learned"),
+        ({"mask": True}, "field 'mask' says that the record is not learned"),
+        ({"loss_mask": [0, 1]}, "field 'loss_mask' is a list: each turn says if it is learned"),
         ({"completion": "b", "label": False}, "field 'label' says that the record is not learned"),
     ],
 )
