@@ -34,9 +34,11 @@ def test_a_bad_step_is_written_down_and_a_full_disk_does_not_end_the_run_for_it(
 
 
 def test_a_rollback_is_advised_only_where_there_is_a_checkpoint(tmp_path):
-    config = SimpleNamespace(engine=SimpleNamespace(precision="fp32"))
+    saving = SimpleNamespace(every_steps=3)
+    config = SimpleNamespace(engine=SimpleNamespace(precision="fp32"), checkpoint=saving)
     engine = SimpleNamespace(state=SimpleNamespace(scalars=dict))
     run = SimpleNamespace(config=config, engine=engine, folder=RunDir(tmp_path))
-    assert "rollback" not in _advice(run, None)
+    assert "rollback" not in _advice(run, None, 2)
+    assert "`pretrain rollback` goes back" in _advice(run, None, 3), "of step 3, whose save is under way"
     (tmp_path / "checkpoints/step-00000002").mkdir(parents=True)
-    assert "`pretrain rollback` goes back" in _advice(run, None)
+    assert "`pretrain rollback` goes back" in _advice(run, None, 0)
