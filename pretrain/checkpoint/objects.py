@@ -273,7 +273,7 @@ def check_free(
         return
     if whole or owner.get("step"):
         if has_saved:
-            fix = "give another checkpoint.upload or run.name, or remove what is there"
+            fix = "give another checkpoint.upload or run.name"
             what = f"has the checkpoints of another run, {owner['run']}"
             raise CheckpointError(what, where=bucket.url, fix=fix)
     elif "step" not in owner:
