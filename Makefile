@@ -61,8 +61,10 @@ check: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/repo
 
+# Its tests start ranks of their own. JOBS=4 on the command line goes before.
+drills: JOBS = 2
 drills: .venv/.drills
-	$(BIN)/python -m tests.drills --jobs 2 $(if $(ONLY),--only $(ONLY)) $(if $(CHANGED),--changed $(CHANGED)) \
+	$(BIN)/python -m tests.drills --jobs $(JOBS) $(if $(ONLY),--only $(ONLY)) $(if $(CHANGED),--changed $(CHANGED)) \
 	    $(if $(LAST_FAILED),--last-failed)
 
 docs: .venv/.docs
