@@ -60,7 +60,9 @@ def test_hidden_matrices_take_muon_and_all_else_takes_adamw():
         MuonConfig(adjust_lr_fn="match_rms_adamw"),
     ],
 )
-def test_each_matrix_of_a_fused_weight_is_stepped_as_torch_steps_it_alone(muon):
+def test_each_matrix_of_a_fused_weight_is_stepped_as_torch_steps_it_alone(muon, monkeypatch):
+    # torch's own Muon multiplies in bf16 on every processor.
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True})
     torch.manual_seed(0)
     model = Block()
     optimizer = placed(model, OptimConfig(kind="muon", lr=1e-3, weight_decay=0.2, muon=muon))
