@@ -6,7 +6,7 @@ import subprocess
 
 from tests.repo.source import ROOT, SOURCE_FILES, TEST_FILES, findings_by_file, name
 
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 TEXT_SUFFIXES = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".tmpl", ".sbatch", ".sh", ""}
 # Written in pieces, so that this file does not contain what it looks for.

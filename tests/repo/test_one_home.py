@@ -1,0 +1,170 @@
+"""One home for each name that a config chooses: its own file and its registry; stages ask its record.
+
+A file knows a name when it compares with it, or keeps it in a collection of names of the same registry (a table, a
+tuple, a Literal). Homes are the folders of `pretrain/kinds/`; presets, which are data, may name anything.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.repo.source import SOURCE_FILES, name, parse
+
+REGISTRIES: dict[str, frozenset[str]] = {
+    "objectives": frozenset(
+        [
+            "causal",
+            "masked",
+            "replaced",
+            "span",
+            "prefix",
+            "ul2",
+            "fim",
+            "seq2seq",
+            "supervised",
+            "dpo",
+            "classify",
+            "tag",
+            "answers",
+            "choices",
+            "images",
+            "masked_patches",
+            "captions",
+        ]
+    ),
+    "layouts": frozenset(
+        ["text", "pairs", "records", "preferences", "classes", "tags", "answers", "choices", "images", "captions"]
+    ),
+    "heads": frozenset(["lm", "labels", "replaced", "spans", "choices", "pixels"]),
+    "optimizers": frozenset(["adamw", "adafactor", "lion", "muon", "soap"]),
+    "schedules": frozenset(["cosine", "linear", "constant", "inverse_sqrt", "wsd"]),
+    "trackers": frozenset(["wandb", "mlflow", "tensorboard", "trackio", "prometheus"]),
+    "runtimes": frozenset(["gguf", "onnx", "ctranslate2"]),
+}
+HOME = "pretrain/kinds/"
+PRESETS = ("pretrain/config/architectures.py", "pretrain/config/presets.py", "pretrain/families/")
+
+ALLOWED: dict[str, int] = {
+    "pretrain/artifact/model_path.py": 5,
+    "pretrain/artifact/source.py": 2,
+    "pretrain/artifact/transfer.py": 2,
+    "pretrain/cli/data.py": 2,
+    "pretrain/config/engine.py": 4,
+    "pretrain/config/lengths.py": 8,
+    "pretrain/config/model/any_kind.py": 8,
+    "pretrain/config/model/transformer.py": 20,
+    "pretrain/config/objective.py": 27,
+    "pretrain/config/optim.py": 13,
+    "pretrain/config/prepare.py": 17,
+    "pretrain/config/run.py": 8,
+    "pretrain/config/tracking.py": 2,
+    "pretrain/config/train.py": 4,
+    "pretrain/data/bin_stream.py": 2,
+    "pretrain/data/stream.py": 4,
+    "pretrain/datacheck/image_data.py": 1,
+    "pretrain/datacheck/reading.py": 4,
+    "pretrain/datacheck/shard_files.py": 3,
+    "pretrain/datacheck/show.py": 9,
+    "pretrain/datacheck/shown_rows.py": 12,
+    "pretrain/datacheck/stats.py": 4,
+    "pretrain/doctor/selftest.py": 1,
+    "pretrain/evaluate/corpus.py": 14,
+    "pretrain/evaluate/held_out.py": 3,
+    "pretrain/evaluate/label_scores.py": 1,
+    "pretrain/evaluate/translation_metrics.py": 1,
+    "pretrain/inspect/describe.py": 2,
+    "pretrain/interop/bert.py": 3,
+    "pretrain/interop/choose.py": 5,
+    "pretrain/interop/decoders/deepseek.py": 1,
+    "pretrain/interop/decoders/dialect.py": 2,
+    "pretrain/interop/decoders/gpt2.py": 1,
+    "pretrain/interop/decoders/gpt_oss.py": 1,
+    "pretrain/interop/decoders/heads.py": 2,
+    "pretrain/interop/family.py": 2,
+    "pretrain/interop/label_names.py": 4,
+    "pretrain/interop/modernbert.py": 3,
+    "pretrain/interop/runtimes/__init__.py": 1,
+    "pretrain/interop/runtimes/gguf_model.py": 1,
+    "pretrain/interop/runtimes/onnx_graph.py": 2,
+    "pretrain/interop/vit.py": 2,
+    "pretrain/interop/write.py": 3,
+    "pretrain/model/rotary.py": 1,
+    "pretrain/model/transformer.py": 3,
+    "pretrain/objective/__init__.py": 1,
+    "pretrain/optim/build.py": 2,
+    "pretrain/optim/parametrization.py": 1,
+    "pretrain/optim/schedule.py": 5,
+    "pretrain/plan/estimate.py": 1,
+    "pretrain/plan/memory.py": 3,
+    "pretrain/plan/params.py": 3,
+    "pretrain/plan/roofline.py": 2,
+    "pretrain/plan/task.py": 1,
+    "pretrain/prepare/inputs/listing.py": 1,
+    "pretrain/prepare/part.py": 2,
+    "pretrain/prepare/part_record.py": 1,
+    "pretrain/prepare/prepare.py": 2,
+    "pretrain/prepare/readers/messages.py": 1,
+    "pretrain/prepare/readers/records.py": 4,
+    "pretrain/prepare/readers/webdataset.py": 1,
+    "pretrain/prepare/statistics.py": 3,
+    "pretrain/prepare/steps.py": 1,
+    "pretrain/prepare/text_pieces.py": 4,
+    "pretrain/resolve.py": 3,
+    "pretrain/rows.py": 1,
+    "pretrain/scale/coordinates.py": 1,
+    "pretrain/scale/scaling_rule.py": 1,
+    "pretrain/shards/index.py": 9,
+    "pretrain/shards/writer.py": 2,
+    "pretrain/tracking/run_output.py": 2,
+    "pretrain/tracking/wandb_tracker.py": 1,
+    "pretrain/train/bad_step.py": 3,
+    "pretrain/train/build.py": 1,
+    "pretrain/train/claim.py": 1,
+    "pretrain/train/loop.py": 4,
+    "pretrain/train/reference.py": 1,
+    "pretrain/train/run.py": 5,
+    "pretrain/utils/log.py": 1,
+}
+"""Files that know names, and how many places of each do. The list only shrinks; it is empty at the end."""
+
+
+def strings(nodes: list[ast.expr | None]) -> list[str]:
+    """Returns the texts among some nodes, and in the collections among them."""
+    inner = [part for node in nodes if isinstance(node, ast.Tuple | ast.List | ast.Set) for part in node.elts]
+    return [node.value for node in [*nodes, *inner] if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def places(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
+    """Yields the line and the registries of each place where code knows a name."""
+    for node in ast.walk(tree):
+        texts: list[str] = []
+        least = 2
+        if isinstance(node, ast.Compare):
+            texts, least = strings([node.left, *node.comparators]), 1
+        elif isinstance(node, ast.MatchValue):
+            texts, least = strings([node.value]), 1
+        elif isinstance(node, ast.Dict):
+            texts = strings(list(node.keys))
+        elif isinstance(node, ast.Tuple | ast.List | ast.Set):
+            texts = strings(list(node.elts))
+        registries = {key for key, names in REGISTRIES.items() if len(names.intersection(texts)) >= least}
+        if registries:
+            yield node.lineno, registries
+
+
+def test_a_name_has_one_home():
+    counts: Counter[str] = Counter()
+    for path in SOURCE_FILES:
+        if not name(path).startswith((HOME, *PRESETS)):
+            counts[name(path)] += sum(1 for _ in places(parse(path)))
+    changed = {file: count for file, count in counts.items() if count != ALLOWED.get(file, 0)}
+    changed |= {file: 0 for file in ALLOWED if file not in counts}
+    # As text, because pytest shows all lines of a text, but only the first item of a dict.
+    assert "\n".join(f"{file}: {ALLOWED.get(file, 0)} -> {count}" for file, count in changed.items()) == ""
+
+
+def test_the_rule_itself():
+    code = (
+        "a == 'muon'\nb in ('dpo', 'x')\nc = {'lion': 1, 'soap': 2}\nd = {'text': 1}\ne = row['labels']\nf('wandb')\n"
+    )
+    assert list(places(ast.parse(code))) == [(1, {"optimizers"}), (2, {"objectives"}), (3, {"optimizers"})]
