@@ -20,6 +20,7 @@ from pretrain.config.texts.templates import JINJA_KEY
 from pretrain.errors import ConfigError, DataError
 from pretrain.interop.fields import CHAT_TEMPLATE, CONFIG
 from pretrain.tokenizer import ChatTemplate, ChatTemplateError, load_chat_template
+from pretrain.tokenizer.release_probe import check_renderings
 from pretrain.tokenizer.released import (
     PIECES,
     EncodingDifference,
@@ -97,7 +98,10 @@ class HubTokenizer:
         return "".join(part.text for part in parts)
 
     def check_chat_template(self) -> None:
-        """Renders an exchange. Raises: ConfigError: No Jinja. DataError: It takes too much."""
+        """Renders a conversation, by transformers too.
+
+        Raises: ConfigError: No Jinja. DataError: It takes too much, or they differ.
+        """
         assert self._chat_template is not None
 
     @cached_property
@@ -110,7 +114,10 @@ class HubTokenizer:
             raise ConfigError(what, fix="write the prompt by hand") from None
         tokens = self._tokenizer.special_tokens_map
         named = {name: token for name, token in tokens.items() if isinstance(token, str)}
-        return load_chat_template({JINJA_KEY: text, **named}, special=())
+        value = {JINJA_KEY: text, **named}
+        template = load_chat_template(value, special=())
+        check_renderings(value, self._tokenizer, str(self._tokenizer.name_or_path), tools=(None,))
+        return template
 
     def encode_rendered(self, text: str) -> list[int]:
         """Returns the ids of a text of the chat template, which has its special tokens."""

@@ -22,6 +22,7 @@ from pretrain.tokenizer.chat_template import (
 from pretrain.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder, display_tokens
 from pretrain.tokenizer.file import (
     GivenTokenizer,
+    check_template_of,
     dump_tokenizer,
     fit_documents,
     fit_start,
@@ -66,6 +67,7 @@ __all__ = [
     "Encoder",
     "GivenTokenizer",
     "build_encoder",
+    "check_template_of",
     "check_tokenizer",
     "cut_text",
     "describe_vocabulary",

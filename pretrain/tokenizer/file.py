@@ -27,12 +27,14 @@ from pretrain.config.texts.templates import (
 )
 from pretrain.errors import ConfigError, DataError, LaunchError
 from pretrain.run.folder import RunDir
+from pretrain.tokenizer.release_probe import check_patterns, check_renderings
 from pretrain.tokenizer.released import (
     FILE,
     PIECES,
     SETTINGS_FILES,
     VOCABULARY_FILES,
     ReleasedTokenizer,
+    compare_texts,
     has_tokenizer,
     load_released,
     name_foreign,
@@ -164,7 +166,9 @@ def _read(place: Path) -> ReleasedTokenizer:
     if foreign is not None:
         fix = f"give the folder of a release, or its {FILE}"
         raise DataError(foreign, where=str(place), fix=fix)
-    return ReleasedTokenizer(read_tokenizer_file(place), None)
+    content = read_tokenizer_file(place)
+    check_patterns(content, str(place))
+    return ReleasedTokenizer(content, None)
 
 
 def fit_start(content: bytes, begins: bool, where: str) -> bytes:
@@ -274,6 +278,22 @@ def resolve_template(template: Template, given: GivenTokenizer, where: str) -> d
         if TOOLS_KEY in theirs.chat_template:  # transformers chooses of these two
             texts[TOOLS_KEY] = theirs.chat_template[TOOLS_KEY]
     return {**texts, **tokens, SPECIAL_KEY: special}
+
+
+def check_template_of(given: GivenTokenizer, template: dict[str, str], config: TokenizerConfig) -> None:
+    """Compares conversations, their texts and ids, with what transformers makes of them.
+
+    Raises: DataError: They differ, or the template takes too much.
+    """
+    where = str(config.path)
+    texts = check_renderings(template, given.theirs, where)
+    if config.special_tokens or config.eos not in (None, given.theirs.eos_token):
+        return  # tokens that transformers does not have
+    tokenizer = parse_tokenizer(given.content, where)
+    if (difference := compare_texts(tokenizer, given.theirs, texts)) is not None:
+        text, ours, theirs = difference.text[:80], difference.ours, difference.theirs
+        text = f"a conversation, {text!r}, is {ours}, and in transformers {theirs}"
+        raise DataError(text, where=where, fix=f"give its {FILE}, with a .jinja file as the template")
 
 
 def _find(name: str) -> Path:

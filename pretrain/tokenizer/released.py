@@ -21,6 +21,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from pretrain.errors import DataError, install_fix
+from pretrain.tokenizer.release_probe import check_patterns
 from pretrain.tokenizer.sentencepiece_model import convert_sentencepiece
 from pretrain.utils.safe_read import MAX_TOKENIZER_BYTES
 
@@ -133,6 +134,7 @@ def read_released(folder: Path) -> ReleasedTokenizer:
     """
     file = folder / FILE
     content = file.read_bytes() if file in list_tokenizer_files(folder) else None
+    _check_patterns(folder)
     if content is not None and not any(_glob(folder, (*SETTINGS_FILES, "config.json"))):
         return ReleasedTokenizer(content, None)
     theirs = load_released(folder, own_code=content is not None)
@@ -177,7 +179,8 @@ def load_released(folder: Path, *, own_code: bool = False) -> Any:
 
     Raises:
         DataError: There is none; files are missing or damaged; it needs a package that is not
-            installed, or code of its own; or sentencepiece encodes otherwise.
+            installed, or code of its own; its regular expressions take too much; or sentencepiece
+            encodes otherwise.
     """
     where = str(folder)
     present = {path.name for path in _glob(folder, VOCABULARY_FILES)}
@@ -193,6 +196,7 @@ def load_released(folder: Path, *, own_code: bool = False) -> Any:
     pieces = sorted(name for name in present if name.endswith(PIECES))
     if pieces and FILE not in present and find_spec("sentencepiece") is None:
         raise DataError(f"{pieces[0]} needs sentencepiece", where=where, fix=install_fix())
+    _check_patterns(folder)
     theirs = _load(folder, own_code)
     model = str(getattr(theirs, "vocab_file", ""))
     backend = getattr(theirs, "backend_tokenizer", None)
@@ -209,6 +213,11 @@ def load_released(folder: Path, *, own_code: bool = False) -> Any:
         clean_up_tokenization_spaces=False,
         **theirs.special_tokens_map,
     )
+
+
+def _check_patterns(folder: Path) -> None:
+    for path in _glob(folder, (FILE, "tokenizer.*.json")):
+        check_patterns(path.read_bytes(), str(path))
 
 
 def _load(folder: Path, own_code: bool) -> Any:

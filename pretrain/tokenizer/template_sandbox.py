@@ -20,7 +20,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from jinja2 import Template, TemplateSyntaxError, nodes
@@ -31,6 +30,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from pretrain.utils.process import start_program
 from pretrain.utils.safe_read import parse_json
 
 GENERATED = ("\ufdd0", "\ufdd1")
@@ -149,12 +149,7 @@ class TemplateSandbox:
         is_own = self._owner == os.getpid()
         if self._process is None or not is_own or self._process.poll() is not None:
             self._owner = os.getpid()
-            # Without its folder on the path, whose modules have names of others.
-            command = [sys.executable, "-P", __file__]
-            pipe, null = subprocess.PIPE, subprocess.DEVNULL
-            known = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(known)}
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, env=environment)
+            self._process = start_program(__file__)
         return self._process
 
     def close(self) -> None:

@@ -139,3 +139,15 @@ def wait_for_child(command: Sequence[str], folder: Path, environment: Mapping[st
     finally:
         signal.signal(signal.SIGTERM, previous)
     return 0 if code == -signal.SIGTERM else code
+
+
+def start_program(file: str) -> "subprocess.Popen[bytes]":
+    """Starts a file of this package as a program, which reads stdin, writes stdout, and is silent else.
+
+    Its folder is not on the path, as its modules have names of others. It imports what it names.
+    """
+    command = [sys.executable, "-P", file]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    known = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(known)}
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, env=environment)

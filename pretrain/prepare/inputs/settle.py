@@ -16,6 +16,7 @@ from pretrain.config.texts.templates import (
     CHATML_TOKENS,
     DATE_KEY,
     JINJA_KEY,
+    OF_TOKENIZER,
     TOOLS_KEY,
     is_jinja,
 )
@@ -25,6 +26,7 @@ from pretrain.prepare.output import begun_option
 from pretrain.shards.index import BEGUN
 from pretrain.tokenizer import (
     GivenTokenizer,
+    check_template_of,
     check_tokenizer,
     eos_id,
     load_chat_template,
@@ -115,6 +117,9 @@ def settle_templates(config: PrepareConfig, given: GivenTokenizer | None) -> Pre
                 template = {**template, DATE_KEY: begun or datetime.date.today().isoformat()}
             name = f"={one.template}" if isinstance(one.template, str) else ""
             _check_chat_template(template, f"inputs.{number}.template{name}")
+            if one.template == OF_TOKENIZER:
+                assert given is not None, "its template is there"
+                check_template_of(given, template, config.tokenizer)
         inputs.append(one.model_copy(update={"template": template}))
     return config.model_copy(update={"inputs": inputs})
 
