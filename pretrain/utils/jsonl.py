@@ -21,18 +21,19 @@ from typing import Any
 
 from pretrain.errors import DataError
 from pretrain.utils.io import disk_error, disk_errors, write_file
-from pretrain.utils.safe_read import open_file, parse_json, read_lines
+from pretrain.utils.safe_read import MAX_LINE_BYTES, open_file, parse_json, read_lines
 
 _TAIL_BYTES = 1 << 16
+_FIX = "restore the file, or move it away: it only records the run"
 
 
 @contextmanager
-def _readable(path: Path, fix: str) -> Iterator[None]:
+def _readable(path: Path) -> Iterator[None]:
     """Turns what is no file of rows into a DataError."""
     try:
         yield
     except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
+        raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=_FIX) from None
 
 
 def _parse(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
@@ -41,8 +42,7 @@ def _parse(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     Raises: DataError: A line is damaged, or the file cannot be read.
     """
     end = 0
-    fix = "restore the file, or move it away: it only records the run"
-    with _readable(path, fix), open_file(path) as file:
+    with _readable(path), open_file(path) as file:
         for number, line in enumerate(read_lines(file), start=1):
             if not line.endswith(b"\n"):
                 return
@@ -55,7 +55,7 @@ def _parse(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
                 raise DataError(
                     "this line is not a JSON object with a step",
                     where=f"{path}:{number}",
-                    fix=fix,
+                    fix=_FIX,
                 ) from None
             yield row, end
 
@@ -82,7 +82,10 @@ def last_row(path: Path) -> dict[str, Any] | None:
 
 
 class JsonLines:
-    """An append-only file of rows, made if missing; one process owns it. Raises: DiskError."""
+    """An append-only file of rows, made if missing; one process owns it.
+
+    Raises: DiskError; DataError: The end of the file is no torn row.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -93,13 +96,13 @@ class JsonLines:
         with disk_errors("open", self._path):
             content_end = self._whole_lines_end()
             if content_end is not None:
-                write_file(self._path, self._path.read_bytes()[:content_end])
+                os.truncate(self._path, content_end)
             # Unbuffered: each row is one write(2), so that a kill leaves whole lines.
             self._file = self._path.open("ab", buffering=0)
             self._torn_at: int | None = None
 
     def _whole_lines_end(self) -> int | None:
-        """Returns the end of the last whole line if a torn one follows, else None."""
+        """Returns the end of the last whole line if a torn one follows, else None. Raises: DataError."""
         if not self._path.exists():
             return None
         with open_file(self._path) as file:
@@ -107,8 +110,13 @@ class JsonLines:
             file.seek(max(0, size - 1))
             if file.read() in (b"", b"\n"):
                 return None
-            file.seek(0)
-            return file.read().rfind(b"\n") + 1
+            start = max(0, size - MAX_LINE_BYTES)
+            file.seek(start)
+            end = file.read().rfind(b"\n") + 1
+        if start and not end:
+            size_text = f"more than {MAX_LINE_BYTES:,} bytes"
+            raise DataError(f"ends with {size_text} without a line", where=str(self._path), fix=_FIX)
+        return start + end
 
     @property
     def num_waiting(self) -> int:
@@ -180,7 +188,8 @@ class JsonLines:
         except DataError:
             if last != step:
                 raise
-        content = self._path.read_bytes()[:kept]
+        with disk_errors("read", self._path), open_file(self._path) as file:
+            content = file.read(kept)
         self._file.close()
         try:
             write_file(self._path, content)

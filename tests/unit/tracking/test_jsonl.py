@@ -103,6 +103,8 @@ def test_what_is_no_file_of_rows_is_refused_without_being_read_whole(path):
     os.truncate(path, 20 * 2**30)
     with pytest.raises(DataError, match=r"metrics\.jsonl: cannot be read: a line of more than 16,777,216 bytes; rest"):
         read_rows(path)
+    with pytest.raises(DataError, match=r"metrics\.jsonl: ends with more than 16,777,216 bytes without a line; resto"):
+        JsonLines(path)
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(DataError, match=r"metrics\.jsonl: cannot be read: not a regular file; restore the file"):
@@ -117,6 +119,16 @@ def test_what_a_power_failure_has_spoilt_behind_the_last_commit_goes_with_the_ro
     lines.append({"step": 3})
     lines.close()
     assert steps_of(path) == [1, 2, 3]
+
+
+def test_bytes_without_end_behind_the_last_commit_are_cut_off_unread(path):
+    content = '{"step":1}\n{"step":2}\n'
+    path.write_text(content)
+    os.truncate(path, 20 * 2**30)
+    with path.open("ab") as file:
+        file.write(b'\n{"step":3}\n')
+    JsonLines(path).rewind(2)
+    assert path.read_text() == content
 
 
 @pytest.mark.parametrize("step", [1, 3, 4])
