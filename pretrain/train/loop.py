@@ -58,7 +58,7 @@ def train(run: Run, state: TrainState) -> TrainState:
 
 def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     config = run.config
-    target = config.train.last_step
+    target, end = config.train.last_step, config.train.steps
     guard = Guard(config.guard, run.engine, run.world, state.losses, config.checkpoint.every_steps)
     sources = SourceLosses([source.name for source in run.dataset.sources])
     if run.engine.module.balance is not None:
@@ -68,15 +68,15 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     # Before the first step too: the loss scale of a step needs its global number of targets.
     agreed = _start_exchange(run, saving, _zero(run), None, upcoming)()
     check_order(state, agreed.coming.digest if agreed.coming else None, config.resume.allow)
-    while upcoming is not None and agreed.coming is not None and not agreed.stop:
+    while state.step < target and upcoming is not None and agreed.coming is not None and not agreed.stop:
         batch, num_targets = upcoming, agreed.coming.num_targets
         learning_rate = _learning_rate(config, state.step)
         shows_norms = config.tracking.measures_norms(state.step + 1)
         run.profiler.before_step(state.step + 1)
         sums = _accumulate(run, state.step, batch, agreed.coming, phase)
         phase = "forward-backward"
-        # Fetched before the update: the exchange during it carries the counters of the next step.
-        upcoming = _fetch(run, state.step + 1) if state.step + 1 < target else None
+        # Fetched before the update, whose exchange has its counters; the last save has its digest.
+        upcoming = _fetch(run, state.step + 1) if state.step + 1 < end else None
         with run.phase("update"):
             run.stop.arm()  # from here on a stop has something to save
             pending = _start_exchange(run, saving, sums, batch, upcoming)

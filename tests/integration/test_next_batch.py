@@ -20,7 +20,7 @@ def test_a_checkpoint_knows_the_samples_of_its_next_step_and_others_are_refused(
     rows = read_audit(run.audit)
     *earlier, last = list_checkpoints(run.checkpoints)
     assert [load_manifest(path).state["next_digest"] for path in earlier] == [rows[2].digest, rows[4].digest]
-    assert load_manifest(last).state["next_digest"] == "", "nothing was to come"
+    assert len(next_digest := load_manifest(last).state["next_digest"]) == 16
     assert load_manifest(last).topology["config"] == hashlib.sha256(run.config.read_bytes()).hexdigest()
 
     manifest = load_manifest(last)
@@ -30,4 +30,8 @@ def test_a_checkpoint_knows_the_samples_of_its_next_step_and_others_are_refused(
     assert len(read_audit(run.audit)) == 6
     done = warm(*command, "train.stop_after=8", "resume.allow=[data]", cwd=folder)
     assert done.code == 0 and words[0] in done.stderr, done.stderr
-    assert [row.step for row in read_audit(run.audit)] == list(range(1, 9))
+    rows = read_audit(run.audit)
+    assert [row.step for row in rows] == list(range(1, 9)) and rows[6].digest == next_digest
+    assert warm(*command, cwd=folder).code == 0
+    newest = list_checkpoints(run.checkpoints)[-1]
+    assert load_manifest(newest).state["next_digest"] == "", "nothing is to come"
