@@ -11,6 +11,7 @@ Every rank makes the same marks in the same order, so that the rank with the few
 import contextlib
 import gc
 import json
+import math
 import os
 import socket
 import sys
@@ -259,6 +260,7 @@ class Messenger:
         self._always = [other for other in self._others if other == store_rank]
         self._seen: dict[int, tuple[Beat, float]] = {}
         self._observing_since: float | None = None
+        self._read_all_at = 0.0
         self._answered_at: float | None = None
         self._outgoing: Verdict | None = None
         self._answered = threading.Event()
@@ -300,6 +302,18 @@ class Messenger:
             self._seen = {rank: (beat, now) for rank, (beat, _) in seen.items()}
         return 0.0 if self._observing_since is None else time.monotonic() - self._observing_since
 
+    @property
+    def has_watched(self) -> bool:
+        """Whether a rank without a heartbeat since the observation began would be known by now.
+
+        By the answers to this rank, not by its clock: on a busy machine they come late. True too
+        where none can come: the store has never answered, or does no longer.
+        """
+        if self._answered_at is None or self.silent_s() >= SILENT_S:
+            return True
+        has_read_all = self._read_all_at >= (self._observing_since or math.inf)
+        return has_read_all and self._answered_at - self._read_all_at >= SILENT_S
+
     def standings(self) -> dict[int, Standing]:
         """Returns the last heartbeat of each other rank."""
         answered_at = self._answered_at or 0.0
@@ -328,10 +342,13 @@ class Messenger:
 
     def _round(self, board: Board) -> None:
         board.publish(self._pulse.beat())
-        for beat in board.read(self._always if self._observing_since is None else self._others):
+        since = self._observing_since
+        for beat in board.read(self._always if since is None else self._others):
             known = self._seen.get(beat.rank)
             if known is None or known[0].number != beat.number:
                 self._seen[beat.rank] = (beat, time.monotonic())
+        if since is not None and self._read_all_at < since:
+            self._read_all_at = time.monotonic()
         outgoing = self._outgoing  # read once: another thread may set it during this round
         if outgoing is not None and self.verdict is None:
             self.verdict = board.conclude(outgoing)

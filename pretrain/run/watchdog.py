@@ -189,24 +189,31 @@ class Watchdog:
             self._let_others_read(time.monotonic())
 
     def explain(self) -> Verdict:
-        """Returns the verdict on the ranks that this one has lost; waits for a missed heartbeat."""
+        """Returns the verdict on the ranks that this one has lost; waits for a missed heartbeat.
+
+        All ranks give that of the first: the store ends with its keeper, who may be the first.
+        """
         self._is_failing = True
         messenger = self._messenger
         started = time.monotonic()
         messenger.observe(True, anew=True)
-        while time.monotonic() - started < OBSERVE_S and not messenger.is_refused and messenger.verdict is None:
+        while not messenger.is_refused and messenger.verdict is None:
+            if time.monotonic() - started >= OBSERVE_S and messenger.has_watched:
+                break
             time.sleep(TICK_S)
-        if messenger.verdict is not None:
-            self._let_others_read(time.monotonic())
-            return messenger.verdict
-        if (verdict := self._judge_store()) is not None:
-            return verdict
-        standings = messenger.standings()
+        since = time.monotonic()
+        verdict = messenger.verdict or self._judge_store() or self._publish(self._judge_lost())
+        self._let_others_read(since)
+        return verdict
+
+    def _judge_lost(self) -> Verdict:
+        standings = self._messenger.standings()
         left = [s.beat for s in standings.values() if s.beat.phase == "close"]
         if not left and (missing := find_missing(self._pulse.beat(), standings, self._world_size)) is not None:
             return missing
         text = "\n".join(f"rank {beat.rank} left at step {beat.step}" for beat in left)
-        return Verdict(text or "no rank is missing: the network may be down")
+        text = text or "no rank is missing: the network may be down"
+        return Verdict(text, culprits=tuple(beat.rank for beat in left))
 
     def _watch(self) -> None:
         last_tick = time.monotonic()
@@ -233,7 +240,7 @@ class Watchdog:
                 # Heartbeats of all ranks are read only shortly before the limit, long enough to
                 # miss one.
                 observed = self._messenger.observe(stalled > limit - OBSERVE_S, anew=was_stopped)
-                if stalled > limit and observed > OBSERVE_S:
+                if stalled > limit and observed > OBSERVE_S and self._messenger.has_watched:
                     others = self._messenger.standings()
                     self._end(self._judge_store() or judge(self._pulse.beat(), others, self._world_size))
 
@@ -258,9 +265,14 @@ class Watchdog:
         """Publishes a verdict and ends this rank; does nothing without one."""
         if verdict is None:
             return
-        if self._messenger.is_connected and not self._messenger.is_refused and self._messenger.silent_s() < SILENT_S:
-            verdict = self._messenger.say(verdict)
+        verdict = self._publish(verdict)
         self._leave(verdict, verdict.text)
+
+    def _publish(self, verdict: Verdict) -> Verdict:
+        """Returns the first verdict of the job: an earlier one of another rank, or this one."""
+        messenger = self._messenger
+        is_answered = messenger.is_connected and not messenger.is_refused and messenger.silent_s() < SILENT_S
+        return messenger.say(verdict) if is_answered else verdict
 
     def _follow(self, verdict: Verdict) -> None:
         """Ends this rank after the verdict of another."""

@@ -103,6 +103,8 @@ class Rank:
         self.ended_at = math.inf
         self.num_begun = 0
         """Collectives."""
+        self.late_s = 0.0
+        """After the end of another rank, until its lost connection shows."""
         self.farewells: list[tuple[int, str]] = []
         self.main: Task | None = None
 
@@ -151,6 +153,7 @@ class Rank:
         late = [other for other in self.job.ranks if other is not self]
         self.job.wait(is_so=lambda: any(o.is_gone for o in late) or all(o.num_begun >= self.num_begun for o in late))
         if any(other.num_begun < self.num_begun for other in late):
+            self.sleep(self.late_s)
             raise RuntimeError("Connection closed by peer")
 
 

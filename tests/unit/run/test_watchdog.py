@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pretrain.run.heartbeat import LONG_FACTOR
-from pretrain.run.watchdog import LAST_WORDS_S, OBSERVE_S, STORE_GONE_S, TICK_S
+from pretrain.run.watchdog import LAST_WORDS_S, OBSERVE_S, STORE_GONE_S, STORE_STAYS_S, TICK_S
 from tests.unit.run.simulated import Rank, SimulatedJob
 
 RANKS = 3
@@ -123,7 +123,27 @@ def test_survivors_say_at_once_which_rank_is_gone(job, culprit):
             what = "is gone: the store" if culprit == 0 else "is frozen or gone: no heartbeat"
             assert what in said(job)[rank.number]
             assert not rank.farewells, "it is the lost connection that tells, not a limit"
-            assert rank.ended_at - job.ranks[culprit].ended_at < OBSERVE_S + 1.0
+            stays_s = STORE_STAYS_S if rank.number == 0 else 0.0
+            assert rank.ended_at - job.ranks[culprit].ended_at < OBSERVE_S + 1.0 + stays_s
+
+
+@pytest.mark.parametrize(("slow", "answer_s"), [(2, 0.25), (0, 0.25), (0, 0.6)])
+def test_a_busy_survivor_names_the_rank_that_is_gone_too(job, slow, answer_s):
+    """Its questions to the store take so long that a missed heartbeat shows late."""
+    job.answer_s = {slow: answer_s}
+    job.run(in_data(1, lambda rank: rank.exit(-9)), PHASE_S)
+    assert codes(job) == [76, -9, 76]
+    for rank in (0, 2):
+        assert f"rank 1 ({HOST}, process " in said(job)[rank]
+        assert "is frozen or gone: no heartbeat" in said(job)[rank]
+
+
+def test_a_survivor_that_loses_its_connection_late_hears_the_same_from_the_one_with_the_store(job):
+    """Alone it would take the rank with the store, which has ended by then, for the lost one."""
+    job.ranks[2].late_s = OBSERVE_S / 2
+    job.run(in_data(1, lambda rank: rank.exit(-9)), PHASE_S)
+    assert codes(job) == [76, -9, 76]
+    assert f"rank 1 ({HOST}, process " in said(job)[2]
 
 
 def test_a_rank_that_is_not_in_a_collective_leaves_a_job_whose_store_is_gone(job):
