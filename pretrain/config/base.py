@@ -2,10 +2,10 @@
 
 import difflib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
@@ -52,6 +52,16 @@ OFF = BeforeValidator(_switch_off, json_schema_input_type=_Switch)
 """Annotation of a number whose 0 means never, or nothing: `off`, `none`, `never` and null are 0."""
 
 
+Conflicts = Iterator[str | tuple[str, str]]
+"""Rows of rules, made one by one: values that do not go together, with the reason, and the fix where it is apart."""
+
+
+def refuse(conflicts: Iterable[str | tuple[str, str]]) -> None:
+    """Raises: ValueError: There is a conflict; has the sentence of the first."""
+    for row in conflicts:
+        raise ValueError(row if isinstance(row, str) else "; ".join(row))
+
+
 class Section(BaseModel):
     """A frozen, strict section: no unknown keys, no coercion ("10" is not 10), no NaN."""
 
@@ -63,6 +73,14 @@ class Section(BaseModel):
         """Takes null as the defaults, where every key has one: `optim.muon=null` undoes what a recipe says of Muon."""
         has_defaults = not any(field.is_required() for field in cls.model_fields.values())
         return {} if values is None and has_defaults else values
+
+    @model_validator(mode="after")
+    def _refuse_conflicts(self) -> Self:
+        refuse(self._conflicts())
+        return self
+
+    def _conflicts(self) -> Conflicts:
+        yield from ()
 
     def differs(self, name: str) -> bool:
         """Returns True if a field differs from its default."""

@@ -1,10 +1,10 @@
 """PrepareConfig, the config of `pretrain prepare`."""
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pretrain.config.base import Section
+from pretrain.config.base import Conflicts, Section
 from pretrain.config.texts.quality import (
     C4Config,
     FineWebConfig,
@@ -35,11 +35,9 @@ class NormalizeConfig(Section):
         """True if a step depends on the language."""
         return any(step != "lowercase" for step in self.steps)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         if self.needs_language and self.language is None:
-            raise ValueError("punctuation and moses need a language, such as language: en")
-        return self
+            yield "punctuation and moses need a language, such as language: en"
 
 
 class InputConfig(Section):
@@ -128,8 +126,7 @@ class InputConfig(Section):
     @classmethod
     def _check_names(cls, values: Any) -> Any:
         if isinstance(values, dict) and "undecodable" in values:
-            what = f"undecodable={values['undecodable']} is now a case of on_error"
-            raise ValueError(f"{what}: write on_error instead")
+            raise ValueError(f"undecodable={values['undecodable']} is now a case of on_error: write on_error instead")
         return values
 
 
@@ -172,17 +169,14 @@ class TokenizerConfig(Section):
     sample_bytes: int = Field(default=64 * 2**20, ge=1)
     """Size of the training text in bytes, sampled evenly from all input."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         if (self.kind == "given") != (self.path is not None):
-            raise ValueError("path belongs to kind=given, and is needed there")
+            yield "path belongs to kind=given, and is needed there"
         for name in ("eos", "begin"):
             if self.kind != "given" and getattr(self, name) is not None:
-                raise ValueError(f"{name} goes with kind=given, not {self.kind}; leave it out")
+                yield f"{name} goes with kind=given, not {self.kind}", "leave it out"
         if self.kind in ("given", "char") and self.vocab_size is not None:
-            what = f"vocab_size={self.vocab_size} does not go with kind={self.kind}"
-            raise ValueError(f"{what}, which has its own")
-        return self
+            yield f"vocab_size={self.vocab_size} does not go with kind={self.kind}, which has its own"
 
 
 class NearDuplicatesConfig(Section):
@@ -273,56 +267,50 @@ class PrepareConfig(Section):
     labels: list[str] = Field(default_factory=list)
     """Label names in the order of their ids. Empty: the sorted labels of the training split."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         # Documents of other kinds have no labels.
         if self.labels and self.kind not in ("classes", "tags", "images"):
-            what = f"labels go with kind=classes, tags or images, not {self.kind}"
-            raise ValueError(f"{what}; leave them out")
+            yield f"labels go with kind=classes, tags or images, not {self.kind}", "leave them out"
         if self.kind == "images" and self.differs("filter"):
-            raise ValueError("filter is of text, which kind=images does not drop; leave it out")
+            yield "filter is of text, which kind=images does not drop", "leave it out"
         if self.kind == "images" and self.labels and self.differs("tokenizer"):
-            what = "labels name classes, and tokenizer is of captions"
-            raise ValueError(f"{what}, which kind=images has in their place; leave one out")
+            yield (
+                "labels name classes, and tokenizer is of captions, which kind=images has in their place",
+                "leave one out",
+            )
         if self.kind in ("answers", "choices") and not self.end_of_document:
-            raise ValueError(f"kind={self.kind} needs end_of_document=true: a token behind each text")
+            yield f"kind={self.kind} needs end_of_document=true: a token behind each text"
         for name in OF_TEXTS:
-            known = ("text",) if name == "c4" else ("text", "records")
-            if getattr(self.filter, name) is not None and self.kind not in known:
-                what = f"filter.{name} goes with kind={' or '.join(known)}, not {self.kind}"
-                raise ValueError(f"{what}; leave it out")
+            kinds = ("text",) if name == "c4" else ("text", "records")
+            if getattr(self.filter, name) is not None and self.kind not in kinds:
+                yield f"filter.{name} goes with kind={' or '.join(kinds)}, not {self.kind}", "leave it out"
         begun = ("text", "records", "preferences")
         if self.tokenizer.begin is not None and self.kind not in begun:
-            what = f"tokenizer.begin goes with kind={' or '.join(begun)}"
-            raise ValueError(f"{what}, not {self.kind}; leave it out")
+            yield f"tokenizer.begin goes with kind={' or '.join(begun)}, not {self.kind}", "leave it out"
         if len(set(self.labels)) < len(self.labels):
-            raise ValueError(f"labels names one twice: {', '.join(self.labels)}")
+            yield f"labels names one twice: {', '.join(self.labels)}"
         for number, one in enumerate(self.inputs):
-            if one.template is not None and self.kind not in ("records", "preferences"):
-                what = f"inputs.{number}.template goes with kind=records or preferences"
-                raise ValueError(f"{what}, not {self.kind}; leave it out")
-            if one.messages_field is not None and self.kind == "preferences":
-                what = f"inputs.{number}.messages_field goes with kind=records"
-                raise ValueError(f"{what}; chosen_field and rejected_field may have messages")
-            if one.normalize is not None and self.kind in ("preferences", "answers", "choices"):
-                what = f"inputs.{number}.normalize does not go with kind={self.kind}"
-                raise ValueError(f"{what}; leave it out")
-            if is_jinja(one.template) and one.normalize is not None:
-                what = f"inputs.{number}.normalize would change the text of the chat template"
-                raise ValueError(f"{what}; leave it out")
-            is_theirs = one.template == AUTO or is_jinja(one.template)
-            if is_theirs and isinstance(one.template, str) and self.tokenizer.kind != "given":
-                what = f"inputs.{number}.template={one.template} needs the special tokens of a given tokenizer"
-                raise ValueError(f"{what}; set tokenizer.path")
-            rules = one.normalize
-            key = f"inputs.{number}.normalize"
-            if rules is None:
-                continue
-            if self.kind == "tags":
-                what = f"{key} would move words away from their tags"
-                raise ValueError(f"{what}; use tokenizer.lowercase instead")
-            if self.kind != "pairs" and rules.target_language is not None:
-                raise ValueError(f"{key}.target_language goes with kind=pairs, not {self.kind}")
-            if self.kind == "pairs" and rules.needs_language and rules.target_language is None:
-                raise ValueError(f"{key} needs a target_language, such as target_language: de")
-        return self
+            yield from self._input_conflicts(f"inputs.{number}", one)
+
+    def _input_conflicts(self, key: str, one: InputConfig) -> Conflicts:
+        if one.template is not None and self.kind not in ("records", "preferences"):
+            yield f"{key}.template goes with kind=records or preferences, not {self.kind}", "leave it out"
+        if one.messages_field is not None and self.kind == "preferences":
+            yield f"{key}.messages_field goes with kind=records", "chosen_field and rejected_field may have messages"
+        if one.normalize is not None and self.kind in ("preferences", "answers", "choices"):
+            yield f"{key}.normalize does not go with kind={self.kind}", "leave it out"
+        if is_jinja(one.template) and one.normalize is not None:
+            yield f"{key}.normalize would change the text of the chat template", "leave it out"
+        is_theirs = one.template == AUTO or is_jinja(one.template)
+        if is_theirs and isinstance(one.template, str) and self.tokenizer.kind != "given":
+            yield f"{key}.template={one.template} needs the special tokens of a given tokenizer", "set tokenizer.path"
+        if one.normalize is not None:
+            yield from self._normalize_conflicts(f"{key}.normalize", one.normalize)
+
+    def _normalize_conflicts(self, key: str, rules: NormalizeConfig) -> Conflicts:
+        if self.kind == "tags":
+            yield f"{key} would move words away from their tags", "use tokenizer.lowercase instead"
+        if self.kind != "pairs" and rules.target_language is not None:
+            yield f"{key}.target_language goes with kind=pairs, not {self.kind}"
+        if self.kind == "pairs" and rules.needs_language and rules.target_language is None:
+            yield f"{key} needs a target_language, such as target_language: de"

@@ -1,10 +1,10 @@
 """Keys of `model:` of every kind: head, special tokens, vocabulary and length."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pretrain.config.base import MAX_ROWS, MAX_WIDTH, OnResume, Section
+from pretrain.config.base import MAX_ROWS, MAX_WIDTH, Conflicts, OnResume, Section
 from pretrain.config.model.stack import Activation
 
 
@@ -47,18 +47,14 @@ class HeadConfig(Section):
         """True if a document has one output, at its first position."""
         return self.kind in ("labels", "choices")
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         if self.activation is not None and not self.transform:
-            raise ValueError(f"activation={self.activation} needs transform=true; leave it out")
+            yield f"activation={self.activation} needs transform=true", "leave it out"
         has_dropout = self.dropout and self.kind not in ("spans", "choices")
         if self.kind != "labels" and (self.labels or self.mean or has_dropout):
-            what = "labels, mean and dropout go with kind=labels"
-            raise ValueError(f"{what}, not {self.kind}; leave them out")
+            yield f"labels, mean and dropout go with kind=labels, not {self.kind}", "leave them out"
         if self.kind not in ("lm", "none") and (self.scaled or self.soft_cap or self.scale != 1.0):
-            what = "scaled, scale and soft_cap go with kind=lm"
-            raise ValueError(f"{what}, not {self.kind}; leave them out")
-        return self
+            yield f"scaled, scale and soft_cap go with kind=lm, not {self.kind}", "leave them out"
 
 
 class SpecialTokens(Section):

@@ -1,10 +1,10 @@
 """`model.encoder.experts`, `model.decoder.experts` -- a mixture of experts in place of feed-forward layers."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pretrain.config.base import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, OnResume, Section
+from pretrain.config.base import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, Conflicts, OnResume, Section
 
 
 class ExpertsConfig(Section):
@@ -45,22 +45,22 @@ class ExpertsConfig(Section):
     """Coefficient of the squared log of the softmax's denominator (Zoph et al. 2022, 3.2);
     `softmax` only."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         if self.top_k > self.count:
             most = self.count
-            raise ValueError(f"top_k={self.top_k} exceeds count={most}; use {most} or fewer")
+            yield f"top_k={self.top_k} exceeds count={most}", f"use {most} or fewer"
         size = self.count // self.groups
         if self.groups > 1 and (self.count % self.groups or size < 2):
-            raise ValueError(f"groups={self.groups} must divide count={self.count} into groups of 2 or more")
+            yield f"groups={self.groups} must divide count={self.count} into groups of 2 or more"
         if self.top_groups > self.groups or self.top_k > self.top_groups * size:
-            chosen = f"top_groups={self.top_groups} of groups={self.groups}"
-            raise ValueError(f"{chosen} must be groups that have top_k={self.top_k} experts")
+            yield (
+                f"top_groups={self.top_groups} of groups={self.groups} must be groups that have "
+                f"top_k={self.top_k} experts"
+            )
         for key, needs, value in (
             ("balance_weight", "balance=loss", self.balance == "loss"),
             ("balance_rate", "balance=bias", self.balance == "bias"),
             ("z_loss", "scores=softmax", self.scores == "softmax"),
         ):
             if self.differs(key) and not value:
-                raise ValueError(f"{key}={getattr(self, key)} needs {needs}; leave it out")
-        return self
+                yield f"{key}={getattr(self, key)} needs {needs}", "leave it out"

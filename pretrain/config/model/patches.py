@@ -7,11 +7,11 @@
 T = `positions` is the length of every row: `batch.seq_len` and `model.max_seq_len`.
 """
 
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pretrain.config.base import MAX_SIDE, OnResume, Section
+from pretrain.config.base import MAX_SIDE, Conflicts, OnResume, Section
 
 
 class ImageSize(NamedTuple):
@@ -74,16 +74,12 @@ class PatchesConfig(Section):
         parts += [f"{self.registers} registers"] if self.registers else []
         return " and ".join(parts)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         if self.image % self.size:
-            rule = f"must be a multiple of size={self.size}, the side of a patch"
-            raise ValueError(f"image={self.image} {rule}")
+            yield f"image={self.image} must be a multiple of size={self.size}, the side of a patch"
         for name in ("mean", "std"):
-            if len(getattr(self, name)) not in (1, self.channels):
-                found = len(getattr(self, name))
-                fix = f"give one, or one for each of channels={self.channels}"
-                raise ValueError(f"{name} has {found} values; {fix}")
+            count = len(getattr(self, name))
+            if count not in (1, self.channels):
+                yield f"{name} has {count} values", f"give one, or one for each of channels={self.channels}"
         if not all(value > 0 for value in self.std):
-            raise ValueError(f"std={self.std} must be positive")
-        return self
+            yield f"std={self.std} must be positive"

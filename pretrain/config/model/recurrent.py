@@ -4,11 +4,11 @@ A model of one stack is a language model, of two an encoder-decoder: without att
 (Sutskever et al. 2014), with Bahdanau's (2015) or with Luong's (2015).
 """
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pretrain.config.base import MAX_LAYERS, MAX_WIDTH, OnResume, Section
+from pretrain.config.base import MAX_LAYERS, MAX_WIDTH, Conflicts, OnResume, Section
 from pretrain.config.model.any_kind import AnyKindConfig, HeadConfig
 from pretrain.config.model.stack import StackConfig
 from pretrain.config.model.transformer import ModelConfig
@@ -28,11 +28,9 @@ class RecurrentStackConfig(Section):
     dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
     """Dropout on embeddings, between layers and on outputs, not steps (Zaremba et al. 2014)."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         if self.bidirectional and self.width % 2:
-            raise ValueError(f"bidirectional=true needs an even width, not {self.width}")
-        return self
+            yield f"bidirectional=true needs an even width, not {self.width}"
 
 
 class RecurrentConfig(AnyKindConfig):
@@ -74,25 +72,22 @@ class RecurrentConfig(AnyKindConfig):
         shared = ("head", "vocab_size", "vocab_multiple", "tied_embeddings")
         return ModelConfig(decoder=stack, **{name: getattr(self, name) for name in shared})
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         encoder = self.encoder
         decoder = self.decoder
         if decoder.bidirectional:
-            what = "decoder.bidirectional=true would show a decoder the tokens to predict"
-            raise ValueError(f"{what}; leave it out")
+            yield "decoder.bidirectional=true would show a decoder the tokens to predict", "leave it out"
         if encoder is None and self.attention != "none":
-            raise ValueError(f"attention={self.attention} needs an encoder")
+            yield f"attention={self.attention} needs an encoder"
         for name in ("cell", "layers", "width") if encoder is not None else ():
             ours = getattr(encoder, name)
             other = getattr(decoder, name)
             if ours != other:
-                values = f"encoder.{name}={ours} must equal decoder.{name}={other}"
-                raise ValueError(f"{values}: the decoder begins with the encoder's last state")
+                yield (
+                    f"encoder.{name}={ours} must equal decoder.{name}={other}: the decoder begins "
+                    "with the encoder's last state"
+                )
         if self.attention != "luong" and (self.input_feeding or self.score != "general"):
-            what = "score and input_feeding are for attention=luong"
-            raise ValueError(f"{what}, not attention={self.attention}")
+            yield f"score and input_feeding are for attention=luong, not attention={self.attention}"
         if self.head != HeadConfig(bias=self.head.bias):
-            what = "head.kind=lm is the only head of a recurrent model"
-            raise ValueError(f"{what}, with head.bias as it may be")
-        return self
+            yield "head.kind=lm is the only head of a recurrent model, with head.bias as it may be"

@@ -1,10 +1,10 @@
 """`model.encoder.rope_scaling`, `model.decoder.rope_scaling` -- rotary positions for longer sequences."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pretrain.config.base import MAX_ROWS, OnResume, Section
+from pretrain.config.base import MAX_ROWS, Conflicts, OnResume, Section
 
 
 class RotaryScaling(Section):
@@ -41,19 +41,17 @@ class RotaryScaling(Section):
     truncate: Annotated[bool, OnResume.ALLOW] = True
     """Round the ends of the ramp between both to whole dimensions; `yarn` only. False: gpt-oss."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         for below, above in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
             low = getattr(self, below)
             high = getattr(self, above)
             if low >= high:
-                raise ValueError(f"{below}={low} must be less than {above}={high}")
+                yield f"{below}={low} must be less than {above}={high}"
         is_longrope = self.kind == "longrope"
         for key in ("short_factors", "long_factors"):
             factors = getattr(self, key)
             if is_longrope != bool(factors) or min(factors, default=1) <= 0:
-                raise ValueError(f"{key} are positive numbers with kind=longrope, and left out with others")
-        return self
+                yield f"{key} are positive numbers with kind=longrope, and left out with others"
 
     @property
     def follows_length(self) -> bool:

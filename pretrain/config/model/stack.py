@@ -1,11 +1,11 @@
 """`model.encoder`, `model.decoder` -- a stack of blocks, its positions and attention."""
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pretrain.config.base import MAX_HEADS, MAX_LAYERS, MAX_ROWS, MAX_WIDTH, OFF, OnResume, Section
+from pretrain.config.base import MAX_HEADS, MAX_LAYERS, MAX_ROWS, MAX_WIDTH, OFF, Conflicts, OnResume, Section
 from pretrain.config.model.experts import ExpertsConfig
 from pretrain.config.model.rotary_scaling import RotaryScaling
 
@@ -269,9 +269,22 @@ class StackConfig(Section):
         """Returns how many values a layer mixes: its own, those of the first layer, an embedding."""
         return 1 + (self.value_residual and number > 0) + (self.value_table(number) is not None)
 
-    def _check_latent(self, latent: LatentConfig) -> None:
-        """Raises: ValueError: A key that latent attention has no place for."""
-        others = {
+    def _conflicts(self) -> Conflicts:
+        if self.head_width is None and self.width % self.heads:
+            yield f"width={self.width} must be a multiple of heads={self.heads}, or set head_width"
+        if self.experts is not None and self.experts.first >= self.layers:
+            yield f"experts.first={self.experts.first} leaves no layer of {self.layers} with experts"
+        if self.latent is not None:
+            yield from self._latent_conflicts(self.latent)
+        if self.heads % self.num_kv_heads:
+            yield f"heads={self.heads} must be a multiple of kv_heads={self.num_kv_heads}"
+        yield from self._rotation_conflicts()
+        yield from self._layer_conflicts()
+        yield from self._sublayer_conflicts()
+        yield from self._position_conflicts()
+
+    def _latent_conflicts(self, latent: LatentConfig) -> Conflicts:
+        without_place = {
             f"position={self.position}": self.position != "rotary",
             f"rope_fraction={self.rope_fraction}": self.rope_fraction != 1.0,
             f"kv_heads={self.kv_heads}": self.kv_heads not in (None, self.heads),
@@ -282,99 +295,98 @@ class StackConfig(Section):
             "value_residual=true": self.value_residual,
             f"value_embeddings={self.value_embeddings}": self.value_embeddings > 0,
         }
-        if found := next((key for key, is_set in others.items() if is_set), None):
-            raise ValueError(f"latent attention does not go with {found}; leave one of them out")
+        for key, is_set in without_place.items():
+            if is_set:
+                yield f"latent attention does not go with {key}", "leave one of them out"
         if max(latent.rope_width, latent.value_width) > self.per_head_width or latent.rope_width % 2:
-            sizes = f"rope_width={latent.rope_width}, an even number, and value_width={latent.value_width}"
-            raise ValueError(f"latent: {sizes} must be at most head_width={self.per_head_width}")
+            yield (
+                f"latent: rope_width={latent.rope_width}, an even number, and "
+                f"value_width={latent.value_width} must be at most head_width={self.per_head_width}"
+            )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.head_width is None and self.width % self.heads:
-            sizes = f"width={self.width} must be a multiple of heads={self.heads}"
-            raise ValueError(f"{sizes}, or set head_width")
-        if self.experts is not None and self.experts.first >= self.layers:
-            raise ValueError(f"experts.first={self.experts.first} leaves no layer of {self.layers} with experts")
-        if self.latent is not None:
-            self._check_latent(self.latent)
-        if self.heads % self.num_kv_heads:
-            raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.num_kv_heads}")
-        self._check_rotation()
-        if self.position == "sinusoidal" and self.width % 2:
-            raise ValueError(f"sinusoidal positions need an even width, not {self.width}")
-        for name in ("residual_scalars", "value_residual"):
-            if getattr(self, name) and self.layers == 1:
-                raise ValueError(f"{name}=true needs 2 layers or more")
-        if self.drop_path and self.layers == 1:
-            raise ValueError(f"drop_path={self.drop_path} needs 2 layers or more: the first is never skipped")
-        if 2 * self.value_embeddings > self.layers:
-            tables = f"value_embeddings={self.value_embeddings} are for as many first and as many last layers"
-            raise ValueError(f"{tables}: use {self.layers // 2} or fewer with layers={self.layers}")
-        for name in ("global_every", "global_layers"):
-            if getattr(self, name) is not None and self.window is None:
-                raise ValueError(f"{name}={getattr(self, name)} needs a window")
-        if self.global_every is not None and self.global_layers is not None:
-            raise ValueError("global_every and global_layers name the same layers; leave one out")
-        self._check_sublayers()
-        if self.global_first >= (self.global_every or 1):
-            every = f"global_every={self.global_every}"
-            raise ValueError(f"global_first={self.global_first} must be less than {every}")
-        if self.position_offset and self.position != "learned":
-            raise ValueError(f"position_offset={self.position_offset} needs position=learned, not {self.position}")
-        if self.position != "relative" and not self.relative_shared:
-            raise ValueError(f"relative_shared=false needs position=relative, not {self.position}")
-        if self.embedding_width is not None and self.position == "sinusoidal":
-            raise ValueError("embedding_width does not go with position=sinusoidal; leave one out")
-        if not self.gated and (self.gate_limit is not None or self.gate_shift):
-            raise ValueError("gate_limit and gate_shift are for gated=true; leave them out")
-        # Half of the buckets have one distance each; the others share those up to the largest.
-        if self.position == "relative" and self.relative_max_distance <= self.relative_buckets // 2:
-            rule = f"must exceed half of relative_buckets={self.relative_buckets}"
-            raise ValueError(f"relative_max_distance={self.relative_max_distance} {rule}")
-        return self
-
-    def _check_sublayers(self) -> None:
-        if self.norm_offset and self.norm != "rms":
-            raise ValueError(f"norm_offset=true is for norm=rms, not {self.norm}; leave it out")
-        if self.norm_offset and self.qk_norm in ("layer", "heads"):
-            what = f"norm_offset=true is for RMSNorm, and qk_norm={self.qk_norm} is none"
-            raise ValueError(f"{what}; leave one out")
-        if self.input_norm == "both" and self.norm_placement != "pre":
-            what = f"input_norm=both is for norm_placement=pre, not {self.norm_placement}"
-            raise ValueError(f"{what}; use true")
-        if self.norm_bias and self.norm != "layer":
-            raise ValueError(f"norm_bias=true is for norm=layer, not {self.norm}; leave it out")
-        if self.score_factor is not None and not self.scaled_attention:
-            raise ValueError("score_factor and scaled_attention=false both scale scores; leave one out")
-        if self.parallel and self.norm_placement != "pre":
-            what = f"parallel={self.parallel} needs norm_placement=pre"
-            raise ValueError(f"{what}, not {self.norm_placement}")
-
-    def _check_rotation(self) -> None:
+    def _rotation_conflicts(self) -> Conflicts:
         for name in ("rope_fraction", "unrotated_layers", "rope_scaling"):
             if not self.is_rotary and self.differs(name):
                 value = "" if name == "rope_scaling" else f"={getattr(self, name)}"
-                raise ValueError(f"{name}{value} needs position=rotary, not {self.position}")
-        scaling = self.rope_scaling
-        if scaling is not None and scaling.kind == "dynamic" and self.rotary_width < 4:
-            what = "rope_scaling.kind=dynamic needs 4 rotated dimensions"
-            raise ValueError(f"{what}, not {self.rotary_width}")
-        if scaling is not None and scaling.kind == "longrope":
-            pairs = self.rotary_width // 2
-            for name in ("short_factors", "long_factors"):
-                if (count := len(getattr(scaling, name))) != pairs:
-                    raise ValueError(f"rope_scaling.{name} are {count} numbers, for {pairs} pairs of dimensions")
-        if self.position == "rotary_2d":
-            for name in ("rope_scaling", "rope_local_theta"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name} goes with position=rotary, not rotary_2d; leave it out")
+                yield f"{name}{value} needs position=rotary, not {self.position}"
+        if self.rope_scaling is not None:
+            yield from self._scaling_conflicts(self.rope_scaling)
         # A pair turns by one angle; of patches, as many pairs by the column as by the row.
-        divisor = 4 if self.position == "rotary_2d" else 2
-        if self.is_rotary and (self.rotary_width % divisor or not self.rotary_width):
-            width = self.per_head_width
-            kind = "an even head width" if divisor == 2 else "a head width that 4 divides"
-            if self.rope_fraction == 1.0:
-                raise ValueError(f"{self.position} positions need {kind}, not {width}")
-            part = f"rope_fraction={self.rope_fraction} rotates {self.rotary_width} of {width} dimensions of a head"
-            number = "an even number, 2 or more" if divisor == 2 else "a multiple of 4"
-            raise ValueError(f"{part}; choose one that gives {number}")
+        if self.position == "rotary_2d":
+            yield from self._width_conflicts(4, "a head width that 4 divides", "a multiple of 4")
+        elif self.position == "rotary":
+            yield from self._width_conflicts(2, "an even head width", "an even number, 2 or more")
+
+    def _scaling_conflicts(self, scaling: RotaryScaling) -> Conflicts:
+        if scaling.kind == "dynamic" and self.rotary_width < 4:
+            yield f"rope_scaling.kind=dynamic needs 4 rotated dimensions, not {self.rotary_width}"
+        pairs = self.rotary_width // 2
+        for name in ("short_factors", "long_factors"):
+            count = len(getattr(scaling, name))
+            if scaling.kind == "longrope" and count != pairs:
+                yield f"rope_scaling.{name} are {count} numbers, for {pairs} pairs of dimensions"
+
+    def _width_conflicts(self, divisor: int, head_width: str, dimensions: str) -> Conflicts:
+        for name in ("rope_scaling", "rope_local_theta"):
+            if self.position == "rotary_2d" and getattr(self, name) is not None:
+                yield f"{name} goes with position=rotary, not rotary_2d", "leave it out"
+        if self.rotary_width and self.rotary_width % divisor == 0:
+            return
+        width = self.per_head_width
+        if self.rope_fraction == 1.0:
+            yield f"{self.position} positions need {head_width}, not {width}"
+        yield (
+            f"rope_fraction={self.rope_fraction} rotates {self.rotary_width} of {width} dimensions of a head",
+            f"choose one that gives {dimensions}",
+        )
+
+    def _layer_conflicts(self) -> Conflicts:
+        if self.position == "sinusoidal" and self.width % 2:
+            yield f"sinusoidal positions need an even width, not {self.width}"
+        for name in ("residual_scalars", "value_residual"):
+            if getattr(self, name) and self.layers == 1:
+                yield f"{name}=true needs 2 layers or more"
+        if self.drop_path and self.layers == 1:
+            yield f"drop_path={self.drop_path} needs 2 layers or more: the first is never skipped"
+        if 2 * self.value_embeddings > self.layers:
+            yield (
+                f"value_embeddings={self.value_embeddings} are for as many first and as many last "
+                f"layers: use {self.layers // 2} or fewer with layers={self.layers}"
+            )
+        for name in ("global_every", "global_layers"):
+            if getattr(self, name) is not None and self.window is None:
+                yield f"{name}={getattr(self, name)} needs a window"
+        if self.global_every is not None and self.global_layers is not None:
+            yield "global_every and global_layers name the same layers", "leave one out"
+
+    def _sublayer_conflicts(self) -> Conflicts:
+        if self.norm_offset and self.norm != "rms":
+            yield f"norm_offset=true is for norm=rms, not {self.norm}", "leave it out"
+        if self.norm_offset and self.qk_norm in ("layer", "heads"):
+            yield f"norm_offset=true is for RMSNorm, and qk_norm={self.qk_norm} is none", "leave one out"
+        if self.input_norm == "both" and self.norm_placement != "pre":
+            yield f"input_norm=both is for norm_placement=pre, not {self.norm_placement}", "use true"
+        if self.norm_bias and self.norm != "layer":
+            yield f"norm_bias=true is for norm=layer, not {self.norm}", "leave it out"
+        if self.score_factor is not None and not self.scaled_attention:
+            yield "score_factor and scaled_attention=false both scale scores", "leave one out"
+        if self.parallel and self.norm_placement != "pre":
+            yield f"parallel={self.parallel} needs norm_placement=pre, not {self.norm_placement}"
+
+    def _position_conflicts(self) -> Conflicts:
+        if self.global_first >= (self.global_every or 1):
+            yield f"global_first={self.global_first} must be less than global_every={self.global_every}"
+        if self.position_offset and self.position != "learned":
+            yield f"position_offset={self.position_offset} needs position=learned, not {self.position}"
+        if self.position != "relative" and not self.relative_shared:
+            yield f"relative_shared=false needs position=relative, not {self.position}"
+        if self.embedding_width is not None and self.position == "sinusoidal":
+            yield "embedding_width does not go with position=sinusoidal", "leave one out"
+        if not self.gated and (self.gate_limit is not None or self.gate_shift):
+            yield "gate_limit and gate_shift are for gated=true", "leave them out"
+        # Half of the buckets have one distance each; the others share those up to the largest.
+        if self.position == "relative" and self.relative_max_distance <= self.relative_buckets // 2:
+            yield (
+                f"relative_max_distance={self.relative_max_distance} must exceed half of "
+                f"relative_buckets={self.relative_buckets}"
+            )

@@ -6,11 +6,11 @@ captions). Families differ only in these values: a preset is
 plain data over them, and no code in `model/` depends on a family.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import MAX_HEADS, MAX_LAYERS, MAX_ROWS, OFF, OnResume
+from pretrain.config.base import MAX_HEADS, MAX_LAYERS, MAX_ROWS, OFF, Conflicts, OnResume
 from pretrain.config.model.any_kind import AnyKindConfig, HeadConfig
 from pretrain.config.model.patches import PatchesConfig
 from pretrain.config.model.stack import StackConfig
@@ -173,128 +173,138 @@ class ModelConfig(AnyKindConfig):
             return values  # reported by the field, with its place
         return values | {"max_seq_len": patches.positions}
 
-    @model_validator(mode="after")
-    def _check_input(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         named = {"encoder": self.encoder, "decoder": self.decoder}
         stacks = {name: stack for name, stack in named.items() if stack is not None}
         if self.input is None:
-            if self.restores:
-                raise ValueError("head.kind=pixels is of patches; set model.input, or another head")
-            for name, stack in stacks.items():
-                if stack.position.endswith("_2d"):
-                    fix = f"set model.input, or use {stack.position.removesuffix('_2d')}"
-                    what = f"{name}.position={stack.position} is of patches"
-                    raise ValueError(f"{what}; {fix}")
-            return self
-        has_decoder = self.head.kind in ("lm", "pixels")
-        if self.encoder is None or (self.decoder is not None) != has_decoder:
-            what = f"input.kind=patches with head.kind={self.head.kind} needs an encoder"
-            rest = "and a decoder" if has_decoder else "alone; set decoder to null"
-            alone = "; for an encoder alone use head.kind=labels or none"
-            raise ValueError(f"{what} {rest}{alone if self.head.kind == 'lm' else ''}")
-        self._check_no_ids()
-        if self.restores and (self.encoder.position == "relative" or self.encoder.window):
-            what = "relative positions and windows count all patches, and with head.kind=pixels"
-            fix = "use another encoder.position, and no window"
-            raise ValueError(f"{what} the encoder reads some; {fix}")
-        if not self.captions and self.max_seq_len != self.input.positions:
-            rule = f"must be {self.input.positions}, the positions of an image"
-            parts = f"({self.input.describe()})"
-            raise ValueError(f"max_seq_len={self.max_seq_len} {rule} {parts}; leave it out")
+            yield from self._token_conflicts(stacks)
+        else:
+            yield from self._patch_conflicts(self.input, stacks)
+        yield from self._multi_token_conflicts()
+        yield from self._generator_conflicts()
+        if not stacks:
+            yield "needs an encoder, a decoder, or a preset that has one"
+            return
+        yield from self._stack_conflicts()
+        yield from self._head_conflicts()
+
+    def _token_conflicts(self, stacks: dict[str, StackConfig]) -> Conflicts:
+        if self.restores:
+            yield "head.kind=pixels is of patches", "set model.input, or another head"
+        for name, stack in stacks.items():
+            if stack.position.endswith("_2d"):
+                yield (
+                    f"{name}.position={stack.position} is of patches",
+                    f"set model.input, or use {stack.position.removesuffix('_2d')}",
+                )
+
+    def _patch_conflicts(self, patches: PatchesConfig, stacks: dict[str, StackConfig]) -> Conflicts:
+        need = f"input.kind=patches with head.kind={self.head.kind} needs an encoder"
+        has_decoder = self.restores or self.head.kind == "lm"
+        if has_decoder and len(stacks) < 2:
+            alone = "" if self.restores else "; for an encoder alone use head.kind=labels or none"
+            yield f"{need} and a decoder{alone}"
+        if not has_decoder and [*stacks] != ["encoder"]:
+            yield f"{need} alone", "set decoder to null"
+        for key, value in self._keys_of_ids().items():
+            if value:
+                yield f"{key} is of token ids, which input.kind=patches replaces", "leave it out"
+        if self.restores and (stacks["encoder"].position == "relative" or stacks["encoder"].window):
+            yield (
+                "relative positions and windows count all patches, and with head.kind=pixels the encoder reads some",
+                "use another encoder.position, and no window",
+            )
+        if not self.captions and self.max_seq_len != patches.positions:
+            rule = f"must be {patches.positions}, the positions of an image ({patches.describe()})"
+            yield f"max_seq_len={self.max_seq_len} {rule}", "leave it out"
         if self.captions and self.last_stack.position.endswith("_2d"):
             position = self.last_stack.position
-            fix = f"use {position.removesuffix('_2d')}"
-            raise ValueError(f"decoder.position={position} is of patches, captions are tokens; {fix}")
+            yield (
+                f"decoder.position={position} is of patches, captions are tokens",
+                f"use {position.removesuffix('_2d')}",
+            )
         for name, stack in stacks.items():
             if stack.position == "sinusoidal_2d" and stack.width % 4:
-                need = f"{name}.position=sinusoidal_2d needs a width that 4 divides"
-                raise ValueError(f"{need}, not {stack.width}")
-        if self.head.kind == "labels" and not (self.head.mean or self.input.class_token):
-            what = "input.class_token=false leaves nothing that stands for the image"
-            raise ValueError(f"{what}; set head.mean=true")
-        return self
+                yield f"{name}.position=sinusoidal_2d needs a width that 4 divides, not {stack.width}"
+        if self.head.kind == "labels" and not (self.head.mean or patches.class_token):
+            yield "input.class_token=false leaves nothing that stands for the image", "set head.mean=true"
 
-    @model_validator(mode="after")
-    def _check_multi_token(self) -> Self:
-        if not self.multi_token:
-            return self
-        key = f"multi_token={self.multi_token}"
-        if self.decoder is None or self.encoder is not None or self.head.kind != "lm":
-            what = "predicts further tokens of a text"
-            need = "it needs a decoder alone and head.kind=lm"
-            raise ValueError(f"{key} {what}: {need}; use multi_token=0")
-        # A block reads hidden states alone: no tables of the stack, no results of other blocks.
-        for name in ("embedding_width", "value_embeddings", "value_residual", "residual_scalars"):
-            if value := getattr(self.decoder, name):
-                what = f"does not go with decoder.{name}={str(value).lower()}"
-                what = f"{what}, of which its blocks have nothing"
-                raise ValueError(f"{key} {what}; use multi_token=0, or leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _check_generator(self) -> Self:
-        if not self.generator_heads:
-            return self
-        heads, stack = self.generator_heads, self.encoder
-        if self.head.kind != "replaced" or stack is None or stack.experts:
-            need = "needs an encoder without experts and head.kind=replaced"
-            raise ValueError(f"generator_heads={heads} {need}; leave it out")
-        parts = [stack.width, stack.ff_width, stack.num_kv_heads]
-        if heads > stack.heads or any(size * heads % stack.heads for size in parts):
-            what = f"generator_heads={heads} of encoder.heads={stack.heads}"
-            raise ValueError(f"{what} must leave whole sizes of width, ff_width and kv_heads; use a divisor of them")
-        return self
-
-    def _check_no_ids(self) -> None:
-        """Checks that stacks of patches have no keys of token ids. Raises: ValueError."""
-        keys: tuple[str, ...] = ("tied_embeddings", "scaled_embeddings", "vocab_size")
-        keys = () if self.captions else (*keys, "ngram_embeddings")
-        of_ids = {key: getattr(self, key) for key in keys}
-        of_ids["embedding_scale"] = not self.captions and self.embedding_scale != 1.0
+    def _keys_of_ids(self) -> dict[str, Any]:
+        """Returns the keys of token ids that stacks of patches have no place for, with their values."""
+        values: dict[str, Any] = {}
+        if not self.captions:
+            for key in ("tied_embeddings", "scaled_embeddings", "vocab_size", "ngram_embeddings"):
+                values[key] = getattr(self, key)
+            values["embedding_scale"] = self.embedding_scale != 1.0
         for name in ("encoder", "decoder"):
             if self.patches_of(name) is not None:
                 for key in ("token_types", "value_embeddings"):
-                    of_ids[f"{name}.{key}"] = getattr(getattr(self, name), key, None)
-        for key, value in of_ids.items():
-            if value:
-                what = f"{key} is of token ids, which input.kind=patches replaces"
-                raise ValueError(f"{what}; leave it out")
+                    values[f"{name}.{key}"] = getattr(getattr(self, name), key, None)
+        return values
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.encoder is None and self.decoder is None:
-            raise ValueError("needs an encoder, a decoder, or a preset that has one")
-        if self.encoder is not None and self.decoder is not None:
-            widths = (self.encoder.width, self.decoder.width)
-            if len(set(widths)) == 2 and not self.has_bridge:
-                sizes = "encoder.width={} must equal decoder.width={}".format(*widths)
-                raise ValueError(f"{sizes}: they share embeddings")
-            if self.encoder.experts or self.decoder.experts:
-                what = "experts are balanced over the tokens of one stack, and this model has two"
-                raise ValueError(f"{what}; leave them out, or the encoder")
-        if self.head.kind in ("spans", "choices", "replaced") and self.input is not None:
-            raise ValueError(f"head.kind={self.head.kind} is of texts, and input.kind=patches reads images")
-        if self.head.kind in ("spans", "replaced") and self.pooler:
-            raise ValueError(
-                f"head.kind={self.head.kind} scores tokens, and model.pooler summarizes them; set it to false"
+    def _multi_token_conflicts(self) -> Conflicts:
+        if not self.multi_token:
+            return
+        key = f"multi_token={self.multi_token}"
+        if self.decoder is None or self.encoder is not None or self.head.kind != "lm":
+            yield (
+                f"{key} predicts further tokens of a text: it needs a decoder alone and head.kind=lm",
+                "use multi_token=0",
             )
+        # A block reads hidden states alone: no tables of the stack, no results of other blocks.
+        for name in ("embedding_width", "value_embeddings", "value_residual", "residual_scalars"):
+            if value := getattr(self.decoder, name):
+                setting = f"decoder.{name}={str(value).lower()}"
+                yield (
+                    f"{key} does not go with {setting}, of which its blocks have nothing",
+                    "use multi_token=0, or leave it out",
+                )
+
+    def _generator_conflicts(self) -> Conflicts:
+        heads, stack = self.generator_heads, self.encoder
+        if not heads:
+            return
+        if self.head.kind != "replaced" or stack is None or stack.experts:
+            yield f"generator_heads={heads} needs an encoder without experts and head.kind=replaced", "leave it out"
+            return
+        parts = [stack.width, stack.ff_width, stack.num_kv_heads]
+        if heads > stack.heads or any(size * heads % stack.heads for size in parts):
+            rule = "must leave whole sizes of width, ff_width and kv_heads"
+            yield f"generator_heads={heads} of encoder.heads={stack.heads} {rule}", "use a divisor of them"
+
+    def _stack_conflicts(self) -> Conflicts:
+        encoder, decoder = self.encoder, self.decoder
+        if encoder is not None and decoder is not None:
+            if encoder.width != decoder.width and not self.has_bridge:
+                sizes = f"encoder.width={encoder.width} must equal decoder.width={decoder.width}"
+                yield f"{sizes}: they share embeddings"
+            if encoder.experts or decoder.experts:
+                yield (
+                    "experts are balanced over the tokens of one stack, and this model has two",
+                    "leave them out, or the encoder",
+                )
+        if self.input is not None and self.head.kind in ("spans", "choices", "replaced"):
+            yield f"head.kind={self.head.kind} is of texts, and input.kind=patches reads images"
+        if self.head.kind in ("spans", "replaced") and self.pooler:
+            yield f"head.kind={self.head.kind} scores tokens, and model.pooler summarizes them", "set it to false"
         if self.input is not None and self.last_stack.experts:
-            what = "experts are balanced over tokens, and input.kind=patches reads images"
-            raise ValueError(f"{what}; leave one out")
-        narrow = [stack for stack in (self.encoder, self.decoder) if stack and stack.embedding_width is not None]
-        if narrow and (self.input is not None or self.shape == "encoder+decoder"):
-            raise ValueError("embedding_width goes with one stack over token ids; leave it out")
-        if narrow and self.tied_embeddings and self.head_width != self.last_stack.table_width:
-            need = "needs head.transform=true, which maps to that width"
-            raise ValueError(f"embedding_width with tied_embeddings=true {need}")
+            yield "experts are balanced over tokens, and input.kind=patches reads images", "leave one out"
+
+    def _head_conflicts(self) -> Conflicts:
+        stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
+        if any(stack.embedding_width is not None for stack in stacks):
+            if self.input is not None or len(stacks) == 2:
+                yield "embedding_width goes with one stack over token ids", "leave it out"
+            if self.tied_embeddings and self.head_width != self.last_stack.table_width:
+                yield "embedding_width with tied_embeddings=true needs head.transform=true, which maps to that width"
         if not self.pooler and self.differs("pooler_activation"):
-            raise ValueError(f"pooler_activation={self.pooler_activation} needs pooler=true; leave it out")
-        head = self.head.kind
-        if head != "lm" and self.tied_embeddings:
-            raise ValueError(f"tied_embeddings=true needs head.kind=lm, not {head}; set it to false")
-        alone = ["encoder", "decoder"] if head in ("labels", "spans") else ["encoder"]
-        if head in ("labels", "spans", "choices", "replaced") and self.shape not in alone:
-            raise ValueError(f"head.kind={head} needs a model of an {' or a '.join(alone)} alone")
+            yield f"pooler_activation={self.pooler_activation} needs pooler=true", "leave it out"
+        kind = self.head.kind
+        if kind != "lm" and self.tied_embeddings:
+            yield f"tied_embeddings=true needs head.kind=lm, not {kind}", "set it to false"
+        if kind in ("labels", "spans") and len(stacks) == 2:
+            yield f"head.kind={kind} needs a model of an encoder or a decoder alone"
+        if kind in ("choices", "replaced") and self.decoder is not None:
+            yield f"head.kind={kind} needs a model of an encoder alone"
         if self.pooler and self.decoder is not None:
-            raise ValueError("pooler=true needs a model of an encoder alone")
-        return self
+            yield "pooler=true needs a model of an encoder alone"
