@@ -1,11 +1,11 @@
 """`engine:` -- parallelism (DeepSpeed ZeRO, DDP, one process), precision and memory."""
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import Conflicts, OnResume, Section
 from pretrain.config.model import AnyModelConfig, ModelConfig, StackConfig
 
 JOB_GPUS = "PRETRAIN_JOB_GPUS"
@@ -108,54 +108,67 @@ class EngineConfig(Section):
             return {"zero_stage": 0, **values}
         return values
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         if self.kind != "deepspeed" and self.zero_stage:
-            what = f"zero_stage={self.zero_stage} needs kind=deepspeed"
-            raise ValueError(f"{what}, not {self.kind}; set zero_stage=0")
+            yield f"zero_stage={self.zero_stage} needs kind=deepspeed, not {self.kind}", "set zero_stage=0"
         if self.zero_hpz > 1 and (self.zero_stage != 3 or self.offload_params != "none"):
-            what = f"zero_hpz={self.zero_hpz} needs sharded weights on the device"
-            raise ValueError(f"{what}; use zero_stage=3 and offload_params=none, or zero_hpz=1")
-        if self.precision == "fp16" and self.kind != "deepspeed":
-            what = "precision=fp16 needs kind=deepspeed, which scales the loss"
-            raise ValueError(f"{what}, not {self.kind}; use bf16 or fp32")
-        if self.precision == "fp16" and self.device == "cpu":
-            what = "precision=fp16 needs a GPU: DeepSpeed has no fp16 on device=cpu"
-            raise ValueError(f"{what}; use bf16 or fp32")
-        if self.precision == "fp16" and not self.zero_stage:
-            # In DeepSpeed 0.19 FP16_UnfusedOptimizer unscales gradients, but backward() scales the
-            # loss under ZeRO only.
-            raise ValueError(
-                "precision=fp16 is wrong at zero_stage=0: DeepSpeed unscales gradients of a loss "
-                "that it has not scaled; use zero_stage=1, 2 or 3"
+            yield (
+                f"zero_hpz={self.zero_hpz} needs sharded weights on the device",
+                "use zero_stage=3 and offload_params=none, or zero_hpz=1",
             )
-        if self.fp8 != "off" and self.precision != "bf16":
-            what = f"fp8={self.fp8} needs precision=bf16, which the other operations run in"
-            raise ValueError(f"{what}, not {self.precision}; change it, or use fp8=off")
-        if self.fp8 != "off" and self.zero_stage == 3:
-            # torchao saves a view of the weight for the backward pass, and DeepSpeed frees nothing then.
-            what = f"fp8={self.fp8} would keep every gathered weight until the backward pass at zero_stage=3"
-            raise ValueError(f"{what}; use zero_stage=0, 1 or 2, or fp8=off")
+        if self.precision == "fp16":
+            yield from self._fp16_conflicts()
+        if self.fp8 != "off":
+            yield from self._fp8_conflicts()
         if self.feedforward_tiles > 1:
-            keeps = "activation_checkpointing=selective keeps the products that they compute again"
-            others = {
-                keeps: self.activation_checkpointing == "selective",
-                "compile=true fuses them": self.compile is True,
-                "fp8 has rules for the number of their tokens": self.fp8 != "off",
-            }
-            if why := next((why for why, found in others.items() if found), None):
-                raise ValueError(f"feedforward_tiles={self.feedforward_tiles}: {why}; change that, or use 1")
+            yield from self._tile_conflicts()
         sums_bf16 = self.precision == "bf16" and self.zero_stage >= 2
         if self.gradient_bytes > self.compute_bytes and self.kind == "deepspeed" and not sums_bf16:
-            what = f"gradients=fp32 needs precision=bf16 and zero_stage=2 or 3, not {self.precision}"
-            raise ValueError(f"{what} at zero_stage={self.zero_stage}; change them, or use gradients=compute")
+            need = "gradients=fp32 needs precision=bf16 and zero_stage=2 or 3"
+            yield (
+                f"{need}, not {self.precision} at zero_stage={self.zero_stage}",
+                "change them, or use gradients=compute",
+            )
         if self.offload_optimizer != "none" and not self.zero_stage:
-            what = "offload_optimizer=cpu requires sharded optimizer state"
-            raise ValueError(f"{what}; use kind=deepspeed and zero_stage=1, 2 or 3")
+            need = "offload_optimizer=cpu requires sharded optimizer state"
+            yield need, "use kind=deepspeed and zero_stage=1, 2 or 3"
         if self.offload_params != "none" and self.zero_stage != 3:
-            what = "offload_params=cpu requires sharded weights"
-            raise ValueError(f"{what}; use kind=deepspeed and zero_stage=3")
-        return self
+            yield "offload_params=cpu requires sharded weights", "use kind=deepspeed and zero_stage=3"
+
+    def _fp16_conflicts(self) -> Conflicts:
+        if self.kind != "deepspeed":
+            yield f"precision=fp16 needs kind=deepspeed, which scales the loss, not {self.kind}", "use bf16 or fp32"
+        if self.device == "cpu":
+            yield "precision=fp16 needs a GPU: DeepSpeed has no fp16 on device=cpu", "use bf16 or fp32"
+        if not self.zero_stage:
+            # In DeepSpeed 0.19 FP16_UnfusedOptimizer unscales gradients, but backward() scales the
+            # loss under ZeRO only.
+            why = "DeepSpeed unscales gradients of a loss that it has not scaled"
+            yield f"precision=fp16 is wrong at zero_stage=0: {why}", "use zero_stage=1, 2 or 3"
+
+    def _fp8_conflicts(self) -> Conflicts:
+        if self.precision != "bf16":
+            yield (
+                f"fp8={self.fp8} needs precision=bf16, which the other operations run in, not {self.precision}",
+                "change it, or use fp8=off",
+            )
+        if self.zero_stage == 3:
+            # torchao saves a view of the weight for the backward pass, and DeepSpeed frees nothing then.
+            yield (
+                f"fp8={self.fp8} would keep every gathered weight until the backward pass at zero_stage=3",
+                "use zero_stage=0, 1 or 2, or fp8=off",
+            )
+
+    def _tile_conflicts(self) -> Conflicts:
+        keeps = "activation_checkpointing=selective keeps the products that they compute again"
+        reasons = {
+            keeps: self.activation_checkpointing == "selective",
+            "compile=true fuses them": self.compile is True,
+            "fp8 has rules for the number of their tokens": self.fp8 != "off",
+        }
+        for why, is_set in reasons.items():
+            if is_set:
+                yield f"feedforward_tiles={self.feedforward_tiles}: {why}", "change that, or use 1"
 
 
 class ParallelConfig(Section):
@@ -188,9 +201,10 @@ class ParallelConfig(Section):
         """Returns what is slow where ranks that share matrices are on several nodes, and the fix."""
         if ranks <= per_node or per_node % self.tensor == 0:
             return None
-        what = f"parallel.tensor={self.tensor} has groups on several nodes of {per_node} ranks"
-        why = "each layer waits for the network between them four times a pass"
-        return f"{what}: {why}", _use_divisor(per_node)
+        return (
+            f"parallel.tensor={self.tensor} has groups on several nodes of {per_node} ranks: each "
+            "layer waits for the network between them four times a pass"
+        ), _use_divisor(per_node)
 
 
 def _use_divisor(number: int) -> str:
@@ -198,121 +212,120 @@ def _use_divisor(number: int) -> str:
     return f"use one of {', '.join(fitting)}" if number > 1 else "use 1"
 
 
-def check_sequence(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> None:
-    """Checks that `ranks` can share the rows of a model. Raises: ValueError, with the reason."""
+def sequence_conflicts(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> Conflicts:
+    """Yields what keeps `ranks` from sharing the rows of a model."""
     key = f"parallel.sequence={ranks}"
     whole = "use parallel.sequence=1"
     if not isinstance(model, ModelConfig):
-        what = "cuts rows, and a recurrent model computes each column from the one before it"
-        raise ValueError(f"{key} {what}; {whole}")
+        yield f"{key} cuts rows, and a recurrent model computes each column from the one before it", whole
+        return
     if model.input is not None:
-        raise ValueError(f"{key} cuts rows of text, and those of model.input are images; {whole}")
+        yield f"{key} cuts rows of text, and those of model.input are images", whole
     if engine.kind == "single":
-        what = "cuts rows over ranks, and engine.kind=single is one process"
-        raise ValueError(f"{key} {what}; use deepspeed or ddp")
-    _check_neighbours(key, model, whole)
+        yield f"{key} cuts rows over ranks, and engine.kind=single is one process", "use deepspeed or ddp"
+    yield from _neighbour_conflicts(key, model, whole)
     if engine.fp8 != "off":
-        raise ValueError(f"{key} was not tried with engine.fp8={engine.fp8}; use engine.fp8=off")
-    for name in ("encoder", "decoder"):
-        stack: StackConfig | None = getattr(model, name)
-        if stack is not None and stack.drop_path:
-            what = f"would draw model.{name}.drop_path for each part of a row apart"
-            raise ValueError(f"{key} {what}; {whole}, or leave it out")
-        scaling = None if stack is None else stack.rope_scaling
-        if scaling is not None and scaling.follows_length:
-            what = f"needs whole rows for model.{name}.rope_scaling.kind={scaling.kind}"
-            raise ValueError(f"{key} {what}; {whole}")
-        if stack is not None and stack.heads % ranks:
-            rule = f"must divide model.{name}.heads={stack.heads}: a rank attends with whole heads"
-            raise ValueError(f"{key} {rule}; {_use_divisor(stack.heads)}")
+        yield f"{key} was not tried with engine.fp8={engine.fp8}", "use engine.fp8=off"
+    for name, stack in _stacks(model).items():
+        if stack.drop_path:
+            yield f"{key} would draw {name}.drop_path for each part of a row apart", f"{whole}, or leave it out"
+        if stack.rope_scaling is not None and stack.rope_scaling.follows_length:
+            yield f"{key} needs whole rows for {name}.rope_scaling.kind={stack.rope_scaling.kind}", whole
+        if stack.heads % ranks:
+            rule = f"must divide {name}.heads={stack.heads}: a rank attends with whole heads"
+            yield f"{key} {rule}", _use_divisor(stack.heads)
 
 
-def _check_neighbours(key: str, model: ModelConfig, whole: str) -> None:
-    """Checks that attention alone needs the columns of other ranks. Raises: ValueError."""
+def _stacks(model: ModelConfig) -> dict[str, StackConfig]:
+    """Returns the stacks that a model has, by key."""
+    stacks = {"model.encoder": model.encoder, "model.decoder": model.decoder}
+    return {name: stack for name, stack in stacks.items() if stack is not None}
+
+
+def _neighbour_conflicts(key: str, model: ModelConfig, whole: str) -> Conflicts:
+    """Yields what needs the columns of other ranks besides attention."""
     if model.ngram_embeddings:
-        what = f"leaves a rank without the tokens before its part, which {model.ngram_embeddings=}"
-        raise ValueError(f"{key} {what} reads; {whole}")
+        reads = f"which model.ngram_embeddings={model.ngram_embeddings} reads"
+        yield f"{key} leaves a rank without the tokens before its part, {reads}", whole
     if model.multi_token:
-        what = "leaves a rank without the tokens after its part"
-        which = f"which model.multi_token={model.multi_token} reads"
-        raise ValueError(f"{key} {what}, {which}; {whole}, or model.multi_token=0")
-    what = "leaves no rank with a whole document"
-    if model.head.mean:
-        raise ValueError(f"{key} {what}, of which model.head.mean is the mean; {whole}")
-    if model.head.kind in ("spans", "choices"):
-        of = f"whose scores model.head.kind={model.head.kind} compares"
-        raise ValueError(f"{key} {what}, {of}; {whole}")
-    if model.head.summarizes and model.decoder is not None:
-        of = f"of whose last token model.head.kind={model.head.kind} are"
-        raise ValueError(f"{key} {what}, {of}; {whole}")
+        reads = f"which model.multi_token={model.multi_token} reads"
+        yield (
+            f"{key} leaves a rank without the tokens after its part, {reads}",
+            f"{whole}, or model.multi_token=0",
+        )
+    head = model.head
+    no_whole = f"{key} leaves no rank with a whole document"
+    if head.mean:
+        yield f"{no_whole}, of which model.head.mean is the mean", whole
+    if head.kind in ("spans", "choices"):
+        yield f"{no_whole}, whose scores model.head.kind={head.kind} compares", whole
+    if head.summarizes and model.decoder is not None:
+        yield f"{no_whole}, of whose last token model.head.kind={head.kind} are", whole
 
 
-def _check_parts(key: str, engine: EngineConfig, part: str, *, left_out: str, sharded: str, whole: str) -> None:
-    """Checks that an engine can have parts of parameters on ranks, named by the last four."""
+def _part_conflicts(key: str, engine: EngineConfig, part: str, *, left_out: str, sharded: str, whole: str) -> Conflicts:
+    """Yields what keeps an engine from having parts of parameters on ranks, named by the last four."""
     if engine.kind != "deepspeed":
-        why = f"which reduces {part} over the ranks that have it"
-        raise ValueError(f"{key} needs engine.kind=deepspeed, {why}, not {engine.kind}; change it, or {whole}")
+        yield (
+            f"{key} needs engine.kind=deepspeed, which reduces {part} over the ranks that have it, not {engine.kind}",
+            f"change it, or {whole}",
+        )
     if engine.zero_stage == 0 and engine.precision != "fp32":
         # FP16_UnfusedOptimizer of DeepSpeed 0.19 leaves such parameters out of the norm.
-        what = f"is clipped by a norm without {left_out} at zero_stage=0 in {engine.precision}"
-        raise ValueError(f"{key} {what}; use engine.zero_stage=1, 2 or 3, or engine.precision=fp32")
+        yield (
+            f"{key} is clipped by a norm without {left_out} at zero_stage=0 in {engine.precision}",
+            "use engine.zero_stage=1, 2 or 3, or engine.precision=fp32",
+        )
     if engine.zero_hpz > 1:
-        what = f"and engine.zero_hpz={engine.zero_hpz} shard {sharded} over different ranks"
-        raise ValueError(f"{key} {what}; use engine.zero_hpz=1, or {whole}")
-    for name, off in (("precision", "bf16"), ("fp8", "off")):
-        if (value := getattr(engine, name)) in ("fp16", "tensorwise", "rowwise"):
-            what = f"was not tried with engine.{name}={value}"
-            raise ValueError(f"{key} {what}; use engine.{name}={off}")
+        yield (
+            f"{key} and engine.zero_hpz={engine.zero_hpz} shard {sharded} over different ranks",
+            f"use engine.zero_hpz=1, or {whole}",
+        )
+    if engine.precision == "fp16":
+        yield f"{key} was not tried with engine.precision=fp16", "use engine.precision=bf16"
+    if engine.fp8 != "off":
+        yield f"{key} was not tried with engine.fp8={engine.fp8}", "use engine.fp8=off"
 
 
-def check_experts(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> None:
-    """Checks that `ranks` can share the experts of a model. Raises: ValueError, with the reason."""
+def expert_conflicts(ranks: int, engine: EngineConfig, model: AnyModelConfig) -> Conflicts:
+    """Yields what keeps `ranks` from sharing the experts of a model."""
     key = f"parallel.experts={ranks}"
     whole = "use parallel.experts=1"
     experts = model.last_stack.experts if isinstance(model, ModelConfig) else None
     if experts is None:
-        raise ValueError(f"{key} cuts experts over ranks, and this model has none; {whole}")
+        yield f"{key} cuts experts over ranks, and this model has none", whole
+        return
     if experts.count % ranks:
         stack = "encoder" if model.decoder is None else "decoder"
-        rule = f"must divide model.{stack}.experts.count={experts.count}"
-        raise ValueError(f"{key} {rule}; {_use_divisor(experts.count)}")
-    names = {"part": "each expert", "left_out": "experts", "sharded": "experts"}
-    _check_parts(key, engine, **names, whole=whole)
+        yield f"{key} must divide model.{stack}.experts.count={experts.count}", _use_divisor(experts.count)
+    yield from _part_conflicts(key, engine, "each expert", left_out="experts", sharded="experts", whole=whole)
 
 
-def check_tensor(parallel: ParallelConfig, engine: EngineConfig, model: AnyModelConfig) -> None:
-    """Checks that ranks can share the matrices of a model. Raises: ValueError, with the reason."""
+def tensor_conflicts(parallel: ParallelConfig, engine: EngineConfig, model: AnyModelConfig) -> Conflicts:
+    """Yields what keeps ranks from sharing the matrices of a model."""
     ranks = parallel.tensor
     key = f"parallel.tensor={ranks}"
     whole = "use parallel.tensor=1"
     if not isinstance(model, ModelConfig):
-        raise ValueError(f"{key} cuts attention by heads, and a recurrent model has none; {whole}")
+        yield f"{key} cuts attention by heads, and a recurrent model has none", whole
+        return
     if model.input is not None:
-        raise ValueError(f"{key} cuts rows of text, and those of model.input are images; {whole}")
+        yield f"{key} cuts rows of text, and those of model.input are images", whole
     if model.head.kind not in ("lm", "labels"):
-        raise ValueError(f"{key} was not tried with model.head.kind={model.head.kind}; {whole}")
-    names = {"part": "each part of a matrix", "left_out": "the matrices", "sharded": "matrices"}
-    _check_parts(key, engine, **names, whole=whole)
-    _check_neighbours(key, model, whole)
-    for name in ("encoder", "decoder"):
-        stack: StackConfig | None = getattr(model, name)
-        if stack is not None:
-            _check_tensor_of_stack(key, ranks, parallel.sequence, f"model.{name}", stack)
+        yield f"{key} was not tried with model.head.kind={model.head.kind}", whole
+    part = "each part of a matrix"
+    yield from _part_conflicts(key, engine, part, left_out="the matrices", sharded="matrices", whole=whole)
+    yield from _neighbour_conflicts(key, model, whole)
+    for name, stack in _stacks(model).items():
+        yield from _stack_conflicts(key, parallel, name, stack)
     if model.vocab_multiple % ranks:
         rule = f"must divide model.vocab_multiple={model.vocab_multiple}"
-        why = "a rank has whole rows of the vocabulary"
-        raise ValueError(f"{key} {rule}: {why}; use a multiple of {ranks} for it")
+        yield f"{key} {rule}: a rank has whole rows of the vocabulary", f"use a multiple of {ranks} for it"
 
 
-def _check_tensor_of_stack(
-    key: str,
-    ranks: int,
-    sequence: int,
-    name: str,
-    stack: StackConfig,
-) -> None:
+def _stack_conflicts(key: str, parallel: ParallelConfig, name: str, stack: StackConfig) -> Conflicts:
     scaling = stack.rope_scaling
-    unfit = {
+    reasons = {
         "experts": (stack.experts is not None, "whose experts are cut by parallel.experts"),
         "latent": (stack.latent is not None, "whose keys and values of all heads are of one vector"),
         f"qk_norm={stack.qk_norm}": (
@@ -325,20 +338,18 @@ def _check_tensor_of_stack(
         ),
         "drop_path": (stack.drop_path > 0, "which would be drawn for each part of a row apart"),
     }
-    for what, (is_there, why) in unfit.items():
-        if is_there:
-            fix = "use parallel.tensor=1, or leave it out"
-            raise ValueError(f"{key} does not go with {name}.{what}, {why}; {fix}")
+    for setting, (is_set, why) in reasons.items():
+        if is_set:
+            yield f"{key} does not go with {name}.{setting}, {why}", "use parallel.tensor=1, or leave it out"
     sizes = {"heads": stack.heads, "kv_heads": stack.num_kv_heads, "ff_width": stack.ff_width}
     for size, number in sizes.items():
-        if number % ranks:
+        if number % parallel.tensor:
             rule = f"must divide {name}.{size}={number}"
-            why = "ranks have as much of each layer, and whole heads"
-            raise ValueError(f"{key} {rule}: {why}; {_use_divisor(math.gcd(*sizes.values()))}")
-    if stack.heads // ranks % sequence:
-        what = f"x parallel.sequence={sequence} must divide {name}.heads={stack.heads}"
-        why = "a rank attends with whole heads"
-        raise ValueError(f"{key} {what}: {why}; use a smaller one of both")
+            fix = _use_divisor(math.gcd(*sizes.values()))
+            yield f"{key} {rule}: ranks have as much of each layer, and whole heads", fix
+    if stack.heads // parallel.tensor % parallel.sequence:
+        rule = f"must divide {name}.heads={stack.heads}: a rank attends with whole heads"
+        yield f"{key} x parallel.sequence={parallel.sequence} {rule}", "use a smaller one of both"
 
 
 PLAIN_ENGINE = EngineConfig(kind="single", zero_stage=0, precision="fp32", compile=False)

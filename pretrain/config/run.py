@@ -6,9 +6,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import OnResume, Section, refuse
 from pretrain.config.data import BatchConfig, BatchPlan, DataConfig, ImagesConfig, nearest_multiples, plan_batch
-from pretrain.config.engine import EngineConfig, ParallelConfig, check_experts, check_sequence, check_tensor
+from pretrain.config.engine import EngineConfig, ParallelConfig, expert_conflicts, sequence_conflicts, tensor_conflicts
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths, image_lengths, row_lengths
 from pretrain.config.model import ModelConfig, ModelSection, StackConfig
@@ -191,11 +191,11 @@ class RunConfig(Section):
         if self.engine.fp8 != "off" and isinstance(self.model, ModelConfig):
             check_fp8(self.model, self.batch, self.lengths, crops=self.data.packing == "padded")
         if self.parallel.sequence > 1:
-            check_sequence(self.parallel.sequence, self.engine, self.model)
+            refuse(sequence_conflicts(self.parallel.sequence, self.engine, self.model))
         if self.parallel.experts > 1:
-            check_experts(self.parallel.experts, self.engine, self.model)
+            refuse(expert_conflicts(self.parallel.experts, self.engine, self.model))
         if self.parallel.tensor > 1:
-            check_tensor(self.parallel, self.engine, self.model)
+            refuse(tensor_conflicts(self.parallel, self.engine, self.model))
             if self.optim.kind in WHOLE_MATRIX_KINDS:
                 what = f"parallel.tensor={self.parallel.tensor} leaves no rank with the whole matrices"
                 which = f"that optim.kind={self.optim.kind} steps"

@@ -2,8 +2,9 @@
 
 import pytest
 
+from pretrain.config.base import refuse
 from pretrain.config.data import BatchConfig, plan_batch
-from pretrain.config.engine import EngineConfig, ParallelConfig, check_experts, check_sequence, check_tensor
+from pretrain.config.engine import EngineConfig, ParallelConfig, expert_conflicts, sequence_conflicts, tensor_conflicts
 from pretrain.config.load import load_config
 from pretrain.config.model import AnyModelConfig, parse_model
 from pretrain.config.presets import expand_preset
@@ -82,7 +83,7 @@ DYNAMIC = {"kind": "dynamic", "factor": 2.0}
 )
 def test_what_cannot_share_rows_is_refused_with_the_reason(ranks, engine, of, message):
     with pytest.raises(ValueError, match=message):
-        check_sequence(ranks, EngineConfig.model_validate(engine), of)
+        refuse(sequence_conflicts(ranks, EngineConfig.model_validate(engine), of))
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "llama_1b", "bert_quickstart", "t5_quickstart", "experts_quickstart"])
@@ -119,7 +120,7 @@ def test_ranks_that_share_rows_are_one_share_of_the_batch():
 )
 def test_what_cannot_share_experts_is_refused_with_the_reason(ranks, engine, of, message):
     with pytest.raises(ValueError, match=message):
-        check_experts(ranks, EngineConfig.model_validate(engine), of)
+        refuse(expert_conflicts(ranks, EngineConfig.model_validate(engine), of))
 
 
 def test_a_mixture_can_share_experts_and_rows_at_once_on_ranks_that_both_divide():
@@ -128,7 +129,7 @@ def test_a_mixture_can_share_experts_and_rows_at_once_on_ranks_that_both_divide(
     assert (found.sequence, found.experts) == (2, 4)
     with pytest.raises(ConfigError, match=r"parallel\.experts=3 must divide model\.decoder\.experts\.count=8"):
         load_config("configs/run/experts_quickstart.yaml", ["parallel.experts=3"])
-    check_experts(2, EngineConfig(zero_stage=0, precision="fp32"), MIXTURE)
+    refuse(expert_conflicts(2, EngineConfig(zero_stage=0, precision="fp32"), MIXTURE))
     batch = BatchConfig(global_tokens=6144, seq_len=256, micro=2)
     assert plan_batch(batch, 4, 1, 4) == plan_batch(batch, 4)
     with pytest.raises(ConfigError, match=r"parallel.experts=4 must divide the number of ranks, 6; start 4 or 8"):
@@ -206,7 +207,11 @@ def decoder(**values: object) -> AnyModelConfig:
 )
 def test_what_cannot_share_matrices_is_refused_with_the_reason(parallel, engine, of, message):
     with pytest.raises(ValueError, match=message):
-        check_tensor(ParallelConfig.model_validate({"tensor": 2, **parallel}), EngineConfig.model_validate(engine), of)
+        refuse(
+            tensor_conflicts(
+                ParallelConfig.model_validate({"tensor": 2, **parallel}), EngineConfig.model_validate(engine), of
+            )
+        )
 
 
 def test_optimizers_of_whole_matrices_and_adapters_are_refused_with_shared_matrices():
