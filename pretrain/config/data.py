@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
-from pretrain.config.base import MAX_BATCH_TOKENS, NAME_PATTERN, OFF, OnResume, Section, UserPath
+from pretrain.config.base import MAX_BATCH_TOKENS, NAME_PATTERN, OFF, Conflicts, OnResume, Section, UserPath
 from pretrain.errors import ConfigError, DataError
 from pretrain.utils.remote import check_no_secrets
 
@@ -100,20 +100,15 @@ class ImagesConfig(Section):
     interpolation: Annotated[Literal["bilinear", "bicubic"], OnResume.ALLOW] = "bilinear"
     """Filter of resizing, with antialiasing."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         for name, most in (("scale", 1.0), ("ratio", float("inf"))):
             low, high = getattr(self, name)
             if not 0 < low <= high <= most:
-                rule = f"must be two ascending numbers above 0, at most {most:g}"
-                raise ValueError(f"{name}=[{low}, {high}] {rule}")
+                yield f"{name}=[{low}, {high}] must be two ascending numbers above 0, at most {most:g}"
             if self.crop != "random_resized" and self.differs(name):
-                both = f"{name} goes with crop=random_resized, not {self.crop}"
-                raise ValueError(f"{both}; leave it out")
+                yield f"{name} goes with crop=random_resized, not {self.crop}", "leave it out"
         if self.padding and self.crop != "random":
-            both = f"padding={self.padding} goes with crop=random, not {self.crop}"
-            raise ValueError(f"{both}; leave it out")
-        return self
+            yield f"padding={self.padding} goes with crop=random, not {self.crop}", "leave it out"
 
 
 class DataConfig(Section):
@@ -155,32 +150,33 @@ class DataConfig(Section):
         """Folders of all sources."""
         return [source.path for source in self.mixture] if self.path is None else [self.path]
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         if (self.path is None) == (not self.mixture):
-            raise ValueError("needs path or mixture, and not both")
+            yield "needs path or mixture, and not both"
         if (self.on_error == "skip") != bool(self.max_skipped_rows):
-            both = f"on_error={self.on_error} and max_skipped_rows={self.max_skipped_rows}"
-            fix = "give skip with a limit above 0, or stop with none"
-            raise ValueError(f"{both} contradict each other; {fix}")
-        names = [source.name for source in self.mixture]
+            yield (
+                f"on_error={self.on_error} and max_skipped_rows={self.max_skipped_rows} contradict each other",
+                "give skip with a limit above 0, or stop with none",
+            )
+        yield from self._mixture_conflicts([source.name for source in self.mixture])
+
+    def _mixture_conflicts(self, names: list[str]) -> Conflicts:
         if len(set(names)) < len(names):
-            raise ValueError(f"mixture names a source twice: {', '.join(sorted(names))}")
+            yield f"mixture names a source twice: {', '.join(sorted(names))}"
         # A weight of 0 is for a source that the curriculum begins later.
         if self.mixture and not any(source.weight for source in self.mixture):
-            raise ValueError("mixture has no weight above 0")
+            yield "mixture has no weight above 0"
         ends = [milestone.tokens for milestone in self.curriculum]
         if any(later <= earlier for earlier, later in pairwise(ends)):
-            raise ValueError(f"curriculum: tokens must ascend, not {ends}")
+            yield f"curriculum: tokens must ascend, not {ends}"
         for milestone in self.curriculum:
             where = f"curriculum at {milestone.tokens} tokens"
             if unknown := sorted(milestone.weights.keys() - set(names)):
-                raise ValueError(f"{where}: no source {unknown[0]!r} in mixture")
+                yield f"{where}: no source {unknown[0]!r} in mixture"
             if not any(weight > 0 for weight in milestone.weights.values()):
-                raise ValueError(f"{where}: no weight above 0")
+                yield f"{where}: no weight above 0"
             if any(weight < 0 for weight in milestone.weights.values()):
-                raise ValueError(f"{where}: a weight is negative")
-        return self
+                yield f"{where}: a weight is negative"
 
 
 class StepRows:
@@ -312,25 +308,27 @@ class BatchConfig(Section):
         ends = [*(one.until_tokens for one in rows), *(one.until_tokens for one in windows)]
         return sorted({0, *map(self.steps_for, ends)})
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         for key, starts in (
             ("schedule: tokens", [one.tokens for one in self.schedule]),
             ("short_rows: until_tokens", [one.until_tokens for one in self.short_rows]),
             ("short_windows: until_tokens", [one.until_tokens for one in self.short_windows]),
         ):
             if any(later <= earlier for earlier, later in pairwise(starts)):
-                raise ValueError(f"{key} must ascend, not {starts}")
+                yield f"{key} must ascend, not {starts}"
         for one in self.short_rows:
             if self.seq_len % one.seq_len or one.seq_len == self.seq_len:
-                what = f"short_rows: seq_len={one.seq_len} must be a part of batch.seq_len={self.seq_len}"
-                raise ValueError(f"{what}, whose rows are cut into whole ones")
+                yield (
+                    f"short_rows: seq_len={one.seq_len} must be a part of "
+                    f"batch.seq_len={self.seq_len}, whose rows are cut into whole ones"
+                )
         longest = max(self.seq_len, self.source_len or 0)
         for limit in self.short_windows:
             if limit.window >= longest:
-                what = f"short_windows: window={limit.window} hides nothing in rows of {longest} tokens"
-                raise ValueError(f"{what}; use less, or leave it out")
-        return self
+                yield (
+                    f"short_windows: window={limit.window} hides nothing in rows of {longest} tokens",
+                    "use less, or leave it out",
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,13 +370,16 @@ def plan_batch(
     by_key = {"sequence": sequence, "experts": experts, "tensor": tensor}
     for key, shared in by_key.items():
         if world_size % shared:
-            what = f"parallel.{key}={shared} must divide the number of ranks, {world_size}"
-            raise ConfigError(what, fix=f"start {nearest_multiples(world_size, shared)} ranks")
+            raise ConfigError(
+                f"parallel.{key}={shared} must divide the number of ranks, {world_size}",
+                fix=f"start {nearest_multiples(world_size, shared)} ranks",
+            )
     together = sequence * tensor
     if world_size % together:
-        both = f"parallel.sequence={sequence} x parallel.tensor={tensor}"
-        what = f"{both} must divide the number of ranks, {world_size}"
-        raise ConfigError(what, fix=f"start {nearest_multiples(world_size, together)} ranks")
+        raise ConfigError(
+            f"parallel.sequence={sequence} x parallel.tensor={tensor} must divide the number of ranks, {world_size}",
+            fix=f"start {nearest_multiples(world_size, together)} ranks",
+        )
     shares = world_size // together
     quantum = batch.seq_len * batch.micro * shares
     cuts = [f" / parallel.{key} {by_key[key]}" for key in ("sequence", "tensor") if by_key[key] > 1]

@@ -129,6 +129,9 @@ class EngineConfig(Section):
                 f"{need}, not {self.precision} at zero_stage={self.zero_stage}",
                 "change them, or use gradients=compute",
             )
+        yield from self._offload_conflicts()
+
+    def _offload_conflicts(self) -> Conflicts:
         if self.offload_optimizer != "none" and not self.zero_stage:
             need = "offload_optimizer=cpu requires sharded optimizer state"
             yield need, "use kind=deepspeed and zero_stage=1, 2 or 3"

@@ -2,11 +2,11 @@
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import Conflicts, OnResume, Section
 from pretrain.errors import ConfigError
 
 
@@ -64,11 +64,9 @@ class FinetuneConfig(Section):
         """Factor of the product of an adapter's matrices."""
         return self.alpha / self.rank
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         for name in ("rank", "alpha", "dropout", "dora", "quantize", "targets", "also", "new_tokens"):
             if self.kind == "full" and self.differs(name):
-                raise ValueError(f"{name} goes with kind=lora, not full; leave it out, or write finetune=null for full")
+                yield f"{name} goes with kind=lora, not full", "leave it out, or write finetune=null for full"
         if self.dora and self.quantize != "none":
-            raise ValueError("dora takes norms of whole matrices, which quantize=nf4 does not keep; leave one out")
-        return self
+            yield "dora takes norms of whole matrices, which quantize=nf4 does not keep", "leave one out"

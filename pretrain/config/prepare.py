@@ -268,16 +268,9 @@ class PrepareConfig(Section):
     """Label names in the order of their ids. Empty: the sorted labels of the training split."""
 
     def _conflicts(self) -> Conflicts:
-        # Documents of other kinds have no labels.
-        if self.labels and self.kind not in ("classes", "tags", "images"):
-            yield f"labels go with kind=classes, tags or images, not {self.kind}", "leave them out"
+        yield from self._label_conflicts()
         if self.kind == "images" and self.differs("filter"):
             yield "filter is of text, which kind=images does not drop", "leave it out"
-        if self.kind == "images" and self.labels and self.differs("tokenizer"):
-            yield (
-                "labels name classes, and tokenizer is of captions, which kind=images has in their place",
-                "leave one out",
-            )
         if self.kind in ("answers", "choices") and not self.end_of_document:
             yield f"kind={self.kind} needs end_of_document=true: a token behind each text"
         for name in OF_TEXTS:
@@ -287,10 +280,20 @@ class PrepareConfig(Section):
         begun = ("text", "records", "preferences")
         if self.tokenizer.begin is not None and self.kind not in begun:
             yield f"tokenizer.begin goes with kind={' or '.join(begun)}, not {self.kind}", "leave it out"
-        if len(set(self.labels)) < len(self.labels):
-            yield f"labels names one twice: {', '.join(self.labels)}"
         for number, one in enumerate(self.inputs):
             yield from self._input_conflicts(f"inputs.{number}", one)
+
+    def _label_conflicts(self) -> Conflicts:
+        # Documents of other kinds have no labels.
+        if self.labels and self.kind not in ("classes", "tags", "images"):
+            yield f"labels go with kind=classes, tags or images, not {self.kind}", "leave them out"
+        if self.kind == "images" and self.labels and self.differs("tokenizer"):
+            yield (
+                "labels name classes, and tokenizer is of captions, which kind=images has in their place",
+                "leave one out",
+            )
+        if len(set(self.labels)) < len(self.labels):
+            yield f"labels names one twice: {', '.join(self.labels)}"
 
     def _input_conflicts(self, key: str, one: InputConfig) -> Conflicts:
         if one.template is not None and self.kind not in ("records", "preferences"):

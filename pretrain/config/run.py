@@ -2,11 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pretrain.config.base import OnResume, Section, refuse
+from pretrain.config.base import Conflicts, OnResume, Section
 from pretrain.config.data import BatchConfig, BatchPlan, DataConfig, ImagesConfig, nearest_multiples, plan_batch
 from pretrain.config.engine import EngineConfig, ParallelConfig, expert_conflicts, sequence_conflicts, tensor_conflicts
 from pretrain.config.finetune import FinetuneConfig
@@ -14,7 +14,7 @@ from pretrain.config.lengths import RowLengths, image_lengths, row_lengths
 from pretrain.config.model import ModelConfig, ModelSection, StackConfig
 from pretrain.config.objective import ALONE, NEEDS, UNITS, ObjectiveConfig, check_kind, check_multi_token
 from pretrain.config.optim import OptimConfig
-from pretrain.config.tracking import ProfileConfig, TrackingConfig, check_tracking
+from pretrain.config.tracking import ProfileConfig, TrackingConfig, tracking_conflicts
 from pretrain.config.train import (
     CheckpointConfig,
     EvalConfig,
@@ -24,7 +24,7 @@ from pretrain.config.train import (
     ResumeConfig,
     RunSection,
     TrainConfig,
-    check_best,
+    best_conflicts,
 )
 from pretrain.errors import ConfigError
 
@@ -32,52 +32,58 @@ WHOLE_MATRIX_KINDS = {"adafactor", "muon", "soap"}
 """Optimizers (`optim.kind`) whose step needs a whole matrix."""
 
 
-def check_training(optim: OptimConfig, engine: EngineConfig, model: Section, batch: BatchConfig) -> None:
-    """Checks rules between sections. Raises: ValueError, with keys from the root of the config."""
+def training_conflicts(optim: OptimConfig, engine: EngineConfig, model: Section, batch: BatchConfig) -> Conflicts:
+    """Yields conflicts between sections, with keys from the root of the config."""
     optim.check_transfer(model)
-    experts = model.last_stack.experts if isinstance(model, ModelConfig) else None
+    if isinstance(model, ModelConfig):
+        yield from _transformer_conflicts(engine, model)
+    elif optim.muon.split_heads:
+        yield (
+            "optim.muon.split_heads=true steps attention heads on their own, which model.kind=recurrent lacks",
+            "leave it out",
+        )
+    elif batch.short_windows:
+        limits = "batch.short_windows limits attention of Transformers"
+        yield f"{limits}, which model.kind=recurrent lacks", "leave it out"
+    if optim.kind in WHOLE_MATRIX_KINDS and engine.offload_optimizer != "none":
+        offload = f"engine.offload_optimizer={engine.offload_optimizer}"
+        yield (
+            f"optim.kind={optim.kind} steps whole matrices, which {offload} would gather and multiply on the CPU",
+            "use engine.offload_optimizer=none or optim.kind=adamw",
+        )
+
+
+def _transformer_conflicts(engine: EngineConfig, model: ModelConfig) -> Conflicts:
+    experts = model.last_stack.experts
     if experts is not None and experts.top_k == 1 and experts.normalize:
         why = "which makes every weight 1 and leaves the router without a gradient"
-        raise ValueError(f"top_k=1 with normalize=true of the experts, {why}; set normalize=false")
-    if optim.muon.split_heads and not isinstance(model, ModelConfig):
-        what = "optim.muon.split_heads=true steps attention heads on their own"
-        raise ValueError(f"{what}, which model.kind=recurrent lacks; leave it out")
-    if batch.short_windows and not isinstance(model, ModelConfig):
-        what = "batch.short_windows limits attention of Transformers"
-        raise ValueError(f"{what}, which model.kind=recurrent lacks; leave it out")
-    if optim.kind in WHOLE_MATRIX_KINDS and engine.offload_optimizer != "none":
-        raise ValueError(
-            f"optim.kind={optim.kind} steps whole matrices, which "
-            f"engine.offload_optimizer={engine.offload_optimizer} would gather and multiply on the CPU; "
-            f"use engine.offload_optimizer=none or optim.kind=adamw"
+        yield f"top_k=1 with normalize=true of the experts, {why}", "set normalize=false"
+    stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+    is_t5 = model.init == "t5" or not all(stack.scaled_attention for stack in stacks)
+    if engine.precision == "fp16" and is_t5:
+        # Raffel et al. trained T5 in bf16: its feed-forward layers and scores exceed 65504.
+        style = "a T5-style model (model.init=t5 or scaled_attention=false)"
+        yield (
+            f"engine.precision=fp16 overflows in {style}, whose activations exceed the range of fp16",
+            "use engine.precision=bf16",
         )
-    if engine.precision == "fp16" and isinstance(model, ModelConfig):
-        stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
-        if model.init == "t5" or not all(stack.scaled_attention for stack in stacks):
-            # Raffel et al. trained T5 in bf16: its feed-forward layers and scores exceed 65504.
-            raise ValueError(
-                "engine.precision=fp16 overflows in a T5-style model (model.init=t5 or "
-                "scaled_attention=false), whose activations exceed the range of fp16; "
-                "use engine.precision=bf16"
-            )
 
 
 FP8_MULTIPLE = 16
 """Divisor of the rows and columns of every FP8 product."""
 
 
-def check_fp8(model: ModelConfig, batch: BatchConfig, lengths: RowLengths, *, crops: bool) -> None:
-    """Checks the sizes of FP8 products: of the weights, and of their gradients, which sum over the tokens.
+def fp8_conflicts(model: ModelConfig, batch: BatchConfig, lengths: RowLengths, *, crops: bool) -> Conflicts:
+    """Yields bad sizes of FP8 products: weights, and their gradients, which sum over the tokens.
 
-    `crops`: rows are cropped to a multiple of 8 tokens. Raises: ValueError, with the size.
+    `crops`: rows are cropped to a multiple of 8 tokens.
     """
     if model.last_stack.experts:
-        what = "engine.fp8 rounds linear layers, and experts are grouped ones"
-        raise ValueError(f"{what}; use engine.fp8=off")
+        yield "engine.fp8 rounds linear layers, and experts are grouped ones", "use engine.fp8=off"
     if model.last_stack.latent:
-        raise ValueError("engine.fp8 was not tried with latent attention; use engine.fp8=off")
+        yield "engine.fp8 was not tried with latent attention", "use engine.fp8=off"
     if model.multi_token:
-        raise ValueError("engine.fp8 was not tried with model.multi_token; use engine.fp8=off")
+        yield "engine.fp8 was not tried with model.multi_token", "use engine.fp8=off"
     rule = f"a multiple of {FP8_MULTIPLE} for engine.fp8"
     for name in ("encoder", "decoder"):
         stack: StackConfig | None = getattr(model, name)
@@ -91,11 +97,13 @@ def check_fp8(model: ModelConfig, batch: BatchConfig, lengths: RowLengths, *, cr
         }
         for key, size in sizes.items():
             if size % FP8_MULTIPLE:
-                raise ValueError(f"model.{name}: {key}={size} must be {rule}; change it, or use engine.fp8=off")
+                yield f"model.{name}: {key}={size} must be {rule}", "change it, or use engine.fp8=off"
     for length in {lengths.target, lengths.source or lengths.target, 8 if crops else lengths.target}:
         if batch.micro * length % FP8_MULTIPLE:
-            tokens = f"batch.micro={batch.micro} rows of {length} tokens"
-            raise ValueError(f"{tokens} are {batch.micro * length}, must be {rule}; use another batch.micro")
+            yield (
+                f"batch.micro={batch.micro} rows of {length} tokens are {batch.micro * length}, must be {rule}",
+                "use another batch.micro",
+            )
 
 
 class RunConfig(Section):
@@ -158,8 +166,10 @@ class RunConfig(Section):
         """
         group = self.engine.zero_hpz
         if ranks % group:
-            what = f"engine.zero_hpz={group} must divide the number of ranks, {ranks}"
-            raise ConfigError(what, fix=f"start {nearest_multiples(ranks, group)} ranks")
+            raise ConfigError(
+                f"engine.zero_hpz={group} must divide the number of ranks, {ranks}",
+                fix=f"start {nearest_multiples(ranks, group)} ranks",
+            )
         shared = self.parallel
         return plan_batch(self.batch, ranks, shared.sequence, shared.experts, shared.tensor)
 
@@ -179,161 +189,155 @@ class RunConfig(Section):
         items = [f"optim.schedule.{key}={json.dumps(value)}" for key, value in changed.items()]
         return uneven + items
 
-    @model_validator(mode="after")
-    def _check_batch(self) -> Self:
+    def _conflicts(self) -> Conflicts:
+        yield from self._batch_conflicts()
+        yield from self._parallel_conflicts()
+        yield from best_conflicts(self.checkpoint, self.eval, self.objective, self.data, self.optim.ema)
+        yield from tracking_conflicts(self.tracking, self.eval, self.model)
+        if self.eval.tasks.names and (self.stacks != ["decoder"] or self.model.head.kind != "lm"):
+            yield "eval.tasks are for models with a decoder alone and its head", "leave them out"
+        yield from self._objective_conflicts()
+        if self.objective.kind == "dpo":
+            yield from self._preference_conflicts()
+        if self.finetune.kind == "lora":
+            yield from self._adapter_conflicts()
+        yield from self._image_conflicts()
+        yield from self._length_conflicts()
+
+    def _batch_conflicts(self) -> Conflicts:
         length = self.batch.seq_len
         for key, tokens in self.batch.sizes:
             if tokens % length:
-                rule = f"{key}={tokens} must be a multiple of batch.seq_len={length}"
                 # Sizes that one rank can run: a multiple of the rows alone would be refused at the start.
-                raise ValueError(f"{rule}; use {nearest_multiples(tokens, length * self.batch.micro)}")
-        check_training(self.optim, self.engine, self.model, self.batch)
+                sizes = nearest_multiples(tokens, length * self.batch.micro)
+                yield f"{key}={tokens} must be a multiple of batch.seq_len={length}", f"use {sizes}"
+        yield from training_conflicts(self.optim, self.engine, self.model, self.batch)
         if self.engine.fp8 != "off" and isinstance(self.model, ModelConfig):
-            check_fp8(self.model, self.batch, self.lengths, crops=self.data.packing == "padded")
-        if self.parallel.sequence > 1:
-            refuse(sequence_conflicts(self.parallel.sequence, self.engine, self.model))
-        if self.parallel.experts > 1:
-            refuse(expert_conflicts(self.parallel.experts, self.engine, self.model))
-        if self.parallel.tensor > 1:
-            refuse(tensor_conflicts(self.parallel, self.engine, self.model))
-            if self.optim.kind in WHOLE_MATRIX_KINDS:
-                what = f"parallel.tensor={self.parallel.tensor} leaves no rank with the whole matrices"
-                which = f"that optim.kind={self.optim.kind} steps"
-                raise ValueError(f"{what} {which}; use optim.kind=adamw or lion")
-            if self.tracking.attention.text is not None:
-                what = f"parallel.tensor={self.parallel.tensor} leaves no rank with all heads"
-                raise ValueError(f"{what} for tracking.attention; leave its text out")
-        check_best(self.checkpoint, self.eval, self.objective, self.data, self.optim.ema)
-        check_tracking(self.tracking, self.eval, self.model)
-        if self.eval.tasks.names and (self.stacks != ["decoder"] or self.model.head.kind != "lm"):
-            what = "eval.tasks are for models with a decoder alone and its head"
-            raise ValueError(f"{what}; leave them out")
-        return self
+            yield from fp8_conflicts(self.model, self.batch, self.lengths, crops=self.data.packing == "padded")
 
-    @model_validator(mode="after")
-    def _check_objective(self) -> Self:
+    def _parallel_conflicts(self) -> Conflicts:
+        if self.parallel.sequence > 1:
+            yield from sequence_conflicts(self.parallel.sequence, self.engine, self.model)
+        if self.parallel.experts > 1:
+            yield from expert_conflicts(self.parallel.experts, self.engine, self.model)
+        if self.parallel.tensor == 1:
+            return
+        yield from tensor_conflicts(self.parallel, self.engine, self.model)
+        key = f"parallel.tensor={self.parallel.tensor}"
+        if self.optim.kind in WHOLE_MATRIX_KINDS:
+            matrices = f"the whole matrices that optim.kind={self.optim.kind} steps"
+            yield f"{key} leaves no rank with {matrices}", "use optim.kind=adamw or lion"
+        if self.tracking.attention.text is not None:
+            yield f"{key} leaves no rank with all heads for tracking.attention", "leave its text out"
+
+    def _objective_conflicts(self) -> Conflicts:
         kinds = [task.kind for task in self.objective.tasks]
         check_multi_token(self.model, self.objective)
-        _check_generator(self)
+        yield from _generator_conflicts(self)
         for kind in kinds:
             check_kind(kind, self.model, self.data, self.init.from_)
         if not set.intersection(*(set(NEEDS[kind].data) for kind in kinds)):
-            common = f"{', '.join(kinds)} have no kind of data in common"
-            raise ValueError(f"objective.mixture: {common}; mix objectives that do")
+            yield f"objective.mixture: {', '.join(kinds)} have no kind of data in common", "mix objectives that do"
         alone = [kind for kind in kinds if kind in ALONE]
         if alone and len(kinds) > 1:
-            fix = f"use objective.kind={alone[0]} alone"
-            raise ValueError(f"objective.mixture: {alone[0]} cannot be mixed; {fix}")
+            yield f"objective.mixture: {alone[0]} cannot be mixed", f"use objective.kind={alone[0]} alone"
         if self.batch.short_rows and (set(kinds) != {"causal"} or self.data.packing != "concat"):
             both = f"objective.kind={'+'.join(kinds)} and data.packing={self.data.packing}"
             need = "batch.short_rows cuts rows of running text, for objective.kind=causal and data.packing=concat"
-            raise ValueError(f"{need}, not {both}; leave it out")
+            yield f"{need}, not {both}", "leave it out"
         if self.batch.source_len is not None and "seq2seq" not in kinds:
-            raise ValueError("batch.source_len needs objective.kind=seq2seq; leave it out")
-        return self
+            yield "batch.source_len needs objective.kind=seq2seq", "leave it out"
 
-    @model_validator(mode="after")
-    def _check_preferences(self) -> Self:
-        if self.objective.kind != "dpo":
-            return self
+    def _preference_conflicts(self) -> Conflicts:
         if self.init.from_ is None:
-            what = "objective.kind=dpo compares a model with the one that it began as"
-            raise ValueError(f"{what}; set init.from")
+            yield "objective.kind=dpo compares a model with the one that it began as", "set init.from"
         if not self.data.document_mask:
-            what = "objective.kind=dpo has answers in a row that must not attend to each other"
-            raise ValueError(f"{what}; use data.document_mask=true")
+            yield (
+                "objective.kind=dpo has answers in a row that must not attend to each other",
+                "use data.document_mask=true",
+            )
         if getattr(self.model, "multi_token", 0):
-            what = "objective.kind=dpo compares answers, which model.multi_token does not predict"
-            raise ValueError(f"{what}; use model.multi_token=0")
+            yield (
+                "objective.kind=dpo compares answers, which model.multi_token does not predict",
+                "use model.multi_token=0",
+            )
+        why = "and objective.kind=dpo adds up the tokens of an answer on one rank"
         for name in ("sequence", "tensor"):
-            if getattr(self.parallel, name) > 1:
-                what = f"parallel.{name}={getattr(self.parallel, name)} cuts rows"
-                why = "and objective.kind=dpo adds up the tokens of an answer on one rank"
-                raise ValueError(f"{what}, {why}; use parallel.{name}=1")
-        return self
+            ranks = getattr(self.parallel, name)
+            if ranks > 1:
+                yield f"parallel.{name}={ranks} cuts rows, {why}", f"use parallel.{name}=1"
 
-    @model_validator(mode="after")
-    def _check_finetune(self) -> Self:
-        if self.finetune.kind != "lora":
-            return self
+    def _adapter_conflicts(self) -> Conflicts:
         if isinstance(self.model, ModelConfig) and self.model.last_stack.experts:
-            what = "finetune.kind=lora adapts matrices, and those of experts are one parameter"
-            raise ValueError(f"{what}; use finetune.kind=full")
+            yield "finetune.kind=lora adapts matrices, and those of experts are one parameter", "use finetune.kind=full"
         if self.init.from_ is None:
-            raise ValueError("finetune.kind=lora needs a base model; set init.from")
-        whole = "dora" if self.finetune.dora else "quantize" if self.finetune.quantize != "none" else ""
-        if whole and self.engine.zero_stage == 3:
-            takes = "takes norms of" if whole == "dora" else "keeps"
-            what = f"finetune.{whole} {takes} whole matrices, which engine.zero_stage=3 divides"
-            raise ValueError(f"{what}; use engine.zero_stage=2, or leave {whole} out")
+            yield "finetune.kind=lora needs a base model", "set init.from"
+        divides = "whole matrices, which engine.zero_stage=3 divides"
+        if self.engine.zero_stage == 3 and self.finetune.dora:
+            yield f"finetune.dora takes norms of {divides}", "use engine.zero_stage=2, or leave dora out"
+        if self.engine.zero_stage == 3 and self.finetune.quantize != "none":
+            yield f"finetune.quantize keeps {divides}", "use engine.zero_stage=2, or leave quantize out"
         if self.init.freeze:
-            why = "which freezes the whole model"
-            raise ValueError(f"init.freeze does not go with finetune.kind=lora, {why}; leave it out")
+            yield "init.freeze does not go with finetune.kind=lora, which freezes the whole model", "leave it out"
         if self.parallel.tensor > 1:
-            what = f"parallel.tensor={self.parallel.tensor} cuts linear layers"
-            why = "which finetune.kind=lora adapts whole"
-            raise ValueError(f"{what}, {why}; use parallel.tensor=1")
+            cuts = f"parallel.tensor={self.parallel.tensor} cuts linear layers"
+            yield f"{cuts}, which finetune.kind=lora adapts whole", "use parallel.tensor=1"
         if getattr(self.model, "multi_token", 0):
-            what = "finetune.kind=lora adapts one stack, without the modules of model.multi_token"
-            raise ValueError(f"{what}; use model.multi_token=0, or finetune.kind=full")
+            yield (
+                "finetune.kind=lora adapts one stack, without the modules of model.multi_token",
+                "use model.multi_token=0, or finetune.kind=full",
+            )
         if self.optim.transfer is not None:
-            raise ValueError("optim.transfer has no rule for the adapters of finetune.kind=lora; leave it out")
+            yield "optim.transfer has no rule for the adapters of finetune.kind=lora", "leave it out"
         if self.engine.fp8 != "off":
-            what = "finetune.kind=lora adapts linear layers of torch, which FP8 replaces"
-            raise ValueError(f"{what}; use engine.fp8=off")
+            yield "finetune.kind=lora adapts linear layers of torch, which FP8 replaces", "use engine.fp8=off"
         if self.model.kind == "recurrent":
-            what = "finetune.kind=lora adapts Transformer blocks"
-            raise ValueError(f"{what}, which model.kind=recurrent lacks")
-        return self
+            yield "finetune.kind=lora adapts Transformer blocks, which model.kind=recurrent lacks"
 
-    @model_validator(mode="after")
-    def _check_images(self) -> Self:
+    def _image_conflicts(self) -> Conflicts:
         patches = self.model.input
-        given = None if self.model.captions else patches
-        if given is not None and self.batch.seq_len != given.positions:
-            rule = f"must be {given.positions}, the positions of an image"
-            raise ValueError(f"batch.seq_len={self.batch.seq_len} {rule} ({given.describe()})")
-        if patches is None and self.data.images != ImagesConfig():
-            what = "data.images is of images, which a model without model.input does not read"
-            raise ValueError(f"{what}; leave it out")
-        resized = self.data.images.resize
-        if patches is not None and resized and resized < patches.image:
-            what = f"data.images.resize={resized} is smaller than the crop"
-            fix = f"use {patches.image} or more, or leave it out"
-            raise ValueError(f"{what}, model.input.image={patches.image}; {fix}")
+        if patches is None:
+            if self.data.images != ImagesConfig():
+                yield "data.images is of images, which a model without model.input does not read", "leave it out"
+        else:
+            if not self.model.captions and self.batch.seq_len != patches.positions:
+                rule = f"must be {patches.positions}, the positions of an image"
+                yield f"batch.seq_len={self.batch.seq_len} {rule} ({patches.describe()})"
+            resized = self.data.images.resize
+            if resized and resized < patches.image:
+                crop = f"the crop, model.input.image={patches.image}"
+                fix = f"use {patches.image} or more, or leave it out"
+                yield f"data.images.resize={resized} is smaller than {crop}", fix
         for name in ("mixup", "cutmix"):
             for task in self.objective.tasks:
                 if getattr(self.data.images, name) and NEEDS[task.kind].head != "labels":
-                    what = f"data.images.{name} mixes labels, which objective.kind={task.kind} does not have"
-                    raise ValueError(f"{what}; leave it out")
-        return self
+                    mixes = f"data.images.{name} mixes labels"
+                    yield f"{mixes}, which objective.kind={task.kind} does not have", "leave it out"
 
-    @model_validator(mode="after")
-    def _check_lengths(self) -> Self:
-        lengths = {"seq_len": self.batch.seq_len, "source_len": self.batch.source_len or 0}
-        for name, length in lengths.items():
-            if length > self.model.max_seq_len:
-                most = self.model.max_seq_len
+    def _length_conflicts(self) -> Conflicts:
+        most = self.model.max_seq_len
+        for name in ("seq_len", "source_len"):
+            length = getattr(self.batch, name) or 0
+            if length > most:
                 # Pretrained weights know no more positions.
                 longer = "" if self.init.from_ else f" or model.max_seq_len={length}"
-                fix = f"use batch.{name}={most}{longer}"
-                raise ValueError(f"batch.{name}={length} exceeds model.max_seq_len={most}; {fix}")
+                yield f"batch.{name}={length} exceeds model.max_seq_len={most}", f"use batch.{name}={most}{longer}"
         _ = self.lengths  # raises if rows are too short for the objective
-        return self
 
 
-def _check_generator(config: RunConfig) -> None:
-    """Checks that an objective of replaced tokens has a generator, and no other has one. Raises: ValueError."""
+def _generator_conflicts(config: RunConfig) -> Conflicts:
+    """Yields an objective of replaced tokens without a generator, and another one with it."""
     heads, kind = getattr(config.model, "generator_heads", 0), config.objective.kind
     key = f"model.generator_heads={heads}"
     if (kind == "replaced") != bool(heads):
         fix = "leave it out" if heads else "set it to a third or a quarter of model.encoder.heads"
-        raise ValueError(f"{key} does not go with objective.kind={kind}: replaced tokens are a generator's; {fix}")
-    others = {
+        yield f"{key} does not go with objective.kind={kind}: replaced tokens are a generator's", fix
+    untried = {
         "parallel.sequence": config.parallel.sequence > 1,
         "finetune.kind": config.finetune.kind == "lora",
         "optim.transfer": config.optim.transfer is not None,
         "engine.fp8": config.engine.fp8 != "off",
     }
-    for name in (name for name, is_on in others.items() if heads and is_on):
-        raise ValueError(f"{name} was not tried with {key}; leave it out")
+    for name, is_on in untried.items():
+        if heads and is_on:
+            yield f"{name} was not tried with {key}", "leave it out"

@@ -1,11 +1,11 @@
 """`tracking:` and `profile:` -- metrics, generated texts, attention maps, and traces."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pretrain.config.base import OFF, OnResume, Section, UserPath
+from pretrain.config.base import OFF, Conflicts, OnResume, Section, UserPath
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig
 from pretrain.config.train import EvalConfig
 
@@ -94,22 +94,21 @@ class TrackingConfig(Section):
     samples: SamplesConfig = SamplesConfig()
     attention: AttentionConfig = AttentionConfig()
 
-    @model_validator(mode="after")
-    def _check_names(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         # wandb refuses these when the run starts, and all rows with them.
         if len(self.project) > 128 or set(self.project) & set("/\\#?%:"):
-            raise ValueError(f"project={self.project[:200]!r}: use at most 128 characters, without / \\ # ? % :")
+            yield f"project={self.project[:200]!r}: use at most 128 characters, without / \\ # ? % :"
         if self.mlflow is not None and self.mlflow != "auto":
             parts = urlsplit(self.mlflow)
             if not parts.scheme:
-                fix = "use auto, or an address such as http://HOST:5000"
-                raise ValueError(f"mlflow={self.mlflow}: {fix}")
+                yield f"mlflow={self.mlflow}: use auto, or an address such as http://HOST:5000"
             if "@" in parts.netloc or parts.query:
-                fix = "use auto, and set MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and _PASSWORD"
-                raise ValueError(f"mlflow: an address in a config has no credentials; {fix}")
+                yield (
+                    "mlflow: an address in a config has no credentials",
+                    "use auto, and set MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and _PASSWORD",
+                )
         if any(not 1 <= len(tag) <= 64 for tag in self.tags):
-            raise ValueError("tags: use 1 to 64 characters each")
-        return self
+            yield "tags: use 1 to 64 characters each"
 
     def measures_norms(self, step: int) -> bool:
         """Returns True if the row of a step has norms by layer: the first of each interval does."""
@@ -132,55 +131,51 @@ class ProfileConfig(Section):
     memory_history: Annotated[bool, OnResume.FREE] = False
     """Record the stack of each CUDA allocation (2 us each), for a snapshot when memory runs out."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         if self.steps is not None and not 1 <= self.steps[0] <= self.steps[1]:
             last = max(self.steps)
-            rule = "must be [first, last], from 1 on"
-            raise ValueError(f"steps={self.steps} {rule}; use [{last}, {last + 2}]")
-        return self
+            yield f"steps={self.steps} must be [first, last], from 1 on", f"use [{last}, {last + 2}]"
 
 
-def check_tracking(tracking: TrackingConfig, evaluation: EvalConfig, model: AnyModelConfig) -> None:
-    """Checks that the model has the texts and maps. Raises: ValueError, with keys from the root."""
+def tracking_conflicts(tracking: TrackingConfig, evaluation: EvalConfig, model: AnyModelConfig) -> Conflicts:
+    """Yields texts and maps that the model does not have, with keys from the root."""
     samples = tracking.samples
     attention = tracking.attention
     wanted = {"samples.prompts": bool(samples.prompts), "attention.text": attention.text is not None}
     for key, is_set in wanted.items():
         if is_set and not evaluation.every_steps:
-            fix = "set eval.every_steps, which is 0, or remove it"
-            raise ValueError(f"tracking.{key} needs evaluations; {fix}")
+            yield f"tracking.{key} needs evaluations", "set eval.every_steps, which is 0, or remove it"
     if samples.prompts and (model.decoder is None or model.head.kind != "lm"):
         lacking = "without a decoder" if model.decoder is None else f"of head.kind={model.head.kind}"
-        what = f"tracking.samples: a model {lacking} generates no text"
-        raise ValueError(f"{what}; remove tracking.samples.prompts")
+        yield f"tracking.samples: a model {lacking} generates no text", "remove tracking.samples.prompts"
     if attention.text is not None:
-        _check_attention(attention, model)
+        yield from _attention_conflicts(attention, model)
 
 
-def _check_attention(attention: AttentionConfig, model: AnyModelConfig) -> None:
+def _attention_conflicts(attention: AttentionConfig, model: AnyModelConfig) -> Conflicts:
     if isinstance(model, RecurrentConfig) and model.attention == "none":
-        what = "tracking.attention: model.attention=none has no weights to draw"
-        raise ValueError(f"{what}; remove tracking.attention")
+        yield "tracking.attention: model.attention=none has no weights to draw", "remove tracking.attention"
     has_both = model.encoder is not None and model.decoder is not None
     if has_both and attention.target is None:
-        what = "tracking.attention.text is the input of the encoder"
-        raise ValueError(f"{what}; set tracking.attention.target, too")
+        yield "tracking.attention.text is the input of the encoder", "set tracking.attention.target, too"
     if not has_both and attention.target is not None:
-        raise ValueError("tracking.attention.target is for models of two stacks; leave it out")
-    # Layers and heads of each kind; `self` is that of every stack.
-    kinds = {"cross": (1, 1)}
-    if isinstance(model, ModelConfig):
-        both = {"encoder": model.encoder, "decoder": model.decoder}
-        kinds = {name: (stack.layers, stack.heads) for name, stack in both.items() if stack is not None}
-        layers, heads = zip(*kinds.values(), strict=True)
-        kinds = {"self": (max(layers), min(heads)), **kinds}
-        if has_both:
-            kinds["cross"] = kinds["decoder"]
+        yield "tracking.attention.target is for models of two stacks", "leave it out"
+    kinds = _layers_and_heads(model)
     kind = attention.kind or ("cross" if "cross" in kinds else "self")
     if kind not in kinds:
-        raise ValueError(f"tracking.attention.kind={kind}: the model has none; use {' or '.join(kinds)}")
+        yield f"tracking.attention.kind={kind}: the model has none", f"use {' or '.join(kinds)}"
+        return
     for key, numbers, count in zip(("layers", "heads"), (attention.layers, attention.heads), kinds[kind], strict=True):
         if numbers is not None and max(numbers) >= count:
-            what = f"tracking.attention.{key}={numbers}: there are {count}"
-            raise ValueError(f"{what}; use 0 to {count - 1}")
+            yield f"tracking.attention.{key}={numbers}: there are {count}", f"use 0 to {count - 1}"
+
+
+def _layers_and_heads(model: AnyModelConfig) -> dict[str, tuple[int, int]]:
+    """Returns layers and heads by kind of attention; `self` stands for every stack."""
+    if not isinstance(model, ModelConfig):
+        return {"cross": (1, 1)}
+    stacks = {"encoder": model.encoder, "decoder": model.decoder}
+    kinds = {name: (stack.layers, stack.heads) for name, stack in stacks.items() if stack is not None}
+    layers, heads = zip(*kinds.values(), strict=True)
+    cross = {"cross": kinds["decoder"]} if len(kinds) == 2 else {}
+    return {"self": (max(layers), min(heads)), **kinds, **cross}

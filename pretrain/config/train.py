@@ -1,11 +1,11 @@
 """`train:`, `eval:`, `checkpoint:`, `run:`, `init:`, `resume:`, `guard:`, `launch:` -- course and output of a run."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from pretrain.config.base import NAME_PATTERN, OFF, OnResume, Section, UserPath
+from pretrain.config.base import NAME_PATTERN, OFF, Conflicts, OnResume, Section, UserPath
 from pretrain.config.data import DataConfig
 from pretrain.config.objective import NEEDS, ObjectiveConfig
 from pretrain.config.optim import EmaConfig
@@ -88,7 +88,7 @@ class CheckpointConfig(Section):
     @field_validator("best", mode="before")
     @classmethod
     def _check_best(cls, value: Any) -> Any:
-        # `true` is what one tries first; which metrics a run has is checked by `check_best`.
+        # `true` is what one tries first; which metrics a run has is checked by `best_conflicts`.
         if value is not None and not isinstance(value, str):
             shown = str(value).lower() if isinstance(value, bool) else value
             raise ValueError(f"{shown} is no validation metric; write one of: {', '.join(METRICS)}")
@@ -141,12 +141,10 @@ class GuardConfig(Section):
     check_replicas_every: Annotated[int, OFF, OnResume.FREE] = Field(default=1000, ge=0)
     """Steps between comparisons of replicated weights, besides those before a save. 0: never."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         for key, action in (("max_skips", "skip"), ("max_rollbacks", "rollback")):
             if self.on_spike != action and self.differs(key):
-                raise ValueError(f"{key} needs on_spike={action}; leave it out")
-        return self
+                yield f"{key} needs on_spike={action}", "leave it out"
 
 
 class LaunchConfig(Section):
@@ -162,39 +160,37 @@ OF_A_SOURCE = "val_loss_"
 """Prefix of the validation loss of one source."""
 
 
-def check_best(
+def best_conflicts(
     checkpoint: CheckpointConfig, evaluation: EvalConfig, objective: ObjectiveConfig, data: DataConfig, ema: EmaConfig
-) -> None:
-    """Checks that `checkpoint.best` is measured at each checkpoint. Raises: ValueError."""
+) -> Conflicts:
+    """Yields reasons for which `checkpoint.best` is not measured at each checkpoint."""
     best = checkpoint.best
     every = evaluation.every_steps
     if best is None:
         return
     sources = [source.name for source in data.mixture]
-    known = [*METRICS, *(OF_A_SOURCE + name for name in sources if len(sources) > 1)]
-    if best not in known:
-        what = f"checkpoint.best={best} is no validation metric"
-        raise ValueError(f"{what}; use one of: {', '.join(known)}")
-    kinds = [task.kind for task in objective.tasks]
-    if best == "val_bits_per_byte" and set(kinds) != {"causal"}:
-        what = f"checkpoint.best={best} needs objective.kind=causal"
-        raise ValueError(f"{what}, not {'+'.join(kinds)}; use val_loss")
-    heads = {NEEDS[kind].head for kind in kinds}
-    if best == "val_perplexity" and "dpo" in kinds:
-        what = f"checkpoint.best={best}: pairs of answers have no perplexity"
-        raise ValueError(f"{what}; use val_loss or val_accuracy")
-    if best == "val_perplexity" and heads & {"labels", "replaced", "spans", "choices"}:
-        what = f"checkpoint.best={best}: a classifier has no perplexity"
-        raise ValueError(f"{what}; use val_loss or val_accuracy")
-    if best in ("val_perplexity", "val_accuracy") and "pixels" in heads:
-        what = f"checkpoint.best={best}: pixels are no choice among answers"
-        raise ValueError(f"{what}; use val_loss")
+    metrics = [*METRICS, *(OF_A_SOURCE + name for name in sources if len(sources) > 1)]
+    if best not in metrics:
+        yield f"checkpoint.best={best} is no validation metric", f"use one of: {', '.join(metrics)}"
+    yield from _metric_conflicts(best, [task.kind for task in objective.tasks])
     if best == "val_ema_loss" and not (ema.is_on and evaluation.ema):
-        raise ValueError(f"checkpoint.best={best} needs optim.ema and eval.ema=true; use val_loss")
+        yield f"checkpoint.best={best} needs optim.ema and eval.ema=true", "use val_loss"
     # A checkpoint without an evaluation could not be compared with the best.
     if not checkpoint.every_steps or not every or checkpoint.every_steps % every:
-        raise ValueError(
-            f"checkpoint.best needs an evaluation at the step of each checkpoint: "
+        yield (
+            "checkpoint.best needs an evaluation at the step of each checkpoint: "
             f"checkpoint.every_steps={checkpoint.every_steps} must be a multiple of "
             f"eval.every_steps={every}, neither of them 0"
         )
+
+
+def _metric_conflicts(best: str, kinds: list[str]) -> Conflicts:
+    if best == "val_bits_per_byte" and set(kinds) != {"causal"}:
+        yield f"checkpoint.best={best} needs objective.kind=causal, not {'+'.join(kinds)}", "use val_loss"
+    heads = {NEEDS[kind].head for kind in kinds}
+    if best == "val_perplexity" and "dpo" in kinds:
+        yield f"checkpoint.best={best}: pairs of answers have no perplexity", "use val_loss or val_accuracy"
+    if best == "val_perplexity" and heads & {"labels", "replaced", "spans", "choices"}:
+        yield f"checkpoint.best={best}: a classifier has no perplexity", "use val_loss or val_accuracy"
+    if best in ("val_perplexity", "val_accuracy") and "pixels" in heads:
+        yield f"checkpoint.best={best}: pixels are no choice among answers", "use val_loss"

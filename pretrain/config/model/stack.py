@@ -266,7 +266,7 @@ class StackConfig(Section):
         return place if place >= 0 else None
 
     def value_parts(self, number: int) -> int:
-        """Returns how many values a layer mixes: its own, those of the first layer, an embedding."""
+        """Returns how many values a layer mixes: its own, those from the first layer, an embedding."""
         return 1 + (self.value_residual and number > 0) + (self.value_table(number) is not None)
 
     def _conflicts(self) -> Conflicts:

@@ -209,14 +209,19 @@ class ModelConfig(AnyKindConfig):
         for key, value in self._keys_of_ids().items():
             if value:
                 yield f"{key} is of token ids, which input.kind=patches replaces", "leave it out"
+        if not self.captions and self.max_seq_len != patches.positions:
+            rule = f"must be {patches.positions}, the positions of an image ({patches.describe()})"
+            yield f"max_seq_len={self.max_seq_len} {rule}", "leave it out"
+        if self.head.kind == "labels" and not (self.head.mean or patches.class_token):
+            yield "input.class_token=false leaves nothing that stands for the image", "set head.mean=true"
+        yield from self._place_conflicts(stacks)
+
+    def _place_conflicts(self, stacks: dict[str, StackConfig]) -> Conflicts:
         if self.restores and (stacks["encoder"].position == "relative" or stacks["encoder"].window):
             yield (
                 "relative positions and windows count all patches, and with head.kind=pixels the encoder reads some",
                 "use another encoder.position, and no window",
             )
-        if not self.captions and self.max_seq_len != patches.positions:
-            rule = f"must be {patches.positions}, the positions of an image ({patches.describe()})"
-            yield f"max_seq_len={self.max_seq_len} {rule}", "leave it out"
         if self.captions and self.last_stack.position.endswith("_2d"):
             position = self.last_stack.position
             yield (
@@ -226,8 +231,6 @@ class ModelConfig(AnyKindConfig):
         for name, stack in stacks.items():
             if stack.position == "sinusoidal_2d" and stack.width % 4:
                 yield f"{name}.position=sinusoidal_2d needs a width that 4 divides, not {stack.width}"
-        if self.head.kind == "labels" and not (self.head.mean or patches.class_token):
-            yield "input.class_token=false leaves nothing that stands for the image", "set head.mean=true"
 
     def _keys_of_ids(self) -> dict[str, Any]:
         """Returns the keys of token ids that stacks of patches have no place for, with their values."""
@@ -291,20 +294,24 @@ class ModelConfig(AnyKindConfig):
             yield "experts are balanced over tokens, and input.kind=patches reads images", "leave one out"
 
     def _head_conflicts(self) -> Conflicts:
-        stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
-        if any(stack.embedding_width is not None for stack in stacks):
-            if self.input is not None or len(stacks) == 2:
-                yield "embedding_width goes with one stack over token ids", "leave it out"
-            if self.tied_embeddings and self.head_width != self.last_stack.table_width:
-                yield "embedding_width with tied_embeddings=true needs head.transform=true, which maps to that width"
+        yield from self._table_conflicts()
         if not self.pooler and self.differs("pooler_activation"):
             yield f"pooler_activation={self.pooler_activation} needs pooler=true", "leave it out"
         kind = self.head.kind
         if kind != "lm" and self.tied_embeddings:
             yield f"tied_embeddings=true needs head.kind=lm, not {kind}", "set it to false"
-        if kind in ("labels", "spans") and len(stacks) == 2:
+        if kind in ("labels", "spans") and self.shape == "encoder+decoder":
             yield f"head.kind={kind} needs a model of an encoder or a decoder alone"
         if kind in ("choices", "replaced") and self.decoder is not None:
             yield f"head.kind={kind} needs a model of an encoder alone"
         if self.pooler and self.decoder is not None:
             yield "pooler=true needs a model of an encoder alone"
+
+    def _table_conflicts(self) -> Conflicts:
+        stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
+        if all(stack.embedding_width is None for stack in stacks):
+            return
+        if self.input is not None or len(stacks) == 2:
+            yield "embedding_width goes with one stack over token ids", "leave it out"
+        if self.tied_embeddings and self.head_width != self.last_stack.table_width:
+            yield "embedding_width with tied_embeddings=true needs head.transform=true, which maps to that width"

@@ -2,11 +2,12 @@
 
 import pytest
 
+from pretrain.config.base import refuse
 from pretrain.config.data import DataConfig, SourceConfig
 from pretrain.config.load import load_config
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import EmaConfig
-from pretrain.config.train import CheckpointConfig, EvalConfig, check_best
+from pretrain.config.train import CheckpointConfig, EvalConfig, best_conflicts
 from pretrain.errors import ConfigError
 
 MIXTURE = [SourceConfig(name=name, path=name, weight=1.0) for name in ("web", "code")]
@@ -15,7 +16,7 @@ MIXTURE = [SourceConfig(name=name, path=name, weight=1.0) for name in ("web", "c
 def check(best, every=20, evaluated=10, kind="causal", data=None, horizon=None, ema=True):
     checkpoint, evaluation = CheckpointConfig(best=best, every_steps=every), EvalConfig(every_steps=evaluated, ema=ema)
     data = data or DataConfig(path="d")
-    check_best(checkpoint, evaluation, ObjectiveConfig(kind=kind), data, EmaConfig(horizon_steps=horizon))
+    refuse(best_conflicts(checkpoint, evaluation, ObjectiveConfig(kind=kind), data, EmaConfig(horizon_steps=horizon)))
 
 
 @pytest.mark.parametrize("best", [None, "val_loss", "val_perplexity", "val_accuracy", "val_bits_per_byte"])

@@ -2,10 +2,11 @@
 
 import pytest
 
+from pretrain.config.base import refuse
 from pretrain.config.load import load_config
 from pretrain.config.model import HeadConfig, parse_model
 from pretrain.config.presets import expand_preset
-from pretrain.config.tracking import AttentionConfig, SamplesConfig, TrackingConfig, check_tracking
+from pretrain.config.tracking import AttentionConfig, SamplesConfig, TrackingConfig, tracking_conflicts
 from pretrain.config.train import EvalConfig
 from pretrain.errors import ConfigError
 
@@ -20,7 +21,7 @@ NONE, PROMPTS = SamplesConfig(), SamplesConfig(prompts=["a"])
 
 def check(model=DECODER, every=10, samples=NONE, **attention):
     tracking = TrackingConfig(samples=samples, attention=AttentionConfig(**attention))
-    check_tracking(tracking, EvalConfig(every_steps=every), model)
+    refuse(tracking_conflicts(tracking, EvalConfig(every_steps=every), model))
 
 
 @pytest.mark.parametrize(

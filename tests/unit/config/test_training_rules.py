@@ -3,13 +3,14 @@
 import pytest
 from pydantic import ValidationError
 
+from pretrain.config.base import refuse
 from pretrain.config.data import BatchConfig, ShortWindowsConfig
 from pretrain.config.engine import EngineConfig
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig, RecurrentConfig
 from pretrain.config.optim import AdafactorConfig, MuonConfig, OptimConfig
 from pretrain.config.presets import expand_preset
-from pretrain.config.run import WHOLE_MATRIX_KINDS, check_training
+from pretrain.config.run import WHOLE_MATRIX_KINDS, training_conflicts
 from pretrain.errors import ConfigError
 from pretrain.optim.build import OPTIMIZERS
 from pretrain.plan.memory import STATE_BYTES
@@ -26,13 +27,13 @@ def test_optimizers_of_whole_matrices_are_not_offloaded(kind):
     engine = EngineConfig(offload_optimizer="cpu")
     message = f"optim.kind={kind} steps whole matrices, .*engine.offload_optimizer=none or optim.kind=adamw"
     with pytest.raises(ValueError, match=message):
-        check_training(OptimConfig(kind=kind, lr=1e-3), engine, model(), BATCH)
+        refuse(training_conflicts(OptimConfig(kind=kind, lr=1e-3), engine, model(), BATCH))
 
 
 @pytest.mark.parametrize("values", [{"init": "t5"}, {"decoder": {"scaled_attention": False}}])
 def test_fp16_is_refused_for_models_of_the_t5_style(values):
     with pytest.raises(ValueError, match=r"engine.precision=fp16 overflows in a T5-style model .*; use .*=bf16"):
-        check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16"), model(**values), BATCH)
+        refuse(training_conflicts(OptimConfig(lr=1e-3), EngineConfig(precision="fp16"), model(**values), BATCH))
 
 
 def test_one_expert_whose_weight_is_always_1_is_not_trained():
@@ -40,7 +41,7 @@ def test_one_expert_whose_weight_is_always_1_is_not_trained():
     experts = model("mixtral-tiny", decoder={"experts": {"count": 4, "top_k": 1}})
     message = "top_k=1 with normalize=true .*, which makes every weight 1 and leaves the router without a gradient; "
     with pytest.raises(ValueError, match=f"{message}set normalize=false"):
-        check_training(OptimConfig(lr=1e-3), EngineConfig(), experts, BATCH)
+        refuse(training_conflicts(OptimConfig(lr=1e-3), EngineConfig(), experts, BATCH))
 
 
 def test_heads_and_windows_of_a_recurrent_model_are_refused():
@@ -49,10 +50,10 @@ def test_heads_and_windows_of_a_recurrent_model_are_refused():
     with pytest.raises(
         ValueError, match=r"split_heads=true steps attention heads .*, which model.kind=recurrent lacks"
     ):
-        check_training(optim, EngineConfig(), recurrent, BATCH)
+        refuse(training_conflicts(optim, EngineConfig(), recurrent, BATCH))
     short = BATCH.model_copy(update={"short_windows": [ShortWindowsConfig(until_tokens=100, window=2)]})
     with pytest.raises(ValueError, match=r"batch.short_windows limits attention .*, which model.kind=recurrent lacks"):
-        check_training(OptimConfig(lr=1e-3), EngineConfig(), recurrent, short)
+        refuse(training_conflicts(OptimConfig(lr=1e-3), EngineConfig(), recurrent, short))
 
 
 def test_decay_that_is_0_cannot_be_cautious():
@@ -62,8 +63,12 @@ def test_decay_that_is_0_cannot_be_cautious():
 
 
 def test_what_fits_is_taken():
-    check_training(OptimConfig(lr=1e-3), EngineConfig(precision="fp16", offload_optimizer="cpu"), model(), BATCH)
-    check_training(OptimConfig(kind="muon", lr=1e-3), EngineConfig(), model(init="t5"), BATCH)
+    refuse(
+        training_conflicts(
+            OptimConfig(lr=1e-3), EngineConfig(precision="fp16", offload_optimizer="cpu"), model(), BATCH
+        )
+    )
+    refuse(training_conflicts(OptimConfig(kind="muon", lr=1e-3), EngineConfig(), model(init="t5"), BATCH))
 
 
 @pytest.mark.parametrize(
