@@ -84,8 +84,8 @@ class Family:
             buffers that no other family has (masks, sinusoids), and parts without a counterpart
             (next-sentence prediction, a pooler of a model with another head).
         renames: (pattern, replacement) of `re.sub`, applied to their names first: old spellings.
-        prefix: Prefix of names under a head ("bert.", "model."). Where no name of a checkpoint has
-            it, the checkpoint is a bare base model and every name is read as if it did.
+        prefix: Prefix of names under a head ("bert.", "model."). A name of a checkpoint may lack it,
+            or have it once more, as of a base model or in a larger one.
         written: What an export writes for `prefix`, by the kind of a head, where it is another.
         constants: Tensors of theirs that a model of ours computes, by name, fp32: written, and
             compared on import. None: there are none.

@@ -7,6 +7,7 @@ Config, weights, tokenizer and generation settings are fetched, never code.
 No tensor is read before everything fits. One parameter is in memory at a time.
 """
 
+import logging
 import re
 from collections import Counter
 from math import prod
@@ -36,9 +37,13 @@ from pretrain.tokenizer.released import SETTINGS_FILES, VOCABULARY_FILES
 from pretrain.utils.foreign_files import name_model
 from pretrain.utils.hub import fetch_files, is_hub_name
 
+log = logging.getLogger(__name__)
+
 _READABLE = ("fp64", "fp32", "fp16", "bf16")
 BUFFERS = r"(.*\.)?(inv_freq|original_inv_freq|(cos|sin)_cached|position_ids|token_type_ids)"
 """Constants that models of theirs save beside their weights."""
+_WITH_SECOND_HEAD = "ForPreTraining"
+"""Ending of classes that may predict more than a model of ours does, as BERT's the next sentence."""
 _SHOWN = 8
 """Names of a list that are written out in an error."""
 
@@ -91,7 +96,6 @@ class Release:
         family: Family,
         config: ModelConfig,
         files: TensorFolder,
-        spelled: dict[str, str],
         architecture: str,
     ) -> None:
         self.folder, self.family, self.config = folder, family, config
@@ -101,18 +105,20 @@ class Release:
         assert self._weights.keys() == self.shapes.keys(), self._weights.keys() ^ self.shapes.keys()
         read = {theirs for weight in self._weights.values() for theirs, _ in weight.theirs}
         unused = {theirs for weight in self._weights.values() for theirs in weight.unread}
-        patterns = [re.compile(pattern) for pattern in (*family.ignored, BUFFERS)]
-        left = spelled.keys() - read
-        # Of an index what it does not list is read only where it is needed.
-        unused |= {name for name in left if files.listed and spelled[name] not in files.listed}
-        unread = {name for name in left if name in unused or any(pattern.fullmatch(name) for pattern in patterns)}
-        self.ignored = sorted(spelled[name] for name in unread)
-        self._files = files
-        self._spelled = {name: raw for name, raw in spelled.items() if name not in unread}
+        ignored = [re.compile(pattern) for pattern in (*family.ignored, BUFFERS)]
         aliases = {alias: name for alias, name in family.aliases.items() if alias not in read}
         weights = self._weights.values()
         self._copies = {copy: one.theirs[0][0] for one in weights for copy in one.copies}
         aliases |= self._copies
+        self._constants = family.constants(config) if family.constants else {}
+        self._files = files
+        spelled = self._spell(read | unused | aliases.keys() | self._constants.keys(), ignored)
+        left = spelled.keys() - read
+        # Of an index what it does not list is read only where it is needed.
+        unused |= {name for name in left if files.listed and spelled[name] not in files.listed}
+        unread = {name for name in left if name in unused or any(pattern.fullmatch(name) for pattern in ignored)}
+        self.ignored = sorted(spelled[name] for name in unread)
+        self._spelled = {name: raw for name, raw in spelled.items() if name not in unread}
         self._twin_of = {alias: name for alias, name in aliases.items() if alias in self._spelled}
         self._check()
         counts: Counter[str] = Counter()
@@ -152,9 +158,27 @@ class Release:
                 )
         return found
 
+    def _spell(self, names: set[str], ignored: list[re.Pattern[str]]) -> dict[str, str]:
+        """Returns names in the files by names in the family's `weights`; one of two equal ones.
+
+        Raises: CheckpointError: Two names are one tensor, with different values.
+        """
+        spelled: dict[str, str] = {}
+        for raw in self._files.facts:
+            forms = _forms(self.family, raw)
+            of_weights = (one for one in forms if one in names)
+            of_ignored = (one for one in forms if any(pattern.fullmatch(one) for pattern in ignored))
+            name = next(of_weights, None) or next(of_ignored, forms[0])
+            if name not in spelled:
+                spelled[name] = raw
+            elif not torch.equal(self._files.load(raw), self._files.load(spelled[name])):
+                text = f"{raw} and {spelled[name]} are one tensor, with different values"
+                raise CheckpointError(text, where=str(self.folder), fix="remove one")
+        return spelled
+
     def _check(self) -> None:
         """Compares names, shapes and dtypes with those of the config. Raises: CheckpointError."""
-        constants = self.family.constants(self.config) if self.family.constants else {}
+        constants = self._constants
         wanted: dict[str, Shape] = {name: tuple(values.shape) for name, values in constants.items()}
         for weight in self._weights.values():
             wanted |= their_shapes(weight, self.shapes[weight.ours])
@@ -205,8 +229,8 @@ def open_release(folder: Path) -> Release:
     try:
         family = _find_family(values)
         files = TensorFolder(folder)
-        spelled = _spell(family, files, folder)
-        config = family.read_config(values, frozenset(spelled))
+        names = frozenset(form for raw in files.facts for form in _forms(family, raw))
+        config = family.read_config(values, names)
         check_head(values, config)
         if config.input is not None:
             # Normalisation of pixels is a part of our model, and of their processor.
@@ -216,7 +240,12 @@ def open_release(folder: Path) -> Release:
         config = config.model_copy(update={"family": family.model_type})
     except ConfigError as error:
         raise ConfigError(error.what, where=str(folder / CONFIG), fix=error.fix) from None
-    return Release(folder, family, config, files, spelled, next(iter(Fields(values).classes), ""))
+    release = Release(folder, family, config, files, next(iter(Fields(values).classes), ""))
+    read_as = family.architecture(config)
+    if release.architecture.endswith(_WITH_SECOND_HEAD) and release.architecture != read_as:
+        text = "%s: a %s is read, and exported, as %s, without %s"
+        log.warning(text, folder, release.architecture, read_as, ", ".join(release.ignored))
+    return release
 
 
 def _find_family(values: dict[str, Any]) -> Family:
@@ -231,22 +260,16 @@ def _find_family(values: dict[str, Any]) -> Family:
     return FAMILIES[model_type]
 
 
-def _spell(family: Family, files: TensorFolder, folder: Path) -> dict[str, str]:
-    """Returns the name in the files by that in the family's `weights`; one of two equal ones."""
-    spelled: dict[str, str] = {}
-    for raw in files.facts:
-        name = raw
-        for pattern, replacement in family.renames:
-            name = re.sub(pattern, replacement, name)
-        if name in spelled:
-            if torch.equal(files.load(raw), files.load(spelled[name])):
-                continue
-            what = f"{raw} and {spelled[name]} are one tensor, with different values"
-            raise CheckpointError(what, where=str(folder), fix="remove one")
-        spelled[name] = raw
-    if any(name.startswith(family.prefix) for name in spelled):
-        return spelled
-    return {family.prefix + name: raw for name, raw in spelled.items()}
+def _forms(family: Family, raw: str) -> list[str]:
+    """Returns names that a tensor may have in `weights`: the raw one, with the prefix, without it.
+
+    As `from_pretrained`, which adds or drops the prefix of each name that the model lacks otherwise.
+    """
+    prefixes = [prefix for prefix in (family.prefix, *family.written.values()) if prefix]
+    forms = [raw, *(raw.removeprefix(prefix) for prefix in prefixes)]
+    for pattern, replacement in family.renames:
+        forms = [re.sub(pattern, replacement, form) for form in forms]
+    return [forms[0], family.prefix + forms[0], *forms[1:]]
 
 
 def _listed(names: list[str]) -> str:

@@ -195,6 +195,7 @@ T5, MT5, UMT5 = (
         architecture=of_two_stacks(dialect.name, "ForConditionalGeneration"),
         weights=_weights,
         aliases=dict.fromkeys(_COPIES, _WORDS),
+        renames=((r"^transformer\.", ""),),
         # Old checkpoints have a bias of cross attention, which no model reads.
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     )

@@ -243,6 +243,7 @@ def _family(kind: str, name: str, **differs: Any) -> Family:
     return Family(
         # Names of transformers 5 in memory; files keep those of its first release.
         renames=(
+            (r"^vision_encoder_decoder\.", ""),
             (rf"^({kind}\.|encoder\.|)layers\.", r"\1encoder.layer."),
             # So written by transformers 5.
             (r"^decoder\.decoder_encoder\.layer\.", "decoder.decoder_layers."),

@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import save_file
 
 from pretrain.errors import CheckpointError, ConfigError
+from pretrain.interop import FAMILIES
 from pretrain.interop.choose import facts
 from pretrain.interop.release import open_release
-from tests.unit.interop.releases import VOCAB, change_config, load_tensors, save_tensors, tiny, write_tiny
+from tests.unit.interop.releases import TINY, VOCAB, change_config, load_tensors, save_tensors, tiny, write_tiny
 
 
 @pytest.fixture
@@ -146,6 +147,46 @@ def test_names_of_a_bare_model_are_read_as_under_a_head(gpt2):
     release = open_release(gpt2)
     assert torch.equal(release.read("decoder.blocks.1.attention.qkv.weight"), expected)
     assert release.ignored == ["h.0.attn.bias", "h.0.attn.masked_bias", "h.1.attn.bias", "h.1.attn.masked_bias"]
+
+
+BASES = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), "transformer."),
+    "vision-encoder-decoder": "vision_encoder_decoder.",
+}
+"""Prefixes of base models, where no name of a release has one."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_name_may_lack_the_prefix_of_the_base_model_or_have_it_once_more(family, tmp_path):
+    """As `from_pretrained` reads them: of a stack or of a head, all of them or some."""
+    weights, _ = write_tiny(tmp_path, tiny(TINY[family]))
+    prefix, tensors = BASES.get(family) or FAMILIES[family].prefix, load_tensors(tmp_path)
+    config, ignored = open_release(tmp_path).config, open_release(tmp_path).ignored
+    bare = {name: name.removeprefix(prefix) for name in tensors}
+    under = {name: prefix + bare[name] for name in tensors}
+    twice = {name: prefix + name for name in tensors}
+    mixed = {name: (bare, under, twice)[number % 3][name] for number, name in enumerate(tensors)}
+    for names in (bare, mixed):
+        save_tensors(tmp_path, {name: tensors[old] for old, name in names.items()})
+        release = open_release(tmp_path)
+        assert release.config == config and release.ignored == [names[name] for name in ignored]
+        assert all(torch.equal(release.read(name), weight) for name, weight in weights.items())
+
+
+@pytest.mark.parametrize("name", ["lm_head.bias", "further.norm.weight", "model.model.lm_head.weight", "module.norm"])
+def test_a_name_that_no_prefix_makes_known_is_refused_by_itself(llama, name):
+    save_tensors(llama, load_tensors(llama) | {name: torch.ones(3)})
+    assert f"1 unexpected: {name};" in refusal(llama)
+
+
+def test_a_tensor_may_be_there_with_and_without_a_prefix_where_it_is_the_same(llama):
+    tensors = load_tensors(llama)
+    tensors["norm.weight"] = tensors["model.norm.weight"].clone()
+    save_tensors(llama, tensors)
+    assert open_release(llama).ignored == []
+    tensors["norm.weight"][0] += 1
+    save_tensors(llama, tensors)
+    assert "model.norm.weight are one tensor, with different values; remove one" in refusal(llama)
 
 
 def test_a_tied_tensor_may_be_there_twice_where_it_is_the_same(gpt2):
