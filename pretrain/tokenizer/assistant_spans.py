@@ -99,35 +99,50 @@ def tagged_spans(one: Conversation, silent: Collection[int]) -> list[Span]:
         raise ChatTemplateError(f"{what}: {_REMEDY}")
     if not silent:
         return spans
-    text, anchored = _generated(one.whole(one.anchored(), marks=True))
+    with_anchors = one.anchored()
+    text, anchored = _generated(one.whole(with_anchors, marks=True))
     places = _places(text)
     own = [turn for turn, message in enumerate(one.messages) if message["role"] == ASSISTANT]
+    wordless = {turn for turn in own if with_anchors[turn] == one.messages[turn]}
     moved = [tuple(len(_ANCHOR.sub("", text[:edge])) for edge in span) for span in anchored]
-    if _ANCHOR.sub("", text) != one.raw or moved != spans or not places.keys() >= {*own}:
+    if _ANCHOR.sub("", text) != one.raw or moved != spans or not places.keys() | wordless >= {*own}:
         what = "the chat template's tags have no place among the turns"
         raise ChatTemplateError(f"{what}: {_REMEDY}")
-    return [span for span in spans if _turn_of(span, places, own, silent) not in silent]
+    return [span for span in spans if _turn_of(span, places, own, wordless, silent) not in silent]
 
 
-def _turn_of(span: Span, places: Mapping[int, int], own: Sequence[int], silent: Collection[int]) -> int:
-    """Returns the turn of a span: whose words it has, or the nearest of the assistant's."""
-    inside = [turn for turn, place in places.items() if span[0] < place <= span[1]]
-    before = max(
-        (turn for turn, place in places.items() if place <= span[0]),
-        key=places.__getitem__,
-        default=None,
-    )
-    after = min(
-        (turn for turn, place in places.items() if place > span[1]),
-        key=places.__getitem__,
-        default=None,
-    )
-    found = inside or [turn for turn in (before, after) if turn is not None]
-    found = [turn for turn in found if turn in own] or found
-    if len({turn in silent for turn in found}) != 1:
+def _turn_of(
+    span: Span,
+    places: Mapping[int, int],
+    own: Sequence[int],
+    wordless: Collection[int],
+    silent: Collection[int],
+) -> int:
+    """Returns the turn of a span: whose words it has, or the nearest of the assistant's.
+
+    One that is `wordless` has no place, and is between the turns that have.
+    """
+    turns = [turn for turn, place in places.items() if span[0] < place <= span[1]]
+    turns = turns or _neighbours(span, places, wordless, max(own) + 1)
+    turns = [turn for turn in turns if turn in own] or turns
+    if len({turn in silent for turn in turns}) != 1:
         what = "a part in {% generation %} is of two turns, one of them not learned"
         raise ChatTemplateError(f"{what}: {_REMEDY}")
-    return found[0]
+    return turns[0]
+
+
+def _neighbours(span: Span, places: Mapping[int, int], wordless: Collection[int], end: int) -> list[int]:
+    """Returns the turns before and after a span, and those without words between them."""
+    first, last = -1, end
+    if before := [(place, turn) for turn, place in places.items() if place <= span[0]]:
+        first = max(before)[1]
+    if after := [(place, turn) for turn, place in places.items() if place > span[1]]:
+        last = min(after)[1]
+    turns = [first] if before else []
+    turns += [turn for turn in wordless if first < turn < last]
+    if after:
+        turns.append(last)
+    return turns
 
 
 def _generated(marked: str) -> tuple[str, list[Span]]:

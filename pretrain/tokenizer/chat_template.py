@@ -60,10 +60,15 @@ class ChatTemplate:
         self._text = f"{self._jinja}\n{self._of_tools}"
         self._facts = {text: _compile(text) for text in (self._jinja, self._of_tools)}
         self._names = frozenset().union(*(facts.names for facts in self._facts.values()))
+        self._variables = frozenset().union(*(facts.variables for facts in self._facts.values()))
 
     def reads(self, name: str) -> bool:
         """Returns whether the template names a key of messages."""
         return name in self._names
+
+    def takes(self, name: str) -> bool:
+        """Returns whether the template names a variable, such as `tools`."""
+        return name in self._variables
 
     def names_role(self, role: str) -> bool:
         """Returns whether the template has a role among its strings."""

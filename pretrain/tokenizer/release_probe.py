@@ -136,15 +136,28 @@ def check_renderings(
 
 def _say(case: tuple[int, Any, bool], ours: Sequence[Any], theirs: Sequence[Any]) -> str:
     """Says what is rendered otherwise, from the first character that differs."""
-    pairs = enumerate(zip(ours[0], theirs[0], strict=False))
-    shortest = min(len(ours[0]), len(theirs[0]))
-    place = next((at for at, (one, other) in pairs if one != other), shortest)
-    mine, other = (
-        repr(text[place : place + 40]) if error is None else f"refused ({error})" for text, error in (ours, theirs)
-    )
-    turns = f"{case[0]} turn{'s' * (case[0] > 1)}"
-    turns += " with tools" * bool(case[1]) + " and a generation prompt" * case[2]
+    place = 0
+    for one, other in zip(ours[0], theirs[0], strict=False):
+        if one != other:
+            break
+        place += 1
+    turns = f"{case[0]} turn"
+    if case[0] > 1:
+        turns += "s"
+    if case[1]:
+        turns += " with tools"
+    if case[2]:
+        turns += " and a generation prompt"
+    mine = _shown(ours[0], ours[1], place)
+    other = _shown(theirs[0], theirs[1], place)
     return f"its chat template, for {turns}: {mine} here, and {other} in transformers"
+
+
+def _shown(text: str, error: str | None, place: int) -> str:
+    """Shows a rendering from a character on, or why there is none."""
+    if error is not None:
+        return f"refused ({error})"
+    return repr(text[place : place + 40])
 
 
 @lru_cache(maxsize=16)
@@ -190,7 +203,8 @@ def _run_patterns(request: Mapping[str, Any]) -> Iterator[str]:
     from tokenizers import Tokenizer
 
     texts = request["texts"]
-    model = {"type": "WordLevel", "vocab": {text: at for at, text in enumerate(texts)}, "unk_token": texts[0]}
+    vocabulary = {text: number for number, text in enumerate(texts)}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": texts[0]}
     whole = {"version": "1.0", "added_tokens": [], "model": model, **request["steps"]}
     _allow(request)
     try:

@@ -72,6 +72,7 @@ class TemplateFacts(NamedTuple):
 
     is_tagged: bool  # has `{% generation %}`
     names: frozenset[str]  # keys and attributes that it reads, and short strings
+    variables: frozenset[str]
 
 
 class TemplateSandbox:
@@ -94,7 +95,8 @@ class TemplateSandbox:
             variables = {"messages": _EXCHANGE, "tools": tools}
             request = {"jinja": jinja, "jobs": jobs, "variables": variables, "facts": True}
             answer = self._ask(request)
-        return TemplateFacts(answer["is_tagged"], frozenset(answer["names"]))
+        names = (frozenset(answer[key]) for key in ("names", "variables"))
+        return TemplateFacts(answer["is_tagged"], *names)
 
     def render(
         self,
@@ -239,14 +241,17 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 def _names_of(tree: nodes.Template) -> list[str]:
     """Returns the attributes, keys and short strings of a template."""
     names = {node.attr for node in tree.find_all(nodes.Getattr)}
-    names |= {node.name for node in tree.find_all(nodes.Name)}
     texts = (node.value for node in tree.find_all(nodes.Const))
     names |= {text for text in texts if isinstance(text, str) and len(text) <= _NAME_CHARS}
     return sorted(names)
 
 
+def _variables_of(tree: nodes.Template) -> list[str]:
+    return sorted({node.name for node in tree.find_all(nodes.Name)})
+
+
 @lru_cache(maxsize=32)
-def _compile(jinja: str, today: str | None, has_marks: bool) -> tuple[Template, tuple[bool, list[str]]]:
+def _compile(jinja: str, today: str | None, has_marks: bool) -> tuple[Template, dict[str, Any]]:
     """Compiles a template as transformers does; `today` is the date that it reads (ISO)."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
@@ -266,7 +271,9 @@ def _compile(jinja: str, today: str | None, has_marks: bool) -> tuple[Template, 
         "dict": _TemplateDict(),
     }
     template = environment.from_string(jinja)
-    return template, (tag.is_used, _names_of(environment.parse(jinja)))
+    tree = environment.parse(jinja)
+    facts = {"is_tagged": tag.is_used, "names": _names_of(tree), "variables": _variables_of(tree)}
+    return template, facts
 
 
 def _allow(request: Mapping[str, Any], num_bytes: int) -> None:
@@ -283,7 +290,7 @@ def _answer(request: Mapping[str, Any], num_bytes: int) -> dict[str, Any]:
     _allow(request, num_bytes)
     try:
         given = request["jinja"], request.get("today"), request.get("marks", False)
-        template, (is_tagged, names) = _compile(*given)
+        template, facts = _compile(*given)
     except RecursionError:
         return {"limit": "is nested too deeply"}
     except TemplateSyntaxError as error:
@@ -313,8 +320,10 @@ def _answer(request: Mapping[str, Any], num_bytes: int) -> dict[str, Any]:
         first = first if texts else text
         same = _num_same(first, text) if texts else 0
         texts.append((same, text[same:], None))
-    facts = {"is_tagged": is_tagged, "names": names} if request.get("facts") else {}
-    return {"error": None, "texts": texts, **facts}
+    answer: dict[str, Any] = {"error": None, "texts": texts}
+    if request.get("facts"):
+        answer |= facts
+    return answer
 
 
 def _line(error: Exception) -> str:

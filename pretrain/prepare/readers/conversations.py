@@ -61,7 +61,8 @@ def build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes:
     if [one["role"] for one in found.messages[:2]] == ["system", "system"] and record.get("system"):
         what = "field 'system' and the first turn are both the system's"
         raise RecordError(what, "leave one out")
-    document = _write(found, template, config, read_tools(record), consumed_bytes)
+    tools = read_tools(record, found)
+    document = _write(found, template, config, tools, consumed_bytes)
     return _with_unused(document, record, names, template, found.unused)
 
 
@@ -86,7 +87,7 @@ def _with_unused(
 ) -> Document:
     """Returns the document with the keys of its record that nothing used."""
     used = {*names, "system"}
-    used |= {"tools"} if template is not None and template.reads("tools") else set()
+    used |= {"tools"} if template is not None and template.takes("tools") else set()
     for key, value in record.items():
         if key not in used and value not in (None, "", [], {}):
             unused[key] += 1
@@ -118,7 +119,8 @@ def build_preference(record: Mapping[str, Any], config: InputConfig, consumed_by
     if shared == 0:
         fix = "give the prompt in both, or in prompt_field"
         raise RecordError(f"{both} have no turn in common before the answer", fix)
-    tools = read_tools(record)
+    tools = read_tools(record, chosen)
+    read_tools(record, rejected)
     for side in (chosen, rejected):
         side.silent |= {*range(shared)}
     document = _write(chosen, template, config, tools, consumed_bytes)

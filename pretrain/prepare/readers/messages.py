@@ -45,6 +45,7 @@ class Messages:
     messages: list[dict[str, Any]] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)  # turns that say that they are not learned
     unused: Counter[str] = field(default_factory=Counter)  # keys
+    tools: list[list[Any]] = field(default_factory=list)  # of turns of the system
 
     @property
     def learned(self) -> list[bool]:
@@ -57,21 +58,13 @@ class Messages:
         self.silent |= {len(self.messages) + turn for turn in other.silent}
         self.messages += other.messages
         self.unused += other.unused
+        self.tools += other.tools
 
 
 def read_messages(record: Mapping[str, Any], name: str, template: ChatTemplate | None) -> Messages:
     """Reads a field of a record; without a chat template contents are text. Raises: RecordError."""
     found = Messages()
-    given = record.get(name)
-    if isinstance(given, str):
-        given = _parse(given)
-    if not isinstance(given, list):
-        error = bad_field(record, name, "a list", "messages_field")
-        if name not in record and {"prompt", "instruction"} & record.keys():
-            option = "inputs.0.messages_field=null"
-            error.fix = f"leave messages_field out ({option}): prompts with answers need none"
-        raise error
-    for turn, one in enumerate(given):
+    for turn, one in enumerate(_list_messages(record, name)):
         place = f"{name}[{turn}]"
         if not isinstance(one, dict):
             raise RecordError(f"{place} is {kind_of(one)}, not an object", _FIX)
@@ -81,10 +74,28 @@ def read_messages(record: Mapping[str, Any], name: str, template: ChatTemplate |
                 message[key] = message.pop(alias)
             elif key not in message and key in one:
                 message[key] = None  # for the error
+        if tools := _take_tools(message, place, template):
+            found.tools.append(tools)
         found.messages.append(_read_message(message, place, name, template, found.unused))
         if _is_silent(message, place, found.messages[-1]["role"]):
             found.silent.add(turn)
     return found
+
+
+def _list_messages(record: Mapping[str, Any], name: str) -> list[Any]:
+    """Returns the messages of a field, or of its JSON text. Raises: RecordError."""
+    value = record.get(name)
+    messages = _parse(value) if isinstance(value, str) else value
+    if isinstance(messages, list):
+        return messages
+    if isinstance(value, str) and not isinstance(messages, str):
+        text = f"field {name!r} is {_say_kind(value, messages)}, not a list"
+        raise RecordError(text, "write a list of messages, or its JSON")
+    error = bad_field(record, name, "a list", "messages_field")
+    if name not in record and {"prompt", "instruction"} & record.keys():
+        option = "inputs.0.messages_field=null"
+        error.fix = f"leave messages_field out ({option}): prompts with answers need none"
+    raise error
 
 
 def _read_message(
@@ -188,12 +199,12 @@ def _is_silent(message: Mapping[str, Any], place: str, role: str) -> bool:
     return False in said.values()
 
 
-def _read_calls(calls: Any, place: str, template: ChatTemplate | None) -> list[Any]:
+def _read_calls(given: Any, place: str, template: ChatTemplate | None) -> list[Any]:
     """Returns calls of tools, whose arguments are objects. Raises: RecordError."""
-    calls = _parse(calls) if isinstance(calls, str) else calls
+    calls = _parse(given) if isinstance(given, str) else given
     if not isinstance(calls, list):
-        what = f"{place} is {kind_of(calls)}, not a list"
-        raise RecordError(what, "write a list of calls, or its JSON")
+        text = f"{place} is {_say_kind(given, calls)}, not a list"
+        raise RecordError(text, "write a list of calls, or its JSON")
     found = []
     takes_text = template is not None and template.tests("arguments", "string|mapping")
     for number, call in enumerate(calls):
@@ -208,15 +219,33 @@ def _read_calls(calls: Any, place: str, template: ChatTemplate | None) -> list[A
     return found
 
 
-def read_tools(record: Mapping[str, Any]) -> list[Any] | None:
-    """Returns the tools of a record, a list or its JSON text; None: none. Raises: RecordError."""
-    given = record.get("tools")
+def read_tools(record: Mapping[str, Any], turns: Messages) -> list[Any] | None:
+    """Returns the tools of a record, or of a turn; None: none. Raises: RecordError."""
+    tools = _read_tools(record.get("tools"), "field 'tools'")
+    for listed in turns.tools:
+        if tools is not None and listed != tools:
+            text = "a turn of the system lists other tools, and the template writes one list"
+            raise RecordError(text, "leave one out")
+        tools = listed
+    return tools
+
+
+def _take_tools(message: dict[str, Any], place: str, template: ChatTemplate | None) -> list[Any] | None:
+    """Takes the tools out of a turn of the system, where the template reads none of a turn."""
+    is_system = ROLE_OF.get(str(message.get("role")).strip().lower()) in ("system", "developer")
+    if not is_system or template is None or template.reads("tools") or not template.takes("tools"):
+        return None
+    return _read_tools(message.pop("tools", None), f"{place}.tools")
+
+
+def _read_tools(given: Any, place: str) -> list[Any] | None:
+    """Returns tools of a list or its JSON text, whose functions are objects. Raises: RecordError."""
     tools = _parse(given) if isinstance(given, str) and given.strip() else given
     if not tools:
         return None
     if not isinstance(tools, list):
-        what = f"field 'tools' is {kind_of(given)}, not a list"
-        raise RecordError(what, "write a list of tools, or its JSON")
+        text = f"{place} is {_say_kind(given, tools)}, not a list"
+        raise RecordError(text, "write a list of tools, or its JSON")
     found = []
     for number, tool in enumerate(tools):
         tool = _object(tool, f"tools[{number}]")
@@ -263,9 +292,16 @@ def _parse(text: str) -> Any:
         return text
 
 
+def _say_kind(given: Any, parsed: Any) -> str:
+    """Returns the type of a value that may be JSON text."""
+    if isinstance(given, str) and not isinstance(parsed, str):
+        return f"the JSON text of {kind_of(parsed)}"
+    return kind_of(parsed)
+
+
 def _object(value: Any, place: str) -> dict[str, Any]:
     found = _parse(value) if isinstance(value, str) else value
     if not isinstance(found, dict):
-        what = f"{place} is {kind_of(value)}, not an object"
-        raise RecordError(what, "write a JSON object, as an object or as its text")
+        text = f"{place} is {_say_kind(value, found)}, not an object"
+        raise RecordError(text, "write a JSON object, as an object or as its text")
     return found

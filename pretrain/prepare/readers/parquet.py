@@ -4,6 +4,7 @@ parquet    a slice has the row groups that begin in it
 arrow      a stream or file of record batches, as `datasets` saves it, read whole
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -13,6 +14,7 @@ from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.readers.record_fields import RecordError
 from pretrain.prepare.readers.records import ReadRule, too_long
+from pretrain.shards.index import MASKED
 
 BUFFER_BYTES = 2**20
 BATCH_BYTES = 4 * 2**20
@@ -66,7 +68,9 @@ def _read_batches(stream: InputStream, rule: ReadRule) -> Iterator[Document]:
             raise _damaged("it has no end mark", stream, "Arrow")
     stored.seek(0)
     reader = pyarrow.ipc.open_file(stored) if is_file else pyarrow.ipc.open_stream(stored)
-    columns = rule.choose_columns(reader.schema.names, stream.file.shown)
+    names = reader.schema.names
+    columns = rule.choose_columns(names, stream.file.shown)
+    names = [name for name in names if names.count(name) == 1]
     numbers = range(reader.num_record_batches) if is_file else ()
     batches = (reader.get_batch(number) for number in numbers) if is_file else reader
     first_row = 0
@@ -77,8 +81,11 @@ def _read_batches(stream: InputStream, rule: ReadRule) -> Iterator[Document]:
         position = stored.tell()
         num_bytes = max(position - before, 0)
         before = position
-        own = iter([batch.select(columns)])
-        yield from _documents(own, first_row, batch.num_rows, num_bytes, stream, rule)
+        nulls = {name: batch.column(name).null_count for name in {*names}.difference(columns)}
+        unread = {name: batch.num_rows - count for name, count in nulls.items()}
+        batches_of_one = iter([batch.select(columns)])
+        documents = _documents(batches_of_one, first_row, batch.num_rows, num_bytes, stream, rule)
+        yield from _with_unread(documents, unread, rule)
         first_row += batch.num_rows
 
 
@@ -108,7 +115,10 @@ def _read_groups(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[
             batch_rows = _batch_rows(dictionaries, number, texts)
             batches = file.iter_batches(batch_rows, [number], columns, use_threads=False)
             first_row = first_rows[number]
-            for document in _documents(batches, first_row, num_rows, num_bytes, stream, rule):
+            documents = _documents(batches, first_row, num_rows, num_bytes, stream, rule)
+            # Nulls count too: how many there are is in columns that are not read.
+            unread = dict.fromkeys({*file.schema_arrow.names}.difference(columns), num_rows)
+            for document in _with_unread(documents, unread, rule):
                 row += 1
                 left_bytes -= document.consumed_bytes
                 yield document
@@ -150,6 +160,15 @@ def _documents(
             document = rule.leave_out(error.at(where), share)
         if len(document.utf8) + len((document.source or "").encode()) > rule.limit:
             document = rule.leave_out(too_long("a document", rule.limit, where), share)
+        yield document
+
+
+def _with_unread(documents: Iterator[Document], columns: dict[str, int], rule: ReadRule) -> Iterator[Document]:
+    """Yields documents, of conversations the first with the columns that are not read, and their values."""
+    for document in documents:
+        if rule.kind in MASKED and columns:
+            document.unused = Counter(document.unused) + Counter(columns)
+            columns = {}
         yield document
 
 

@@ -176,6 +176,46 @@ def test_tools_and_calls_are_written_as_transformers_does_from_lists_and_from_th
     assert read({**record, "tools": "" if as_text else []}, TOOL_USE).text == theirs(given, TOOL_USE)
 
 
+@pytest.mark.parametrize("listed", [[TOOL], json.dumps([TOOL])], ids=["list", "json"])
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_tools_of_a_system_turn_are_those_of_a_template_that_reads_no_turns_own(role, listed):
+    chat = [{"role": role, "content": "s"}, user("Hi"), says("a")]
+    inside = [{**chat[0], "tools": listed}, *chat[1:]]
+    expected = theirs(chat, TOOL_USE, tools=[TOOL])
+    for record in ({"messages": inside}, {"messages": inside, "tools": [TOOL]}):
+        found = read(record, TOOL_USE)
+        assert (found.text, found.unused) == (expected, {})
+    own = TOOL_USE.replace("{{ m.role }}\n", "{{ m.role }}{{ m.tools or '' }}\n")
+    found = read({"messages": inside}, own)
+    assert (found.text, found.unused) == (theirs(inside, own), {})
+    assert read({"messages": [chat[0], user("Hi", tools=listed), says("a")]}, TOOL_USE).unused == {
+        "messages[].tools": 1
+    }
+    assert read({"messages": inside}, CHATML).unused == {"messages[].tools": 1}
+    assert read({"messages": inside}, CHATML + "{% set name = 1 %}{% set id = name %}").unused == {
+        "messages[].tools": 1
+    }
+    preference = {"prompt": inside[:2], "chosen": [says("a")], "rejected": [says("b")]}
+    assert read(preference, TOOL_USE, kind="preferences").text == expected
+
+
+def test_a_variable_of_a_template_is_no_key_of_messages():
+    template = "{% set id = 1 %}" + CHATML + "{% if id %}{% endif %}"
+    assert read({"messages": [user("a", id=3), says("b")]}, template).unused == {"messages[].id": 1}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("content", ["", " \n"])
+def test_an_empty_answer_that_is_not_to_be_learned_is_in_no_loss(content, template):
+    chat = [user("Hi"), says(content, weight=0), user("so?"), says("three"), user("and?"), says("", weight=0)]
+    found = read({"messages": chat}, template)
+    end = "" if template is None else "<|im_end|>\n" if template != JINJA["tags"] else "<|im_end|>"
+    assert learned(found) == "three" + end
+    bare = [{key: one[key] for key in ("role", "content")} for one in chat]
+    if isinstance(template, dict):
+        assert found.text == theirs(bare, template["jinja"])
+
+
 def test_arguments_stay_text_for_a_template_that_takes_text():
     template = TOOL_USE.replace("call.function.arguments|tojson", "call.function.arguments if call.function.arguments "
                                 "is string else call.function.arguments|tojson")  # fmt: skip
@@ -189,6 +229,20 @@ def test_arguments_stay_text_for_a_template_that_takes_text():
     [
         ({"tools": "[{"}, "field 'tools' is a string, not a list"),
         ({"tools": {"name": "look"}}, "field 'tools' is an object, not a list"),
+        (
+            {"tools": '{"name": "look"}'},
+            "field 'tools' is the JSON text of an object, not a list; write a list of tools, or its JSON",
+        ),
+        ({"tools": ["[1]"]}, r"tools\[0\] is the JSON text of a list, not an object"),
+        ({"messages": '{"role": "user"}'}, "field 'messages' is the JSON text of an object, not a list"),
+        (
+            {"messages": [user("a"), says("", tool_calls='{"name": "f"}')]},
+            r"messages\[1\].tool_calls is the JSON text of an object, not a list",
+        ),
+        (
+            {"tools": [TOOL], "messages": [{"role": "system", "content": "s", "tools": [{"name": "f"}]}, user("a")]},
+            "a turn of the system lists other tools, and the template writes one list; leave one out",
+        ),
         ({"tools": ["look"]}, r"tools\[0\] is a string, not an object"),
         (
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": "x"}}]},

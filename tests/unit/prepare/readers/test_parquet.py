@@ -1,8 +1,10 @@
 import io
 import json
 import random
+from collections import Counter
 
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
@@ -112,6 +114,26 @@ def test_tools_and_the_system_prompt_are_read_beside_messages_without_the_nulls_
 def test_what_cannot_be_used_is_named_with_its_row(tmp_path, columns, options, message):
     with pytest.raises(DataError, match=message):
         documents(write(tmp_path / "a.parquet", columns), **options)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_columns_that_nothing_read_are_counted_once_a_row_of_conversations_alone(tmp_path, suffix):
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    columns = {"messages": [chat] * 5, "score": [1, 2, 3, None, 5], "weight": [1] * 5, "id": ["x"] * 5}
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        write(path, columns, rows_a_group=2)
+    else:
+        table = pyarrow.table(columns)
+        with pyarrow.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    found = documents(path, kind="records", messages_field="messages", template="chatml")
+    counts = Counter()
+    for document in found:
+        counts.update(document.unused)
+    # How many are null is in the column, which Parquet's reader leaves unread.
+    assert counts == {"score": 5 if suffix == "parquet" else 4, "weight": 5, "id": 5}
+    assert all(not one.unused for one in documents(write(tmp_path / "b.parquet", {"text": ["a"], "id": [1]})))
 
 
 def test_text_that_is_not_utf8_is_named_with_its_row(tmp_path):
