@@ -51,11 +51,12 @@ from pretrain.tracking.meter import Meter, PhaseClock, Profiler, Timeline, peak_
 from pretrain.tracking.run_facts import find_facts
 from pretrain.tracking.run_output import RunOutput
 from pretrain.tracking.tracker import Identity
-from pretrain.train.claim import Claim, agree_on_versions, begin, check_data, fetch_run, recall_evaluations
+from pretrain.train.claim import Claim, agree_on_versions, begin, check_data, recall_evaluations
 from pretrain.train.downstream import DownstreamTasks, build_tasks
-from pretrain.train.initial_weights import InitialWeights, open_start, pin_start
+from pretrain.train.initial_weights import InitialWeights, open_start
 from pretrain.train.layer_norms import LayerNorms
 from pretrain.train.reference import with_reference
+from pretrain.train.resolution import resolve_with_ranks
 from pretrain.train.rollback import agree_on_skips
 from pretrain.train.samples import AttentionPictures, Samples, build_pictures, build_samples
 from pretrain.train.step import TrainModule
@@ -125,7 +126,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     optim, clip = config.optim, config.optim.grad_clip
     accelerator = _meet(config, plan, world, progress)
     progress.enter("load")
-    config = pin_start(fetch_run(claim, world, progress), world)
+    config = resolve_with_ranks(config, folder, world, progress)
     claim = replace(claim, config=config)
     show_phase(f"building a model of {count(count_parameters(config.model))} parameters")
     start = open_start(config, dataset.tokenizer_path, world)

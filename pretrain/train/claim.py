@@ -11,13 +11,11 @@ from typing import Any
 
 from pretrain import dist
 from pretrain.artifact.open import dump_normalize, normalize_of_data, template_of_data
-from pretrain.checkpoint.agree import wait_until_visible
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.retention import remove_leftovers
 from pretrain.checkpoint.state import TrainState
-from pretrain.checkpoint.upload import fetch_newest
-from pretrain.config.load import dump_config, load_config
-from pretrain.config.resumption import check_config, check_start, has_start, is_allowed, keep_start
+from pretrain.config.load import dump_config
+from pretrain.config.resumption import is_allowed
 from pretrain.config.run import RunConfig
 from pretrain.config.train import OF_A_SOURCE
 from pretrain.data.stream import check_packing, open_stores
@@ -25,17 +23,16 @@ from pretrain.dist import World
 from pretrain.doctor.versions import digest_of, own_versions, refuse_differences
 from pretrain.errors import ConfigError, DataError, DiskError
 from pretrain.objective import RowMaker, build_rows
-from pretrain.optim.schedule import ema_decay, rate_of_step
 from pretrain.plan.trained import plan_trained
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.run.folder import COMMITTED, RunDir, begin_attempt, change_record
-from pretrain.run.heartbeat import Progress
 from pretrain.run.lease import Lease
 from pretrain.run.stop import StopFlag
 from pretrain.shards.dataset import Dataset, check_tokenizers, open_dataset
 from pretrain.shards.store import ShardStore
 from pretrain.tracking.picture_files import ATTENTION
 from pretrain.tracking.run_output import check_trackers
+from pretrain.train.resolution import follow_stored
 from pretrain.utils.io import write_file
 from pretrain.utils.jsonl import read_rows
 from pretrain.utils.status_line import show_phase
@@ -114,15 +111,7 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
     folder = RunDir(config.folder)
     lease = Lease(folder.lease) if world.is_main else None
     try:
-        if folder.config.is_file():
-            stored = load_config(folder.config, extensions="ignore")
-            has_saved = folder.has_saved()
-            kept = keep_start(stored, config)
-            # An attempt that saved nothing takes its weights again: the same ones, though that run trained on.
-            config = kept if has_saved or has_start(kept) else config
-            effects = course_changes(stored, config, folder.newest_step()) if has_saved else []
-            check_config(stored, config, has_saved=has_saved, effects=effects)
-        check_start(config, has_saved=folder.has_saved())
+        config = follow_stored(config, folder)
         if lease is not None:
             sweep(folder)
     except BaseException:
@@ -132,34 +121,6 @@ def claim_run(config: RunConfig, world: World, stop: StopFlag) -> Claim:
     return Claim(folder, lease, dataset, stores, config, make_rows)
 
 
-def course_changes(stored: RunConfig, config: RunConfig, step: int) -> list[str]:
-    """Returns the rates, decays and sizes of the next step that differ; `step` are done."""
-    # The old run would not have gone beyond its end: its last step is what the next one follows.
-    before = _course(stored, min(step, stored.train.steps - 1))
-    after = _course(config, step)
-    changed = [name for name in before if name in after and before[name] != after[name]]
-    return [f"{name} at step {step + 1}: {before[name]} -> {after[name]}" for name in changed]
-
-
-def _course(config: RunConfig, step: int) -> dict[str, str]:
-    """Returns the values of a step, 0 the first, that follow from several keys or are scheduled."""
-    optim, batch = config.optim, config.batch
-    factor = rate_of_step(step, optim.schedule, batch, config.train.steps)
-    tokens = batch.steps.at(step) * batch.seq_len
-    values = {"learning rate": f"{optim.lr * factor:.2e}"}
-    values["weight decay"] = f"{optim.weight_decay:g}"
-    if optim.kind == "muon":
-        decay = optim.weight_decay if optim.muon.weight_decay is None else optim.muon.weight_decay
-        values["learning rate of hidden matrices"] = f"{optim.muon.lr * factor:.2e}"
-        values["weight decay of hidden matrices"] = f"{decay:g}"
-    if optim.ema.is_on:
-        values["decay of the average of the weights"] = f"{ema_decay(step, optim.ema, tokens):.6g}"
-    values["tokens of the batch"] = f"{tokens:,}"
-    values["row length"] = f"{batch.length_at(step):,}"
-    values["attention window"] = f"{batch.window_at(step) or 'none'}"
-    return values
-
-
 def sweep(folder: RunDir) -> None:
     """Removes the unfinished files of killed attempts. Raises: DiskError."""
     remove_leftovers(folder.checkpoints)
@@ -167,25 +128,6 @@ def sweep(folder: RunDir) -> None:
         for leftover in place.glob("?*.tmp-*"):  # of a file that is replaced
             with suppress(OSError):  # a file that stays does no harm
                 leftover.unlink()
-
-
-def fetch_run(claim: Claim, world: World, progress: Progress) -> RunConfig:
-    """Fetches what the run folder lacks of `checkpoint.upload`; returns the config. Collective.
-
-    Raises:
-        ConfigError: The config contradicts the run that was fetched.
-        CheckpointError: The store has another run, or no whole checkpoint of this one.
-        LaunchError: The store cannot be asked, and there is no checkpoint here.
-    """
-    config, folder = claim.config, claim.folder
-    upload = config.checkpoint.upload
-    if upload is None or fetch_newest(upload, folder, world, progress.go_on) is None:
-        return config
-    wait_until_visible(folder.path, [folder.config.name])
-    stored = load_config(folder.config, extensions="ignore")
-    config = keep_start(stored, config)
-    check_config(stored, config, effects=course_changes(stored, config, folder.newest_step()))
-    return config
 
 
 def begin(claim: Claim, world: World, facts: dict[str, Any]) -> dict[str, Any]:

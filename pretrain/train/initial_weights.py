@@ -13,26 +13,23 @@ from torch import Tensor, nn
 
 from pretrain import dist
 from pretrain.artifact.lora import add_adapters, check_tokens, freeze, initial_adapter, train_beside
-from pretrain.artifact.model_path import newest_checkpoint, open_source
+from pretrain.artifact.model_path import open_source
 from pretrain.artifact.quantized import QuantizedLinear
 from pretrain.artifact.source import (
     MAGNITUDE_SUFFIX,
     AdaptedModel,
     check_base,
-    find_base,
     is_adapter,
     name_without_adapter,
     row_norms,
-    split_average,
 )
 from pretrain.checkpoint.agree import agree
 from pretrain.checkpoint.load import PIECE
-from pretrain.checkpoint.retention import mark_in_use
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.model import ModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.dist import World
-from pretrain.errors import CheckpointError, ConfigError, DiskError, PretrainError
+from pretrain.errors import CheckpointError, ConfigError, PretrainError
 from pretrain.interop.choose import choose_family
 from pretrain.interop.family import parameter_shapes
 from pretrain.interop.write import as_released
@@ -134,34 +131,6 @@ class InitialWeights:
         """Checks that adapters meet the weights of their training. Raises: CheckpointError."""
         if self.base is not None:
             check_base(saved.base_hash, self.base, RunDir(self.config.folder), open_source)
-
-
-def pin_start(config: RunConfig, world: World) -> RunConfig:
-    """Replaces a run in `init.from` by its newest checkpoint at this moment, on all ranks alike. Collective.
-
-    That run may train on: the checkpoint under adapters is marked, so that its retention spares it.
-    Raises: CheckpointError: It has no intact checkpoint.
-    """
-    init, has_adapters = config.init, config.finetune.kind == "lora"
-    if init.from_ is None:
-        return config
-
-    def pin() -> str | None:
-        has_saved = RunDir(config.folder).has_saved()
-        if not world.is_main or (has_saved and not has_adapters):
-            return init.from_  # of a run that has its weights: the start may be gone
-        named = Path(str(init.from_))
-        start, is_of_run = newest_checkpoint(find_base(named, RunDir(config.folder)) if has_saved else named)
-        # A resumption has marked it, or may be refused.
-        if has_adapters and is_of_run and not has_saved:
-            try:
-                mark_in_use(split_average(start)[0], config.folder)
-            except DiskError as error:
-                text = "%s cannot be marked as in use (%s); copy its run, which may remove it as it trains on"
-                log.warning(text, start, error.what)
-        return str(start)
-
-    return config.model_copy(update={"init": init.model_copy(update={"from_": agree(pin)[0]})})
 
 
 def open_start(config: RunConfig, tokenizer: Path, world: World) -> InitialWeights:

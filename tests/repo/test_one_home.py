@@ -119,9 +119,9 @@ ALLOWED: dict[str, int] = {
     "pretrain/tracking/wandb_tracker.py": 1,
     "pretrain/train/bad_step.py": 3,
     "pretrain/train/build.py": 1,
-    "pretrain/train/claim.py": 1,
     "pretrain/train/loop.py": 4,
     "pretrain/train/reference.py": 1,
+    "pretrain/train/resolution.py": 1,
     "pretrain/train/run.py": 5,
     "pretrain/utils/log.py": 1,
 }

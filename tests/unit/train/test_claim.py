@@ -1,5 +1,7 @@
 """What an attempt finds of those that were killed before it, and what is refused before it begins."""
 
+from pathlib import Path
+
 import pytest
 
 from pretrain.config.load import load_config
@@ -7,7 +9,9 @@ from pretrain.dist import World
 from pretrain.errors import ConfigError
 from pretrain.run.folder import RunDir
 from pretrain.run.stop import StopFlag
-from pretrain.train.claim import claim_run, course_changes, sweep
+from pretrain.train import claim
+from pretrain.train.claim import claim_run, sweep
+from pretrain.train.resolution import course_changes
 from pretrain.utils.io import set_fault_hook, write_file
 from tests.unit.artifact.runs import TEXTS, write_texts
 
@@ -98,3 +102,8 @@ def test_a_changed_config_tells_what_the_next_step_has(before, changes, step, to
     stored = [*COSINE, "batch.global_tokens=4096", *before]
     old, new = (load_config("configs/run/quickstart.yaml", items) for items in (stored, [*stored, *changes]))
     assert course_changes(old, new, step) == told
+
+
+def test_no_other_module_of_training_changes_a_config():
+    changing = [path.name for path in Path(claim.__file__).parent.glob("*.py") if "model_copy(" in path.read_text()]
+    assert changing == ["resolution.py"]

@@ -20,7 +20,8 @@ from pretrain.interop.family import parameter_shapes
 from pretrain.model import build_model
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer import dump_tokenizer, train_tokenizer
-from pretrain.train.initial_weights import InitialWeights, pin_start, take_weights
+from pretrain.train.initial_weights import InitialWeights, take_weights
+from pretrain.train.resolution import pin_start
 from pretrain.utils.io import set_fault_hook
 from tests.unit.checkpoint.stand_in import StandIn, manager, state_of
 from tests.unit.interop.releases import VOCAB, tiny, write_tiny
