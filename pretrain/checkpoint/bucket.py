@@ -3,7 +3,7 @@
     URL/owner.json                             run, its attempt that may write here, newest step
     URL/step-00001000/records/run.json ...     records of the run at that moment
     URL/step-00001000/rank-00000.safetensors   files of the checkpoint, byte for byte
-    URL/step-00001000/records.json             sizes and CRC32s of the records, CRC32 of the manifest
+    URL/step-00001000/records.json             run, sizes and CRC32s of the records, CRC32 of the manifest
     URL/step-00001000/manifest.json            last: before it there is no checkpoint
 
     upload   leftovers of this step removed  ->  records, files  ->  listed again  ->  owner
@@ -37,6 +37,7 @@ from pretrain.checkpoint.format import (
     unseal,
 )
 from pretrain.checkpoint.objects import (
+    OWNER,
     RECORD_NAMES,
     RECORDS,
     TABLE,
@@ -50,7 +51,7 @@ from pretrain.checkpoint.objects import (
     whole_of,
     write_owner,
 )
-from pretrain.checkpoint.restore import fetch
+from pretrain.checkpoint.restore import MAX_TABLE_BYTES, fetch
 from pretrain.checkpoint.retention import find_obsolete
 from pretrain.errors import CheckpointError, PretrainError
 from pretrain.utils.io import CRC_CHUNK_BYTES, json_bytes
@@ -95,18 +96,22 @@ def upload(bucket: Bucket, job: dict[str, Any], tell: Callable[..., None]) -> di
         check_owner(bucket, job["owner"], owner)
         check_listed(bucket, there, owner, step)
     manifest = (checkpoint / MANIFEST).read_bytes()
-    mine = _Mine(bucket, job["owner"]["run"], _read_records(checkpoint.parent.parent), tell)
+    run = job["owner"]["run"]
+    mine = _Mine(bucket, run, _read_records(checkpoint.parent.parent), tell)
     expected = {record.name: record.num_bytes for record in load_manifest(checkpoint).files}
     found = there.pop(folder, {})
     is_there = found.items() >= expected.items() and MANIFEST in found
+    # Else a damaged record would stay, and every fetch pass the checkpoint over.
+    is_there = is_there and _read_record(bucket, folder, found).get("id") == run
     if is_there and bucket.read_manifest(folder, found) == manifest:
         _settle(mine, there, job, step)
         return {"bytes": 0}
     # Of an upload that was cut off, or of the same step before a rollback.
     if not mine.remove(folder, found):
         what = f"{folder} is not known to be of this run"
-        raise CheckpointError(what, where=bucket.url, fix="see to it, and remove it")
-    table = json_bytes(seal(_table(mine.records, manifest)))
+        fix = f"if no other run needs it, remove it and {OWNER}, and start again"
+        raise CheckpointError(what, where=bucket.url, fix=fix)
+    table = json_bytes(seal(_table(run, mine.records, manifest)))
     small = {f"{RECORDS}/{name}": content for name, content in mine.records.items()}
     small[TABLE] = table
     sizes = expected | {name: len(content) for name, content in small.items()}
@@ -139,8 +144,8 @@ def _read_records(run: Path) -> dict[str, bytes]:
     return {name: (run / name).read_bytes() for name in RECORD_NAMES if (run / name).is_file()}
 
 
-def _table(records: dict[str, bytes], manifest: bytes) -> dict[str, Any]:
-    """Returns sizes and CRC32s of records, and the CRC32 of the manifest that they belong to."""
+def _table(run: str, records: dict[str, bytes], manifest: bytes) -> dict[str, Any]:
+    """Returns the run, sizes and CRC32s of records, and the CRC32 of the manifest beside them."""
     starts = {name: range(0, len(content), CRC_CHUNK_BYTES) for name, content in records.items()}
     files = [
         {"name": name, "num_bytes": len(content), "crc32s": [
@@ -148,7 +153,7 @@ def _table(records: dict[str, bytes], manifest: bytes) -> dict[str, Any]:
         ]}
         for name, content in records.items()
     ]  # fmt: skip
-    return {"manifest": zlib.crc32(manifest), "files": files}
+    return {"run": run, "manifest": zlib.crc32(manifest), "files": files}
 
 
 class _Mine:
@@ -193,8 +198,20 @@ class _Mine:
         return names.items() >= sizes.items() and self.is_mine(folder, names)
 
     def is_mine(self, folder: str, names: dict[str, int]) -> bool:
-        """Returns whether a folder has the record of this run."""
-        return _read_record(self.bucket, folder, names).get("id") == self._run
+        """Returns whether a folder is of this run."""
+        return _read_run(self.bucket, folder, names) == self._run
+
+
+def _read_run(bucket: Bucket, folder: str, names: dict[str, int]) -> Any:
+    """Returns the run of a checkpoint there, by run.json; where that is damaged, by the table."""
+    record = _read_record(bucket, folder, names)
+    if "id" in record or TABLE not in names:
+        return record.get("id")
+    try:
+        table = bucket.read_listed(f"{folder}/{TABLE}", names[TABLE], MAX_TABLE_BYTES)
+        return unseal(table)["content"].get("run")
+    except (CheckpointError, ValueError):
+        return None
 
 
 def _read_record(bucket: Bucket, folder: str, names: dict[str, int]) -> dict[str, Any]:
@@ -218,7 +235,7 @@ def _take(bucket: Bucket, job: dict[str, Any]) -> None:
     owner, whole = job["owner"], whole_of(there)
     newest = max(whole, key=number_of_step, default="")
     if found is None and newest:  # owner.json was removed
-        found = {"run": _read_record(bucket, newest, whole[newest]).get("id")}
+        found = {"run": _read_run(bucket, newest, whole[newest])}
     check_free(bucket, found, whole, owner.get("process"), {owner["run"]}, has_saved=True)
     write_owner(bucket, owner, (found or {}).get("step") or number_of_step(newest))
 

@@ -162,6 +162,7 @@ def test_what_is_not_known_to_be_of_this_run_stays(files, run):
     told = []
     for step, record in ((10, b'{"id": "ffffffff"}'), (20, DEEP)):
         change(files, f"step-{step:08d}/records/run.json", record)
+    change(files, "step-00000020/records.json", None)
     change(files, "step-00000005/rank-00000.safetensors", b"cut off")
     change(files, "step-00000006/records/run.json", b'{"id": "ffffffff"}')
     for name in ("records/run.json", "manifest.json"):
@@ -171,6 +172,34 @@ def test_what_is_not_known_to_be_of_this_run_stays(files, run):
     assert whole_steps() == [10, 20, 30, 40, 98] and bucket().owner()["step"] == 40
     assert bucket().list().keys() & {"step-00000005", "step-00000006"} == {"step-00000006"}
     assert f"{URL}/step-00000010 is not known to be of this run, and stays" in told
+
+
+@pytest.mark.parametrize("record", [b"{", HTML, None])
+def test_a_checkpoint_whose_record_is_damaged_is_replaced_by_the_run_that_continued_before_it(
+    files, run, record, tmp_path
+):
+    send(run, 10, 20)
+    change(files, "step-00000020/records/run.json", record)
+    assert take(tmp_path / "other") == 10
+    send(run, 20)
+    assert take(tmp_path / "third") == 20
+    change(files, "step-00000020/records/run.json", record)
+    change(files, "step-00000020/manifest.json", HTML)  # of other bytes than the one here
+    upload(bucket(), job(run, run.checkpoints / "step-00000020", is_first=False), quiet)
+    assert take(tmp_path / "fourth") == 20
+
+
+def test_what_may_be_of_another_run_is_named_with_all_that_has_to_go(files, run):
+    send(run, 10, 20)
+    for name, content in (("records/run.json", DEEP), ("records.json", HTML), ("manifest.json", HTML)):
+        change(files, f"step-00000020/{name}", content)
+    path = run.checkpoints / "step-00000020"
+    with pytest.raises(CheckpointError, match=r"is not known to be of this run; if no other run needs it, remove it a"):
+        upload(bucket(), job(run, path), quiet)
+    files.rm(f"{ROOT}/step-00000020", recursive=True)
+    change(files, "owner.json", None)
+    upload(bucket(), job(run, path), quiet)
+    assert whole_steps() == [10, 20] and bucket().owner()["step"] == 20
 
 
 def test_newer_checkpoints_of_the_same_course_stay(files, run):
