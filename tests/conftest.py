@@ -19,6 +19,9 @@ for _name in [name for name in os.environ if name in _OF_A_SHELL or name.startsw
 # threads that wait for each other there make small models a hundred times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Else the first graph that is compiled starts a pool of processes that import torch, whatever its backend.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # torch's store looks up the name of whoever connects, and all others wait: five seconds a lost answer is too long.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
@@ -30,10 +33,14 @@ hypothesis.settings.register_profile("pretrain", derandomize=True, deadline=None
 hypothesis.settings.load_profile("pretrain")
 
 
+# Until all is imported, which leaves no garbage: each collection would look through a million objects.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Leaves what was imported so far to itself: each garbage collection would look through a million objects."""
-    gc.collect()
+    """Leaves what was imported so far to itself."""
     gc.freeze()
+    gc.enable()
     # Thousands of models are built here: collections at every 700 objects cost some 5% of the time of their tests.
     gc.set_threshold(20_000, 20, 20)
 
@@ -46,6 +53,7 @@ def pytest_runtest_teardown() -> None:
     for handler in [handler for handler in root.handlers if hasattr(handler, "installed_by_pretrain")]:
         root.removeHandler(handler)
         handler.close()
-    for name in OWN_LOGGERS:
-        logging.getLogger(name).setLevel(logging.NOTSET)
+    for logger in map(logging.getLogger, OWN_LOGGERS):
+        if logger.level != logging.NOTSET:  # setting it empties the caches of all loggers
+            logger.setLevel(logging.NOTSET)
     logging.captureWarnings(False)

@@ -107,7 +107,9 @@ class ForkServer:
 SHARED = ForkServer(
     "accelerate.optimizer",
     "deepspeed",
-    "deepspeed.runtime.zero.muon.muon_optimizer",  # its engine imports it when it is used, and by it a compiler
+    "deepspeed.comm.mori",  # this and the next two its engine imports when it starts; the last one brings a compiler
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
     "torch._dynamo",  # accelerate imports it when it is used
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
@@ -118,6 +120,7 @@ SHARED = ForkServer(
     "pretrain.prepare.prepare",
     "pretrain.generate.text",
     "pretrain.train.run",
+    "pytest",  # what ranks call is in modules of tests
     "rich.console",
     "tests.helpers.ranks",
     "tests.helpers.topologies",
@@ -130,10 +133,12 @@ def serve(modules: list[str]) -> None:
     """Forks and tells how forks ended, as asked on stdin."""
     os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed looks for others at its import, in vain
     sys.modules["mlflow"] = cast(ModuleType, None)  # DeepSpeed imports it, and it starts a thread
+    gc.disable()  # imports leave no garbage
     for module in modules:
         importlib.import_module(module)
     del os.environ["DS_ACCELERATOR"], sys.modules["mlflow"]
     gc.freeze()  # else each fork would copy what it only looks at
+    gc.enable()
     answers = {"start": _start, "wait": _wait, "poll": _poll}
     for line in sys.stdin:
         request = json.loads(line)

@@ -8,6 +8,7 @@ import re
 import select
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -165,33 +166,29 @@ def test_the_shell_completes_commands_options_configs_keys_and_runs(tmp_path, wo
     for run in ("runs/one", "other/two"):
         (tmp_path / run).mkdir(parents=True)
         (tmp_path / run / "run.json").touch()
-    done = subprocess.run(
-        [Path(sys.executable).with_name("pretrain")],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "_PRETRAIN_COMPLETE": "complete_bash",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(words.count(" ")),
-        },
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = run_light(cwd=tmp_path, _PRETRAIN_COMPLETE="complete_bash", **asked)
     assert set(done.stdout.split()) == offered
+
+
+PRETRAIN = Path(sys.executable).with_name("pretrain")
+
+
+@cache
+def bash_script() -> str:
+    """What `pretrain --show-completion` gives a bash to read."""
+    source = {**os.environ, "_PRETRAIN_COMPLETE": "source_bash"}
+    return subprocess.run([PRETRAIN], env=source, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
 
 
 def type_in_bash(folder: Path, line: str) -> str:
     """What a terminal with bash shows of a line, completed at its end by a tab and entered."""
-    pretrain = Path(sys.executable).with_name("pretrain")
     command = folder / "bin/pretrain"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/bash\n[ "$_PRETRAIN_COMPLETE" ] && exec "{pretrain}"\nprintf "<%s>" "$@"\n')
+    command.write_text(f'#!/bin/bash\n[ "$_PRETRAIN_COMPLETE" ] && exec "{PRETRAIN}"\nprintf "<%s>" "$@"\n')
     command.chmod(0o755)
     environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "INPUTRC": "/dev/null"}
-    source = {**environment, "_PRETRAIN_COMPLETE": "source_bash"}
-    script = subprocess.run([pretrain], env=source, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
-    (folder / "bin/rc").write_text(f"PS1=\n{script}\n")
+    (folder / "bin/rc").write_text(f"PS1=\n{bash_script()}\n")
     terminal, inside = pty.openpty()
     bash = subprocess.Popen(
         ["bash", "--noprofile", "--rcfile", "bin/rc", "-i"],

@@ -1,6 +1,7 @@
 """Small Hugging Face folders for tests, and what it takes to damage them."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,15 @@ TINY |= {"vision-encoder-decoder": "vit_gpt2-tiny", "gemma3_text": "gemma3-tiny"
 
 def tiny(preset: str = "llama-tiny", **model: Any) -> ModelConfig:
     """A tiny preset; the vocabulary is no multiple of the padding's. Of images: with three labels."""
+    return _tiny(preset, **model) if model else _tiny_preset(preset)
+
+
+@cache
+def _tiny_preset(preset: str) -> ModelConfig:
+    return _tiny(preset)
+
+
+def _tiny(preset: str, **model: Any) -> ModelConfig:
     values = expand_preset({"preset": preset, **model})
     if values.get("input") is not None and values["head"].get("kind") == "labels":
         values["head"] = {"labels": ["a", "b", "c"], **values["head"]}

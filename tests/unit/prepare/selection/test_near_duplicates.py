@@ -10,7 +10,6 @@ from pretrain.config.prepare import NearDuplicatesConfig
 from pretrain.errors import LaunchError
 from pretrain.prepare.prepare import prepare
 from pretrain.prepare.selection.sketches import ngram_hashes, plan_bands, words_of
-from tests.helpers.corpus import digests
 from tests.helpers.prepare_config import prepare_config
 
 NUM_WORDS = 400
@@ -102,16 +101,6 @@ def test_equal_documents_are_counted_once(tmp_path, deduplicate):
     counts = left_out(tmp_path / "out")
     assert (counts["duplicate"], counts["near_duplicate"]) == ((2, 1) if deduplicate else (0, 3))
     assert not [path.name for path in (tmp_path / "out/duplicates").iterdir() if path.suffix not in (".first", ".near")]
-
-
-def test_processes_write_the_same_bytes(tmp_path):
-    rng = random.Random(1)
-    texts = [text for _ in range(60) for text in planted(rng, 0.85)]
-    write(tmp_path / "in", rng.sample(texts, len(texts)))
-    prepare(config_of(tmp_path, "one"), processes=1)
-    assert left_out(tmp_path / "one")["near_duplicate"] > 50
-    prepare(config_of(tmp_path, "two"), processes=2)
-    assert digests(tmp_path / "two") == digests(tmp_path / "one")
 
 
 def test_texts_without_words_are_no_duplicates(tmp_path):
