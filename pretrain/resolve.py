@@ -12,10 +12,11 @@ import numpy as np
 
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import HeadConfig, SpecialTokens
-from pretrain.config.objective import NEEDS, ObjectiveConfig
+from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.resumption import start_folder
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError, DataError
+from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.objective import RowContext
 from pretrain.plan.trained import train_new_tokens
 from pretrain.rows import Vocabulary
@@ -110,9 +111,10 @@ def fill_special(given: SpecialTokens, dataset: Dataset) -> SpecialTokens:
 def _check_kind(objective: ObjectiveConfig, dataset: Dataset) -> None:
     kind = dataset.index.kind
     for task in objective.tasks:
-        if kind not in NEEDS[task.kind].data:
+        layouts = OBJECTIVES[task.kind].data
+        if kind not in layouts:
             raise ConfigError(
-                f"objective.kind={task.kind} learns from {' or '.join(NEEDS[task.kind].data)}, and the data are {kind}",
+                f"objective.kind={task.kind} learns from {' or '.join(layouts)}, and the data are {kind}",
                 where=str(dataset.sources[0].folder),
                 fix="choose another objective.kind or data.path",
             )

@@ -171,7 +171,11 @@ def _sections_of(annotation: Any) -> Iterator[type[Section]]:
 
 @cache
 def _descriptions(section: type[Section]) -> dict[str, str]:
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    try:
+        source = inspect.getsource(section)
+    except OSError:  # of a registry's sections: its class is made, and they have docstrings of their own
+        return {}
+    (tree,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(tree, ast.ClassDef)
     found = {}
     for node, below in zip(tree.body, tree.body[1:], strict=False):

@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 
 from pretrain.config.data import BatchConfig
 from pretrain.config.model.patches import ImageSize, PatchesConfig
-from pretrain.config.objective import DenoiserConfig, ObjectiveConfig, SpanConfig, TaskConfig
+from pretrain.config.objective import ObjectiveConfig, TaskConfig
+from pretrain.kinds.objectives.span import SpanConfig
+from pretrain.kinds.objectives.ul2 import DenoiserConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def image_lengths(lengths: RowLengths, objective: TaskConfig, patches: PatchesCo
     """
     source = patches.positions if objective.kind == "captions" else None
     if objective.kind == "masked_patches":
-        rate, number = objective.masked_patches.rate, patches.grid**2
+        rate, number = objective.section.rate, patches.grid**2
         visible = int(number * (1 - rate))
         if not 0 < visible < number:
             seen = f"{visible} of {number} patches visible"
@@ -119,14 +121,14 @@ def describe_rows(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: in
 def _spans_of(task: TaskConfig) -> list[SpanConfig]:
     """Returns the kinds of span corruption of a task: none, one, or one a denoiser."""
     if task.kind == "span":
-        return [task.span]
-    return [*task.ul2.denoisers] if task.kind == "ul2" else []
+        return [task.section]
+    return [*task.section.denoisers] if task.kind == "ul2" else []
 
 
 def _longest_row(task: TaskConfig, seq_len: int, num_stacks: int) -> int:
     """Returns the longest row whose source and target have at most `seq_len` tokens."""
     if task.kind == "fim":
-        row = seq_len - 3 * task.fim.max_documents
+        row = seq_len - 3 * task.section.max_documents
     else:
         corrupted = (_longest_corrupted(span, seq_len, num_stacks) for span in _spans_of(task))
         row = min(corrupted, default=seq_len)
@@ -148,7 +150,7 @@ def _lengths(task: TaskConfig, row: int, batch: BatchConfig, num_stacks: int) ->
     if task.kind == "seq2seq":
         yield 1.0, RowLengths(row, batch.seq_len, batch.source_len or batch.seq_len)
     elif task.kind == "fim":
-        yield 1.0, RowLengths(row, row + 3 * task.fim.max_documents)
+        yield 1.0, RowLengths(row, row + 3 * task.section.max_documents)
     elif not _spans_of(task):
         yield 1.0, RowLengths(row, row)
     for span in _spans_of(task):

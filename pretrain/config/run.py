@@ -12,7 +12,7 @@ from pretrain.config.engine import EngineConfig, ParallelConfig, expert_conflict
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths, image_lengths, row_lengths
 from pretrain.config.model import ModelConfig, ModelSection, StackConfig
-from pretrain.config.objective import ALONE, NEEDS, UNITS, ObjectiveConfig, check_kind, check_multi_token
+from pretrain.config.objective import UNITS, ObjectiveConfig, check_kind, check_multi_token
 from pretrain.config.optim import OptimConfig
 from pretrain.config.tracking import ProfileConfig, TrackingConfig, tracking_conflicts
 from pretrain.config.train import (
@@ -27,6 +27,7 @@ from pretrain.config.train import (
     best_conflicts,
 )
 from pretrain.errors import ConfigError
+from pretrain.kinds.objectives import OBJECTIVES
 
 WHOLE_MATRIX_KINDS = {"adafactor", "muon", "soap"}
 """Optimizers (`optim.kind`) whose step needs a whole matrix."""
@@ -236,9 +237,9 @@ class RunConfig(Section):
         yield from _generator_conflicts(self)
         for kind in kinds:
             check_kind(kind, self.model, self.data, self.init.from_)
-        if not set.intersection(*(set(NEEDS[kind].data) for kind in kinds)):
+        if not set.intersection(*(set(OBJECTIVES[kind].data) for kind in kinds)):
             yield f"objective.mixture: {', '.join(kinds)} have no kind of data in common", "mix objectives that do"
-        alone = [kind for kind in kinds if kind in ALONE]
+        alone = [kind for kind in kinds if not OBJECTIVES[kind].mixes]
         if alone and len(kinds) > 1:
             yield f"objective.mixture: {alone[0]} cannot be mixed", f"use objective.kind={alone[0]} alone"
         if self.batch.short_rows and (set(kinds) != {"causal"} or self.data.packing != "concat"):
@@ -310,7 +311,7 @@ class RunConfig(Section):
                 yield f"data.images.resize={resized} is smaller than {crop}", fix
         for name in ("mixup", "cutmix"):
             for task in self.objective.tasks:
-                if getattr(self.data.images, name) and NEEDS[task.kind].head != "labels":
+                if getattr(self.data.images, name) and OBJECTIVES[task.kind].head != "labels":
                     mixes = f"data.images.{name} mixes labels"
                     yield f"{mixes}, which objective.kind={task.kind} does not have", "leave it out"
 
@@ -328,8 +329,9 @@ class RunConfig(Section):
 def _generator_conflicts(config: RunConfig) -> Conflicts:
     """Yields an objective of replaced tokens without a generator, and another one with it."""
     heads, kind = getattr(config.model, "generator_heads", 0), config.objective.kind
+    needs = OBJECTIVES[kind].generator_share is not None
     key = f"model.generator_heads={heads}"
-    if (kind == "replaced") != bool(heads):
+    if needs != bool(heads):
         fix = "leave it out" if heads else "set it to a third or a quarter of model.encoder.heads"
         yield f"{key} does not go with objective.kind={kind}: replaced tokens are a generator's", fix
     untried = {

@@ -7,8 +7,9 @@ from pydantic import Field, field_validator
 
 from pretrain.config.base import NAME_PATTERN, OFF, Conflicts, OnResume, Section, UserPath
 from pretrain.config.data import DataConfig
-from pretrain.config.objective import NEEDS, ObjectiveConfig
+from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import EmaConfig
+from pretrain.kinds.objectives import OBJECTIVES
 
 METRICS = ("val_loss", "val_perplexity", "val_accuracy", "val_bits_per_byte", "val_ema_loss")
 """Values of `checkpoint.best`."""
@@ -187,7 +188,7 @@ def best_conflicts(
 def _metric_conflicts(best: str, kinds: list[str]) -> Conflicts:
     if best == "val_bits_per_byte" and set(kinds) != {"causal"}:
         yield f"checkpoint.best={best} needs objective.kind=causal, not {'+'.join(kinds)}", "use val_loss"
-    heads = {NEEDS[kind].head for kind in kinds}
+    heads = {OBJECTIVES[kind].head for kind in kinds}
     if best == "val_perplexity" and "dpo" in kinds:
         yield f"checkpoint.best={best}: pairs of answers have no perplexity", "use val_loss or val_accuracy"
     if best == "val_perplexity" and heads & {"labels", "replaced", "spans", "choices"}:

@@ -22,7 +22,6 @@ from rich.text import Text
 
 from pretrain.config.data import DataConfig
 from pretrain.config.load import load_config, parse_section
-from pretrain.config.objective import NEEDS
 from pretrain.config.presets import expand_preset
 from pretrain.config.run import RunConfig
 from pretrain.config.yaml_nodes import LocatedTree
@@ -40,6 +39,7 @@ from pretrain.datacheck.image_data import (
 from pretrain.datacheck.reading import PADDED_ROWS, choose_packing, open_data
 from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, Stretch, describe_rows
 from pretrain.errors import ConfigError, DataError
+from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.prepare.statistics import learned_share
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import TokenRows
@@ -213,11 +213,11 @@ def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: Readi
         seq_len = FOLDER_POSITIONS
     if kind == CAPTIONS and choice.seq_len is None:
         seq_len = longest_caption(store, dataset.index)
-    shapes = NEEDS[objective].shapes if objective in NEEDS else tuple(MODEL_OF)
+    shapes = OBJECTIVES[objective].shapes if objective in OBJECTIVES else tuple(MODEL_OF)
     longest = max(seq_len, choice.source_len or 0)
     preset: dict[str, Any] = {"preset": MODEL_OF[shapes[0]], "max_seq_len": longest}
     if kind in (*LABELLED, *ANSWERED):
-        head = {"kind": NEEDS[OBJECTIVE_OF[kind]].head}
+        head = {"kind": OBJECTIVES[OBJECTIVE_OF[kind]].head}
         preset |= {"head": head, "tied_embeddings": False, "pooler": False}
     of_images = {IMAGES: FOLDER_MODEL, CAPTIONS: CAPTIONS_MODEL | {"max_seq_len": seq_len}}
     model: dict[str, Any] = expand_preset(of_images.get(kind, preset))

@@ -21,7 +21,8 @@ from itertools import groupby, pairwise
 import numpy as np
 from tokenizers import Tokenizer
 
-from pretrain.config.objective import DenoiserConfig, ObjectiveConfig, TaskConfig
+from pretrain.config.objective import ObjectiveConfig, TaskConfig
+from pretrain.kinds.objectives.ul2 import DenoiserConfig
 from pretrain.objective import build_rows
 from pretrain.objective.mixed import draw_parts
 from pretrain.objective.row_maker import RowContext
@@ -203,9 +204,9 @@ def _denoiser_of(made: ModelRows, task: TaskConfig, context: RowContext) -> str 
     """Returns which of UL2's denoisers a row was drawn for, in words."""
     if task.kind != "ul2":
         return None
-    weights = [denoiser.weight for denoiser in task.ul2.denoisers]
+    weights = [denoiser.weight for denoiser in task.section.denoisers]
     (number,) = draw_parts(weights, "denoiser", context.seed, made.sample_ids)
-    denoiser: DenoiserConfig = task.ul2.denoisers[number]
+    denoiser: DenoiserConfig = task.section.denoisers[number]
     mode = f"{denoiser.mode}: " if denoiser.mode else ""
     if denoiser.prefix:
         return f"{mode}prefix, the last {denoiser.density:.0%}"
@@ -263,7 +264,7 @@ def _masked_kind(stands: int, truth: int, mask: int | None) -> str:
 
 
 def _rearranged_kinds(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -> list[str]:
-    prefix, suffix, middle = (vocabulary.named[token] for token in task.fim.tokens)
+    prefix, suffix, middle = (vocabulary.named[token] for token in task.section.tokens)
     ids = made.inputs[0].tolist()
     kinds = ["text"] * len(ids)
     for first, end in _borders(_first(made.documents, np.zeros(len(ids), np.int32))):

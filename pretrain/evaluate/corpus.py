@@ -19,13 +19,14 @@ from pretrain.config.data import BatchConfig, DataConfig, SourceConfig
 from pretrain.config.lengths import RowLengths, image_lengths, row_lengths
 from pretrain.config.load import load_config
 from pretrain.config.model import AnyModelConfig
-from pretrain.config.objective import NEEDS, ObjectiveConfig
+from pretrain.config.objective import ObjectiveConfig
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.loader import ValidationLoader
 from pretrain.data.stream import open_stores, open_windows
 from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.evaluation_log import Data
 from pretrain.evaluate.label_scores import check_labels
+from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.objective import build_rows
 from pretrain.objective.preferences import add_reference, read_table
 from pretrain.resolve import build_context, fill_special
@@ -170,13 +171,11 @@ class Corpus:
             store.check()
         self.objective = setting.objective
         kind = self._dataset.index.kind
-        if setting.guessed and self.objective.kind == "classify" and kind == "tags":
-            self.objective = ObjectiveConfig(kind="tag")
         # As a run that is fine-tuned on them is scored, so that before and after compare.
-        if choice.data and kind == "records" and all(task.kind == "causal" for task in self.objective.tasks):
-            self.objective = ObjectiveConfig(kind="supervised")
-        if choice.data and kind == "preferences" and model.shape == "decoder" and model.head.kind == "lm":
-            self.objective = ObjectiveConfig(kind="dpo", dpo=self.objective.dpo)
+        scored_as = {OBJECTIVES[task.kind].scored_as.get(kind) for task in self.objective.tasks}
+        is_own = setting.guessed or not model.head.labels  # a run says what its labels are of
+        if choice.data and is_own and "+" not in model.shape and len(scored_as) == 1 and None not in scored_as:
+            self.objective = ObjectiveConfig.model_validate({"kind": scored_as.pop()})
         self._check_kind()
         self.labels = list(self._dataset.index.labels) if model.head.kind == "labels" else []
         packing = setting.data.packing
@@ -236,7 +235,7 @@ class Corpus:
         kind = self._dataset.index.kind
         where = str(self._dataset.sources[0].folder)
         for task in self.objective.tasks:
-            needed = NEEDS[task.kind].data
+            needed = OBJECTIVES[task.kind].data
             if kind not in needed:
                 wanted = f"objective.kind={task.kind} on {' or '.join(needed)}"
                 what = f"the model is evaluated by {wanted}, and the data are {kind}"

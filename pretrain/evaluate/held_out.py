@@ -12,7 +12,7 @@ from typing import Any
 
 from pretrain.artifact.open import find_device, load_model
 from pretrain.artifact.source import ModelSource
-from pretrain.config.objective import NEEDS, ObjectiveConfig
+from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.bootstrap import RESAMPLES, Difference
 from pretrain.evaluate.corpus import Corpus, CorpusOptions, check_length, settle
@@ -36,6 +36,7 @@ from pretrain.evaluate.row_loss import (
     pool,
     sum_rows,
 )
+from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.objective import build_loss, shown_of
 
 ALL = "all"
@@ -161,7 +162,7 @@ def evaluate_held_out(
 def _check_fits(source: ModelSource, objective: ObjectiveConfig) -> None:
     """Refuses a baseline whose stacks cannot read the same rows. Raises: ConfigError."""
     for task in objective.tasks:
-        shapes = NEEDS[task.kind].shapes
+        shapes = OBJECTIVES[task.kind].shapes
         if source.config.shape not in shapes:
             what = f"objective.kind={task.kind} needs a model with {' or '.join(shapes)}, this one has"
             fix = "compare models of one shape"

@@ -40,7 +40,7 @@ class LossReport:
     loss: float
     num_targets: int
     num_correct: int
-    shown: tuple[float, ...] = ()  # means of what the loss shows besides (`ObjectiveKind.shown`)
+    shown: tuple[float, ...] = ()  # means of what the loss shows besides (`Objective.shown`)
 
     @property
     def accuracy(self) -> float:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretrain.config.objective import ObjectiveConfig, TaskConfig
+from pretrain.config.objective import ObjectiveConfig
 from pretrain.objective.loss import Loss, LossOutput, Model
 from pretrain.objective.row_maker import RowContext, count_padding, place_documents
 from pretrain.rows import (
@@ -42,14 +42,8 @@ from pretrain.rows import (
 )
 from pretrain.types import Batch
 
-OVERLAP = ("f1",)
-"""Sum that the loss of answers in texts shows: the F1 of the tokens of each best span."""
 
-CHANCE = ("chance",)
-"""Sum that the loss of choices shows: 1 over their number."""
-
-
-def build_answers(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_answers(section: None, context: RowContext) -> RowMaker:
     """Questions with their texts, one or several a row."""
     return answer_rows
 
@@ -70,7 +64,7 @@ def answer_rows(rows: TokenRows) -> ModelRows:
     return _place(rows, first, first, np.zeros_like(first), places)
 
 
-def build_choices(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_choices(section: None, context: RowContext) -> RowMaker:
     """Questions with their choices, one or several a row."""
     return choice_rows
 
@@ -120,7 +114,7 @@ def answer_loss(config: ObjectiveConfig) -> Loss:
 
 
 def sum_answer_loss(model: Model, batch: Batch) -> LossOutput:
-    """Sums the losses of the answers of a batch, and shows the sum of `OVERLAP`."""
+    """Sums the losses of the answers of a batch, and shows the F1 of the tokens of each best span."""
     types_BT = batch.token_types_BT
     assert batch.target_positions_P is not None and types_BT is not None, "rows of answers"
     first_A, begin_A, end_A = batch.target_positions_P.view(-1, 3).unbind(dim=1)
@@ -176,7 +170,7 @@ def choice_loss(config: ObjectiveConfig) -> Loss:
 
 
 def sum_choice_loss(model: Model, batch: Batch) -> LossOutput:
-    """Sums the losses of the questions of a batch, and shows the sum of `CHANCE`."""
+    """Sums the losses of the questions of a batch, and shows 1 over the number of its choices."""
     assert batch.target_positions_P is not None, "rows of choices"
     output = model(batch, logits=False)
     hidden_PD = output.hidden_BTD.flatten(0, 1).index_select(0, batch.target_positions_P)

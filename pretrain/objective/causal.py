@@ -13,18 +13,17 @@ from functools import partial
 
 import numpy as np
 
-from pretrain.config.objective import TaskConfig
 from pretrain.objective.row_maker import RowContext, count_padding, number_documents, real_tokens
 from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows
 from pretrain.utils.rng import draw_uniform
 
 
-def build_causal(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_causal(section: None, context: RowContext) -> RowMaker:
     """Every token is a target."""
     return partial(causal_rows, document_mask=context.document_mask, use_loss_mask=False)
 
 
-def build_supervised(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_supervised(section: None, context: RowContext) -> RowMaker:
     """Only tokens in the loss mask of a record are targets: responses, not prompts."""
     return partial(causal_rows, document_mask=context.document_mask, use_loss_mask=True)
 
@@ -79,7 +78,7 @@ def causal_rows(rows: TokenRows, document_mask: bool, use_loss_mask: bool = True
 # With a document mask each document of a row has its own prefix; without, the row is one document.
 
 
-def build_prefix(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_prefix(section: None, context: RowContext) -> RowMaker:
     """Each document of a row has a prefix without loss."""
     return partial(prefix_rows, seed=context.seed, document_mask=context.document_mask)
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pretrain.config.objective import FimConfig, TaskConfig
 from pretrain.errors import ConfigError
+from pretrain.kinds.objectives.fim import FimConfig
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.row_maker import RowContext, inner_starts
 from pretrain.rows import ModelRows, RowMaker, TokenRows
@@ -24,18 +24,18 @@ LEAST_TOKENS = 3
 """Shortest rearranged document, without its end: one token each for prefix, middle and suffix."""
 
 
-def build_fim(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_fim(section: FimConfig, context: RowContext) -> RowMaker:
     """Raises: ConfigError: The tokenizer lacks one of the three special tokens."""
-    missing = [token for token in config.fim.tokens if token not in context.vocabulary.named]
+    missing = [token for token in section.tokens if token not in context.vocabulary.named]
     if missing:
         needed = f"the special tokens {', '.join(missing)}, which the tokenizer does not have"
         fix = "prepare with them among tokenizer.special_tokens, or name its own in objective.fim.tokens"
         raise ConfigError(f"objective.kind=fim needs {needed}", fix=fix)
-    marks = np.array([context.vocabulary.named[token] for token in config.fim.tokens])
+    marks = np.array([context.vocabulary.named[token] for token in section.tokens])
 
     def make(rows: TokenRows) -> ModelRows:
         assert rows.source is None, "pairs need a model with an encoder"
-        return causal_rows(rearrange(rows, config.fim, marks, context), context.document_mask)
+        return causal_rows(rearrange(rows, section, marks, context), context.document_mask)
 
     return make
 

@@ -74,7 +74,7 @@ class LossOutput(NamedTuple):
         routing_LW: That of the model's output; losses of it are added by the training step.
         ahead: fp64 [modules, 3] of those that predict further tokens: sum of -log p(target), correct
             targets, and their number. None: there are none.
-        shown_M: Further sums, float64, detached, by `ObjectiveKind.shown`. None: there are none.
+        shown_M: Further sums, float64, detached, by `Objective.shown`. None: there are none.
     """
 
     loss_sum: Tensor

@@ -11,19 +11,19 @@ from functools import partial
 
 import numpy as np
 
-from pretrain.config.objective import MaskedConfig, TaskConfig
 from pretrain.errors import ConfigError
+from pretrain.kinds.objectives.masked import MaskedConfig
 from pretrain.objective.row_maker import RowContext, count_padding, inner_starts, place_documents, real_tokens
 from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows, Vocabulary
 from pretrain.utils.rng import draw_uniform
 
 
-def build_masked(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_masked(section: MaskedConfig, context: RowContext) -> RowMaker:
     """Raises: ConfigError: The tokenizer has no mask token."""
     find_mask("masked", context.vocabulary)
     return partial(
         masked_rows,
-        config=config.masked,
+        config=section,
         vocabulary=context.vocabulary,
         seed=context.seed,
         document_mask=context.document_mask,
@@ -110,7 +110,7 @@ def _draw_chosen(
 # is one document of as many tokens, all 0, as the model has vectors of it; the first has its class.
 
 
-def build_labels(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_labels(section: None, context: RowContext) -> RowMaker:
     """Labels of documents, of words or of images, at the positions given by the data."""
     return partial(label_rows, document_mask=context.document_mask)
 

@@ -14,7 +14,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from pretrain.config.objective import ObjectiveConfig, TaskConfig
+from pretrain.config.objective import ObjectiveConfig
+from pretrain.kinds.objectives.masked_patches import MaskedPatchesConfig
 from pretrain.objective.loss import Loss, LossOutput, Model
 from pretrain.objective.row_maker import RowContext, count_padding
 from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows
@@ -22,7 +23,7 @@ from pretrain.types import Batch
 from pretrain.utils.rng import draw_uniform
 
 
-def build_masked_patches(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_masked_patches(section: MaskedPatchesConfig, context: RowContext) -> RowMaker:
     """Hides patches of images; the lengths of the context say how many."""
     assert context.lengths.source is not None, "a model of images, by `image_lengths`"
     read, before = context.lengths.source, context.lengths.before
@@ -60,7 +61,7 @@ def hide_patches(rows: TokenRows, seed: int, num_read: int, before: int) -> Mode
 
 def patch_loss(config: ObjectiveConfig) -> Loss:
     """Returns the loss of a run, by the settings of `objective.masked_patches`."""
-    return partial(sum_patch_loss, normalize=config.masked_patches.normalize)
+    return partial(sum_patch_loss, normalize=config.section.normalize)
 
 
 def sum_patch_loss(model: Model, batch: Batch, normalize: bool) -> LossOutput:

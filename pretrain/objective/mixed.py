@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from pretrain.config.lengths import RowLengths
-from pretrain.config.objective import TaskConfig
+from pretrain.kinds.objectives.ul2 import Ul2Config
 from pretrain.objective.row_maker import RowContext
 from pretrain.objective.seq2seq import start_of
 from pretrain.objective.span import check_tokens, denoise
@@ -107,10 +107,10 @@ def _join(arrays: Sequence[np.ndarray], order: np.ndarray, length: int, fill: in
 # shorter ones end with padding, as a document of its own. A denoiser treats a row as one text.
 
 
-def build_ul2(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_ul2(section: Ul2Config, context: RowContext) -> RowMaker:
     """Raises: ConfigError: The tokenizer lacks sentinels, a mode, or a decoder start token."""
     assert not context.document_mask, "a mode is that of a row"
-    denoisers = config.ul2.denoisers
+    denoisers = section.denoisers
     for denoiser in denoisers:
         check_tokens(denoiser, context)
     start_id = start_of(context) if context.num_stacks == 2 else None

@@ -30,19 +30,17 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from pretrain.config.objective import ObjectiveConfig, TaskConfig
+from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import DataError
+from pretrain.kinds.objectives.dpo import DpoConfig
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.loss import Loss, LossOutput, Model, linear_cross_entropy
 from pretrain.objective.row_maker import RowContext
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, RowMaker, TokenRows
 from pretrain.types import Batch
 
-REWARDS = ("reward_margin", "reward_chosen", "reward_rejected")
-"""Sums that the loss shows: beta times the log-probability of an answer less the reference's."""
 
-
-def build_preferences(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_preferences(section: DpoConfig, context: RowContext) -> RowMaker:
     """Pairs of answers, one or several a row."""
     return preference_rows
 
@@ -144,12 +142,12 @@ def add_reference(make_rows: RowMaker, table: ReferenceTable | None) -> Callable
 
 def preference_loss(config: ObjectiveConfig) -> Loss:
     """Returns the loss of pairs of a config."""
-    dpo = config.dpo
-    return partial(sum_preference_loss, beta=dpo.beta, label_smoothing=dpo.label_smoothing)
+    section = config.section
+    return partial(sum_preference_loss, beta=section.beta, label_smoothing=section.label_smoothing)
 
 
 def sum_preference_loss(model: Model, batch: Batch, beta: float, label_smoothing: float = 0.0) -> LossOutput:
-    """Sums the losses of the pairs of a batch, and shows the sums of `REWARDS`.
+    """Sums the losses of the pairs of a batch, and shows their rewards.
 
     Without a reference nothing is minimised, and what is shown are the log-probabilities of the
     answers, float64 [2 A], chosen and rejected in turn.

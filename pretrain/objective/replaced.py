@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, linear
 
-from pretrain.config.objective import ObjectiveConfig, ReplacedConfig, TaskConfig
+from pretrain.config.objective import ObjectiveConfig
+from pretrain.kinds.objectives.replaced import ReplacedConfig
 from pretrain.objective.loss import Loss, LossOutput, Model, linear_cross_entropy, logits_of_chunk
 from pretrain.objective.masked import find_mask, masked_rows
 from pretrain.objective.row_maker import RowContext, real_tokens
@@ -30,14 +31,11 @@ from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows
 from pretrain.types import Batch
 from pretrain.utils.rng import draw_uniform
 
-REPLACEMENTS = ("generator_loss", "replaced_share", "found_share")
-"""Sums that the loss shows: the generator's term; tokens that were replaced, and those of them that were found."""
 
-
-def build_replaced(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_replaced(section: ReplacedConfig, context: RowContext) -> RowMaker:
     """Raises: ConfigError: The tokenizer has no mask token."""
     find_mask("replaced", context.vocabulary)
-    return partial(replaced_rows, config=config.replaced, context=context)
+    return partial(replaced_rows, config=section, context=context)
 
 
 def replaced_rows(rows: TokenRows, config: ReplacedConfig, context: RowContext) -> ModelRows:
@@ -59,11 +57,11 @@ def replaced_rows(rows: TokenRows, config: ReplacedConfig, context: RowContext) 
 
 def replaced_loss(config: ObjectiveConfig) -> Loss:
     """Returns the loss of a run, by the settings of `objective.replaced`."""
-    return partial(sum_replaced_loss, weight=config.replaced.weight, rate=config.replaced.rate)
+    return partial(sum_replaced_loss, weight=config.section.weight, rate=config.section.rate)
 
 
 def sum_replaced_loss(model: Model, batch: Batch, weight: float, rate: float) -> LossOutput:
-    """Sums the losses of the model and of its generator, and shows the sums of `REPLACEMENTS`."""
+    """Sums the losses of the model and of its generator, and shows the sums that its record names."""
     masked_P, draws_P = batch.target_positions_P, batch.draws_P
     assert masked_P is not None and draws_P is not None, "rows of `replaced_rows`"
     originals_P = batch.targets_BT.flatten().index_select(0, masked_P)

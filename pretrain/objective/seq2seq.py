@@ -16,13 +16,12 @@ from functools import partial
 
 import numpy as np
 
-from pretrain.config.objective import TaskConfig
 from pretrain.errors import ConfigError
 from pretrain.objective.row_maker import RowContext, count_padding, inner_starts, number_documents
 from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows
 
 
-def build_seq2seq(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_seq2seq(section: None, context: RowContext) -> RowMaker:
     """Pairs, one or several a row. Raises: ConfigError: The tokenizer has no decoder start token."""
     return partial(pair_rows, start_id=start_of(context))
 
@@ -36,7 +35,7 @@ def start_of(context: RowContext) -> int:
     return context.vocabulary.start
 
 
-def build_captions(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_captions(section: None, context: RowContext) -> RowMaker:
     """Captions of images. Raises: ConfigError: The tokenizer has no decoder start token."""
     assert context.lengths.source is not None, "a model of images, by `image_lengths`"
     return partial(caption_rows, start_id=start_of(context), num_read=context.lengths.source)

@@ -19,8 +19,9 @@ from functools import partial
 import numpy as np
 
 from pretrain.config.lengths import Corruption, corruption_of
-from pretrain.config.objective import DenoiserConfig, SpanConfig, TaskConfig
 from pretrain.errors import ConfigError
+from pretrain.kinds.objectives.span import SpanConfig
+from pretrain.kinds.objectives.ul2 import DenoiserConfig
 from pretrain.objective.row_maker import RowContext, inner_starts, number_documents, real_tokens
 from pretrain.objective.seq2seq import start_of
 from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows
@@ -67,10 +68,10 @@ class CorruptedRows:
     lost: np.ndarray
 
 
-def build_span(config: TaskConfig, context: RowContext) -> RowMaker:
+def build_span(section: SpanConfig, context: RowContext) -> RowMaker:
     """Raises: ConfigError: The tokenizer has too few sentinels, or no decoder start token."""
-    check_tokens(config.span, context)
-    return partial(denoise, span=config.span, context=context, start_id=start_of(context))
+    check_tokens(section, context)
+    return partial(denoise, span=section, context=context, start_id=start_of(context))
 
 
 def denoise(rows: TokenRows, span: SpanConfig, context: RowContext, start_id: int | None) -> ModelRows:

@@ -169,7 +169,7 @@ def task_of(config: RunConfig, model: AnyModelConfig | None = None) -> TrainingT
         config.parallel.sequence,
         config.parallel.experts,
         config.parallel.tensor,
-        generator_share=config.objective.replaced.rate,
+        generator_share=config.objective.generator_share,
     )
 
 

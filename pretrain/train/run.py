@@ -16,7 +16,6 @@ import torch.distributed as td
 
 from pretrain.artifact.model_path import read_texts
 from pretrain.checkpoint.state import TrainState
-from pretrain.config.objective import NEEDS
 from pretrain.config.run import RunConfig
 from pretrain.dist import World, ranks_of_node
 from pretrain.errors import (
@@ -31,6 +30,7 @@ from pretrain.errors import (
     OutOfMemoryError,
     PretrainError,
 )
+from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.report.series import make_course
 from pretrain.run.folder import end_attempt
 from pretrain.run.heartbeat import Progress
@@ -220,7 +220,7 @@ def next_command(config: RunConfig, *, has_template: bool, has_validation: bool)
         return f"pretrain generate {path} --chat"
     if kinds & {"classify", "tag"}:
         return f"pretrain classify {path} --text 'A text like those of the data'"
-    if any(NEEDS[kind].head != "lm" for kind in kinds):
+    if any(OBJECTIVES[kind].head != "lm" for kind in kinds):
         # `classify` reads texts only, and there may be no split to evaluate.
         return f"pretrain evaluate {path}" if has_validation else f"pretrain inspect {path}"
     if kinds == {"captions"}:

@@ -48,7 +48,7 @@ class TrainModule(nn.Module):
         targets_per_token: Targets of the global batch over its tokens without padding, set before
             each step. The loss is divided by targets, and losses of experts are means over tokens.
         balance: Balance of the experts of the model; None: it has none.
-        shown: Names of further sums of the loss (`ObjectiveKind.shown`).
+        shown: Names of further sums of the loss (`Objective.shown`).
     """
 
     def __init__(self, model: LanguageModel, loss: Loss, num_sources: int = 1, shown: tuple[str, ...] = ()) -> None:

@@ -71,11 +71,9 @@ def test_the_example_of_a_new_attention_kernel_works(tmp_path, corpus):
 @pytest.mark.long
 def test_a_module_may_add_an_objective_and_an_optimizer(tmp_path, corpus):
     (tmp_path / "lab.py").write_text(
-        "from pretrain.config.objective import NEEDS\n"
         "from pretrain.config.optim import OPTIMIZER_KINDS\n"
-        "from pretrain.objective import OBJECTIVES\n"
+        "from pretrain.kinds.objectives import OBJECTIVES\n"
         "from pretrain.optim.build import OPTIMIZERS\n"
-        "NEEDS['next'] = NEEDS['causal']\n"
         "OBJECTIVES['next'] = OBJECTIVES['causal']\n"
         "OPTIMIZER_KINDS.add('adam')\n"
         "OPTIMIZERS['adam'] = OPTIMIZERS['adamw']\n"

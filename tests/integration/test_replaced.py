@@ -13,7 +13,6 @@ from pretrain.artifact.model_path import open_source
 from pretrain.artifact.source import AdaptedModel
 from pretrain.artifact.transfer import export_model
 from pretrain.config.load import load_config
-from pretrain.objective.replaced import REPLACEMENTS
 from pretrain.plan.params import parameter_shapes
 from pretrain.plan.task import known_model
 from tests.helpers.ranks import run_in_ranks
@@ -101,7 +100,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(words, tmp_path, stage):
 
 def test_a_run_shows_its_generator_and_both_are_exported(alone, tmp_path):
     rows = [json.loads(line) for line in run_dir(alone).metrics.read_text().splitlines()]
-    shown = [row for row in rows if REPLACEMENTS[0] in row]
+    shown = [row for row in rows if "generator_loss" in row]
     assert [row["step"] for row in shown] == [5, 10, 15, 20]
     assert shown[-1]["generator_loss"] < shown[0]["generator_loss"]
     for row in shown:

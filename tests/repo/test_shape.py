@@ -17,12 +17,12 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 MAX_COMPLEXITY = 15
 CEILINGS: dict[str, float] = {
-    "lines": 80583,
+    "lines": 80872,
     "syntax nodes a line of code": 10.79,
     "conditional expressions a thousand lines of code": 36.6,
     "functions of a complexity above 15": 98,
     "first sentences with that of or those of": 125,
-    "assignments to a vague name": 1282,
+    "assignments to a vague name": 1276,
 }
 """Measures of the whole of `pretrain/` and `launch/`, as `measures` counts them."""
 SLACK: dict[str, float] = {"lines": 100, "syntax nodes a line of code": 0.1}
@@ -32,8 +32,8 @@ MAX_FLAT_MODULES = 18
 FACADE = "pretrain"
 """Imports what it offers at the first use of each name only."""
 SHARED_BASENAMES = {"__init__", "build"}
-SECTIONS = {"config", "cli"}
-"""Rooms whose files are named after a section or a group of commands, as the room is that they belong to."""
+SECTIONS = {"config", "cli", "kinds"}
+"""Rooms whose files are named after a section, a group of commands or a choice, as the room is that they belong to."""
 
 MAX_WIDTH = 100
 MAX_WIDE_LINES = 0.03

@@ -7,8 +7,8 @@ import pytest
 
 from pretrain.config.fields import ROOTS, explain_key, json_schema, known_keys, walk_fields, write_reference
 from pretrain.config.load import dump_config, load_config
-from pretrain.config.objective import NEEDS
 from pretrain.errors import ConfigError
+from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.model.backends import BACKENDS
 from tests.repo.source import ROOT
 
@@ -98,7 +98,7 @@ def test_a_key_is_explained(key, text):
     assert text in explain_key(key)
 
 
-@pytest.mark.parametrize(("key", "registry"), [("engine.attention", BACKENDS), ("objective.kind", NEEDS)])
+@pytest.mark.parametrize(("key", "registry"), [("engine.attention", BACKENDS), ("objective.kind", OBJECTIVES)])
 def test_the_names_of_a_registry_are_explained(key, registry):
     assert [name for name in registry if f"`{name}`" not in explain_key(key)] == []
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pretrain.config.objective import NEEDS, ObjectiveConfig
+from pretrain.config.objective import ObjectiveConfig
+from pretrain.kinds.objectives import OBJECTIVES
 
 
 @pytest.mark.parametrize(
@@ -29,4 +30,4 @@ def test_only_masked_objectives_leave_positions_out(objective, share):
 
 def test_perplexity_is_of_losses_of_words_alone():
     no_words = {"answers", "choices", "replaced", "dpo", "classify", "tag", "images", "masked_patches"}
-    assert {kind for kind in NEEDS if not ObjectiveConfig(kind=kind).scores_words} == no_words
+    assert {kind for kind in OBJECTIVES if not ObjectiveConfig(kind=kind).scores_words} == no_words

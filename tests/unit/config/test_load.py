@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pretrain.config.base import expand_home
 from pretrain.config.fields import known_keys
 from pretrain.config.load import dump_config, load_config
-from pretrain.config.objective import NEEDS
 from pretrain.config.optim import MuonConfig
 from pretrain.config.presets import PRESETS
 from pretrain.config.recipes import find_config, list_recipes
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
+from pretrain.kinds.objectives import OBJECTIVES
 from tests.repo.source import SOURCE_FILES, parse
 
 BASE = """\
@@ -411,13 +411,13 @@ def test_every_known_key_is_in_a_resolved_config(write):
 
 def test_a_module_under_extend_may_add_names_before_they_are_checked(write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for registry, name in ((PRESETS, "lab-tiny"), (NEEDS, "lab")):
+    for registry, name in ((PRESETS, "lab-tiny"), (OBJECTIVES, "lab")):
         monkeypatch.setitem(registry, name, None)  # what the module puts there is removed at the end
     (tmp_path / "lab_names.py").write_text(
         "from pretrain.config.presets import PRESETS\n"
-        "from pretrain.config.objective import NEEDS\n"
+        "from pretrain.kinds.objectives import OBJECTIVES\n"
         "PRESETS['lab-tiny'] = PRESETS['llama-tiny'] | {'max_seq_len': 77}\n"
-        "NEEDS['lab'] = NEEDS['causal']\n"
+        "OBJECTIVES['lab'] = OBJECTIVES['causal']\n"
     )
     config = load_config(write(BASE), ["extend=[lab_names]", "model={preset: lab-tiny}", "objective.kind=lab"])
     assert config.objective.kind == "lab"

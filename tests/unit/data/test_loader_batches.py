@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pretrain.config.data import BatchConfig, plan_batch
-from pretrain.config.objective import MaskedConfig
 from pretrain.data.loader import StepBatch, StepCounts, TrainLoader
+from pretrain.kinds.objectives.masked import MaskedConfig
 from pretrain.objective.causal import prefix_rows
 from pretrain.objective.masked import masked_rows
 from pretrain.objective.seq2seq import pair_rows

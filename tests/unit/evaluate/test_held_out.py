@@ -11,12 +11,12 @@ from pretrain.artifact.average import average_checkpoints
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import open_artifact
 from pretrain.artifact.transfer import export_model
-from pretrain.config.objective import MaskedConfig
 from pretrain.config.prepare import PrepareConfig
 from pretrain.data.stream import TokenStream
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.evaluate.corpus import CorpusOptions
 from pretrain.evaluate.held_out import evaluate_held_out
+from pretrain.kinds.objectives.masked import MaskedConfig
 from pretrain.objective.masked import masked_rows
 from pretrain.prepare.normalize import build_normalizers
 from pretrain.prepare.prepare import prepare

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain.config.lengths import RowLengths
-from pretrain.config.objective import MaskedConfig, ObjectiveConfig, TaskConfig
+from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import ConfigError
+from pretrain.kinds.objectives.masked import MaskedConfig
 from pretrain.objective import RowContext, build_rows
 from pretrain.objective.masked import masked_rows
 from pretrain.rows import IGNORE_INDEX, TokenRows, Vocabulary, select_rows
@@ -231,4 +232,4 @@ def test_a_tokenizer_without_a_mask_token_is_refused():
 
 def test_shares_of_more_than_all_are_refused():
     with pytest.raises(ValueError, match=r"random=0.6 and keep=0.5 must sum to at most 1"):
-        TaskConfig.model_validate({"kind": "masked", "masked": {"random": 0.6, "keep": 0.5}})
+        ObjectiveConfig.model_validate({"kind": "masked", "masked": {"random": 0.6, "keep": 0.5}})

@@ -1,13 +1,15 @@
 """Several objectives in one run: which row is of which, and that each is what its objective alone makes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pretrain.config.lengths import RowLengths
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import ConfigError
-from pretrain.objective import OBJECTIVES, ObjectiveKind, RowContext, build_rows
-from pretrain.objective.loss import token_loss
+from pretrain.kinds.objectives import OBJECTIVES
+from pretrain.objective import RowContext, build_rows
 from pretrain.objective.mixed import merge, mix
 from pretrain.rows import IGNORE_INDEX, ModelRows, SourceRows, TokenRows, select_rows
 from pretrain.utils.rng import draw_uniform
@@ -135,7 +137,7 @@ def test_a_mixture_beside_a_kind_is_refused(alone):
 @pytest.mark.parametrize("order", [("causal", "prefix"), ("prefix", "causal")])
 def test_objectives_with_different_losses_are_refused(monkeypatch, order):
     """Of modules under `extend`: those of this project share one."""
-    own = ObjectiveKind(OBJECTIVES["prefix"].build_rows, build_loss=lambda config: token_loss(config))
+    own = replace(OBJECTIVES["prefix"], loss="lab:own_loss")
     config = ObjectiveConfig.model_validate({"mixture": [{"kind": kind, "weight": 1} for kind in order]})
     build_rows(config, context(8))
     monkeypatch.setitem(OBJECTIVES, "prefix", own)

@@ -9,10 +9,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.config.objective import ObjectiveConfig, ReplacedConfig, TaskConfig
+from pretrain.config.objective import ObjectiveConfig
 from pretrain.data.loader import _build_batch
 from pretrain.errors import ConfigError
 from pretrain.evaluate.row_loss import ModelLoss
+from pretrain.kinds.objectives.replaced import ReplacedConfig
 from pretrain.objective import RowContext, build_loss, build_rows
 from pretrain.objective.masked import masked_rows
 from pretrain.objective.replaced import replaced_rows, sample_tokens
@@ -191,4 +192,4 @@ def test_settings_of_predicted_tokens_are_refused():
         with pytest.raises(ValueError, match=f"{name} is of predicted tokens, and kind=replaced finds"):
             ObjectiveConfig.model_validate({"kind": "replaced", name: 0.1})
     with pytest.raises(ValueError, match="replaced does not go with kind=masked"):
-        TaskConfig.model_validate({"kind": "masked", "replaced": {"weight": 2}})
+        ObjectiveConfig.model_validate({"kind": "masked", "replaced": {"weight": 2}})

@@ -1,0 +1,43 @@
+"""Objectives by `objective.kind`. A new one: a file with its record, and a line here."""
+
+from pretrain.kinds.objective import Objective
+from pretrain.kinds.objectives.answers import ANSWERS
+from pretrain.kinds.objectives.captions import CAPTIONS
+from pretrain.kinds.objectives.causal import CAUSAL
+from pretrain.kinds.objectives.choices import CHOICES
+from pretrain.kinds.objectives.classify import CLASSIFY
+from pretrain.kinds.objectives.dpo import DPO
+from pretrain.kinds.objectives.fim import FIM
+from pretrain.kinds.objectives.images import IMAGES
+from pretrain.kinds.objectives.masked import MASKED
+from pretrain.kinds.objectives.masked_patches import MASKED_PATCHES
+from pretrain.kinds.objectives.prefix import PREFIX
+from pretrain.kinds.objectives.replaced import REPLACED
+from pretrain.kinds.objectives.seq2seq import SEQ2SEQ
+from pretrain.kinds.objectives.span import SPAN
+from pretrain.kinds.objectives.supervised import SUPERVISED
+from pretrain.kinds.objectives.tag import TAG
+from pretrain.kinds.objectives.ul2 import UL2
+
+OBJECTIVES: dict[str, Objective] = {
+    "causal": CAUSAL,
+    "masked": MASKED,
+    "replaced": REPLACED,
+    "seq2seq": SEQ2SEQ,
+    "span": SPAN,
+    "prefix": PREFIX,
+    "ul2": UL2,
+    "fim": FIM,
+    "supervised": SUPERVISED,
+    "classify": CLASSIFY,
+    "tag": TAG,
+    "answers": ANSWERS,
+    "choices": CHOICES,
+    "images": IMAGES,
+    "masked_patches": MASKED_PATCHES,
+    "captions": CAPTIONS,
+    "dpo": DPO,
+}
+"""Modules under `extend` may add entries. Of those that fit a model or its data, the first is the usual one."""
+
+__all__ = ["OBJECTIVES", "Objective"]

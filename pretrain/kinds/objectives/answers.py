@@ -1,0 +1,15 @@
+"""Answers to questions, as places in a text (Devlin et al. 2019, 4.2)."""
+
+from pretrain.kinds.objective import Objective
+
+ANSWERS = Objective(
+    shapes=("encoder", "decoder"),
+    data=("answers",),
+    head="spans",
+    rows="pretrain.objective.answers:build_answers",
+    loss="pretrain.objective.answers:answer_loss",
+    shown=("f1",),
+    mixes=False,
+    apart="searches documents, which",
+    instead_of_tokens="finds answers in texts",
+)

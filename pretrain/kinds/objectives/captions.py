@@ -1,0 +1,11 @@
+"""Captions of images (Vinyals et al. 2015)."""
+
+from pretrain.kinds.objective import Objective
+
+CAPTIONS = Objective(
+    shapes=("encoder+decoder",),
+    data=("captions",),
+    reads="patches",
+    rows="pretrain.objective.seq2seq:build_captions",
+    mixes=False,
+)

@@ -1,0 +1,10 @@
+"""Next-token prediction (Radford et al. 2019)."""
+
+from pretrain.kinds.objective import Objective
+
+CAUSAL = Objective(
+    shapes=("decoder",),
+    data=("text", "records"),
+    rows="pretrain.objective.causal:build_causal",
+    scored_as={"records": "supervised", "preferences": "dpo"},
+)

@@ -1,0 +1,33 @@
+"""Direct preference optimization (Rafailov et al. 2023)."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pretrain.config.base import OnResume, Section
+from pretrain.kinds.objective import Objective
+
+
+class DpoConfig(Section):
+    """Direct preference optimization (Rafailov et al. 2023, 4), for `kind: dpo`.
+
+    The reference is the model that training begins with, `init.from`.
+    """
+
+    beta: Annotated[float, OnResume.WARN] = Field(default=0.1, gt=0)
+    """Factor of the difference to the reference: a larger one keeps the model closer to it."""
+    label_smoothing: Annotated[float, OnResume.WARN] = Field(default=0.0, ge=0, lt=0.5)
+    """Share of the preferences that are assumed to be the wrong way round, in training."""
+
+
+DPO = Objective(
+    shapes=("decoder",),
+    data=("preferences",),
+    section=DpoConfig,
+    rows="pretrain.objective.preferences:build_preferences",
+    loss="pretrain.objective.preferences:preference_loss",
+    # beta times the log-probability of an answer less the reference's.
+    shown=("reward_margin", "reward_chosen", "reward_rejected"),
+    mixes=False,
+    instead_of_tokens="compares answers",
+)

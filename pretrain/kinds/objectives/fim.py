@@ -1,0 +1,33 @@
+"""Fill in the middle (Bavarian et al. 2022)."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pretrain.config.base import OnResume, Section
+from pretrain.kinds.objective import Objective
+
+
+class FimConfig(Section):
+    """Fill in the middle (Bavarian et al. 2022), on tokens; for `kind: fim`."""
+
+    rate: Annotated[float, OnResume.ALLOW] = Field(default=0.5, gt=0, le=1)
+    """Share of documents that are rearranged."""
+    spm_rate: Annotated[float, OnResume.ALLOW] = Field(default=0.5, ge=0, le=1)
+    """Share of those in the order suffix, prefix, middle, and not prefix, suffix, middle."""
+    max_documents: Annotated[int, OnResume.ALLOW] = Field(default=4, ge=1)
+    """Limit of rearranged documents in a row, which reserves three special tokens for each."""
+    tokens: Annotated[list[str], OnResume.ALLOW] = Field(
+        default=["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], min_length=3, max_length=3
+    )
+    """Special tokens before the prefix, the suffix and the middle."""
+
+
+FIM = Objective(
+    shapes=("decoder",),
+    data=("text",),
+    section=FimConfig,
+    rows="pretrain.objective.fim:build_fim",
+    whole_rows=True,
+    scored_as={"preferences": "dpo"},
+)

@@ -1,0 +1,12 @@
+"""Classes of images (Dosovitskiy et al. 2021)."""
+
+from pretrain.kinds.objective import Objective, few_positions
+
+IMAGES = Objective(
+    shapes=("encoder",),
+    data=("images",),
+    head="labels",
+    reads="patches",
+    rows="pretrain.objective.masked:build_labels",
+    target_share=few_positions,
+)

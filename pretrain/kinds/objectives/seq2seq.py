@@ -1,0 +1,10 @@
+"""Sequence to sequence (Sutskever et al. 2014)."""
+
+from pretrain.kinds.objective import Objective
+
+SEQ2SEQ = Objective(
+    shapes=("encoder+decoder",),
+    data=("pairs",),
+    rows="pretrain.objective.seq2seq:build_seq2seq",
+    mixes=False,
+)

@@ -1,0 +1,10 @@
+"""Next-token prediction of responses, without a loss on their prompts."""
+
+from pretrain.kinds.objective import Objective
+
+SUPERVISED = Objective(
+    shapes=("decoder",),
+    data=("records",),
+    rows="pretrain.objective.causal:build_supervised",
+    scored_as={"preferences": "dpo"},
+)

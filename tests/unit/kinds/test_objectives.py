@@ -1,0 +1,23 @@
+"""Records of objectives: what they name exists, and their fields fit each other."""
+
+import pytest
+
+from pretrain.config.base import Section
+from pretrain.config.objective import ObjectiveConfig
+from pretrain.kinds.objective import find_part
+from pretrain.kinds.objectives import OBJECTIVES
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_what_a_record_names_exists(kind):
+    record = OBJECTIVES[kind]
+    assert all(callable(find_part(name)) for name in (record.rows, record.loss))
+    assert set(record.scored_as.values()) <= OBJECTIVES.keys()
+    section = ObjectiveConfig(kind=kind).section
+    assert type(section) is record.section if record.section else section is None
+    assert 0 <= ObjectiveConfig(kind=kind).target_share <= 1
+
+
+def test_the_keys_of_sections_are_those_of_the_records():
+    sections = {name for name, info in ObjectiveConfig.model_fields.items() if isinstance(info.default, Section)}
+    assert sections == {name for name, record in OBJECTIVES.items() if record.section}
