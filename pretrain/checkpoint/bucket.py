@@ -102,7 +102,7 @@ def upload(bucket: Bucket, job: dict[str, Any], tell: Callable[..., None]) -> di
     found = there.pop(folder, {})
     is_there = found.items() >= expected.items() and MANIFEST in found
     # Else a damaged record would stay, and every fetch pass the checkpoint over.
-    is_there = is_there and _read_record(bucket, folder, found).get("id") == run
+    is_there = is_there and _has_records(bucket, folder, found, run)
     if is_there and bucket.read_manifest(folder, found) == manifest:
         _settle(mine, there, job, step)
         return {"bytes": 0}
@@ -207,11 +207,30 @@ def _read_run(bucket: Bucket, folder: str, names: dict[str, int]) -> Any:
     record = _read_record(bucket, folder, names)
     if "id" in record or TABLE not in names:
         return record.get("id")
+    return _read_table(bucket, folder, names).get("run")
+
+
+def _read_table(bucket: Bucket, folder: str, names: dict[str, int]) -> dict[str, Any]:
+    """Returns the content of a table there; an empty object where it is damaged."""
     try:
         table = bucket.read_listed(f"{folder}/{TABLE}", names[TABLE], MAX_TABLE_BYTES)
-        return unseal(table)["content"].get("run")
+        content: dict[str, Any] = unseal(table)["content"]
     except (CheckpointError, ValueError):
-        return None
+        return {}
+    return content
+
+
+def _has_records(bucket: Bucket, folder: str, names: dict[str, int], run: str) -> bool:
+    """Returns whether run.json is of this run, and all records have the sizes of the table."""
+    if _read_record(bucket, folder, names).get("id") != run:
+        return False
+    if TABLE not in names:  # of an older version
+        return True
+    try:
+        files = file_records(_read_table(bucket, folder, names)["files"])
+    except (ValueError, KeyError, TypeError):
+        return False
+    return names.items() >= {f"{RECORDS}/{one.name}": one.num_bytes for one in files}.items()
 
 
 def _read_record(bucket: Bucket, folder: str, names: dict[str, int]) -> dict[str, Any]:

@@ -174,16 +174,19 @@ def test_what_is_not_known_to_be_of_this_run_stays(files, run):
     assert f"{URL}/step-00000010 is not known to be of this run, and stays" in told
 
 
-@pytest.mark.parametrize("record", [b"{", HTML, None])
-def test_a_checkpoint_whose_record_is_damaged_is_replaced_by_the_run_that_continued_before_it(
-    files, run, record, tmp_path
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("records/run.json", b"{"), ("records/run.json", None), ("records/config.yaml", b""), ("records.json", HTML)],
+)
+def test_a_checkpoint_with_a_damaged_record_is_replaced_by_the_run_that_continued_before_it(
+    files, run, name, content, tmp_path
 ):
     send(run, 10, 20)
-    change(files, "step-00000020/records/run.json", record)
+    change(files, f"step-00000020/{name}", content)
     assert take(tmp_path / "other") == 10
     send(run, 20)
     assert take(tmp_path / "third") == 20
-    change(files, "step-00000020/records/run.json", record)
+    change(files, f"step-00000020/{name}", content)
     change(files, "step-00000020/manifest.json", HTML)  # of other bytes than the one here
     upload(bucket(), job(run, run.checkpoints / "step-00000020", is_first=False), quiet)
     assert take(tmp_path / "fourth") == 20
