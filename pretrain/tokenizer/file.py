@@ -37,11 +37,11 @@ from pretrain.tokenizer.released import (
     compare_texts,
     has_tokenizer,
     load_released,
-    name_foreign,
     read_released,
 )
 from pretrain.tokenizer.roles import KNOWN_BOS, separator_ids, special_ids, special_tokens_of, start_id
 from pretrain.tokenizer.special_tokens import add_special, encode_plain_text, fill_up
+from pretrain.utils.foreign_files import name_vocabulary
 from pretrain.utils.hub import fetch_files, is_hub_name
 from pretrain.utils.safe_read import MAX_TOKENIZER_BYTES, parse_json, read_bounded, read_json
 
@@ -160,7 +160,7 @@ def _read(place: Path) -> ReleasedTokenizer:
         if found.content is None:
             raise DataError(found.reason, where=str(place), fix=f"give a {FILE}, or train one")
         return found
-    foreign = name_foreign(place)
+    foreign = name_vocabulary(place)
     if foreign is None and place.suffix in PIECES:
         foreign = "a sentencepiece model, whose special tokens are in the files beside it"
     if foreign is not None:

@@ -10,7 +10,6 @@ and the rules of the class that a folder names. No code of a folder is run, and 
 
 import logging
 import operator
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,6 +22,7 @@ from tokenizers import Tokenizer
 from pretrain.errors import DataError, install_fix
 from pretrain.tokenizer.release_probe import check_patterns
 from pretrain.tokenizer.sentencepiece_model import convert_sentencepiece
+from pretrain.utils.foreign_files import name_vocabulary
 from pretrain.utils.safe_read import MAX_TOKENIZER_BYTES
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,6 @@ SETTINGS_FILES = (
 PIECES = (".model", ".spm")
 """Ends of the names of sentencepiece models."""
 _MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")
-_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 PLAIN = (
     "", " ", "a", " a", "a ", "  a  b   c ", "a\nb\n\nc", "\n", " \n a", "\ta\t\tb", "a\r\nb",
@@ -267,23 +266,7 @@ def has_tokenizer(folder: Path) -> bool:
 def refusal_of_foreign(folder: Path) -> DataError | None:
     """Returns the error for a vocabulary that transformers cannot read rightly, with what to do."""
     for path in _glob(folder, ("*.model", "*.tiktoken", "tekken.json", "*.gguf")):
-        if (found := name_foreign(path)) is not None:
+        if (found := name_vocabulary(path)) is not None:
             fix = f"give the folder of a release with a {FILE}"
             return DataError(found, where=str(path), fix=fix)
-    return None
-
-
-def name_foreign(path: Path) -> str | None:
-    """Returns the format of a vocabulary of another program; None: not known."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(1 << 16)
-    except OSError:
-        return None
-    if start.startswith(b"GGUF"):
-        return "a GGUF file, which llama.cpp reads"
-    if _TIKTOKEN.match(start):
-        return "a tiktoken file, which has neither the pattern of words nor special tokens"
-    if start.lstrip().startswith(b"{") and b'"token_bytes"' in start:
-        return "a vocabulary of mistral-common (tekken)"
     return None

@@ -1,12 +1,16 @@
 """Formats of others that nothing here reads, by first bytes and names, and what to do with each.
 
     name_text     an input of `prepare`: documents, tables, archives, databases
+    name_compressed    a file that is not compressed as its name says
     name_model    a path where a model is expected: a file, or a folder without config.json
+    name_vocabulary    a file of a tokenizer of another program
 
 A name alone decides where the content cannot be looked at, as of an address.
 """
 
+import codecs
 import os
+import re
 from pathlib import Path
 
 from pretrain.utils.safe_read import parse_json, read_bounded
@@ -30,6 +34,7 @@ _TEXT_HEADS = {
     b"\x1f\x8b": ("compressed by gzip", "give it the ending .gz, as in FILE.jsonl.gz"),
     b"\x28\xb5\x2f\xfd": ("compressed by zstd", "give it the ending .zst, as in FILE.jsonl.zst"),
     b"\xfd7zXZ": ("compressed by xz", "give it the ending .xz, as in FILE.jsonl.xz"),
+    b"\x5d\0\0": ("compressed by lzma", "decompress it first: xz -d --format=lzma < FILE > NEW_FILE"),
     b"BZh": ("compressed by bzip2", "give it the ending .bz2, as in FILE.jsonl.bz2"),
     b"PAR1": ("Parquet", "give it the ending .parquet"),
     b"ARROW1": ("an Arrow file", "give it the ending .arrow"),
@@ -58,6 +63,15 @@ _TEXT_ENDINGS = {
     ".zip": _TEXT_HEADS[b"PK\x03\x04"],
     **dict.fromkeys((".pkl", ".pickle"), ("a pickle, which may run code", "save its texts as .jsonl")),
 }
+COMPRESSED_HEADS = {
+    "gzip": (b"\x1f\x8b",),
+    "zstd": (b"\x28\xb5\x2f\xfd", *(bytes([byte]) + b"\x2a\x4d\x18" for byte in range(0x50, 0x60))),
+    "xz": (b"\xfd7zXZ",),
+    "bzip2": (b"BZh",),
+}
+"""First bytes by compression; of zstd those of skipped frames too."""
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+_WHOLE = "give the Hugging Face folder of the model, with config.json, weights and tokenizer.json"
 _PICKLED = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 _MODEL_HEADS = {
     b"GGUF": ("a GGUF file, which export writes and nothing reads", _FOLDER),
@@ -84,14 +98,46 @@ def name_text(name: str, head: bytes = b"") -> tuple[str, str] | None:
     return _TEXT_ENDINGS.get(ending) or _by_head(_TEXT_HEADS, head)
 
 
+def name_compressed(compression: str, head: bytes) -> tuple[str, str] | None:
+    """Returns what a file is that is not compressed so, by its first bytes, and what to do; or None."""
+    magics = COMPRESSED_HEADS[compression]
+    if head.startswith(magics) or any(magic.startswith(head) for magic in magics):
+        return None  # the beginning of one too
+    if named := _by_head(_TEXT_HEADS, head):
+        return named
+    if not head.strip(b"\0"):
+        return "zeros", "copy or download the file again"
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # which may cut a character
+    except UnicodeDecodeError:
+        return None
+    if any(one < " " and not one.isspace() for one in text):
+        return None
+    return f"plain text ({text[:20]!r})", "leave the ending of the compression out of its name"
+
+
+def name_vocabulary(path: Path) -> str | None:
+    """Returns the format of a vocabulary of another program; None: not known."""
+    if not path.is_file():  # nor a pipe, which would block
+        return None
+    try:
+        with path.open("rb") as file:
+            start = file.read(1 << 16)
+    except OSError:
+        return None
+    if start.startswith(b"GGUF"):
+        return "a GGUF file, which llama.cpp reads"
+    if _TIKTOKEN.match(start):
+        return "a tiktoken file, which has neither the pattern of words nor special tokens"
+    if start.lstrip().startswith(b"{") and b'"token_bytes"' in start:
+        return "a vocabulary of mistral-common (tekken)"
+    return None
+
+
 def name_model(path: Path) -> tuple[str, str] | None:
     """Returns what a path is that is no model of ours, and what to do; None: nothing known."""
     if not path.is_dir():
-        head = read_head(path)
-        ending = path.suffix.lower() if head else ""
-        if ending in _PICKLED and not head.startswith((b"PK", b"\x80")):
-            return None  # tokens, or anything else
-        return _by_head(_MODEL_HEADS, head) or _MODEL_ENDINGS.get(ending)
+        return _name_file(path)
     if (path / "adapter_config.json").is_file():
         base = _base_of(path / "adapter_config.json")
         return f"adapters of PEFT over {base}", "merge them first (peft: merge_and_unload, then save_pretrained)"
@@ -105,7 +151,21 @@ def name_model(path: Path) -> tuple[str, str] | None:
     for file in files:
         if file.suffix.lower() in _MODEL_ENDINGS and (found := name_model(file)):
             return f"{found[0]} ({file.name})", found[1]
+    for file in files:
+        if file.suffix in (".json", ".model", ".tiktoken") and (vocabulary := name_vocabulary(file)):
+            return f"a tokenizer without a model: {file.name} is {vocabulary}", _WHOLE
     return None
+
+
+def _name_file(path: Path) -> tuple[str, str] | None:
+    head = read_head(path)
+    ending = path.suffix.lower() if head else ""
+    if ending in _PICKLED and not head.startswith((b"PK", b"\x80")):
+        return None  # tokens, or anything else
+    if named := _by_head(_MODEL_HEADS, head) or _MODEL_ENDINGS.get(ending):
+        return named
+    vocabulary = name_vocabulary(path)
+    return None if vocabulary is None else (vocabulary, _WHOLE)
 
 
 def read_head(path: Path) -> bytes:

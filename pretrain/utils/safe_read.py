@@ -18,6 +18,7 @@ import errno
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -75,8 +76,8 @@ def parse_json(text: str | bytes) -> Any:
     """Returns the value of a JSON text. Raises: ValueError."""
     try:
         value = json.loads(text)
-    except RecursionError:
-        raise _too_deep() from None
+    except (RecursionError, ValueError) as error:
+        raise _limit_of(error) from None
     if isinstance(text, str):
         _check_nesting(value, text.count("[") + text.count("{"))
     else:
@@ -88,8 +89,8 @@ def parse_json_at(text: str, start: int) -> tuple[Any, int]:
     """Returns the value that begins at a character of a text, and its end. Raises: ValueError."""
     try:
         value, end = _DECODER.raw_decode(text, start)
-    except RecursionError:
-        raise _too_deep() from None
+    except (RecursionError, ValueError) as error:
+        raise _limit_of(error) from None
     _check_nesting(value, text.count("[", start, end) + text.count("{", start, end))
     return value, end
 
@@ -105,6 +106,15 @@ def _check_nesting(value: Any, num_brackets: int) -> None:
         level = list(chain.from_iterable(inner))
     if any(isinstance(one, dict | list) for one in level):
         raise _too_deep()
+
+
+def _limit_of(error: RecursionError | ValueError) -> ValueError:
+    """Returns the error of a text, in plain words for a limit of Python."""
+    if isinstance(error, RecursionError):
+        return _too_deep()
+    if type(error) is ValueError and "int_max_str_digits" in str(error):
+        return ValueError(f"a whole number of more than {sys.get_int_max_str_digits():,} digits")
+    return error
 
 
 def _too_deep() -> ValueError:

@@ -18,6 +18,7 @@ from pretrain.errors import DataError
 from pretrain.prepare.filters import TOO_LARGE, BadInputError
 from pretrain.prepare.input_parts import InputFile
 from pretrain.prepare.inputs.remote_files import open_remote, stat_remote
+from pretrain.utils.foreign_files import HEAD_BYTES, name_compressed
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -85,8 +86,9 @@ class _JoinedStreams:
 class _Decompressed(io.RawIOBase):
     """Output of a decoder; its errors become BadInputError."""
 
-    def __init__(self, decoder: Any, file: InputFile) -> None:
-        self._decoder = decoder
+    def __init__(self, stored: BinaryIO, file: InputFile) -> None:
+        self._stored = stored
+        self._decoder = _DECODERS[file.compression](cast(BinaryIO, _ShortReads(stored)))
         self._file = file
         self._position = 0
 
@@ -105,12 +107,26 @@ class _Decompressed(io.RawIOBase):
             for said, (what, command) in _LIMITS.items():
                 if said in str(error):
                     raise self._limit(what, command) from None
+            self._refuse_other()
             what = f"truncated or damaged {self._file.compression}: {error}"
             where = f"{self._file.shown}, byte {self._position} (uncompressed)"
             raise BadInputError(what, where=where, fix="copy or compress the file again") from None
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
+
+    def _refuse_other(self) -> None:
+        """Refuses a file that is not compressed so. Raises: BadInputError."""
+        if self._position:
+            return
+        place = self._stored.tell()
+        self._stored.seek(0)
+        head = self._stored.read(HEAD_BYTES)
+        self._stored.seek(place)
+        compression = self._file.compression
+        if named := name_compressed(compression, head):
+            text = f"not {compression}, but {named[0]}, by its first bytes"
+            raise BadInputError(text, where=self._file.shown, fix=named[1])
 
     def _limit(self, what: str, command: str) -> BadInputError:
         what = f"a limit of the {self._file.compression} decoder, no damage: {what}"
@@ -122,8 +138,7 @@ def decompress(stored: BinaryIO, file: InputFile) -> BinaryIO:
     """Returns the uncompressed bytes of a file; reads of damaged data raise DataError."""
     if not file.compression:
         return stored
-    decoder = _DECODERS[file.compression](cast(BinaryIO, _ShortReads(stored)))
-    return cast(BinaryIO, io.BufferedReader(_Decompressed(decoder, file), CHUNK_BYTES))
+    return cast(BinaryIO, io.BufferedReader(_Decompressed(stored, file), CHUNK_BYTES))
 
 
 def _open_zstd(stored: BinaryIO) -> Any:

@@ -18,7 +18,7 @@ from pretrain.prepare.filters import NOT_JSON, BadInputError, Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.readers.lines import Lines, lines_of
-from pretrain.prepare.readers.record_fields import RecordError, parse_object
+from pretrain.prepare.readers.record_fields import BEYOND, RecordError, parse_object
 from pretrain.prepare.readers.records import ReadRule, not_utf8, too_long
 from pretrain.utils.safe_read import parse_json_at
 
@@ -141,8 +141,8 @@ class _JsonText:
                 self._check_unfinished(error)
                 is_parsed = False
             except ValueError as error:
-                fix = "correct the record that begins there"
-                raise self.error(f"not JSON: {error}", fix) from None
+                fix = "change the record that begins there"
+                raise self.error(f"{BEYOND}: {error}", fix) from None
             if end - self._at > self._limit:
                 value = too_long("a record", self._limit, f"{self._name}:{line}")
                 if not is_parsed:

@@ -16,6 +16,7 @@ JSON_KINDS = {
     bytes: "bytes",
 }
 
+BEYOND = "JSON beyond a limit"
 ABSENT = object()
 
 OR_SKIP = "or leave such records out (--on-error skip, or on_error of the input)"
@@ -48,6 +49,8 @@ def parse_object(text: str) -> dict[str, Any]:
         if end == 0 or text[end:] not in ("", "\n"):
             row = parse_json(text)
     except ValueError as error:
+        if type(error) is ValueError:  # of `safe_read`, which is no error of JSON
+            raise RecordError(f"{BEYOND}: {error}", f"change it, {OR_SKIP}", NOT_JSON) from None
         is_joined = "\ufeff" in text
         fix = "write one JSON object a line"
         fix += "; a byte-order mark is in it: end each file with a line end before joining" * is_joined

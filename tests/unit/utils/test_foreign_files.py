@@ -109,3 +109,28 @@ def test_folders_of_adapters_and_of_meta_are_named(tmp_path):
     (tmp_path / "meta/params.json").write_text('{"dim": 4096}')
     (tmp_path / "meta/consolidated.00.pth").write_bytes(b"PK")
     check(tmp_path / "meta", "weights in the format of Meta or Mistral (params.json); convert them by transformers'")
+
+
+VOCABULARIES = {
+    "tekken.json": (
+        b'{"config": {}, "vocab": [{"rank": 0, "token_bytes": "AA=="}]}',
+        "a vocabulary of mistral-common (tekken)",
+    ),
+    "qwen.tiktoken": (
+        b"IQ== 0\nIg== 1\n",
+        "a tiktoken file, which has neither the pattern of words nor special tokens",
+    ),
+    "tokenizer.model": (
+        b"IQ== 0\nIg== 1\n",
+        "a tiktoken file, which has neither the pattern of words nor special tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_vocabulary_without_a_model_is_named(tmp_path, name):
+    content, what = VOCABULARIES[name]
+    (tmp_path / name).write_bytes(content)
+    fix = "give the Hugging Face folder of the model, with config.json, weights and tokenizer.json"
+    check(tmp_path, f"a tokenizer without a model: {name} is {what}; {fix}")
+    check(tmp_path / name, f"{what}; {fix}")

@@ -70,6 +70,18 @@ def test_nesting_has_one_limit_whatever_reads_the_value(before, after):
                 read(text)
 
 
+@pytest.mark.parametrize(
+    "read", [parse_json, lambda text: parse_json(text.encode()), lambda text: parse_json_at(text, 0)]
+)
+def test_a_number_that_python_does_not_read_is_told_as_a_limit(read):
+    for number in ("1" * 6000, "-" + "1" * 6000):
+        with pytest.raises(ValueError, match=r"^a whole number of more than 4,300 digits$"):
+            read(f"[{number}]")
+    assert read(f"[{'1' * 4300}]")
+    with pytest.raises(json.JSONDecodeError, match="Expecting value"):
+        read("[")
+
+
 def test_fields_have_their_types_or_are_absent():
     types = {"step": int, "at": str}
     for sound in ({}, {"step": 2**53, "other": []}, {"step": None, "at": ""}):

@@ -1,6 +1,7 @@
 import bz2
 import gzip
 import io
+import itertools
 import lzma
 import random
 
@@ -36,11 +37,36 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(compression):
             plain(content[:size], compression).read()
 
 
-@pytest.mark.parametrize("compression", COMPRESS)
-@pytest.mark.parametrize("content", [b'{"text": "a"}\n', bytes(100) + b"x"])
-def test_something_else_is_refused(compression, content):
-    with pytest.raises(DataError, match=f"truncated or damaged {compression}"):
+OTHERS = {
+    "text": (
+        b'{"text": "a"}\n',
+        r"plain text \('\{\"text\": \"a\"\}\\n'\), by its first bytes; leave the ending of the",
+    ),
+    "cut character": ("\u00e9\u4e2d".encode() * 20 + b"x", "plain text"),
+    "zeros": (bytes(100) + b"x", "zeros, by its first bytes; copy or download"),
+    "lzma": (lzma.compress(b"a", lzma.FORMAT_ALONE), "compressed by lzma, by its first bytes; decompress it first: xz"),
+    "zip": (b"PK\3\4abc", "a zip archive, by its first bytes; unpack it first"),
+    "PDF": (b"%PDF-1.7", "a PDF, by its first bytes; extract its text first"),
+    **{
+        name: (compress(b"a"), rf"compressed by {name}, .*; give it the ending \.")
+        for name, compress in COMPRESS.items()
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("compression", "other"), [pair for pair in itertools.product(COMPRESS, OTHERS) if pair[0] != pair[1]]
+)
+def test_something_else_is_refused_by_its_name(compression, other):
+    content, message = OTHERS[other]
+    with pytest.raises(DataError, match=f"^a: not {compression}, but {message}"):
         plain(content, compression).read()
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_bytes_that_nothing_is_known_of_are_damage(compression):
+    with pytest.raises(DataError, match=rf"^a, byte 0 \(uncompressed\): truncated or damaged {compression}"):
+        plain(b"\xff\1\2" * 50, compression).read()
 
 
 def test_damage_is_refused_with_its_place():

@@ -69,7 +69,11 @@ def test_consumed_bytes_add_up_to_the_size_on_disk(tmp_path):
             r"a\.json:3: field 'text' is absent; fields: body; add it to the record, or choose one with",
         ),
         ('[{"text": "a",\n b: 1, "c": "' + "d" * 50 + '"}]', r"a\.json:2: not JSON: Expecting property name"),
-        ('[{"text": ' + "[" * 100_000, r"a\.json:1: not JSON: nested too deeply: more than 200 levels"),
+        ('[{"n": ' + "1" * 6000 + "}]", r"a\.json:1: JSON beyond a limit: a whole number of more than 4,300 digits"),
+        (
+            '[{"text": ' + "[" * 100_000,
+            r"a\.json:1: JSON beyond a limit: nested too deeply: more than 200 levels; change the record",
+        ),
     ],
 )
 def test_malformed_json_is_named_with_its_line(tmp_path, tiny_chunks, content, message):

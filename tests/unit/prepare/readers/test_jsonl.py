@@ -47,7 +47,11 @@ def test_invalid_utf8_is_named_with_its_byte(tmp_path):
     [
         ("{'text': 1}", r":3: not JSON: Expecting property name.*; write one JSON object a line"),
         ('{"text": "a"', r":3: not JSON: "),
-        ("[" * 100_000, r":3: not JSON: "),
+        ("[" * 100_000, r":3: JSON beyond a limit: nested too deeply: more than 200 levels; change it, or leave"),
+        (
+            '{"text": "a", "n": -' + "1" * 6000 + "}",
+            r":3: JSON beyond a limit: a whole number of more than 4,300 digits; ",
+        ),
         ('["text"]', r":3: not a JSON object; write"),
         (
             '{"body": "a", "id": 1}',
