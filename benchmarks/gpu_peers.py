@@ -32,8 +32,7 @@ from pretrain.engine.build import build_engine, builds_sharded, fill_sharded, st
 from pretrain.engine.deepspeed_engine import DeepSpeedZeroEngine
 from pretrain.engine.engine import Engine
 from pretrain.interop.choose import choose_family
-from pretrain.interop.family import parameter_shapes
-from pretrain.interop.tensors import to_theirs
+from pretrain.interop.tensors import parameter_shapes, to_theirs
 from pretrain.model import LanguageModel, build_model
 from pretrain.model.build import fill_weights
 from pretrain.objective import build_loss

@@ -36,9 +36,9 @@ from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
 from pretrain.errors import ConfigError, DataError, LaunchError, install_fix
+from pretrain.families.family import Family
 from pretrain.interop.choose import choose_family
-from pretrain.interop.family import Family
-from pretrain.interop.fields import CARD
+from pretrain.interop.release_files import CARD
 from pretrain.model.build import seeded_by_name
 from pretrain.model.stack import Stack
 from pretrain.tokenizer import parse_tokenizer

@@ -20,7 +20,7 @@ from pretrain.artifact.transfer import export_model, open_released, origin_of, o
 from pretrain.config.model import ModelConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.choose import choose_family
-from pretrain.interop.fields import CARD
+from pretrain.interop.release_files import CARD
 from pretrain.interop.runtimes import RUNTIMES, Exported, Runtime
 from pretrain.interop.write import About, ExportReport, as_released, choose_release
 from pretrain.utils.io import disk_error, fsync_dir, new_folder, remove_tree, write_file

@@ -15,8 +15,8 @@ from typing import Any
 
 from pretrain.errors import ConfigError
 from pretrain.generate.stop_strings import StopFilter, check_stops
-from pretrain.interop.fields import GENERATION, read_object
 from pretrain.interop.generation import read_generation_defaults
+from pretrain.interop.release_files import GENERATION, read_object
 from pretrain.interop.served_templates import limit_renderings
 from pretrain.utils.safe_read import parse_json
 

@@ -17,7 +17,7 @@ from pretrain.config.model import GENERATOR, AnyModelConfig, ModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate.constraints import Codec
-from pretrain.interop.family import parameter_shapes
+from pretrain.interop.tensors import parameter_shapes
 from pretrain.plan.params import count_parameters, names_of_tables
 from pretrain.run.folder import RunDir
 from pretrain.types import EMA, GenerationDefaults

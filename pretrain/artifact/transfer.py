@@ -28,11 +28,11 @@ from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, SpecialTokens
 from pretrain.config.objective import TARGET_COUNTS, ObjectiveConfig
 from pretrain.errors import CheckpointError, ConfigError
+from pretrain.families.label_names import CHOICES, SPANS, TEXTS
 from pretrain.interop.choose import why_not_its_own
-from pretrain.interop.fields import CHAT_TEMPLATE, GENERATION, read_object
 from pretrain.interop.generation import load_generation_defaults, write_generation_defaults
-from pretrain.interop.label_names import CHOICES, SPANS, TEXTS
 from pretrain.interop.release import fetch_release, open_release
+from pretrain.interop.release_files import CHAT_TEMPLATE, GENERATION, read_object
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_otherwise, tokenizer_files
 from pretrain.interop.write import About, ExportReport, as_released, write_release
 from pretrain.plan.params import count_parameters

@@ -164,9 +164,9 @@ def classify_command(
     from pretrain.artifact import open_artifact
     from pretrain.artifact.model_path import open_source
     from pretrain.artifact.open import find_normalize
+    from pretrain.families.label_names import WORDS
     from pretrain.generate.classify import run_classify
     from pretrain.generate.text import find_prompts
-    from pretrain.interop.label_names import WORDS
     from pretrain.prepare.normalize import build_normalizers
 
     texts = find_prompts(text or [], file, "--text")

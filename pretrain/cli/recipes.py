@@ -71,26 +71,15 @@ def copy_command(
     print(f"{command}; `pretrain config --explain KEY` says what a key means")
 
 
-_VOCABULARIES = {
-    "llama-5m": 8192, "modded-2m": 2048, "gpt2": 50257, "llama3": 128256, "llama-1b": 128256, "qwen2": 151936,
-    "qwen2-7b": 152064, "qwen2-72b": 152064, "qwen3": 151936, "starcoder2": 49152, "bert": 30522, "modernbert": 50368,
-    "roberta": 50265, "xlm-roberta": 250002, "distilbert": 30522, "electra": 30522,
-    "mt5": 250112, "umt5": 256384, "byt5": 384, "bart": 50265, "mbart": 250027, "plbart": 50005, "olmo-": 50304,
-    "marian": 80035, "transformer": 37000, "t5": 32128, "olmo2": 100352, "olmoe": 50304, "gpt_oss": 201088,
-    "deepseek_v3": 129280, "vit_gpt2": 50257, "olmo3": 100278, "smollm3": 128256, "granite3": 49155, "phi3": 32064,
-    "gemma": 256000, "gemma3": 262144, "pythia": 50304, "pythia-6.9b": 50432, "pythia-12b": 50688, "phi-": 51200,
-    "stablelm": 50304, "stablelm2": 100352, "falcon": 65024, "cohere": 256000,
-}  # fmt: skip
-"""Vocabulary at which a preset has its published size, by the beginning of its name; else `USUAL_VOCABULARY`."""
 USUAL_VOCABULARY = 32000
 
 
 def published_vocabulary(name: str) -> int:
-    """Returns the vocabulary of the published size of a preset; a tiny one has the usual one."""
-    if name.endswith("-tiny") and name != "bert-tiny":
-        return USUAL_VOCABULARY
-    found = [beginning for beginning in _VOCABULARIES if name.startswith(beginning)]
-    return _VOCABULARIES[max(found, key=len)] if found else USUAL_VOCABULARY
+    """Returns the vocabulary of the published size of a preset; one without has the usual one."""
+    from pretrain.families import SIZES
+
+    size = SIZES.get(name)
+    return USUAL_VOCABULARY if size is None or size.of is None else size.of[0] or USUAL_VOCABULARY
 
 
 def presets_command(

@@ -32,7 +32,7 @@ from pretrain.evaluate.bootstrap import (
 )
 from pretrain.evaluate.distributed import gather_batches
 from pretrain.evaluate.row_loss import RowSums
-from pretrain.interop.label_names import TEXTS, WORDS
+from pretrain.families.label_names import TEXTS, WORDS
 from pretrain.model import LanguageModel
 from pretrain.shards.index import DataIndex
 from pretrain.types import IGNORE_INDEX, Batch

@@ -5,9 +5,9 @@ from typing import Any
 
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.errors import ConfigError
-from pretrain.interop import FAMILIES
-from pretrain.interop.family import Family
-from pretrain.interop.label_names import unit_of
+from pretrain.families import FAMILIES
+from pretrain.families.family import Family
+from pretrain.families.label_names import unit_of
 
 _SHOWN = 6
 """Differences that are written out in an error."""

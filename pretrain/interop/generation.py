@@ -9,14 +9,8 @@ from typing import Any, Literal
 
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import ConfigError
-from pretrain.interop.fields import (
-    CONFIG,
-    GENERATION,
-    TOKEN_KEYS,
-    Fields,
-    read_object,
-    write_tokens,
-)
+from pretrain.families.config_json import CONFIG, TOKEN_KEYS, Fields, write_tokens
+from pretrain.interop.release_files import GENERATION, read_object
 from pretrain.types import GenerationDefaults
 
 _UNSUPPORTED: dict[str, Any] = {

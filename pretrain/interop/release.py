@@ -19,20 +19,19 @@ from torch import Tensor
 
 from pretrain.config.model import ModelConfig, PatchesConfig
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.interop import FAMILIES
-from pretrain.interop.family import Family, parameter_shapes
-from pretrain.interop.fields import (
-    CONFIG,
+from pretrain.families import FAMILIES
+from pretrain.families.config_json import CONFIG, Fields
+from pretrain.families.family import Family
+from pretrain.families.label_names import check_head
+from pretrain.interop.release_files import (
     GENERATION,
     PICKLED_WEIGHTS,
     PREPROCESSOR,
     WEIGHTS,
-    Fields,
     read_object,
     read_preprocessor,
 )
-from pretrain.interop.label_names import check_head
-from pretrain.interop.tensors import Shape, TensorFolder, from_theirs, their_shapes
+from pretrain.interop.tensors import Shape, TensorFolder, constant_tensors, from_theirs, parameter_shapes, their_shapes
 from pretrain.tokenizer.released import SETTINGS_FILES, VOCABULARY_FILES
 from pretrain.utils.foreign_files import name_model
 from pretrain.utils.hub import fetch_files, is_hub_name
@@ -110,7 +109,7 @@ class Release:
         weights = self._weights.values()
         self._copies = {copy: one.theirs[0][0] for one in weights for copy in one.copies}
         aliases |= self._copies
-        self._constants = family.constants(config) if family.constants else {}
+        self._constants = constant_tensors(family, config)
         self._files = files
         spelled = self._spell(read | unused | aliases.keys() | self._constants.keys(), ignored)
         left = spelled.keys() - read

@@ -21,9 +21,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.model import AnyModelConfig, ModelConfig
 from pretrain.errors import CheckpointError
-from pretrain.interop.family import Weight
-from pretrain.interop.fields import PICKLED_WEIGHTS, WEIGHTS, read_object
+from pretrain.families.family import Family, Weight
+from pretrain.interop.release_files import PICKLED_WEIGHTS, WEIGHTS, read_object
+from pretrain.model import build_model
+from pretrain.model.build import named_weights
+from pretrain.model.position import sinusoids_2d
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -41,6 +46,22 @@ class TensorFact(NamedTuple):
 
     shape: Shape
     dtype: str
+
+
+def parameter_shapes(config: AnyModelConfig) -> dict[str, Shape]:
+    """Returns the shape of each weight by name, tied ones once."""
+    # On the meta device: a model of any size, without storage.
+    model = build_model(config, PLAIN_ENGINE, torch.device("meta"))
+    return {name: tuple(weight.shape) for name, weight in named_weights(model)}
+
+
+def constant_tensors(family: Family, config: ModelConfig) -> dict[str, Tensor]:
+    """Returns the tensors of theirs that a model of ours computes: vectors of positions, [1, T, D], fp32."""
+    tables = family.sinusoids(config)
+    if config.input is None:
+        return {}
+    grid, before = config.input.grid, config.input.num_before
+    return {name: sinusoids_2d(grid, width, before)[None] for name, width in tables.items()}
 
 
 _File = tuple[dict[str, TensorFact], Callable[[str], Tensor]]

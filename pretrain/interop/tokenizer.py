@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 from pretrain.config.model import SpecialTokens
 from pretrain.config.texts.templates import JINJA_KEY
 from pretrain.errors import ConfigError, DataError
-from pretrain.interop.fields import CHAT_TEMPLATE, CONFIG
+from pretrain.families.config_json import CONFIG
+from pretrain.interop.release_files import CHAT_TEMPLATE
 from pretrain.tokenizer import ChatTemplate, ChatTemplateError, load_chat_template
 from pretrain.tokenizer.release_probe import check_renderings
 from pretrain.tokenizer.released import (

@@ -20,19 +20,12 @@ from torch import Tensor
 from pretrain import __version__
 from pretrain.config.model import ModelConfig
 from pretrain.errors import ConfigError
+from pretrain.families.config_json import CONFIG, write_tokens
+from pretrain.families.family import Family, Weight
+from pretrain.families.label_names import CHOICES, IMAGES, REPLACED, SPANS, TEXTS, WORDS
 from pretrain.interop.choose import choose_family
-from pretrain.interop.family import Family, Weight, parameter_shapes
-from pretrain.interop.fields import (
-    CARD,
-    CONFIG,
-    GENERATION,
-    PREPROCESSOR,
-    WEIGHTS,
-    write_preprocessor,
-    write_tokens,
-)
-from pretrain.interop.label_names import CHOICES, IMAGES, REPLACED, SPANS, TEXTS, WORDS
-from pretrain.interop.tensors import FILE_NAME, Shape, their_shapes, to_theirs
+from pretrain.interop.release_files import CARD, GENERATION, PREPROCESSOR, WEIGHTS, write_preprocessor
+from pretrain.interop.tensors import FILE_NAME, Shape, constant_tensors, parameter_shapes, their_shapes, to_theirs
 from pretrain.utils.io import new_folder, write_chunks, write_file, write_json
 from pretrain.utils.log import redact
 
@@ -142,7 +135,7 @@ def write_release(
     if released != config:
         own, zeros = read, torch.zeros(config.head.num_scores)
         config, read = released, lambda name: zeros if name == "head.bias" else own(name)
-    constants = chosen.constants(config) if chosen.constants else {}
+    constants = constant_tensors(chosen, config)
     config, architecture = _choose_class(config, chosen, read, like)
     plan = _ShardPlan(config, chosen, stored, max_shard_bytes, constants)
     described = chosen.write_config(config) | {

@@ -14,6 +14,7 @@ from pretrain.config.model import (
     RecurrentStackConfig,
     StackConfig,
 )
+from pretrain.config.model.stack import predictor_number
 
 Shape = tuple[int, ...]
 Named = Iterator[tuple[str, Shape]]
@@ -168,11 +169,6 @@ def _multi_token(model: ModelConfig) -> Named:
         like = predictor_number(stack)
         yield from _block(f"multi_token.blocks.{number}", stack, like, reads_encoder=False)
         yield from _norm(f"multi_token.norms.{number}", stack, stack.norm_placement != "post")
-
-
-def predictor_number(stack: StackConfig) -> int:
-    """Returns the number of the block of a stack that those of `multi_token` are like."""
-    return max(stack.layers - 1, 1)
 
 
 def _head(model: ModelConfig) -> Named:

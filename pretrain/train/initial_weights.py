@@ -31,7 +31,7 @@ from pretrain.config.run import RunConfig
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, ConfigError, PretrainError
 from pretrain.interop.choose import choose_family
-from pretrain.interop.family import parameter_shapes
+from pretrain.interop.tensors import parameter_shapes
 from pretrain.interop.write import as_released
 from pretrain.model import LanguageModel
 from pretrain.model.build import initial_weight

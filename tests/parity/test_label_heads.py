@@ -12,7 +12,7 @@ from pretrain.artifact.model_path import open_source
 from pretrain.artifact.transfer import export_model
 from pretrain.config.model import HeadConfig
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.interop import FAMILIES
+from pretrain.families import FAMILIES
 from pretrain.interop.choose import choose_family
 from pretrain.interop.release import open_release
 from pretrain.types import Batch

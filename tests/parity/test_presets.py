@@ -5,7 +5,7 @@ import pytest
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import PRESETS, expand_preset
 from pretrain.errors import ConfigError
-from pretrain.interop import FAMILIES
+from pretrain.families import FAMILIES
 from pretrain.interop.choose import choose_family, facts
 from tests.parity.test_captions import MAKERS as CAPTIONERS
 from tests.parity.test_decoders import MAKERS as DECODERS

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from pretrain.errors import PretrainError
-from pretrain.interop import FAMILIES
+from pretrain.families import FAMILIES
 from pretrain.types import Batch, SourceBatch
 from tests.helpers.lent import lend, quiet_transformers
 

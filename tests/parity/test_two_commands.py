@@ -15,7 +15,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.vit_mae.modeling_vit_mae import build_2d_sinusoidal_position_embedding
 
-from pretrain.interop import FAMILIES
+from pretrain.families import FAMILIES
 from tests.helpers.cli import run_warm
 from tests.helpers.lent import quiet_transformers
 

@@ -13,8 +13,8 @@ from pretrain.artifact.transfer import export_model, import_model
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.interop.family import parameter_shapes
 from pretrain.interop.release import open_release
+from pretrain.interop.tensors import parameter_shapes
 from pretrain.model import build_model
 from pretrain.model.build import fill_weights
 from pretrain.objective.loss import sum_token_loss

@@ -42,7 +42,7 @@ REGISTRIES: dict[str, frozenset[str]] = {
     "runtimes": frozenset(["gguf", "onnx", "ctranslate2"]),
 }
 HOME = "pretrain/kinds/"
-PRESETS = ("pretrain/config/architectures.py", "pretrain/config/presets.py", "pretrain/families/")
+PRESETS = ("pretrain/families/",)
 
 ALLOWED: dict[str, int] = {
     "pretrain/artifact/model_path.py": 5,
@@ -73,20 +73,10 @@ ALLOWED: dict[str, int] = {
     "pretrain/evaluate/label_scores.py": 1,
     "pretrain/evaluate/translation_metrics.py": 1,
     "pretrain/inspect/describe.py": 2,
-    "pretrain/interop/bert.py": 3,
     "pretrain/interop/choose.py": 5,
-    "pretrain/interop/decoders/deepseek.py": 1,
-    "pretrain/interop/decoders/dialect.py": 2,
-    "pretrain/interop/decoders/gpt2.py": 1,
-    "pretrain/interop/decoders/gpt_oss.py": 1,
-    "pretrain/interop/decoders/heads.py": 2,
-    "pretrain/interop/family.py": 2,
-    "pretrain/interop/label_names.py": 4,
-    "pretrain/interop/modernbert.py": 3,
     "pretrain/interop/runtimes/__init__.py": 1,
     "pretrain/interop/runtimes/gguf_model.py": 1,
     "pretrain/interop/runtimes/onnx_graph.py": 2,
-    "pretrain/interop/vit.py": 2,
     "pretrain/interop/write.py": 3,
     "pretrain/model/rotary.py": 1,
     "pretrain/model/transformer.py": 3,

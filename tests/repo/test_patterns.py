@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from pretrain.interop import FAMILIES
+from pretrain.families import FAMILIES
 from tests.repo.source import SOURCE_FILES, findings_by_file
 
 WHOLE = ("match", "fullmatch")

@@ -390,3 +390,8 @@ class StackConfig(Section):
                 f"relative_max_distance={self.relative_max_distance} must exceed half of "
                 f"relative_buckets={self.relative_buckets}"
             )
+
+
+def predictor_number(stack: StackConfig) -> int:
+    """Returns the number of the block of a stack that those of `multi_token` are like."""
+    return max(stack.layers - 1, 1)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import ConfigError
-from pretrain.interop.fields import CHAT_TEMPLATE
+from pretrain.interop.release_files import CHAT_TEMPLATE
 from pretrain.utils.safe_read import parse_json
 
 _FILE = "tokenizer.json"

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 from pretrain.config.model import ModelConfig
 from pretrain.errors import ConfigError
-from pretrain.interop import FAMILIES
-from pretrain.interop.fields import CONFIG, GENERATION
+from pretrain.families import FAMILIES
+from pretrain.families.config_json import CONFIG
+from pretrain.interop.release_files import GENERATION
 from pretrain.interop.runtimes.runtime import Exported, Rules, Runtime
 from pretrain.utils.io import write_file
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from pretrain.config.model import ModelConfig
 from pretrain.errors import ConfigError, LaunchError, install_fix
+from pretrain.families.family import Family
 from pretrain.interop.choose import facts
-from pretrain.interop.family import Family
 
 Rules = dict[str, tuple[Any, ...]]
 """Key of `choose.facts` -> values that a runtime computes; None: absent, or null."""

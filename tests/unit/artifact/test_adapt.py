@@ -9,7 +9,7 @@ from pretrain.artifact.source import AdaptedModel
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ExpertsConfig, HeadConfig, ModelConfig, StackConfig
 from pretrain.errors import CheckpointError
-from pretrain.interop.family import parameter_shapes
+from pretrain.interop.tensors import parameter_shapes
 from pretrain.model import build_model
 from pretrain.model.build import init_weights, named_weights
 from pretrain.types import Batch

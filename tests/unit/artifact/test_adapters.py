@@ -21,7 +21,7 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.load import dump_config, load_config
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.interop.family import parameter_shapes
+from pretrain.interop.tensors import parameter_shapes
 from pretrain.model import build_model
 from pretrain.model.build import fill_weights
 from pretrain.types import Batch, Fragment

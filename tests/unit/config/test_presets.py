@@ -8,7 +8,7 @@ import pytest
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import PRESETS, expand_preset
 from pretrain.errors import ConfigError
-from pretrain.interop import FAMILIES
+from pretrain.families import FAMILIES
 from pretrain.plan.params import count_parameters
 from pretrain.plan.task import known_model
 

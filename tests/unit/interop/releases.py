@@ -11,15 +11,14 @@ from torch import Tensor
 
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
-from pretrain.interop import FAMILIES
-from pretrain.interop.family import parameter_shapes
+from pretrain.families import FAMILIES
+from pretrain.interop.tensors import parameter_shapes
 from pretrain.interop.write import ExportReport, write_release
 
 VOCAB = 61
 
 
-TINY = {family: f"{family}-tiny" for family in FAMILIES}
-TINY |= {"vision-encoder-decoder": "vit_gpt2-tiny", "gemma3_text": "gemma3-tiny"}
+TINY = {name: family.tiny for name, family in FAMILIES.items()}
 """The tiny preset of each family."""
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pretrain import __version__
-from pretrain.interop import FAMILIES
+from pretrain.families import FAMILIES
 from pretrain.interop.write import About, model_card
 from tests.unit.interop.releases import tiny
 

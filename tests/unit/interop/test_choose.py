@@ -7,9 +7,9 @@ import pytest
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import PRESETS
 from pretrain.errors import ConfigError
-from pretrain.interop import FAMILIES
+from pretrain.families import FAMILIES
 from pretrain.interop.choose import choose_family, differences, facts
-from pretrain.interop.family import parameter_shapes
+from pretrain.interop.tensors import parameter_shapes
 from tests.unit.interop.releases import tiny
 
 OWN = {"gpt-shakespeare", "modded-2m"}  # of no family

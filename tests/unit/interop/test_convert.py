@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.interop.family import Weight
+from pretrain.families.family import Weight
 from pretrain.interop.tensors import from_theirs, their_shapes, to_theirs
 
 

@@ -7,7 +7,7 @@ import pytest
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.errors import ConfigError
-from pretrain.interop import FAMILIES
+from pretrain.families import FAMILIES
 from pretrain.interop.choose import facts
 from tests.unit.interop.releases import TINY, tiny
 

@@ -4,7 +4,7 @@ import pytest
 
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import ConfigError
-from pretrain.interop.fields import Fields, build_config
+from pretrain.families.config_json import Fields, build_config
 
 
 def test_a_missing_key_has_the_default_and_a_null_is_none():

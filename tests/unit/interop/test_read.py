@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.interop import FAMILIES
+from pretrain.families import FAMILIES
 from pretrain.interop.choose import facts
 from pretrain.interop.release import open_release
 from tests.unit.interop.releases import TINY, VOCAB, change_config, load_tensors, save_tensors, tiny, write_tiny

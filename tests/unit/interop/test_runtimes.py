@@ -8,7 +8,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from pretrain.artifact.runtime_export import export_for_runtime
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import ConfigError, LaunchError
-from pretrain.interop import FAMILIES
+from pretrain.families import FAMILIES
 from pretrain.interop.runtimes import RUNTIMES, Exported
 from pretrain.interop.runtimes.gguf_vocabulary import read_vocabulary
 from pretrain.interop.write import About

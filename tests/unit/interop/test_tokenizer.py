@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import DataError
-from pretrain.interop import FAMILIES
+from pretrain.families import FAMILIES
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_otherwise, tokenizer_files, wrap_tokenizer_json
 from pretrain.tokenizer import dump_tokenizer, eos_id
 from tests.helpers.tokenizers import train_bpe, train_char

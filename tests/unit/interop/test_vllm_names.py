@@ -6,9 +6,8 @@ matrices transposed, a tied head not at all.
 
 import pytest
 
-from pretrain.interop import FAMILIES
-from pretrain.interop.family import parameter_shapes
-from pretrain.interop.tensors import their_shapes
+from pretrain.families import FAMILIES
+from pretrain.interop.tensors import parameter_shapes, their_shapes
 from tests.unit.interop.releases import TINY, tiny
 
 FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}

@@ -7,7 +7,7 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig, RecurrentConfig
 from pretrain.config.presets import expand_preset
-from pretrain.interop import FAMILIES
+from pretrain.families import FAMILIES
 from pretrain.model import build_model, init_weights
 from pretrain.plan.activations import activation_bytes
 from pretrain.plan.task import TrainingTask

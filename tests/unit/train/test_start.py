@@ -16,7 +16,7 @@ from pretrain.config.prepare import TokenizerConfig
 from pretrain.config.run import RunConfig
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.interop.family import parameter_shapes
+from pretrain.interop.tensors import parameter_shapes
 from pretrain.model import build_model
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer import dump_tokenizer, train_tokenizer

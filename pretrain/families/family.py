@@ -4,20 +4,16 @@
     ModelConfig         -> write_config -> config.json
 
 A family is data and pure functions over a dict: no tensor, no file, no model of transformers.
-`tensors` does the arithmetic of one `Weight`, `release` and `write` stream over files, so that a
-model of any size converts shard by shard.
+`interop` does the arithmetic of one `Weight`, and streams over files, so that a model of any size
+converts shard by shard.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from pretrain.config.engine import PLAIN_ENGINE
-from pretrain.config.model import AnyModelConfig, ModelConfig
-from pretrain.model import build_model
-from pretrain.model.build import named_weights
+from pretrain.config.model import ModelConfig
+from pretrain.families.sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +83,10 @@ class Family:
         prefix: Prefix of names under a head ("bert.", "model."). A name of a checkpoint may lack it,
             or have it once more, as of a base model or in a larger one.
         written: What an export writes for `prefix`, by the kind of a head, where it is another.
-        constants: Tensors of theirs that a model of ours computes, by name, fp32: written, and
-            compared on import. None: there are none.
+        sinusoids: Names and widths of tables of theirs that a model of ours computes, the positions
+            of patches: written, and compared on import.
         reads: Input of its models, `tokens` or `patches`; `weights` is called for no other config.
+        sizes: Models by name, the values of `model.preset`.
     """
 
     model_type: str
@@ -102,8 +99,14 @@ class Family:
     renames: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
     written: dict[str, str] = field(default_factory=lambda: {"none": ""})
-    constants: Callable[[ModelConfig], dict[str, torch.Tensor]] | None = None
+    sinusoids: Callable[[ModelConfig], dict[str, int]] = lambda config: {}
     reads: str = "tokens"
+    sizes: Sizes = field(default_factory=dict)
+
+    @property
+    def tiny(self) -> str:
+        """Name of the smallest model, which tests build."""
+        return next(name for name in self.sizes if name.endswith("-tiny"))
 
 
 Modules = Mapping[str, Mapping[str, int]]
@@ -140,10 +143,3 @@ def own_head(config: ModelConfig, theirs: str) -> list[Weight]:
     if config.head.kind != "lm" or config.tied_embeddings:
         return []
     return [table("head.weight", theirs, config.vocab_size)]
-
-
-def parameter_shapes(config: AnyModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each weight by name, tied ones once."""
-    # On the meta device: a model of any size, without storage.
-    model = build_model(config, PLAIN_ENGINE, torch.device("meta"))
-    return {name: tuple(weight.shape) for name, weight in named_weights(model)}

@@ -7,10 +7,43 @@ to the right, which are the fewer than 65 positions away of our `window`.
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.family import Family, Weight, affine, table
-from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
-from pretrain.interop.label_names import TEXTS, WORDS, find_unit, read_label_head, score_weights, write_label_names
+from pretrain.families.config_json import (
+    THEIR_ACTIVATIONS,
+    Fields,
+    Keys,
+    build_config,
+    refusal,
+    write_keys,
+    write_tokens,
+)
+from pretrain.families.family import Family, Weight, affine, table
+from pretrain.families.label_names import TEXTS, WORDS, find_unit, read_label_head, score_weights, write_label_names
+from pretrain.families.sizes import Architecture
 
+_MODERNBERT = Architecture(
+    ("encoder",),
+    {
+        "activation": "gelu",
+        "gated": True,
+        "norm": "layer",
+        "norm_eps": 1e-5,
+        "input_norm": True,
+        "bias": False,
+        "position": "rotary",
+        "rope_theta": 160000.0,
+        "rope_local_theta": 10000.0,
+        "global_every": 3,
+        "window": 65,  # local attention of 128 tokens, 64 on each side
+    },
+    {"head": {"transform": True, "bias": True}, "max_seq_len": 8192, "tied_embeddings": True},
+)
+"""Warner et al. 2024, 2.1; thetas as released, after the extension to 8192 tokens."""
+_SIZES = {
+    # Warner et al. 2024, 2.1.3.
+    "modernbert-base": _MODERNBERT.size(22, 768, 12, 1152, of=(50368, 149_655_232)),
+    "modernbert-large": _MODERNBERT.size(28, 1024, 16, 2624, of=(50368, 395_881_664)),
+    "modernbert-tiny": _MODERNBERT.size(4, 64, 4, 96, window=9, max_seq_len=128),
+}
 _STACK: Keys = {
     "num_hidden_layers": ("layers", 22),
     "hidden_size": ("width", 768),
@@ -189,13 +222,16 @@ def _architecture(config: ModelConfig) -> str:
     return "ModernBertForMaskedLM" if config.head.kind == "lm" else "ModernBertModel"
 
 
-MODERNBERT = Family(
-    model_type="modernbert",
-    read_config=_read_config,
-    write_config=_write_config,
-    architecture=_architecture,
-    weights=_weights,
-    aliases={"decoder.weight": _WORDS},
-    ignored=(r"model\.rotary_emb\..*", r"model\.layers\.\d+\.attn\.rotary_emb\..*"),
-    prefix="model.",
+FAMILIES = (
+    Family(
+        model_type="modernbert",
+        read_config=_read_config,
+        write_config=_write_config,
+        architecture=_architecture,
+        weights=_weights,
+        aliases={"decoder.weight": _WORDS},
+        ignored=(r"model\.rotary_emb\..*", r"model\.layers\.\d+\.attn\.rotary_emb\..*"),
+        prefix="model.",
+        sizes=_SIZES,
+    ),
 )

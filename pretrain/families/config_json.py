@@ -1,31 +1,20 @@
-"""Files of a Hugging Face folder, and the keys of its config.json.
+"""Keys of a Hugging Face config.json.
 
 Types are checked, and a value that none of our models represents is refused by its key.
 """
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from pretrain.config.base import MAX_LAYERS, MAX_ROWS
-from pretrain.config.model import ModelConfig, PatchesConfig, SpecialTokens, StackConfig
-from pretrain.errors import CheckpointError, ConfigError
-from pretrain.utils.safe_read import MAX_INT, open_file, parse_json
+from pretrain.config.model import ModelConfig, SpecialTokens, StackConfig
+from pretrain.errors import ConfigError
+from pretrain.utils.safe_read import MAX_INT
 
 CONFIG = "config.json"
-GENERATION = "generation_config.json"
-PREPROCESSOR = "preprocessor_config.json"
-CARD = "README.md"
-CHAT_TEMPLATE = "chat_template.jinja"
-WEIGHTS = "model.safetensors"
-PICKLED_WEIGHTS = "pytorch_model.bin"
-
-MAX_JSON_BYTES = 16 * 1024 * 1024
-"""A hundred times the index of a model of 400 billion parameters."""
-
 MAX_SHOWN_CHARS = 200
 """Of a value that is refused."""
 
@@ -62,32 +51,12 @@ Keys = Mapping[str, tuple[str, int | float]]
 """Key of config.json -> name in our config, and the default of transformers with its type."""
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON object. Raises: CheckpointError: Missing, too large, not JSON, or not an object."""
-    try:
-        with open_file(path) as file:
-            content = file.read(MAX_JSON_BYTES + 1)
-        if len(content) > MAX_JSON_BYTES:
-            raise ValueError(f"more than {MAX_JSON_BYTES} bytes")
-        value = parse_json(content)
-        if not isinstance(value, dict):
-            raise ValueError("not an object")
-    except OSError as error:
-        reason = f"cannot be read: {error.strerror or error}"
-        fix = "give a folder of a Hugging Face model"
-        raise CheckpointError(reason, where=str(path), fix=fix) from None
-    except ValueError as error:
-        reason = f"not a JSON object: {error}"
-        raise CheckpointError(reason, where=str(path), fix="fetch the file again") from None
-    return value
-
-
 def refusal(key: str, value: Any, why: str, fix: str = "") -> ConfigError:
     """Returns the error for a value of config.json that is not exactly one of ours."""
     return ConfigError(f"{key}={repr(value)[:MAX_SHOWN_CHARS]}: {why}", where=CONFIG, fix=fix)
 
 
-def _finite(key: str, value: int | float) -> float:
+def finite(key: str, value: int | float) -> float:
     """Returns a number as a float. Raises: ConfigError: It has none, as `1e400`, or 400 digits."""
     if not abs(value) <= sys.float_info.max:
         raise refusal(key, value, "must be finite")
@@ -134,7 +103,7 @@ class Fields:
 
     def number(self, key: str, default: float | None = None) -> float:
         """Returns a number; without a default the key must be present."""
-        return _finite(key, self._read(key, default, (int, float), "a number"))
+        return finite(key, self._read(key, default, (int, float), "a number"))
 
     def flag(self, key: str, default: bool) -> bool:
         """Returns true or false; a null is false, as in transformers."""
@@ -151,7 +120,7 @@ class Fields:
         values = self._read(key, None, (list,), "a list of numbers")
         if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
             raise refusal(key, values, "must be a list of numbers")
-        return [_finite(key, one) for one in values]
+        return [finite(key, one) for one in values]
 
     def section(self, key: str) -> dict[str, Any]:
         """Returns a nested object; an empty one where it is null or missing."""
@@ -201,46 +170,6 @@ class Fields:
             # -1 is an old spelling of null.
             found[role] = None if value is None or value < 0 else value
         return SpecialTokens(**found)
-
-
-def read_preprocessor(folder: Path) -> dict[str, list[float]]:
-    """Returns `mean` and `std` of pixels from a preprocessor_config.json; empty without one.
-
-    Raises:
-        CheckpointError: The file is damaged.
-        ConfigError: Pixels are scaled or normalised in another way than ours.
-    """
-    if not (folder / PREPROCESSOR).is_file():
-        return {}
-    fields = Fields(read_object(folder / PREPROCESSOR))
-    if not fields.flag("do_normalize", True):
-        return {"mean": [0.0], "std": [1.0]}
-    found = {}
-    for ours, key in (("mean", "image_mean"), ("std", "image_std")):
-        value = fields.values.get(key, [0.5])
-        numbers = value if isinstance(value, list) else [value]
-        if not numbers or not all(isinstance(one, int | float) for one in numbers):
-            raise refusal(key, value, "must be a number for each channel")
-        # One for all channels where they are equal, so that an export is read back as it was.
-        each = numbers if len(set(numbers)) > 1 else numbers[:1]
-        found[ours] = [_finite(key, one) for one in each]
-    return found
-
-
-def write_preprocessor(patches: PatchesConfig) -> dict[str, Any]:
-    """Returns a preprocessor_config.json: the square of `model.input`, and its normalisation."""
-    values = {"image_mean": patches.mean, "image_std": patches.std}
-    each = {key: one if len(one) > 1 else one * patches.channels for key, one in values.items()}
-    return {
-        "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "size": {"height": patches.image, "width": patches.image},
-        "resample": 2,  # bilinear
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        **each,
-    }
 
 
 def write_keys(part: ModelConfig | StackConfig, keys: Keys) -> dict[str, Any]:

@@ -13,9 +13,17 @@ from functools import partial
 from typing import Any, Literal
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.family import Family, Weight, affine, own_head, table
-from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
-from pretrain.interop.label_names import (
+from pretrain.families.config_json import (
+    THEIR_ACTIVATIONS,
+    Fields,
+    Keys,
+    build_config,
+    refusal,
+    write_keys,
+    write_tokens,
+)
+from pretrain.families.family import Family, Weight, affine, own_head, table
+from pretrain.families.label_names import (
     CHOICES,
     REPLACED,
     SPANS,
@@ -27,7 +35,71 @@ from pretrain.interop.label_names import (
     unit_of,
     write_label_names,
 )
+from pretrain.families.sizes import Architecture
 
+_BERT = Architecture(
+    ("encoder",),
+    {
+        "activation": "gelu",
+        "gated": False,
+        "norm": "layer",
+        "norm_eps": 1e-12,
+        "norm_placement": "post",
+        "input_norm": True,
+        "bias": True,
+        "position": "learned",
+        "token_types": 2,
+        "dropout": 0.1,
+    },
+    {
+        "head": {"transform": True, "bias": True},
+        "max_seq_len": 512,
+        "tied_embeddings": True,
+        "init_scaled": False,
+    },
+)
+"""Devlin et al. 2019, 3 and appendix A.2; eps and initialization as released."""
+_ROBERTA = Architecture(
+    ("encoder",),
+    _BERT.stack | {"norm_eps": 1e-5, "token_types": 1, "position_offset": "pad"},
+    _BERT.ends,
+)
+"""Liu et al. 2019, as released: positions begin after the id of padding, 1."""
+_XLM_ROBERTA = _ROBERTA._replace(ends=_ROBERTA.ends | {"family": "xlm-roberta"})
+"""Conneau et al. 2020, 3, as released."""
+_DISTILBERT = _BERT._replace(stack=_BERT.stack | {"token_types": 0})
+"""Sanh et al. 2019, 3."""
+_ELECTRA = _BERT._replace(ends=_BERT.ends | {"family": "electra"})
+"""Clark et al. 2020, 3 and appendix A: a BERT but for the width of the smallest one's tables."""
+_SIZES = {
+    "bert": {
+        "bert-base": _BERT.size(12, 768, 12, 3072, of=(30522, 109_514_298)),
+        "bert-large": _BERT.size(24, 1024, 16, 4096, of=(30522, 335_174_458)),
+        "bert-tiny": _BERT.size(2, 128, 2, 512, of=(30522, 4_416_698)),
+    },
+    "roberta": {
+        "roberta-base": _ROBERTA.size(12, 768, 12, 3072, of=(50265, 124_697_433)),
+        "roberta-large": _ROBERTA.size(24, 1024, 16, 4096, of=(50265, 355_412_057)),
+        "roberta-tiny": _ROBERTA.size(2, 64, 4, 256, max_seq_len=128),
+    },
+    "xlm-roberta": {
+        "xlm-roberta-base": _XLM_ROBERTA.size(12, 768, 12, 3072, of=(250002, 278_295_186)),
+        "xlm-roberta-large": _XLM_ROBERTA.size(24, 1024, 16, 4096, of=(250002, 560_142_482)),
+        "xlm-roberta-tiny": _XLM_ROBERTA.size(2, 64, 4, 256, max_seq_len=128),
+    },
+    "distilbert": {
+        "distilbert-base": _DISTILBERT.size(6, 768, 12, 3072, of=(30522, 66_985_530)),
+        "distilbert-tiny": _DISTILBERT.size(2, 64, 4, 256, max_seq_len=128),
+    },
+    "electra": {
+        "electra-small": _ELECTRA.size(
+            12, 256, 4, 1024, of=(30522, 13_546_682), embedding_width=128
+        ),
+        "electra-base": _ELECTRA.size(12, 768, 12, 3072, of=(30522, 109_514_298)),
+        "electra-large": _ELECTRA.size(24, 1024, 16, 4096, of=(30522, 335_174_458)),
+        "electra-tiny": _ELECTRA.size(2, 64, 4, 256, max_seq_len=128, embedding_width=32),
+    },
+}  # fmt: skip
 _STACK: Keys = {
     "num_hidden_layers": ("layers", 12),
     "hidden_size": ("width", 768),
@@ -303,7 +375,7 @@ def _architecture(dialect: _Dialect, config: ModelConfig) -> str:
     return f"{dialect.name}ForMaskedLM" if config.head.kind == "lm" else f"{dialect.name}Model"
 
 
-BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA = (
+FAMILIES = tuple(
     Family(
         model_type=dialect.model_type,
         read_config=partial(_read_config, dialect),
@@ -319,6 +391,7 @@ BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA = (
         ),
         renames=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
         prefix=dialect.prefix,
+        sizes=_SIZES[dialect.model_type],
     )
     for dialect in _DIALECTS
 )  # fmt: skip

@@ -15,9 +15,61 @@ from functools import partial
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.family import Family, Weight, affine, of_two_stacks, table
-from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
+from pretrain.families.config_json import (
+    THEIR_ACTIVATIONS,
+    Fields,
+    Keys,
+    build_config,
+    refusal,
+    write_keys,
+    write_tokens,
+)
+from pretrain.families.family import Family, Weight, affine, of_two_stacks, table
+from pretrain.families.sizes import BOTH, Architecture
+from pretrain.families.unreleased import TRANSFORMER
 
+_MARIAN = Architecture(
+    BOTH,
+    TRANSFORMER.stack | {"activation": "silu", "sinusoid": "halves"},
+    TRANSFORMER.ends | {"head": {"bias": True}, "max_seq_len": 512},
+)
+"""Junczys-Dowmunt et al. 2018, as trained for OPUS-MT (Tiedemann and Thottingal 2020)."""
+_BART = Architecture(
+    BOTH,
+    _MARIAN.stack | {"activation": "gelu", "position": "learned", "position_offset": 2, "input_norm": True},
+    {"head": {"bias": True}, "max_seq_len": 1024, "tied_embeddings": True, "init_scaled": False},
+)
+"""Lewis et al. 2020, 2.1, as released."""
+_PLBART = _BART._replace(ends=_BART.ends | {"scaled_embeddings": True, "family": "plbart"})
+"""Ahmad et al. 2021, as released: a BART of source code."""
+_MBART = Architecture(
+    BOTH,
+    _BART.stack | {"norm_placement": "pre", "input_norm": "both"},
+    _BART.ends | {"scaled_embeddings": True},
+)
+"""Liu et al. 2020, 2.2, as released."""
+_SIZES_OF = {
+    "marian": {
+        "marian-base": _MARIAN.size(6, 512, 8, 2048, of=(80035, 85_196_451)),
+        "marian-tiny": _MARIAN.size(2, 64, 4, 256, max_seq_len=128),
+    },
+    # Lewis et al. 2020, 2.1, Ahmad et al. 2021 and Liu et al. 2020, as released.
+    "bart": {
+        "bart-base": _BART.size(6, 768, 12, 3072, of=(50265, 139_470_681)),
+        "bart-large": _BART.size(12, 1024, 16, 4096, of=(50265, 406_341_721)),
+        "bart-tiny": _BART.size(2, 64, 4, 256, max_seq_len=128),
+    },
+    "plbart": {
+        "plbart-base": _PLBART.size(
+            6, 768, 12, 3072, of=(50005, 139_270_741), attention_dropout=0.1
+        ),
+        "plbart-tiny": _PLBART.size(2, 64, 4, 256, max_seq_len=128),
+    },
+    "mbart": {
+        "mbart-large": _MBART.size(12, 1024, 16, 4096, of=(250027, 611_101_867)),
+        "mbart-tiny": _MBART.size(2, 64, 4, 256, max_seq_len=128),
+    },
+}  # fmt: skip
 _SHARED: Keys = {
     "d_model": ("width", 1024),
     "dropout": ("dropout", 0.1),
@@ -195,7 +247,7 @@ def _weights(model_type: str, config: ModelConfig) -> list[Weight]:
     return weights
 
 
-MARIAN, BART, PLBART, MBART = (
+FAMILIES = tuple(
     Family(
         model_type=model_type,
         read_config=partial(_read_config, model_type),
@@ -205,6 +257,7 @@ MARIAN, BART, PLBART, MBART = (
         aliases=dict.fromkeys(_COPIES, _WORDS),
         ignored=(r"model\.(encoder|decoder)\.embed_positions\..*",),
         prefix="model.",
+        sizes=_SIZES_OF[model_type],
     )
     for model_type, kind in _KINDS.items()
 )

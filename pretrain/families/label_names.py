@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.family import Family, Weight, affine
-from pretrain.interop.fields import Fields, build_config, refusal
+from pretrain.families.config_json import Fields, build_config, refusal
+from pretrain.families.family import Family, Weight, affine
 
 TEXTS, WORDS = "ForSequenceClassification", "ForTokenClassification"
 IMAGES = "ForImageClassification"

@@ -5,7 +5,7 @@
                from the sizes, and biases from `qkv_bias`, `output_bias`, `norm_bias` and `bias`
     read, write    what is no value under a key: a divisor for a factor, the norms of a flag
 
-A family is a `Dialect` of its own, in `llama.py`, `gemma.py`, `parallel.py` and beside them.
+A family is a `Dialect` of its own, in a file of `decoders/`.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,18 @@ from functools import partial
 from typing import Any
 
 from pretrain.config.model import ModelConfig, StackConfig
-from pretrain.interop.decoders.heads import (
+from pretrain.families.config_json import (
+    THEIR_ACTIVATIONS,
+    Fields,
+    Keys,
+    build_config,
+    refusal,
+    write_keys,
+    write_tokens,
+)
+from pretrain.families.family import Family, Weight, affine, own_head, table
+from pretrain.families.label_names import with_heads
+from pretrain.families.rotary_keys import (
     FULL,
     SLIDING,
     RopeKeys,
@@ -28,8 +39,7 @@ from pretrain.interop.decoders.heads import (
     write_longest,
     write_rope,
 )
-from pretrain.interop.family import Family, Weight, affine, own_head, table
-from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
+from pretrain.families.sizes import Sizes
 
 _STACK: Keys = {
     "num_hidden_layers": ("layers", 32),
@@ -62,6 +72,12 @@ QK_NORMS = {
 }
 
 
+def one_norm_modules(config: ModelConfig) -> dict[str, Any]:
+    """Returns LLaMA's modules, without the second norm where both sub-layers read the first."""
+    left_out = "feedforward_norm" if config.last_stack.parallel == "one_norm" else ""
+    return {ours: theirs for ours, theirs in LLAMA_MODULES.items() if ours != left_out}
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """Names of tensors outside of the layers, and of a layer with its number left out; a norm may have none."""
@@ -83,7 +99,10 @@ class Dialect:
     Attributes:
         name: Prefix of the class names; `base`: name of the class without a head, if another.
         spelled: LLaMA's key -> theirs. None: it has no such key.
-        sizes: Defaults by LLaMA's keys.
+        defaults: Those that differ from LLaMA's, by its keys.
+        sizes: Models by name.
+        labels: transformers has a class of labelled texts.
+        answers: Prefix of the stack in its class of answers in texts. None: no such class.
         more: Further keys, of the stack; of `head.` and `model.` by such a beginning of our name.
         kv_heads: None: as many as query heads.
         head_width: None: `hidden_size` by heads, which with `fixed_heads` is the only width.
@@ -109,7 +128,10 @@ class Dialect:
     name: str
     base: str | None = None
     spelled: Mapping[str, str | None] = field(default_factory=dict)
-    sizes: Mapping[str, float] = field(default_factory=dict)
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    sizes: Sizes = field(default_factory=dict)
+    labels: bool = True
+    answers: str | None = None
     more: Keys = field(default_factory=dict)
     kv_heads: int | None = None
     head_width: int | None = None
@@ -136,12 +158,12 @@ class Dialect:
         found: dict[str, tuple[str, Any]] = {}
         for key, (ours, default) in keys.items():
             if (theirs := self.spelled.get(key, key)) is not None:
-                found[theirs] = (ours, type(default)(self.sizes.get(key, default)))
+                found[theirs] = (ours, type(default)(self.defaults.get(key, default)))
         return found
 
 
 def _read_biases(dialect: Dialect, fields: Fields) -> dict[str, bool | None]:
-    """Returns the biases of linear layers: those of attention apart where they differ."""
+    """Returns the biases of linear layers, of attention apart where they differ."""
     keys = ("attention_bias", "mlp_bias")
     attention, feedforward = (key in dialect.biases and fields.flag(key, False) for key in keys)
     apart = None if attention == feedforward else attention
@@ -322,7 +344,7 @@ def _architecture(dialect: Dialect, config: ModelConfig) -> str:
 def decoder_family(dialect: Dialect) -> Family:
     """Builds the family of a table."""
     names = dialect.names
-    return Family(
+    family = Family(
         model_type=dialect.model_type,
         read_config=partial(_read_config, dialect),
         write_config=partial(_write_config, dialect),
@@ -332,4 +354,6 @@ def decoder_family(dialect: Dialect) -> Family:
         ignored=dialect.ignored,
         renames=dialect.renames,
         prefix=names.prefix,
+        sizes=dialect.sizes,
     )
+    return with_heads(family, dialect.answers) if dialect.labels else family

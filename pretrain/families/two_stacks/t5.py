@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.family import Family, Weight, affine, of_two_stacks, table
-from pretrain.interop.fields import (
+from pretrain.families.config_json import (
     ACTIVATIONS,
     THEIR_ACTIVATIONS,
     Fields,
@@ -24,7 +23,88 @@ from pretrain.interop.fields import (
     write_keys,
     write_tokens,
 )
+from pretrain.families.family import Family, Weight, affine, of_two_stacks, table
+from pretrain.families.sizes import BOTH, Architecture, Size
 
+_T5 = Architecture(
+    BOTH,
+    {
+        "activation": "relu",
+        "gated": False,
+        "norm": "rms",
+        "norm_eps": 1e-6,
+        "bias": False,
+        "scaled_attention": False,
+        "position": "relative",
+        "relative_buckets": 32,
+        "relative_max_distance": 128,
+        "dropout": 0.1,
+        "head_width": 64,
+    },
+    # The embedding, of deviation 1, is the head's too, whose input is divided by sqrt(D).
+    {"head": {"scaled": True}, "max_seq_len": 512, "tied_embeddings": True, "init": "t5"},
+)
+"""Raffel et al. 2020, 2.1 and 3.1.2."""
+_T5_V1_1 = Architecture(
+    BOTH,
+    _T5.stack | {"activation": "gelu_tanh", "gated": True, "dropout": 0.0},
+    {"max_seq_len": 512, "tied_embeddings": False, "init": "t5"},
+)
+"""Shazeer 2020, 2. The release (T5 v1.1) had no dropout in pretraining; fine-tuning wants 0.1 again."""
+_MT5 = _T5_V1_1._replace(ends=_T5_V1_1.ends | {"family": "mt5"})
+"""Xue et al. 2021, 3.2: T5 v1.1 for many languages."""
+_UMT5 = _T5_V1_1._replace(stack=_T5_V1_1.stack | {"relative_shared": False})
+"""Chung et al. 2023, 4, as released: a relative bias in each layer."""
+
+
+def _byt5(encoder: int, decoder: int, *size: int, **other: Any) -> Size:
+    """Returns a ByT5, whose stacks have different numbers of layers."""
+    made = _T5_V1_1.size(encoder, *size, **other)
+    return made.over(decoder=made.values["decoder"] | {"layers": decoder})
+
+
+_SIZES_OF = {
+    "t5": {
+        # Raffel et al. 2020, 3.7.
+        "t5-small": _T5.size(6, 512, 8, 2048, of=(32128, 60_506_624)),
+        "t5-base": _T5.size(12, 768, 12, 3072, of=(32128, 222_903_552)),
+        "t5-large": _T5.size(24, 1024, 16, 4096, of=(32128, 737_668_096)),
+        "t5-3b": _T5.size(24, 1024, 32, 16384, of=(32128, 2_851_598_336), head_width=128),
+        "t5-11b": _T5.size(24, 1024, 128, 65536, of=(32128, 11_307_321_344), head_width=128),
+        "t5-tiny": _T5.size(2, 64, 4, 192, head_width=24, max_seq_len=128),
+        # Sizes of the v1.1 release: XL and XXL stand for 3B and 11B, wider, with fewer heads.
+        "t5-v1.1-small": _T5_V1_1.size(8, 512, 6, 1024, of=(32128, 76_961_152)),
+        "t5-v1.1-base": _T5_V1_1.size(12, 768, 12, 2048, of=(32128, 247_577_856)),
+        "t5-v1.1-large": _T5_V1_1.size(24, 1024, 16, 2816, of=(32128, 783_150_080)),
+        "t5-v1.1-xl": _T5_V1_1.size(24, 2048, 32, 5120, of=(32128, 2_849_757_184)),
+        "t5-v1.1-xxl": _T5_V1_1.size(24, 4096, 64, 10240, of=(32128, 11_135_332_352)),
+        "t5-v1.1-tiny": _T5_V1_1.size(2, 64, 4, 96, head_width=24, max_seq_len=128),
+        # Xue et al. 2022, table 2: of bytes, with three times as many layers in the encoder.
+        "byt5-small": _byt5(12, 4, 1472, 6, 3584, of=(384, 299_637_760)),
+        "byt5-base": _byt5(18, 6, 1536, 12, 3968, of=(384, 581_653_248)),
+        "byt5-large": _byt5(36, 12, 1536, 16, 3840, of=(384, 1_228_183_552)),
+        "byt5-xl": _byt5(36, 12, 2560, 32, 6720, of=(384, 3_737_801_728)),
+        "byt5-xxl": _byt5(36, 12, 4672, 64, 12352, of=(384, 12_906_899_328)),
+        "byt5-tiny": _byt5(3, 1, 64, 4, 96, head_width=24, max_seq_len=128),
+    },
+    # Xue et al. 2021, 3.2, as released.
+    "mt5": {
+        "mt5-small": _MT5.size(8, 512, 6, 1024, of=(250112, 300_176_768)),
+        "mt5-base": _MT5.size(12, 768, 12, 2048, of=(250112, 582_401_280)),
+        "mt5-large": _MT5.size(24, 1024, 16, 2816, of=(250112, 1_229_581_312)),
+        "mt5-xl": _MT5.size(24, 2048, 32, 5120, of=(250112, 3_742_619_648)),
+        "mt5-xxl": _MT5.size(24, 4096, 64, 10240, of=(250112, 12_921_057_280)),
+        "mt5-tiny": _MT5.size(2, 64, 4, 96, head_width=24, max_seq_len=128),
+    },
+    # Chung et al. 2023, as released.
+    "umt5": {
+        "umt5-small": _UMT5.size(8, 512, 6, 1024, of=(256384, 306_601_984)),
+        "umt5-base": _UMT5.size(12, 768, 12, 2048, of=(256384, 592_043_520)),
+        "umt5-xl": _UMT5.size(24, 2048, 32, 5120, of=(256384, 3_768_356_864)),
+        "umt5-xxl": _UMT5.size(24, 4096, 64, 10240, of=(256384, 12_972_531_712)),
+        "umt5-tiny": _UMT5.size(2, 64, 4, 96, head_width=24, max_seq_len=128),
+    },
+}
 _STACK: Keys = {
     "d_model": ("width", 512),
     "num_heads": ("heads", 8),
@@ -56,11 +136,11 @@ class _Dialect:
     divides: bool | None = None  # the input of the head by sqrt(D); None: by a key
 
 
-_SIZES = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6}
+_DEFAULTS = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6}
 _DIALECTS = (
     _Dialect("t5", "T5", projection="relu"),
-    _Dialect("mt5", "MT5", _SIZES, divides=False),
-    _Dialect("umt5", "UMT5", _SIZES, shared=False),
+    _Dialect("mt5", "MT5", _DEFAULTS, divides=False),
+    _Dialect("umt5", "UMT5", _DEFAULTS, shared=False),
 )
 
 
@@ -187,7 +267,7 @@ def _weights(config: ModelConfig) -> list[Weight]:
     return weights
 
 
-T5, MT5, UMT5 = (
+FAMILIES = tuple(
     Family(
         model_type=dialect.model_type,
         read_config=partial(_read_config, dialect),
@@ -198,6 +278,7 @@ T5, MT5, UMT5 = (
         renames=((r"^transformer\.", ""),),
         # Old checkpoints have a bias of cross attention, which no model reads.
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+        sizes=_SIZES_OF[dialect.model_type],
     )
     for dialect in _DIALECTS
 )

@@ -13,11 +13,53 @@ from dataclasses import replace
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
-from pretrain.interop.decoders.heads import OF_ONE_LENGTH, read_rope, write_rope
-from pretrain.interop.family import Family, Weight, affine, own_head, table
-from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, refusal, write_keys, write_tokens
-from pretrain.plan.params import predictor_number
+from pretrain.config.model.stack import predictor_number
+from pretrain.families.config_json import (
+    THEIR_ACTIVATIONS,
+    Fields,
+    Keys,
+    build_config,
+    refusal,
+    write_keys,
+    write_tokens,
+)
+from pretrain.families.decoders.llama import LLAMA_STACK
+from pretrain.families.family import Family, Weight, affine, own_head, table
+from pretrain.families.label_names import with_heads
+from pretrain.families.rotary_keys import OF_ONE_LENGTH, read_rope, write_rope
+from pretrain.families.sizes import Architecture, Values
 
+_DEEPSEEK_V3 = Architecture(
+    ("decoder",),
+    LLAMA_STACK | {"norm_eps": 1e-6, "head_width": 192},
+    {"max_seq_len": 163840, "tied_embeddings": False},
+)
+"""DeepSeek-AI 2024 (DeepSeek-V3), 2.1 and 4.2, and as released, after the extension of its context."""
+
+
+def _chosen_by_bias(count: int, top_k: int, width: int, **other: int) -> Values:
+    """Returns experts of sigmoid scores, balanced by a bias, whose weights sum to 2.5."""
+    kinds = {"scores": "sigmoid", "balance": "bias", "scale": 2.5}
+    return {"count": count, "top_k": top_k, "width": width, **kinds, **other}
+
+
+_SIZES = {
+    # DeepSeek-AI 2024, 4.2: 671B parameters, 37B of which meet a token; without its module of further tokens.
+    "deepseek_v3-671b": _DEEPSEEK_V3.size(
+        61, 7168, 128, 18432, of=(129280, 671_026_404_352),
+        latent={"query_rank": 1536, "kv_rank": 512, "rope_width": 64, "value_width": 128},
+        experts=_chosen_by_bias(256, 8, 2048, shared=1, first=3, groups=8, top_groups=4),
+        rope_scaling={
+            "kind": "yarn", "factor": 40.0, "original_max_seq_len": 4096, "attention_factor": 1.0,
+            "score_mscale": 1.0,
+        },
+    ),
+    "deepseek_v3-tiny": _DEEPSEEK_V3.size(
+        2, 64, 4, 192, max_seq_len=128, head_width=24,
+        latent={"query_rank": 32, "kv_rank": 24, "rope_width": 8, "value_width": 16},
+        experts=_chosen_by_bias(8, 2, 48, shared=1, first=1, groups=4, top_groups=2),
+    ),
+}  # fmt: skip
 _WORDS = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 _JOIN = "eh_proj"
@@ -225,7 +267,7 @@ def _architecture(config: ModelConfig) -> str:
     return "DeepseekV3ForCausalLM" if config.head.kind == "lm" else "DeepseekV3Model"
 
 
-DEEPSEEK_V3 = Family(
+_FAMILY = Family(
     model_type="deepseek_v3",
     read_config=_read_config,
     write_config=_write_config,
@@ -233,4 +275,6 @@ DEEPSEEK_V3 = Family(
     weights=_weights,
     aliases={_HEAD: _WORDS},
     prefix="model.",
+    sizes=_SIZES,
 )
+FAMILIES = (with_heads(_FAMILY, None),)

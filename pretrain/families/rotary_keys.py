@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretrain.config.model import ModelConfig, RotaryScaling, StackConfig
-from pretrain.interop.fields import Fields, refusal
+from pretrain.families.config_json import Fields, refusal
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers in `layer_types`."""

@@ -1,14 +1,33 @@
 """GPT-2 (Radford et al. 2019): pre-norm, learned positions, weights stored as [in, out].
 
-With cross attention it is the decoder of a `VisionEncoderDecoderModel`, in vit.py.
+With cross attention it is the decoder of a `VisionEncoderDecoderModel`, in `images/captioner.py`.
 """
 
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.family import Family, Weight, affine, own_head, table
-from pretrain.interop.fields import THEIR_ACTIVATIONS, Fields, Keys, build_config, write_keys, write_tokens
+from pretrain.families.config_json import THEIR_ACTIVATIONS, Fields, Keys, build_config, write_keys, write_tokens
+from pretrain.families.family import Family, Weight, affine, own_head, table
+from pretrain.families.label_names import with_heads
+from pretrain.families.sizes import Architecture
 
+GPT2_STACK = {
+    "activation": "gelu_tanh",
+    "gated": False,
+    "norm": "layer",
+    "bias": True,
+    "position": "learned",
+}
+GPT2 = Architecture(("decoder",), GPT2_STACK, {"max_seq_len": 1024, "tied_embeddings": True})
+"""Radford et al. 2019, 2.3. Dropout, 0.1 in the release, is 0: one pass over a corpus does not overfit."""
+_SIZES = {
+    # Radford et al. 2019, table 2; named by what is really in the released checkpoints.
+    "gpt2-124m": GPT2.size(12, 768, 12, 3072, of=(50257, 124_439_808)),
+    "gpt2-350m": GPT2.size(24, 1024, 16, 4096, of=(50257, 354_823_168)),
+    "gpt2-774m": GPT2.size(36, 1280, 20, 5120, of=(50257, 774_030_080)),
+    "gpt2-1.5b": GPT2.size(48, 1600, 25, 6400, of=(50257, 1_557_611_200)),
+    "gpt2-tiny": GPT2.size(2, 64, 4, 256, max_seq_len=128),
+}
 _STACK: Keys = {
     "n_layer": ("layers", 12),
     "n_embd": ("width", 768),
@@ -99,7 +118,7 @@ def gpt2_weights(config: ModelConfig) -> list[Weight]:
     return found + own_head(config, _HEAD)
 
 
-GPT2 = Family(
+_FAMILY = Family(
     model_type="gpt2",
     read_config=read_gpt2,
     write_config=write_gpt2,
@@ -109,4 +128,6 @@ GPT2 = Family(
     # Causal masks that older versions saved as buffers.
     ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
     prefix="transformer.",
+    sizes=_SIZES,
 )
+FAMILIES = (with_heads(_FAMILY, _FAMILY.prefix),)

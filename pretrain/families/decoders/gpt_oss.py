@@ -7,8 +7,12 @@ alternating columns. The released weights are quantized and have to be dequantiz
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.interop.decoders.dialect import QKV
-from pretrain.interop.decoders.heads import (
+from pretrain.families.config_json import Fields, Keys, build_config, write_keys, write_tokens
+from pretrain.families.decoders.llama import LLAMA_STACK
+from pretrain.families.dialect import QKV
+from pretrain.families.family import Family, Weight, affine, own_head, table
+from pretrain.families.label_names import with_heads
+from pretrain.families.rotary_keys import (
     FULL,
     OF_ONE_LENGTH,
     SLIDING,
@@ -19,9 +23,31 @@ from pretrain.interop.decoders.heads import (
     write_layer_types,
     write_rope,
 )
-from pretrain.interop.family import Family, Weight, affine, own_head, table
-from pretrain.interop.fields import Fields, Keys, build_config, write_keys, write_tokens
+from pretrain.families.sizes import Architecture
 
+_SCALING = {"kind": "yarn", "factor": 32.0, "original_max_seq_len": 4096, "truncate": False}
+_GPT_OSS = Architecture(
+    ("decoder",),
+    LLAMA_STACK
+    | {"activation": "quick_gelu", "gate_limit": 7.0, "gate_shift": 1.0, "bias": True, "attention_sinks": True}
+    | {"kv_heads": 8, "head_width": 64, "window": 128, "global_every": 2, "global_first": 1}
+    | {"rope_theta": 150000.0, "rope_scaling": _SCALING},
+    {"max_seq_len": 131072, "tied_embeddings": False},
+)
+"""OpenAI 2025 (gpt-oss), 2.2, and as released: windows in every other layer, from the first."""
+_SIZES = {
+    # OpenAI 2025, table 1: 20.9B and 116.8B parameters.
+    "gpt_oss-20b": _GPT_OSS.size(
+        24, 2880, 64, 2880, of=(201088, 20_914_757_184), experts={"count": 32, "top_k": 4}
+    ),
+    "gpt_oss-120b": _GPT_OSS.size(
+        36, 2880, 64, 2880, of=(201088, 116_829_156_672), experts={"count": 128, "top_k": 4}
+    ),
+    "gpt_oss-tiny": _GPT_OSS.size(
+        2, 64, 4, 48, max_seq_len=128, kv_heads=2, head_width=24, window=16,
+        experts={"count": 4, "top_k": 2},
+    ),
+}  # fmt: skip
 _WORDS = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 _STACK: Keys = {
@@ -131,7 +157,7 @@ def _architecture(config: ModelConfig) -> str:
     return "GptOssForCausalLM" if config.head.kind == "lm" else "GptOssModel"
 
 
-GPT_OSS = Family(
+_FAMILY = Family(
     model_type="gpt_oss",
     read_config=_read_config,
     write_config=_write_config,
@@ -139,4 +165,6 @@ GPT_OSS = Family(
     weights=_weights,
     aliases={_HEAD: _WORDS},
     prefix="model.",
+    sizes=_SIZES,
 )
+FAMILIES = (with_heads(_FAMILY, None),)

@@ -1,0 +1,106 @@
+"""Qwen 2 and 3 (Yang et al. 2024, 2025): a LLaMA with biases or norms of queries and keys, or with experts."""
+
+from pretrain.families.decoders.llama import LLAMA_STACK
+from pretrain.families.dialect import LLAMA_MODULES, QK_NORMS, Dialect, decoder_family
+from pretrain.families.expert_keys import ExpertKeys, expert_hooks
+from pretrain.families.sizes import Architecture, Values
+
+_QWEN2 = Architecture(
+    ("decoder",),
+    LLAMA_STACK | {"qkv_bias": True, "norm_eps": 1e-6, "rope_theta": 1000000.0},
+    {"max_seq_len": 32768, "tied_embeddings": True},
+)
+"""Yang et al. 2024 (Qwen2), 2.2, table 1; Qwen2.5 has the same shapes."""
+_QWEN3 = Architecture(
+    ("decoder",),
+    LLAMA_STACK
+    | {"qk_norm": True, "norm_eps": 1e-6, "rope_theta": 1000000.0}
+    | {"kv_heads": 8, "head_width": 128},  # heads are 128 wide at any width of the model
+    {"max_seq_len": 32768, "tied_embeddings": True},
+)
+"""Yang et al. 2025 (Qwen3), 2: a norm of each head instead of the bias of queries, keys and values."""
+_QWEN3_MOE = Architecture(
+    ("decoder",),
+    _QWEN3.stack | {"kv_heads": 4},
+    {"max_seq_len": 32768, "tied_embeddings": False},
+)
+"""Yang et al. 2025 (Qwen3), 2, table 2: of 128 experts a token chooses 8; none is shared."""
+
+
+def _experts(count: int, top_k: int, width: int) -> Values:
+    """Returns experts of a width of their own, with the balance loss of the release."""
+    return {"count": count, "top_k": top_k, "width": width, "balance_weight": 0.001}
+
+
+_QWEN2_SIZES = {
+    "qwen2-0.5b": _QWEN2.size(24, 896, 14, 4864, of=(151936, 494_032_768), kv_heads=2),
+    "qwen2-1.5b": _QWEN2.size(28, 1536, 12, 8960, of=(151936, 1_543_714_304), kv_heads=2),
+    "qwen2-7b": _QWEN2.size(
+        28, 3584, 28, 18944, of=(152064, 7_615_616_512), tied_embeddings=False, kv_heads=4
+    ),
+    # The release of this size has another eps than the smaller ones.
+    "qwen2-72b": _QWEN2.size(
+        80, 8192, 64, 29568, of=(152064, 72_706_203_648), tied_embeddings=False, kv_heads=8,
+        norm_eps=1e-5,
+    ),
+    "qwen2-tiny": _QWEN2.size(2, 64, 4, 192, max_seq_len=128, kv_heads=2),
+}  # fmt: skip
+_QWEN3_SIZES = {
+    # Yang et al. 2025, table 1.
+    "qwen3-0.6b": _QWEN3.size(28, 1024, 16, 3072, of=(151936, 596_049_920)),
+    "qwen3-1.7b": _QWEN3.size(28, 2048, 16, 6144, of=(151936, 1_720_574_976)),
+    "qwen3-4b": _QWEN3.size(36, 2560, 32, 9728, of=(151936, 4_022_468_096)),
+    "qwen3-8b": _QWEN3.size(36, 4096, 32, 12288, of=(151936, 8_190_735_360), tied_embeddings=False),
+    "qwen3-14b": _QWEN3.size(
+        40, 5120, 40, 17408, of=(151936, 14_768_307_200), tied_embeddings=False
+    ),
+    "qwen3-32b": _QWEN3.size(
+        64, 5120, 64, 25600, of=(151936, 32_762_123_264), tied_embeddings=False
+    ),
+    "qwen3-tiny": _QWEN3.size(2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24),
+}  # fmt: skip
+_MOE_SIZES = {
+    # Yang et al. 2025, table 2; by the names of their releases.
+    "qwen3_moe-30b-a3b": _QWEN3_MOE.size(
+        48, 2048, 32, 6144, of=(151936, 30_532_122_624), experts=_experts(128, 8, 768)
+    ),
+    "qwen3_moe-235b-a22b": _QWEN3_MOE.size(
+        94, 4096, 64, 12288, of=(151936, 235_093_634_560), experts=_experts(128, 8, 1536)
+    ),
+    "qwen3_moe-tiny": _QWEN3_MOE.size(
+        2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24, experts=_experts(8, 2, 48)
+    ),
+}  # fmt: skip
+_MOE_KEYS = ExpertKeys(
+    ("num_local_experts", "num_experts"), (128, 8), "mlp", "gate_proj", "up_proj", "down_proj",
+    width=("moe_intermediate_size", 768), mixed=True,
+)  # fmt: skip
+_DEFAULTS = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
+_NORMED_MODULES = {**LLAMA_MODULES, **QK_NORMS}
+
+FAMILIES = tuple(
+    decoder_family(dialect)
+    for dialect in (
+        Dialect(
+            model_type="qwen2", name="Qwen2", sizes=_QWEN2_SIZES, answers="transformer.",
+            windows="listed", defaults=_DEFAULTS, kv_heads=32, built_in={"qkv_bias": True},
+        ),
+        Dialect(
+            model_type="qwen3", name="Qwen3", sizes=_QWEN3_SIZES, answers="transformer.",
+            windows="listed", defaults=_DEFAULTS, kv_heads=32, head_width=128,
+            built_in={"qk_norm": True}, biases=("attention_bias",),
+            modules=lambda config: _NORMED_MODULES,
+        ),
+        Dialect(
+            model_type="qwen3_moe", name="Qwen3Moe", sizes=_MOE_SIZES, answers="transformer.",
+            windows="flagged", kv_heads=4,
+            defaults={
+                "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 24,
+                "max_position_embeddings": 32768,
+            },
+            built_in={"qk_norm": True}, missing={"intermediate_size": 6144},
+            refused={"attention_bias": (False, "the attention layers would have biases, and experts none")},
+            **expert_hooks(_MOE_KEYS, _NORMED_MODULES),
+        ),
+    )
+)  # fmt: skip

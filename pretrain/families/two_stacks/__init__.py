@@ -1,0 +1,1 @@
+"""Families of an encoder and a decoder."""
