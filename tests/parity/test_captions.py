@@ -45,10 +45,10 @@ MAKERS = {
 }
 
 
-@pytest.fixture(params=MAKERS)
-def lent(request, tmp_path):
+@pytest.fixture(scope="module", params=MAKERS)
+def made(request, tmp_path_factory):
     torch.manual_seed(0)
-    return lend(MAKERS[request.param](), tmp_path / "theirs")
+    return lend(MAKERS[request.param](), tmp_path_factory.mktemp("theirs"))
 
 
 def batch_of(config, rows=3, length=9):

@@ -287,10 +287,10 @@ MAKERS = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=MAKERS)
-def lent(request, tmp_path):
+@pytest.fixture(scope="module", params=MAKERS)
+def made(request, tmp_path_factory):
     torch.manual_seed(0)
-    return lend(MAKERS[request.param](), tmp_path / "theirs")
+    return lend(MAKERS[request.param](), tmp_path_factory.mktemp("theirs"))
 
 
 def padded_batch():

@@ -93,9 +93,9 @@ def make(name, folder) -> Lent:
         return lend(MAKERS[name](), folder)
 
 
-@pytest.fixture(params=MAKERS)
-def lent(request, tmp_path):
-    return make(request.param, tmp_path / "theirs")
+@pytest.fixture(scope="module", params=MAKERS)
+def made(request, tmp_path_factory):
+    return make(request.param, tmp_path_factory.mktemp("theirs"))
 
 
 def padded_batch():
