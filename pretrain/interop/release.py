@@ -23,6 +23,7 @@ from pretrain.families import FAMILIES
 from pretrain.families.config_json import CONFIG, Fields
 from pretrain.families.family import Family
 from pretrain.families.label_names import check_head
+from pretrain.interop.nearest_family import unknown_model_type
 from pretrain.interop.release_files import (
     GENERATION,
     PICKLED_WEIGHTS,
@@ -248,11 +249,10 @@ def open_release(folder: Path) -> Release:
 
 
 def _find_family(values: dict[str, Any]) -> Family:
-    """Returns the family of a config.json. Raises: ConfigError, which lists the known ones."""
+    """Returns the family of a config.json. Raises: ConfigError, which names the nearest."""
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known = f"known: {', '.join(FAMILIES)}"
-        raise ConfigError(f"model_type={model_type!r} is not known", where=CONFIG, fix=known)
+        raise unknown_model_type(values)
     if values.get("quantization_config") is not None:
         what = "the weights are quantized (quantization_config)"
         raise ConfigError(what, where=CONFIG, fix="use the original ones")

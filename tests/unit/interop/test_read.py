@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.families import FAMILIES
 from pretrain.interop.choose import facts
+from pretrain.interop.nearest_family import unknown_model_type
 from pretrain.interop.release import open_release
 from tests.unit.interop.releases import TINY, VOCAB, change_config, load_tensors, save_tensors, tiny, write_tiny
 
@@ -86,12 +87,49 @@ def test_a_config_of_other_sizes_is_found_out_before_anything_is_read(llama):
     assert f"2 misshapen: lm_head.weight is [{VOCAB}, 64], should be [{VOCAB + 1}, 64], model.embed_tokens" in message
 
 
-def test_an_unknown_model_type_lists_the_known_ones(llama):
-    change_config(llama, model_type="mamba")
+def nearest(family):
+    return (
+        f"; if it computes what {family} does, set model_type to '{family}', and compare its scores; "
+        "a new family is one file, see docs/extending.md"
+    )
+
+
+@pytest.mark.parametrize(
+    ("preset", "values", "message"),
+    [
+        ("gpt2-tiny", {"model_type": "gptj", "rotary_dim": 64}, "gpt2, does not know its rotary_dim"),
+        ("mistral-tiny", {"model_type": "arcee"}, "mistral, knows all of its keys"),
+        ("bert-tiny", {"model_type": "mpnet", "relative_attention_num_buckets": 32},
+         "bert, does not know its relative_attention_num_buckets"),
+        ("mixtral-tiny", {"model_type": "jamba", **{f"mamba_{n}": 1 for n in range(10)}},
+         f"mixtral, does not know its {', '.join(f'mamba_{n}' for n in range(8))} and 2 more"),
+        # What is off is no difference.
+        ("t5-tiny", {"model_type": "longt5", "local_radius": 127, "pruned": False, "globals": None, "scales": []},
+         "t5, does not know its local_radius"),
+    ],
+)  # fmt: skip
+def test_an_unknown_model_type_is_answered_with_the_nearest_family_and_the_keys_that_differ(
+    preset, values, message, tmp_path
+):
+    write_tiny(tmp_path / "model", tiny(preset))
+    change_config(tmp_path / "model", **values)
+    family = message.partition(",")[0]
+    assert refusal(tmp_path / "model", ConfigError) == (
+        f"{tmp_path}/model/config.json: model_type='{values['model_type']}' is not known; the nearest family, "
+        f"{message}{nearest(family)}"
+    )
+
+
+def test_a_config_without_a_key_of_any_family_lists_the_known_ones(llama):
+    (llama / "config.json").write_text('{"blocks": 3, "vocab_size": 61}')
     message = refusal(llama, ConfigError)
-    assert message.startswith(f"{llama}/config.json: model_type='mamba' is not known; known: gpt2, llama, ")
-    change_config(llama, model_type=...)
-    assert "model_type=None is not known" in refusal(llama, ConfigError)
+    assert message.startswith(f"{llama}/config.json: model_type=None is not known; known: gpt2, llama, ")
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_keys_of_a_family_are_known_to_the_nearest(model_type):
+    values = FAMILIES[model_type].write_config(tiny(TINY[model_type]))
+    assert "knows all of its keys" in str(unknown_model_type(values | {"model_type": "x"}))
 
 
 def test_a_key_that_ours_cannot_represent_names_the_file(llama):

@@ -1,0 +1,80 @@
+"""Nearest family of a config.json whose `model_type` is not known, by the keys that it reads."""
+
+from typing import Any
+
+from pretrain.errors import ConfigError
+from pretrain.families import FAMILIES
+from pretrain.families.config_json import CONFIG
+from pretrain.families.family import Family
+
+_SHOWN = 8
+"""Keys that are written out in an error."""
+_GENERAL = {
+    "model_type", "architectures", "torch_dtype", "dtype", "transformers_version", "use_cache",
+    "auto_map", "return_dict", "id2label", "label2id", "num_labels", "problem_type",
+    "tokenizer_class", "chunk_size_feed_forward", "max_length", "task_specific_params",
+    "gradient_checkpointing", "vocab_size", "initializer_range", "tie_word_embeddings",
+    "is_decoder", "is_encoder_decoder",
+}  # fmt: skip
+"""Keys of any model, as all that end with `token_id` are."""
+
+
+class _Recorder(dict[str, Any]):
+    """A config.json that records the keys which are asked for, of copies with further keys too."""
+
+    def __init__(self, values: dict[str, Any], keys: set[str]) -> None:
+        super().__init__(values)
+        self.keys_read = keys
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Returns a value."""
+        self.keys_read.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.keys_read.add(str(key))
+        return super().__contains__(key)
+
+    def __or__(self, other: Any) -> "_Recorder":  # type: ignore[override]
+        return _Recorder({**self, **other}, self.keys_read)
+
+    def __ror__(self, other: Any) -> "_Recorder":  # type: ignore[override]
+        return _Recorder({**other, **self}, self.keys_read)
+
+
+def _keys_of(family: Family) -> set[str]:
+    """Returns the keys of config.json that a family reads or writes."""
+    keys: set[str] = set()
+    try:
+        # The name of a tensor, as a MAE is read with its decoder only.
+        config = family.read_config(_Recorder({}, keys), frozenset({"decoder."}))
+    except ConfigError:  # what it has read until then
+        return keys
+    return keys | family.write_config(config).keys()
+
+
+def unknown_model_type(values: dict[str, Any]) -> ConfigError:
+    """Returns the error of a `model_type` without a family, which names the nearest.
+
+    Keys without a value, a feature that is off say, count for no difference.
+    """
+    theirs = {key for key, value in values.items() if value and not key.endswith("token_id")}
+    theirs -= _GENERAL
+    read = {name: _keys_of(family) for name, family in FAMILIES.items()}
+    nearest = min(read, key=lambda name: (len(theirs - read[name]), len(read[name] - theirs)))
+    problem = f"model_type={values.get('model_type')!r} is not known"
+    if not theirs & read[nearest]:
+        return ConfigError(problem, where=CONFIG, fix=f"known: {', '.join(FAMILIES)}")
+    unread = [key for key in values if key in theirs - read[nearest]]
+    more = f" and {len(unread) - _SHOWN} more" if len(unread) > _SHOWN else ""
+    keys = "knows all of its keys"
+    if unread:
+        keys = f"does not know its {', '.join(unread[:_SHOWN])}{more}"
+    return ConfigError(
+        f"{problem}; the nearest family, {nearest}, {keys}",
+        where=CONFIG,
+        fix=(
+            f"if it computes what {nearest} does, set model_type to {nearest!r}, and compare its "
+            "scores; a new family is one file, see docs/extending.md"
+        ),
+    )
