@@ -1,11 +1,11 @@
 """`objective:` -- training objectives, and the model shapes and data that each needs."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, create_model, model_validator
+from pydantic import AfterValidator, Field, create_model
 
-from pretrain.config.base import OnResume, Section, check_name
+from pretrain.config.base import Conflicts, OnResume, Section, check_name
 from pretrain.config.data import DataConfig
 from pretrain.config.model import AnyModelConfig
 from pretrain.kinds.objectives import OBJECTIVES
@@ -43,12 +43,10 @@ class TaskConfig(Section):
         share = OBJECTIVES[self.kind].generator_share
         return 0.0 if share is None else share(self.section)
 
-    @model_validator(mode="after")
-    def _check_sections(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         for name in SECTIONS:
             if name != self.kind and self.differs(name):
-                raise ValueError(f"{name} does not go with kind={self.kind}; leave it out")
-        return self
+                yield f"{name} does not go with kind={self.kind}", "leave it out"
 
 
 if TYPE_CHECKING:
@@ -97,7 +95,18 @@ class ObjectiveConfig(_Sectioned):
     @property
     def scores_words(self) -> bool:
         """True if the loss is one of words of a vocabulary: exp(loss), their perplexity, is a number of words."""
-        return all(OBJECTIVES[task.kind].head == "lm" and task.kind != "dpo" for task in self.tasks)
+        needs = [OBJECTIVES[task.kind] for task in self.tasks]
+        return all(one.head == "lm" and not one.instead_of_tokens for one in needs)
+
+    @property
+    def predicts_text(self) -> bool:
+        """True if each token of a text is predicted from those before it, which is a code for the text."""
+        return all(OBJECTIVES[task.kind].running_text for task in self.tasks)
+
+    @property
+    def has_reference(self) -> bool:
+        """True if the model is compared with the one that training begins with."""
+        return OBJECTIVES[self.kind].reference
 
     @property
     def head_share(self) -> float:
@@ -108,82 +117,80 @@ class ObjectiveConfig(_Sectioned):
         weighted = [weight * share for weight, share in zip(self.weights, shares, strict=True)]
         return sum(weighted) / sum(self.weights)
 
-    @model_validator(mode="after")
-    def _check_mixture(self) -> Self:
+    def _conflicts(self) -> Conflicts:
+        yield from super()._conflicts()
         alone = [name for name in ("kind", *SECTIONS) if self.differs(name)]
         if self.mixture and alone:
-            raise ValueError(f"needs {alone[0]} or mixture, and not both")
+            yield f"needs {alone[0]} or mixture, and not both"
         instead = OBJECTIVES[self.kind].instead_of_tokens
         for name in ("label_smoothing", "z_loss"):
             if instead and self.differs(name):
                 fix = f"use {self.kind}.{name}" if hasattr(self.section, name) else "leave it out"
-                raise ValueError(f"{name} is of predicted tokens, and kind={self.kind} {instead}; {fix}")
-        return self
+                yield f"{name} is of predicted tokens, and kind={self.kind} {instead}", fix
 
 
-def check_kind(kind: str, model: AnyModelConfig, data: DataConfig, start: str | None) -> None:
-    """Checks that a model and the layout of its data fit an objective."""
+def kind_conflicts(kind: str, model: AnyModelConfig, data: DataConfig, start: str | None) -> Conflicts:
+    """Yields what of a model and of the layout of its data does not fit an objective."""
     needs = OBJECTIVES[kind]
-    head = model.head
+    key = f"objective.kind={kind}"
     if model.shape not in needs.shapes:
-        preset = f"model.preset={model.preset}" if model.preset else "this one"
-        this = preset if start is None else f"that of init.from={start}"
-        what = f"objective.kind={kind} needs a model with {' or '.join(needs.shapes)}, {this} has {model.shape}"
-        other = "another init.from" if start else "another model.preset"
-        # The first is the usual one of such a model, on data of this kind.
-        for name, fitting in OBJECTIVES.items():
-            if model.shape in fitting.shapes and fitting.head == head.kind and set(fitting.data) & set(needs.data):
-                raise ValueError(f"{what}; use objective.kind={name}, or {other}")
-        raise ValueError(f"{what}; use {other}")
+        yield _shape_conflict(kind, model, start)
     if model.kind == "recurrent" and model.encoder is None and needs.whole_prompts:
-        raise ValueError(
-            f"objective.kind={kind} needs bidirectional attention to the prefix, which a "
-            f"recurrent decoder lacks; use objective.kind=causal"
+        yield (
+            f"{key} needs bidirectional attention to the prefix, which a recurrent decoder lacks",
+            "use objective.kind=causal",
         )
+    head = model.head
     if head.kind != needs.head:
         tied = ", and model.tied_embeddings=false" if needs.head in ("labels", "spans", "choices") else ""
-        need = f"objective.kind={kind} needs model.head.kind={needs.head}"
-        raise ValueError(f"{need}, this model has {head.kind}; set it{tied}")
+        yield f"{key} needs model.head.kind={needs.head}, this model has {head.kind}", f"set it{tied}"
     reads = getattr(model, "reads", "tokens")
     if reads != needs.reads:
-        need = f"objective.kind={kind} needs a model that reads {needs.reads}, this one reads {reads}"
         fix = "choose a preset with model.input"
         if reads == "patches":
             kinds = {"pixels": "masked_patches", "lm": "captions"}
             fix = f"use objective.kind={kinds.get(head.kind, 'images')}"
-        raise ValueError(f"{need}; {fix}")
+        yield f"{key} needs a model that reads {needs.reads}, this one reads {reads}", fix
     if reads == "patches" and data.packing != "concat":
-        what = f"data.packing={data.packing} is of text"
-        raise ValueError(f"{what}; images are one a row, leave it out")
+        yield f"data.packing={data.packing} is of text", "images are one a row, leave it out"
     if needs.labels_words and (head.mean or getattr(model, "pooler", False)):
-        raise ValueError(
-            f"objective.kind={kind} labels words, but model.head.mean and model.pooler summarize "
-            "documents; set both to false"
+        yield (
+            f"{key} labels words, but model.head.mean and model.pooler summarize documents",
+            "set both to false",
         )
     if needs.apart and not data.document_mask:
-        raise ValueError(
-            f"objective.kind={kind} {needs.apart} must not attend to each other; use data.document_mask=true"
-        )
+        yield f"{key} {needs.apart} must not attend to each other", "use data.document_mask=true"
     if needs.whole_rows and data.packing != "concat":
-        need = f"objective.kind={kind} needs full rows, but data.packing={data.packing}"
-        raise ValueError(f"{need}; use data.packing=concat")
+        yield f"{key} needs full rows, but data.packing={data.packing}", "use data.packing=concat"
     if needs.one_text_a_row and data.document_mask:
-        what = f"objective.kind={kind} has one mode token a row, not one a document"
-        raise ValueError(f"{what}; use data.document_mask=false")
+        yield f"{key} has one mode token a row, not one a document", "use data.document_mask=false"
 
 
-def check_multi_token(model: AnyModelConfig, objective: ObjectiveConfig) -> None:
-    """Checks that an objective predicts further tokens, from left to right. Raises: ValueError."""
+def _shape_conflict(kind: str, model: AnyModelConfig, start: str | None) -> tuple[str, str]:
+    needs = OBJECTIVES[kind]
+    preset = f"model.preset={model.preset}" if model.preset else "this one"
+    this = preset if start is None else f"that of init.from={start}"
+    stacks = " or ".join(needs.shapes)
+    fix = "another init.from" if start else "another model.preset"
+    # The first is the usual one of such a model, on data of this kind.
+    for name, other in OBJECTIVES.items():
+        if model.shape in other.shapes and other.head == model.head.kind and set(other.data) & set(needs.data):
+            fix = f"objective.kind={name}, or {fix}"
+            break
+    return f"objective.kind={kind} needs a model with {stacks}, {this} has {model.shape}", f"use {fix}"
+
+
+def multi_token_conflicts(model: AnyModelConfig, objective: ObjectiveConfig) -> Conflicts:
+    """Yields what does not go with the prediction of further tokens, from left to right."""
     depth = getattr(model, "multi_token", 0)
-    if not depth:
-        if objective.differs("multi_token_weight"):
-            key = f"objective.multi_token_weight={objective.multi_token_weight}"
-            raise ValueError(f"{key} needs model.multi_token=1 or more; leave it out")
-        return
+    if not depth and objective.differs("multi_token_weight"):
+        key = f"objective.multi_token_weight={objective.multi_token_weight}"
+        yield f"{key} needs model.multi_token=1 or more", "leave it out"
     for kind in (task.kind for task in objective.tasks):
         # The module of a prefix's last tokens would read the very token that it predicts.
-        if OBJECTIVES[kind].whole_prompts:
-            raise ValueError(
-                f"model.multi_token={depth} reads the token after each one, which a prefix that is seen whole "
-                f"would show to those before it: objective.kind={kind}; use model.multi_token=0"
+        if depth and OBJECTIVES[kind].whole_prompts:
+            seen = "which a prefix that is seen whole would show to those before it"
+            yield (
+                f"model.multi_token={depth} reads the token after each one, {seen}: objective.kind={kind}",
+                "use model.multi_token=0",
             )

@@ -12,7 +12,7 @@ from pretrain.config.engine import EngineConfig, ParallelConfig, expert_conflict
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths, image_lengths, row_lengths
 from pretrain.config.model import ModelConfig, ModelSection, StackConfig
-from pretrain.config.objective import UNITS, ObjectiveConfig, check_kind, check_multi_token
+from pretrain.config.objective import UNITS, ObjectiveConfig, kind_conflicts, multi_token_conflicts
 from pretrain.config.optim import OptimConfig
 from pretrain.config.tracking import ProfileConfig, TrackingConfig, tracking_conflicts
 from pretrain.config.train import (
@@ -198,8 +198,7 @@ class RunConfig(Section):
         if self.eval.tasks.names and (self.stacks != ["decoder"] or self.model.head.kind != "lm"):
             yield "eval.tasks are for models with a decoder alone and its head", "leave them out"
         yield from self._objective_conflicts()
-        if self.objective.kind == "dpo":
-            yield from self._preference_conflicts()
+        yield from OBJECTIVES[self.objective.kind].conflicts(self)
         if self.finetune.kind == "lora":
             yield from self._adapter_conflicts()
         yield from self._image_conflicts()
@@ -233,40 +232,22 @@ class RunConfig(Section):
 
     def _objective_conflicts(self) -> Conflicts:
         kinds = [task.kind for task in self.objective.tasks]
-        check_multi_token(self.model, self.objective)
+        yield from multi_token_conflicts(self.model, self.objective)
         yield from _generator_conflicts(self)
         for kind in kinds:
-            check_kind(kind, self.model, self.data, self.init.from_)
+            yield from kind_conflicts(kind, self.model, self.data, self.init.from_)
         if not set.intersection(*(set(OBJECTIVES[kind].data) for kind in kinds)):
             yield f"objective.mixture: {', '.join(kinds)} have no kind of data in common", "mix objectives that do"
         alone = [kind for kind in kinds if not OBJECTIVES[kind].mixes]
         if alone and len(kinds) > 1:
             yield f"objective.mixture: {alone[0]} cannot be mixed", f"use objective.kind={alone[0]} alone"
-        if self.batch.short_rows and (set(kinds) != {"causal"} or self.data.packing != "concat"):
+        running = all(OBJECTIVES[kind].running_text for kind in kinds)
+        if self.batch.short_rows and (not running or self.data.packing != "concat"):
             both = f"objective.kind={'+'.join(kinds)} and data.packing={self.data.packing}"
             need = "batch.short_rows cuts rows of running text, for objective.kind=causal and data.packing=concat"
             yield f"{need}, not {both}", "leave it out"
-        if self.batch.source_len is not None and "seq2seq" not in kinds:
+        if self.batch.source_len is not None and not any(OBJECTIVES[kind].source_rows for kind in kinds):
             yield "batch.source_len needs objective.kind=seq2seq", "leave it out"
-
-    def _preference_conflicts(self) -> Conflicts:
-        if self.init.from_ is None:
-            yield "objective.kind=dpo compares a model with the one that it began as", "set init.from"
-        if not self.data.document_mask:
-            yield (
-                "objective.kind=dpo has answers in a row that must not attend to each other",
-                "use data.document_mask=true",
-            )
-        if getattr(self.model, "multi_token", 0):
-            yield (
-                "objective.kind=dpo compares answers, which model.multi_token does not predict",
-                "use model.multi_token=0",
-            )
-        why = "and objective.kind=dpo adds up the tokens of an answer on one rank"
-        for name in ("sequence", "tensor"):
-            ranks = getattr(self.parallel, name)
-            if ranks > 1:
-                yield f"parallel.{name}={ranks} cuts rows, {why}", f"use parallel.{name}=1"
 
     def _adapter_conflicts(self) -> Conflicts:
         if isinstance(self.model, ModelConfig) and self.model.last_stack.experts:

@@ -186,10 +186,10 @@ def best_conflicts(
 
 
 def _metric_conflicts(best: str, kinds: list[str]) -> Conflicts:
-    if best == "val_bits_per_byte" and set(kinds) != {"causal"}:
+    if best == "val_bits_per_byte" and not all(OBJECTIVES[kind].running_text for kind in kinds):
         yield f"checkpoint.best={best} needs objective.kind=causal, not {'+'.join(kinds)}", "use val_loss"
     heads = {OBJECTIVES[kind].head for kind in kinds}
-    if best == "val_perplexity" and "dpo" in kinds:
+    if best == "val_perplexity" and any(OBJECTIVES[kind].reference for kind in kinds):
         yield f"checkpoint.best={best}: pairs of answers have no perplexity", "use val_loss or val_accuracy"
     if best == "val_perplexity" and heads & {"labels", "replaced", "spans", "choices"}:
         yield f"checkpoint.best={best}: a classifier has no perplexity", "use val_loss or val_accuracy"

@@ -22,7 +22,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pretrain.config.objective import ObjectiveConfig, TaskConfig
-from pretrain.kinds.objectives.ul2 import DenoiserConfig
+from pretrain.kinds.corruption import DenoiserConfig
 from pretrain.objective import build_rows
 from pretrain.objective.mixed import draw_parts
 from pretrain.objective.row_maker import RowContext

@@ -124,7 +124,7 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
         what = str(error).replace("batch.seq_len", "--seq-len")
         raise ConfigError(what, fix="use longer rows") from None
     reference = None
-    if source.run is not None and objective.kind == "dpo" and not choice.data:
+    if source.run is not None and objective.has_reference and not choice.data:
         reference = source.run.reference
     return Setting(objective, data, lengths, seed, guessed=source.run is None, reference=reference)
 
@@ -192,13 +192,13 @@ class Corpus:
             document_mask=data.document_mask,
         )
         make_rows = build_rows(self.objective, context)
-        if self.objective.kind == "dpo":
+        if self.objective.has_reference:
             known = None if setting.reference is None else read_table(setting.reference)
             make_rows = add_reference(make_rows, known)
         longest = max(setting.lengths.target, setting.lengths.source or 0)
         rows = max(1, choice.batch_tokens // longest)
         # A code for the text predicts each token from those before it, and no other objective does.
-        is_code = all(task.kind == "causal" for task in self.objective.tasks)
+        is_code = self.objective.predicts_text
         self.sources: list[EvaluationSource] = []
         self.data: list[Data] = []
         for source, store, path in zip(self._dataset.sources, stores, paths, strict=True):

@@ -3,9 +3,45 @@
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from pretrain.config.base import Section
+from pretrain.config.base import Conflicts, Section
+
+
+class RowLimits(NamedTuple):
+    """Lengths that a config gives to rows, in tokens, and the stacks of the model."""
+
+    seq_len: int
+    source_len: int
+    num_stacks: int
+
+
+class RowShape(NamedTuple):
+    """Lengths of one kind of rows in tokens: inputs of the decoder or of the only stack, and of an encoder beside."""
+
+    target: int
+    source: int | None = None
+    weight: float = 1.0  # share of the rows, at any scale
+
+
+def whole_row(section: Any, limits: RowLimits) -> int:
+    """Returns the longest row of the data that fits, where the model reads rows as they are."""
+    return limits.seq_len
+
+
+def same_shape(section: Any, row: int, limits: RowLimits) -> list[RowShape]:
+    """Returns the lengths of rows that the model reads as they are."""
+    return [RowShape(row)]
+
+
+def no_source(section: Any, num_patches: int, num_before: int) -> int | None:
+    """Returns the vectors of an image that an encoder beside the decoder reads; None: there is no such encoder."""
+    return None
+
+
+def no_conflicts(config: Any) -> Conflicts:
+    """Yields nothing: any values go with it."""
+    yield from ()
 
 
 def every_position(section: Any) -> float:
@@ -40,6 +76,12 @@ class Objective:
     whole_prompts: bool = False  # a decoder alone reads prompts with bidirectional attention
     one_text_a_row: bool = False  # rows have one mode token, not one a document
     labels_words: bool = False  # a head or pooler that summarizes documents does not fit
+    running_text: bool = False
+    """Each token of a text is predicted from those before it: rows may be cut short, and the loss is a code length."""
+    source_rows: bool = False  # rows of `batch.source_len` tokens beside those of `batch.seq_len`
+    reference: bool = False  # compares the model with the one that training begins with
+    conflicts: Callable[[Any], Conflicts] = no_conflicts
+    """`conflicts(run_config)`: further values that do not go with it."""
     scored_as: Mapping[str, str] = field(default_factory=dict)
     """Objective by which models of one stack are evaluated on data of another layout, as if fine-tuned on them."""
     apart: str = ""
@@ -55,6 +97,12 @@ class Objective:
     """`build(objective_config) -> Loss`."""
     shown: tuple[str, ...] = ()
     """Names of further sums of the loss (`LossOutput.shown_M`), logged as means over the targets."""
+    longest_row: Callable[[Any, RowLimits], int] = whole_row
+    """`longest_row(section, limits)`: tokens of the longest row of data whose inputs fit."""
+    row_shapes: Callable[[Any, int, RowLimits], list[RowShape]] = same_shape
+    """`row_shapes(section, row, limits)`: lengths of what becomes of rows of so many tokens."""
+    image_source: Callable[[Any, int, int], int | None] = no_source
+    """`image_source(section, num_patches, num_before)`: vectors of an image that an encoder beside a decoder reads."""
     target_share: Callable[[Any], float] = every_position
     """`share(section)`: expected share of the positions at which the head is computed."""
     generator_share: Callable[[Any], float] | None = None

@@ -18,10 +18,8 @@ from functools import partial
 
 import numpy as np
 
-from pretrain.config.lengths import Corruption, corruption_of
 from pretrain.errors import ConfigError
-from pretrain.kinds.objectives.span import SpanConfig
-from pretrain.kinds.objectives.ul2 import DenoiserConfig
+from pretrain.kinds.corruption import Corruption, DenoiserConfig, SpanConfig, corruption_of
 from pretrain.objective.row_maker import RowContext, inner_starts, number_documents, real_tokens
 from pretrain.objective.seq2seq import start_of
 from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows

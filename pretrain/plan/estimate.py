@@ -289,7 +289,7 @@ def _data_facts(config: RunConfig, parameters: int, step_s: float, stored: Store
         stored=stored,
     )
     facts = {**asdict(supply), "stored": None if stored is None else asdict(stored), "lanes": lanes}
-    if config.objective.kind == "dpo" and supply.epochs:
+    if config.objective.has_reference and supply.epochs:
         # The answers by the model that training begins with: a forward pass, once.
         num_rows = config.batch.steps.before(config.train.last_step) / supply.epochs
         facts["reference_s"] = num_rows / config.batch.rows * step_s / 3

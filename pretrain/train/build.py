@@ -297,7 +297,7 @@ def _validation(claim: Claim, plan: BatchPlan, world: World, pin_memory: bool) -
             columns=_columns(world),
         )
         # A code for the text predicts each token from those before it, and no other objective does.
-        is_code = split.num_bytes_text and all(task.kind == "causal" for task in config.objective.tasks)
+        is_code = split.num_bytes_text and config.objective.predicts_text
         tokens_per_byte = split.num_tokens / split.num_bytes_text if is_code else 0.0
         validation.append(ValidationSource(source.name, loader, damage, tokens_per_byte))
     return validation

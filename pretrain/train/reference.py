@@ -42,7 +42,7 @@ def with_reference(
 
     Raises: DataError: The file of a resumed run, or a shard, is missing or damaged.
     """
-    if claim.config.objective.kind != "dpo":
+    if not claim.config.objective.has_reference:
         return claim
     if state.step:
         table = read_table(claim.folder.reference)

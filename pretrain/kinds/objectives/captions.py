@@ -8,4 +8,5 @@ CAPTIONS = Objective(
     reads="patches",
     rows="pretrain.objective.seq2seq:build_captions",
     mixes=False,
+    image_source=lambda section, num_patches, num_before: num_before + num_patches,
 )

@@ -7,4 +7,5 @@ CAUSAL = Objective(
     data=("text", "records"),
     rows="pretrain.objective.causal:build_causal",
     scored_as={"records": "supervised", "preferences": "dpo"},
+    running_text=True,
 )

@@ -1,10 +1,10 @@
 """Direct preference optimization (Rafailov et al. 2023)."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import Conflicts, OnResume, Section
 from pretrain.kinds.objective import Objective
 
 
@@ -20,6 +20,18 @@ class DpoConfig(Section):
     """Share of the preferences that are assumed to be the wrong way round, in training."""
 
 
+def _conflicts(config: Any) -> Conflicts:
+    if config.init.from_ is None:
+        yield "objective.kind=dpo compares a model with the one that it began as", "set init.from"
+    if getattr(config.model, "multi_token", 0):
+        yield "objective.kind=dpo compares answers, which model.multi_token does not predict", "use model.multi_token=0"
+    why = "and objective.kind=dpo adds up the tokens of an answer on one rank"
+    for name in ("sequence", "tensor"):
+        ranks = getattr(config.parallel, name)
+        if ranks > 1:
+            yield f"parallel.{name}={ranks} cuts rows, {why}", f"use parallel.{name}=1"
+
+
 DPO = Objective(
     shapes=("decoder",),
     data=("preferences",),
@@ -30,4 +42,7 @@ DPO = Objective(
     shown=("reward_margin", "reward_chosen", "reward_rejected"),
     mixes=False,
     instead_of_tokens="compares answers",
+    reference=True,
+    apart="has answers in a row that",
+    conflicts=_conflicts,
 )

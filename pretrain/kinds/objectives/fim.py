@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pretrain.config.base import OnResume, Section
-from pretrain.kinds.objective import Objective
+from pretrain.kinds.objective import Objective, RowShape
 
 
 class FimConfig(Section):
@@ -29,5 +29,7 @@ FIM = Objective(
     section=FimConfig,
     rows="pretrain.objective.fim:build_fim",
     whole_rows=True,
+    longest_row=lambda section, limits: limits.seq_len - 3 * section.max_documents,
+    row_shapes=lambda section, row, limits: [RowShape(row + 3 * section.max_documents)],
     scored_as={"preferences": "dpo"},
 )

@@ -18,6 +18,17 @@ class MaskedPatchesConfig(Section):
     2022, 3). False: pixels as normalized by `model.input`."""
 
 
+def _count_source(section: MaskedPatchesConfig, num_patches: int, num_before: int) -> int:
+    """Returns the vectors that the encoder reads, as in MAE's release. Raises: ValueError: All or no patches."""
+    visible = int(num_patches * (1 - section.rate))
+    if not 0 < visible < num_patches:
+        raise ValueError(
+            f"objective.masked_patches.rate={section.rate} leaves {visible} of {num_patches} patches visible; "
+            f"choose one that hides some, and not all"
+        )
+    return num_before + visible
+
+
 MASKED_PATCHES = Objective(
     shapes=("encoder+decoder",),
     data=("images",),
@@ -28,4 +39,5 @@ MASKED_PATCHES = Objective(
     loss="pretrain.objective.masked_patches:patch_loss",
     mixes=False,
     target_share=chosen_positions,
+    image_source=_count_source,
 )

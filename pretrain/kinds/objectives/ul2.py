@@ -1,23 +1,10 @@
 """Mixture of denoisers (Tay et al. 2023, 3.1)."""
 
-from typing import Annotated
-
 from pydantic import Field
 
-from pretrain.config.base import OnResume, Section
-from pretrain.kinds.objective import Objective
-from pretrain.kinds.objectives.span import SpanConfig
-
-
-class DenoiserConfig(SpanConfig):
-    """Denoiser of UL2."""
-
-    mode: Annotated[str | None, OnResume.ALLOW] = None
-    """Special token that the source begins with. None: no such token."""
-    prefix: Annotated[bool, OnResume.ALLOW] = False
-    """Prefix language model: the only span is the end of the row, a share `density` of it."""
-    weight: Annotated[float, OnResume.ALLOW] = Field(default=1.0, gt=0)
-    """Share of the rows relative to the other denoisers."""
+from pretrain.config.base import Section
+from pretrain.kinds.corruption import DenoiserConfig, corrupted_shape, longest_corrupted
+from pretrain.kinds.objective import Objective, RowLimits, RowShape
 
 
 def _ul2() -> list[DenoiserConfig]:
@@ -36,12 +23,22 @@ class Ul2Config(Section):
     """Default: the seven of table 1 of the paper with equal weights (two R, four X, one S)."""
 
 
+def _longest_row(section: Ul2Config, limits: RowLimits) -> int:
+    return min(longest_corrupted(denoiser, limits) for denoiser in section.denoisers)
+
+
+def _row_shapes(section: Ul2Config, row: int, limits: RowLimits) -> list[RowShape]:
+    return [corrupted_shape(denoiser, row, limits) for denoiser in section.denoisers]
+
+
 UL2 = Objective(
     shapes=("encoder+decoder", "decoder"),
     data=("text",),
     section=Ul2Config,
     rows="pretrain.objective.mixed:build_ul2",
     whole_rows=True,
+    longest_row=_longest_row,
+    row_shapes=_row_shapes,
     whole_prompts=True,
     one_text_a_row=True,
     scored_as={"preferences": "dpo"},

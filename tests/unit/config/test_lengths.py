@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.config.data import BatchConfig
-from pretrain.config.lengths import RowLengths, corruption_of, describe_rows, padding_share, row_lengths
+from pretrain.config.lengths import RowLengths, describe_rows, padding_share, row_lengths
 from pretrain.config.objective import ObjectiveConfig
-from pretrain.kinds.objectives.span import SpanConfig
-from pretrain.kinds.objectives.ul2 import DenoiserConfig
+from pretrain.kinds.corruption import DenoiserConfig, SpanConfig, corruption_of
 
 
 def lengths(seq_len: int, num_stacks: int = 2, source_len: int | None = None, **objective: object) -> RowLengths:

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.config.lengths import corruption_of
 from pretrain.errors import ConfigError
-from pretrain.kinds.objectives.span import SpanConfig
+from pretrain.kinds.corruption import SpanConfig, corruption_of
 from pretrain.objective import build_rows
 from pretrain.objective.span import corrupt, draw_noise
 from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows, select_rows

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.config.data import BatchConfig
-from pretrain.config.lengths import corruption_of, padding_share
+from pretrain.config.lengths import padding_share
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import ConfigError
-from pretrain.kinds.objectives.ul2 import DenoiserConfig
+from pretrain.kinds.corruption import DenoiserConfig, corruption_of
 from pretrain.objective import build_rows
 from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows
 from pretrain.utils.rng import draw_uniform
