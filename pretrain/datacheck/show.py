@@ -40,6 +40,7 @@ from pretrain.datacheck.reading import PADDED_ROWS, choose_packing, open_data
 from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, Stretch, describe_rows
 from pretrain.errors import ConfigError, DataError
 from pretrain.kinds.objectives import OBJECTIVES
+from pretrain.objective.token_kinds import TokenKind
 from pretrain.prepare.statistics import learned_share
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import TokenRows
@@ -149,7 +150,7 @@ def show(what: str, overrides: Sequence[str], choice: ReadingOptions) -> RowsRep
     if config.data.mixture and choice.split == "train":
         numbers = source_of(np.array([row.sample_id for row in shown])).tolist()
         names = tuple(dataset.sources[number].name for number in numbers)
-    of_parts = config.objective.kind in ("supervised", "dpo")
+    of_parts = OBJECTIVES[config.objective.kind].learns_parts
     learned = learned_share(Path(config.data.path or ""), choice.split) if of_parts else None
     return RowsReport(what, choice, config, names, tuple(shown), learned)
 
@@ -263,18 +264,12 @@ COLOURS = ("cyan", "magenta")
 STYLES = {"context": "italic", "prefix": "italic"}
 STYLES |= dict.fromkeys(("learned", "target", "chosen", "rejected", "answer"), "bold")
 """Style of a kind of stretch, added to the document's colour."""
-IN_TEXT = ("text", "masked", "replaced", "kept", "labelled")
+IN_TEXT = (TokenKind.TEXT, TokenKind.MASKED, TokenKind.REPLACED, TokenKind.KEPT, TokenKind.LABELLED)
 """Kinds that follow each other in a line; others have own lines, with their name in the margin."""
 TRUTH = "bold green"
 """Style of a hidden token."""
 STANDS = "red"
 """Style of the model's input in the place of a hidden token, and of a label."""
-LEGENDS = {
-    "masked": "{truth -> what stands there}: predicted; {truth}: predicted, and left as it is",
-    "classify": "{first token: label of the document}",
-    "tag": "{first token: label of its word}",
-}
-"""Meaning of the braces, by objective."""
 LABEL_COLUMNS = 13
 LEAST_COLUMNS = 20
 """Least width to which text is wrapped."""
@@ -293,8 +288,8 @@ def _lines(shown: RowsReport, console: Console) -> Iterator[Text]:
     if not shown.config.data.document_mask:
         yield Text("documents see each other: data.document_mask is off", style="bold")
     for task in shown.config.objective.tasks:
-        if task.kind in LEGENDS:
-            yield Text(LEGENDS[task.kind], style="bold")
+        if legend := OBJECTIVES[task.kind].legend:
+            yield Text(legend, style="bold")
     for place, row in enumerate(shown.rows):
         if place:
             yield Text()
@@ -371,7 +366,7 @@ def _fit(text: Text, console: Console) -> list[Text]:
 
 def _append(flow: Text, stretch: Stretch, style: str) -> None:
     """Appends a stretch: special tokens reversed, hidden and labelled tokens in braces."""
-    if stretch.kind not in IN_TEXT or stretch.kind == "text":
+    if stretch.kind not in IN_TEXT or stretch.kind is TokenKind.TEXT:
         end = 0
         for low, high in stretch.special:
             flow.append(_shown(stretch.text[end:low]), style=style)

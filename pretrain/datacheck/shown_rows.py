@@ -2,16 +2,8 @@
 
     TokenRows  --objective, row by row-->  ModelRows  ->  stretches  ->  ShownRow
 
-Ids, documents, positions and counts are those that the model gets. Kinds of stretches:
-
-`text`      all of it predicted               `prefix`    read in both directions, not predicted
-`learned`   predicted, of a text in part      `context`   read, not predicted
-`source`    source of a target                `target`    predicted after the source
-`answer`    predicted by its first and its last token; `[CLS]`, where the text has none
-`chosen`    learned, the better answer        `rejected`  unlearned, the other answer to a prompt
-`masked`    predicted, the mask token in its place; `replaced`: another; `kept`: the token itself
-`labelled`  the name of a label is predicted there
-`prefix`, `middle`, `suffix`, `prefix+middle`          parts of a document that was rearranged
+Ids, documents, positions and counts are those that the model gets. Kinds of stretches are
+those of their tokens (`pretrain/objective/token_kinds.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,14 +14,16 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pretrain.config.objective import ObjectiveConfig, TaskConfig
-from pretrain.kinds.corruption import DenoiserConfig
+from pretrain.kinds.objective import find_part
+from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.objective import build_rows
 from pretrain.objective.mixed import draw_parts
 from pretrain.objective.row_maker import RowContext
+from pretrain.objective.token_kinds import TokenKind, target_kinds
 from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows, Vocabulary, select_rows
 from pretrain.tokenizer import display_tokens
 
-HIDDEN = ("masked", "replaced")
+HIDDEN = (TokenKind.MASKED, TokenKind.REPLACED)
 """Kinds with another token in the place."""
 CONTEXT_TOKENS = 16
 """Tokens decoded before a stretch, which decide its spaces and whole characters."""
@@ -41,7 +35,7 @@ _BROKEN = "\ufffd"
 class Stretch:
     """Consecutive tokens of one kind."""
 
-    kind: str
+    kind: TokenKind
     text: str  # special tokens by their names; of hidden tokens the truth
     special: tuple[tuple[int, int], ...]  # [first, end) of special tokens, without their space
     stands: str | None  # the model's input in the place of hidden tokens; None: the same
@@ -135,7 +129,7 @@ class _RowWriter:
         return ShownRow(
             sample_id=int(made.sample_ids[0]),
             objective=task.kind,
-            denoiser=_denoiser_of(made, task, self._context),
+            denoiser=_note_of(made, task, self._context.seed),
             num_tokens=len(target.tokens),
             num_source_tokens=None if source is None else len(source.tokens),
             num_padding=len(target.tokens) - target.filled,
@@ -163,7 +157,7 @@ class _RowWriter:
         kinds = side.kinds
         places = range(first + 1, end)
         # Two labels next to each other are two stretches.
-        cuts = [n for n in places if kinds[n] != kinds[n - 1] or kinds[n] == "labelled"]
+        cuts = [n for n in places if kinds[n] != kinds[n - 1] or kinds[n] == TokenKind.LABELLED]
         before: list[int] = []
         for low, high in pairwise([first, *cuts, end]):
             text = ""
@@ -182,7 +176,7 @@ class _RowWriter:
                 text=text,
                 special=tuple(special),
                 stands=stands if kinds[low] in HIDDEN else None,
-                label=self._names[side.targets[low]] if kinds[low] == "labelled" else None,
+                label=self._names[side.targets[low]] if kinds[low] == TokenKind.LABELLED else None,
                 inputs=tuple(inputs),
                 targets=tuple(side.targets[low:high]),
             )
@@ -200,83 +194,17 @@ class _RowWriter:
         return text
 
 
-def _denoiser_of(made: ModelRows, task: TaskConfig, context: RowContext) -> str | None:
-    """Returns which of UL2's denoisers a row was drawn for, in words."""
-    if task.kind != "ul2":
-        return None
-    weights = [denoiser.weight for denoiser in task.section.denoisers]
-    (number,) = draw_parts(weights, "denoiser", context.seed, made.sample_ids)
-    denoiser: DenoiserConfig = task.section.denoisers[number]
-    mode = f"{denoiser.mode}: " if denoiser.mode else ""
-    if denoiser.prefix:
-        return f"{mode}prefix, the last {denoiser.density:.0%}"
-    return f"{mode}spans, {denoiser.density:.0%} in spans of {denoiser.mean_length:g}"
-
-
-def kinds_of_tokens(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -> list[str]:
+def kinds_of_tokens(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -> list[TokenKind]:
     """Returns the kind of each token [T] of one row that the decoder, or the only stack, reads."""
-    inputs, targets = made.inputs[0].tolist(), made.targets[0].tolist()
     if made.source is not None:
-        return ["context" if target == IGNORE_INDEX else "target" for target in targets]
-    prefix = [False] * len(inputs) if made.prefix is None else made.prefix[0].tolist()
-    if task.kind == "ul2":
-        return ["source" if is_read else "target" for is_read in prefix]
-    if task.kind in ("classify", "tag"):
-        return ["text" if target == IGNORE_INDEX else "labelled" for target in targets]
-    if task.kind in ("masked", "replaced") and made.target_positions is not None:
-        kinds = ["text"] * len(inputs)
-        for place in made.target_positions.tolist():
-            kinds[place] = _masked_kind(inputs[place], targets[place], vocabulary.mask)
-        return kinds
-    if task.kind == "fim":
-        return _rearranged_kinds(made, task, vocabulary)
-    if task.kind == "answers" and made.target_positions is not None:
-        kinds = ["context"] * len(inputs)
-        for _, begin, end in made.target_positions.reshape(-1, 3).tolist():
-            kinds[begin : end + 1] = ["answer"] * (end + 1 - begin)
-        return kinds
-    if task.kind == "choices":
-        assert made.target_positions is not None and made.token_types is not None
-        kinds, right = ["context"] * len(inputs), -1
-        begins = made.target_positions.tolist()
-        for number, (begin, end) in enumerate(pairwise([*begins, len(inputs)])):
-            right = right if targets[begin] == IGNORE_INDEX else number + targets[begin]
-            for place in begin + np.flatnonzero(made.token_types[0, begin:end]):
-                kinds[place] = "chosen" if number == right else "rejected"
-        return kinds
-    if made.pairs is not None and made.target_positions is not None:
-        kinds = ["context"] * len(inputs)
-        for place, side in zip(made.target_positions, made.pairs.sides, strict=True):
-            kinds[place + 1] = "rejected" if side % 2 else "chosen"
-        return kinds
-    if task.kind not in ("prefix", "supervised"):
-        return ["text"] * len(inputs)
-    # A token has a loss if the one before it predicts it.
-    before = [IGNORE_INDEX, *targets[:-1]]
-    kinds = ["context" if target == IGNORE_INDEX else "learned" for target in before]
-    return ["prefix" if is_read else kind for is_read, kind in zip(prefix, kinds, strict=True)]
-
-
-def _masked_kind(stands: int, truth: int, mask: int | None) -> str:
-    if stands == truth:
-        return "kept"
-    return "masked" if stands == mask else "replaced"
-
-
-def _rearranged_kinds(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -> list[str]:
-    prefix, suffix, middle = (vocabulary.named[token] for token in task.section.tokens)
-    ids = made.inputs[0].tolist()
-    kinds = ["text"] * len(ids)
-    for first, end in _borders(_first(made.documents, np.zeros(len(ids), np.int32))):
-        at = [place for place in range(first, end) if ids[place] in (prefix, suffix, middle)]
-        if [ids[place] for place in at] != [prefix, suffix, middle] or at[0] != first:
-            continue
-        parts = ["prefix", "suffix", "middle"]
-        if at[1] == first + 1:  # prefix and middle follow the middle's token without a border
-            parts = ["suffix", "suffix", "prefix+middle"]
-        for part, (low, high) in zip(parts, pairwise([*at, end]), strict=True):
-            kinds[low:high] = [part] * (high - low)
+        return target_kinds(made)
+    kinds: list[TokenKind] = find_part(OBJECTIVES[task.kind].token_kinds)(made, task.section, vocabulary)
     return kinds
+
+
+def _note_of(made: ModelRows, task: TaskConfig, seed: int) -> str | None:
+    note = OBJECTIVES[task.kind].row_note
+    return str(find_part(note)(made, task.section, seed)) if note else None
 
 
 def _borders(documents: np.ndarray) -> list[tuple[int, int]]:
@@ -292,13 +220,13 @@ class _Side:
     tokens: list[int]  # to show [T]: the truth of hidden ones, the targets of two stacks
     inputs: list[int]
     targets: list[int]
-    kinds: Sequence[str]
+    kinds: Sequence[TokenKind]
     documents: np.ndarray  # int32 [T]
     positions: np.ndarray  # int64 [T]
     filled: int  # tokens that are not padding
 
 
-def _split_sides(raw: TokenRows, made: ModelRows, kinds: Sequence[str]) -> tuple[_Side, _Side | None]:
+def _split_sides(raw: TokenRows, made: ModelRows, kinds: Sequence[TokenKind]) -> tuple[_Side, _Side | None]:
     """Returns the side of the decoder, or of the only stack, and that of the encoder."""
     inputs = made.inputs[0].tolist()
     targets = made.targets[0].tolist()
@@ -319,7 +247,7 @@ def _split_sides(raw: TokenRows, made: ModelRows, kinds: Sequence[str]) -> tuple
     documents = _first(made.source.documents, np.zeros(len(read), np.int32))
     positions = _first(made.source.positions, np.arange(len(read)))
     filled = _count_filled(raw.source, documents)
-    kinds = ["source"] * len(read)
+    kinds = [TokenKind.SOURCE] * len(read)
     return target, _Side(read, read, [], kinds, documents, positions, filled)
 
 

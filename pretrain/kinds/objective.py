@@ -97,6 +97,15 @@ class Objective:
     """`build(objective_config) -> Loss`."""
     shown: tuple[str, ...] = ()
     """Names of further sums of the loss (`LossOutput.shown_M`), logged as means over the targets."""
+    token_kinds: str = "pretrain.objective.token_kinds:text_kinds"
+    """`kinds(rows, section, vocabulary)`, as in that module."""
+    row_note: str = ""
+    """`note(rows, section, seed)`: words on one row, in which rows of the objective differ; empty: they do not."""
+    legend: str = ""
+    """Meaning of the braces in which `pretrain data show` has tokens."""
+    learns_parts: bool = False  # of texts that the data mark, whose share is shown
+    next_command: str = ""
+    """Command that uses a trained model, at `{path}`. Empty: it follows from the model."""
     longest_row: Callable[[Any, RowLimits], int] = whole_row
     """`longest_row(section, limits)`: tokens of the longest row of data whose inputs fit."""
     row_shapes: Callable[[Any, int, RowLimits], list[RowShape]] = same_shape

@@ -22,6 +22,8 @@ Choices (Devlin et al. 2019, 4.4):
 The number of choices may differ between questions. Shown is the share of right answers by guessing.
 """
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -29,6 +31,7 @@ from torch import Tensor
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.objective.loss import Loss, LossOutput, Model
 from pretrain.objective.row_maker import RowContext, count_padding, place_documents
+from pretrain.objective.token_kinds import TokenKind
 from pretrain.rows import (
     ANSWER_BEGINS,
     ANSWER_ENDS,
@@ -39,6 +42,7 @@ from pretrain.rows import (
     ModelRows,
     RowMaker,
     TokenRows,
+    Vocabulary,
 )
 from pretrain.types import Batch
 
@@ -195,3 +199,26 @@ def sum_choice_loss(model: Model, batch: Batch) -> LossOutput:
     loss_sum = nll_P.sum()
     sums = (loss_sum, loss_sum.detach(), num_correct, nll_P.detach(), output.routing_LW)
     return LossOutput(*sums, shown_M=chance_P.sum()[None])
+
+
+def answer_kinds(rows: ModelRows, section: None, vocabulary: Vocabulary) -> list[TokenKind]:
+    """Returns the kinds of the tokens of a row of answers in texts, for `pretrain data show`."""
+    assert rows.target_positions is not None
+    kinds = [TokenKind.CONTEXT] * rows.inputs.shape[1]
+    for _, begin, end in rows.target_positions.reshape(-1, 3).tolist():
+        kinds[begin : end + 1] = [TokenKind.ANSWER] * (end + 1 - begin)
+    return kinds
+
+
+def choice_kinds(rows: ModelRows, section: None, vocabulary: Vocabulary) -> list[TokenKind]:
+    """Returns the kinds of the tokens of a row of choices, for `pretrain data show`."""
+    assert rows.target_positions is not None and rows.token_types is not None
+    targets = rows.targets[0].tolist()
+    kinds = [TokenKind.CONTEXT] * len(targets)
+    right = -1
+    begins = rows.target_positions.tolist()
+    for number, (begin, end) in enumerate(pairwise([*begins, len(targets)])):
+        right = right if targets[begin] == IGNORE_INDEX else number + targets[begin]
+        for place in begin + np.flatnonzero(rows.token_types[0, begin:end]):
+            kinds[place] = TokenKind.CHOSEN if number == right else TokenKind.REJECTED
+    return kinds

@@ -9,6 +9,7 @@ special tokens of `max_documents` documents (config/lengths.py): nothing is crop
 room is padding.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from pretrain.errors import ConfigError
 from pretrain.kinds.objectives.fim import FimConfig
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.row_maker import RowContext, inner_starts
-from pretrain.rows import ModelRows, RowMaker, TokenRows
+from pretrain.objective.token_kinds import TokenKind
+from pretrain.rows import ModelRows, RowMaker, TokenRows, Vocabulary
 from pretrain.utils.rng import draw_uniform
 
 LEAST_TOKENS = 3
@@ -147,3 +149,27 @@ def _sum_before(values: np.ndarray, row: np.ndarray) -> np.ndarray:
     before = np.cumsum(values) - values
     (first,) = np.nonzero(np.diff(row, prepend=-1))
     return before - np.repeat(before[first], np.diff(first, append=len(row)))
+
+
+def rearranged_kinds(rows: ModelRows, section: FimConfig, vocabulary: Vocabulary) -> list[TokenKind]:
+    """Returns the kinds of the tokens of a row, for `pretrain data show`: parts of rearranged documents."""
+    marks = [vocabulary.named[token] for token in section.tokens]
+    ids = rows.inputs[0].tolist()
+    kinds = [TokenKind.TEXT] * len(ids)
+    for first, end in document_borders(rows):
+        at = [place for place in range(first, end) if ids[place] in marks]
+        if [ids[place] for place in at] != marks or at[0] != first:
+            continue
+        parts = [TokenKind.PREFIX, TokenKind.SUFFIX, TokenKind.MIDDLE]
+        if at[1] == first + 1:  # prefix and middle follow the middle's token without a border
+            parts = [TokenKind.SUFFIX, TokenKind.SUFFIX, TokenKind.PREFIX_AND_MIDDLE]
+        for part, (low, high) in zip(parts, pairwise([*at, end]), strict=True):
+            kinds[low:high] = [part] * (high - low)
+    return kinds
+
+
+def document_borders(rows: ModelRows) -> list[tuple[int, int]]:
+    """Returns the range [first, end) of each document of one row."""
+    length = rows.inputs.shape[1]
+    cuts = [] if rows.documents is None else (np.flatnonzero(np.diff(rows.documents[0])) + 1).tolist()
+    return list(pairwise([0, *cuts, length]))

@@ -14,6 +14,7 @@ import numpy as np
 from pretrain.errors import ConfigError
 from pretrain.kinds.objectives.masked import MaskedConfig
 from pretrain.objective.row_maker import RowContext, count_padding, inner_starts, place_documents, real_tokens
+from pretrain.objective.token_kinds import TokenKind
 from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows, Vocabulary
 from pretrain.utils.rng import draw_uniform
 
@@ -120,3 +121,21 @@ def label_rows(rows: TokenRows, document_mask: bool) -> ModelRows:
     assert rows.labels is not None, "the data are labelled"
     inputs = rows.tokens[:, :-1].astype(np.int64)
     return _place(rows, inputs, rows.labels[:, :-1].astype(np.int64), document_mask)
+
+
+def masked_kinds(rows: ModelRows, section: MaskedConfig, vocabulary: Vocabulary) -> list[TokenKind]:
+    """Returns the kinds of the tokens of a masked row, for `pretrain data show`."""
+    assert rows.target_positions is not None
+    inputs, targets = rows.inputs[0].tolist(), rows.targets[0].tolist()
+    kinds = [TokenKind.TEXT] * len(inputs)
+    for place in rows.target_positions.tolist():
+        if inputs[place] == targets[place]:
+            kinds[place] = TokenKind.KEPT
+        else:
+            kinds[place] = TokenKind.MASKED if inputs[place] == vocabulary.mask else TokenKind.REPLACED
+    return kinds
+
+
+def label_kinds(rows: ModelRows, section: None, vocabulary: Vocabulary) -> list[TokenKind]:
+    """Returns the kinds of the tokens of a labelled row, for `pretrain data show`."""
+    return [TokenKind.TEXT if target == IGNORE_INDEX else TokenKind.LABELLED for target in rows.targets[0].tolist()]

@@ -10,7 +10,8 @@ from pretrain.kinds.objectives.ul2 import Ul2Config
 from pretrain.objective.row_maker import RowContext
 from pretrain.objective.seq2seq import start_of
 from pretrain.objective.span import check_tokens, denoise
-from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows, select_rows
+from pretrain.objective.token_kinds import TokenKind
+from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows, Vocabulary, select_rows
 from pretrain.utils.rng import draw_uniform
 
 
@@ -118,3 +119,20 @@ def build_ul2(section: Ul2Config, context: RowContext) -> RowMaker:
     makers = [partial(make, span=denoiser) for denoiser in denoisers]
     weights = [denoiser.weight for denoiser in denoisers]
     return mix(makers, weights, "denoiser", context.seed, context.lengths, context.vocabulary.eos)
+
+
+def describe_denoiser(rows: ModelRows, section: Ul2Config, seed: int) -> str:
+    """Returns which denoiser one row was drawn for, in words."""
+    weights = [denoiser.weight for denoiser in section.denoisers]
+    (number,) = draw_parts(weights, "denoiser", seed, rows.sample_ids)
+    denoiser = section.denoisers[number]
+    mode = f"{denoiser.mode}: " if denoiser.mode else ""
+    if denoiser.prefix:
+        return f"{mode}prefix, the last {denoiser.density:.0%}"
+    return f"{mode}spans, {denoiser.density:.0%} in spans of {denoiser.mean_length:g}"
+
+
+def denoised_kinds(rows: ModelRows, section: Ul2Config, vocabulary: Vocabulary) -> list[TokenKind]:
+    """Returns the kinds of the tokens of a row of one stack, for `pretrain data show`."""
+    assert rows.prefix is not None
+    return [TokenKind.SOURCE if is_read else TokenKind.TARGET for is_read in rows.prefix[0].tolist()]

@@ -36,7 +36,8 @@ from pretrain.kinds.objectives.dpo import DpoConfig
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.loss import Loss, LossOutput, Model, linear_cross_entropy
 from pretrain.objective.row_maker import RowContext
-from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, RowMaker, TokenRows
+from pretrain.objective.token_kinds import TokenKind
+from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, RowMaker, TokenRows, Vocabulary
 from pretrain.types import Batch
 
 
@@ -193,3 +194,12 @@ def sum_preference_loss(model: Model, batch: Batch, beta: float, label_smoothing
 
     # The hooks of ZeRO stage 3 may return a plain tuple.
     return LossOutput(*model.head(hidden_PD, head_loss))._replace(routing_LW=output.routing_LW)
+
+
+def pair_kinds(rows: ModelRows, section: DpoConfig, vocabulary: Vocabulary) -> list[TokenKind]:
+    """Returns the kinds of the tokens of a row of pairs, for `pretrain data show`."""
+    assert rows.pairs is not None and rows.target_positions is not None
+    kinds = [TokenKind.CONTEXT] * rows.inputs.shape[1]
+    for place, side in zip(rows.target_positions, rows.pairs.sides, strict=True):
+        kinds[place + 1] = TokenKind.REJECTED if side % 2 else TokenKind.CHOSEN
+    return kinds

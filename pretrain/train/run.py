@@ -215,22 +215,18 @@ def next_command(config: RunConfig, *, has_template: bool, has_validation: bool)
     `has_template`: it was trained on conversations in one; `has_validation`: the data have that split.
     """
     path = shlex.quote(str(config.folder))
-    kinds = {task.kind for task in config.objective.tasks}
+    kinds = [task.kind for task in config.objective.tasks]
     if has_template and config.stacks == ["decoder"]:
         return f"pretrain generate {path} --chat"
-    if kinds & {"classify", "tag"}:
-        return f"pretrain classify {path} --text 'A text like those of the data'"
+    for kind in kinds:
+        if OBJECTIVES[kind].next_command:
+            return OBJECTIVES[kind].next_command.format(path=path)
     if any(OBJECTIVES[kind].head != "lm" for kind in kinds):
         # `classify` reads texts only, and there may be no split to evaluate.
         return f"pretrain evaluate {path}" if has_validation else f"pretrain inspect {path}"
-    if kinds == {"captions"}:
-        return f"pretrain generate {path} --image cat.jpg"
-    if kinds & {"seq2seq", "supervised"}:
-        return f"pretrain generate {path} --prompt 'A text like those of the data'"
     # A decoder alone begins a document without a prompt, be it of prose or of code.
     prompts = {"encoder": " --prompt 'Once upon a [MASK]'", "decoder": ""}
-    begun = "<extra_id_0>" if kinds == {"span"} else "time"
-    prompt = f" --prompt 'Once upon a {begun}'" if len(config.stacks) > 1 else prompts[config.stacks[0]]
+    prompt = " --prompt 'Once upon a time'" if len(config.stacks) > 1 else prompts[config.stacks[0]]
     return f"pretrain generate {path}{prompt}"
 
 

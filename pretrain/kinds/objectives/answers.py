@@ -12,4 +12,5 @@ ANSWERS = Objective(
     mixes=False,
     apart="searches documents, which",
     instead_of_tokens="finds answers in texts",
+    token_kinds="pretrain.objective.answers:answer_kinds",
 )

@@ -9,4 +9,5 @@ CAPTIONS = Objective(
     rows="pretrain.objective.seq2seq:build_captions",
     mixes=False,
     image_source=lambda section, num_patches, num_before: num_before + num_patches,
+    next_command="pretrain generate {path} --image cat.jpg",
 )

@@ -13,4 +13,5 @@ CHOICES = Objective(
     target_share=few_positions,
     apart="compares documents, which",
     instead_of_tokens="chooses an answer",
+    token_kinds="pretrain.objective.answers:choice_kinds",
 )

@@ -10,4 +10,7 @@ CLASSIFY = Objective(
     target_share=few_positions,
     apart="labels documents, which",
     scored_as={"tags": "tag"},
+    token_kinds="pretrain.objective.masked:label_kinds",
+    legend="{first token: label of the document}",
+    next_command="pretrain classify {path} --text 'A text like those of the data'",
 )

@@ -45,4 +45,6 @@ DPO = Objective(
     reference=True,
     apart="has answers in a row that",
     conflicts=_conflicts,
+    token_kinds="pretrain.objective.preferences:pair_kinds",
+    learns_parts=True,
 )

@@ -32,4 +32,5 @@ FIM = Objective(
     longest_row=lambda section, limits: limits.seq_len - 3 * section.max_documents,
     row_shapes=lambda section, row, limits: [RowShape(row + 3 * section.max_documents)],
     scored_as={"preferences": "dpo"},
+    token_kinds="pretrain.objective.fim:rearranged_kinds",
 )

@@ -34,4 +34,6 @@ MASKED = Objective(
     section=MaskedConfig,
     rows="pretrain.objective.masked:build_masked",
     target_share=chosen_positions,
+    token_kinds="pretrain.objective.masked:masked_kinds",
+    legend="{truth -> what stands there}: predicted; {truth}: predicted, and left as it is",
 )

@@ -8,4 +8,5 @@ PREFIX = Objective(
     rows="pretrain.objective.causal:build_prefix",
     whole_prompts=True,
     scored_as={"preferences": "dpo"},
+    token_kinds="pretrain.objective.token_kinds:learned_kinds",
 )

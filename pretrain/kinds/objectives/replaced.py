@@ -32,4 +32,5 @@ REPLACED = Objective(
     mixes=False,
     instead_of_tokens="finds replaced ones",
     generator_share=chosen_positions,
+    token_kinds="pretrain.objective.masked:masked_kinds",
 )

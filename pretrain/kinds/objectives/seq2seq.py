@@ -9,4 +9,5 @@ SEQ2SEQ = Objective(
     mixes=False,
     source_rows=True,
     row_shapes=lambda section, row, limits: [RowShape(limits.seq_len, limits.source_len)],
+    next_command="pretrain generate {path} --prompt 'A text like those of the data'",
 )

@@ -11,4 +11,5 @@ SPAN = Objective(
     whole_rows=True,
     longest_row=longest_corrupted,
     row_shapes=lambda section, row, limits: [corrupted_shape(section, row, limits)],
+    next_command="pretrain generate {path} --prompt 'Once upon a <extra_id_0>'",
 )

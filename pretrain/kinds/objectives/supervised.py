@@ -7,4 +7,7 @@ SUPERVISED = Objective(
     data=("records",),
     rows="pretrain.objective.causal:build_supervised",
     scored_as={"preferences": "dpo"},
+    token_kinds="pretrain.objective.token_kinds:learned_kinds",
+    learns_parts=True,
+    next_command="pretrain generate {path} --prompt 'A text like those of the data'",
 )

@@ -42,4 +42,6 @@ UL2 = Objective(
     whole_prompts=True,
     one_text_a_row=True,
     scored_as={"preferences": "dpo"},
+    token_kinds="pretrain.objective.mixed:denoised_kinds",
+    row_note="pretrain.objective.mixed:describe_denoiser",
 )

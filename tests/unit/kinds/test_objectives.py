@@ -11,7 +11,9 @@ from pretrain.kinds.objectives import OBJECTIVES
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_what_a_record_names_exists(kind):
     record = OBJECTIVES[kind]
-    assert all(callable(find_part(name)) for name in (record.rows, record.loss))
+    parts = [record.rows, record.loss, record.token_kinds, *([record.row_note] if record.row_note else [])]
+    assert all(callable(find_part(name)) for name in parts)
+    assert record.next_command.count("{path}") == bool(record.next_command)
     assert set(record.scored_as.values()) <= OBJECTIVES.keys()
     section = ObjectiveConfig(kind=kind).section
     assert type(section) is record.section if record.section else section is None
