@@ -246,24 +246,27 @@ def test_a_rank_is_bound_to_the_processors_beside_its_gpu(tmp_path, monkeypatch,
 
 
 FAULTS_OF_A_STEP = """
+import os
 import resource
 import torch
 from pretrain.engine.build import keep_freed_memory
-{first}()
-torch.ones(2**25)  # 128 MiB, with a hole for what follows
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for size in range(3):
-    torch.ones(2**24 - 2**20 * size)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+for first in (int, keep_freed_memory):
+    if os.fork():
+        os.wait()
+        continue
+    first()
+    torch.ones(2**25)  # 128 MiB, with a hole for what follows
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for size in range(3):
+        torch.ones(2**24 - 2**20 * size)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, flush=True)
+    os._exit(0)
 """
 
 
 def test_the_memory_of_a_step_serves_the_next():
-    counts = []
-    for first in ("int", "keep_freed_memory"):
-        program = FAULTS_OF_A_STEP.format(first=first)
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        counts.append(int(done.stdout))
+    done = subprocess.run([sys.executable, "-c", FAULTS_OF_A_STEP], capture_output=True, text=True, check=True)
+    counts = map(int, done.stdout.split())
     fresh, kept = counts
     assert fresh > 64  # large pages, where the kernel has them, or 49,152 small ones
     assert kept < fresh / 10

@@ -27,7 +27,7 @@ if __name__ == "__main__":
         while Path(sys.argv[2], "parts").is_dir() and any(Path(sys.argv[2], "parts").glob("*.json")) and hold.exists():
             poll_pause()
     try:
-        config = prepare_config(Path(sys.argv[2]), [sys.argv[1]], vocab_size=300, part_bytes=100_000)
+        config = prepare_config(Path(sys.argv[2]), [sys.argv[1]], vocab_size=300, part_bytes=25_000)
         prepare(config, show, processes=2)
     except KeyboardInterrupt:
         sys.exit(99)
@@ -48,13 +48,13 @@ def workers_of(pid):
 
 
 def options(folder, corpus):
-    return prepare_config(folder, [corpus], vocab_size=300, part_bytes=100_000)
+    return prepare_config(folder, [corpus], vocab_size=300, part_bytes=25_000)
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus") / "in"
-    write_corpus(folder, 120, 4000)
+    write_corpus(folder, 60, 2000)
     return folder
 
 
