@@ -1,13 +1,13 @@
 """`optim:` -- optimizer, weight decay, clipping and the learning rate schedule."""
 
-from functools import partial
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from pretrain.config.base import OFF, OnResume, Section, check_name
+from pretrain.config.base import OFF, OnResume, Section
 from pretrain.config.data import BatchConfig
 from pretrain.config.model import ModelConfig
+from pretrain.kinds.optimizers import OptimizerConfig, optimizers_where
 
 _POSITIONS = ("warmup", "decay", "cooldown", "hold")
 """Positions of a schedule, each of which is given in steps or in tokens."""
@@ -150,165 +150,22 @@ class EmaConfig(Section):
         return self
 
 
-OPTIMIZER_KINDS = {"adamw", "adafactor", "lion", "muon", "soap"}
-"""Keys of `OPTIMIZERS` in `optim/`. Modules under `extend` may add entries."""
-
-
-class MuonConfig(Section):
-    """Muon (Jordan et al. 2024) on hidden matrices, AdamW on the rest; for `kind: muon`."""
-
-    lr: Annotated[float, OnResume.WARN] = Field(default=0.02, gt=0)
-    """Peak learning rate of hidden matrices. It follows the same schedule as `optim.lr`."""
-    momentum: Annotated[float, OnResume.WARN] = Field(default=0.95, ge=0, lt=1)
-    """Decay rate of the momentum."""
-    nesterov: Annotated[bool, OnResume.WARN] = True
-    """Use Nesterov momentum."""
-    ns_steps: Annotated[int, OnResume.WARN] = Field(default=5, ge=1, lt=100)
-    """Newton-Schulz iterations."""
-    weight_decay: Annotated[float | None, OnResume.WARN] = Field(default=None, ge=0)
-    """Weight decay of hidden matrices. None: `optim.weight_decay`."""
-    adjust_lr_fn: Annotated[Literal["original", "match_rms_adamw"], OnResume.WARN] = "original"
-    """Learning rate of a matrix by its shape. `original`: sqrt(height / width) times for a tall
-    one. `match_rms_adamw`: scaled for a rate and a decay tuned for AdamW (Liu et al. 2025)."""
-
-    row_beta2: Annotated[float | None, OnResume.NEVER] = Field(default=None, ge=0, lt=1)
-    """NorMuon (Li et al. 2025): decay rate of the mean squares by which rows of the update are normalized, 0.95 in
-    the paper. None: plain Muon."""
-    split_heads: Annotated[bool, OnResume.NEVER] = False
-    """Orthogonalize the queries, keys and values of each head on their own."""
-
-
-SOAP_MAX_SIDE = 10_000
-"""Longest side of a matrix that SOAP rotates."""
-
-
-class SoapConfig(Section):
-    """SOAP (Vyas et al. 2024) on hidden matrices, AdamW on the rest; for `kind: soap`."""
-
-    every: Annotated[int, OnResume.WARN] = Field(default=10, ge=1)
-    """Steps between updates of the bases, each a QR decomposition of both sides of every matrix."""
-    shampoo_beta: Annotated[float, OnResume.WARN] = Field(default=0.95, ge=0, lt=1)
-    """Decay rate of the factors whose eigenvectors the bases are."""
-
-
-class AdafactorConfig(Section):
-    """Adafactor (Shazeer and Stern 2018), which ignores beta1, beta2 and eps; for `kind: adafactor`."""
-
-    decay_rate: Annotated[float, OnResume.WARN] = Field(default=0.8, gt=0, le=1)
-    """Exponent of the variance decay, which is 1 - n^-decay_rate at step n."""
-    clip_threshold: Annotated[float, OnResume.WARN] = Field(default=1.0, ge=1)
-    """Largest root mean square of the update of a matrix, before the learning rate."""
-    min_scale: Annotated[float, OnResume.WARN] = Field(default=1e-3, gt=0)
-    """Lower bound of the root mean square of a matrix, which its step is relative to."""
-
-
-class TransferConfig(Section):
-    """Transfer of rates, tuned on a small base model, to a wider or deeper one of its proportions.
-
-    Widths of feed-forward layers and tables (`embedding_width`), and the number or width of heads,
-    grow with the width. At the base's size nothing changes.
-    """
-
-    kind: Annotated[Literal["mup", "completep"], OnResume.ALLOW]
-    """`mup`: by width (Yang et al. 2022). `completep`: by width and depth (Dey et al. 2025, alpha = 1)."""
-    base_width: Annotated[int, OnResume.ALLOW] = Field(ge=1)
-    """Width D of the base model."""
-    base_layers: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
-    """Blocks of the base model, for `completep`."""
-    base_head_width: Annotated[int | None, OnResume.ALLOW] = Field(default=None, ge=1)
-    """Head width H of the base model: scores scale as 1/H from there. None: that of this model,
-    which has more heads."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.kind == "completep" and self.base_layers is None:
-            raise ValueError("kind=completep needs base_layers, the blocks of the base model")
-        if self.kind == "mup" and self.base_layers is not None:
-            raise ValueError("base_layers is for kind=completep, mup has no rule for depth; leave it out")
-        return self
-
-
-TRANSFER_KINDS = {"adamw", "lion", "muon"}
-"""Optimizers (`optim.kind`) that have rules of transfer."""
-
-
-CAUTIOUS_KINDS = {"adamw", "lion", "muon", "soap"}
-"""Optimizers (`optim.kind`) that know `cautious_decay`."""
-
-
-USUAL_RATES = {"adamw": 1e-3, "lion": 3e-4, "soap": 3e-3, "muon": 1e-3, "adafactor": 1e-2}
-"""A peak rate (`optim.lr`) to begin with, by optimizer; under muon it is AdamW's."""
-_ELEMENTWISE_KINDS = ("adamw", "lion")
-"""Optimizers that step every matrix at `optim.lr` itself, of any shape."""
-_HIGH = 6
-"""Times the usual rate: small models take five."""
-
-
-class OptimConfig(Section):
+class OptimConfig(OptimizerConfig):
     """AdamW (Loshchilov and Hutter 2019) or another optimizer, and its schedule."""
 
-    kind: Annotated[str, AfterValidator(partial(check_name, known=OPTIMIZER_KINDS)), OnResume.NEVER] = "adamw"
-    """`adamw`, `adafactor`, `lion`, `muon`, `soap`, or one that a module of `extend` adds (docs/optimizers.md)."""
-    lr: Annotated[float, OnResume.WARN] = Field(gt=0)
-    """Peak learning rate."""
-    beta1: Annotated[float, OnResume.WARN] = Field(default=0.9, ge=0, lt=1)
-    """Decay rate of the first moment."""
-    beta2: Annotated[float, OnResume.WARN] = Field(default=0.95, ge=0, lt=1)
-    """Decay rate of the second moment."""
-    eps: Annotated[float, OnResume.WARN] = Field(default=1e-8, gt=0)
-    """Epsilon that is added to the root of the second moment; not read by `lion` and `adafactor`."""
-    weight_decay: Annotated[float, OFF, OnResume.WARN] = Field(default=0.1, ge=0)
-    """Decoupled weight decay of matrices; none on norms, biases and embeddings."""
-    cautious_decay: Annotated[bool, OnResume.WARN] = False
-    """Decay a weight only where its update has its sign (Chen et al. 2025); not for `adafactor`."""
-    grad_clip: Annotated[float, OFF, OnResume.WARN] = Field(default=1.0, ge=0)
-    """Largest global gradient norm. 0: no clipping."""
-    layer_decay: Annotated[float | None, OnResume.WARN] = Field(default=None, gt=0, le=1)
-    """Learning rate of a block divided by that of the block above it (Clark et al. 2020);
-    embeddings are below the first block, the head above the last. None: one rate."""
-    transfer: TransferConfig | None = None
-    """Transfer from a smaller model (docs/optimizers.md). None: the rates are those of this model."""
-    muon: MuonConfig = MuonConfig()
-    soap: SoapConfig = SoapConfig()
-    adafactor: AdafactorConfig = AdafactorConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     ema: EmaConfig = EmaConfig()
     max_bad_steps: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
     """Limit of non-finite steps in a row, which are skipped; then the run ends with code 77."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.cautious_decay and self.kind not in CAUTIOUS_KINDS:
-            known = " or ".join(sorted(CAUTIOUS_KINDS))
-            raise ValueError(f"cautious_decay needs kind={known}, not {self.kind}; leave it out")
-        of_matrices = self.muon.weight_decay if self.kind == "muon" else None
-        if self.cautious_decay and not (self.weight_decay or of_matrices):
-            what = "cautious_decay=true has no decay to choose from: weight_decay=0"
-            raise ValueError(f"{what}; leave it out")
-        for kind in ("muon", "soap", "adafactor"):
-            if self.differs(kind) and self.kind != kind:
-                what = f"the keys under {kind} are read under kind={kind} only"
-                rate = f" optim.lr={USUAL_RATES[self.kind]}" if self.kind in USUAL_RATES else ""
-                raise ValueError(f"{what}, not {self.kind}; remove them, or write optim.{kind}=null{rate}")
-        return self
-
-    def high_rate(self) -> str | None:
-        """Returns a sentence about a rate that is far above the usual one, such as that of a recipe for Muon."""
-        if self.transfer is not None or self.kind not in _ELEMENTWISE_KINDS:
-            return None
-        usual = USUAL_RATES[self.kind]
-        if self.lr <= _HIGH * usual:
-            return None
-        return f"optim.lr={self.lr:g} is high for optim.kind={self.kind}, whose usual rate is {usual:g}"
 
     def check_transfer(self, model: Section) -> None:
         """Checks that `transfer` has rules for a model. Raises: ValueError, with keys from the root."""
         if self.transfer is None:
             return
         kind = self.transfer.kind
-        if self.kind not in TRANSFER_KINDS:
-            known = " or ".join(sorted(TRANSFER_KINDS))
-            raise ValueError(f"optim.transfer has no rule for optim.kind={self.kind}; use {known}, or leave it out")
+        if self.record.transfer is None:
+            kinds = optimizers_where(lambda record: record.transfer)
+            raise ValueError(f"optim.transfer has no rule for optim.kind={self.kind}; use {kinds}, or leave it out")
         if not isinstance(model, ModelConfig) or (model.encoder is not None and model.decoder is not None):
             what = "recurrent models" if not isinstance(model, ModelConfig) else "models of two stacks"
             raise ValueError(f"optim.transfer has no rule for {what}; leave it out")
@@ -321,7 +178,7 @@ class OptimConfig(Section):
             "scaled_attention=false": not stack.scaled_attention,
             "position=relative": stack.position == "relative",
             "model.decoder.experts": stack.experts is not None,
-            "optim.muon.split_heads=true": self.muon.split_heads,
+            f"optim.{self.kind}.split_heads=true": self.splits_heads,
             "norm_placement=post": kind == "completep" and stack.norm_placement == "post",
             # The norm after a layer takes its factor of the depth away.
             "norm_placement=sandwich": kind == "completep" and stack.norm_placement == "sandwich",

@@ -28,9 +28,7 @@ from pretrain.config.train import (
 )
 from pretrain.errors import ConfigError
 from pretrain.kinds.objectives import OBJECTIVES
-
-WHOLE_MATRIX_KINDS = {"adafactor", "muon", "soap"}
-"""Optimizers (`optim.kind`) whose step needs a whole matrix."""
+from pretrain.kinds.optimizers import optimizers_where
 
 
 def training_conflicts(optim: OptimConfig, engine: EngineConfig, model: Section, batch: BatchConfig) -> Conflicts:
@@ -38,15 +36,15 @@ def training_conflicts(optim: OptimConfig, engine: EngineConfig, model: Section,
     optim.check_transfer(model)
     if isinstance(model, ModelConfig):
         yield from _transformer_conflicts(engine, model)
-    elif optim.muon.split_heads:
+    elif optim.splits_heads:
         yield (
-            "optim.muon.split_heads=true steps attention heads on their own, which model.kind=recurrent lacks",
+            f"optim.{optim.kind}.split_heads=true steps attention heads on their own, which model.kind=recurrent lacks",
             "leave it out",
         )
     elif batch.short_windows:
         limits = "batch.short_windows limits attention of Transformers"
         yield f"{limits}, which model.kind=recurrent lacks", "leave it out"
-    if optim.kind in WHOLE_MATRIX_KINDS and engine.offload_optimizer != "none":
+    if optim.record.matrices and engine.offload_optimizer != "none":
         offload = f"engine.offload_optimizer={engine.offload_optimizer}"
         yield (
             f"optim.kind={optim.kind} steps whole matrices, which {offload} would gather and multiply on the CPU",
@@ -224,9 +222,10 @@ class RunConfig(Section):
             return
         yield from tensor_conflicts(self.parallel, self.engine, self.model)
         key = f"parallel.tensor={self.parallel.tensor}"
-        if self.optim.kind in WHOLE_MATRIX_KINDS:
+        if self.optim.record.matrices:
             matrices = f"the whole matrices that optim.kind={self.optim.kind} steps"
-            yield f"{key} leaves no rank with {matrices}", "use optim.kind=adamw or lion"
+            elementwise = optimizers_where(lambda record: record.matrices is None)
+            yield f"{key} leaves no rank with {matrices}", f"use optim.kind={elementwise}"
         if self.tracking.attention.text is not None:
             yield f"{key} leaves no rank with all heads for tracking.attention", "leave its text out"
 

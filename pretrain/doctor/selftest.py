@@ -83,8 +83,8 @@ def run_selftest(asked: TrialOptions, tell: Callable[[str], None]) -> list[Check
 
 def tolerance_of(config: RunConfig) -> float:
     """Returns the largest relative difference between losses of two stages."""
-    if config.engine.precision == "fp32" and config.optim.kind == "muon":
-        return 1e-4  # Muon's iteration works in bf16 at every precision
+    if config.engine.precision == "fp32" and config.optim.record.is_in_bf16:
+        return 1e-4
     return TOLERANCES[config.engine.precision]
 
 

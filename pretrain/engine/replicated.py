@@ -29,17 +29,10 @@ from pretrain.engine.engine import Update
 from pretrain.engine.shared_parameters import norm_over_ranks
 from pretrain.engine.weight_average import AveragedState
 from pretrain.errors import LaunchError
+from pretrain.optim.build import moments_of
 from pretrain.optim.matrices import Span, WeightPiece, WholeOptimizer
-from pretrain.optim.rules import Lion
 from pretrain.parts import Part, part_of
 from pretrain.types import Batch, Fragment, FragmentStore
-
-MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
-    torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
-    Lion: ("exp_avg",),
-    WholeOptimizer: ("exp_avg", "exp_avg_sq"),  # of its AdamW groups
-}
-"""State tensors of each optimizer, of the shape of the parameter."""
 
 
 def place_whole(optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], pieces: Sequence[WeightPiece]) -> None:
@@ -86,7 +79,7 @@ def state_fragments(optimizer: torch.optim.Optimizer, pieces: Sequence[WeightPie
         tensors = {"weight": piece.weight}
         if not (over_matrices and optimizer.takes_whole(piece.master)):
             create_moments_of(optimizer, piece.master)
-            for key in MOMENTS[type(optimizer)]:
+            for key in moments_of(optimizer):
                 flat = optimizer.state[piece.master][key].view(-1)
                 tensors[key] = flat.narrow(0, piece.span.start, piece.span.length)
         yield Fragment(piece.span.name, piece.span.offset, piece.shape, tensors, piece.stripes)
@@ -100,7 +93,7 @@ def create_moments_of(optimizer: torch.optim.Optimizer, master: Tensor) -> None:
     if not state:
         # Fused kernels need the count on the device of the parameter.
         state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
-        for key in MOMENTS[type(optimizer)]:
+        for key in moments_of(optimizer):
             state[key] = torch.zeros_like(master, memory_format=torch.preserve_format)
 
 

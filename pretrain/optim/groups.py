@@ -12,8 +12,9 @@ of separate matrices. So are those of experts, [E, outputs, inputs], expert by e
 """
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
 from typing import NamedTuple
 
 from torch import nn
@@ -181,3 +182,24 @@ def group_parameters(
         name = ("decay" if decays else "no_decay") + suffix
         groups.append(ParameterGroup(name, decays, names, parameters, tuple(blocks), ratio, scale))
     return groups
+
+
+HEAD_PARTS = frozenset({"head", "router"})
+"""Parts of the parameter names of heads."""
+
+
+def split_hidden(group: ParameterGroup) -> tuple[ParameterGroup, ParameterGroup]:
+    """Returns the hidden matrices of a group, and the rest of it."""
+    is_hidden = [
+        group.decays and len(blocks[0]) == 2 and HEAD_PARTS.isdisjoint(name.split("."))
+        for name, blocks in zip(group.names, group.blocks, strict=True)
+    ]
+
+    def select(name: str, chosen: Sequence[bool]) -> ParameterGroup:
+        names = tuple(compress(group.names, chosen))
+        parameters = tuple(compress(group.parameters, chosen))
+        blocks = tuple(compress(group.blocks, chosen))
+        return replace(group, name=name, names=names, parameters=parameters, blocks=blocks)
+
+    rest = select(group.name, [not hidden for hidden in is_hidden])
+    return select(group.name.replace("decay", "matrix"), is_hidden), rest

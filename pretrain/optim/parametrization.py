@@ -30,8 +30,9 @@ checkpoints, exports and generation. `optim.grad_clip` sees the gradient of W'.
 import math
 
 from pretrain.config.model import AnyModelConfig, ModelConfig
-from pretrain.config.optim import OptimConfig, TransferConfig
+from pretrain.config.optim import OptimConfig
 from pretrain.errors import ConfigError
+from pretrain.kinds.optimizers import TransferConfig
 from pretrain.optim.groups import Scale
 
 _INPUTS = frozenset({"embedding", "ngram_embedding", "position", "token_type", "value_embedding"})
@@ -67,8 +68,10 @@ def scale_of(name: str, config: OptimConfig, model: AnyModelConfig) -> Scale:
     found = Scale(eps=1 / (width * depth))
     if is_matrix:
         rate = 1 / width
-        if config.kind == "muon" and parents[:1] != ["head"]:
-            rate = 1.0 if config.muon.adjust_lr_fn == "original" else width**-0.5
+        rule = config.record.transfer
+        assert rule is not None, "OptimConfig.check_transfer refuses others"
+        if parents[:1] != ["head"]:
+            rate = rule(config.own, width)
         found = Scale(width**-0.5, rate, found.eps)
         if layer in _ENDS and model.init_scaled:
             # `init_std / sqrt(2 layers)` is to be that of the base.

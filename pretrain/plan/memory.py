@@ -14,6 +14,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from pretrain.config.engine import EngineConfig
+from pretrain.kinds.optimizer import MatrixState
+from pretrain.kinds.optimizers import OPTIMIZERS
 from pretrain.plan.activations import ActivationBytes, activation_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.gathers import GatherPlan, plan_gathers
@@ -65,15 +67,15 @@ def reduces_to_owners(num_parameters: int, world_size: int) -> bool:
     return num_parameters // world_size >= _MIN_SHARE
 
 
-STATE_BYTES = {"adamw": (8, 8), "adafactor": (0, 0), "lion": (4, 4), "muon": (4, 8), "soap": (8, 8)}
-"""Bytes of fp32 optimizer state by `optim.kind`, for a value of a hidden matrix and for others."""
-
-
-def state_bytes(optimizer: str, values: Values) -> int:
-    """Returns the bytes of all optimizer state; an unknown `optim.kind` counts as AdamW."""
-    of_hidden, of_others = STATE_BYTES.get(optimizer, STATE_BYTES["adamw"])
-    factors = 8 * values.sides if optimizer == "soap" else 0  # and their bases
-    return of_hidden * values.hidden + of_others * (values.trained - values.hidden) + factors
+def state_bytes(kind: str, values: Values) -> int:
+    """Returns the bytes of all state of an optimizer; not of vectors beside matrices, which are small."""
+    optimizer = OPTIMIZERS[kind]
+    of_others = len(optimizer.moments)
+    matrices = MatrixState(values=of_others)
+    if optimizer.matrices is not None:
+        matrices = optimizer.matrices(optimizer.section and optimizer.section())
+    numbers = matrices.values * values.hidden + of_others * (values.trained - values.hidden)
+    return 4 * (numbers + matrices.squares * values.sides)
 
 
 def kept_bytes(task: TrainingTask) -> int:

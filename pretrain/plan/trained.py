@@ -13,8 +13,8 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import GENERATOR, AnyModelConfig, ModelConfig, RecurrentStackConfig, StackConfig
-from pretrain.config.optim import SOAP_MAX_SIDE
 from pretrain.errors import ConfigError
+from pretrain.kinds.optimizer import LONGEST_SQUARED
 from pretrain.plan.params import (
     CELL_GATES,
     Shape,
@@ -53,7 +53,7 @@ class Values:
 
 _OUTSIDE = frozenset({"embedding", "patches", "value_embedding", "position", "token_type", "mask"})
 _OUTSIDE |= {"ngram_embedding", "head", "router"}
-"""Name parts of matrices that Muon does not step (`optim/build.py`)."""
+"""Name parts of matrices that Muon does not step (`optim/groups.py`)."""
 
 
 def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Values:
@@ -94,7 +94,7 @@ def _count_norms(shapes: Mapping[str, Shape], layers: Collection[str], finetune:
 
 
 def _squares(shape: Shape) -> int:
-    return sum(side * side for side in shape if side <= SOAP_MAX_SIDE)
+    return sum(side * side for side in shape if side <= LONGEST_SQUARED)
 
 
 def _blocks(name: str, shape: Shape, model: AnyModelConfig) -> list[Shape]:

@@ -138,7 +138,7 @@ def _train(config: RunConfig, model_config: ModelConfig, steps: int, device: tor
     model = build_model(model_config, PLAIN_ENGINE, device)
     assert isinstance(model, Transformer)
     fill_weights(model, draw)
-    groups = group_parameters(model, optim.layer_decay, scale, split_heads=optim.muon.split_heads)
+    groups = group_parameters(model, optim.layer_decay, scale, split_heads=optim.splits_heads)
     optimizer = build_optimizer(groups, optim, device)
     ReplicatedState(list(model.named_parameters()), optimizer, World(0, 1, 0))  # gives Muon its matrices
     for group in optimizer.param_groups:

@@ -189,8 +189,8 @@ def scale_run(
     if not has_transfer(reference.optim):
         factor = (parameters / base.parameters) ** rule.lr_by_parameters * more**rule.lr_by_tokens
         optim["lr"] = float(f"{optim['lr'] * factor:.4g}")
-        if reference.optim.kind == "muon":
-            optim["muon"]["lr"] = float(f"{optim['muon']['lr'] * factor:.4g}")
+        if rate := reference.optim.of_matrices("lr"):
+            optim[reference.optim.kind]["lr"] = float(f"{rate * factor:.4g}")
     schedule = reference.optim.schedule.in_steps(reference.batch, reference.train.steps)
     longer = steps / reference.train.steps
     optim["schedule"] = _scale_schedule(schedule, longer, steps)

@@ -134,7 +134,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     model = build_model(config.model, config.engine, accelerator.device, storage=storage, world=world)
     num_saved = start.arrange(model, accelerator.device)
     share_rows(model, world, config.engine.group_timeout_s)
-    groups = group_parameters(model, optim.layer_decay, start.scale_of, split_heads=optim.muon.split_heads)
+    groups = group_parameters(model, optim.layer_decay, start.scale_of, split_heads=optim.splits_heads)
     if builds_sharded(config.engine):
         fill_sharded(model, partial(_draw, start, progress), config.engine, accelerator, world)
     else:

@@ -104,9 +104,10 @@ def _course(config: RunConfig, step: int) -> dict[str, str]:
     tokens = batch.steps.at(step) * batch.seq_len
     values = {"learning rate": f"{optim.lr * factor:.2e}"}
     values["weight decay"] = f"{optim.weight_decay:g}"
-    if optim.kind == "muon":
-        decay = optim.weight_decay if optim.muon.weight_decay is None else optim.muon.weight_decay
-        values["learning rate of hidden matrices"] = f"{optim.muon.lr * factor:.2e}"
+    if rate := optim.of_matrices("lr"):
+        decay = optim.of_matrices("weight_decay")
+        decay = optim.weight_decay if decay is None else decay
+        values["learning rate of hidden matrices"] = f"{rate * factor:.2e}"
         values["weight decay of hidden matrices"] = f"{decay:g}"
     if optim.ema.is_on:
         values["decay of the average of the weights"] = f"{ema_decay(step, optim.ema, tokens):.6g}"

@@ -71,12 +71,13 @@ def test_the_example_of_a_new_attention_kernel_works(tmp_path, corpus):
 @pytest.mark.long
 def test_a_module_may_add_an_objective_and_an_optimizer(tmp_path, corpus):
     (tmp_path / "lab.py").write_text(
-        "from pretrain.config.optim import OPTIMIZER_KINDS\n"
         "from pretrain.kinds.objectives import OBJECTIVES\n"
-        "from pretrain.optim.build import OPTIMIZERS\n"
+        "from pretrain.kinds.optimizers import OPTIMIZERS, Optimizer\n"
         "OBJECTIVES['next'] = OBJECTIVES['causal']\n"
-        "OPTIMIZER_KINDS.add('adam')\n"
-        "OPTIMIZERS['adam'] = OPTIMIZERS['adamw']\n"
+        "OPTIMIZERS['adam'] = Optimizer(build='lab:build_adam')\n"
+        "def build_adam(groups, config, device):\n"
+        "    from pretrain.optim.rules import build_adamw\n"
+        "    return build_adamw(groups, config, device)\n"
     )
     command = [str(Path(sys.executable).with_name("pretrain")), "train", "configs/run/quickstart.yaml", *TINY]
     names = ["objective.kind=next", "optim.kind=adam", "optim.muon=null"]

@@ -5,7 +5,7 @@ import pytest
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.model import parse_model
 from pretrain.config.presets import expand_preset
-from pretrain.plan.memory import STATE_BYTES, bytes_per_parameter, state_bytes, update_bytes
+from pretrain.plan.memory import bytes_per_parameter, state_bytes, update_bytes
 from pretrain.plan.trained import Values, count_values, plan_trained
 from tests.helpers.ranks import run_in_ranks
 from tests.integration.plan_workers import decoder_of
@@ -20,7 +20,7 @@ def check_state(world_size, cases):
     arguments = {"cases": cases, "depths": DEPTHS}
     for rows in run_in_ranks("tests.integration.plan_workers:bytes_by_depth", world_size, arguments, timeout=None):
         for (kind, stage, precision, *rest), ((few, shallow), (many, deep)) in zip(cases, rows, strict=True):
-            state, _ = STATE_BYTES[rest[0] if rest else "adamw"]
+            state = state_bytes(rest[0] if rest else "adamw", Values(weights=1, trained=1, hidden=1, saved=1))
             planned = bytes_per_parameter(stage, precision, world_size, state).total
             assert (deep - shallow) / (many - few) == pytest.approx(planned, rel=0.02), (kind, stage, precision)
 

@@ -26,8 +26,9 @@ from pretrain.model import build_model
 from pretrain.model.build import fill_weights, initial_weight
 from pretrain.model.sequence_parallel import share_rows
 from pretrain.objective import build_loss
-from pretrain.optim.build import MUON_BATCH_ELEMENTS, build_optimizer
+from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
+from pretrain.optim.muon import MUON_BATCH_ELEMENTS
 from pretrain.optim.parametrization import scale_of
 from pretrain.train.step import TrainModule, start_exchange
 from pretrain.types import IGNORE_INDEX, Batch, Columns, SourceBatch

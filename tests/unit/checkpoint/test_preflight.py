@@ -12,7 +12,8 @@ from pretrain.config.train import CheckpointConfig
 from pretrain.dist import World
 from pretrain.engine.replicated import ReplicatedState
 from pretrain.errors import DiskError
-from pretrain.optim.build import OPTIMIZERS, build_optimizer, state_size
+from pretrain.kinds.optimizers import OPTIMIZERS
+from pretrain.optim.build import build_optimizer, state_size
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from pretrain.utils import io

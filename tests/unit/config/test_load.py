@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pretrain.config.base import expand_home
 from pretrain.config.fields import known_keys
 from pretrain.config.load import dump_config, load_config
-from pretrain.config.optim import MuonConfig
 from pretrain.config.presets import PRESETS
 from pretrain.config.recipes import find_config, list_recipes
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
 from pretrain.kinds.objectives import OBJECTIVES
+from pretrain.kinds.optimizers.muon import MuonConfig
 from tests.repo.source import SOURCE_FILES, parse
 
 BASE = """\

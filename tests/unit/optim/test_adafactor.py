@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.config.optim import AdafactorConfig, OptimConfig
+from pretrain.config.optim import OptimConfig
+from pretrain.kinds.optimizers.adafactor import AdafactorConfig
 from tests.unit.optim.test_muon import placed
 
 

@@ -8,8 +8,7 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model
-from pretrain.optim.build import split_hidden
-from pretrain.optim.groups import block_rows, group_parameters
+from pretrain.optim.groups import block_rows, group_parameters, split_hidden
 
 SIZES = {"width": 12, "heads": 6, "kv_heads": 2, "head_width": 4, "ff_width": 10}
 TWO_STACKS = {

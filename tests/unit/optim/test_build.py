@@ -6,15 +6,25 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.config.optim import OPTIMIZER_KINDS, OptimConfig
-from pretrain.optim.build import OPTIMIZERS, build_optimizer
+from pretrain.config.optim import OptimConfig
+from pretrain.kinds.optimizers import OPTIMIZERS
+from pretrain.optim.build import build_optimizer, moments_of
 from pretrain.optim.groups import group_parameters
 
 CPU = torch.device("cpu")
 
 
-def test_every_kind_of_the_config_has_a_builder():
-    assert set(OPTIMIZERS) == OPTIMIZER_KINDS
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_every_record_has_a_builder_its_own_keys_and_the_state_that_its_builder_makes(kind):
+    config = OptimConfig(kind=kind, lr=1e-3)
+    assert type(config.own) is (OPTIMIZERS[kind].section or type(None))
+    model = nn.Linear(2, 2)
+    optimizer = build_optimizer(group_parameters(model), config, CPU)
+    assert moments_of(optimizer) == OPTIMIZERS[kind].moments
+    if OPTIMIZERS[kind].matrices is None:
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        assert optimizer.state[model.weight].keys() - {"step"} == set(OPTIMIZERS[kind].moments)
 
 
 def test_groups_and_config_reach_torch():

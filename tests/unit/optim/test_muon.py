@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.config.optim import MuonConfig, OptimConfig
+from pretrain.config.optim import OptimConfig
 from pretrain.engine.replicated import place_whole
 from pretrain.errors import LaunchError
+from pretrain.kinds.optimizers.muon import MuonConfig
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.optim.matrices import Span, WeightPiece

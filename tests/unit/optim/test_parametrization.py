@@ -9,8 +9,9 @@ from torch import Tensor
 
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
-from pretrain.config.optim import MuonConfig, OptimConfig, TransferConfig
+from pretrain.config.optim import OptimConfig
 from pretrain.errors import ConfigError
+from pretrain.kinds.optimizers import MuonConfig, TransferConfig
 from pretrain.model import Transformer
 from pretrain.model.build import initial_weight
 from pretrain.optim.build import build_optimizer

@@ -8,11 +8,13 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pretrain.config.optim import MuonConfig, OptimConfig
-from pretrain.optim import build as build_module
+from pretrain.config.optim import OptimConfig
+from pretrain.kinds.optimizers.muon import MuonConfig
+from pretrain.optim import muon
 from pretrain.optim.build import build_optimizer, state_size
 from pretrain.optim.groups import group_parameters
-from pretrain.optim.rules import BatchedMuon, Soap
+from pretrain.optim.muon import BatchedMuon
+from pretrain.optim.soap import Soap
 from tests.unit.model.tiny import build, tiny_config
 from tests.unit.optim.test_muon import CPU, Block, placed
 
@@ -102,7 +104,7 @@ def test_products_are_in_bf16_where_the_device_has_fast_ones_and_the_log_says_so
     else:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
     made = []
-    monkeypatch.setattr(build_module, "BatchedMuon", lambda *_, products, **__: made.append(products))
+    monkeypatch.setattr(muon, "BatchedMuon", lambda *_, products, **__: made.append(products))
     with caplog.at_level("INFO", logger="pretrain"):
         optimizer = build_optimizer(group_parameters(Block()), OptimConfig(kind="muon", lr=1e-3), torch.device(device))
     for whole in optimizer._groups.values():
@@ -167,7 +169,7 @@ def test_a_batch_of_matrices_is_stepped_as_each_of_them_alone(batch_elements, ba
 
 def test_a_gpu_steps_matrices_in_batches_and_a_cpu_one_at_a_time(monkeypatch):
     made = []
-    monkeypatch.setattr(build_module, "BatchedMuon", lambda *_, batch_elements, **__: made.append(batch_elements))
+    monkeypatch.setattr(muon, "BatchedMuon", lambda *_, batch_elements, **__: made.append(batch_elements))
     for device in ("cuda", "cpu"):
         optimizer = build_optimizer(group_parameters(Block()), OptimConfig(kind="muon", lr=1e-3), torch.device(device))
         for whole in optimizer._groups.values():

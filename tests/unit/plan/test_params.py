@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.model import build_model
-from pretrain.optim.build import split_hidden
-from pretrain.optim.groups import group_parameters
+from pretrain.optim.groups import group_parameters, split_hidden
 from pretrain.plan.params import count_active, count_parameters, count_parts, parameter_shapes
 from pretrain.plan.trained import count_values
 
