@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,10 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
         raise ConfigError("nested too deeply", where=name, fix="see configs/ for the shape") from None
 
 
+_parse_file = lru_cache(maxsize=64)(parse_yaml)
+"""Of a file that one process reads again and again, as a ladder or a notebook does: parsing is most of its loading."""
+
+
 def read_yaml(path: Path) -> LocatedTree:
     """Reads one file, without its includes. Raises: ConfigError."""
     where = str(path)
@@ -165,7 +170,7 @@ def read_yaml(path: Path) -> LocatedTree:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
         what = f"cannot read the config: {reason}"
         raise ConfigError(what, where=where, fix="give a YAML file") from None
-    value, places = parse_yaml(text, where)
+    value, places = copy.deepcopy(_parse_file(text, where))
     if value is not None and not isinstance(value, dict):
         what = "the top level must be `key: value` pairs"
         raise ConfigError(what, where=where, fix="see configs/")

@@ -15,6 +15,7 @@ from pretrain.config.load import dump_config, load_config
 from pretrain.config.presets import PRESETS
 from pretrain.config.recipes import find_config, list_recipes
 from pretrain.config.run import RunConfig
+from pretrain.config.yaml_nodes import read_yaml
 from pretrain.errors import ConfigError
 from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.kinds.optimizers.muon import MuonConfig
@@ -431,3 +432,12 @@ def test_rows_too_long_for_pretrained_weights_are_to_be_shorter():
     raw["batch"] |= {"seq_len": 4096, "global_tokens": 4096 * raw["batch"]["micro"]}
     with pytest.raises(ValueError, match=r"exceeds model\.max_seq_len=(\d+); use batch\.seq_len=\1\b(?! or)"):
         RunConfig.model_validate(raw)
+
+
+def test_a_file_that_is_read_again_gives_a_tree_of_its_own_and_what_it_has_then(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("run: {names: [a]}")
+    read_yaml(path).values["run"]["names"].append("b")
+    assert read_yaml(path).values == {"run": {"names": ["a"]}}
+    path.write_text("seed: 3")
+    assert read_yaml(path).values == {"seed": 3}
