@@ -21,7 +21,6 @@ from pretrain.objective import RowContext
 from pretrain.plan.trained import train_new_tokens
 from pretrain.rows import Vocabulary
 from pretrain.shards.dataset import Dataset
-from pretrain.shards.index import CAPTIONS
 from pretrain.tokenizer import (
     describe_vocabulary,
     load_tokenizer,
@@ -102,7 +101,7 @@ def fill_special(given: SpecialTokens, dataset: Dataset) -> SpecialTokens:
     if dataset.index.begin_id is not None:
         ends["bos"] = dataset.index.begin_id
     found = special_tokens_of(load_tokenizer(dataset.tokenizer_path)).model_copy(update=ends)
-    if dataset.index.kind == CAPTIONS and found.start is None:
+    if dataset.index.layout.captions and found.start is None:
         found = found.model_copy(update={"start": found.eos})  # as decoders of GPT-2 do
     named = {name: number for name, number in given if number is not None}
     return SpecialTokens.model_validate(found.model_dump() | named)

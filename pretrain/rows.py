@@ -24,9 +24,6 @@ CHOICE_BEGINS, CHOICE_IS_RIGHT, CHOICE_IS_FIRST = 1, 2, 4
 """Bits of the mark of the first token of each choice, a document of the question and an answer: the
 first one is that of all, whether it is the right one, whether it is the first of its question."""
 
-MOST_MARKS = {"answers": 3, "choices": 7}
-"""Largest mark by the kind of data."""
-
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:

@@ -203,12 +203,13 @@ def stats_command(
     from pretrain.datacheck.image_data import print_image_stats
     from pretrain.datacheck.stats import count_data
     from pretrain.datacheck.stats_text import draw_stats, print_stats
+    from pretrain.kinds.layouts import LAYOUTS
     from pretrain.tracking.picture_files import check_format
 
     if out is not None:
         check_format(out)
     stats = count_data(folder)
-    of_images = stats["data_kind"] in ("images", "captions")
+    of_images = LAYOUTS[stats["data_kind"]].images
     if out is not None and of_images:
         raise typer.BadParameter("--output is of texts; images are drawn by pretrain data show")
     if out is not None:

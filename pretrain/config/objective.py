@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, create_model
 from pretrain.config.base import Conflicts, OnResume, Section, check_name
 from pretrain.config.data import DataConfig
 from pretrain.config.model import AnyModelConfig
-from pretrain.kinds.objectives import OBJECTIVES
+from pretrain.kinds.objectives import OBJECTIVES, objective_of_model
 
 UNITS = {"labels": "labels", "spans": "answers", "choices": "answers", "pixels": "pixels"}
 """Noun of the targets by the kind of the head; `tokens` of others."""
@@ -148,8 +148,7 @@ def kind_conflicts(kind: str, model: AnyModelConfig, data: DataConfig, start: st
     if reads != needs.reads:
         fix = "choose a preset with model.input"
         if reads == "patches":
-            kinds = {"pixels": "masked_patches", "lm": "captions"}
-            fix = f"use objective.kind={kinds.get(head.kind, 'images')}"
+            fix = f"use objective.kind={objective_of_model(model.shape, head.kind, reads)}"
         yield f"{key} needs a model that reads {needs.reads}, this one reads {reads}", fix
     if reads == "patches" and data.packing != "concat":
         yield f"data.packing={data.packing} is of text", "images are one a row, leave it out"

@@ -1,6 +1,6 @@
 """PrepareConfig, the config of `pretrain prepare`."""
 
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -13,9 +13,13 @@ from pretrain.config.texts.quality import (
     LanguageConfig,
 )
 from pretrain.config.texts.templates import AUTO, Template, check_named_template, is_jinja
+from pretrain.kinds.layouts import LAYOUTS
 
-DataKind = Literal["text", "pairs", "records", "preferences", "classes", "tags", "answers", "choices", "images"]
-DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
+DATA_KINDS = tuple(name for name, layout in LAYOUTS.items() if not layout.captions)
+if TYPE_CHECKING:
+    DataKind = str
+else:
+    DataKind = Literal[DATA_KINDS]
 Format = Literal["auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "webdataset", "warc"]
 
 
@@ -268,16 +272,18 @@ class PrepareConfig(Section):
     """Label names in the order of their ids. Empty: the sorted labels of the training split."""
 
     def _conflicts(self) -> Conflicts:
+        layout = LAYOUTS[self.kind]
         yield from self._label_conflicts()
-        if self.kind == "images" and self.differs("filter"):
+        if layout.images and self.differs("filter"):
             yield "filter is of text, which kind=images does not drop", "leave it out"
-        if self.kind in ("answers", "choices") and not self.end_of_document:
+        if layout.most_mark and not self.end_of_document:
             yield f"kind={self.kind} needs end_of_document=true: a token behind each text"
+        texts = [name for name, one in LAYOUTS.items() if one.filtered]
         for name in OF_TEXTS:
-            kinds = ("text",) if name == "c4" else ("text", "records")
+            kinds = texts[:1] if name == "c4" else texts  # it drops lines, which conversations have not
             if getattr(self.filter, name) is not None and self.kind not in kinds:
                 yield f"filter.{name} goes with kind={' or '.join(kinds)}, not {self.kind}", "leave it out"
-        begun = ("text", "records", "preferences")
+        begun = [name for name, one in LAYOUTS.items() if one.begun]
         if self.tokenizer.begin is not None and self.kind not in begun:
             yield f"tokenizer.begin goes with kind={' or '.join(begun)}, not {self.kind}", "leave it out"
         for number, one in enumerate(self.inputs):
@@ -285,9 +291,9 @@ class PrepareConfig(Section):
 
     def _label_conflicts(self) -> Conflicts:
         # Documents of other kinds have no labels.
-        if self.labels and self.kind not in ("classes", "tags", "images"):
+        if self.labels and not LAYOUTS[self.kind].names_labels:
             yield f"labels go with kind=classes, tags or images, not {self.kind}", "leave them out"
-        if self.kind == "images" and self.labels and self.differs("tokenizer"):
+        if LAYOUTS[self.kind].images and self.labels and self.differs("tokenizer"):
             yield (
                 "labels name classes, and tokenizer is of captions, which kind=images has in their place",
                 "leave one out",
@@ -296,11 +302,12 @@ class PrepareConfig(Section):
             yield f"labels names one twice: {', '.join(self.labels)}"
 
     def _input_conflicts(self, key: str, one: InputConfig) -> Conflicts:
-        if one.template is not None and self.kind not in ("records", "preferences"):
+        layout = LAYOUTS[self.kind]
+        if one.template is not None and not layout.loss_mask:
             yield f"{key}.template goes with kind=records or preferences, not {self.kind}", "leave it out"
-        if one.messages_field is not None and self.kind == "preferences":
+        if one.messages_field is not None and layout.two_sides:
             yield f"{key}.messages_field goes with kind=records", "chosen_field and rejected_field may have messages"
-        if one.normalize is not None and self.kind in ("preferences", "answers", "choices"):
+        if one.normalize is not None and not layout.normalized:
             yield f"{key}.normalize does not go with kind={self.kind}", "leave it out"
         if is_jinja(one.template) and one.normalize is not None:
             yield f"{key}.normalize would change the text of the chat template", "leave it out"
@@ -311,9 +318,10 @@ class PrepareConfig(Section):
             yield from self._normalize_conflicts(f"{key}.normalize", one.normalize)
 
     def _normalize_conflicts(self, key: str, rules: NormalizeConfig) -> Conflicts:
-        if self.kind == "tags":
+        layout = LAYOUTS[self.kind]
+        if layout.labels_words:
             yield f"{key} would move words away from their tags", "use tokenizer.lowercase instead"
-        if self.kind != "pairs" and rules.target_language is not None:
+        if not layout.has_source and rules.target_language is not None:
             yield f"{key}.target_language goes with kind=pairs, not {self.kind}"
-        if self.kind == "pairs" and rules.needs_language and rules.target_language is None:
+        if layout.has_source and rules.needs_language and rules.target_language is None:
             yield f"{key} needs a target_language, such as target_language: de"

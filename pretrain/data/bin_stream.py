@@ -28,7 +28,7 @@ from pretrain.data.lookahead import Layout, Lookahead, layout_of
 from pretrain.data.order import SampleOrder, random_bits, rank_bits, shard_order
 from pretrain.errors import DataError
 from pretrain.rows import IGNORE_INDEX, TokenRows
-from pretrain.shards.index import MASKED, REJECTED, WHOLE, WITH_LABELS
+from pretrain.shards.index import REJECTED
 from pretrain.shards.reader import ShardReader, ShardSet
 
 GROUP_BATCHES = 64
@@ -98,8 +98,8 @@ class BinStream:
         self.source_len = source_len
         self._store = BinStore(shards, seq_len, source_len, apart=bucket_rows is not None)
         self._counts, num_documents, num_cut = self._store.survey()
-        # Documents longer than a row: cut; pairs, and kinds in WHOLE: in no bin.
-        is_cut = source_len is None and shards.index.kind not in WHOLE
+        # Documents longer than a row: cut; pairs, and documents that are `whole`: in no bin.
+        is_cut = source_len is None and not shards.index.layout.whole
         self.num_too_long = num_cut if is_cut else shards.split.num_documents - num_documents
         if not self._counts.sum():
             raise DataError("no document fits a row", where=str(shards.folder), fix="raise batch.seq_len")
@@ -186,12 +186,11 @@ class _RowWriter:
         self._length = length
         shape = (num_rows, length + 1)
         self._tokens = np.full(shape, shards.index.eos_id, dtype=shards.index.dtype)
-        kind = shards.index.kind
-        self._loss_mask = np.zeros(shape, dtype=bool) if kind in MASKED else None
-        self._has_sides = kind == "preferences"
-        self._has_choices = kind == "choices"
-        has_labels = kind in WITH_LABELS
-        self._labels = np.full(shape, IGNORE_INDEX, dtype=np.int16) if has_labels else None
+        layout = shards.index.layout
+        self._loss_mask = np.zeros(shape, dtype=bool) if layout.loss_mask else None
+        self._has_sides = layout.two_sides
+        self._has_choices = layout.many_choices
+        self._labels = np.full(shape, IGNORE_INDEX, dtype=np.int16) if layout.has_labels else None
         self._filled = np.zeros(num_rows, dtype=np.int64)
         self._starts: list[int] = []
 

@@ -1,8 +1,8 @@
 """Best-fit packing: whole documents into rows of T tokens, none cut that fits (Ding et al. 2024).
 
     lengths of a shard's documents -> pieces: a document longer than T is cut into rows of its own
-                                      and a rest; one of a kind in WHOLE is left out, of one in
-                                      BEGINNINGS its rest
+                                      and a rest; one that is `whole` is left out, of one that is
+                                      a `beginning` its rest
       -> longest first, each into the fullest bin that has room -> Bins, in the order of opening
 
 A bin is a sample, of one shard. The bins are a pure function of the lengths and T. Pairs fill two
@@ -30,7 +30,8 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from pretrain.errors import DiskError
-from pretrain.shards.index import BEGINNINGS, WHOLE, ShardIndex
+from pretrain.kinds.layouts import LAYOUTS
+from pretrain.shards.index import ShardIndex
 from pretrain.shards.reader import MAX_OPEN_SHARDS, ShardSet
 from pretrain.utils.io import make_dir, write_file
 
@@ -76,12 +77,13 @@ def pack_documents(lengths: np.ndarray, capacity: int, *, apart: bool = False, k
     """Packs documents of a shard into bins of `capacity` tokens: best-fit decreasing.
 
     Every token of every document is in exactly one bin, but for what longer ones of some kinds lose
-    (`WHOLE`, `BEGINNINGS`). Costs about two microseconds a document. Lengths are int64, at least 1;
+    (`Layout.whole`, `Layout.beginning`). Costs about two microseconds a document. Lengths are int64, at least 1;
     `apart` gives each document, or piece of one, a bin of its own.
     """
     document, offset, length = cut_documents(lengths.astype(np.int64), capacity)
-    if kind in (*WHOLE, *BEGINNINGS):
-        kept = offset == 0 if kind in BEGINNINGS else lengths[document] <= capacity
+    layout = LAYOUTS[kind]
+    if layout.whole or layout.beginning:
+        kept = offset == 0 if layout.beginning else lengths[document] <= capacity
         document, offset, length = (values[kept] for values in (document, offset, length))
     placed = np.arange(len(length))
     if not apart:
@@ -202,7 +204,7 @@ class BinStore:
         bins = self.load(number)
         # A document that is cut has one second piece, which begins where its first row ended.
         num_cut = int((bins.offset == self._capacity).sum())
-        if self._kind in BEGINNINGS:
+        if LAYOUTS[self._kind].beginning:
             num_cut = int((self._shards.lengths(number, "tokens") > self._capacity).sum())
         return len(bins), int((bins.offset == 0).sum()), num_cut
 
@@ -212,7 +214,8 @@ class BinStore:
         shard = self._shards.split.shards[number]
         size = f"{self._capacity}" if self._source_capacity is None else f"{self._source_capacity}x{self._capacity}"
         path = self._shards.folder / BINS_DIR / f"{shard.sha256[:16]}-{size}.safetensors"
-        leaves_out = self._source_capacity is not None or self._kind in (*WHOLE, *BEGINNINGS)
+        layout = LAYOUTS[self._kind]
+        leaves_out = self._source_capacity is not None or layout.whole or layout.beginning
         bins = _read(path, shard, leaves_out=leaves_out)
         if bins is None:
             bins = self._pack(number)

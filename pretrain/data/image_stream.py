@@ -26,7 +26,7 @@ from pretrain.data.lookahead import Layout, Lookahead, layout_of
 from pretrain.data.order import SampleOrder, shard_order
 from pretrain.errors import DataError
 from pretrain.rows import IGNORE_INDEX, TokenRows
-from pretrain.shards.index import CAPTIONS, DataIndex
+from pretrain.shards.index import DataIndex
 from pretrain.shards.reader import ShardSet
 from pretrain.shards.store import ShardStore
 from pretrain.utils.image_file import ImageFile
@@ -68,7 +68,7 @@ class ImageStream:
         self._reader = self._damage.reader(self._shards)
         store = self._shards.store
         self._lookahead = Lookahead(store, self.split, split) if store.fetches else None
-        self._captioned = index.kind == CAPTIONS
+        self._captioned = index.layout.captions
         self._sizes = np.array([shard.num_tokens for shard in self.split.shards], dtype=np.int64)
         self._room = 0 if config.crop == "center" or split != "train" else 2 * config.padding
         self._crops_as_is = config.resize == 0 and (config.crop != "random_resized" or split != "train")

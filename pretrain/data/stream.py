@@ -198,19 +198,6 @@ class _RowCopier:
         return TokenRows(tokens.reshape(-1, self._width), starts, num_tokens, sample_ids)
 
 
-TOO_LONG = {
-    "pairs": "pairs are longer than batch.source_len or batch.seq_len, and left out",
-    "preferences": "preferences are longer, with both answers, than batch.seq_len, and left out",
-    "answers": "questions are longer, with their texts, than batch.seq_len, and left out",
-    "choices": "questions are longer, with all of their answers, than batch.seq_len, and left out",
-    "records": "records are longer than batch.seq_len, and cut: the rest is trained on without its prompt, and a "
-    "row that a prompt fills has no targets",
-    "classes": "texts are longer than batch.seq_len, and cut: the rest is in no row",
-    "tags": "texts are longer than batch.seq_len, and cut",
-}
-"""Treatment of documents longer than a row, by kind; a plain text continues in the next row."""
-
-
 class SourceStreams:
     """The training samples of a run, from all sources; a position counts samples of all of them.
 
@@ -265,10 +252,10 @@ class SourceStreams:
         """Returns a message for each source with documents that do not fit a row."""
         found = []
         for source, stream in zip(self._dataset.sources, self._streams, strict=True):
-            kind = source.index.kind
-            if isinstance(stream, BinStream) and kind in TOO_LONG and stream.num_too_long:
+            treatment = source.index.layout.too_long
+            if isinstance(stream, BinStream) and treatment and stream.num_too_long:
                 num_documents = source.index.splits["train"].num_documents
-                what = f"{stream.num_too_long:,} of {num_documents:,} {TOO_LONG[kind]}"
+                what = f"{stream.num_too_long:,} of {num_documents:,} {treatment}"
                 found.append(f"{source.name}: {what}; raise it, or drop them by filter.max_chars of prepare")
         return found
 
@@ -301,7 +288,7 @@ def open_stores(data: DataConfig, stop: Callable[[], bool]) -> list[ShardStore]:
 
 def check_packing(index: DataIndex, data: DataConfig) -> None:
     """Checks the packing of a kind of data. Raises: ConfigError."""
-    if data.packing == "concat" and not (index.kind == "text" or index.has_images):
+    if data.packing == "concat" != index.layout.packing:
         raise ConfigError(
             f"data.packing=concat cuts documents, which {index.kind} must not be", fix="use data.packing=bins"
         )
@@ -338,12 +325,12 @@ def _open_split(
     if split == "train":
         check_packing(index, data)
     # Validation cuts texts under any packing: it measures each token once.
-    if index.kind == "text" and (split == "validation" or data.packing == "concat"):
+    if index.layout.running_text and (split == "validation" or data.packing == "concat"):
         return TokenStream(store, index, split, seq_len=lengths.row, damage=damage, **order)
     return BinStream(
         ShardSet(store, index, split),
         seq_len=lengths.row,
-        source_len=lengths.source if index.kind == "pairs" else None,
+        source_len=lengths.source if index.layout.has_source else None,
         bucket_rows=batch_rows if data.packing == "padded" else None,
         damage=damage,
         **order,

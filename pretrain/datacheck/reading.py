@@ -21,9 +21,9 @@ from pretrain.data.bin_stream import GROUP_BATCHES
 from pretrain.data.stream import SourceStreams, SplitStream, open_stores, open_windows
 from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import ConfigError
+from pretrain.kinds.layouts import LAYOUTS
 from pretrain.rows import TokenRows
 from pretrain.shards.dataset import ONLY, Dataset, check_tokenizers, open_dataset
-from pretrain.shards.index import BEGINNINGS, CAPTIONS, IMAGES, WHOLE
 from pretrain.shards.reader import ShardSet
 from pretrain.shards.store import ShardStore
 
@@ -80,13 +80,8 @@ class Order:
         if self.packing not in (None, *PACKINGS):
             fix = f"use {', '.join(PACKINGS)}"
             raise ConfigError(f"there is no packing {self.packing!r}", fix=fix)
-        values: dict[str, Any] = {"packing": self.packing or choose_packing(kind)}
+        values: dict[str, Any] = {"packing": self.packing or LAYOUTS[kind].packing}
         return DataConfig(path=path, lanes=self.lanes, block_samples=self.block_samples, **values)
-
-
-def choose_packing(kind: str) -> str:
-    """Returns the default packing: `concat` for text and images, and `bins` for kinds that must not be cut."""
-    return "concat" if kind in ("text", IMAGES, CAPTIONS) else "bins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +136,7 @@ def plan_reading(
         return open_windows(index, store, data, lengths, PADDED_ROWS)
 
     is_train = split == "train"
-    is_cut = index.kind == "text" and (data.packing == "concat" or not is_train)
+    is_cut = index.layout.running_text and (data.packing == "concat" or not is_train)
     if not is_train:
         num_samples = open_validation().num_windows()
     elif is_cut:
@@ -159,7 +154,7 @@ def plan_reading(
         if is_train:
             owned = partial(_owned_by_samples, num_tokens, order.seq_len)
     num_left_out = 0
-    if index.kind in ("pairs", *WHOLE, *BEGINNINGS):
+    if index.layout.leaves_out or index.layout.beginning:
         shards = ShardSet(store, index, split)
         num_left_out, num_tokens, token_sum = _leave_out(shards, lengths, token_sum)
     return ReadingPlan(
@@ -183,12 +178,12 @@ def _leave_out(shards: ShardSet, lengths: RowLengths, token_sum: int) -> tuple[i
     # By the lengths of documents, independently of the stream.
     for number in range(len(shards)):
         is_long = shards.lengths(number) > lengths.row
-        if shards.index.kind == "pairs":
+        if shards.index.layout.has_source:
             is_long |= shards.lengths(number, "source") > lengths.source
         for document in np.flatnonzero(is_long).tolist():
             member, first, length = shards.reader(number).locate(document)
             values, _ = shards.reader(number).member(member)
-            if shards.index.kind in BEGINNINGS:
+            if shards.index.layout.beginning:
                 first, length = first + lengths.row, length - lengths.row
             num_left_out += 1
             num_tokens -= length

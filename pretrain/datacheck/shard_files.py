@@ -20,8 +20,8 @@ import numpy as np
 
 from pretrain.datacheck.hash import TokenSums
 from pretrain.errors import DataError
-from pretrain.rows import IGNORE_INDEX, MOST_MARKS
-from pretrain.shards.index import MASKED, REJECTED, WITH_LABELS, DataIndex, ShardIndex, SplitIndex
+from pretrain.rows import IGNORE_INDEX
+from pretrain.shards.index import REJECTED, DataIndex, ShardIndex, SplitIndex
 from pretrain.shards.reader import ShardReader, ShardSet
 from pretrain.shards.store import ShardStore
 
@@ -99,15 +99,15 @@ def shard_totals(*splits: SplitIndex) -> dict[str, int]:
     }
 
 
-def token_sides(kind: str) -> tuple[str, ...]:
-    """Returns the names of the arrays of a kind of data that hold tokens."""
-    return ("tokens", "source") if kind == "pairs" else ("tokens",)
+def token_sides(index: DataIndex) -> tuple[str, ...]:
+    """Returns the names of the arrays that hold tokens."""
+    return ("tokens", "source") if index.layout.has_source else ("tokens",)
 
 
 def _check_shard(shards: ShardSet, place: int, sums: TokenSums, tick: Tick) -> int | DataError:
     """Returns the sum of a shard's tokens, or the first damage in it."""
     shard = shards.split.shards[place]
-    sides = token_sides(shards.index.kind)
+    sides = token_sides(shards.index)
     total = 0
     try:
         reader = shards.reader(place)
@@ -145,16 +145,16 @@ def _check_ragged(reader: ShardReader, number: int, side: str, index: DataIndex)
 
 def _check_beside(reader: ShardReader, number: int, lengths: dict[str, np.ndarray], index: DataIndex) -> None:
     """Checks what a member has beside its tokens: as many sources, a loss mask, or labels."""
-    if index.kind == "pairs" and len(lengths["source"]) != len(lengths["tokens"]):
+    if index.layout.has_source and len(lengths["source"]) != len(lengths["tokens"]):
         what = f"has {len(lengths['source'])} documents of {len(lengths['tokens'])}"
         raise _contradiction(reader, f"{number:08d}.source.npy {what}")
-    if index.kind in MASKED:
-        most = 1 if index.kind == "records" else 1 | REJECTED
+    if index.layout.loss_mask:
+        most = 1 | REJECTED if index.layout.two_sides else 1
         if int(reader.loss(number).max()) > most:
             raise _contradiction(reader, f"{number:08d}.loss.npy holds more than 0 to {most}")
-    if index.kind in WITH_LABELS:
+    if index.layout.has_labels:
         labels = reader.labels(number)
-        count = len(index.labels) or 1 + MOST_MARKS[index.kind]
+        count = len(index.labels) or 1 + index.layout.most_mark
         if ((labels != IGNORE_INDEX) & ((labels < 0) | (labels >= count))).any():
             what = f"holds labels that are none of {count}"
             raise _contradiction(reader, f"{number:08d}.labels.npy {what}")

@@ -36,17 +36,17 @@ from pretrain.datacheck.image_data import (
     decode_captions,
     longest_caption,
 )
-from pretrain.datacheck.reading import PADDED_ROWS, choose_packing, open_data
+from pretrain.datacheck.reading import PADDED_ROWS, open_data
 from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, Stretch, describe_rows
 from pretrain.errors import ConfigError, DataError
-from pretrain.kinds.objectives import OBJECTIVES
+from pretrain.kinds.objectives import OBJECTIVES, objective_of_data
 from pretrain.objective.token_kinds import TokenKind
 from pretrain.prepare.statistics import learned_share
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import TokenRows
 from pretrain.run.folder import RunDir
 from pretrain.shards.dataset import Dataset
-from pretrain.shards.index import ANSWERED, CAPTIONS, IMAGES, INDEX_NAME, LABELLED
+from pretrain.shards.index import CAPTIONS, IMAGES, INDEX_NAME
 from pretrain.shards.store import ShardStore, is_remote
 from pretrain.tokenizer import load_tokenizer, special_tokens_of
 from pretrain.utils.log import printable
@@ -55,21 +55,9 @@ from pretrain.utils.units import plural
 SPLITS = ("train", "validation")
 DEFAULT_SEQ_LEN = 512
 """Row length of a shard folder, which has no config, in tokens."""
-OBJECTIVE_OF = {
-    "text": "causal",
-    "pairs": "seq2seq",
-    "records": "supervised",
-    "preferences": "dpo",
-    "classes": "classify",
-    "tags": "tag",
-    **{kind: kind for kind in ANSWERED},
-    "images": "images",
-    "captions": "captions",
-}
-"""Default objective of a shard folder, by its kind."""
-MODEL_OF = {"decoder": "llama-tiny", "encoder": "bert-tiny", "encoder+decoder": "t5-v1.1-tiny"}
-"""A model of each shape, which a config needs; rows depend on the shape alone."""
-KEY_OF = {
+PRESET_BY_SHAPE = {"decoder": "llama-tiny", "encoder": "bert-tiny", "encoder+decoder": "t5-v1.1-tiny"}
+"""Preset of each shape, as a model which a config needs; rows depend on the shape alone."""
+KEY_BY_OPTION = {
     "objective": "objective.kind",
     "packing": "data.packing",
     "seq_len": "batch.seq_len",
@@ -198,7 +186,7 @@ def _config_of(what: str, overrides: Sequence[str], choice: ReadingOptions) -> R
         raise ConfigError("a config has an objective of its own", where="--objective", fix=fix)
     source = run.config if run.config.is_file() else what
     config = load_config(source, overrides, extensions="require")
-    options = {key: getattr(choice, name) for name, key in KEY_OF.items()}
+    options = {key: getattr(choice, name) for name, key in KEY_BY_OPTION.items()}
     given = [f"{key}={value}" for key, value in options.items() if value is not None]
     if choice.seq_len is not None:  # the same rows a batch: the order of padded ones depends on it
         given += [f"batch.global_tokens={config.batch.rows * choice.seq_len}", *config.even_steps()]
@@ -208,21 +196,22 @@ def _config_of(what: str, overrides: Sequence[str], choice: ReadingOptions) -> R
 def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: ReadingOptions) -> RunConfig:
     """Returns the config of a run that could read a shard folder."""
     kind = dataset.index.kind
-    objective = choice.objective or OBJECTIVE_OF[kind]
+    layout = dataset.index.layout
+    usual = objective_of_data(kind)
+    objective = choice.objective or usual
+    needs = OBJECTIVES.get(objective, OBJECTIVES[usual])  # an unknown name is refused with the config
     seq_len = choice.seq_len or DEFAULT_SEQ_LEN
     if kind == IMAGES:
         seq_len = FOLDER_POSITIONS
     if kind == CAPTIONS and choice.seq_len is None:
         seq_len = longest_caption(store, dataset.index)
-    shapes = OBJECTIVES[objective].shapes if objective in OBJECTIVES else tuple(MODEL_OF)
     longest = max(seq_len, choice.source_len or 0)
-    preset: dict[str, Any] = {"preset": MODEL_OF[shapes[0]], "max_seq_len": longest}
-    if kind in (*LABELLED, *ANSWERED):
-        head = {"kind": OBJECTIVES[OBJECTIVE_OF[kind]].head}
-        preset |= {"head": head, "tied_embeddings": False, "pooler": False}
+    preset: dict[str, Any] = {"preset": PRESET_BY_SHAPE[needs.shapes[0]], "max_seq_len": longest}
+    if layout.has_labels:
+        preset |= {"head": {"kind": OBJECTIVES[usual].head}, "tied_embeddings": False, "pooler": False}
     of_images = {IMAGES: FOLDER_MODEL, CAPTIONS: CAPTIONS_MODEL | {"max_seq_len": seq_len}}
     model: dict[str, Any] = expand_preset(of_images.get(kind, preset))
-    if choice.objective is None and kind == "pairs":
+    if choice.objective is None and layout.has_source:
         tokenizer = load_tokenizer(dataset.tokenizer_path)
         if special_tokens_of(tokenizer).start is None:
             # A run would be refused, but its data look the same.
@@ -231,8 +220,8 @@ def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: Readi
         "run": {"name": "show"},
         "data": {
             "path": what,
-            "packing": choice.packing or choose_packing(kind),
-            "document_mask": objective != "ul2",
+            "packing": choice.packing or layout.packing,
+            "document_mask": not needs.one_text_a_row,
         },
         "batch": {
             "seq_len": seq_len,
@@ -242,12 +231,12 @@ def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: Readi
         },
         "model": model,
         "objective": {"kind": objective},
-        **({"init": {"from": "-"}} if objective == "dpo" else {}),  # a model that is not read
+        **({"init": {"from": "-"}} if needs.reference else {}),  # a model that is not read
         "optim": {"lr": 1e-3},
         "train": {"steps": 10**6},
         **({} if choice.seed is None else {"seed": choice.seed}),
     }
-    options = {key: f"--{name.replace('_', '-')}" for name, key in KEY_OF.items()}
+    options = {key: f"--{name.replace('_', '-')}" for name, key in KEY_BY_OPTION.items()}
     return parse_section(RunConfig, LocatedTree(values, options), what)
 
 

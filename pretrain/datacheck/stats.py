@@ -25,7 +25,7 @@ from pretrain.datacheck.image_data import count_images
 from pretrain.datacheck.reading import open_data
 from pretrain.datacheck.shard_files import FIX, MAX_THREADS, Tick, shard_totals, token_sides
 from pretrain.errors import DataError
-from pretrain.shards.index import MASKED, data_hash
+from pretrain.shards.index import data_hash
 from pretrain.shards.reader import ShardSet
 from pretrain.tokenizer import display_tokens, load_tokenizer
 from pretrain.utils.status_line import transient_bar
@@ -93,12 +93,12 @@ def _count_split(shards: ShardSet, tokenizer: Tokenizer, row_lengths: Sequence[i
         "bytes_of_text": split.num_bytes_text,
         "bytes_per_token": split.num_bytes_text / split.num_tokens,
         **shard_totals(split),
-        "lengths": {side: _describe_lengths(shards, side) for side in token_sides(index.kind)},
+        "lengths": {side: _describe_lengths(shards, side) for side in token_sides(index)},
         **_describe_tokens(token_counts, tokenizer),
         "packing": [_measure_packing(shards, num_packed, length) for length in row_lengths],
         "packing_measured_on": ends[num_packed - 1],
     }
-    if index.kind in MASKED:
+    if index.layout.loss_mask:
         facts["learned"] = num_learned
     return facts
 
@@ -112,7 +112,7 @@ def _count_tokens(shards: ShardSet, place: int, tick: Tick) -> tuple[np.ndarray,
     num_learned = 0
     for number in range(shard.num_members):
         sides = [reader.member(number)[0]]
-        if index.kind == "pairs":
+        if index.layout.has_source:
             sides.append(reader.source(number)[0])
         for part in chain.from_iterable(map(chunks, sides)):
             found = np.bincount(part, minlength=index.vocab_size)
@@ -121,7 +121,7 @@ def _count_tokens(shards: ShardSet, place: int, tick: Tick) -> tuple[np.ndarray,
                 what += f", the vocabulary {index.vocab_size} ids"
                 raise DataError(what, where=shard.name, fix=FIX)
             counts += found
-        if index.kind in MASKED:
+        if index.layout.loss_mask:
             num_learned += int((reader.loss(number) & 1).sum())
         tick(shard.num_bytes / shard.num_members)
     return counts, num_learned
@@ -180,19 +180,19 @@ def _measure_packing(shards: ShardSet, num_shards: int, seq_len: int) -> dict[st
     left out.
     """
     cut = too_long = rows = tokens = source_tokens = 0
-    kind = shards.index.kind
+    layout = shards.index.layout
     for place in range(num_shards):
         lengths = shards.lengths(place).astype(np.int64)
         ends = lengths.cumsum()
         cut += int(((ends - lengths) // seq_len != (ends - 1) // seq_len).sum())
         is_long = lengths > seq_len
-        if kind == "pairs":
+        if layout.has_source:
             sources = shards.lengths(place, "source").astype(np.int64)
             is_long |= sources > seq_len
             bins = pack_pairs(sources, lengths, seq_len, seq_len)
             source_tokens += int(sources[bins.document].sum())
         else:
-            bins = pack_documents(lengths, seq_len, kind=kind)
+            bins = pack_documents(lengths, seq_len, kind=shards.index.kind)
         too_long += int(is_long.sum())
         rows += len(bins)
         tokens += int(bins.length.sum())
@@ -200,10 +200,10 @@ def _measure_packing(shards: ShardSet, num_shards: int, seq_len: int) -> dict[st
     room = max(rows * seq_len, 1)
     return {
         "seq_len": seq_len,
-        "concat": {"full": 1.0, "cut": cut / num_documents} if kind == "text" else None,
+        "concat": {"full": 1.0, "cut": cut / num_documents} if layout.running_text else None,
         "bins": {
             "full": tokens / room,
             "too_long": too_long / num_documents,
-            "source_full": source_tokens / room if kind == "pairs" else None,
+            "source_full": source_tokens / room if layout.has_source else None,
         },
     }

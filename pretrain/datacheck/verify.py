@@ -24,7 +24,8 @@ from pretrain.datacheck.replay import Reading, not_exactly_once, read_course
 from pretrain.datacheck.shard_files import check_files, check_with_webdataset, shard_totals
 from pretrain.datacheck.stats_text import print_table
 from pretrain.errors import ConfigError
-from pretrain.shards.index import BEGINNINGS, CAPTIONS, IMAGES, WHOLE, data_hash
+from pretrain.kinds.layouts import LAYOUTS
+from pretrain.shards.index import data_hash
 from pretrain.utils.status_line import transient_bar
 from pretrain.utils.units import plural
 
@@ -156,7 +157,7 @@ def _describe_course(course: ReadingPlan, readings: Sequence[Reading]) -> dict[s
 
 def print_proof(proof: dict[str, Any]) -> None:
     """Prints the proof, a table for each course; the last line is the verdict."""
-    if proof["data_kind"] in (CAPTIONS, IMAGES):
+    if LAYOUTS[proof["data_kind"]].images:
         print_image_proof(proof)
         return
     totals = ", ".join(plural(proof[f"{what}s"], what) for what in ("shard", "member", "byte"))
@@ -186,17 +187,18 @@ def print_proof(proof: dict[str, Any]) -> None:
 
 
 def _remarks(course: dict[str, Any], kind: str) -> Iterator[str]:
-    fitting = {"pairs": "the targets that fit"} | {name: f"the {name} that fit" for name in WHOLE}
-    fitting |= dict.fromkeys(BEGINNINGS, "the beginnings that fit")
-    what = f"tokens of {fitting.get(kind, 'the split')}"
+    layout = LAYOUTS[kind]
+    part = "tokens of the split"
+    if layout.leaves_out or layout.beginning:
+        part = f"tokens of the {'targets' if layout.has_source else kind if layout.whole else 'beginnings'} that fit"
     first = course["readings"][0]
     if first["rows"] == course["rows"]:
         owned = f"{first['tokens']:,} tokens are owned by rows"
-        yield f"{owned}; the index has {course['tokens']:,} {what}"
+        yield f"{owned}; the index has {course['tokens']:,} {part}"
     else:
         yield f"only the first {first['rows']:,} rows: tokens were not compared with the index"
     if first["rows"] > first["samples"]:
         yield f"{first['rows']:,} rows: the last batches hold samples of the next epoch too"
     if course["left_out"]:
-        rest = "without their rest" if kind in BEGINNINGS else "in none"
+        rest = "without their rest" if layout.beginning else "in none"
         yield f"{course['left_out']:,} documents are longer than a row, and {rest}"

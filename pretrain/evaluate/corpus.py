@@ -26,21 +26,17 @@ from pretrain.data.stream import open_stores, open_windows
 from pretrain.errors import ConfigError, DataError
 from pretrain.evaluate.evaluation_log import Data
 from pretrain.evaluate.label_scores import check_labels
-from pretrain.kinds.objectives import OBJECTIVES
+from pretrain.kinds.objectives import OBJECTIVES, objective_of_model
 from pretrain.objective import build_rows
 from pretrain.objective.preferences import add_reference, read_table
 from pretrain.resolve import build_context, fill_special
 from pretrain.shards.dataset import open_dataset
-from pretrain.shards.index import WHOLE, data_hash
+from pretrain.shards.index import data_hash
 from pretrain.tokenizer import parse_tokenizer
 from pretrain.tokenizer.released import compare_texts, probe_texts
 
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_SEED = 1234
-_OBJECTIVES = {"decoder": "causal", "encoder": "masked", "encoder+decoder": "seq2seq"}
-_OF_HEADS = {"labels": "classify", "spans": "answers", "choices": "choices"}
-_OF_IMAGES = {"pixels": "masked_patches", "lm": "captions"}
-"""Objective of a model of images by the kind of its head."""
 _WITHOUT_LOSS = {
     "none": "a model without a head has no loss",
     "replaced": "a detector of replaced tokens has no loss without the generator that replaces them",
@@ -89,11 +85,8 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
         what, fix = _WITHOUT_LOSS[source.config.head.kind], "fine-tune it, and evaluate the run"
         raise ConfigError(what, where=str(source.path), fix=fix)
     patches = source.config.input
-    if patches is not None:
-        objective = ObjectiveConfig(kind=_OF_IMAGES.get(source.config.head.kind, "images"))
-    else:
-        usual = _OBJECTIVES[source.config.shape]
-        objective = ObjectiveConfig(kind=_OF_HEADS.get(source.config.head.kind, usual))
+    reads = "tokens" if patches is None else "patches"
+    objective = ObjectiveConfig(kind=objective_of_model(source.config.shape, source.config.head.kind, reads))
     data = DataConfig(path="-")
     seed = DEFAULT_SEED
     seq_len, source_len = min(source.config.max_seq_len, DEFAULT_SEQ_LEN), None
@@ -179,8 +172,8 @@ class Corpus:
         self._check_kind()
         self.labels = list(self._dataset.index.labels) if model.head.kind == "labels" else []
         packing = setting.data.packing
-        if kind != "text" and not self._dataset.index.has_images and packing == "concat":
-            packing = "bins"
+        if packing == "concat":
+            packing = self._dataset.index.layout.packing
         data = setting.data.model_copy(update={"packing": packing})
         context = build_context(
             self.objective,
@@ -221,7 +214,7 @@ class Corpus:
                 crop=packing == "padded",
             )
             left_out = 0
-            if isinstance(windows, BinStream) and index.kind in ("pairs", *WHOLE):
+            if isinstance(windows, BinStream) and index.layout.leaves_out:
                 left_out = windows.num_too_long
             is_known = is_code and split.num_bytes_text
             tokens_per_byte = split.num_tokens / split.num_bytes_text if is_known else 0.0

@@ -203,7 +203,7 @@ def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
     order.
     """
     head = source.config.head
-    kind = WORDS if index.kind == "tags" else TEXTS
+    kind = WORDS if index.layout.labels_words else TEXTS
     made_for = next((unit for unit in (TEXTS, WORDS) if source.like.endswith(unit)), None)
     # Only texts have a pooler or a mean.
     if made_for is None and (head.mean or getattr(source.config, "pooler", False)):

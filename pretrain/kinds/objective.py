@@ -104,6 +104,8 @@ class Objective:
     legend: str = ""
     """Meaning of the braces in which `pretrain data show` has tokens."""
     learns_parts: bool = False  # of texts that the data mark, whose share is shown
+    no_targets: str = "documents have one token each; see `pretrain data show`"
+    """Reason and remedy of a step without a target, where the layout of the data has none."""
     next_command: str = ""
     """Command that uses a trained model, at `{path}`. Empty: it follows from the model."""
     longest_row: Callable[[Any, RowLimits], int] = whole_row

@@ -367,7 +367,7 @@ def summarize(output: str, index: DataIndex) -> str:
     held_out = index.splits.get(VALIDATION)
     validation = f" {held_out.num_documents:,} validation images," if held_out else ""
     images = f"{index.splits[TRAIN].num_documents:,} training images"
-    if index.kind == CAPTIONS:
+    if index.layout.captions:
         words = f"captions of {plural(index.vocab_size, 'token')} in the vocabulary"
         return f"{output}: {images},{validation} {words}"
     return f"{output}: {images},{validation} {plural(len(index.labels), 'class')}"

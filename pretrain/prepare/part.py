@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.config.prepare import PrepareConfig
+from pretrain.kinds.layouts import LAYOUTS
 from pretrain.prepare.duplicates import first_path, load_bits
 from pretrain.prepare.filters import (
     DUPLICATE,
@@ -36,7 +37,6 @@ from pretrain.prepare.selection.judge import EvaluationTexts, Judge, reasons_of
 from pretrain.prepare.selection.near_duplicates import near_path
 from pretrain.prepare.split import SplitRule, parse_split
 from pretrain.prepare.text_pieces import Assembler, TextPiece, cut_piece, divide
-from pretrain.shards.index import ANSWERED, LABELLED
 from pretrain.tokenizer import (
     BATCH_CHARS,
     PIECE_CHARS,
@@ -69,11 +69,12 @@ def start_tokenizing(config: PrepareConfig, tested: EvaluationTexts, labels: Lab
     """Loads the tokenizer of the folder; returns `write_part` of a config, with labels for labelled documents."""
     path = Path(config.output, TOKENIZER_NAME)
     tokenizer = load_tokenizer(path)
+    layout = LAYOUTS[config.kind]
     # Labels of tags, and answers, have offsets in the whole text.
-    can_cut = config.kind not in ("tags", *ANSWERED) and is_cut_safe(tokenizer)
+    can_cut = not (layout.labels_words or layout.most_mark) and is_cut_safe(tokenizer)
     longest = PIECE_CHARS if can_cut else sys.maxsize
     bos = start_id(tokenizer) if config.tokenizer.begin else None
-    if config.kind in (*LABELLED, *ANSWERED):
+    if layout.has_labels:
         bos = special_tokens_of(tokenizer).bos
     judge = Judge(config.filter, tested)
     encoder = build_encoder(tokenizer, eos_id(tokenizer, config.tokenizer.eos), bos)
@@ -108,7 +109,7 @@ def write_part(
         record = writer.record
         for batch in _batches(pieces, report):
             for piece in batch:
-                if not piece.is_source or config.kind == "preferences":
+                if not piece.is_source or LAYOUTS[config.kind].two_sides:
                     record.splits[piece.split].num_bytes_text += len(piece.text.encode())
             for split, documents in assembler.add(batch):
                 writer.add(split, documents)

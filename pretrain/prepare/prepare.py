@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from pretrain.config.prepare import PrepareConfig
+from pretrain.kinds.layouts import LAYOUTS
 from pretrain.prepare.convert.convert import convert_tokens
 from pretrain.prepare.convert.convert_part import ConvertOptions
 from pretrain.prepare.filters import limit_of
@@ -38,7 +39,7 @@ from pretrain.prepare.progress import Progress, no_progress, progress_bar
 from pretrain.prepare.split import TRAIN, VALIDATION
 from pretrain.prepare.statistics import learned_share, write_statistics
 from pretrain.prepare.steps import PrepareJob, find_duplicates, make_labels, make_tokenizer, plan_job
-from pretrain.shards.index import IMAGES, INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
+from pretrain.shards.index import INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
 from pretrain.tokenizer import eos_id, load_tokenizer, start_id, token_dtype, vocabulary_size
 from pretrain.utils.safe_read import parse_json
 from pretrain.utils.status_line import status_line
@@ -67,7 +68,7 @@ def prepare(
             other shares.
         DiskError: The disk refused. Finished parts are kept: the same command continues.
     """
-    if config.kind == IMAGES:
+    if LAYOUTS[config.kind].images:
         return prepare_images(config, progress, share=share, processes=processes)
     job = plan_job(config, WorkerPool(Path(config.output), progress, processes, share))
     return fill_folder(job.folder, share, job.identity, job.files, processes, lambda: _build(job))
@@ -124,14 +125,18 @@ def _warn_of_split(job: PrepareJob, splits: dict[str, SplitIndex]) -> None:
     what = "held out one document, whose loss says little"
     if not num_documents:
         what = "held out nothing, without which runs train and are not evaluated: no val_loss, no checkpoint.best"
-    fix = "--split tail:0.05, the end of each text" if job.config.kind == "text" else f"--split {job.rule.larger}"
+    fix = (
+        "--split tail:0.05, the end of each text"
+        if LAYOUTS[job.config.kind].running_text
+        else f"--split {job.rule.larger}"
+    )
     _log.warning("split %s %s; to hold out more, prepare another --output with %s", job.config.split, what, fix)
 
 
 def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:
     """Prepares one share, `i/n`, of a config; returns the text to print."""
     share = parse_share(part)
-    with _shown("image" if config.kind == "images" else "document") as progress:
+    with _shown("image" if LAYOUTS[config.kind].images else "document") as progress:
         index = prepare(config, progress, share=share, processes=processes)
     if index is None:
         return f"{config.output}: part {share} is done; the last one to finish writes the index"

@@ -13,9 +13,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from pretrain.errors import DataError
+from pretrain.kinds.layouts import LAYOUTS
 from pretrain.prepare.part_record import LengthHistogram, PartRecord, count_left_out, merge_bad
 from pretrain.prepare.text_pieces import MAX_LOST
-from pretrain.shards.index import MASKED, DataIndex
+from pretrain.shards.index import DataIndex
 from pretrain.tokenizer import unknown_id
 from pretrain.utils.io import write_file, write_json
 from pretrain.utils.safe_read import read_json
@@ -69,7 +70,7 @@ def write_statistics(
         statistics["unknown"] = unknown
         if unknown["num_tokens"]:
             _log.warning("text is lost: %s; to keep it, use a tokenizer that knows it", _say_unknown(unknown))
-    if index.kind in MASKED:
+    if index.layout.loss_mask:
         statistics["unused_keys"] = unused = _add_unused(records)
         if unused:
             listed = "; ".join(f"{key}: {count:,} times, not used" for key, count in unused.items())
@@ -122,13 +123,13 @@ def _describe_split(name: str, index: DataIndex, records: Sequence[PartRecord]) 
         "num_shards": len(split.shards),
         "lengths": _add_up(part.lengths for part in written).facts(),
     }
-    if index.kind == "pairs":
+    if index.layout.has_source:
         source = _add_up(part.source_lengths for part in written)
         facts["num_source_tokens"] = source.total
         facts["source_lengths"] = source.facts()
     if all(part.num_unknown is not None for part in written):
         facts["num_unknown_tokens"] = sum(part.num_unknown or 0 for part in written)
-    if index.kind in MASKED:
+    if index.layout.loss_mask:
         facts["num_learned_tokens"] = sum(part.num_learned for part in written)
     if index.labels:
         counts = Counter[int]()
@@ -181,7 +182,7 @@ def draw_lengths(statistics: dict[str, Any]) -> bytes:
         axes.stairs(counts, edges, fill=name == "train", alpha=0.7, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xlabel("tokens in a document" + (" (target)" if statistics["kind"] == "pairs" else ""))
+    axes.set_xlabel("tokens in a document" + (" (target)" if LAYOUTS[statistics["kind"]].has_source else ""))
     axes.set_ylabel("documents")
     axes.legend()
     buffer = io.BytesIO()

@@ -18,6 +18,7 @@ from typing import Any
 from pretrain.config.prepare import NearDuplicatesConfig, PrepareConfig
 from pretrain.config.texts.templates import SPECIAL_KEY
 from pretrain.errors import ConfigError, DataError, LockedError
+from pretrain.kinds.layouts import LAYOUTS
 from pretrain.prepare.duplicates import (
     DUPLICATES_DIR,
     bands_path,
@@ -54,7 +55,6 @@ from pretrain.prepare.selection.near_duplicates import (
 )
 from pretrain.prepare.split import TRAIN, SplitRule, parse_split
 from pretrain.prepare.text_pieces import TextPiece, divide
-from pretrain.shards.index import LABELLED
 from pretrain.tokenizer import (
     DEFAULT_VOCAB_SIZE,
     TRAINED_KINDS,
@@ -104,7 +104,7 @@ class PrepareJob(ShardJob):
 def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     """Checks a config and lists its input. Raises: ConfigError, DataError, LaunchError."""
     rule = parse_split(config.split, config.seed)
-    if rule.kind == "tail" and config.kind != "text":
+    if rule.kind == "tail" and not LAYOUTS[config.kind].running_text:
         what = f"split={config.split} cuts texts in two, which kind={config.kind} does not allow"
         raise ConfigError(what, fix="use hash:F")
     least = config.filter.min_chars
@@ -240,7 +240,7 @@ def make_tokenizer(job: PrepareJob) -> str:
 
 def make_labels(job: PrepareJob) -> LabelSet | None:
     """Returns the labels of labelled documents: given, or found by the first share."""
-    if job.config.kind not in LABELLED:
+    if not LAYOUTS[job.config.kind].labelled:
         return None
     if job.config.labels:
         check_labels(job.config.labels)

@@ -21,11 +21,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pretrain.errors import DataError
+from pretrain.kinds.layouts import LAYOUTS
 from pretrain.prepare.filters import Document, Label
 from pretrain.prepare.labelling import LabelSet, first_tokens, number_tokens
 from pretrain.prepare.split import SPLITS, SplitRule
 from pretrain.rows import ANSWER_BEGINS, ANSWER_ENDS, IGNORE_INDEX
-from pretrain.shards.index import ANSWERED, LABELLED, MASKED, REJECTED
+from pretrain.shards.index import REJECTED
 from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate
 from pretrain.tokenizer import ChatPart, Encoder, cut_text, join_segments, separator_ids, special_ids
 
@@ -188,12 +189,12 @@ class Assembler:
         self._unknown = unknown
         self._num_searched = 0
         self._encoder = encoder
-        self._kind = kind
+        self._layout = LAYOUTS[kind]
         self._labels = labels
         self._begin = encoder.bos
         self._end = encoder.eos if end_of_document else encoder.eos[:0]
         self._between = encoder.eos[:0]
-        if kind in ANSWERED:
+        if self._layout.most_mark:
             between = separator_ids(encoder.tokenizer)
             self._between = np.array(between, encoder.eos.dtype) if between else encoder.eos
         self._special = tuple(special_ids(encoder.tokenizer))
@@ -222,7 +223,7 @@ class Assembler:
         texts = [piece.text for piece in pieces]
         is_ended = np.array([piece.ends and not self._is_closed(piece) for piece in pieces])
         places: list[np.ndarray] = []
-        if self._kind == "tags":
+        if self._layout.labels_words:
             tokens, offsets = self._encoder.encode_placed(texts)
             begin = len(self._begin)
             both = begin + len(self._end)
@@ -230,7 +231,7 @@ class Assembler:
                 first = first_tokens(piece.labels, own)
                 # A word that the tokenizer left nothing of has its place behind the document.
                 places.append(first + np.where(first < num_tokens, begin, both))
-        elif self._kind in ANSWERED:
+        elif self._layout.most_mark:
             tokens, offsets = self._encoder.encode_placed(texts)
             places = [self._mark(piece, own) for piece, own in zip(pieces, offsets, strict=True)]
         else:
@@ -241,7 +242,7 @@ class Assembler:
                 if piece.spans is not None
             }
             tokens = self._encoder.encode(texts, markers, {number: ids for number, (ids, _) in found.items()})
-            if self._kind in MASKED:
+            if self._layout.loss_mask:
                 masks = [found[number][1] if number in found else _NO_MASK for number in range(len(pieces))]
                 # The end-of-document token has a loss if the one before it has.
                 ends = is_ended if len(self._end) else np.zeros_like(is_ended)
@@ -305,28 +306,28 @@ class Assembler:
         """Joins the pieces of whole documents."""
         pieces = encoded.pieces
         tokens = encoded.tokens
-        joined = self._kind == "choices"
+        joined = self._layout.many_choices
         ends = np.array([piece.is_last if joined else piece.ends for piece in pieces])
-        if self._kind == "pairs":
+        if self._layout.has_source:
             is_source = np.array([piece.is_source for piece in pieces])
             source = tokens.select(is_source).join(ends[is_source])
             return TokenDocuments(tokens.select(~is_source).join(ends[~is_source]), source=source)
         documents = tokens.join(ends)
-        if self._kind in MASKED:
+        if self._layout.loss_mask:
             loss = np.repeat(np.array([piece.is_learned for piece in pieces], np.uint8), tokens.lengths)
             stops = np.cumsum(tokens.lengths)
             for number, piece in enumerate(pieces):
                 if piece.spans is not None:
                     loss[stops[number] - tokens.lengths[number] : stops[number]] = encoded.places[number]
-            if self._kind == "preferences":
+            if self._layout.two_sides:
                 is_rejected = np.array([not piece.is_source for piece in pieces])
                 loss |= np.repeat(is_rejected, tokens.lengths).astype(np.uint8) * REJECTED
                 sides = documents.lengths.reshape(-1, 2)
                 documents = RaggedArrays(documents.values, sides.sum(axis=1))
             return TokenDocuments(documents, loss=loss)
-        if self._kind in ANSWERED:
+        if self._layout.most_mark:
             return TokenDocuments(documents, labels=np.concatenate(encoded.places))
-        if self._kind in LABELLED:
+        if self._layout.labelled:
             return TokenDocuments(documents, labels=self._number(encoded, documents.lengths, ends))
         return TokenDocuments(documents)
 

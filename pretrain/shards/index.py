@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from pretrain.errors import DataError
+from pretrain.kinds.layouts import LAYOUTS, Layout
 from pretrain.utils.io import write_json
 from pretrain.utils.remote import is_remote
 from pretrain.utils.safe_read import parse_json, read_bounded
@@ -32,31 +33,6 @@ MAX_INDEX_BYTES = 2**29
 INDEX_VERSION = 3
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 NPY_HEADER_BYTES = 128
-# Columns of a shard's table, by the kind of data (see writer.py, image_writer.py).
-# With a value for each token.
-_BESIDE = ("records", "preferences", "classes", "tags", "answers", "choices")
-TABLE_COLUMNS = {"text": 6, "pairs": 12, **dict.fromkeys(_BESIDE, 8), "images": 4, "captions": 4}
-
-# Columns of the lengths of its documents: of pairs, the target's and the source's; of images 1, the
-# one token that each counts as, then width and height in pixels.
-LENGTH_COLUMNS = {"text": 1, "pairs": 2, **dict.fromkeys(_BESIDE, 1), "images": 3, "captions": 3}
-
-# Kinds whose documents have labels, which the index names: one a document, or one a word.
-LABELLED = ("classes", "tags")
-
-# Kinds with a loss mask: 1 where a token is a target.
-MASKED = ("records", "preferences")
-
-ANSWERED = ("answers", "choices")
-"""Kinds of questions, with marks of the answers in the place of labels (`rows.py`)."""
-
-WITH_LABELS = (*LABELLED, *ANSWERED)  # a label or a mark for each token
-WHOLE = ("preferences", *ANSWERED)
-"""Kinds whose documents are in a row whole, or not at all."""
-
-BEGINNINGS = ("classes",)
-"""Kinds whose one label is at the first token: of a longer document only the beginning is in a row."""
-
 REJECTED = 2
 """Bit of the loss mask of preferences, set for all tokens of the second side, prompt and answer."""
 
@@ -65,9 +41,6 @@ IMAGES = "images"
 
 CAPTIONS = "captions"
 """Images, each with a text; their tokens are in a sidecar, and an image counts as one token."""
-
-# Kinds whose documents begin with the start token of a given tokenizer, where texts do in its released model.
-BEGUN = ("text", "records", "preferences")
 
 LENGTH_BYTES = 4
 # Longest part of a path on common file systems.
@@ -194,26 +167,31 @@ class DataIndex:
     splits: dict[str, SplitIndex]
     kind: str = "text"
     labels: tuple[str, ...] = ()  # names, by their number in the shards
-    begin_id: Count | None = None  # begins each document of a kind in BEGUN; None: nothing does
+    begin_id: Count | None = None  # begins each document of a kind that is `begun`; None: nothing does
     # Addresses of tars that others made, by name: they are not in the folder.
     tars: dict[str, str] = field(default_factory=dict)
 
     @property
+    def layout(self) -> Layout:
+        """Record of the kind of data."""
+        return LAYOUTS[self.kind]
+
+    @property
     def has_images(self) -> bool:
         """True of images, with labels or captions."""
-        return self.kind in (IMAGES, CAPTIONS)
+        return self.layout.images
 
     @property
     def has_tokenizer(self) -> bool:
         """True unless the data are images."""
-        return self.kind != IMAGES
+        return self.layout.has_tokenizer
 
     def split(self, name: str) -> SplitIndex:
         """Returns a split by name. Raises: DataError, naming the splits that there are."""
         if name not in self.splits:
             fix = f"use one of: {', '.join(sorted(self.splits))}"
             if name == "validation":
-                share = "tail:0.05" if self.kind == "text" else "hash:0.1"
+                share = "tail:0.05" if self.layout.running_text else "hash:0.1"
                 fix += f"; or prepare another folder with --split {share}"
             raise DataError(f"there is no split {name!r}", where=INDEX_NAME, fix=fix)
         return self.splits[name]
@@ -294,11 +272,11 @@ def _describe(error: ValidationError) -> str:
 
 def _checked(index: DataIndex) -> DataIndex:
     """Returns an index whose fields agree. Raises: ValueError."""
-    if index.kind not in TABLE_COLUMNS:
-        raise ValueError(f"field 'kind' must be one of {', '.join(TABLE_COLUMNS)}, not {index.kind!r}")
+    if index.kind not in LAYOUTS:
+        raise ValueError(f"field 'kind' must be one of {', '.join(LAYOUTS)}, not {index.kind!r}")
     if index.dtype not in TOKEN_BYTES:
         raise ValueError(f"field 'dtype' must be one of {', '.join(TOKEN_BYTES)}, not {index.dtype!r}")
-    if index.kind in (*LABELLED, IMAGES) and not 0 < len(index.labels) == len(set(index.labels)):
+    if index.layout.names_labels and not 0 < len(index.labels) == len(set(index.labels)):
         raise ValueError("field 'labels' must list different texts")
     if not index.eos_id < index.vocab_size <= 2 ** (8 * TOKEN_BYTES[index.dtype]):
         ids = f"eos_id {index.eos_id}, vocab_size {index.vocab_size} and dtype {index.dtype}"
@@ -308,7 +286,7 @@ def _checked(index: DataIndex) -> DataIndex:
     if "train" not in index.splits:
         raise ValueError("there is no split 'train'")
     names: Counter[str] = Counter()
-    columns = (TABLE_COLUMNS[index.kind], LENGTH_COLUMNS[index.kind])
+    columns = (index.layout.table_columns, index.layout.length_columns)
     for name, split in index.splits.items():
         for counted in ("num_tokens", "num_documents"):
             total = sum(getattr(shard, counted) for shard in split.shards)
@@ -318,7 +296,7 @@ def _checked(index: DataIndex) -> DataIndex:
         for shard in split.shards:
             if (shard.table.num_columns, shard.lengths.num_columns) != columns:
                 raise ValueError(f"the sidecars of {shard.name} do not have the columns of {index.kind}")
-            if (shard.captions is not None) != (index.kind == CAPTIONS):
+            if (shard.captions is not None) != index.layout.captions:
                 raise ValueError(f"field 'captions' of {shard.name} does not go with the kind {index.kind}")
             names.update(file.name for file in shard.files)
     twice = sorted(name for name, count in names.items() if count > 1)
@@ -349,7 +327,7 @@ def check_shards(folder: Path, index: DataIndex, split: str | None = None) -> No
 def data_hash(index: DataIndex) -> str:
     """Returns the SHA-256 (hex) of tokenizer, dtype, labels and shards; files may be renamed."""
     parts = [index.tokenizer_sha256, str(index.vocab_size), index.dtype, str(index.eos_id)]
-    parts += [index.kind] if index.kind != "text" else []
+    parts += [] if index.layout.running_text else [index.kind]
     parts += [json.dumps(index.labels)] if index.labels else []
     for name in sorted(index.splits):
         parts += [name, *(shard.sha256 for shard in index.splits[name].shards)]

@@ -25,7 +25,8 @@ from weakref import finalize
 import numpy as np
 
 from pretrain.errors import DataError
-from pretrain.shards.index import TABLE_COLUMNS, DataIndex, ShardIndex, Sidecar
+from pretrain.kinds.layout import BESIDE_COLUMNS, IMAGE_COLUMNS, SOURCE_COLUMNS
+from pretrain.shards.index import DataIndex, ShardIndex, Sidecar
 from pretrain.shards.ragged import RaggedArrays
 from pretrain.shards.store import LocalStore, ShardStore, UnavailableError
 from pretrain.shards.writer import LABEL_DTYPE, RAGGED, TAR_BLOCK, npy_header
@@ -267,7 +268,7 @@ class ShardSet:
 def load_table(folder: Path, shard: ShardIndex, token_bytes: int) -> np.ndarray:
     """Reads the table of a shard, int64 [members, columns]. Raises: DataError."""
     table = _load(folder, shard.table, np.dtype("<i8"), shard.num_members)
-    if shard.table.num_columns == TABLE_COLUMNS["images"]:
+    if shard.table.num_columns == IMAGE_COLUMNS:
         ends = table[:, 0] + table[:, 1]
     else:
         ends = _ends_of_tokens(table, shard, token_bytes)
@@ -280,7 +281,7 @@ def load_table(folder: Path, shard: ShardIndex, token_bytes: int) -> np.ndarray:
 
 def _counts(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens and the documents of each member, int64; an image is one of both."""
-    if table.shape[1] == TABLE_COLUMNS["images"]:
+    if table.shape[1] == IMAGE_COLUMNS:
         ones = np.ones(len(table), dtype=np.int64)
         return ones, ones
     return table[:, 1], table[:, 3]
@@ -289,10 +290,10 @@ def _counts(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _ends_of_tokens(table: np.ndarray, shard: ShardIndex, token_bytes: int) -> np.ndarray:
     """Returns the end of the last array of each member, int64."""
     ends = np.maximum(table[:, 0] + table[:, 1] * token_bytes, table[:, 2] + table[:, 3] * 4)
-    if shard.table.num_columns == TABLE_COLUMNS["pairs"]:
+    if shard.table.num_columns == SOURCE_COLUMNS:
         ends = np.maximum(ends, table[:, 6] + table[:, 7] * token_bytes)
         ends = np.maximum(ends, table[:, 8] + table[:, 9] * 4)
-    if shard.table.num_columns == TABLE_COLUMNS["records"]:
+    if shard.table.num_columns == BESIDE_COLUMNS:
         ends = np.maximum(ends, table[:, 6] + table[:, 1])
     return ends
 

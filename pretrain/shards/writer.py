@@ -26,11 +26,9 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.errors import DataError, DiskError
+from pretrain.kinds.layouts import LAYOUTS, Layout
 from pretrain.shards.index import (
-    LENGTH_COLUMNS,
-    MASKED,
     NPY_HEADER_BYTES,
-    WITH_LABELS,
     ShardIndex,
     Sidecar,
 )
@@ -50,9 +48,12 @@ the start of the tar to an array's data past its header.
 LABEL_DTYPE = "<i2"
 MAX_LABELS = 2**15 - 1
 
-# Name and dtype of the array with a value for each token, by the kind of data.
-_BESIDE = dict.fromkeys(MASKED, ("loss", "u1"))
-_BESIDE |= dict.fromkeys(WITH_LABELS, ("labels", LABEL_DTYPE))
+
+def _beside(layout: Layout) -> tuple[str, str]:
+    """Returns the name and the dtype of the array with a value for each token; empty names: there is none."""
+    if layout.loss_mask:
+        return "loss", "u1"
+    return ("labels", LABEL_DTYPE) if layout.has_labels else ("", "u1")
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
@@ -101,10 +102,10 @@ class ShardWriter:
         self.member_tokens = member_tokens
         self.num_tokens = self.num_documents = 0
         self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._kind = kind
+        self._layout = LAYOUTS[kind]
         self._tokens = _Column(self._dtype)
         self._source = _Column(self._dtype)
-        self._beside_name, beside_dtype = _BESIDE.get(kind, ("", "u1"))
+        self._beside_name, beside_dtype = _beside(self._layout)
         self._beside = _Column(np.dtype(beside_dtype))
         self._rows: list[tuple[int, ...]] = []
         self._lengths = array("I")
@@ -138,9 +139,8 @@ class ShardWriter:
                 fix="split it in the source text",
             )
         given = [part is not None for part in (source, loss, labels)]
-        kind = self._kind
-        has_labels = kind in WITH_LABELS
-        assert given == [kind == "pairs", kind in MASKED, has_labels], "the arrays of the kind"
+        layout = self._layout
+        assert given == [layout.has_source, layout.loss_mask, layout.has_labels], "the arrays of the kind"
         assert source is None or source.lengths.all(), "a source has at least one token"
         beside = labels if loss is None else loss
         assert beside is None or len(beside) == len(tokens.values), "a value for each token"
@@ -170,7 +170,7 @@ class ShardWriter:
         self._write(bytes(2 * TAR_BLOCK + -end % tarfile.RECORDSIZE))
         try:
             table = self._write_sidecar(".idx.npy", np.array(self._rows, dtype="<i8"))
-            lengths = np.array(self._lengths, dtype="<u4").reshape(-1, LENGTH_COLUMNS[self._kind])
+            lengths = np.array(self._lengths, dtype="<u4").reshape(-1, self._layout.length_columns)
             lengths_sidecar = self._write_sidecar(".lengths.npy", lengths)
         except DiskError:
             self.discard()
@@ -200,7 +200,7 @@ class ShardWriter:
     def _flush_member(self) -> None:
         key = f"{len(self._rows):08d}"
         row = self._write_ragged(f"{key}.tokens.npy", f"{key}.docs.npy", self._tokens)
-        if self._kind == "pairs":
+        if self._layout.has_source:
             row += self._write_ragged(f"{key}.source.npy", f"{key}.source_docs.npy", self._source)
         if self._beside_name:
             row += self._write_array(f"{key}.{self._beside_name}.npy", self._beside.take()[0])

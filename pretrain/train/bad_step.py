@@ -35,6 +35,7 @@ from pretrain.checkpoint.state import TrainState
 from pretrain.data.loader import StepBatch, StepCounts
 from pretrain.engine.engine import Engine
 from pretrain.errors import DataError, DiskError, DivergedError
+from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.train.build import Run
 from pretrain.train.step import seed_noise
 from pretrain.types import Batch
@@ -42,17 +43,6 @@ from pretrain.utils.io import write_file
 from pretrain.utils.units import plural
 
 log = logging.getLogger(__name__)
-
-_PROMPTS = "prompts fill the rows, without an answer; raise batch.seq_len, or shorten the prompts"
-_DRAWN = "no token was drawn to be predicted; raise batch.global_tokens, or objective.{}.rate"
-_LABELS = "no label is in the rows; see `pretrain data show`"
-_SHORT = "documents have one token each; see `pretrain data show`"
-_REASONS = {
-    "supervised": _PROMPTS,
-    **{kind: _DRAWN.format(kind) for kind in ("masked", "replaced", "masked_patches")},
-    **dict.fromkeys(("classify", "tag", "answers", "choices", "images"), _LABELS),
-}
-"""Reason and remedy of a step without targets by `objective.kind`; `_SHORT` for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +161,9 @@ def _reason(run: Run, num_skipped: int) -> str:
     if num_skipped:
         return f"{plural(num_skipped, 'damaged row')} had to be skipped; copy the shards again"
     kinds = [task.kind for task in run.config.objective.tasks]
-    on_records = run.dataset.index.kind == "records"
-    found = [_PROMPTS if on_records else _REASONS.get(kind, _SHORT) for kind in kinds]
-    return "; or ".join(dict.fromkeys(found))
+    of_data = run.dataset.index.layout.no_targets
+    reasons = [of_data or OBJECTIVES[kind].no_targets for kind in kinds]
+    return "; or ".join(dict.fromkeys(reasons))
 
 
 def refuse_bad_end(run: Run, state: TrainState, loss: float, num_skipped: int = 0) -> None:

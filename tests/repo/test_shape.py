@@ -17,8 +17,8 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 MAX_COMPLEXITY = 15
 CEILINGS: dict[str, float] = {
-    "lines": 81810,
-    "syntax nodes a line of code": 10.79,
+    "lines": 81985,
+    "syntax nodes a line of code": 10.67,
     "conditional expressions a thousand lines of code": 36.6,
     "functions of a complexity above 15": 98,
     "first sentences with that of or those of": 125,

@@ -40,4 +40,17 @@ OBJECTIVES: dict[str, Objective] = {
 }
 """Modules under `extend` may add entries. Of those that fit a model or its data, the first is the usual one."""
 
-__all__ = ["OBJECTIVES", "Objective"]
+
+def objective_of_data(layout: str) -> str:
+    """Returns the usual objective of data: the first that is for them."""
+    return next(name for name, record in OBJECTIVES.items() if record.data[0] == layout)
+
+
+def objective_of_model(shape: str, head: str, reads: str) -> str:
+    """Returns the usual objective of a model: the first that fits it, or that reads what it reads."""
+    reading = [name for name, record in OBJECTIVES.items() if record.reads == reads]
+    fitting = [name for name in reading if OBJECTIVES[name].head == head and shape in OBJECTIVES[name].shapes]
+    return (fitting or reading)[0]
+
+
+__all__ = ["OBJECTIVES", "Objective", "objective_of_data", "objective_of_model"]

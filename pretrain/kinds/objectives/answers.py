@@ -13,4 +13,5 @@ ANSWERS = Objective(
     apart="searches documents, which",
     instead_of_tokens="finds answers in texts",
     token_kinds="pretrain.objective.answers:answer_kinds",
+    no_targets="no label is in the rows; see `pretrain data show`",
 )

@@ -14,4 +14,5 @@ CHOICES = Objective(
     apart="compares documents, which",
     instead_of_tokens="chooses an answer",
     token_kinds="pretrain.objective.answers:choice_kinds",
+    no_targets="no label is in the rows; see `pretrain data show`",
 )

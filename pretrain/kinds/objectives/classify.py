@@ -13,4 +13,5 @@ CLASSIFY = Objective(
     token_kinds="pretrain.objective.masked:label_kinds",
     legend="{first token: label of the document}",
     next_command="pretrain classify {path} --text 'A text like those of the data'",
+    no_targets="no label is in the rows; see `pretrain data show`",
 )

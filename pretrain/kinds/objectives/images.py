@@ -9,4 +9,5 @@ IMAGES = Objective(
     reads="patches",
     rows="pretrain.objective.masked:build_labels",
     target_share=few_positions,
+    no_targets="no label is in the rows; see `pretrain data show`",
 )

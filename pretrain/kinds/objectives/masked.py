@@ -36,4 +36,5 @@ MASKED = Objective(
     target_share=chosen_positions,
     token_kinds="pretrain.objective.masked:masked_kinds",
     legend="{truth -> what stands there}: predicted; {truth}: predicted, and left as it is",
+    no_targets="no token was drawn to be predicted; raise batch.global_tokens, or objective.masked.rate",
 )

@@ -40,4 +40,5 @@ MASKED_PATCHES = Objective(
     mixes=False,
     target_share=chosen_positions,
     image_source=_count_source,
+    no_targets="no token was drawn to be predicted; raise batch.global_tokens, or objective.masked_patches.rate",
 )

@@ -33,4 +33,5 @@ REPLACED = Objective(
     instead_of_tokens="finds replaced ones",
     generator_share=chosen_positions,
     token_kinds="pretrain.objective.masked:masked_kinds",
+    no_targets="no token was drawn to be predicted; raise batch.global_tokens, or objective.replaced.rate",
 )

@@ -11,4 +11,5 @@ TAG = Objective(
     token_kinds="pretrain.objective.masked:label_kinds",
     legend="{first token: label of its word}",
     next_command="pretrain classify {path} --text 'A text like those of the data'",
+    no_targets="no label is in the rows; see `pretrain data show`",
 )

@@ -30,6 +30,7 @@ from urllib.parse import unquote, urlsplit
 
 from pretrain.config.prepare import DATA_KINDS, DataKind, InputConfig
 from pretrain.errors import ConfigError, DataError, LaunchError, install_fix
+from pretrain.kinds.layouts import LAYOUTS
 from pretrain.prepare.input_parts import InputFile
 from pretrain.prepare.inputs.hub_datasets import choose_files
 from pretrain.prepare.inputs.local_files import find_local, stat_local, walk
@@ -283,7 +284,7 @@ def _check_kind(file: InputFile, config: InputConfig, kind: DataKind) -> None:
         if config.paired_path is not None:
             what = f"paired_path goes with kind=pairs, not with kind={kind}"
             fix = "leave it out, or set kind: pairs"
-        elif kind == "pairs":
+        elif LAYOUTS[kind].has_source:
             fix = "give records with source_field and target_field, or paired_path and format: lines"
         raise ConfigError(what, where=file.shown, fix=fix)
     what, package, extra = READ_BY.get(file.format, ("", "", ""))

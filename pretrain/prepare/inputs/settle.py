@@ -21,9 +21,9 @@ from pretrain.config.texts.templates import (
     is_jinja,
 )
 from pretrain.errors import ConfigError, DataError
+from pretrain.kinds.layouts import LAYOUTS
 from pretrain.prepare.inputs.hub_datasets import pin_inputs
 from pretrain.prepare.output import begun_option
-from pretrain.shards.index import BEGUN
 from pretrain.tokenizer import (
     GivenTokenizer,
     check_template_of,
@@ -136,6 +136,6 @@ def _resolve(config: PrepareConfig, given: GivenTokenizer) -> TokenizerConfig:
     """Fills in how documents of a given tokenizer begin and end; None: with nothing, a usual token."""
     tokenizer, name = parse_tokenizer(given.content, str(config.tokenizer.path)), given.eos
     is_usual = eos_id(tokenizer, name) == special_tokens_of(tokenizer).eos
-    begins = config.kind in BEGUN and start_id(tokenizer) is not None
+    begins = LAYOUTS[config.kind].begun and start_id(tokenizer) is not None
     ends = None if is_usual else name
     return config.tokenizer.model_copy(update={"eos": ends, "begin": begins or None})

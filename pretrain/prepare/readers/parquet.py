@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+from pretrain.kinds.layouts import LAYOUTS
 from pretrain.prepare.filters import BAD_FIELD, TOO_LARGE, UNDECODABLE, BadInputError, Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.readers.record_fields import RecordError
 from pretrain.prepare.readers.records import ReadRule, too_long
-from pretrain.shards.index import MASKED
 
 BUFFER_BYTES = 2**20
 BATCH_BYTES = 4 * 2**20
@@ -166,7 +166,7 @@ def _documents(
 def _with_unread(documents: Iterator[Document], columns: dict[str, int], rule: ReadRule) -> Iterator[Document]:
     """Yields documents, of conversations the first with the columns that are not read, and their values."""
     for document in documents:
-        if rule.kind in MASKED and columns:
+        if LAYOUTS[rule.kind].loss_mask and columns:
             document.unused = Counter(document.unused) + Counter(columns)
             columns = {}
         yield document

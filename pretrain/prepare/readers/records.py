@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pretrain.config.prepare import DataKind, InputConfig
+from pretrain.kinds.layouts import LAYOUTS
 from pretrain.prepare.filters import BAD_FIELD, TOO_LARGE, UNDECODABLE, BadInputError, BadItem, Document, Label
 from pretrain.prepare.readers.conversations import (
     EXTRA_FIELDS,
@@ -46,19 +47,7 @@ from pretrain.prepare.readers.record_fields import (
     text_of,
 )
 from pretrain.rows import CHOICE_BEGINS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT
-from pretrain.shards.index import MASKED
 from pretrain.utils.foreign_files import HEAD_BYTES, name_text
-
-FIELD_OPTIONS: dict[DataKind, tuple[str, ...]] = {
-    "text": ("text_field",),
-    "pairs": ("source_field", "target_field"),
-    "records": ("messages_field",),
-    "preferences": ("chosen_field", "rejected_field"),
-    "classes": ("text_field", "label_field"),
-    "tags": ("words_field", "tags_field"),
-    "answers": ("question_field", "context_field", "answers_field"),
-    "choices": ("question_field", "choices_field", "label_field"),
-}
 
 _OF_TEXT = ("text", "source", "target", "prompt", "response", "question", "context")
 TEXT_OPTIONS = frozenset(f"{name}_field" for name in _OF_TEXT)
@@ -114,14 +103,15 @@ class ReadRule:
 
         `known` are the fields of the records.
         """
-        if self.kind == "records" and not self.config.messages_field:
+        layout = LAYOUTS[self.kind]
+        if layout.loss_mask and not layout.two_sides and not self.config.messages_field:
             (first, *others), response = prompt_fields(self.config, known)
             needed = {"prompt_field": first, "response_field": response}
             others += [OPTIONAL_INPUT] if first == "instruction" else []
             return needed, [*others, *EXTRA_FIELDS]
-        needed = {option: getattr(self.config, option) for option in FIELD_OPTIONS[self.kind]}
-        prompts = names_of_prompt(self.config) if self.kind == "preferences" else []
-        return needed, [*prompts, *(EXTRA_FIELDS if self.kind in MASKED else ())]
+        needed = {option: getattr(self.config, option) for option in layout.fields}
+        prompts = names_of_prompt(self.config) if layout.two_sides else []
+        return needed, [*prompts, *(EXTRA_FIELDS if layout.loss_mask else ())]
 
     def choose_columns(self, known: Sequence[str], where: str) -> list[str]:
         """Returns the columns of documents. Raises: BadInputError: One is absent, or there twice."""

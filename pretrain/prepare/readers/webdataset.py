@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, BinaryIO, cast
 
+from pretrain.kinds.layouts import LAYOUTS
 from pretrain.prepare.filters import BadInputError, BadItem, Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
@@ -232,7 +233,7 @@ def _build_document(bodies: dict[str, bytes], name: str, rule: ReadRule, consume
         record = parse_object(decode(bodies["json"], f"{name}.json", 0))
     if "txt" not in bodies:
         return rule.build(record, consumed)
-    if rule.kind != "text":
+    if not LAYOUTS[rule.kind].running_text:
         what = f"a .txt member holds no {rule.kind}"
         raise RecordError(what, "give .json or .jsonl members")
     text = decode(bodies["txt"], f"{name}.txt", 0)

@@ -1,0 +1,14 @@
+"""Prompts with a chosen and a rejected answer."""
+
+from pretrain.kinds.layout import BESIDE_COLUMNS, Layout
+
+PREFERENCES = Layout(
+    fields=("chosen_field", "rejected_field"),
+    normalized=False,
+    begun=True,
+    loss_mask=True,
+    two_sides=True,
+    table_columns=BESIDE_COLUMNS,
+    whole=True,
+    too_long="preferences are longer, with both answers, than batch.seq_len, and left out",
+)

@@ -1,0 +1,12 @@
+"""Texts with a label a word."""
+
+from pretrain.kinds.layout import BESIDE_COLUMNS, Layout
+
+TAGS = Layout(
+    fields=("words_field", "tags_field"),
+    labelled=True,
+    labels_words=True,
+    names_labels=True,
+    table_columns=BESIDE_COLUMNS,
+    too_long="texts are longer than batch.seq_len, and cut",
+)

@@ -1,0 +1,10 @@
+"""Texts."""
+
+from pretrain.kinds.layout import Layout
+
+TEXT = Layout(
+    fields=("text_field",),
+    filtered=True,
+    begun=True,
+    running_text=True,
+)
