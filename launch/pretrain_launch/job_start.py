@@ -126,8 +126,11 @@ def read_start(environment: Mapping[str, str]) -> JobStart:
     """Reads the variables that Slurm sets for a batch script. Raises: LaunchError without them."""
     facts = slurm_facts(environment).get("slurm")
     if facts is None or not environment.get("SLURM_JOB_NODELIST") or not environment.get("SLURMD_NODENAME"):
-        fix = "submit it with `pretrain launch slurm`"
-        raise LaunchError("not a Slurm job", where="pretrain_launch.job", fix=fix)
+        raise LaunchError(
+            "not a Slurm job",
+            where="pretrain_launch.job",
+            fix="submit it with `pretrain launch slurm`",
+        )
     here = environment["SLURMD_NODENAME"]
     others = [node for node in host_names(environment["SLURM_JOB_NODELIST"]) if node != here]
     return JobStart(facts["job"], facts["array"], facts["restart"], (here, *others))
@@ -141,8 +144,11 @@ def find_spec(target: Path, environment: Mapping[str, str]) -> Path:
     try:
         return Path(parse_json(target.read_text(encoding="utf-8"))["specs"][int(task)])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
-        what = f"lists no element {task}"
-        raise ConfigError(what, where=str(target), fix="submit the array again") from None
+        raise ConfigError(
+            f"lists no element {task}",
+            where=str(target),
+            fix="submit the array again",
+        ) from None
 
 
 def choose_nodes(spec: LaunchSpec, nodes: Sequence[str]) -> tuple[str, ...]:

@@ -60,8 +60,11 @@ def parse_volume(text: str) -> tuple[str, str]:
     """Returns claim and folder of `CLAIM:/folder`. Raises: ConfigError."""
     match = re.fullmatch(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?):(/[\w./-]+)", text)
     if match is None or ".." in PurePosixPath(match[3]).parts:
-        fix = "write the name of a claim and a folder, as in training:/mnt"
-        raise ConfigError(f"{text[:80]!r} is no volume", where="--volume", fix=fix)
+        raise ConfigError(
+            f"{text[:80]!r} is no volume",
+            where="--volume",
+            fix="write the name of a claim and a folder, as in training:/mnt",
+        )
     return match[1], match[3]
 
 
@@ -259,21 +262,38 @@ def _dump(documents: list[dict[str, Any]]) -> str:
 def check_job(kind: str, job: ClusterJob, *, has_upload: bool, data: list[str]) -> None:
     """Checks that a job of another scheduler can continue where it was. Raises: ConfigError."""
     if not job.name:
-        what = f"{job.spec.name!r} has no letter or digit for the name of a job"
-        raise ConfigError(what, where="run.name", fix="give another name")
+        raise ConfigError(
+            f"{job.spec.name!r} has no letter or digit for the name of a job",
+            where="run.name",
+            fix="give another name",
+        )
     if kind == "skypilot" and not has_upload:
-        what = "a machine of SkyPilot takes its disk with it"
-        raise ConfigError(what, where="checkpoint.upload", fix="set it: checkpoint.upload=s3://...")
+        raise ConfigError(
+            "a machine of SkyPilot takes its disk with it",
+            where="checkpoint.upload",
+            fix="set it: checkpoint.upload=s3://...",
+        )
     if kind == "skypilot" and (local := [path for path in data if "://" not in path]):
-        what = f"{json.dumps(local[0])} is a folder of this machine"
-        raise ConfigError(what, where="data.path", fix="upload the shards, and give their address")
+        raise ConfigError(
+            f"{json.dumps(local[0])} is a folder of this machine",
+            where="data.path",
+            fix="upload the shards, and give their address",
+        )
     if kind == "skypilot" and job.spec.gpus_per_node and not job.gpu_type:
-        what = f"SkyPilot needs the kind of the {job.spec.gpus_per_node} GPUs of a node"
-        raise ConfigError(what, where="--gpu-type", fix="name it, as in --gpu-type H100")
+        raise ConfigError(
+            f"SkyPilot needs the kind of the {job.spec.gpus_per_node} GPUs of a node",
+            where="--gpu-type",
+            fix="name it, as in --gpu-type H100",
+        )
     if kind == "torchx" and job.secret:
-        what = "a component of torchx names no secret"
-        raise ConfigError(what, where="--secret", fix="give the machines their variables by the scheduler")
+        raise ConfigError(
+            "a component of torchx names no secret",
+            where="--secret",
+            fix="give the machines their variables by the scheduler",
+        )
     if kind != "skypilot" and not job.volume and not has_upload:
-        what = "without a volume the run is lost with its pods"
-        fix = "name a claim, as in --volume training:/mnt, or set checkpoint.upload"
-        raise ConfigError(what, where="--volume", fix=fix)
+        raise ConfigError(
+            "without a volume the run is lost with its pods",
+            where="--volume",
+            fix="name a claim, as in --volume training:/mnt, or set checkpoint.upload",
+        )

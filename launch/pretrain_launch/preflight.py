@@ -75,8 +75,11 @@ def plan_time(text: str, signal_s: int) -> int:
     try:
         seconds = parse_time(text)
     except ValueError:
-        fix = "write 3d, 12h, 90m or 2-12:00:00"
-        raise ConfigError(f"{text[:40]!r} is no time", where="--time", fix=fix) from None
+        raise ConfigError(
+            f"{text[:40]!r} is no time",
+            where="--time",
+            fix="write 3d, 12h, 90m or 2-12:00:00",
+        ) from None
     if not signal_s + MARGIN_S < seconds <= LIMIT_S:
         raise ConfigError(
             f"{text[:40]!r} is {seconds:.0f} s; a job saves {signal_s} s before its end",
@@ -200,11 +203,17 @@ def _values(text: str) -> list[str]:
     key, separator, values = text.partition("=")
     found = [f"{key}={value}" for value in values.split(",") if value]
     if not separator or not key or len(found) < 2:
-        fix = "for example --vary optim.lr=1e-3,3e-4"
-        raise ConfigError(f"{text[:80]!r} names no values", where="--vary", fix=fix)
+        raise ConfigError(
+            f"{text[:80]!r} names no values",
+            where="--vary",
+            fix="for example --vary optim.lr=1e-3,3e-4",
+        )
     if key.startswith("run."):
-        fix = "elements are named NAME-0, NAME-1, ..."
-        raise ConfigError(f"{key} is not varied", where="--vary", fix=fix)
+        raise ConfigError(
+            f"{key} is not varied",
+            where="--vary",
+            fix="elements are named NAME-0, NAME-1, ...",
+        )
     return found
 
 
@@ -219,8 +228,11 @@ def align_array(specs: Mapping[int, LaunchSpec]) -> dict[int, LaunchSpec]:
     for shared, spec in zip(others, list(specs.values())[1:], strict=True):
         for key, value in shared.items():
             if value != first[key]:
-                what = f"{key} is {value} for {spec.name}, {first[key]} for the first run"
-                raise ConfigError(what, where="launch slurm", fix="runs of an array share it: submit this by itself")
+                raise ConfigError(
+                    f"{key} is {value} for {spec.name}, {first[key]} for the first run",
+                    where="launch slurm",
+                    fix="runs of an array share it: submit this by itself",
+                )
     return {number: spec.model_copy(update={"signal_s": signal_s}) for number, spec in specs.items()}
 
 

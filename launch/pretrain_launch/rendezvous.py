@@ -82,8 +82,11 @@ def open_port(job: str, attempt: int) -> socket.socket:
             return _listen(port)
         except OSError as error:
             reason = error.strerror or str(error)
-    what = f"none of {TRIES} ports is free: {reason}"
-    raise LaunchError(what, where=socket.gethostname(), fix="see `ss -ltn`")
+    raise LaunchError(
+        f"none of {TRIES} ports is free: {reason}",
+        where=socket.gethostname(),
+        fix="see `ss -ltn`",
+    )
 
 
 def choose_address(
@@ -106,8 +109,11 @@ def choose_address(
         what += f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         if len(addresses) > 1:
             what += f"; tried too: {', '.join(one for one in addresses if one != best)}"
-    fix = "name the network in the cluster's file (interface: ...)"
-    raise LaunchError(what, where="rendezvous", fix=fix)
+    raise LaunchError(
+        what,
+        where="rendezvous",
+        fix="name the network in the cluster's file (interface: ...)",
+    )
 
 
 def find_meeting_point(

@@ -89,8 +89,11 @@ def slurm_folder() -> Path:
     for folder in (package.parent / "slurm", package / "slurm"):
         if (folder / "train.sbatch.tmpl").is_file():
             return folder
-    what = "the package's own slurm folder is missing"
-    raise ConfigError(what, where=str(package), fix=install_fix())
+    raise ConfigError(
+        "the package's own slurm folder is missing",
+        where=str(package),
+        fix=install_fix(),
+    )
 
 
 def load_site(name: str | None) -> SiteConfig:

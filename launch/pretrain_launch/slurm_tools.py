@@ -63,8 +63,10 @@ def run_tool(
             list(arguments), env=env, capture_output=True, text=True, errors="replace", timeout=timeout_s
         )
     except FileNotFoundError:
-        what = f"there is no {arguments[0]} on this machine"
-        raise LaunchError(what, fix="submit from a login node of a Slurm cluster") from None
+        raise LaunchError(
+            f"there is no {arguments[0]} on this machine",
+            fix="submit from a login node of a Slurm cluster",
+        ) from None
     except subprocess.TimeoutExpired:
         return ToolResult(1, "", f"Socket timed out: no answer within {timeout_s:.0f} s")
     return ToolResult(done.returncode, done.stdout, done.stderr)

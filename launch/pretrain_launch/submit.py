@@ -179,9 +179,11 @@ def queued_specs(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> d
             continue
         stored = load_spec(spec.path)
         if changes := _changes(stored, spec, config):
-            why = f", submitted with other settings ({', '.join(changes)})"
-            fix = f"submit without these changes, or after pretrain launch cancel {facts.path}"
-            raise _locked(facts, why, fix)
+            raise _locked(
+                facts,
+                f", submitted with other settings ({', '.join(changes)})",
+                f"submit without these changes, or after pretrain launch cancel {facts.path}",
+            )
         if facts.queue[0].state == "COMPLETING" or mark_of_cancel(spec.folder).exists():
             raise _locked(facts, "", ENDING)
         found[spec.run] = stored.model_copy(update={"singleton": True})
@@ -304,8 +306,11 @@ def resubmit(run: Path, say: Callable[[str], None]) -> str:
     with claimed([RunDir(run)]):
         spec = load_spec(spec_path)
         if Path(spec.run).resolve() != run.resolve():
-            fix = "give that folder, or submit this one with pretrain launch slurm"
-            raise ConfigError(f"a copy, or moved: its job is that of {spec.run}", where=str(run), fix=fix)
+            raise ConfigError(
+                f"a copy, or moved: its job is that of {spec.run}",
+                where=str(run),
+                fix="give that folder, or submit this one with pretrain launch slurm",
+            )
         signal_s = spec.signal_s
         save_s = last_save_s(RunDir(run))
         # The duration of a save is known by now.
@@ -329,8 +334,11 @@ def _no_job(facts: RunFacts) -> LaunchError:
 
 def _check_answers(facts: RunFacts) -> None:
     if not facts.slurm_answers:
-        what = f"Slurm does not answer about job {facts.job}"
-        raise LaunchError(what, where="squeue", fix="try again where squeue works")
+        raise LaunchError(
+            f"Slurm does not answer about job {facts.job}",
+            where="squeue",
+            fix="try again where squeue works",
+        )
 
 
 def _running(found: Sequence[RunFacts]) -> list[SlurmJob]:

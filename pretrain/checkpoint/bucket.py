@@ -108,9 +108,11 @@ def upload(bucket: Bucket, job: dict[str, Any], tell: Callable[..., None]) -> di
         return {"bytes": 0}
     # Of an upload that was cut off, or of the same step before a rollback.
     if not mine.remove(folder, found):
-        what = f"{folder} is not known to be of this run"
-        fix = f"if no other run needs it, remove it and {OWNER}, and start again"
-        raise CheckpointError(what, where=bucket.url, fix=fix)
+        raise CheckpointError(
+            f"{folder} is not known to be of this run",
+            where=bucket.url,
+            fix=f"if no other run needs it, remove it and {OWNER}, and start again",
+        )
     table = json_bytes(seal(_table(run, mine.records, manifest)))
     small = {f"{RECORDS}/{name}": content for name, content in mine.records.items()}
     small[TABLE] = table
@@ -133,8 +135,11 @@ def upload(bucket: Bucket, job: dict[str, Any], tell: Callable[..., None]) -> di
     _remove_undone(mine, there, job, step)
     bucket.write(f"{folder}/{MANIFEST}", manifest)
     if bucket.read_manifest(folder, {MANIFEST: len(manifest)}) != manifest:
-        what = "the store does not give back the manifest that it has taken"
-        raise CheckpointError(what, where=bucket.url, fix="see to the bucket")
+        raise CheckpointError(
+            "the store does not give back the manifest that it has taken",
+            where=bucket.url,
+            fix="see to the bucket",
+        )
     _settle(mine, there, job, step)
     return {"bytes": total}
 
@@ -263,8 +268,11 @@ def _check_there(bucket: Bucket, folder: str, sizes: dict[str, int]) -> None:
     found = bucket.list().get(folder, {})
     for name, size in sizes.items():
         if found.get(name) != size:
-            what = f"{folder}/{name} has {found.get(name, 0):,} bytes there instead of {size:,}"
-            raise CheckpointError(what, where=bucket.url, fix="see to the bucket")
+            raise CheckpointError(
+                f"{folder}/{name} has {found.get(name, 0):,} bytes there instead of {size:,}",
+                where=bucket.url,
+                fix="see to the bucket",
+            )
 
 
 def _newer(there: Folders, step: int) -> list[str]:

@@ -135,8 +135,11 @@ def load_manifest(path: Path) -> Manifest:
         envelope = unseal(written)
         raw = envelope["content"]
         if raw["schema"] != SCHEMA:
-            what = f"written in format {raw['schema']}, this version reads {SCHEMA}"
-            raise NewerFormatError(what, where=str(file), fix="update pretrain")
+            raise NewerFormatError(
+                f"written in format {raw['schema']}, this version reads {SCHEMA}",
+                where=str(file),
+                fix="update pretrain",
+            )
         if written != json_bytes(envelope):  # the CRC does not see a lost newline
             raise ValueError("it says the same, and is not as it was written")
         files = file_records(raw.pop("files"))
@@ -146,12 +149,18 @@ def load_manifest(path: Path) -> Manifest:
             if not all(type(length) is int and length >= 0 for length in shape):
                 raise ValueError(f"{shape} is no shape")
     except FileNotFoundError:
-        what = "not a checkpoint (no manifest.json)"
-        raise CheckpointError(what, where=str(path), fix="check the path") from None
+        raise CheckpointError(
+            "not a checkpoint (no manifest.json)",
+            where=str(path),
+            fix="check the path",
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        what = f"the manifest is damaged ({reason})"
-        raise CheckpointError(what, where=str(file), fix="use another one") from None
+        raise CheckpointError(
+            f"the manifest is damaged ({reason})",
+            where=str(file),
+            fix="use another one",
+        ) from None
     if not all(isinstance(record.name, str) and _FILE_NAME.fullmatch(record.name) for record in manifest.files):
         raise CheckpointError("a file name leaves the folder", where=str(file), fix="do not trust this checkpoint")
     return manifest

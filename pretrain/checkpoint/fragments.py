@@ -189,8 +189,9 @@ def _read_piece(piece: _Piece, skip: int, out: memoryview) -> None:
         try:
             count = os.preadv(piece.descriptor, [out], place)  # at most 2 GiB at once
         except OSError as error:
-            what = f"cannot be read: {error.strerror}"
-            raise CheckpointError(what, where=str(piece.path), fix="see to the disk, or use another one") from error
+            raise CheckpointError(
+                f"cannot be read: {error.strerror}", where=str(piece.path), fix="see to the disk, or use another one"
+            ) from error
         if not count:
             raise CheckpointError(f"{piece.path.name} is cut short", where=str(piece.path), fix="use another one")
         out = out[count:]

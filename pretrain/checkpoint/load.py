@@ -49,9 +49,11 @@ def load_checkpoint(path: Path, store: FragmentStore) -> TrainState:
                 kind = "weight" if kind == EMA and begins_average else kind
                 if kind != "weight" and kind not in manifest.moments:
                     moments = ", ".join(manifest.moments) or "weights alone"
-                    what = f"it was saved under another optimizer: it has {moments}, and no {kind}"
-                    fix = "use the optim.kind it was trained with, or start another run from its weights with init.from"
-                    raise CheckpointError(what, fix=fix)
+                    raise CheckpointError(
+                        f"it was saved under another optimizer: it has {moments}, and no {kind}",
+                        fix="use the optim.kind it was trained with, or start another run from "
+                        "its weights with init.from",
+                    )
                 reader.read_into(fragment.name, kind, fragment.offset, tensor, fragment.stripes)
 
     agree(read)
@@ -95,8 +97,11 @@ class WeightReader:
         self.manifest = load_manifest(checkpoint)
         self.averaged = averaged
         if averaged and EMA not in self.manifest.moments:
-            fix = f"train with optim.ema, or leave /{EMA} out for the weights themselves"
-            raise CheckpointError("it has no average of the weights", where=str(checkpoint), fix=fix)
+            raise CheckpointError(
+                "it has no average of the weights",
+                where=str(checkpoint),
+                fix=f"train with optim.ema, or leave /{EMA} out for the weights themselves",
+            )
         self.shapes = {name: tuple(shape) for name, shape in self.manifest.shapes.items()}
         self._reader = FragmentReader(checkpoint / record.name for record in self.manifest.files)
 

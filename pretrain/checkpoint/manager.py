@@ -58,11 +58,17 @@ def check_room(folder: Path, checkpoint: int, num_kept: int) -> None:
         existing = sum(file.stat().st_size for file in files)
         problem = room_problem(shutil.disk_usage(folder).free, existing, checkpoint, num_kept)
     except OSError as error:
-        what = f"cannot be looked at: {error.strerror}"
-        raise DiskError(what, where=str(folder), fix=disk_fix(error)) from error
+        raise DiskError(
+            f"cannot be looked at: {error.strerror}",
+            where=str(folder),
+            fix=disk_fix(error),
+        ) from error
     if problem is not None:
-        fix = "free space, lower checkpoint.keep, or set run.dir to a larger file system"
-        raise DiskError(problem, where=str(folder), fix=fix)
+        raise DiskError(
+            problem,
+            where=str(folder),
+            fix="free space, lower checkpoint.keep, or set run.dir to a larger file system",
+        )
 
 
 def try_writing(folder: Path) -> None:
@@ -78,8 +84,11 @@ def _check_readable(path: Path) -> None:
     for entry in (path, *path.glob("*")):
         mode = os.R_OK | os.X_OK if entry.is_dir() else os.R_OK
         if entry.exists() and not os.access(entry, mode):
-            what = f"may not be read by user {os.geteuid()} on {socket.gethostname()}"
-            raise DiskError(what, where=str(entry), fix="fix permissions")
+            raise DiskError(
+                f"may not be read by user {os.geteuid()} on {socket.gethostname()}",
+                where=str(entry),
+                fix="fix permissions",
+            )
 
 
 class CheckpointManager:

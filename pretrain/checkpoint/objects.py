@@ -84,10 +84,12 @@ class Bucket:
             if not found.get("run") or (found.get("step") or 0) < 0:
                 raise ValueError("names no run")
         except ValueError as error:
-            what = f"cannot be read ({error})"
             proxy = "see whether a proxy answers in place of the store"
-            fix = f"{proxy}; if the file is damaged, remove it"
-            raise LaunchError(what, where=f"{self.url}/{OWNER}", fix=fix) from None
+            raise LaunchError(
+                f"cannot be read ({error})",
+                where=f"{self.url}/{OWNER}",
+                fix=f"{proxy}; if the file is damaged, remove it",
+            ) from None
         return found
 
     def read(self, name: str) -> bytes | None:
@@ -105,8 +107,10 @@ class Bucket:
     def read_listed(self, name: str, size: int, most_bytes: int) -> bytes:
         """Returns a file of a listed size. Raises: CheckpointError: It is larger than it may be."""
         if size > most_bytes:
-            what = f"{name} has {size:,} bytes, more than {most_bytes:,}"
-            raise CheckpointError(what, where=self.url)
+            raise CheckpointError(
+                f"{name} has {size:,} bytes, more than {most_bytes:,}",
+                where=self.url,
+            )
         return b"".join(self.pieces(name, size))
 
     def pieces(self, name: str, size: int, tell: Callable[[int], Any] = int) -> Iterator[memoryview]:
@@ -116,8 +120,11 @@ class Bucket:
             try:
                 piece = self._call(name, partial(self._range, name, start, end))
             except OSError as refusal:  # of the store: an OSError would be taken for the disk's
-                what = f"cannot be fetched: {refusal.strerror}"
-                raise LaunchError(what, where=f"{self.url}/{name}", fix=_SEE) from None
+                raise LaunchError(
+                    f"cannot be fetched: {refusal.strerror}",
+                    where=f"{self.url}/{name}",
+                    fix=_SEE,
+                ) from None
             tell(len(piece))
             yield memoryview(piece)
 
@@ -154,8 +161,11 @@ class Bucket:
             with suppress(FileNotFoundError):
                 self._call(path, partial(self._files.rm_file, f"{self._root}/{path}"))
             if name == MANIFEST and self.read(path) is not None:
-                what = "is there after its removal"
-                raise LaunchError(what, where=f"{self.url}/{path}", fix=_SEE)
+                raise LaunchError(
+                    "is there after its removal",
+                    where=f"{self.url}/{path}",
+                    fix=_SEE,
+                )
 
     def _call(self, name: str, call: Callable[[], Any], most_bytes: float = float("inf")) -> Any:
         def bounded() -> Any:
@@ -164,8 +174,10 @@ class Bucket:
                     return call()
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 # s3fs and gcsfs look into an answer without a check of its kind.
-                what = f"no answer of a store ({type(error).__name__}: {error})"
-                raise ConnectionError(errno.EPROTO, what) from error
+                raise ConnectionError(
+                    errno.EPROTO,
+                    f"no answer of a store ({type(error).__name__}: {error})",
+                ) from error
 
         return call_remote(f"{self.url}/{name}", bounded, self.waits)
 
@@ -214,8 +226,11 @@ def survey(bucket: Bucket) -> tuple[Folders, dict[str, Any] | None]:
         found = " and ".join(_newest(listed) for listed in (first, there))
         raise LaunchError(f"two listings differ ({found})", where=bucket.url, fix=_SEE)
     if owner is None and there and bucket.owner() is not None:
-        what = "is there, and was not a moment ago"
-        raise LaunchError(what, where=f"{bucket.url}/{OWNER}", fix=_SEE)
+        raise LaunchError(
+            "is there, and was not a moment ago",
+            where=f"{bucket.url}/{OWNER}",
+            fix=_SEE,
+        )
     return there, owner
 
 
@@ -267,25 +282,34 @@ def check_free(
     if theirs and us and theirs.machine == us.machine and not gone:
         if (theirs.pid, theirs.process_start) == (us.pid, us.process_start):
             return
-        fix = "wait for it, stop it, or give another run.name"
-        raise LockedError(f"in use by {who}", where=bucket.url, fix=fix)
+        raise LockedError(
+            f"in use by {who}",
+            where=bucket.url,
+            fix="wait for it, stop it, or give another run.name",
+        )
     if owner["run"] in runs:
         return
     if whole or owner.get("step"):
         if has_saved:
-            fix = "give another checkpoint.upload or run.name"
-            what = f"has the checkpoints of another run, {owner['run']}"
-            raise CheckpointError(what, where=bucket.url, fix=fix)
+            raise CheckpointError(
+                f"has the checkpoints of another run, {owner['run']}",
+                where=bucket.url,
+                fix="give another checkpoint.upload or run.name",
+            )
     elif "step" not in owner:
-        what = f"names run {owner['run']}, and the listing has no checkpoint of it"
         purpose = "if it has saved none, or they were removed on purpose, remove it"
-        fix = f"start again when the store lists them; {purpose}"
-        raise LaunchError(what, where=f"{bucket.url}/{OWNER}", fix=fix)
+        raise LaunchError(
+            f"names run {owner['run']}, and the listing has no checkpoint of it",
+            where=f"{bucket.url}/{OWNER}",
+            fix=f"start again when the store lists them; {purpose}",
+        )
     elif not gone:
-        what = f"in use by {who}, run {owner['run']}, which has saved nothing yet"
         ended = f"if that one has ended, remove {OWNER} there"
-        fix = f"end one of the two, or give another run.name; {ended}"
-        raise LockedError(what, where=bucket.url, fix=fix)
+        raise LockedError(
+            f"in use by {who}, run {owner['run']}, which has saved nothing yet",
+            where=bucket.url,
+            fix=f"end one of the two, or give another run.name; {ended}",
+        )
 
 
 def check_owner(bucket: Bucket, owner: dict[str, Any], found: dict[str, Any] | None) -> None:
@@ -298,12 +322,18 @@ def check_owner(bucket: Bucket, owner: dict[str, Any], found: dict[str, Any] | N
     if found is not None and all(found.get(key) == owner[key] for key in ("run", "attempt")):
         return
     if found is None or bucket.owner() != found:
-        what = "does not name this attempt any more"
-        raise LaunchError(what, where=f"{bucket.url}/{OWNER}", fix=_SEE)
+        raise LaunchError(
+            "does not name this attempt any more",
+            where=f"{bucket.url}/{OWNER}",
+            fix=_SEE,
+        )
     is_same = found["run"] == owner["run"]
     whose = "another attempt of the run" if is_same else f"another run, {found['run']}"
-    what = f"{whose}, on {found.get('host') or 'an unknown machine'}, writes there since then"
-    raise LockedError(what, where=bucket.url, fix="end one of them")
+    raise LockedError(
+        f"{whose}, on {found.get('host') or 'an unknown machine'}, writes there since then",
+        where=bucket.url,
+        fix="end one of them",
+    )
 
 
 def write_owner(bucket: Bucket, owner: dict[str, Any], step: int) -> None:
@@ -311,5 +341,8 @@ def write_owner(bucket: Bucket, owner: dict[str, Any], step: int) -> None:
     content = json_bytes(owner | {"step": step})
     bucket.write(OWNER, content)
     if bucket.read(OWNER) != content:
-        what = "is not read back as it was written"
-        raise LaunchError(what, where=f"{bucket.url}/{OWNER}", fix=_SEE)
+        raise LaunchError(
+            "is not read back as it was written",
+            where=f"{bucket.url}/{OWNER}",
+            fix=_SEE,
+        )

@@ -78,9 +78,11 @@ def fetch(bucket: Bucket, job: dict[str, Any], tell: Callable[..., None]) -> dic
                 with suppress(DiskError):  # it has another name now, or waits for the next start
                     remove_tree(folder)
     if damaged and not job["step"]:
-        what = f"this run has uploaded checkpoints, and none can be used ({damaged[0]})"
-        fix = "restore one, or start over under another run.name"
-        raise CheckpointError(what, where=bucket.url, fix=fix)
+        raise CheckpointError(
+            f"this run has uploaded checkpoints, and none can be used ({damaged[0]})",
+            where=bucket.url,
+            fix="restore one, or start over under another run.name",
+        )
     return {"step": None}
 
 
@@ -114,8 +116,11 @@ class _Step:
             files, table = self._load_tables(parts)
         self._total = sum(file.num_bytes for file in (*files, *table))
         if self._total > (free := shutil.disk_usage(parts).free):
-            what = f"{self._name} has {self._total:,} bytes, and {free:,} are free"
-            raise DiskError(what, where=str(parts.parent), fix="make room")
+            raise DiskError(
+                f"{self._name} has {self._total:,} bytes, and {free:,} are free",
+                where=str(parts.parent),
+                fix="make room",
+            )
         for record in table:
             self._receive(f"{RECORDS}/", records, record, is_checked=TABLE in self._names)
         try:

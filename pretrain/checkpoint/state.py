@@ -52,5 +52,8 @@ class TrainState:
             }
             return TrainState(**{**values, **lists})
         except (TypeError, ValueError) as error:
-            what = f"the training state is damaged: {error}"
-            raise CheckpointError(what, where=where, fix="use another one") from None
+            raise CheckpointError(
+                f"the training state is damaged: {error}",
+                where=where,
+                fix="use another one",
+            ) from None

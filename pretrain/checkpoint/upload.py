@@ -283,8 +283,10 @@ class Uploads:
             if self._lost is not None:
                 raise self._lost
             if self._failure and must:
-                fix = "the same command tries again"
-                raise DiskError(f"the last checkpoint is not uploaded: {self._failure}", fix=fix)
+                raise DiskError(
+                    f"the last checkpoint is not uploaded: {self._failure}",
+                    fix="the same command tries again",
+                )
 
         report = lambda: log.info("%s to %s", progress["text"], self._url)  # noqa: E731
         _by_main(self.world, settle, lambda: go_on(progress["text"]), report)

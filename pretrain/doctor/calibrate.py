@@ -51,8 +51,10 @@ def shape_of(config: RunConfig, device: str) -> KernelShape:
     """Returns the kernel shape of a config. Raises: ConfigError for recurrent models."""
     model = config.model
     if not isinstance(model, ModelConfig):
-        fix = "give a config with a Transformer"
-        raise ConfigError("model.kind=recurrent is not calibrated", fix=fix)
+        raise ConfigError(
+            "model.kind=recurrent is not calibrated",
+            fix="give a config with a Transformer",
+        )
     stack = model.last_stack
     causal = model.decoder is not None
     length = config.lengths.target

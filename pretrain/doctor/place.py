@@ -65,6 +65,8 @@ def first_node(nodes: str) -> str:
     """Returns the first name of Slurm's list: `gpu03` of `gpu[03-05],login`. Raises: LaunchError."""
     found = re.match(r"([A-Za-z0-9._-]+)(?:\[(\d+)[^\]]*\])?", nodes)
     if found is None:
-        fix = "set MASTER_ADDR to the first node's name"
-        raise LaunchError(f"the node list {nodes!r} cannot be read", fix=fix)
+        raise LaunchError(
+            f"the node list {nodes!r} cannot be read",
+            fix="set MASTER_ADDR to the first node's name",
+        )
     return found[1] + (found[2] or "")

@@ -163,8 +163,9 @@ def import_torch() -> Any:
     try:
         import torch
     except (ImportError, OSError) as error:  # a library of CUDA that is missing is an OSError
-        fix = "install it anew; a CUDA build needs the libraries of its wheel"
-        raise LaunchError(f"torch cannot be imported: {error}", fix=fix) from None
+        raise LaunchError(
+            f"torch cannot be imported: {error}", fix="install it anew; a CUDA build needs the libraries of its wheel"
+        ) from None
     return torch
 
 

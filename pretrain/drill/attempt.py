@@ -37,8 +37,10 @@ SAVE_SPREAD = 2.0  # of the longest save: read-back and retention follow the com
 def check_platform() -> None:
     """Raises LaunchError without /proc."""
     if not sys.platform.startswith("linux"):
-        what = "the drill finds its processes in /proc, which only Linux has"
-        raise LaunchError(what, fix="run it on Linux")
+        raise LaunchError(
+            "the drill finds its processes in /proc, which only Linux has",
+            fix="run it on Linux",
+        )
 
 
 def marked(mark: str) -> dict[int, str]:

@@ -110,8 +110,9 @@ def open_state(folder: DrillFolder, settings: DrillSettings) -> State:
         pace = raw.pop("pace")
         state = State(known, Pace(**pace) if pace else None, **raw)
     except (OSError, ValueError, TypeError, LookupError) as error:
-        what = f"the state of the drill cannot be read: {error}"
-        raise ConfigError(what, where=str(folder.state), fix="give another --output") from None
+        raise ConfigError(
+            f"the state of the drill cannot be read: {error}", where=str(folder.state), fix="give another --output"
+        ) from None
     for name, value in asdict(settings).items():
         if getattr(known, name) != value:
             shown = "" if name == "config" else f" ({getattr(known, name)}, not {value})"

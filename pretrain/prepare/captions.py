@@ -40,8 +40,11 @@ def decode_caption(content: bytes, where: str) -> str:
     try:
         text = content.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
-        what = f"a caption that is not UTF-8: {error}"
-        raise DataError(what, where=where, fix="write it as UTF-8") from None
+        raise DataError(
+            f"a caption that is not UTF-8: {error}",
+            where=where,
+            fix="write it as UTF-8",
+        ) from None
     if not text:
         raise DataError("an empty caption", where=where, fix="write one, or remove the image")
     return text
@@ -92,8 +95,11 @@ def _encode(
     tokens = encoder.encode(texts)
     if not tokens.lengths.all():
         text = texts[int(tokens.lengths.argmin())]
-        what = f"the tokenizer leaves nothing of the caption {text[:40]!r}"
-        raise DataError(what, where=shard.name, fix="use another tokenizer, or correct the caption")
+        raise DataError(
+            f"the tokenizer leaves nothing of the caption {text[:40]!r}",
+            where=shard.name,
+            fix="use another tokenizer, or correct the caption",
+        )
     ends = np.cumsum(tokens.lengths)
     ended = np.insert(tokens.values, ends, encoder.eos[0])
     lengths.add(tokens.lengths + 1)

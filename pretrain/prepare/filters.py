@@ -193,9 +193,10 @@ class BadItems:
         what = f"{self.num_bad:,} of {self.num_read:,} records are bad"
         what += f", {percent(lost)} of the input's bytes" if lost > most else ""
         reason, errors = next(iter(self.first.items()))
-        fix = "correct the input, or raise it (--max-skipped-share): finished parts are kept"
-        what = f"{what}, more than max_skipped_share={most:g}; the first: {errors[0]} ({reason})"
-        raise TooManyBadError(what, fix=fix)
+        raise TooManyBadError(
+            f"{what}, more than max_skipped_share={most:g}; the first: {errors[0]} ({reason})",
+            fix="correct the input, or raise it (--max-skipped-share): finished parts are kept",
+        )
 
 
 @dataclass(slots=True)

@@ -217,8 +217,11 @@ def _read_samples(
         sample: _Sample | DataError
         try:
             if key in keys:
-                what = "the key comes twice, with other samples in between"
-                raise DataError(what, where=where, fix=OWN_KEY)
+                raise DataError(
+                    "the key comes twice, with other samples in between",
+                    where=where,
+                    fix=OWN_KEY,
+                )
             keys.add(key)
             sample = _read_sample(tar, key, members, where, config, captioned)
         except BadInputError:
@@ -242,24 +245,36 @@ def _read_sample(
         if f".{kind}" in SUFFIXES or kind in LABEL_KINDS:
             if member.size > config.max_document_bytes:
                 limit = f"inputs.max_document_bytes={config.max_document_bytes}"
-                what = f".{kind} of {member.size} bytes, more than {limit}"
-                raise DataError(what, where=where, fix="raise the limit, or remove the sample")
+                raise DataError(
+                    f".{kind} of {member.size} bytes, more than {limit}",
+                    where=where,
+                    fix="raise the limit, or remove the sample",
+                )
             bodies[kind] = member.read(member.size)
     images = [kind for kind in bodies if f".{kind}" in SUFFIXES]
     has = ", ".join(f".{kind}" for kind in places)
     if len(images) != 1:
         count = plural(len(images), "image") if images else "no image"
-        what = f"{count} in a sample (it has {has})"
-        raise DataError(what, where=where, fix=f"give each sample one of {' '.join(SUFFIXES)}")
+        raise DataError(
+            f"{count} in a sample (it has {has})",
+            where=where,
+            fix=f"give each sample one of {' '.join(SUFFIXES)}",
+        )
     (kind,) = images
     label = (_caption_of if captioned else _label_of)(bodies, where, config)
     if label is None and captioned:
-        fix = f"give it a .txt, or a .json with {config.text_field!r} (text_field of an input)"
-        raise DataError(f"an image without a caption (the sample has {has})", where=where, fix=fix)
+        raise DataError(
+            f"an image without a caption (the sample has {has})",
+            where=where,
+            fix=f"give it a .txt, or a .json with {config.text_field!r} (text_field of an input)",
+        )
     if label is None:
         field = f"{config.label_field!r} (label_field of an input)"
-        fix = f"give it a .cls, a .json with {field}, or a .txt"
-        raise DataError(f"a sample without a label (it has {has})", where=where, fix=fix)
+        raise DataError(
+            f"a sample without a label (it has {has})",
+            where=where,
+            fix=f"give it a .cls, a .json with {field}, or a .txt",
+        )
     image = ImageFile(bodies[kind], f"{where}, .{kind}")
     image.decode(channels=3)
     return _Sample(key, places[kind], bodies[kind], image.width, image.height, label)
@@ -294,9 +309,11 @@ def _label_of(bodies: dict[str, bytes], where: str, config: InputConfig) -> str 
         if label is None:
             continue
         if type(label) not in (str, int) or not 0 < len(str(label)) <= MAX_LABEL_CHARS:
-            what = f".{kind}: {str(label)[:40]!r} is no label"
-            fix = f"give a number or a name of up to {MAX_LABEL_CHARS} characters; {OF_CAPTIONS}"
-            raise DataError(what, where=where, fix=fix)
+            raise DataError(
+                f".{kind}: {str(label)[:40]!r} is no label",
+                where=where,
+                fix=f"give a number or a name of up to {MAX_LABEL_CHARS} characters; {OF_CAPTIONS}",
+            )
         return str(label)
     return None
 
@@ -311,8 +328,11 @@ def find_labels(config: PrepareConfig, records: Sequence[PartRecord]) -> LabelSe
     known = LabelSet(tuple(config.labels), is_given=True)
     for label, where in places.items():
         if _find(known, label) is None:
-            what = f"label {label!r} is not one of labels ({', '.join(config.labels[:20])})"
-            raise DataError(what, where=where, fix="add it to labels, or correct it")
+            raise DataError(
+                f"label {label!r} is not one of labels ({', '.join(config.labels[:20])})",
+                where=where,
+                fix="add it to labels, or correct it",
+            )
     return known
 
 
@@ -336,12 +356,18 @@ def count_labels(records: Sequence[PartRecord]) -> tuple[Counter[str], dict[str,
 def check_class_sizes(counts: Counter[str], places: dict[str, str], fix: str) -> None:
     """Checks that there are two classes or more, of two images or more. Raises: DataError."""
     if alone := sorted(name for name, count in counts.items() if count == 1):
-        what = f"class {alone[0]!r} has one image: it cannot be both learned and measured"
         more = f"add images of it, or remove it; {OF_CAPTIONS}"
-        raise DataError(what, where=places[alone[0]], fix=more)
+        raise DataError(
+            f"class {alone[0]!r} has one image: it cannot be both learned and measured",
+            where=places[alone[0]],
+            fix=more,
+        )
     if len(counts) == 1:
-        what = f"there is one class, {min(counts)!r}: a model has nothing to distinguish"
-        raise DataError(what, where=places[min(counts)], fix=fix)
+        raise DataError(
+            f"there is one class, {min(counts)!r}: a model has nothing to distinguish",
+            where=places[min(counts)],
+            fix=fix,
+        )
 
 
 def index_labels(folder: Path, labels: LabelSet, records: Sequence[PartRecord]) -> list[PartRecord]:

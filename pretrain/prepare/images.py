@@ -83,8 +83,10 @@ def prepare_images(
     """Prepares one share of a folder of images; arguments, result and errors as of `prepare`."""
     rule = parse_split(config.split, config.seed)
     if rule.kind == "tail":
-        what = f"split={config.split} cuts texts in two, and kind=images has none"
-        raise ConfigError(what, fix="use hash:F")
+        raise ConfigError(
+            f"split={config.split} cuts texts in two, and kind=images has none",
+            fix="use hash:F",
+        )
     files = list_images(config)
     is_tars = files[0].format == WEBDATASET
     captioned = files[0].pair is not None or (is_tars and config.differs("tokenizer"))
@@ -133,8 +135,11 @@ def list_images(config: PrepareConfig) -> list[InputFile]:
             raise ConfigError(f"format={one.format} holds no images", where=f"inputs.{number}", fix="leave it out")
         for path, file in _find_files(one.paths):
             if path.endswith(COMPRESSED):
-                what = "a compressed tar: images are read by their place in it"
-                raise DataError(what, where=without_secrets(path), fix="decompress it")
+                raise DataError(
+                    "a compressed tar: images are read by their place in it",
+                    where=without_secrets(path),
+                    fix="decompress it",
+                )
             if path.endswith(".tar"):
                 tars.setdefault(path, replace(file or stat_local(path), input=number, format=WEBDATASET))
             elif file is None and one.format == "auto" and path.lower().endswith(SUFFIXES):
@@ -147,9 +152,11 @@ def list_images(config: PrepareConfig) -> list[InputFile]:
         raise DataError(what, where=min(images), fix="give folders of classes or tars, not both")
     if not images and not tars:
         where = ", ".join(without_secrets(root) for one in config.inputs for root in one.paths) or "--input"
-        what = f"there are no images ({' '.join(SUFFIXES)}) and no webdataset tars (.tar)"
-        fix = "give a folder with one folder of images for each class, or tars"
-        raise DataError(what, where=where, fix=fix)
+        raise DataError(
+            f"there are no images ({' '.join(SUFFIXES)}) and no webdataset tars (.tar)",
+            where=where,
+            fix="give a folder with one folder of images for each class, or tars",
+        )
     captions = _find_captions(config, images, others)
     others = [path for path in others if path not in captions]
     if others:
@@ -179,8 +186,11 @@ def _find_captions(config: PrepareConfig, images: Iterable[str], others: Iterabl
     if not wanted or not (config.differs("tokenizer") or (found and not in_folders)):
         return set()
     if without := sorted(wanted.keys() - found):
-        fix = f"write it to {Path(without[0]).name} beside it, or remove the image"
-        raise DataError("an image without a caption", where=wanted[without[0]], fix=fix)
+        raise DataError(
+            "an image without a caption",
+            where=wanted[without[0]],
+            fix=f"write it to {Path(without[0]).name} beside it, or remove the image",
+        )
     return found
 
 
@@ -208,9 +218,11 @@ def _class_of(config: PrepareConfig, path: str) -> str:
     """Returns the first folder below the input. Raises: DataError: There is none."""
     below = Path(class_path(config, path)).parts
     if len(below) < 2:
-        fix = "put it into a folder named after its class, or its caption beside it, as .txt"
-        what = "an image without a class: it lies in no folder below the input"
-        raise DataError(what, where=path, fix=fix)
+        raise DataError(
+            "an image without a class: it lies in no folder below the input",
+            where=path,
+            fix="put it into a folder named after its class, or its caption beside it, as .txt",
+        )
     return below[0]
 
 
@@ -223,8 +235,10 @@ def _labels_of(config: PrepareConfig, files: Sequence[InputFile]) -> LabelSet:
         return LabelSet(tuple(sort_labels(counts)), is_given=False)
     check_labels(config.labels)
     if unknown := sorted(counts.keys() - set(config.labels)):
-        what = f"class {unknown[0]!r} is not one of labels ({', '.join(config.labels[:20])})"
-        raise DataError(what, fix="add it to labels, or remove its folder")
+        raise DataError(
+            f"class {unknown[0]!r} is not one of labels ({', '.join(config.labels[:20])})",
+            fix="add it to labels, or remove its folder",
+        )
     return LabelSet(tuple(config.labels), is_given=True)
 
 
@@ -295,9 +309,10 @@ def _write_index(
             counts[name].update(part.splits[name].num_labelled)
     untrained = [name for number, name in enumerate(labels.names) if not counts[TRAIN][number]]
     if untrained and not labels.is_given:
-        what = f"no image of class {untrained[0]!r} is in the training split"
-        fix = "add images of it, hold out less with --split, or remove its folder"
-        raise DataError(what, fix=fix)
+        raise DataError(
+            f"no image of class {untrained[0]!r} is in the training split",
+            fix="add images of it, hold out less with --split, or remove its folder",
+        )
     # One id, of the token that stands for each vector of an image: they have no tokenizer.
     index = DataIndex("", 1, "uint16", eos_id=0, splits=splits, kind=IMAGES, labels=labels.names)
     for record in records:

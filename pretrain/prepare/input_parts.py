@@ -162,6 +162,8 @@ def parse_share(text: str) -> Share:
     """Reads `i/n` with 1 <= i <= n. Raises: ConfigError."""
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        fix = "use i/n with 1 <= i <= n, such as 1/4"
-        raise ConfigError(f"part={text!r} is not a part", fix=fix)
+        raise ConfigError(
+            f"part={text!r} is not a part",
+            fix="use i/n with 1 <= i <= n, such as 1/4",
+        )
     return Share(int(match[1]), int(match[2]))

@@ -72,11 +72,15 @@ def check_labels(names: Iterable[str]) -> None:
     """Checks that there are labels, and at most those of a shard. Raises: DataError."""
     count = len(list(names))
     if not count:
-        what = "there is no labelled document to train on"
-        raise DataError(what, fix="give more data, or hold out less with --split")
+        raise DataError(
+            "there is no labelled document to train on",
+            fix="give more data, or hold out less with --split",
+        )
     if count > MAX_LABELS:
-        fix = "is label_field (or tags_field) the right one?"
-        raise DataError(f"{count} labels are more than {MAX_LABELS}", fix=fix)
+        raise DataError(
+            f"{count} labels are more than {MAX_LABELS}",
+            fix="is label_field (or tags_field) the right one?",
+        )
 
 
 def number_tokens(

@@ -79,8 +79,10 @@ def fill_folder(
     `identity` are the options that the output depends on; `processes` is only checked.
     """
     if processes is not None and processes < 1:
-        fix = "leave it out for one a core"
-        raise ConfigError(f"processes={processes} must be at least 1", fix=fix)
+        raise ConfigError(
+            f"processes={processes} must be at least 1",
+            fix="leave it out for one a core",
+        )
     with ExitStack() as stack:
         if not folder.exists():
             stack.callback(_remove_if_empty, folder)
@@ -144,8 +146,11 @@ def _claim_folder(folder: Path, options: dict[str, Any], files: Sequence[InputFi
         strangers = [name for name in names if not _LOCK_NAME.fullmatch(name)]
         if strangers:
             begun = f"was not begun by `pretrain prepare` (it holds {strangers[0]})"
-            what = f"the folder is not empty and {begun}"
-            raise ConfigError(what, where=str(folder), fix="use another --output")
+            raise ConfigError(
+                f"the folder is not empty and {begun}",
+                where=str(folder),
+                fix="use another --output",
+            )
         write_json(path, {"options": options, "inputs": inputs})
         return
     try:
@@ -181,8 +186,7 @@ def _compare_options(folder: Path, before: dict[str, Any], now: dict[str, Any]) 
     if changes:
         num_more = len(changes) - MAX_SHOWN
         shown = ", ".join(changes[:MAX_SHOWN]) + (f", and {num_more} more" if num_more > 0 else "")
-        what = f"begun with other options: {shown}"
-        raise ConfigError(what, where=str(folder), fix=_ELSEWHERE)
+        raise ConfigError(f"begun with other options: {shown}", where=str(folder), fix=_ELSEWHERE)
 
 
 def _shortened(value: Any) -> str:
@@ -202,8 +206,11 @@ def _compare_inputs(folder: Path, before: list[str], now: list[str]) -> None:
         "changed": sorted(path for path in old.keys() & new.keys() if old[path] != new[path]),
     }
     named = [f"{len(paths)} {kind} ({paths[0]})" for kind, paths in changes.items() if paths]
-    what = f"begun with other inputs: {', '.join(named) or 'their order changed'}"
-    raise DataError(what, where=str(folder), fix=_ELSEWHERE)
+    raise DataError(
+        f"begun with other inputs: {', '.join(named) or 'their order changed'}",
+        where=str(folder),
+        fix=_ELSEWHERE,
+    )
 
 
 def _by_path(lines: list[str]) -> dict[str, tuple[str, str]]:
@@ -224,8 +231,10 @@ def _complete_index(folder: Path, share: Share) -> DataIndex | None:
     except (DataError, OSError) as error:
         damage = str(error)
     if not share.is_whole:
-        what = f"the folder was complete, and is damaged: {damage}"
-        raise DataError(what, fix="repair it by the command without --part")
+        raise DataError(
+            f"the folder was complete, and is damaged: {damage}",
+            fix="repair it by the command without --part",
+        )
     if damage == _OTHER_TOKENIZER:
         (folder / TOKENIZER_NAME).unlink()
     _log.warning("%s; making what is missing again", damage)
@@ -261,8 +270,11 @@ def lock_folder(folder: Path, share: Share = WHOLE) -> Iterator[None]:
         for name in sorted(names):
             workers = _open(folder, name, stack)
             if not _flock(workers, fcntl.LOCK_EX, wait_s=ORPHAN_WAIT_S):
-                what = "workers of an earlier `pretrain prepare` are still running"
-                raise LockedError(what, where=str(folder), fix="end them first")
+                raise LockedError(
+                    "workers of an earlier `pretrain prepare` are still running",
+                    where=str(folder),
+                    fix="end them first",
+                )
             _flock(workers, fcntl.LOCK_UN, wait_s=0)
         try:
             yield
@@ -280,8 +292,11 @@ def claim_lock(folder: Path) -> Iterator[None]:
     """Locks the common files of all shares. Raises: LockedError, DiskError."""
     with ExitStack() as stack:
         if not _take(folder, CLAIM_LOCK, stack, wait_s=CLAIM_WAIT_S)[1]:
-            what = f"timed out waiting for {CLAIM_LOCK}"
-            raise LockedError(what, where=str(folder), fix="end the process that holds it")
+            raise LockedError(
+                f"timed out waiting for {CLAIM_LOCK}",
+                where=str(folder),
+                fix="end the process that holds it",
+            )
         yield
 
 
@@ -335,9 +350,11 @@ def _hold_with_others(folder: Path, share: Share, stack: ExitStack) -> int:
         if not _flock(descriptor, fcntl.LOCK_SH, wait_s=0):
             raise _taken(descriptor, folder, "another `pretrain prepare`")
     if (owner := _read_owner(descriptor)) != mine:
-        what = f"`--part {share}` does not go with the parts {owner} that are being prepared here"
-        fix = "use the same n for all, or wait for them to end"
-        raise LockedError(what, where=str(folder), fix=fix)
+        raise LockedError(
+            f"`--part {share}` does not go with the parts {owner} that are being prepared here",
+            where=str(folder),
+            fix="use the same n for all, or wait for them to end",
+        )
     return descriptor
 
 

@@ -63,8 +63,10 @@ def parse_split(text: str, seed: int) -> SplitRule:
     except (ValueError, ZeroDivisionError):
         fraction = Fraction(-1)
     if kind not in ("hash", "tail") or not 0 <= fraction < 1:
-        fix = "use hash:F or tail:F with 0 <= F < 1, such as hash:0.01"
-        raise ConfigError(f"split={text!r} is not a split", fix=fix)
+        raise ConfigError(
+            f"split={text!r} is not a split",
+            fix="use hash:F or tail:F with 0 <= F < 1, such as hash:0.01",
+        )
     if not 0 <= seed < 2**64:
         raise ConfigError(f"seed={seed} is not a seed", fix="use a number from 0 to 2**64 - 1")
     threshold = int(fraction * 2**64).to_bytes(8, "big")

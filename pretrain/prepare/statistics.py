@@ -107,8 +107,11 @@ def learned_share(folder: Path, split: str) -> float | None:
     except (OSError, ValueError, LookupError, TypeError):  # of an older version, or none
         return None
     if not share:
-        fix = "give answers that are learned, or correct the template's {% generation %}"
-        raise DataError(f"no token of the split {split} is learned", where=str(folder), fix=fix)
+        raise DataError(
+            f"no token of the split {split} is learned",
+            where=str(folder),
+            fix="give answers that are learned, or correct the template's {% generation %}",
+        )
     return share
 
 

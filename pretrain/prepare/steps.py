@@ -105,13 +105,17 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
     """Checks a config and lists its input. Raises: ConfigError, DataError, LaunchError."""
     rule = parse_split(config.split, config.seed)
     if rule.kind == "tail" and not LAYOUTS[config.kind].running_text:
-        what = f"split={config.split} cuts texts in two, which kind={config.kind} does not allow"
-        raise ConfigError(what, fix="use hash:F")
+        raise ConfigError(
+            f"split={config.split} cuts texts in two, which kind={config.kind} does not allow",
+            fix="use hash:F",
+        )
     least = config.filter.min_chars
     most = config.filter.max_chars
     if most is not None and most < least:
-        what = f"filter.max_chars={most} is less than filter.min_chars={least}"
-        raise ConfigError(what, fix="raise the first or lower the second")
+        raise ConfigError(
+            f"filter.max_chars={most} is less than filter.min_chars={least}",
+            fix="raise the first or lower the second",
+        )
     if Path(config.output).is_file():
         raise ConfigError("a file, not a folder", where=config.output, fix="use another --output")
     for one in config.inputs:
@@ -130,8 +134,10 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
         identity["filter.decontaminate.sha256"] = tested.identity()
     job = PrepareJob(pool.folder, parts, config, pool, files, rule, given, identity, tested)
     if not job.num_bytes:
-        what = f"the input is empty ({len(files)} files, 0 bytes)"
-        raise DataError(what, fix="give files with text in them")
+        raise DataError(
+            f"the input is empty ({len(files)} files, 0 bytes)",
+            fix="give files with text in them",
+        )
     return job
 
 

@@ -277,9 +277,12 @@ class Assembler:
             first = int(first_tokens(piece.labels, offsets)[0])
             last = sum(token_start < end for token_start, _ in offsets) - 1
             if first > last:
-                what = f"the tokenizer leaves nothing of the answer {piece.text[start:end][:40]!r}"
                 where = f"the text that begins {piece.text[:40]!r}"
-                raise DataError(what, where=where, fix="leave the record out")
+                raise DataError(
+                    f"the tokenizer leaves nothing of the answer {piece.text[start:end][:40]!r}",
+                    where=where,
+                    fix="leave the record out",
+                )
             marks[first] |= ANSWER_BEGINS
             marks[last] |= ANSWER_ENDS
         return marks

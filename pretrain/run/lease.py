@@ -94,9 +94,12 @@ class Lease:
         owner = found.owner if found else None
         if owner is None or owner.token != self._owner.token:
             new = f"was taken over by {owner or 'another process'}" if found else "was removed"
-            what = f"the lease of this attempt ({self._owner}) {new}"
             run = str(self._folder.parent)
-            raise LockedError(what, where=run, fix="leave the run to its owner")
+            raise LockedError(
+                f"the lease of this attempt ({self._owner}) {new}",
+                where=run,
+                fix="leave the run to its owner",
+            )
         self._seen_at = begun
 
     def check_after_stall(self) -> None:

@@ -84,8 +84,10 @@ def check_coordinates(config: RunConfig, widths: Sequence[int], steps: int) -> C
     """
     model = config.model
     if not isinstance(model, ModelConfig) or "+" in model.shape or model.head.kind != "lm":
-        what = "coordinates are those of a Transformer of one stack with model.head.kind=lm"
-        raise ConfigError(what, fix="check such a model under the same optim section")
+        raise ConfigError(
+            "coordinates are those of a Transformer of one stack with model.head.kind=lm",
+            fix="check such a model under the same optim section",
+        )
     transfer = config.optim.transfer
     grows = transfer is not None and transfer.base_head_width is not None
     models = [widen(model, width, grows_heads=grows) for width in widths]

@@ -144,8 +144,11 @@ def plan_ladder(
         ConfigError: Budgets, widths or data that cannot work.
     """
     if stored is not None and not stored.has_validation:
-        what = "the data have no validation split, whose loss the law is about"
-        raise ConfigError(what, where="data.path", fix="prepare them with --split tail:0.05")
+        raise ConfigError(
+            "the data have no validation split, whose loss the law is about",
+            where="data.path",
+            fix="prepare them with --split tail:0.05",
+        )
     a_square = FLOPS_OF_A_WEIGHT * planner.rule.tokens_per_parameter  # FLOPs of the line over N^2
     if request.widths:
         widths = sorted(set(request.widths))
@@ -186,11 +189,17 @@ def _check_sizes(
     """Refuses a ladder whose sizes cannot tell a law, or that is above its target."""
     option = "--widths" if request.widths else "--rungs"
     if len(widths) < MIN_SIZES:
-        what = f"{len(widths)} sizes give too few runs for a law, which takes {MIN_RUNS}"
-        raise ConfigError(what, where=option, fix=f"give at least {MIN_SIZES} sizes")
+        raise ConfigError(
+            f"{len(widths)} sizes give too few runs for a law, which takes {MIN_RUNS}",
+            where=option,
+            fix=f"give at least {MIN_SIZES} sizes",
+        )
     if budgets[0] >= request.budget:
-        what = f"{request.budget:.3g} FLOPs are below the {budgets[0]:.3g} of the smallest run"
-        raise ConfigError(what, where="--budget", fix=f"raise it, or lower {option} or --smallest")
+        raise ConfigError(
+            f"{request.budget:.3g} FLOPs are below the {budgets[0]:.3g} of the smallest run",
+            where="--budget",
+            fix=f"raise it, or lower {option} or --smallest",
+        )
     if budgets[-1] >= request.budget:
         what = f"{request.budget:.3g} FLOPs are not above the {budgets[-1]:.3g} of the largest run of the ladder"
         raise ConfigError(what, where="--budget", fix=f"raise it, or lower {option} or --largest")
@@ -264,8 +273,11 @@ def load_ladder(folder: Path) -> Ladder:
     """Reads a ladder. Raises: ConfigError."""
     path = folder / LADDER
     if not path.is_file():
-        fix = "make one with `pretrain scale plan`"
-        raise ConfigError(f"no ladder here (no {LADDER})", where=str(folder), fix=fix)
+        raise ConfigError(
+            f"no ladder here (no {LADDER})",
+            where=str(folder),
+            fix="make one with `pretrain scale plan`",
+        )
     return parse_section(Ladder, read_yaml(path), str(path))
 
 

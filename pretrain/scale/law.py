@@ -316,8 +316,7 @@ def draw_line_laws(
     sizes = len({point.parameters for point in own})
     if sizes < MIN_SIZES:
         found = f"finished runs of {line:g} tokens a parameter are of {sizes} sizes"
-        what = f"{found}, at least {MIN_SIZES} are needed"
-        raise DataError(what, fix=_MORE)
+        raise DataError(f"{found}, at least {MIN_SIZES} are needed", fix=_MORE)
     flops = np.array([point.flops for point in own])
     measured = np.array([[point.loss for point in own]])
     of_sizes = np.array([law.gamma for law in laws[1:]])

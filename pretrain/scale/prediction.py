@@ -202,8 +202,11 @@ def load_prediction(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError) as error:
         raise DataError(f"not a prediction: {error}", where=str(path), fix=fix) from None
     if not is_whole:
-        what = "was edited: its content has another SHA-256 than it was written with"
-        raise DataError(what, where=str(path), fix=fix)
+        raise DataError(
+            "was edited: its content has another SHA-256 than it was written with",
+            where=str(path),
+            fix=fix,
+        )
     return dict(facts)
 
 

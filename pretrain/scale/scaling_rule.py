@@ -80,12 +80,16 @@ def width_step(config: RunConfig) -> int:
     """
     model = config.model
     if not isinstance(model, ModelConfig):
-        what = "a ladder scales heads and blocks, which model.kind=recurrent lacks"
-        raise ConfigError(what, fix="use a Transformer, with or without optim.transfer")
+        raise ConfigError(
+            "a ladder scales heads and blocks, which model.kind=recurrent lacks",
+            fix="use a Transformer, with or without optim.transfer",
+        )
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
     if any(stack.latent for stack in stacks):
-        what = "a ladder has no rule for the widths of model.decoder.latent"
-        raise ConfigError(what, fix="use grouped or multi-head attention")
+        raise ConfigError(
+            "a ladder has no rule for the widths of model.decoder.latent",
+            fix="use grouped or multi-head attention",
+        )
     common = math.gcd(*(number for stack in stacks for number in (stack.heads, stack.num_kv_heads)))
     return model.last_stack.width // common
 
@@ -119,8 +123,10 @@ def scale_model(config: RunConfig, rule: LadderRule, width: int) -> dict[str, An
     step = width_step(config)
     if width % step or width < step:
         near = " or ".join(str(size) for size in (width // step * step, (width // step + 1) * step) if size)
-        what = f"width={width} is no multiple of {step}, the width of a group of heads"
-        raise ConfigError(what, fix=f"use {near}, or more heads in the config")
+        raise ConfigError(
+            f"width={width} is no multiple of {step}, the width of a group of heads",
+            fix=f"use {near}, or more heads in the config",
+        )
     assert isinstance(config.model, ModelConfig)
     ratio = width / config.model.last_stack.width
     values = config.model.model_dump(mode="json")

@@ -197,8 +197,10 @@ def _compile(jinja: str) -> TemplateFacts:
     try:
         return sandbox().compile(jinja)
     except ValueError as error:
-        what = f"the chat template is no Jinja: {error}"
-        raise ConfigError(what, fix="correct it, or choose another template") from None
+        raise ConfigError(
+            f"the chat template is no Jinja: {error}",
+            fix="correct it, or choose another template",
+        ) from None
     except TemplateLimitError as error:
         raise exceeded(error) from None
 

@@ -59,8 +59,11 @@ def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
             _check_template(parse_json(tokenizer.post_processor.__getstate__()))
         return tokenizer
     except Exception as error:  # `tokenizers` raises plain Exception and ValueError
-        fix = "give a tokenizer.json as `tokenizers` saves it"
-        raise DataError(f"not a tokenizer: {error}", where=where, fix=fix) from error
+        raise DataError(
+            f"not a tokenizer: {error}",
+            where=where,
+            fix="give a tokenizer.json as `tokenizers` saves it",
+        ) from error
 
 
 def _check_template(processor: dict[str, Any]) -> None:
@@ -82,8 +85,9 @@ def read_tokenizer_file(path: Path) -> bytes:
     try:
         return read_bounded(path, MAX_TOKENIZER_BYTES)
     except OSError as error:
-        what = f"cannot read the tokenizer: {error.strerror or error}"
-        raise DataError(what, where=str(path), fix="give a tokenizer.json") from error
+        raise DataError(
+            f"cannot read the tokenizer: {error.strerror or error}", where=str(path), fix="give a tokenizer.json"
+        ) from error
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -126,8 +130,9 @@ def read_given(config: TokenizerConfig) -> GivenTokenizer:
     try:
         found = _read(_find(config.path))
     except (DataError, LaunchError) as error:
-        fix = f"{error.fix} (--tokenizer, or tokenizer.path of a config)"
-        raise type(error)(error.what, where=error.where, fix=fix) from error
+        raise type(error)(
+            error.what, where=error.where, fix=f"{error.fix} (--tokenizer, or tokenizer.path of a config)"
+        ) from error
     content = found.content
     assert content is not None
     if config.begin is not None:
@@ -164,8 +169,11 @@ def _read(place: Path) -> ReleasedTokenizer:
     if foreign is None and place.suffix in PIECES:
         foreign = "a sentencepiece model, whose special tokens are in the files beside it"
     if foreign is not None:
-        fix = f"give the folder of a release, or its {FILE}"
-        raise DataError(foreign, where=str(place), fix=fix)
+        raise DataError(
+            foreign,
+            where=str(place),
+            fix=f"give the folder of a release, or its {FILE}",
+        )
     content = read_tokenizer_file(place)
     check_patterns(content, str(place))
     return ReleasedTokenizer(content, None)
@@ -226,8 +234,11 @@ def own_template(path: str) -> Template | None:
         try:
             return check_template(read_json(of_run).get("template"))
         except (OSError, ValueError, AttributeError) as error:
-            what = f"cannot be read: {type(error).__name__}: {error}"
-            raise DataError(what, where=str(of_run), fix="restore it, or name a template") from None
+            raise DataError(
+                f"cannot be read: {type(error).__name__}: {error}",
+                where=str(of_run),
+                fix="restore it, or name a template",
+            ) from None
     # Without these there is none, and transformers takes seconds to import.
     has_files = any((folder / name).is_file() for name in ("tokenizer_config.json", "chat_template.jinja"))
     if not has_files:
@@ -257,8 +268,11 @@ def resolve_template(template: Template, given: GivenTokenizer, where: str) -> d
         try:
             texts[JINJA_KEY] = read_tokenizer_file(Path(template).expanduser()).decode()
         except UnicodeDecodeError as error:
-            what = f"not UTF-8: {error.reason}"
-            raise DataError(what, where=template, fix="give a chat template") from None
+            raise DataError(
+                f"not UTF-8: {error.reason}",
+                where=template,
+                fix="give a chat template",
+            ) from None
     elif theirs is None or not theirs.chat_template:
         what = "template=tokenizer: the tokenizer has no chat template"
         if theirs is None:
@@ -271,8 +285,11 @@ def resolve_template(template: Template, given: GivenTokenizer, where: str) -> d
         texts[JINJA_KEY] = theirs.chat_template
     elif "default" not in theirs.chat_template:
         names = ", ".join(theirs.chat_template)
-        what = f"template=tokenizer: of its chat templates, {names}, none is named default"
-        raise ConfigError(what, where=where, fix="give one of them as a .jinja file")
+        raise ConfigError(
+            f"template=tokenizer: of its chat templates, {names}, none is named default",
+            where=where,
+            fix="give one of them as a .jinja file",
+        )
     else:
         texts[JINJA_KEY] = theirs.chat_template["default"]
         if TOOLS_KEY in theirs.chat_template:  # transformers chooses of these two

@@ -164,8 +164,9 @@ def _parse(content: bytes, where: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # `tokenizers` raises plain Exception and ValueError
-        fix = "give a tokenizer.json as `tokenizers` saves it"
-        raise DataError(f"not a tokenizer: {error}", where=str(where), fix=fix) from error
+        raise DataError(
+            f"not a tokenizer: {error}", where=str(where), fix="give a tokenizer.json as `tokenizers` saves it"
+        ) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -186,12 +187,18 @@ def load_released(folder: Path, *, own_code: bool = False) -> Any:
     if FILE not in present and (refusal := refusal_of_foreign(folder)) is not None:
         raise refusal
     if not present:
-        what = f"has no tokenizer: no {', no '.join(VOCABULARY_FILES)}"
-        raise DataError(what, where=where, fix=f"give a folder with a {FILE}")
+        raise DataError(
+            f"has no tokenizer: no {', no '.join(VOCABULARY_FILES)}",
+            where=where,
+            fix=f"give a folder with a {FILE}",
+        )
     # Missing files by name, where transformers would report a detail of its own.
     if present & {"source.spm", "target.spm"} and (missing := set(_MARIAN_FILES) - present):
-        what = f"lacks {', '.join(sorted(missing))}"
-        raise DataError(what, where=where, fix="fetch the folder again")
+        raise DataError(
+            f"lacks {', '.join(sorted(missing))}",
+            where=where,
+            fix="fetch the folder again",
+        )
     pieces = sorted(name for name in present if name.endswith(PIECES))
     if pieces and FILE not in present and find_spec("sentencepiece") is None:
         raise DataError(f"{pieces[0]} needs sentencepiece", where=where, fix=install_fix())

@@ -39,8 +39,11 @@ def convert_sentencepiece(path: Path, theirs: Tokenizer, texts: Sequence[str]) -
         proto.ParseFromString(path.read_bytes())
     except Exception as error:  # protobuf, OSError and RuntimeError
         reason = " ".join(str(error).split())
-        what = f"not a sentencepiece model: {reason}"
-        raise DataError(what, where=str(path), fix="fetch it again") from None
+        raise DataError(
+            f"not a sentencepiece model: {reason}",
+            where=str(path),
+            fix="fetch it again",
+        ) from None
     found = _build(proto, theirs)
     # Families have a name of their own for it.
     unknown = {program.unk_id(): found.id_to_token(unknown_id(found) or 0)}
@@ -108,8 +111,10 @@ def _build_model(proto: Any, theirs: Tokenizer, state: dict[str, Any]) -> Any:
             scored, unknown = [(one.piece, one.score) for one in proto.pieces], trained.unk_id
         return models.Unigram(scored, unknown, byte_fallback=trained.byte_fallback)
     if trained.model_type == _WORD:
-        what = "a sentencepiece model of whole words"
-        raise DataError(what, fix="give one of unigram, bpe or char")
+        raise DataError(
+            "a sentencepiece model of whole words",
+            fix="give one of unigram, bpe or char",
+        )
     merges = _find_merges(proto) if trained.model_type == _BPE else []
     options = {"unk_token": proto.pieces[trained.unk_id].piece, "fuse_unk": True}
     return models.BPE(vocab, merges, byte_fallback=trained.byte_fallback, **options)

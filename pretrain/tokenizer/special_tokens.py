@@ -91,9 +91,10 @@ def plan_layout(config: TokenizerConfig) -> SpecialTokenLayout:
     layout = _plan(config, further)
     for content in further:
         if not _SPECIAL.fullmatch(content) or _UNUSED.fullmatch(content):
-            what = f"tokenizer.special_tokens: {content!r} could be confused with text"
-            fix = "write it in brackets and ASCII, without spaces, like <|name|> or [NAME]"
-            raise ConfigError(what, fix=fix)
+            raise ConfigError(
+                f"tokenizer.special_tokens: {content!r} could be confused with text",
+                fix="write it in brackets and ASCII, without spaces, like <|name|> or [NAME]",
+            )
         if (*layout.first, *layout.last, layout.unk).count(content) > 1:
             raise ConfigError(f"tokenizer.special_tokens: {content} is there already", fix="name each once")
     return layout

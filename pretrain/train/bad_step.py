@@ -178,13 +178,17 @@ def refuse_bad_end(run: Run, state: TrainState, loss: float, num_skipped: int = 
     steps = plural(state.step, "step")
     if not state.tokens:
         why, _, fix = _reason(run, num_skipped).partition("; ")
-        what = f"nothing was learned, as no target was in the run's {steps}: {why}"
-        raise DataError(what, fix=fix)
+        raise DataError(
+            f"nothing was learned, as no target was in the run's {steps}: {why}",
+            fix=fix,
+        )
     if not is_spoiled(run, state, loss):
         if state.optimizer_step:
             return
-        what = f"nothing was learned: the gradients of all {steps} overflowed in fp16"
-        raise DivergedError(what, fix="use engine.precision=bf16, or more steps")
+        raise DivergedError(
+            f"nothing was learned: the gradients of all {steps} overflowed in fp16",
+            fix="use engine.precision=bf16, or more steps",
+        )
     good = state.step - state.bad_steps_in_a_row
     bad = f"step {state.step}" if state.bad_steps_in_a_row == 1 else f"steps {good + 1} to {state.step}"
     raise DivergedError(

@@ -73,8 +73,9 @@ def memory_explained(config: RunConfig, run_dir: Path, world: World) -> Iterator
             except (DiskError, OSError, RuntimeError) as failure:
                 log.warning("no memory snapshot: %s", failure)
         reason = str(error).splitlines()[0].removesuffix(".")
-        what = f"out of GPU memory on rank {world.rank}{peak}: {reason}"
-        raise OutOfMemoryError(what, where=snapshot, fix="; or ".join(_advice(config))) from error
+        raise OutOfMemoryError(
+            f"out of GPU memory on rank {world.rank}{peak}: {reason}", where=snapshot, fix="; or ".join(_advice(config))
+        ) from error
 
 
 def _advice(config: RunConfig) -> Iterator[str]:

@@ -157,8 +157,11 @@ class AttentionPictures:
         try:
             plan_layout([section.shape for section in self._record()])
         except ConfigError as error:
-            fix = "shorten the text, or draw fewer layers and heads"
-            raise ConfigError(error.what, where=KEY, fix=fix) from None
+            raise ConfigError(
+                error.what,
+                where=KEY,
+                fix="shorten the text, or draw fewer layers and heads",
+            ) from None
 
     def draw(self) -> bytes | None:
         """Returns a PNG; None on ranks that draw none, or where the weights are not numbers.

@@ -122,8 +122,11 @@ class Saving:
                 self._begin(state)
                 self._wait()
             except DiskError as error:
-                fix = f"{error.fix}, and the same command continues the run"
-                raise DiskError(error.what, where=error.where, fix=fix) from None
+                raise DiskError(
+                    error.what,
+                    where=error.where,
+                    fix=f"{error.fix}, and the same command continues the run",
+                ) from None
         if self.uploads is not None:
             self.uploads.finish(self._show, must=is_last)
 

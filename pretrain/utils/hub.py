@@ -49,11 +49,17 @@ def open_repository(name: str) -> None:
     from huggingface_hub import create_repo, get_token
 
     if not is_hub_name(name):
-        fix = "give OWNER/NAME, of letters, digits, -, _ and ."
-        raise ConfigError(f"{name!r} is not the name of a repository", where="--push", fix=fix)
+        raise ConfigError(
+            f"{name!r} is not the name of a repository",
+            where="--push",
+            fix="give OWNER/NAME, of letters, digits, -, _ and .",
+        )
     if get_token() is None:
-        fix = "set HF_TOKEN to one that may write, or run: hf auth login"
-        raise ConfigError("the hub needs a token", where=name, fix=fix)
+        raise ConfigError(
+            "the hub needs a token",
+            where=name,
+            fix="set HF_TOKEN to one that may write, or run: hf auth login",
+        )
     try:
         create_repo(name, private=True, exist_ok=True)
     except Exception as error:  # its own, and those of its network library

@@ -81,16 +81,24 @@ class ImageFile:
             raise self._too_large("a picture") from None  # Pillow's own limit is far above this one
         except Exception as error:  # decoders raise nearly anything on damaged bytes
             known = ", ".join(sorted(set(FORMATS.values())))
-            what = f"not an image in a format that is read ({known})"
-            raise self._unreadable(what, error) from None
+            raise self._unreadable(
+                f"not an image in a format that is read ({known})",
+                error,
+            ) from None
         self.suffix = FORMATS[str(self._image.format)]
         self.mode = self._image.mode
         if is_animated:
-            what = "an animation, of which no frame stands for all"
-            raise DataError(what, where=where, fix="save one frame of it")
+            raise DataError(
+                "an animation, of which no frame stands for all",
+                where=where,
+                fix="save one frame of it",
+            )
         if self._image.mode in ("I", "F"):
-            what = f"has 32 bits a pixel (mode {self._image.mode})"
-            raise DataError(what, where=where, fix="save it with 8 or 16 bits")
+            raise DataError(
+                f"has 32 bits a pixel (mode {self._image.mode})",
+                where=where,
+                fix="save it with 8 or 16 bits",
+            )
         self._check_cost(content)
         width, height = self._image.size
         is_turned = self._orientation in range(5, 9)

@@ -24,8 +24,11 @@ def reserved_port(port: int | None) -> Iterator[int]:
             reserved.bind(("127.0.0.1", port or 0))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or "it must be 0 to 65535"
-            fix = "give another one, or none to have one chosen"
-            raise LaunchError(f"port {port} cannot be used: {reason}", where="--port", fix=fix) from None
+            raise LaunchError(
+                f"port {port} cannot be used: {reason}",
+                where="--port",
+                fix="give another one, or none to have one chosen",
+            ) from None
         chosen = int(reserved.getsockname()[1])
         # Elsewhere, this socket would refuse the connections to the port.
         if sys.platform != "linux":
@@ -39,8 +42,11 @@ def refuse_used_port(host: str, port: int) -> None:
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        what = f"port {port} of {host} cannot be used: {error.strerror}"
-        raise LaunchError(what, where="--port", fix="give another one") from None
+        raise LaunchError(
+            f"port {port} of {host} cannot be used: {error.strerror}",
+            where="--port",
+            fix="give another one",
+        ) from None
 
 
 def listen_on_loopback(host: str, port: int) -> socket.socket | None:

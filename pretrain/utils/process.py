@@ -43,8 +43,11 @@ class _Descriptor(io.FileIO):
             self.is_result = False  # messages about the error are discarded too
             if isinstance(error, BrokenPipeError):
                 raise UnreadError from error
-            what = f"cannot be written: {error.strerror}"
-            raise DiskError(what, where="standard output", fix="write to another place") from error
+            raise DiskError(
+                f"cannot be written: {error.strerror}",
+                where="standard output",
+                fix="write to another place",
+            ) from error
 
 
 class _Stream(io.TextIOWrapper):

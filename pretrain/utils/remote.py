@@ -245,8 +245,10 @@ class RemoteStream:
     def _next(self, num_bytes: int) -> bytes:
         piece = self._read(num_bytes)
         if not piece and self._end is not None and self.position < self._end:
-            what = f"broken off after {self.position} of {self._end} bytes"
-            raise ConnectionResetError(errno.ECONNRESET, what)
+            raise ConnectionResetError(
+                errno.ECONNRESET,
+                f"broken off after {self.position} of {self._end} bytes",
+            )
         self.position += len(piece)
         return piece
 

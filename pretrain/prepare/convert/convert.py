@@ -96,8 +96,10 @@ def convert_tokens(
 def _plan(options: ConvertOptions) -> ConvertJob:
     """Opens the source and checks everything that can be checked before its tokens are read."""
     if options.kind not in FORMATS:
-        fix = f"use one of {', '.join(FORMATS)}"
-        raise ConfigError(f"from={options.kind!r} is not a format of tokens", fix=fix)
+        raise ConfigError(
+            f"from={options.kind!r} is not a format of tokens",
+            fix=f"use one of {', '.join(FORMATS)}",
+        )
     given = read_given(TokenizerConfig(kind="given", path=options.tokenizer))
     content = given.content
     tokenizer = parse_tokenizer(content, options.tokenizer)
@@ -184,8 +186,10 @@ def _prove(job: ConvertJob, index: DataIndex, records: dict[int, PartRecord], pr
     if before != after:
         source = f"{before['num_tokens']} tokens (sha256 {before['sha256']})"
         output = f"{after['num_tokens']} ({after['sha256']})"
-        what = f"the source changed while it was read: {source} became {output}"
-        raise DataError(what, fix="run the same command again")
+        raise DataError(
+            f"the source changed while it was read: {source} became {output}",
+            fix="run the same command again",
+        )
     num_open = sum(load_runs(folder, part)["num_open"] for part in job.parts)
     facts = {
         "from": job.options.kind,

@@ -54,19 +54,28 @@ def _open_bin(file: InputFile, options: ReadOptions) -> TokenArray:
     head = read_head(file.path, HEADER_BYTES)
     magic = int.from_bytes(head[:4], "little")
     if magic == EVALUATION_MAGIC:
-        what = "holds questions of an evaluation, not text"
-        raise DataError(what, where=file.path, fix="leave the file out")
+        raise DataError(
+            "holds questions of an evaluation, not text",
+            where=file.path,
+            fix="leave the file out",
+        )
     if magic not in {known for known, _ in DTYPE_OF_MAGIC}:
         return _open_bare(file, "uint16", options)
     if len(head) < HEADER_BYTES:
-        what = f"truncated: its header has {len(head)} of {HEADER_BYTES} bytes"
-        raise DataError(what, where=file.path, fix="copy it again")
+        raise DataError(
+            f"truncated: its header has {len(head)} of {HEADER_BYTES} bytes",
+            where=file.path,
+            fix="copy it again",
+        )
     _, version, num_tokens = np.frombuffer(head, "<i4")[:3].tolist()
     dtype = DTYPE_OF_MAGIC.get((magic, version))
     if dtype is None:
         known = ", ".join(f"version {v} of magic {m}" for m, v in DTYPE_OF_MAGIC)
-        what = f"version {version} of magic {magic} is not known"
-        raise DataError(what, where=file.path, fix=f"give one of {known}")
+        raise DataError(
+            f"version {version} of magic {magic} is not known",
+            where=file.path,
+            fix=f"give one of {known}",
+        )
     _check_header(file, dtype, HEADER_BYTES, num_tokens, options)
     return _open_array(file, dtype, options, offset=HEADER_BYTES, at_start=True)
 
@@ -81,15 +90,23 @@ def _open_npy(file: InputFile, options: ReadOptions) -> TokenArray:
             shape, _, dtype = readers[major](stream)
             offset = stream.tell()
     except (ValueError, KeyError) as error:
-        what = f"its header cannot be read: {error}"
-        raise DataError(what, where=file.path, fix="copy it again") from None
+        raise DataError(
+            f"its header cannot be read: {error}",
+            where=file.path,
+            fix="copy it again",
+        ) from None
     if len(shape) != 1:
-        what = f"its array has the shape {shape}"
-        raise DataError(what, where=file.path, fix="give arrays with one axis")
+        raise DataError(
+            f"its array has the shape {shape}",
+            where=file.path,
+            fix="give arrays with one axis",
+        )
     if dtype.name not in TOKEN_DTYPES or dtype != dtype.newbyteorder("<"):
-        what = f"its array is of {dtype.str}, which is not one of tokens"
-        fix = f"give little-endian arrays of {', '.join(TOKEN_DTYPES)}"
-        raise DataError(what, where=file.path, fix=fix)
+        raise DataError(
+            f"its array is of {dtype.str}, which is not one of tokens",
+            where=file.path,
+            fix=f"give little-endian arrays of {', '.join(TOKEN_DTYPES)}",
+        )
     _check_header(file, dtype.name, offset, shape[0], options)
     return _open_array(file, dtype.name, options, offset=offset)
 
@@ -99,8 +116,11 @@ def _check_header(file: InputFile, dtype: str, offset: int, num_tokens: int, opt
     options.check_dtype(dtype, file.path)
     expected = offset + num_tokens * np.dtype(dtype).itemsize
     if file.size != expected:
-        what = f"has {file.size} bytes, but {num_tokens} tokens as its header says are {expected}"
-        raise DataError(what, where=file.path, fix="copy the file again")
+        raise DataError(
+            f"has {file.size} bytes, but {num_tokens} tokens as its header says are {expected}",
+            where=file.path,
+            fix="copy the file again",
+        )
 
 
 def _open_bare(file: InputFile, dtype: str, options: ReadOptions) -> TokenArray:

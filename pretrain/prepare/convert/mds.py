@@ -100,8 +100,10 @@ class MdsFile:
                 sample = view[offsets[number] : offsets[number + 1]]
                 tokens = self.column.decode(sample, self.options.dtype)
             except (ValueError, IndexError) as error:
-                fix = f"{_COPY}, or give the --dtype of its tokens"
-                raise self._error(f"sample {number} is damaged: {error}", fix) from None
+                raise self._error(
+                    f"sample {number} is damaged: {error}",
+                    f"{_COPY}, or give the --dtype of its tokens",
+                ) from None
             yield check_tokens(tokens, 0, self.options, f"{self.file.path}, sample {number}")
 
     def documents(self, start: int, stop: int) -> Iterator[np.ndarray]:
@@ -156,8 +158,11 @@ def _open_index(path: Path, options: ReadOptions) -> list[MdsFile]:
     try:
         raw = read_json(path)
         if raw["version"] != 2:
-            what = f"version {raw['version']} is not known"
-            raise DataError(what, where=str(path), fix="give version 2")
+            raise DataError(
+                f"version {raw['version']} is not known",
+                where=str(path),
+                fix="give version 2",
+            )
         return [_open_shard(path, shard, options) for shard in raw["shards"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         what = f"no index of MDS shards: {type(error).__name__} {error}"
@@ -170,8 +175,11 @@ def _open_shard(index: Path, raw: dict[str, Any], options: ReadOptions) -> MdsFi
         raise DataError(f"holds shards of {raw['format']!r}", where=str(index), fix="give shards of mds")
     name = (raw["compression"] or "").partition(":")[0]
     if name and name not in COMPRESSIONS:
-        fix = f"write the shards again with {', '.join(COMPRESSIONS)} or none"
-        raise DataError(f"compression {name!r} is not read", where=str(index), fix=fix)
+        raise DataError(
+            f"compression {name!r} is not read",
+            where=str(index),
+            fix=f"write the shards again with {', '.join(COMPRESSIONS)} or none",
+        )
     column = _parse_column(str(index), raw, options)
     plain = raw["raw_data"]
     path = _path_of(index, plain)
@@ -184,8 +192,11 @@ def _open_shard(index: Path, raw: dict[str, Any], options: ReadOptions) -> MdsFi
         compression = COMPRESSIONS.get(name, "")
     file = replace(stat_local(path), compression=compression)
     if file.size != int(stored["bytes"]) or not file.size:
-        what = f"has {file.size} bytes, its index says {int(stored['bytes'])}"
-        raise DataError(f"truncated or damaged: {what}", where=file.path, fix=_COPY)
+        raise DataError(
+            f"truncated or damaged: has {file.size} bytes, its index says {int(stored['bytes'])}",
+            where=file.path,
+            fix=_COPY,
+        )
     return MdsFile(
         file=file,
         companions=(stat_local(index),),
@@ -200,8 +211,11 @@ def _open_shard(index: Path, raw: dict[str, Any], options: ReadOptions) -> MdsFi
 def _path_of(index: Path, raw: dict[str, Any]) -> Path:
     name = PurePosixPath(raw["basename"])
     if name.is_absolute() or ".." in name.parts:
-        what = f"names a file outside its folder: {raw['basename']!r}"
-        raise DataError(what, where=str(index), fix="correct the index")
+        raise DataError(
+            f"names a file outside its folder: {raw['basename']!r}",
+            where=str(index),
+            fix="correct the index",
+        )
     return index.parent / name
 
 
@@ -209,8 +223,11 @@ def _parse_column(where: str, raw: dict[str, Any], options: ReadOptions) -> Toke
     names = raw["column_names"]
     sizes = tuple(raw["column_sizes"])
     if COLUMN not in names:
-        what = f"there is no column {COLUMN!r}; columns: {', '.join(names) or 'none'}"
-        raise DataError(what, where=where, fix=f"write the shards again with tokens in {COLUMN!r}")
+        raise DataError(
+            f"there is no column {COLUMN!r}; columns: {', '.join(names) or 'none'}",
+            where=where,
+            fix=f"write the shards again with tokens in {COLUMN!r}",
+        )
     number = names.index(COLUMN)
     encoding = raw["column_encodings"][number]
     are_sizes = all(size is None or (isinstance(size, int) and size >= 0) for size in sizes)
@@ -220,8 +237,11 @@ def _parse_column(where: str, raw: dict[str, Any], options: ReadOptions) -> Toke
         return TokenColumn(number, sizes, _little(options.dtype or FOUNDRY_DTYPE), has_shape=False)
     match = _NDARRAY.fullmatch(encoding)
     if match is None or match[1] not in (None, *TOKEN_DTYPES):
-        what = f"column {COLUMN!r} is of {encoding!r}, which is not one of tokens"
-        raise DataError(what, where=where, fix="give a column of bytes or of integer ndarray")
+        raise DataError(
+            f"column {COLUMN!r} is of {encoding!r}, which is not one of tokens",
+            where=where,
+            fix="give a column of bytes or of integer ndarray",
+        )
     dtype = None
     if match[1] is not None:
         options.check_dtype(match[1], where, "index")

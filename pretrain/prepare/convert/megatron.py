@@ -85,11 +85,17 @@ def map_index(path: str) -> MegatronIndex:
     """Maps an .idx, of which the header and the size are checked. Raises: DataError, OSError."""
     header = read_head(path, HEADER_BYTES)
     if header[: len(MAGIC)] != MAGIC:
-        what = f"wrong magic {header[: len(MAGIC)]!r}: no index of Megatron"
-        raise DataError(what, where=path, fix="give files of its mmap kind")
+        raise DataError(
+            f"wrong magic {header[: len(MAGIC)]!r}: no index of Megatron",
+            where=path,
+            fix="give files of its mmap kind",
+        )
     if len(header) < HEADER_BYTES:
-        what = f"truncated: its header has {len(header)} of {HEADER_BYTES} bytes"
-        raise DataError(what, where=path, fix=COPY)
+        raise DataError(
+            f"truncated: its header has {len(header)} of {HEADER_BYTES} bytes",
+            where=path,
+            fix=COPY,
+        )
     version = int.from_bytes(header[9:17], "little")
     code = header[17]
     num_sequences = int.from_bytes(header[18:26], "little")
@@ -98,13 +104,19 @@ def map_index(path: str) -> MegatronIndex:
         raise DataError(f"version {version} is not known", where=path, fix="give files of version 1")
     name = DTYPE_OF_CODE.get(code)
     if name is None or name.startswith("float"):
-        what = f"dtype code {code} ({name or 'unknown'}) is not one of tokens"
-        raise DataError(what, where=path, fix="give a dataset of integer tokens")
+        raise DataError(
+            f"dtype code {code} ({name or 'unknown'}) is not one of tokens",
+            where=path,
+            fix="give a dataset of integer tokens",
+        )
     raw = np.memmap(path, np.uint8, "r")
     expected = HEADER_BYTES + 12 * num_sequences + 8 * num_starts
     if num_sequences and len(raw) == expected + num_sequences:
-        what = "has a mode of every sequence: multimodal"
-        raise DataError(what, where=path, fix="give files of text only")
+        raise DataError(
+            "has a mode of every sequence: multimodal",
+            where=path,
+            fix="give files of text only",
+        )
     if len(raw) != expected:
         counts = f"{num_sequences} sequences and {num_starts} document entries"
         raise DataError(f"has {len(raw)} bytes, but {counts} are {expected}", where=path, fix=COPY)
@@ -153,7 +165,10 @@ def _open_pair(path: Path, options: ReadOptions) -> TokenArray:
     index.check_documents()
     if file.size != expected:
         kind = "truncated, or of another dataset" if file.size < expected else "of another dataset"
-        what = f"{kind}: has {file.size} bytes, its index says {expected}"
-        raise DataError(what, where=file.path, fix=COPY)
+        raise DataError(
+            f"{kind}: has {file.size} bytes, its index says {expected}",
+            where=file.path,
+            fix=COPY,
+        )
     cuts = partial(cuts_of_index, index_path=str(path))
     return TokenArray(file, index.dtype, options, cuts, companions=(stat_local(path),))

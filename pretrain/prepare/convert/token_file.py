@@ -42,8 +42,10 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in TOKEN_DTYPES:
-            fix = f"use one of {', '.join(TOKEN_DTYPES)}"
-            raise ConfigError(f"dtype={self.dtype!r} is not one of tokens", fix=fix)
+            raise ConfigError(
+                f"dtype={self.dtype!r} is not one of tokens",
+                fix=f"use one of {', '.join(TOKEN_DTYPES)}",
+            )
 
     @property
     def shard_dtype(self) -> np.dtype:
@@ -53,8 +55,11 @@ class ReadOptions:
     def check_dtype(self, found: str, where: str, source: str = "header") -> None:
         """Refuses a file that says another dtype than the options. Raises: DataError."""
         if self.dtype not in (None, found):
-            what = f"its {source} says {found}, not {self.dtype}"
-            raise DataError(what, where=where, fix="leave out --dtype")
+            raise DataError(
+                f"its {source} says {found}, not {self.dtype}",
+                where=where,
+                fix="leave out --dtype",
+            )
 
 
 class TokenFile(Protocol):
@@ -129,12 +134,18 @@ def find_files(sources: Sequence[str], suffix: str) -> list[Path]:
     found: dict[str, None] = {}
     for source in sources:
         if is_remote(source):
-            what = "token data are read from local files only"
-            raise DataError(what, where=without_secrets(source), fix="copy them first")
+            raise DataError(
+                "token data are read from local files only",
+                where=without_secrets(source),
+                fix="copy them first",
+            )
         files = [path for path in find_local(source) if path.endswith(suffix)]
         if not files and Path(source).is_file():
-            fix = f"give files that end in {suffix}, or their folder"
-            raise DataError(f"not a *{suffix}", where=source, fix=fix)
+            raise DataError(
+                f"not a *{suffix}",
+                where=source,
+                fix=f"give files that end in {suffix}, or their folder",
+            )
         if not files:
             raise DataError(f"holds no *{suffix}", where=source, fix="correct the path of --input")
         found.update(dict.fromkeys(files))

@@ -61,8 +61,11 @@ def pin_revision(url: str, begun: Callable[[str], str | None]) -> tuple[str, str
     from huggingface_hub import HfApi
 
     if _ADDRESS.fullmatch(url) is None:
-        fix = "use hf://datasets/OWNER/NAME, or a path below it"
-        raise DataError("not an address of a data set of the hub", where=url, fix=fix)
+        raise DataError(
+            "not an address of a data set of the hub",
+            where=url,
+            fix="use hf://datasets/OWNER/NAME, or a path below it",
+        )
     found = call_hub(url, lambda: filesystem(url).resolve_path(url.removeprefix(SCHEME)))
     repository = f"{found.repo_type}s/{found.repo_id}"
     name = f"{repository}@{found.revision}"
@@ -125,15 +128,21 @@ def _saved_files(given: str, files: Sequence[str], config: InputConfig, read: Re
             continue
         described = _read_state(state, read)
         if described.get("_indices_data_files"):
-            fix = "save it again by a newer version of datasets, which writes the selected rows"
-            raise DataError("rows are selected by a table of indices", where=state, fix=fix)
+            raise DataError(
+                "rows are selected by a table of indices",
+                where=state,
+                fix="save it again by a newer version of datasets, which writes the selected rows",
+            )
         try:
             names = [entry["filename"] for entry in described["_data_files"]]
             if not all(isinstance(name, str) and len(name) <= MAX_PATTERN_CHARS for name in names):
                 raise TypeError
         except (KeyError, TypeError):
-            what = "not a state of a saved data set"
-            raise DataError(what, where=state, fix="save it again") from None
+            raise DataError(
+                "not a state of a saved data set",
+                where=state,
+                fix="save it again",
+            ) from None
         found += [f"{folder}/{name}" for name in names]
     for root in roots:
         if not any(file.startswith(f"{root}/{split}/") for file in found):
@@ -142,8 +151,11 @@ def _saved_files(given: str, files: Sequence[str], config: InputConfig, read: Re
             raise ConfigError(_no_split(split, splits), where=given, fix=_FIX)
     listed = set(files)
     if missing := [file for file in found if file not in listed]:
-        what = "a file of a saved data set is missing"
-        raise DataError(what, where=missing[0], fix="copy the folder again")
+        raise DataError(
+            "a file of a saved data set is missing",
+            where=missing[0],
+            fix="copy the folder again",
+        )
     return found
 
 
@@ -162,8 +174,11 @@ def _hub_files(given: str, files: Sequence[str], config: InputConfig, read: Read
         chosen = (one for one in names if one in exact or any(rule.matches(one) for rule in patterns))
         return [root + name for name in chosen]
     if config.subset is not None:
-        what = f"subset={config.subset}: README.md of this data set names none"
-        raise ConfigError(what, where=given, fix=f"leave it out, or give a path below {root}")
+        raise ConfigError(
+            f"subset={config.subset}: README.md of this data set names none",
+            where=given,
+            fix=f"leave it out, or give a path below {root}",
+        )
     data = [file for file in files if not _is_about(file[len(root) :])]
     named = _by_names([file[len(root) :] for file in data])
     if not named and split == DEFAULT_SPLIT:
@@ -203,8 +218,11 @@ def _patterns(given: str, readme: str, subsets: list[dict[str, Any]], wanted: st
         chosen = [one for one, name in named if one.get("default") or name == "default"]
         chosen = chosen or (subsets if len(subsets) == 1 else [])
     if not chosen:
-        what = f"{what}; subsets: {_listed(names)}"
-        raise ConfigError(what, where=given, fix="give one of these as subset")
+        raise ConfigError(
+            f"{what}; subsets: {_listed(names)}",
+            where=given,
+            fix="give one of these as subset",
+        )
     data_files = chosen[0]["data_files"]
     folder = _text_of(readme, chosen[0], "data_dir", "").strip("/")
     if not isinstance(data_files, list) or not all(isinstance(one, dict) for one in data_files):

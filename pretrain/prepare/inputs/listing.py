@@ -123,8 +123,11 @@ def _name_input(number: int, config: InputConfig) -> Iterator[InputFile]:
 
 def _list_input(number: int, config: InputConfig) -> Iterator[InputFile]:
     if not config.paths:
-        what = f"input {number} names no path"
-        raise ConfigError(what, where="inputs", fix="give it a path, or remove it")
+        raise ConfigError(
+            f"input {number} names no path",
+            where="inputs",
+            fix="give it a path, or remove it",
+        )
     if config.paired_path is not None:
         yield from _list_paired(number, config, config.paired_path)
         return
@@ -142,8 +145,11 @@ def _list_input(number: int, config: InputConfig) -> Iterator[InputFile]:
 
 def _list_paired(number: int, config: InputConfig, paired_path: str | list[str]) -> Iterator[InputFile]:
     if config.format not in ("auto", "lines"):
-        what = f"paired_path does not go with format={config.format}"
-        raise ConfigError(what, where="inputs", fix="use format: lines")
+        raise ConfigError(
+            f"paired_path does not go with format={config.format}",
+            where="inputs",
+            fix="use format: lines",
+        )
     paired = [paired_path] if isinstance(paired_path, str) else paired_path
     sources = _find_all(config.paths, "lines")
     targets = _find_all(paired, "lines")
@@ -289,5 +295,7 @@ def _check_kind(file: InputFile, config: InputConfig, kind: DataKind) -> None:
         raise ConfigError(what, where=file.shown, fix=fix)
     what, package, extra = READ_BY.get(file.format, ("", "", ""))
     if package and find_spec(package) is None:
-        what = f"{what} are read by {package}, which is not installed"
-        raise LaunchError(what, fix=install_fix(extra))
+        raise LaunchError(
+            f"{what} are read by {package}, which is not installed",
+            fix=install_fix(extra),
+        )

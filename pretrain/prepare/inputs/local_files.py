@@ -17,8 +17,11 @@ def find_local(given: str) -> list[str]:
     if path.exists():
         return [str(path)]
     if not glob.has_magic(given):
-        fix = "correct the path (--input, or inputs.N.path of a config)"
-        raise DataError("no such file or folder", where=given, fix=fix)
+        raise DataError(
+            "no such file or folder",
+            where=given,
+            fix="correct the path (--input, or inputs.N.path of a config)",
+        )
     found: set[Path] = set()
     for match in glob.glob(given, recursive=True):  # noqa: PTH207 -- Path.glob takes no absolute pattern
         found.update(walk(Path(match)) if Path(match).is_dir() else [Path(match)])

@@ -108,9 +108,12 @@ class _Decompressed(io.RawIOBase):
                 if said in str(error):
                     raise self._limit(what, command) from None
             self._refuse_other()
-            what = f"truncated or damaged {self._file.compression}: {error}"
             where = f"{self._file.shown}, byte {self._position} (uncompressed)"
-            raise BadInputError(what, where=where, fix="copy or compress the file again") from None
+            raise BadInputError(
+                f"truncated or damaged {self._file.compression}: {error}",
+                where=where,
+                fix="copy or compress the file again",
+            ) from None
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)

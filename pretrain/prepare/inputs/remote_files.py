@@ -33,8 +33,11 @@ def call_hub(url: str, call: Callable[[], Any]) -> Any:
     try:
         return _call(url, call)
     except FileNotFoundError as error:
-        what = "the hub has no such data set or revision, or it is private"
-        raise DataError(what, where=url, fix="correct the name, or set HF_TOKEN") from error
+        raise DataError(
+            "the hub has no such data set or revision, or it is private",
+            where=url,
+            fix="correct the name, or set HF_TOKEN",
+        ) from error
     except OSError as error:
         raise _cannot_read(url, error) from error
 
@@ -50,9 +53,11 @@ def find_remote(given: str) -> dict[str, InputFile]:
         found = _find(given)
     except FileNotFoundError:
         named = "URL" if given.startswith("http") else "path"
-        fix = f"correct the {named} (--input, or inputs.N.path of a config)"
-        what = "no such file or folder"
-        raise DataError(what, where=without_secrets(given), fix=fix) from None
+        raise DataError(
+            "no such file or folder",
+            where=without_secrets(given),
+            fix=f"correct the {named} (--input, or inputs.N.path of a config)",
+        ) from None
     except OSError as error:
         raise _cannot_read(given, error) from error
     ordered = sorted(found, key=lambda url: url.split("/"))
@@ -111,8 +116,11 @@ def _input_file(url: str, info: dict[str, Any]) -> InputFile:
     if info["type"] == "directory":
         raise IsADirectoryError(url)
     if info["size"] is None:
-        what = "the server does not say how large the file is"
-        raise DataError(what, where=without_secrets(url), fix="download it, and give the copy")
+        raise DataError(
+            "the server does not say how large the file is",
+            where=without_secrets(url),
+            fix="download it, and give the copy",
+        )
     return InputFile(url, info["size"], quote(version_of(info), safe=""))
 
 

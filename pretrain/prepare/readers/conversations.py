@@ -59,8 +59,10 @@ def build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes:
         turns = [*_earlier_turns(record), ("user", prompt), (TARGET_ROLE, response)]
         found.append(Messages([{"role": role, "content": text} for role, text in turns]))
     if [one["role"] for one in found.messages[:2]] == ["system", "system"] and record.get("system"):
-        what = "field 'system' and the first turn are both the system's"
-        raise RecordError(what, "leave one out")
+        raise RecordError(
+            "field 'system' and the first turn are both the system's",
+            "leave one out",
+        )
     tools = read_tools(record, found)
     document = _write(found, template, config, tools, consumed_bytes)
     return _with_unused(document, record, names, template, found.unused)
@@ -72,8 +74,10 @@ def _earlier_turns(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     history = record.get(_HISTORY) or []
     for number, pair in enumerate(history if isinstance(history, list) else [history]):
         if not isinstance(pair, list) or [kind_of(text) for text in pair] != ["a string"] * 2:
-            what = f"{_HISTORY}[{number}] is no pair of a prompt and a response"
-            raise RecordError(what, "write a list of two strings, or rename the field")
+            raise RecordError(
+                f"{_HISTORY}[{number}] is no pair of a prompt and a response",
+                "write a list of two strings, or rename the field",
+            )
         turns += [("user", pair[0]), (TARGET_ROLE, pair[1])]
     return turns
 
@@ -111,14 +115,18 @@ def build_preference(record: Mapping[str, Any], config: InputConfig, consumed_by
     both = f"{config.chosen_field!r} and {config.rejected_field!r}"
     if chosen.messages == rejected.messages:
         differ = f".{config.chosen_field} != .{config.rejected_field}"
-        fix = f"leave such records out: jq -c 'select({differ})'"
-        raise RecordError(f"{both} are the same answer", fix)
+        raise RecordError(
+            f"{both} are the same answer",
+            f"leave such records out: jq -c 'select({differ})'",
+        )
     turns = enumerate(zip(chosen.messages, rejected.messages, strict=False))
     shared = next((number for number, (one, other) in turns if one != other), len(chosen.messages))
     shared = min(shared, len(chosen.messages) - 1, len(rejected.messages) - 1)
     if shared == 0:
-        fix = "give the prompt in both, or in prompt_field"
-        raise RecordError(f"{both} have no turn in common before the answer", fix)
+        raise RecordError(
+            f"{both} have no turn in common before the answer",
+            "give the prompt in both, or in prompt_field",
+        )
     tools = read_tools(record, chosen)
     read_tools(record, rejected)
     for side in (chosen, rejected):
@@ -193,9 +201,10 @@ def _render(found: Messages, template: ChatTemplate, tools: Any, consumed_bytes:
     for turn, is_own in enumerate(own):
         words = _last_words(found.messages[turn].get("content"))
         if is_own and words and words[-1] not in text:
-            fix = "use a template that writes it: some write content in parts alone"
-            what = f"turn {turn}, of the assistant, is not in the chat template's text"
-            raise RecordError(what, fix)
+            raise RecordError(
+                f"turn {turn}, of the assistant, is not in the chat template's text",
+                "use a template that writes it: some write content in parts alone",
+            )
     segments = tuple((part.text, part.is_learned) for part in parts)
     spelled = frozenset(number for number, part in enumerate(parts) if part.is_spelled)
     return Document(text, encode(text), consumed_bytes, segments=segments, spelled=spelled)

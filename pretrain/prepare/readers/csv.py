@@ -104,8 +104,11 @@ def read_csv(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[Docu
         before = position
         try:
             if bad is None and len(row) != len(header):
-                what = f"a row of {len(row)} fields, where the header has {len(header)}"
-                raise RecordError(what, _FIX, BAD_FIELD)
+                raise RecordError(
+                    f"a row of {len(row)} fields, where the header has {len(header)}",
+                    _FIX,
+                    BAD_FIELD,
+                )
             if bad is None:
                 document = rule.build(dict(zip(header, row, strict=True)), consumed_bytes)
             else:

@@ -80,8 +80,10 @@ def _records(text: "_JsonText") -> Iterator[tuple[int, Any]]:
         yield text.take_object()
         separator = text.peek()
         if separator not in (",", "]"):
-            fix = "separate records by commas and end the list"
-            raise text.error("not JSON: ',' or ']' is missing", fix)
+            raise text.error(
+                "not JSON: ',' or ']' is missing",
+                "separate records by commas and end the list",
+            )
         if separator == ",":
             text.skip()
     text.skip()
@@ -141,8 +143,10 @@ class _JsonText:
                 self._check_unfinished(error)
                 is_parsed = False
             except ValueError as error:
-                fix = "change the record that begins there"
-                raise self.error(f"{BEYOND}: {error}", fix) from None
+                raise self.error(
+                    f"{BEYOND}: {error}",
+                    "change the record that begins there",
+                ) from None
             if end - self._at > self._limit:
                 value = too_long("a record", self._limit, f"{self._name}:{line}")
                 if not is_parsed:

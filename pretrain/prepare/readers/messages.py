@@ -114,9 +114,10 @@ def _read_message(
     said = [key for key in ("tool_calls", "function_call") if message.get(key)]
     content = message.get("content")
     if not content and said and not own & {*said}:
-        fix = "use a chat template that writes it (template), or leave the record out"
-        what = f"{place} has nothing but {said[0]}, which the template does not write"
-        raise RecordError(what, fix)
+        raise RecordError(
+            f"{place} has nothing but {said[0]}, which the template does not write",
+            "use a chat template that writes it (template), or leave the record out",
+        )
     reasons = own & {"reasoning_content", "thinking", "reasoning"}
     if content is None and (said or reasons):
         message.pop("content", None)
@@ -138,8 +139,10 @@ def _read_role(message: Mapping[str, Any], place: str, template: ChatTemplate | 
     if known is None and template is not None and template.names_role(role):
         known = role
     if known is None:
-        fix = f"use one of {', '.join(ROLE_OF)}"
-        raise RecordError(f"{place}.role is {role!r}, which is not known", fix)
+        raise RecordError(
+            f"{place}.role is {role!r}, which is not known",
+            f"use one of {', '.join(ROLE_OF)}",
+        )
     return known
 
 
@@ -164,8 +167,10 @@ def _read_parts(parts: list[Any], place: str, template: ChatTemplate | None) -> 
             raise RecordError(f"{place}[{number}] is {kind_of(part)}, not an object", _FIX)
         part = {key: value for key, value in part.items() if value is not None}
         if part.get("type", "text") != "text":
-            fix = "leave such records out: text alone is learned"
-            raise RecordError(f"{place}[{number}] is of the type {part['type']!r}, not text", fix)
+            raise RecordError(
+                f"{place}[{number}] is of the type {part['type']!r}, not text",
+                "leave such records out: text alone is learned",
+            )
         if not isinstance(part.get("text"), str):
             raise RecordError(f"{place}[{number}].text {describe(part, 'text', 'a string')}", _FIX)
         encode(part["text"])
@@ -178,24 +183,31 @@ def _read_parts(parts: list[Any], place: str, template: ChatTemplate | None) -> 
 def _is_silent(message: Mapping[str, Any], place: str, role: str) -> bool:
     """Returns whether a turn says that it is not learned. Raises: RecordError."""
     if found := [key for key in _OF_PLACES if message.get(key)]:
-        what = f"{place}.{found[0]} says what is learned by characters, which is not supported"
-        raise RecordError(what, "make turns of these parts, each with `train`")
+        raise RecordError(
+            f"{place}.{found[0]} says what is learned by characters, which is not supported",
+            "make turns of these parts, each with `train`",
+        )
     said = {}
     for key in (*_LEARNED, *_SILENT):
         value = message.get(key)
         if value is None or (key == "label" and not isinstance(value, bool)):
             continue
         if value not in (0, 1):
-            what = f"{place}.{key} is {value!r}: a turn is learned or not"
-            raise RecordError(what, "write 0 or 1")
+            raise RecordError(
+                f"{place}.{key} is {value!r}: a turn is learned or not",
+                "write 0 or 1",
+            )
         said[key] = bool(value) == (key in _LEARNED)
     if len({*said.values()}) > 1:
-        what = f"{place} says by {' and '.join(said)} that it is learned and is not"
-        raise RecordError(what, "leave one out")
+        raise RecordError(
+            f"{place} says by {' and '.join(said)} that it is learned and is not",
+            "leave one out",
+        )
     if role != ASSISTANT and any(said.values()):
-        what = f"{place}.{next(iter(said))} says that a turn of the {role} is learned"
-        fix = "turns of the assistant alone are: remove the key, or write the opposite"
-        raise RecordError(what, fix)
+        raise RecordError(
+            f"{place}.{next(iter(said))} says that a turn of the {role} is learned",
+            "turns of the assistant alone are: remove the key, or write the opposite",
+        )
     return False in said.values()
 
 
@@ -277,11 +289,15 @@ def check_learned(record: Mapping[str, Any]) -> None:
     for key in sorted(keys & record.keys()):
         value = record[key]
         if isinstance(value, list) and value:
-            what = f"field {key!r} is a list: each turn says if it is learned"
-            raise RecordError(what, 'write "weight": 0 or 1 into the turns')
+            raise RecordError(
+                f"field {key!r} is a list: each turn says if it is learned",
+                'write "weight": 0 or 1 into the turns',
+            )
         if isinstance(value, int | float) and bool(value) == (key in _SILENT):
-            what = f"field {key!r} says that the record is not learned"
-            raise RecordError(what, "leave it out, or make a preference of it (kind=preferences)")
+            raise RecordError(
+                f"field {key!r} says that the record is not learned",
+                "leave it out, or make a preference of it (kind=preferences)",
+            )
 
 
 def _parse(text: str) -> Any:

@@ -188,8 +188,11 @@ def _record(row: list[tuple[str, Any, bool]]) -> dict[str, Any]:
             for name, value, is_binary in row
         }  # fmt: skip
     except UnicodeDecodeError as error:
-        what = f"invalid UTF-8: {error.reason}"
-        raise RecordError(what, "write the column anew", UNDECODABLE) from None
+        raise RecordError(
+            f"invalid UTF-8: {error.reason}",
+            "write the column anew",
+            UNDECODABLE,
+        ) from None
     except ValueError as error:  # a struct with two fields of one name
         raise RecordError(str(error), "rename one", BAD_FIELD) from None
 

@@ -96,8 +96,11 @@ def encode(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         surrogate = f"{error.object[error.start]!a}"
-        what = f"unpaired surrogate {surrogate} in the text"
-        raise RecordError(what, f"remove it, {OR_SKIP}", SURROGATE) from None
+        raise RecordError(
+            f"unpaired surrogate {surrogate} in the text",
+            f"remove it, {OR_SKIP}",
+            SURROGATE,
+        ) from None
 
 
 def bad_field(record: Mapping[str, Any], name: str, wanted: str, option: str) -> RecordError:

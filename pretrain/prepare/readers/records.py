@@ -119,14 +119,21 @@ class ReadRule:
         heads = {name: head_of(known, name) for name in (*needed.values(), *others, *self.fields)}
         for option, name in needed.items():
             if heads[name] is None:
-                what = f"there is no column {name!r}; columns: {', '.join(known[:20]) or 'none'}"
-                fix = f"choose another with {spelled(option)}"
-                raise BadInputError(what, where=where, fix=fix, reason=BAD_FIELD)
+                raise BadInputError(
+                    f"there is no column {name!r}; columns: {', '.join(known[:20]) or 'none'}",
+                    where=where,
+                    fix=f"choose another with {spelled(option)}",
+                    reason=BAD_FIELD,
+                )
         wanted = [head for head in dict.fromkeys(heads.values()) if head is not None]
         for head in wanted:
             if known.count(head) > 1:
-                what = f"{known.count(head)} columns have the name {head!r}"
-                raise BadInputError(what, where=where, fix="rename one", reason=BAD_FIELD)
+                raise BadInputError(
+                    f"{known.count(head)} columns have the name {head!r}",
+                    where=where,
+                    fix="rename one",
+                    reason=BAD_FIELD,
+                )
         return wanted
 
     def build(self, record: Mapping[str, Any], consumed_bytes: int) -> Document:
@@ -232,8 +239,10 @@ def _build_tags(record: Mapping[str, Any], config: InputConfig, consumed_bytes: 
     for number, (word, tag) in enumerate(zip(words, tags, strict=True)):
         if not isinstance(word, str) or not word.strip():
             found = "blank" if isinstance(word, str) else f"{kind_of(word)}, not a string"
-            fix = "give words with characters in them"
-            raise RecordError(f"{words_field}[{number}] is {found}", fix)
+            raise RecordError(
+                f"{words_field}[{number}] is {found}",
+                "give words with characters in them",
+            )
         start = end + 1
         end = start + len(word)
         labels.append(Label(_label(tag, f"{tags_field}[{number}]"), start, end))
@@ -249,8 +258,10 @@ def _build_answer(record: Mapping[str, Any], config: InputConfig, consumed_bytes
     if found != text:
         other = context.find(text)
         place = f", and nowhere in {config.context_field!r}" if other < 0 else f"; it is at {other}"
-        what = f"answer {text[:40]!r} is not at character {start}, where {found[:40]!r} is{place}"
-        raise RecordError(what, "give the place of the answer in characters, not bytes")
+        raise RecordError(
+            f"answer {text[:40]!r} is not at character {start}, where {found[:40]!r} is{place}",
+            "give the place of the answer in characters, not bytes",
+        )
     label = Label("answer", start, start + len(text))
     return Document(context, encode(context), consumed_bytes, source=question, labels=(label,))
 
@@ -295,8 +306,10 @@ def _build_choices(record: Mapping[str, Any], config: InputConfig, consumed_byte
     if not isinstance(texts, list) or not isinstance(names, list) or len(texts) != len(names):
         raise bad_field(record, name, "a list, or as many of text and label", "choices_field")
     if len(texts) < 2:
-        what = f"field {name!r} has {len(texts)} of two choices or more"
-        raise RecordError(what, "leave the record out")
+        raise RecordError(
+            f"field {name!r} has {len(texts)} of two choices or more",
+            "leave the record out",
+        )
     for number, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip():
             raise RecordError(f"{name}[{number}] is no text", "give each choice some words")

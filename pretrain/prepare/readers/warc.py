@@ -105,8 +105,10 @@ class _RecordReader:
 
     def _check_whole(self, head: _Head, num_bytes: int) -> None:
         if num_bytes < head.num_bytes:
-            what = f"the archive is cut off: {num_bytes} of the {head.num_bytes} bytes of a record"
-            raise self.error(what, head.offset)
+            raise self.error(
+                f"the archive is cut off: {num_bytes} of the {head.num_bytes} bytes of a record",
+                head.offset,
+            )
 
     def _readline(self, room: int) -> bytes:
         line = self._plain.readline(room)

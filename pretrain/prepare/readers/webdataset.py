@@ -88,8 +88,11 @@ class TarReader:
                 yield member
                 overrides = {}
             elif info.type not in _SKIPPED:
-                what = f"member {info.name!r} is not a regular file"
-                raise self._error(what, offset, "make the tar without links")
+                raise self._error(
+                    f"member {info.name!r} is not a regular file",
+                    offset,
+                    "make the tar without links",
+                )
             elif info.type != tarfile.XGLTYPE:
                 overrides = {}
             left_bytes = member.left_bytes + -size % tarfile.BLOCKSIZE
@@ -100,8 +103,11 @@ class TarReader:
         """Reads exactly `num_bytes`. Raises: DataError, where the tar is cut off."""
         data = self._plain.read(num_bytes)
         if len(data) < num_bytes:
-            what = "the tar is cut off: it has no end mark"
-            raise self._error(what, self.position, "copy the file again")
+            raise self._error(
+                "the tar is cut off: it has no end mark",
+                self.position,
+                "copy the file again",
+            )
         self.position += num_bytes
         return data
 
@@ -113,24 +119,32 @@ class TarReader:
             self.position = offset
             while rest := self._plain.read(SKIP_BYTES):
                 if rest.strip(b"\0"):
-                    what = "data after the end of the tar"
-                    raise self._error(what, offset, "give joined tars one by one")
+                    raise self._error(
+                        "data after the end of the tar",
+                        offset,
+                        "give joined tars one by one",
+                    )
             return None
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except (tarfile.HeaderError, ValueError) as error:
-            what = f"damaged, or not a tar: {error}"
-            raise self._error(what, offset, "copy the file again") from None
+            raise self._error(
+                f"damaged, or not a tar: {error}",
+                offset,
+                "copy the file again",
+            ) from None
         if info.size < 0:
-            what = "damaged: a member of negative size"
-            raise self._error(what, offset, "copy the file again")
+            raise self._error("damaged: a member of negative size", offset, "copy the file again")
         return info
 
     def _read_overrides(self, info: tarfile.TarInfo, member: TarMember) -> dict[str, str]:
         """Reads a member with a long name, or the attributes, of the next."""
         if info.size > MAX_NAME_BYTES:
-            what = f"a name or attributes of {info.size} bytes"
-            raise self._error(what, member.offset, "make the tar anew")
+            raise self._error(
+                f"a name or attributes of {info.size} bytes",
+                member.offset,
+                "make the tar anew",
+            )
         data = member.read(info.size)
         if info.type == tarfile.GNUTYPE_LONGNAME:
             return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
@@ -139,8 +153,11 @@ class TarReader:
             if int(found.get("size", 0)) < 0:
                 raise ValueError("a negative size")
         except ValueError:
-            what = "damaged: malformed attributes"
-            raise self._error(what, member.offset, "copy the file again") from None
+            raise self._error(
+                "damaged: malformed attributes",
+                member.offset,
+                "copy the file again",
+            ) from None
         if any(key.startswith("GNU.sparse.") for key in found):
             raise self._error("a sparse member", member.offset, "make the tar without --sparse")
         return found
@@ -222,8 +239,11 @@ def _is_of_lines(key: str, bodies: dict[str, bytes], place: str) -> bool:
     if not found or ("jsonl" in found and len(found) > 1):
         has = ", ".join(f".{kind}" for kind in found or bodies)
         what = "two texts" if found else "no text"
-        fix = "give .txt, .json or .jsonl, and of these only .txt and .json together"
-        raise BadInputError(f"sample {key!r} has {what} (it has {has})", where=place, fix=fix)
+        raise BadInputError(
+            f"sample {key!r} has {what} (it has {has})",
+            where=place,
+            fix="give .txt, .json or .jsonl, and of these only .txt and .json together",
+        )
     return found == ["jsonl"]
 
 
@@ -234,7 +254,6 @@ def _build_document(bodies: dict[str, bytes], name: str, rule: ReadRule, consume
     if "txt" not in bodies:
         return rule.build(record, consumed)
     if not LAYOUTS[rule.kind].running_text:
-        what = f"a .txt member holds no {rule.kind}"
-        raise RecordError(what, "give .json or .jsonl members")
+        raise RecordError(f"a .txt member holds no {rule.kind}", "give .json or .jsonl members")
     text = decode(bodies["txt"], f"{name}.txt", 0)
     return Document(text, bodies["txt"], consumed, fields=rule.select_fields(record))

@@ -73,13 +73,17 @@ def load_tested(config: PrepareConfig) -> EvaluationTexts:
     rules = config.filter
     for name, package in PACKAGES.items():
         if getattr(rules, name) is not None and find_spec(package) is None:
-            what = f"filter.{name} needs {package}, which is not installed"
-            raise LaunchError(what, fix=install_fix("web"))
+            raise LaunchError(
+                f"filter.{name} needs {package}, which is not installed",
+                fix=install_fix("web"),
+            )
     for code in rules.language.keep if rules.language else ():
         known = _load_identifier().labels
         if code not in known:
-            what = f"filter.language.keep: {code!r} is no language of py3langid"
-            raise ConfigError(what, fix=f"use one of {', '.join(known)}")
+            raise ConfigError(
+                f"filter.language.keep: {code!r} is no language of py3langid",
+                fix=f"use one of {', '.join(known)}",
+            )
     if rules.decontaminate is None:
         return EvaluationTexts()
     of_tests = config.model_copy(update={"inputs": rules.decontaminate.inputs, "kind": "text"})
@@ -91,8 +95,11 @@ def load_tested(config: PrepareConfig) -> EvaluationTexts:
     tested = read_tested(documents, rules.decontaminate.ngram)
     left_out.bad.check(limit, is_whole=True)
     if not tested.hashes:
-        what = f"the evaluation sets have no text of {MIN_WORDS} words"
-        raise DataError(what, where=files[0].shown, fix="choose its field by text_field")
+        raise DataError(
+            f"the evaluation sets have no text of {MIN_WORDS} words",
+            where=files[0].shown,
+            fix="choose its field by text_field",
+        )
     if tested.num_short:
         text = "%s of the evaluation sets of fewer than %d words cannot be looked for"
         _log.warning(text, plural(tested.num_short, "text"), MIN_WORDS)
