@@ -1,5 +1,6 @@
 """Runs as tables for a terminal: a line each (`pretrain runs`), or one with all its starts."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,35 +78,8 @@ def show_run(run: RunFacts, console: Console) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", min_width=12)
     table.add_column(overflow="fold")
-    _add(table, "run", f"{run.name} in {run.path}")
-    _add(table, "state", _state(run))
-    if why := _why(run):
-        _add(table, "", why)
-    _add(table, "step", _steps(run))
-    if run.loss is not None:
-        speed = f", {_speed(run.tokens_per_s)} tokens/s" if run.tokens_per_s else ""
-        if run.images_per_s:
-            speed = f", {_speed(run.images_per_s)} images/s"
-        _add(table, "loss", f"{_loss(run)}{speed}")
-    if run.checkpoint_step is not None:
-        age = span(run.checkpoint_age_s or 0)
-        _add(table, "checkpoint", f"step {run.checkpoint_step}, {age} ago")
-    if run.best is not None:
-        _add(table, "best", f"step {run.best['step']}, {run.best['metric']} {run.best['value']:.4f}")
-    for job in run.queue:
-        nodes = f" on {job.nodes}" if job.nodes else ""
-        _add(table, "job", f"{job.element}: {job.state}{nodes}, {job.elapsed} of {job.limit}")
-    if run.job and not run.queue:
-        state = "not in the queue" if run.slurm_answers else "Slurm does not answer"
-        _add(table, "job", f"{run.job}: {state}")
-    if run.limit_s and run.signal_s:
-        _add(table, "time limit", f"{clock_time(run.limit_s)} a job, saving {clock_time(run.signal_s)} before")
-    if run.submitted:
-        _add(table, "submitted", f"{_minute(run.submitted)} UTC")
-    if run.log:
-        _add(table, "log", run.log)
-    if run.owner:
-        _add(table, "at work", run.owner)
+    for name, value in (*_progress_rows(run), *_job_rows(run)):
+        _add(table, name, value)
     console.print(table)
     if not run.starts:
         return
@@ -115,10 +89,47 @@ def show_run(run: RunFacts, console: Console) -> None:
         console.print(f"the {hidden} starts before these: --json")
     console.print(_starts(shown))
     for number, start in shown:
-        is_lost = start["exit_code"] is None and not start["is_at_work"]
-        ended = "without a word: killed, node lost, or disk full" if is_lost else start["reason"]
+        ended = start["reason"]
+        if start["exit_code"] is None and not start["is_at_work"]:
+            ended = "without a word: killed, node lost, or disk full"
         if ended:
             console.print(printable(f"start {number}: {'refused: ' * start['is_refused']}{ended}"), markup=False)
+
+
+def _progress_rows(run: RunFacts) -> Iterator[tuple[str, str | Text]]:
+    yield "run", f"{run.name} in {run.path}"
+    yield "state", _state(run)
+    if why := _why(run):
+        yield "", why
+    yield "step", _steps(run)
+    if run.loss is not None:
+        speed = ""
+        if run.images_per_s:
+            speed = f", {_speed(run.images_per_s)} images/s"
+        elif run.tokens_per_s:
+            speed = f", {_speed(run.tokens_per_s)} tokens/s"
+        yield "loss", f"{_loss(run)}{speed}"
+    if run.checkpoint_step is not None:
+        yield "checkpoint", f"step {run.checkpoint_step}, {span(run.checkpoint_age_s or 0)} ago"
+    if run.best is not None:
+        yield "best", f"step {run.best['step']}, {run.best['metric']} {run.best['value']:.4f}"
+
+
+def _job_rows(run: RunFacts) -> Iterator[tuple[str, str]]:
+    for job in run.queue:
+        nodes = f" on {job.nodes}" if job.nodes else ""
+        yield "job", f"{job.element}: {job.state}{nodes}, {job.elapsed} of {job.limit}"
+    if run.job and not run.queue:
+        state = "not in the queue" if run.slurm_answers else "Slurm does not answer"
+        yield "job", f"{run.job}: {state}"
+    if run.limit_s and run.signal_s:
+        yield "time limit", f"{clock_time(run.limit_s)} a job, saving {clock_time(run.signal_s)} before"
+    if run.submitted:
+        yield "submitted", f"{_minute(run.submitted)} UTC"
+    if run.log:
+        yield "log", run.log
+    if run.owner:
+        yield "at work", run.owner
 
 
 def _starts(starts: list[tuple[int, dict[str, Any]]]) -> Table:

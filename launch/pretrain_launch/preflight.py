@@ -164,14 +164,15 @@ def check_partition(spec: LaunchSpec) -> str:
     if any(name not in found for name in names):
         return "the partition is not checked, as sinfo does not list it"
     fix = "ask for less, or another --partition; --force submits it"
+    listed = {name: limit for name, limit in found.items() if name}
     enough = [name for name in names if spec.elastic or found[name].nodes >= spec.nodes]
     if not enough:
-        nodes = ", ".join(f"{name} {limit.nodes}" for name, limit in found.items() if name)
+        nodes = ", ".join(f"{name} {limit.nodes}" for name, limit in listed.items())
         what = f"a job of {spec.nodes} nodes would wait for ever; the partitions have at most: {nodes}"
         raise ConfigError(what, where="--nodes", fix=fix)
     minutes = -(-spec.time_s // 60)  # as Slurm counts
     if all(minutes * 60 > _limit_s(found[name].time) for name in enough):
-        times = ", ".join(f"{name} {limit.time}" for name, limit in found.items() if name)
+        times = ", ".join(f"{name} {limit.time}" for name, limit in listed.items())
         what = f"a job of {clock_time(spec.time_s)} would wait for ever"
         raise ConfigError(f"{what}; the partitions allow at most: {times}", where="--time", fix=fix)
     return "the partition allows its nodes and time"

@@ -22,7 +22,7 @@ from typing import Any
 from pretrain.config.yaml_nodes import read_yaml
 from pretrain.errors import EXIT_DATA, EXIT_LOCKED, EXIT_OK, EXIT_RESUME_ME, EXIT_USAGE, EXITS_INTERRUPTED, ConfigError
 from pretrain.run.folder import RunDir
-from pretrain.run.owner import live_owner
+from pretrain.run.owner import Owner, live_owner
 from pretrain.utils.safe_read import check_fields, open_file, parse_json, read_json
 from pretrain_launch.journal import job_of, jobs_without_work, mark_of_cancel, read_journal
 from pretrain_launch.logs import last_lines, newest_log
@@ -31,6 +31,7 @@ from pretrain_launch.slurm_tools import SlurmJob, find_jobs, job_end
 MAX_DEPTH = 4  # of the search for runs below a folder
 _TAIL_BYTES = 1 << 16
 _FAILURES = {"FAILED", "NODE_FAIL", "BOOT_FAIL", "TIMEOUT", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE"}
+_INTERRUPTED = (EXIT_RESUME_ME, *EXITS_INTERRUPTED)
 _ENDING = ("ended", "exit_code", "reason")
 _START: dict[str, Any] = {
     **dict.fromkeys(("job", "restart", "nodes", "world_size", "from_step", "started", *_ENDING)),
@@ -191,52 +192,72 @@ def _jobs_of(journal: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(job for row in begun if (job := job_of(row))))
 
 
-def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
-    """Combines the files of a run with the answer of Slurm; None without one."""
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """Evidence of the state of a run."""
+
+    run: RunDir
+    record: dict[str, Any]  # run.json
+    damage: str | None  # of it
+    journal: list[dict[str, Any]]
+    starts: list[dict[str, Any]]  # every one, oldest first
+    jobs: list[str]  # of Slurm, in the order of their submissions
+    queue: list[SlurmJob]  # those that wait or run, running ones first
+    slurm_answers: bool
+    owner: Owner | None
+
+
+def _gather(run: RunDir, queue: dict[str, SlurmJob] | None) -> _Evidence:
+    """Reads the files of a run; `queue` is the answer of Slurm, None without one."""
     record: dict[str, Any] = {}
     damage = None
     try:
-        record = run.read_record() if run.exists() else {}
+        if run.exists():
+            record = run.read_record()
     except ConfigError as error:
         damage = error.what
     journal = read_journal(run)
-    starts = merge_starts(record.get("attempts", []), journal)
-    counted = effective(starts)
     jobs = _jobs_of(journal)
-    known = queue or {}
-    queued = sorted((known[job] for job in jobs if job in known), key=lambda job: job.is_waiting)
-    job = queued[0] if queued else None
-    submissions = [row.get("at") for row in journal if row["event"] == "submit"]
-    log = newest_log(run)
+    answer = queue or {}
+    queued = sorted((answer[job] for job in jobs if job in answer), key=lambda job: job.is_waiting)
     owner = live_owner(run.lease)
     own_jobs = {str(row.get("job")) for row in journal}
     is_ours = owner is not None and owner.job.partition("@")[0] in own_jobs
-    if is_ours and queue is not None and all(other.is_waiting for other in queued):
+    if is_ours and queue is not None and all(job.is_waiting for job in queued):
         owner = None  # its job is over, and has not released the run: it was killed
-    ended = counted[-1] if counted else {}
-    metrics = _last_values(run.metrics, "loss", "tokens_per_s", "images_per_s")
-    checkpoint_step, checkpoint_age_s = _newest_checkpoint(run)
-    at_work = [job.element] if job is not None and not job.is_waiting else []
-    at_work += [owner.job.partition("@")[0]] if owner is not None else []
-    for number in at_work:  # empty for a local process
-        open_starts = [start for start in starts if start["exit_code"] is None and (start["job"] or "") == number]
+    starts = merge_starts(record.get("attempts", []), journal)
+    return _Evidence(run, record, damage, journal, starts, jobs, queued, queue is not None, owner)
+
+
+def _mark_work(seen: _Evidence) -> None:
+    """Marks the starts at which a process works: the last one of the running job, and of the owner."""
+    numbers = [job.element for job in seen.queue[:1] if not job.is_waiting]
+    if seen.owner is not None:
+        numbers.append(seen.owner.job.partition("@")[0])  # empty for a local process
+    for number in numbers:
+        open_starts = [start for start in seen.starts if start["exit_code"] is None and (start["job"] or "") == number]
         for start in open_starts[-1:]:
             start["is_at_work"] = True
+
+
+def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
+    """Combines the files of a run with the answer of Slurm; None without one."""
+    seen = _gather(run, queue)
+    _mark_work(seen)
+    counted = effective(seen.starts)
+    end = counted[-1] if counted else {}
+    state = _state_of_work(seen)
+    if state is None:
+        state, end = _state_of_end(seen, end)
     spec = _read_json(run.launch / "spec.json")
-    name = record.get("name") or spec.get("name") or run.path.name
-    if job is not None and not job.is_waiting:
-        state = "ending" if job.state == "COMPLETING" else "running"
-    elif owner is not None or job is not None:
-        state = "running" if owner else "queued"
-    else:
-        state = _state_of_end(run, counted, jobs, is_known=queue is not None)
-        if queue is not None and (found := _end_before_start(run, journal, jobs)) is not None:
-            state, ended = found
-        elif state == "done" and (step := _rolled_back_to(record, ended)) is not None:
-            state, ended = "stopped", {"exit_code": None, "reason": f"rolled back to step {step}"}
+    metrics = _last_values(run.metrics, "loss", "tokens_per_s", "images_per_s")
+    checkpoint_step, checkpoint_age_s = _newest_checkpoint(run)
+    submissions = [row.get("at") for row in seen.journal if row["event"] == "submit"]
+    jobs = [job.element for job in seen.queue[:1]] or seen.jobs[-1:]
+    log = newest_log(run)
     return RunFacts(
         path=run.path,
-        name=str(name),
+        name=str(seen.record.get("name") or spec.get("name") or run.path.name),
         state=state,
         step=run.last_step(),
         total_steps=_total_steps(run),
@@ -246,38 +267,64 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
         checkpoint_step=checkpoint_step,
         checkpoint_age_s=checkpoint_age_s,
         best=_best_checkpoint(run),
-        job=job.element if job else jobs[-1] if jobs else None,
-        queue=queued,
+        job=next(iter(jobs), None),
+        queue=seen.queue,
         limit_s=_number(spec.get("time_s")),
         signal_s=_number(spec.get("signal_s")),
-        slurm_answers=queue is not None,
+        slurm_answers=seen.slurm_answers,
         restarts=max(0, len(counted) - 1),
-        exit_code=ended.get("exit_code"),
-        reason=ended.get("reason"),
-        damage=damage,
-        owner=str(owner) if owner else None,
-        starts=starts,
-        submitted=submissions[-1] if submissions else None,
+        exit_code=end.get("exit_code"),
+        reason=end.get("reason"),
+        damage=seen.damage,
+        owner=str(seen.owner) if seen.owner else None,
+        starts=seen.starts,
+        submitted=next(reversed(submissions), None),
         log=str(log) if log.is_file() else None,
     )
 
 
-def _state_of_end(run: RunDir, starts: list[dict[str, Any]], jobs: list[str], *, is_known: bool) -> str:
-    """Returns the state of a run on which no process works, without a job in the queue."""
-    last = starts[-1] if starts else {"exit_code": None, "reason": None}
-    if last["exit_code"] == EXIT_OK:
-        return "done"
-    if mark_of_cancel(run).exists() or str(last["reason"]).startswith("cancelled"):
-        return "cancelled"
+def _state_of_work(seen: _Evidence) -> str | None:
+    """Returns the state of a run that a process works on, or that waits in the queue; None of others."""
+    job = next(iter(seen.queue), None)
+    if job is not None and job.state == "COMPLETING":
+        return "ending"
+    if seen.owner is not None or (job is not None and not job.is_waiting):
+        return "running"
+    return None if job is None else "queued"
+
+
+def _state_of_end(seen: _Evidence, end: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns state and end of another run by the first evidence that there is.
+
+    `end` is the last start that was not refused, empty without one.
+    """
+    code = end.get("exit_code")
+    if seen.slurm_answers and (early := _end_before_start(seen.run, seen.journal, seen.jobs)) is not None:
+        return early
+    if code == EXIT_OK and (step := _rolled_back_to(seen.record, end)) is not None:
+        return "stopped", {"exit_code": None, "reason": f"rolled back to step {step}"}
+    if code == EXIT_OK:
+        return "done", end
+    if _is_cancelled(seen, end):
+        return "cancelled", end
+    if not end and not seen.jobs:
+        return "new", end
+    if not end and not seen.slurm_answers:
+        return "queued", end
+    if code is None:
+        return "lost", end
+    if code in _INTERRUPTED:
+        return "stopped", end
+    return "failed", end
+
+
+def _is_cancelled(seen: _Evidence, end: dict[str, Any]) -> bool:
+    """Returns whether a run was cancelled, by its mark, its last end, or the output of its last job."""
+    if mark_of_cancel(seen.run).exists() or str(end.get("reason")).startswith("cancelled"):
+        return True
     # With a short KillWait the driver is killed before it has written that it was a cancellation.
-    is_cut = last["exit_code"] in (None, EXIT_RESUME_ME, *EXITS_INTERRUPTED)
-    if is_cut and is_known and jobs and _was_cancelled(run, jobs[-1]):
-        return "cancelled"
-    if not starts:
-        return "queued" if jobs and not is_known else "lost" if jobs else "new"
-    if last["exit_code"] is None:
-        return "lost"
-    return "stopped" if last["exit_code"] in (EXIT_RESUME_ME, *EXITS_INTERRUPTED) else "failed"
+    is_cut = end.get("exit_code") in (None, *_INTERRUPTED)
+    return is_cut and seen.slurm_answers and any(_was_cancelled(seen.run, job) for job in seen.jobs[-1:])
 
 
 def _end_before_start(run: RunDir, journal: list[dict[str, Any]], jobs: list[str]) -> tuple[str, dict[str, Any]] | None:

@@ -58,22 +58,17 @@ def sbatch_command(spec: LaunchSpec, target: Path, elements: Sequence[int] = ())
     `target` is the file that the job reads: the spec, or the list of those of an array.
     """
     site = spec.site
-    stem = spec.name.rpartition("-")[0] or spec.name  # elements of an array are STEM-0, STEM-1, ...
-    logs = Path(spec.run).with_name(f"{stem}-%a") / "logs" if elements else spec.folder.logs
-    tasks = spec.ranks_per_node if spec.mode == "srun" else 1
-    # Slurm's default of a CPU a task would be one for all ranks of a launcher.
-    cpus = site.cpus_per_node or (None if site.exclusive else spec.ranks_per_node)
-    nodes: dict[str, object] = {"nodes": spec.nodes, "ntasks-per-node": tasks}
-    nodes["cpus-per-task"] = cpus and max(1, cpus // tasks)
-    if spec.elastic and spec.nodes > 1:
-        # Of a range of nodes Slurm gives the fewest if the tasks of each are given.
-        nodes = {"nodes": f"1-{spec.nodes}", "mincpus": cpus or tasks}
+    name = spec.name
+    output = spec.folder.logs / "slurm-%j.out"
+    if elements:  # NAME-0, NAME-1, ...
+        name = spec.name.rpartition("-")[0] or spec.name
+        output = Path(spec.run).with_name(f"{name}-%a") / "logs" / "slurm-%A_%a.out"
     wanted = {
-        "job-name": stem if elements else spec.name,
-        **nodes,
+        "job-name": name,
+        **_node_options(spec),
         "time": format_time(spec.time_s),
         "signal": f"B:USR1@{spec.signal_s}",
-        "output": str(logs / ("slurm-%A_%a.out" if elements else "slurm-%j.out")),
+        "output": str(output),
         "chdir": spec.cwd,
         "export": ",".join(dict.fromkeys([*EXPORTED, *_module_variables(site), *site.export])),
         "partition": site.partition,
@@ -86,18 +81,30 @@ def sbatch_command(spec: LaunchSpec, target: Path, elements: Sequence[int] = ())
         "dependency": "singleton" if spec.singleton else None,
     }
     if spec.gpus_per_node and site.gpus != "none":
-        kind = f"{site.gpu_type}:" if site.gpu_type else ""
-        prefix = "gpu:" if site.gpus == "gres" else ""
-        wanted[site.gpus] = f"{prefix}{kind}{spec.gpus_per_node}"
+        kind = ["gpu"] if site.gpus == "gres" else []
+        wanted[site.gpus] = ":".join(filter(None, [*kind, site.gpu_type, str(spec.gpus_per_node)]))
     flags = ["--exclusive"] if site.exclusive else []
     flags.append("--requeue" if site.requeue else "--no-requeue")
     further = [*site.sbatch]
     if spec.exclude:  # of two such options sbatch takes the last
-        known = [option.partition("=")[2] for option in further if option.startswith("--exclude=")]
-        further.append(f"--exclude={','.join([*known, *spec.exclude])}")
+        nodes = [option.removeprefix("--exclude=") for option in further if option.startswith("--exclude=")]
+        further.append(f"--exclude={','.join([*nodes, *spec.exclude])}")
     options = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
     script = [str(script_path()), str(target), spec.python, *site.modules]
     return ["sbatch", "--parsable", *options, *flags, *further, *script]
+
+
+def _node_options(spec: LaunchSpec) -> dict[str, object]:
+    """Returns the options of sbatch for nodes, tasks and CPUs; None for none."""
+    tasks = spec.ranks_per_node if spec.mode == "srun" else 1
+    cpus = spec.site.cpus_per_node
+    # Slurm's default of a CPU a task would be one for all ranks of a launcher.
+    if not cpus and not spec.site.exclusive:
+        cpus = spec.ranks_per_node
+    if spec.elastic and spec.nodes > 1:
+        # Of a range of nodes Slurm gives the fewest if the tasks of each are given.
+        return {"nodes": f"1-{spec.nodes}", "mincpus": cpus or tasks}
+    return {"nodes": spec.nodes, "ntasks-per-node": tasks, "cpus-per-task": cpus and max(1, cpus // tasks)}
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -267,27 +274,35 @@ def cancel(runs: Sequence[Path], grace_s: float, say: Callable[[str], None]) -> 
     found = read_runs(list(runs))
     ended = [facts for facts in found if facts.slurm_answers and not facts.queue]
     for facts in ended:
-        if facts.job is None or facts.owner:
-            if len(found) == 1:
-                raise _no_job(facts)
-            say(f"{facts.name}: {f'run by {facts.owner}' if facts.owner else 'has no Slurm job'}")
-        else:
-            say(f"{facts.name}: job {facts.job} had ended already: {facts.state}")
-    left = [facts for facts in found if facts not in ended]
+        if len(found) == 1 and (facts.job is None or facts.owner):
+            raise _no_job(facts)
+        say(f"{facts.name}: {_why_not_cancelled(facts)}")
+    live = [facts for facts in found if facts not in ended]
     text = b"by pretrain launch cancel; pretrain launch resubmit removes this file\n"
-    for facts in left:
+    for facts in live:
         write_file(mark_of_cancel(RunDir(facts.path)), text)
-    for facts in left:
+    for facts in live:
         _check_answers(facts)
-    if waiting := [job for facts in left for job in facts.queue if job.is_waiting]:
-        _scancel(waiting)
-    if running := _running(left):
-        if grace_s:
-            running = _ask_to_end([facts.path for facts in left], running, grace_s, say)
-        if running:
-            _scancel(running)
-    for facts in left:
+    _end_jobs(live, grace_s, say)
+    for facts in live:
         say(f"{facts.name}: cancelled")
+
+
+def _end_jobs(runs: Sequence[RunFacts], grace_s: float, say: Callable[[str], None]) -> None:
+    jobs = [job for facts in runs for job in facts.queue]
+    _scancel([job for job in jobs if job.is_waiting])
+    running = [job for job in jobs if not job.is_waiting]
+    if running and grace_s:
+        running = _ask_to_end([facts.path for facts in runs], running, grace_s, say)
+    _scancel(running)
+
+
+def _why_not_cancelled(facts: RunFacts) -> str:
+    if facts.owner:
+        return f"run by {facts.owner}"
+    if facts.job is None:
+        return "has no Slurm job"
+    return f"job {facts.job} had ended already: {facts.state}"
 
 
 def resubmit(run: Path, say: Callable[[str], None]) -> str:
@@ -341,10 +356,6 @@ def _check_answers(facts: RunFacts) -> None:
         )
 
 
-def _running(found: Sequence[RunFacts]) -> list[SlurmJob]:
-    return [job for facts in found for job in facts.queue if not job.is_waiting]
-
-
 def _ask_to_end(
     runs: list[Path], running: list[SlurmJob], grace_s: float, say: Callable[[str], None]
 ) -> list[SlurmJob]:
@@ -354,7 +365,7 @@ def _ask_to_end(
         # To the batch script alone, which signals the ranks. The job may have just ended.
         ask(["scancel", "--batch", "--signal=USR1", job.element])
     deadline = time.monotonic() + grace_s
-    while running := _running(read_runs(runs)):
+    while running := [job for facts in read_runs(runs) for job in facts.queue if not job.is_waiting]:
         if time.monotonic() > deadline:
             break
         time.sleep(POLL_S)
@@ -364,7 +375,9 @@ def _ask_to_end(
 
 
 def _scancel(jobs: list[SlurmJob]) -> None:
-    """Ends jobs. Raises: LaunchError if Slurm refuses."""
+    """Ends jobs, if there are any. Raises: LaunchError if Slurm refuses."""
+    if not jobs:
+        return
     command = ["scancel", *(job.element for job in jobs)]
     answer = ask(command)
     if answer.code:

@@ -80,10 +80,11 @@ def launch_slurm_command(
     configs = [config, *(item for item in overrides or [] if "=" not in item)]
     load = partial(load_config, extensions="ask" if dry_run else "import")
     loaded = [load(config, given)]
-    if vary or len(configs) > 1:
-        if jobs > 1:
-            fix = "leave it out, or submit one run: one config, without --vary"
-            raise ConfigError("is not for arrays", where="--jobs", fix=fix)
+    is_array = bool(vary) or len(configs) > 1
+    if is_array and jobs > 1:
+        fix = "leave it out, or submit one run: one config, without --vary"
+        raise ConfigError("is not for arrays", where="--jobs", fix=fix)
+    if is_array:
         name = loaded[0].run.name
         group = json.dumps(loaded[0].tracking.group or name)
         loaded = [
