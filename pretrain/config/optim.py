@@ -1,85 +1,22 @@
 """`optim:` -- optimizer, weight decay, clipping and the learning rate schedule."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pretrain.config.base import OFF, OnResume, Section
+from pretrain.config.base import Conflicts, OnResume, Section
 from pretrain.config.data import BatchConfig
 from pretrain.config.model import ModelConfig
 from pretrain.kinds.optimizers import OptimizerConfig, optimizers_where
-
-_POSITIONS = ("warmup", "decay", "cooldown", "hold")
-"""Positions of a schedule, each of which is given in steps or in tokens."""
-_ONLY_OF = {"cooldown": "wsd", "hold": "inverse_sqrt"}
-_ENDLESS = ("constant", "inverse_sqrt")
+from pretrain.kinds.schedules import POSITIONS, SchedulePositions
 
 
-class ScheduleConfig(Section):
+class ScheduleConfig(SchedulePositions):
     """Learning rate as a pure function of the step.
 
     Each position is a number of steps (`_steps`) or of tokens (`_tokens`), not both. A number of
     tokens is rounded up to whole steps, as `batch` has them.
     """
-
-    kind: Annotated[Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"], OnResume.WARN] = "cosine"
-    """Shape after the warm-up. `inverse_sqrt`: the 2017 Transformer, with `hold` T5. `wsd`:
-    warm-up, stable, decay (Hu et al. 2024), to be prolonged from any stable checkpoint."""
-    warmup_steps: Annotated[int, OFF, OnResume.WARN] = Field(default=0, ge=0)
-    """Length of the linear warm-up from 0, in steps. A run that is not longer has a quarter of its
-    steps instead, and a warning."""
-    warmup_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
-    """Length of the linear warm-up from 0, in tokens."""
-    decay_steps: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
-    """Step at which the final learning rate is reached. None: `train.steps`."""
-    decay_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
-    """Tokens after which the final learning rate is reached. None: the end of the run."""
-    cooldown_steps: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
-    """Length of the final decay in steps, for `wsd`; at most what the warm-up leaves of the run."""
-    cooldown_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
-    """Length of the final decay in tokens, for `wsd`."""
-    cooldown_shape: Annotated[Literal["linear", "1-sqrt"], OnResume.WARN] = "linear"
-    """Shape of the decay of `wsd`; `1-sqrt` reaches a lower loss (Haegele et al. 2024)."""
-    hold_steps: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
-    """Steps at the peak, for `inverse_sqrt`: k in 1 / sqrt(max(n, k)) of T5."""
-    hold_tokens: Annotated[int | None, OnResume.WARN] = Field(default=None, ge=1)
-    """Tokens at the peak, for `inverse_sqrt`."""
-    min_ratio: Annotated[float, OnResume.WARN] = Field(default=0.1, ge=0, le=1)
-    """Final learning rate divided by the peak; for `inverse_sqrt` the lower bound."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        # Explicit zeros count as not given: they are the defaults.
-        for name in _POSITIONS:
-            steps = getattr(self, f"{name}_steps")
-            tokens = getattr(self, f"{name}_tokens")
-            if steps and tokens:
-                both = f"{name}_steps={steps} and {name}_tokens={tokens}"
-                raise ValueError(f"{both} say the same thing; keep one of them")
-        for name, kind in _ONLY_OF.items():
-            if self._is_given(name) and self.kind != kind:
-                both = f"{name}_steps and {name}_tokens"
-                raise ValueError(f"{both} belong to kind={kind}, not {self.kind}; remove them")
-        if self.cooldown_shape != "linear" and self.kind != "wsd":
-            raise ValueError(f"cooldown_shape belongs to kind=wsd, not {self.kind}; remove it")
-        if self._is_given("decay") and self.kind in _ENDLESS:
-            what = f"decay_steps and decay_tokens mean nothing under kind={self.kind}"
-            raise ValueError(f"{what}; remove them")
-        if self.kind == "wsd" and not self._is_given("cooldown"):
-            what = "kind=wsd needs cooldown_steps or cooldown_tokens"
-            raise ValueError(f"{what}; a tenth of the run is usual")
-        if self.kind == "inverse_sqrt" and not (self._is_given("warmup") or self._is_given("hold")):
-            needs = "warmup_steps (the 2017 Transformer) or hold_steps=10000 (T5)"
-            raise ValueError(f"kind=inverse_sqrt needs {needs}")
-        for unit in ("steps", "tokens"):
-            decay = getattr(self, f"decay_{unit}")
-            warmup = getattr(self, f"warmup_{unit}")
-            if decay is not None and decay <= (warmup or 0):
-                raise ValueError(f"decay_{unit}={decay} must exceed warmup_{unit}={warmup}")
-        return self
-
-    def _is_given(self, name: str) -> bool:
-        return bool(getattr(self, f"{name}_steps") or getattr(self, f"{name}_tokens"))
 
     def in_steps(self, batch: BatchConfig, total_steps: int) -> "ScheduleConfig":
         """Returns the same schedule with every position as a number of steps, rounded up.
@@ -111,7 +48,7 @@ class ScheduleConfig(Section):
 
     def _as_asked(self, batch: BatchConfig, total_steps: int) -> "ScheduleConfig":
         """Returns the schedule in steps, even if it is longer than the run."""
-        given = {name: getattr(self, f"{name}_tokens") for name in _POSITIONS}
+        given = {name: getattr(self, f"{name}_tokens") for name in POSITIONS}
         steps = {name: batch.steps_for(tokens) for name, tokens in given.items() if tokens is not None}
         if self.cooldown_tokens is not None:  # the last steps, back from the end
             end = steps.get("decay") or self.decay_steps or total_steps
@@ -125,7 +62,7 @@ class ScheduleConfig(Section):
     @property
     def is_in_steps(self) -> bool:
         """Whether no position is given in tokens."""
-        return all(getattr(self, f"{name}_tokens") is None for name in _POSITIONS)
+        return all(getattr(self, f"{name}_tokens") is None for name in POSITIONS)
 
 
 class EmaConfig(Section):
@@ -142,12 +79,10 @@ class EmaConfig(Section):
         """Whether there is an average."""
         return self.horizon_steps is not None or self.horizon_tokens is not None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         if self.horizon_steps is not None and self.horizon_tokens is not None:
             both = f"horizon_steps={self.horizon_steps} and horizon_tokens={self.horizon_tokens}"
-            raise ValueError(f"{both} say the same thing; keep one of them")
-        return self
+            yield f"{both} say the same thing", "keep one of them"
 
 
 class OptimConfig(OptimizerConfig):

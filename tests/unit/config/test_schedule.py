@@ -5,9 +5,14 @@ from pydantic import ValidationError
 
 from pretrain.config.data import BatchConfig
 from pretrain.config.optim import ScheduleConfig
+from pretrain.kinds.schedules import SCHEDULES
 from pretrain.optim.schedule import learning_rate_factor
 
 BATCH = BatchConfig(global_tokens=100, seq_len=10, micro=1)
+
+
+def test_every_kind_has_a_record():
+    assert set(ScheduleConfig.model_json_schema()["properties"]["kind"]["enum"]) == set(SCHEDULES)
 
 
 @pytest.mark.parametrize(
