@@ -121,7 +121,7 @@ def _leaves(section: "type[Section]") -> "Iterator[tuple[str, ConfigField]]":
     from pretrain.config.fields import walk_fields
 
     prefixes = {"": ""}
-    for field in walk_fields(section):
+    for field in walk_fields(section, repeats=True):
         parent, _, name = field.key.rpartition(".")
         key = prefixes[parent] + name
         if field.subsections:

@@ -3,6 +3,7 @@
 import difflib
 import os
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any, Literal, Self
@@ -103,6 +104,19 @@ class OnResume(StrEnum):
     """Refused, unless `resume.allow` names the key or its section: changes the meaning of the run."""
     NEVER = "never"
     """Refused: the checkpoints do not fit, or their numbers would mean something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class SameKeys:
+    """Annotation of a section with the keys of another one: they are described there, those in `own` here."""
+
+    other: str
+    own: tuple[str, ...] = ()
+
+
+def same_keys(info: FieldInfo) -> SameKeys | None:
+    """Returns the annotation of a field whose keys are described elsewhere."""
+    return next((item for item in info.metadata if isinstance(item, SameKeys)), None)
 
 
 def on_resume(info: FieldInfo) -> OnResume | None:

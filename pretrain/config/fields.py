@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from pretrain.config.base import OFF, Section, on_resume
+from pretrain.config.base import OFF, Section, on_resume, same_keys
 from pretrain.config.model import MODEL_SECTIONS, ModelConfig, RecurrentConfig
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
@@ -89,7 +89,9 @@ class ConfigField:
         found = _descriptions(owner).get(self.name)
         if found is None and self.subsections:
             found = inspect.getdoc(self.subsections[0])
-        return (found or "").partition("\n")[0]
+        text = (found or "").partition("\n")[0]
+        same = same_keys(self.info)
+        return text if same is None else f"{text} Its keys: as those of `{same.other}`."
 
     @property
     def type(self) -> str:
@@ -108,26 +110,29 @@ class ConfigField:
 
 
 def walk_fields(
-    section: type[Section] = RunConfig, prefix: str = "", model_kind: str | None = None
+    section: type[Section] = RunConfig, prefix: str = "", model_kind: str | None = None, *, repeats: bool = False
 ) -> Iterator[ConfigField]:
     """Yields every field in file order; keys of sections in a list have no numbers.
 
     `prefix` is the key of the section, with a point at its end; `model_kind=None` enters the
-    sections of all kinds of models.
+    sections of all kinds of models. `repeats`: also keys that are described in another section
+    (`SameKeys`), such as those of an encoder.
     """
     # The two kinds of models share keys, which an error must suggest for the right one.
     others = [other for kind, other in MODEL_SECTIONS.items() if model_kind not in (None, kind)]
     for name, info in section.model_fields.items():
         field = ConfigField(f"{prefix}{info.alias or name}", name, info, section)
         yield field
+        same = None if repeats else same_keys(info)
         for option in field.subsections:
             if option not in others:
-                yield from walk_fields(option, f"{field.key}.", model_kind)
+                inner = walk_fields(option, f"{field.key}.", model_kind, repeats=repeats)
+                yield from (one for one in inner if same is None or one.name in same.own)
 
 
 def known_keys(section: type[Section] = RunConfig, model_kind: str | None = None) -> list[str]:
-    """Returns the dotted keys of `walk_fields`, each once."""
-    return list(dict.fromkeys(field.key for field in walk_fields(section, model_kind=model_kind)))
+    """Returns all dotted keys, each once."""
+    return list(dict.fromkeys(field.key for field in walk_fields(section, model_kind=model_kind, repeats=True)))
 
 
 SECRET_KEY = re.compile(r"((?<!\w)\w*key|(^|[._])(token|secret|password))$", re.IGNORECASE)
@@ -156,7 +161,7 @@ def suggest_key(keys: list[str], section: type[Section], model_kind: str) -> str
 
 def main_keys(parent: str, section: type[Section] = RunConfig) -> list[str]:
     """Returns the names of two keys of the section `parent`, required ones first."""
-    inner = [field for field in walk_fields(section) if field.key.rpartition(".")[0] == parent]
+    inner = [field for field in walk_fields(section, repeats=True) if field.key.rpartition(".")[0] == parent]
     inner.sort(key=lambda field: not field.info.is_required())
     return [field.key.rpartition(".")[2] for field in inner[:2]]
 
@@ -238,7 +243,7 @@ def explain_key(key: str) -> str:
     texts = []
     key = ".".join(part for part in key.split(".") if not part.isdecimal())
     for root, section in ROOTS.items():
-        for field in walk_fields(section):
+        for field in walk_fields(section, repeats=True):
             if field.key == key:
                 facts = {"type": field.type, "default": field.default, "on resume": on_resume(field.info)}
                 lines = [f"{key} ({'a run' if root == 'run' else 'pretrain prepare'})"]
@@ -304,7 +309,8 @@ not edit.
 `pretrain config FILE` prints a config with every default filled in, `pretrain config --explain
 optim.lr` the entry of one key. `pretrain config --schema > schema.json` writes a JSON schema, from
 which editors complete and check YAML: put `# yaml-language-server: $schema=schema.json` on the
-first line of a config. Where a type says `off`, this word, `none`, `never` and null are 0.
+first line of a config. Where a type says `off`, this word, `none`, `never` and null are 0. A section whose
+keys are those of another one has no table: `model.encoder.layers` is explained as `model.decoder.layers`.
 
 "On resume" is the effect of a changed value when a run is resumed. `free`: logged. `warn`: logged
 as a warning. `allow`: refused, unless `resume.allow` names the key or a section around it. `never`:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, create_model
 
-from pretrain.config.base import Conflicts, OnResume, Section, check_name
+from pretrain.config.base import Conflicts, OnResume, SameKeys, Section, check_name
 from pretrain.config.data import DataConfig
 from pretrain.config.model import AnyModelConfig
 from pretrain.kinds.objectives import OBJECTIVES, objective_of_model
@@ -66,7 +66,7 @@ class MixedTaskConfig(_Sectioned):
 class ObjectiveConfig(_Sectioned):
     """Training objective, or several, one of which is drawn for each row by (seed, sample id)."""
 
-    mixture: list[MixedTaskConfig] = Field(default_factory=list)
+    mixture: Annotated[list[MixedTaskConfig], SameKeys("objective", own=("weight",))] = Field(default_factory=list)
     """Several weighted objectives, instead of `kind` and its section."""
     label_smoothing: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
     """Probability spread evenly over the vocabulary (Szegedy et al. 2016, 7), in training only."""

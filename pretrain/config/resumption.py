@@ -34,7 +34,7 @@ def without_places(key: str) -> str:
 
 @cache
 def _rules() -> dict[str, OnResume]:
-    return {field.key: rule for field in walk_fields() if (rule := on_resume(field.info))}
+    return {field.key: rule for field in walk_fields(repeats=True) if (rule := on_resume(field.info))}
 
 
 def class_of(key: str) -> OnResume:

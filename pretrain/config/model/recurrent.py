@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from pretrain.config.base import MAX_LAYERS, MAX_WIDTH, Conflicts, OnResume, Section
+from pretrain.config.base import MAX_LAYERS, MAX_WIDTH, Conflicts, OnResume, SameKeys, Section
 from pretrain.config.model.any_kind import AnyKindConfig, HeadConfig
 from pretrain.config.model.stack import StackConfig
 from pretrain.config.model.transformer import ModelConfig
@@ -42,7 +42,7 @@ class RecurrentConfig(AnyKindConfig):
 
     kind: Annotated[Literal["recurrent"], OnResume.NEVER]
     """`recurrent`."""
-    encoder: RecurrentStackConfig | None = None
+    encoder: Annotated[RecurrentStackConfig | None, SameKeys("model.decoder")] = None
     """Stack that reads the source. None: a language model."""
     decoder: RecurrentStackConfig
     """Stack that predicts. Its initial state is the last state of the encoder, or zeros."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pretrain.config.base import MAX_HEADS, MAX_LAYERS, MAX_ROWS, OFF, Conflicts, OnResume
+from pretrain.config.base import MAX_HEADS, MAX_LAYERS, MAX_ROWS, OFF, Conflicts, OnResume, SameKeys
 from pretrain.config.model.any_kind import AnyKindConfig, HeadConfig
 from pretrain.config.model.patches import PatchesConfig
 from pretrain.config.model.stack import StackConfig
@@ -24,7 +24,7 @@ class ModelConfig(AnyKindConfig):
     input: PatchesConfig | None = None
     """Image patches that the encoder reads. None: token ids. A decoder beside it reads token ids,
     or with a head of pixels the patches."""
-    encoder: StackConfig | None = None
+    encoder: Annotated[StackConfig | None, SameKeys("model.decoder")] = None
     """Bidirectional stack. None: no encoder."""
     decoder: StackConfig | None = None
     """Causal stack; its blocks attend to the output of the encoder, if any: of one over image

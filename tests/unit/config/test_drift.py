@@ -16,18 +16,18 @@ MIXTURE = (
 
 def leaf_keys() -> set[str]:
     """Every key that has a value of its own, in every kind of model, and in lists."""
-    return {field.key for field in walk_fields() if not field.subsections}
+    return {field.key for field in walk_fields(repeats=True) if not field.subsections}
 
 
 def test_every_field_with_a_value_says_what_a_resumption_allows():
     """A new field needs an annotation: what does a changed value mean for a resumed run?"""
-    annotated = {field.key: on_resume(field.info) is not None for field in walk_fields()}
+    annotated = {field.key: on_resume(field.info) is not None for field in walk_fields(repeats=True)}
     assert {key for key, is_annotated in annotated.items() if is_annotated} == leaf_keys()
 
 
 def test_a_key_of_both_kinds_of_model_has_one_class():
     rules: dict[str, set[str]] = {}
-    for field in walk_fields():
+    for field in walk_fields(repeats=True):
         rules.setdefault(field.key, set()).add(str(on_resume(field.info)))
     assert {key: found for key, found in rules.items() if len(found) > 1} == {}
 

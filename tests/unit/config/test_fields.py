@@ -5,7 +5,7 @@ from operator import attrgetter
 
 import pytest
 
-from pretrain.config.fields import ROOTS, explain_key, json_schema, known_keys, walk_fields, write_reference
+from pretrain.config.fields import ROOTS, explain_key, json_schema, walk_fields, write_reference
 from pretrain.config.load import dump_config, load_config
 from pretrain.errors import ConfigError
 from pretrain.kinds.objectives import OBJECTIVES
@@ -60,7 +60,21 @@ def test_the_reference_is_as_the_fields_are():
     """If this fails: python -m pretrain config --reference > docs/config.md."""
     text = (ROOT / "docs/config.md").read_text(encoding="utf-8")
     assert text == write_reference()
-    assert [key for section in ROOTS.values() for key in known_keys(section) if f"| `{key}` |" not in text] == []
+    listed = [field.key for section in ROOTS.values() for field in walk_fields(section)]
+    assert [key for key in listed if f"| `{key}` |" not in text] == []
+
+
+def test_a_section_that_refers_to_another_has_its_keys_and_their_meanings():
+    meanings: dict[str, set[str]] = {}
+    for field in walk_fields():
+        meanings.setdefault(field.key, set()).add(field.description)
+    repeated = [field for field in walk_fields(repeats=True) if field.key not in meanings]
+    for field in repeated:
+        there = field.key.replace("model.encoder.", "model.decoder.").replace("objective.mixture.", "objective.")
+        assert field.description in meanings[there], field.key
+    assert len(repeated) > 100
+    encoder, decoder = explain_key("model.encoder.layers"), explain_key("model.decoder.layers")
+    assert encoder == decoder.replace("decoder", "encoder")
 
 
 @pytest.mark.parametrize(
