@@ -127,7 +127,7 @@ def walk_fields(
         for option in field.subsections:
             if option not in others:
                 inner = walk_fields(option, f"{field.key}.", model_kind, repeats=repeats)
-                yield from (one for one in inner if same is None or one.name in same.own)
+                yield from (one for one in inner if same is None or (one.section is option and one.name in same.own))
 
 
 def known_keys(section: type[Section] = RunConfig, model_kind: str | None = None) -> list[str]:
@@ -141,10 +141,10 @@ SECRET_KEY = re.compile(r"((?<!\w)\w*key|(^|[._])(token|secret|password))$", re.
 def suggest_key(keys: list[str], section: type[Section], model_kind: str) -> str:
     """Suggests the nearest known key: a sibling, or a key with the same last word elsewhere."""
     known = known_keys(section, model_kind)
-    is_known = any(key.rpartition(".")[2] == keys[-1] for key in known)  # class_token is no secret
-    if SECRET_KEY.search(keys[-1]) and not is_known:
+    elsewhere = [key for key in known if key.rpartition(".")[2] == keys[-1]]
+    if SECRET_KEY.search(keys[-1]) and not elsewhere:  # class_token is no secret
         return "secrets are read from the environment only, never from a config"
-    if not is_known and keys[-1] in ("pp", "pipeline"):
+    if not elsewhere and keys[-1] in ("pp", "pipeline"):
         why = "DeepSpeed's pipelines have a loop of their own and stop at ZeRO 1"
         return f"{why}; use engine.zero_stage=3, with parallel.tensor within a node"
     if "." in keys[-1]:
@@ -152,8 +152,7 @@ def suggest_key(keys: list[str], section: type[Section], model_kind: str) -> str
     parent = ".".join(keys[:-1])
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
     near = [siblings[word] for word in difflib.get_close_matches(keys[-1], siblings, n=1, cutoff=0.6)]
-    near = near or [key for key in known if key.rpartition(".")[2] == keys[-1]]
-    near = near or difflib.get_close_matches(".".join(keys), known, n=1, cutoff=0.7)
+    near = near or elsewhere or difflib.get_close_matches(".".join(keys), known, n=1, cutoff=0.7)
     if near:
         return f"did you mean {near[0]!r}?"
     return f"known here: {', '.join(siblings)}" if siblings else "remove it"

@@ -150,9 +150,15 @@ def kind_conflicts(kind: str, model: AnyModelConfig, data: DataConfig, start: st
         if reads == "patches":
             fix = f"use objective.kind={objective_of_model(model.shape, head.kind, reads)}"
         yield f"{key} needs a model that reads {needs.reads}, this one reads {reads}", fix
-    if reads == "patches" and data.packing != "concat":
+    yield from _layout_conflicts(kind, model, data)
+
+
+def _layout_conflicts(kind: str, model: AnyModelConfig, data: DataConfig) -> Conflicts:
+    needs = OBJECTIVES[kind]
+    key = f"objective.kind={kind}"
+    if model.input is not None and data.packing != "concat":
         yield f"data.packing={data.packing} is of text", "images are one a row, leave it out"
-    if needs.labels_words and (head.mean or getattr(model, "pooler", False)):
+    if needs.labels_words and (model.head.mean or getattr(model, "pooler", False)):
         yield (
             f"{key} labels words, but model.head.mean and model.pooler summarize documents",
             "set both to false",

@@ -93,17 +93,19 @@ class OptimConfig(OptimizerConfig):
     max_bad_steps: Annotated[int, OnResume.FREE] = Field(default=10, ge=1)
     """Limit of non-finite steps in a row, which are skipped; then the run ends with code 77."""
 
-    def check_transfer(self, model: Section) -> None:
-        """Checks that `transfer` has rules for a model. Raises: ValueError, with keys from the root."""
+    def transfer_conflicts(self, model: Section) -> Conflicts:
+        """Yields what `transfer` has no rule for, with keys from the root."""
         if self.transfer is None:
             return
         kind = self.transfer.kind
         if self.record.transfer is None:
             kinds = optimizers_where(lambda record: record.transfer)
-            raise ValueError(f"optim.transfer has no rule for optim.kind={self.kind}; use {kinds}, or leave it out")
-        if not isinstance(model, ModelConfig) or (model.encoder is not None and model.decoder is not None):
-            what = "recurrent models" if not isinstance(model, ModelConfig) else "models of two stacks"
-            raise ValueError(f"optim.transfer has no rule for {what}; leave it out")
+            yield f"optim.transfer has no rule for optim.kind={self.kind}", f"use {kinds}, or leave it out"
+        if not isinstance(model, ModelConfig):
+            yield "optim.transfer has no rule for recurrent models", "leave it out"
+            return
+        if model.shape == "encoder+decoder":
+            yield "optim.transfer has no rule for models of two stacks", "leave it out"
         stack = model.last_stack
         unruled = {
             f"model.init={model.init}": model.init != "normal",
@@ -121,6 +123,6 @@ class OptimConfig(OptimizerConfig):
             # The weights of the last norm have the factor of the logits.
             "norm=unweighted with tied_embeddings=true": stack.norm == "unweighted" and model.tied_embeddings,
         }
-        found = next((key for key, is_set in unruled.items() if is_set), None)
-        if found is not None:
-            raise ValueError(f"optim.transfer.kind={kind} has no rule for {found}; change that, or leave transfer out")
+        for key, is_set in unruled.items():
+            if is_set:
+                yield f"optim.transfer.kind={kind} has no rule for {key}", "change that, or leave transfer out"

@@ -278,16 +278,19 @@ class PrepareConfig(Section):
             yield "filter is of text, which kind=images does not drop", "leave it out"
         if layout.most_mark and not self.end_of_document:
             yield f"kind={self.kind} needs end_of_document=true: a token behind each text"
-        texts = [name for name, one in LAYOUTS.items() if one.filtered]
-        for name in OF_TEXTS:
-            kinds = texts[:1] if name == "c4" else texts  # it drops lines, which conversations have not
-            if getattr(self.filter, name) is not None and self.kind not in kinds:
-                yield f"filter.{name} goes with kind={' or '.join(kinds)}, not {self.kind}", "leave it out"
+        yield from self._filter_conflicts()
         begun = [name for name, one in LAYOUTS.items() if one.begun]
         if self.tokenizer.begin is not None and self.kind not in begun:
             yield f"tokenizer.begin goes with kind={' or '.join(begun)}, not {self.kind}", "leave it out"
         for number, one in enumerate(self.inputs):
             yield from self._input_conflicts(f"inputs.{number}", one)
+
+    def _filter_conflicts(self) -> Conflicts:
+        texts = [name for name, one in LAYOUTS.items() if one.filtered]
+        for name in OF_TEXTS:
+            kinds = texts[:1] if name == "c4" else texts  # it drops lines, which conversations have not
+            if getattr(self.filter, name) is not None and self.kind not in kinds:
+                yield f"filter.{name} goes with kind={' or '.join(kinds)}, not {self.kind}", "leave it out"
 
     def _label_conflicts(self) -> Conflicts:
         # Documents of other kinds have no labels.

@@ -33,7 +33,7 @@ from pretrain.kinds.optimizers import optimizers_where
 
 def training_conflicts(optim: OptimConfig, engine: EngineConfig, model: Section, batch: BatchConfig) -> Conflicts:
     """Yields conflicts between sections, with keys from the root of the config."""
-    optim.check_transfer(model)
+    yield from optim.transfer_conflicts(model)
     if isinstance(model, ModelConfig):
         yield from _transformer_conflicts(engine, model)
     elif optim.splits_heads:
@@ -240,6 +240,9 @@ class RunConfig(Section):
         alone = [kind for kind in kinds if not OBJECTIVES[kind].mixes]
         if alone and len(kinds) > 1:
             yield f"objective.mixture: {alone[0]} cannot be mixed", f"use objective.kind={alone[0]} alone"
+        yield from self._row_conflicts(kinds)
+
+    def _row_conflicts(self, kinds: list[str]) -> Conflicts:
         running = all(OBJECTIVES[kind].running_text for kind in kinds)
         if self.batch.short_rows and (not running or self.data.packing != "concat"):
             both = f"objective.kind={'+'.join(kinds)} and data.packing={self.data.packing}"

@@ -52,12 +52,18 @@ class SchedulePositions(Section):
         return bool(getattr(self, f"{position}_steps") or getattr(self, f"{position}_tokens"))
 
     def _conflicts(self) -> Conflicts:
-        mine = SCHEDULES[self.kind]
         # Explicit zeros count as not given: they are the defaults.
         for name in POSITIONS:
             steps, tokens = getattr(self, f"{name}_steps"), getattr(self, f"{name}_tokens")
             if steps and tokens:
                 yield f"{name}_steps={steps} and {name}_tokens={tokens} say the same thing", "keep one of them"
+        yield from self._kind_conflicts(SCHEDULES[self.kind])
+        for unit in ("steps", "tokens"):
+            decay, warmup = getattr(self, f"decay_{unit}"), getattr(self, f"warmup_{unit}")
+            if decay is not None and decay <= (warmup or 0):
+                yield f"decay_{unit}={decay} must exceed warmup_{unit}={warmup}"
+
+    def _kind_conflicts(self, mine: "Schedule") -> Conflicts:
         for name in POSITIONS:
             owners = [kind for kind, schedule in SCHEDULES.items() if schedule.position == name]
             if owners and self.kind not in owners and self.has(name):
@@ -69,10 +75,6 @@ class SchedulePositions(Section):
             yield f"decay_steps and decay_tokens mean nothing under kind={self.kind}", "remove them"
         if mine.needs and not any(map(self.has, mine.needs)):
             yield f"kind={self.kind} needs {mine.usual}"
-        for unit in ("steps", "tokens"):
-            decay, warmup = getattr(self, f"decay_{unit}"), getattr(self, f"warmup_{unit}")
-            if decay is not None and decay <= (warmup or 0):
-                yield f"decay_{unit}={decay} must exceed warmup_{unit}={warmup}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,7 @@ def scale_of(name: str, config: OptimConfig, model: AnyModelConfig) -> Scale:
     transfer = config.transfer
     if transfer is None:
         return Scale()
-    assert isinstance(model, ModelConfig), "OptimConfig.check_transfer refuses others"
+    assert isinstance(model, ModelConfig), "OptimConfig.transfer_conflicts has others"
     *parents, layer, kind = name.split(".")
     if "value_embedding" in parents:  # one of several: its layer is a number
         layer = "value_embedding"
@@ -69,7 +69,7 @@ def scale_of(name: str, config: OptimConfig, model: AnyModelConfig) -> Scale:
     if is_matrix:
         rate = 1 / width
         rule = config.record.transfer
-        assert rule is not None, "OptimConfig.check_transfer refuses others"
+        assert rule is not None, "OptimConfig.transfer_conflicts has others"
         if parents[:1] != ["head"]:
             rate = rule(config.own, width)
         found = Scale(width**-0.5, rate, found.eps)

@@ -1,10 +1,10 @@
 """Masked language modelling (Devlin et al. 2019, 3.1)."""
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pretrain.config.base import OnResume, Section
+from pretrain.config.base import Conflicts, OnResume, Section
 from pretrain.kinds.objective import Objective, chosen_positions
 
 
@@ -21,11 +21,9 @@ class MaskedConfig(Section):
     whole_words: Annotated[bool, OnResume.ALLOW] = False
     """Predict all tokens of a word or none."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Conflicts:
         if self.random + self.keep > 1:
-            raise ValueError(f"random={self.random} and keep={self.keep} must sum to at most 1")
-        return self
+            yield f"random={self.random} and keep={self.keep} must sum to at most 1"
 
 
 MASKED = Objective(
