@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -32,24 +32,16 @@ from pretrain.prepare.text_pieces import document_key
 from pretrain.utils.io import AtomicWriter, make_dir, write_file
 
 DUPLICATES_DIR = "duplicates"
+Content = Literal["hashes", "first", "bands", "wanted", "ngrams", "near"]
+"""Contents of the files of a part; bits are `first` and `near`, the others are of near_duplicates.py."""
 RUN_ROWS = 2**20
 BUCKET_ROWS = 2**21
 REPORT_DOCUMENTS = 1024
 
 
-def hashes_path(folder: Path, part: InputPart) -> Path:
-    """Returns the file of a part's hashes, which exists until the duplicates are known."""
-    return folder / DUPLICATES_DIR / f"{part.name}.hashes"
-
-
-def bands_path(folder: Path, part: InputPart) -> Path:
-    """Returns the file of a part's MinHash bands, likewise."""
-    return folder / DUPLICATES_DIR / f"{part.name}.bands"
-
-
-def first_path(folder: Path, part: InputPart) -> Path:
-    """Returns the file of a part's bits."""
-    return folder / DUPLICATES_DIR / f"{part.name}.first"
+def file_of(folder: Path, part: InputPart, content: Content) -> Path:
+    """Returns a file of a part; all but the bits exist until the duplicates are known."""
+    return folder / DUPLICATES_DIR / f"{part.name}.{content}"
 
 
 def start_hashing(config: PrepareConfig, tested: EvaluationTexts) -> Work:
@@ -67,9 +59,9 @@ def hash_part(config: PrepareConfig, judge: Judge, part: InputPart, report: Repo
     with ExitStack() as stack:
         exact = bands = None
         if config.filter.deduplicate:
-            exact = stack.enter_context(RunWriter(hashes_path(folder, part), is_unique=True))
+            exact = stack.enter_context(RunWriter(file_of(folder, part, "hashes"), is_unique=True))
         if near is not None:
-            bands = stack.enter_context(RunWriter(bands_path(folder, part), is_unique=False))
+            bands = stack.enter_context(RunWriter(file_of(folder, part, "bands"), is_unique=False))
             sketcher = Sketcher(near)
         # A document that the filters leave out hides no other.
         for document in read_kept(config, judge, part):
@@ -181,13 +173,13 @@ def load_runs(paths: Sequence[Path]) -> list[HashRuns]:
 
 def find_first(folder: Path, parts: Sequence[InputPart]) -> None:
     """Writes the bits of every part, once all are hashed. Raises: DiskError."""
-    files = load_runs([hashes_path(folder, part) for part in parts])
+    files = load_runs([file_of(folder, part, "hashes") for part in parts])
     bits = np.zeros(8 * sum(file.num_bytes for file in files), bool)
     for rows in buckets(files):
         # Stable: equal hashes stay in the order of the input.
         rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
         bits[rows[_starts(rows), 2].astype(np.int64)] = True
-    write_bits(files, bits, [first_path(folder, part) for part in parts])
+    write_bits(files, bits, [file_of(folder, part, "first") for part in parts])
 
 
 def write_bits(files: Sequence[HashRuns], bits: np.ndarray, paths: Sequence[Path]) -> None:
@@ -200,7 +192,7 @@ def write_bits(files: Sequence[HashRuns], bits: np.ndarray, paths: Sequence[Path
 
 def load_all_first(folder: Path, parts: Sequence[InputPart]) -> np.ndarray:
     """Returns the bits of all parts by the number of a document, with those between parts."""
-    contents = [first_path(folder, part).read_bytes()[8:] for part in parts]
+    contents = [file_of(folder, part, "first").read_bytes()[8:] for part in parts]
     values = np.frombuffer(b"".join(contents), np.uint8)
     return np.unpackbits(values, bitorder="little").astype(bool)
 

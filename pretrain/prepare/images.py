@@ -113,10 +113,11 @@ def prepare_images(
             records = load_records(folder, job.parts, "")
             if len(records) < len(job.parts):
                 return None
-            found = [records[part.number] for part in job.parts]
+            ordered = [records[part.number] for part in job.parts]
+            merge_bad(ordered, limit_of(config, job.num_bytes))
             if captioned:
-                return _write_captions_index(job, config, given.content if given else None, found)
-            return _write_index(job, config, labels, found)
+                return _write_captions_index(job, config, given.content if given else None, ordered)
+            return _write_index(job, config, labels, ordered)
 
     return fill_folder(folder, share, identity, files, processes, build)
 
@@ -127,6 +128,26 @@ def list_images(config: PrepareConfig) -> list[InputFile]:
     Captions are the `pair` of each image. Raises: ConfigError, DataError: No images, both images
     and tars, or an image without a caption beside others.
     """
+    images, tars, others = _sort_files(config)
+    captions = _find_captions(config, images, others)
+    others = [path for path in others if path not in captions]
+    if others:
+        count = plural(len(others), "other file")
+        _log.warning("%s left out, such as %s", count, without_secrets(others[0]))
+    salt = config.seed.to_bytes(8, "big")
+
+    def place(path: str) -> tuple[bytes, str]:
+        name = class_path(config, path).encode()
+        return hashlib.blake2b(name, digest_size=8, salt=salt).digest(), path
+
+    described = (replace(stat_local(path), input=images[path], format="image") for path in sorted(images, key=place))
+    if captions:
+        return [replace(file, pair=stat_local(_caption_path(file.path))) for file in described]
+    return list(tars.values()) or list(described)
+
+
+def _sort_files(config: PrepareConfig) -> tuple[dict[str, int], dict[str, InputFile], list[str]]:
+    """Returns the images with the numbers of their inputs, the tars, and other files; images or tars, not both."""
     images: dict[str, int] = {}
     tars: dict[str, InputFile] = {}
     others: list[str] = []
@@ -157,21 +178,7 @@ def list_images(config: PrepareConfig) -> list[InputFile]:
             where=where,
             fix="give a folder with one folder of images for each class, or tars",
         )
-    captions = _find_captions(config, images, others)
-    others = [path for path in others if path not in captions]
-    if others:
-        count = plural(len(others), "other file")
-        _log.warning("%s left out, such as %s", count, without_secrets(others[0]))
-    salt = config.seed.to_bytes(8, "big")
-
-    def place(path: str) -> tuple[bytes, str]:
-        name = class_path(config, path).encode()
-        return hashlib.blake2b(name, digest_size=8, salt=salt).digest(), path
-
-    described = (replace(stat_local(path), input=images[path], format="image") for path in sorted(images, key=place))
-    if captions:
-        return [replace(file, pair=stat_local(_caption_path(file.path))) for file in described]
-    return list(tars.values()) or list(described)
+    return images, tars, others
 
 
 def _caption_path(path: str) -> str:
@@ -297,7 +304,6 @@ def _write_part(config: PrepareConfig, numbers: dict[str, int], part: InputPart,
 def _write_index(
     job: ShardJob, config: PrepareConfig, labels: LabelSet | None, records: Sequence[PartRecord]
 ) -> DataIndex:
-    merge_bad(records, limit_of(config, job.num_bytes))
     if labels is None:
         labels = find_labels(config, records)
         records = index_labels(job.folder, labels, records)
@@ -315,15 +321,10 @@ def _write_index(
         )
     # One id, of the token that stands for each vector of an image: they have no tokenizer.
     index = DataIndex("", 1, "uint16", eos_id=0, splits=splits, kind=IMAGES, labels=labels.names)
-    for record in records:
-        index.tars.update(record.tars)
-    described = {}
-    for name, split in splits.items():
-        named = {label: counts[name][number] for number, label in enumerate(labels.names)}
-        described[name] = _describe_split(job.folder, split) | {"labels": named}
-    facts = {"kind": index.kind, **_describe_bad(records), "splits": described}
-    write_json(job.folder / STATISTICS_NAME, facts)
-    write_index(job.folder, index)
+    facts: dict[str, Facts] = {}
+    for name in splits:
+        facts[name] = {"labels": {label: counts[name][number] for number, label in enumerate(labels.names)}}
+    _complete(job.folder, index, records, facts)
     remove_part_tables(job.folder)
     return index
 
@@ -331,7 +332,6 @@ def _write_index(
 def _write_captions_index(
     job: ShardJob, config: PrepareConfig, given: bytes | None, records: Sequence[PartRecord]
 ) -> DataIndex:
-    merge_bad(records, limit_of(config, job.num_bytes))
     records, tokenizer = encode_captions(job, config, given, records)
     splits = merge_splits(records, "images")
     _warn_of_split(config, splits)
@@ -339,16 +339,17 @@ def _write_captions_index(
     end = eos_id(tokenizer, config.tokenizer.eos)
     sha256 = tokenizer_hash(job.tokenizer_path)
     index = DataIndex(sha256, size, token_dtype(size), end, splits, kind=CAPTIONS)
+    _complete(job.folder, index, records, {name: {"captions": describe_captions(name, records)} for name in splits})
+    return index
+
+
+def _complete(folder: Path, index: DataIndex, records: Sequence[PartRecord], facts: dict[str, Facts]) -> None:
+    """Writes statistics and index; `facts` are those of each split beside its sizes."""
     for record in records:
         index.tars.update(record.tars)
-    described = {}
-    for name, split in splits.items():
-        captions = describe_captions(name, records)
-        described[name] = _describe_split(job.folder, split) | {"captions": captions}
-    facts = {"kind": index.kind, **_describe_bad(records), "splits": described}
-    write_json(job.folder / STATISTICS_NAME, facts)
-    write_index(job.folder, index)
-    return index
+    described = {name: _describe_split(folder, split) | facts[name] for name, split in index.splits.items()}
+    write_json(folder / STATISTICS_NAME, {"kind": index.kind, **_describe_bad(records), "splits": described})
+    write_index(folder, index)
 
 
 def _warn_of_split(config: PrepareConfig, splits: dict[str, SplitIndex]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from pretrain.config.prepare import PrepareConfig
 from pretrain.kinds.layouts import LAYOUTS
-from pretrain.prepare.duplicates import first_path, load_bits
+from pretrain.prepare.duplicates import file_of, load_bits
 from pretrain.prepare.filters import (
     DUPLICATE,
     EMPTY,
@@ -34,7 +34,6 @@ from pretrain.prepare.output import TOKENIZER_NAME
 from pretrain.prepare.part_record import PartWriter
 from pretrain.prepare.readers.dispatch import read_slices
 from pretrain.prepare.selection.judge import EvaluationTexts, Judge, reasons_of
-from pretrain.prepare.selection.near_duplicates import near_path
 from pretrain.prepare.split import SplitRule, parse_split
 from pretrain.prepare.text_pieces import Assembler, TextPiece, cut_piece, divide
 from pretrain.tokenizer import (
@@ -58,9 +57,9 @@ def read_part(config: PrepareConfig, judge: Judge, part: InputPart, left_out: Le
     """Yields the documents of a part that are kept; counts the others in `left_out`, by reason."""
     masks: dict[str, np.ndarray] = {}
     if config.filter.deduplicate:
-        masks[DUPLICATE] = load_bits(first_path(Path(config.output), part))
+        masks[DUPLICATE] = load_bits(file_of(Path(config.output), part, "first"))
     if config.filter.near_duplicates is not None:
-        masks[NEAR_DUPLICATE] = load_bits(near_path(Path(config.output), part))
+        masks[NEAR_DUPLICATE] = load_bits(file_of(Path(config.output), part, "near"))
     limit = limit_of(config, part.input_bytes)
     return select(read_slices(config, part.slices), judge, masks, left_out, limit)
 

@@ -21,10 +21,9 @@ from pretrain.errors import ConfigError, DataError, LockedError
 from pretrain.kinds.layouts import LAYOUTS
 from pretrain.prepare.duplicates import (
     DUPLICATES_DIR,
-    bands_path,
+    Content,
+    file_of,
     find_first,
-    first_path,
-    hashes_path,
     load_all_first,
     remove_hashes,
     start_hashing,
@@ -47,11 +46,8 @@ from pretrain.prepare.selection.judge import EvaluationTexts, Judge, load_tested
 from pretrain.prepare.selection.near_duplicates import (
     find_near,
     find_pairs,
-    near_path,
-    ngrams_path,
     pairs_path,
     start_hashing_candidates,
-    wanted_path,
 )
 from pretrain.prepare.split import TRAIN, SplitRule, parse_split
 from pretrain.prepare.text_pieces import TextPiece, divide
@@ -71,9 +67,6 @@ FORMAT = 1
 WAIT_S = 600.0
 POLL_S = 0.5
 
-# Files of duplicates/ that each share writes for its parts, and those of the first, for all.
-_OF_PART = ("hashes", "bands", "ngrams")
-_OF_ALL = ("*.first.tmp-*", "*.near.tmp-*", "*.wanted.tmp-*", "pairs.tmp-*")
 
 _log = logging.getLogger(__name__)
 
@@ -178,19 +171,15 @@ def find_duplicates(job: PrepareJob) -> None:
     is_first = job.pool.share.is_first
     rules = job.config.filter
     near = rules.near_duplicates
-    finals = ([first_path] if rules.deduplicate else []) + ([near_path] if near else [])
     own = job.parts if is_first else job.own_parts
-    wanted = [path(job.folder, part) for path in finals for part in own]
-    temporaries = [f"{part.name}.{kind}.tmp-*" for part in job.own_parts for kind in _OF_PART]
-    for pattern in [*temporaries, *(_OF_ALL if is_first else [])]:
-        for temporary in (job.folder / DUPLICATES_DIR).glob(pattern):
-            temporary.unlink()
+    wanted = _files(job, own, "first") if rules.deduplicate else []
+    wanted += _files(job, own, "near") if near else []
+    _remove_temporaries(job)
     if not all(path.exists() for path in wanted):
         _hash_parts(job)
         if is_first and rules.deduplicate:
-            hashes = [hashes_path(job.folder, part) for part in job.parts]
-            _wait_for(hashes, "the hashes of the other parts")
-            if not all(first_path(job.folder, part).exists() for part in job.parts):
+            _wait_for(_files(job, job.parts, "hashes"), "the hashes of the other parts")
+            if not all(path.exists() for path in _files(job, job.parts, "first")):
                 find_first(job.folder, job.parts)
         if near is not None:
             _compare_candidates(job, near)
@@ -199,16 +188,26 @@ def find_duplicates(job: PrepareJob) -> None:
         remove_hashes(job.folder)
 
 
+def _files(job: PrepareJob, parts: Sequence[InputPart], *contents: Content) -> list[Path]:
+    return [file_of(job.folder, part, content) for part in parts for content in contents]
+
+
+def _remove_temporaries(job: PrepareJob) -> None:
+    """Removes what a killed process of this share has left of files that were not complete."""
+    patterns = [f"{path.name}.tmp-*" for path in _files(job, job.own_parts, "hashes", "bands", "ngrams")]
+    if job.pool.share.is_first:
+        patterns += ["*.first.tmp-*", "*.near.tmp-*", "*.wanted.tmp-*", "pairs.tmp-*"]
+    for pattern in patterns:
+        for temporary in (job.folder / DUPLICATES_DIR).glob(pattern):
+            temporary.unlink()
+
+
 def _hash_parts(job: PrepareJob) -> None:
     """Hashes the parts of this share that have no hashes yet."""
     rules = job.config.filter
-    kinds = [hashes_path] if rules.deduplicate else []
-    kinds += [bands_path] if rules.near_duplicates else []
-
-    def is_done(part: InputPart) -> bool:
-        return all(path(job.folder, part).exists() for path in kinds)
-
-    todo = [part for part in job.own_parts if not is_done(part)]
+    contents: list[Content] = ["hashes"] if rules.deduplicate else []
+    contents += ["bands"] if rules.near_duplicates else []
+    todo = [part for part in job.own_parts if not all(path.exists() for path in _files(job, [part], *contents))]
     start = partial(start_hashing, job.config, job.tested)
     job.pool.run(start, job.own_parts, todo, "looking for duplicates")
 
@@ -217,18 +216,15 @@ def _compare_candidates(job: PrepareJob, near: NearDuplicatesConfig) -> None:
     """Compares the documents that MinHash found; the first share writes the bits of all parts."""
     is_first = job.pool.share.is_first
     if is_first and not pairs_path(job.folder).exists():
-        bands = [bands_path(job.folder, part) for part in job.parts]
-        _wait_for(bands, "the hashes of the other parts")
+        _wait_for(_files(job, job.parts, "bands"), "the hashes of the other parts")
         firsts = load_all_first(job.folder, job.parts) if job.config.filter.deduplicate else None
         find_pairs(job.folder, job.parts, firsts)
-    wanted = [wanted_path(job.folder, part) for part in job.own_parts]
-    _wait_for(wanted, "what --part 1 makes of the hashes of all parts")
-    todo = [part for part in job.own_parts if not ngrams_path(job.folder, part).exists()]
+    _wait_for(_files(job, job.own_parts, "wanted"), "what --part 1 makes of the hashes of all parts")
+    todo = [part for part in job.own_parts if not file_of(job.folder, part, "ngrams").exists()]
     start = partial(start_hashing_candidates, job.config, job.tested)
     job.pool.run(start, job.own_parts, todo, "comparing near duplicates")
     if is_first:
-        ngrams = [ngrams_path(job.folder, part) for part in job.parts]
-        _wait_for(ngrams, "the candidates of the other parts")
+        _wait_for(_files(job, job.parts, "ngrams"), "the candidates of the other parts")
         find_near(job.folder, job.parts, near)
 
 

@@ -27,8 +27,8 @@ from pretrain.prepare.duplicates import (
     DUPLICATES_DIR,
     REPORT_DOCUMENTS,
     HashRuns,
-    bands_path,
     buckets,
+    file_of,
     load_runs,
     read_kept,
     write_bits,
@@ -44,21 +44,6 @@ WINDOW = 16
 _SCALE = 10**9
 
 
-def wanted_path(folder: Path, part: InputPart) -> Path:
-    """Returns the file of the numbers of a part's documents that are in pairs."""
-    return folder / DUPLICATES_DIR / f"{part.name}.wanted"
-
-
-def ngrams_path(folder: Path, part: InputPart) -> Path:
-    """Returns the file of the n-grams of these documents."""
-    return folder / DUPLICATES_DIR / f"{part.name}.ngrams"
-
-
-def near_path(folder: Path, part: InputPart) -> Path:
-    """Returns the file of a part's bits: 1 for a document that stays."""
-    return folder / DUPLICATES_DIR / f"{part.name}.near"
-
-
 def pairs_path(folder: Path) -> Path:
     """Returns the file of all pairs."""
     return folder / DUPLICATES_DIR / "pairs"
@@ -69,7 +54,7 @@ def find_pairs(folder: Path, parts: Sequence[InputPart], is_first: np.ndarray | 
 
     `is_first` has a bit a document: 0 for an exact duplicate, which needs no comparison.
     """
-    files = load_runs([bands_path(folder, part) for part in parts])
+    files = load_runs([file_of(folder, part, "bands") for part in parts])
     pairs = np.empty((0, 2), np.uint64)
     for rows in buckets(files):
         if is_first is not None:
@@ -89,7 +74,7 @@ def find_pairs(folder: Path, parts: Sequence[InputPart], is_first: np.ndarray | 
         stop = file.first_bit + 8 * file.num_bytes
         own = in_pairs[(in_pairs >= file.first_bit) & (in_pairs < stop)]
         numbers = own - np.uint64(file.first_bit)
-        write_file(wanted_path(folder, part), numbers.astype("<u8").tobytes())
+        write_file(file_of(folder, part, "wanted"), numbers.astype("<u8").tobytes())
     write_file(pairs_path(folder), pairs.astype("<u8").tobytes())
 
 
@@ -103,7 +88,7 @@ def hash_candidates(config: PrepareConfig, judge: Judge, part: InputPart, report
     near = config.filter.near_duplicates
     assert near is not None, "this step belongs to it"
     folder = Path(config.output)
-    wanted = np.frombuffer(wanted_path(folder, part).read_bytes(), "<u8")
+    wanted = np.frombuffer(file_of(folder, part, "wanted").read_bytes(), "<u8")
     found: list[np.ndarray] = []
     done_bytes = 0
     for number, document in enumerate(read_kept(config, judge, part) if len(wanted) else ()):
@@ -117,12 +102,12 @@ def hash_candidates(config: PrepareConfig, judge: Judge, part: InputPart, report
             done_bytes = 0
     lengths = np.array([len(one) for one in found], "<u8")
     values = np.concatenate([np.empty(0, np.uint64), *found]).astype("<u8")
-    write_file(ngrams_path(folder, part), lengths.tobytes() + values.tobytes())
+    write_file(file_of(folder, part, "ngrams"), lengths.tobytes() + values.tobytes())
 
 
 def find_near(folder: Path, parts: Sequence[InputPart], config: NearDuplicatesConfig) -> None:
     """Writes the bits of every part, once the n-grams of all are written. Raises: DiskError."""
-    files = load_runs([bands_path(folder, part) for part in parts])
+    files = load_runs([file_of(folder, part, "bands") for part in parts])
     candidates = [_Candidates(folder, part, file) for part, file in zip(parts, files, strict=True)]
     starts = np.array([file.first_bit for file in files])
     pairs = np.fromfile(pairs_path(folder), "<u8").reshape(-1, 2)
@@ -140,15 +125,15 @@ def find_near(folder: Path, parts: Sequence[InputPart], config: NearDuplicatesCo
         # Exact: a similarity of 0.8 is not below a threshold of 0.8.
         if num_common * _SCALE >= threshold * (len(own) + len(other) - num_common):
             bits[later] = False
-    write_bits(files, bits, [near_path(folder, part) for part in parts])
+    write_bits(files, bits, [file_of(folder, part, "near") for part in parts])
 
 
 class _Candidates:
     """The n-grams of a part's documents in pairs."""
 
     def __init__(self, folder: Path, part: InputPart, file: HashRuns) -> None:
-        self._path = ngrams_path(folder, part)
-        wanted = np.fromfile(wanted_path(folder, part), "<u8")
+        self._path = file_of(folder, part, "ngrams")
+        wanted = np.fromfile(file_of(folder, part, "wanted"), "<u8")
         self._numbers = wanted + np.uint64(file.first_bit)
         lengths = np.fromfile(self._path, "<u8", len(wanted)).astype(np.int64)
         self._stops = np.cumsum(lengths) + len(wanted)
