@@ -54,7 +54,7 @@ def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
             raise ConfigError(what, where=str(dataset.sources[0].folder), fix="give the offset as a number")
     vocab_size = vocab_size or (index.vocab_size if index.has_tokenizer else None)
     model = config.model.model_copy(update={"vocab_size": vocab_size, "special_tokens": special})
-    if index.labels and config.model.head.kind == "labels":
+    if index.labels and config.model.head.record.names_labels:
         model = model.model_copy(update={"head": _fill_labels(config.model.head, dataset)})
     finetune = config.finetune
     if finetune.new_tokens == "trained" and _has_new_tokens(config, dataset):
@@ -146,8 +146,6 @@ def build_context(
     if not dataset.index.has_tokenizer:
         vocabulary = Vocabulary(dataset.index.vocab_size, dataset.index.eos_id, np.zeros(1, bool))
         return RowContext(seed, vocabulary, lengths, num_stacks, document_mask)
-    whole_words = any(
-        getattr(task, task.kind).whole_words for task in objective.tasks if task.kind in ("masked", "replaced")
-    )
+    whole_words = any(getattr(task.section, "whole_words", False) for task in objective.tasks)
     vocabulary = describe_vocabulary(load_tokenizer(dataset.tokenizer_path), special, whole_words=whole_words)
     return RowContext(seed, vocabulary, lengths, num_stacks, document_mask)

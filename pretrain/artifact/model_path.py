@@ -30,6 +30,7 @@ from pretrain.generate.constraints import Codec
 from pretrain.interop.generation import load_generation_defaults, read_generation_defaults
 from pretrain.interop.release import open_release
 from pretrain.interop.tokenizer import HubTokenizer, load_hub_tokenizer, tokenizer_files, wrap_tokenizer_json
+from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer import (
     fit_documents,
@@ -154,7 +155,7 @@ def _open_run(reader: WeightReader) -> ModelSource:
 
     def load_tokenizer_files() -> TokenizerFiles:
         content = run.tokenizer.read_bytes()
-        if config.head.kind in ("labels", "spans", "choices"):
+        if config.head.record.fine_tuned:
             assert special.eos is not None, "documents end"
             content = fit_documents(content, special.eos, str(run.tokenizer))
         else:
@@ -163,7 +164,7 @@ def _open_run(reader: WeightReader) -> ModelSource:
         chat = None if template is None else to_named(template, name)
         tokens = template if isinstance(template, dict) and is_jinja(template) else {}
         tokens = {key: token for key, token in tokens.items() if key.endswith("_token")}
-        stack = config.encoder if config.head.kind in ("spans", "choices") else None
+        stack = config.encoder if config.head.record.answers_questions else None
         has_types = getattr(stack, "token_types", 0) > 1
         return wrap_tokenizer_json(content, special, config.max_seq_len, chat, tokens, has_types)
 
@@ -201,7 +202,7 @@ def _describe_run(
         load_codec=load_codec,
         load_tokenizer_files=load_tokenizer_files,
         generation=generation,
-        like=WORDS if any(task.kind == "tag" for task in whole.objective.tasks) else "",
+        like=WORDS if any(OBJECTIVES[task.kind].labels_words for task in whole.objective.tasks) else "",
         run=run,
         checkpoint=reader,
         read_part=None if merged else reader.read_part,

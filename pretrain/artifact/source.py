@@ -114,13 +114,13 @@ class AdaptedModel:
         self._new = model.vocab_size or 0
         self.num_added = max(0, self._new - self._old)  # tokens that `source` lacks
         same_kind = model.head.kind == theirs.head.kind
-        is_lm = same_kind and model.head.kind == "lm"
+        is_lm = same_kind and model.head.record.scores_words
         self._tables = set(names_of_tables(model)) & shapes.keys()
         if not is_lm:
             self._tables.difference_update(SCORES)
         # Scores of other labels are learned anew, even where their number is the same.
         same_scores = is_lm or (same_kind and model.head.labels == theirs.head.labels)
-        may_lack = not same_kind or model.head.kind == "labels"
+        may_lack = not same_kind or model.head.record.names_labels
         self.anew: set[str] = set()  # parameters that are initialised, not read
         self.copied = {name for name in shapes if self._is_copied(name)}  # to each expert of their layer
         self.resized = {name for name in shapes if self._is_resized(name)}

@@ -26,7 +26,7 @@ from pretrain.checkpoint.load import WeightReader
 from pretrain.config.lengths import RowLengths, image_lengths
 from pretrain.config.load import dump_config, load_config
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig, SpecialTokens
-from pretrain.config.objective import TARGET_COUNTS, ObjectiveConfig
+from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.families.label_names import CHOICES, SPANS, TEXTS
 from pretrain.interop.choose import why_not_its_own
@@ -35,6 +35,7 @@ from pretrain.interop.release import fetch_release, open_release
 from pretrain.interop.release_files import CHAT_TEMPLATE, GENERATION, read_object
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_otherwise, tokenizer_files
 from pretrain.interop.write import About, ExportReport, as_released, write_release
+from pretrain.kinds.objectives import TARGET_COUNTS
 from pretrain.plan.params import count_parameters
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer.released import refusal_of_foreign
@@ -104,7 +105,7 @@ def probe(config: AnyModelConfig) -> Batch:
     if patches is not None and not config.captions:
         zeros = torch.zeros(2, patches.positions, dtype=torch.int64)
         source = None
-        if config.head.kind == "pixels":
+        if config.head.record.restores:
             # The first patches are visible, as many as in their default.
             lengths = RowLengths(patches.positions, patches.positions)
             read = image_lengths(lengths, ObjectiveConfig(kind="masked_patches"), patches).source
@@ -359,7 +360,7 @@ def write_served(model: Path, parent: Path, dtype: str) -> tuple[Path, bool]:
             (folder / name).write_bytes(content)
     else:
         config = open_source(model).config
-        if config.shape != "decoder" or config.head.kind != "lm":
+        if config.shape != "decoder" or not config.head.record.scores_words:
             what = f"a server continues texts, unlike this model: {config.shape}, head.kind={config.head.kind}"
             raise ConfigError(what, where=str(model), fix="use a decoder alone, with head.kind=lm")
         export_model(model, folder, dtype=dtype)

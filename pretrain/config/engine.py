@@ -260,7 +260,7 @@ def _neighbour_conflicts(key: str, model: ModelConfig, whole: str) -> Conflicts:
     no_whole = f"{key} leaves no rank with a whole document"
     if head.mean:
         yield f"{no_whole}, of which model.head.mean is the mean", whole
-    if head.kind in ("spans", "choices"):
+    if head.record.answers_questions:
         yield f"{no_whole}, whose scores model.head.kind={head.kind} compares", whole
     if head.summarizes and model.decoder is not None:
         yield f"{no_whole}, of whose last token model.head.kind={head.kind} are", whole
@@ -314,7 +314,7 @@ def tensor_conflicts(parallel: ParallelConfig, engine: EngineConfig, model: AnyM
         return
     if model.input is not None:
         yield f"{key} cuts rows of text, and those of model.input are images", whole
-    if model.head.kind not in ("lm", "labels"):
+    if not model.head.record.cut:
         yield f"{key} was not tried with model.head.kind={model.head.kind}", whole
     part = "each part of a matrix"
     yield from _part_conflicts(key, engine, part, left_out="the matrices", sharded="matrices", whole=whole)

@@ -8,12 +8,8 @@ from pydantic import AfterValidator, Field, create_model
 from pretrain.config.base import Conflicts, OnResume, SameKeys, Section, check_name
 from pretrain.config.data import DataConfig
 from pretrain.config.model import AnyModelConfig
+from pretrain.kinds.heads import HEADS
 from pretrain.kinds.objectives import OBJECTIVES, objective_of_model
-
-UNITS = {"labels": "labels", "spans": "answers", "choices": "answers", "pixels": "pixels"}
-"""Noun of the targets by the kind of the head; `tokens` of others."""
-TARGET_COUNTS = ("tokens", "labels", "answers", "pairs")
-"""Metrics that count targets; a run logs one of them. Pixels are counted by patches, as `tokens`."""
 
 SECTIONS = {name: one.section for name, one in OBJECTIVES.items() if one.section is not None}
 """Sections of `objective:`, each of which is read by the kind of its name."""
@@ -96,7 +92,7 @@ class ObjectiveConfig(_Sectioned):
     def scores_words(self) -> bool:
         """True if the loss is one of words of a vocabulary: exp(loss), their perplexity, is a number of words."""
         needs = [OBJECTIVES[task.kind] for task in self.tasks]
-        return all(one.head == "lm" and not one.instead_of_tokens for one in needs)
+        return all(HEADS[one.head].scores_words and not one.instead_of_tokens for one in needs)
 
     @property
     def predicts_text(self) -> bool:
@@ -142,7 +138,7 @@ def kind_conflicts(kind: str, model: AnyModelConfig, data: DataConfig, start: st
         )
     head = model.head
     if head.kind != needs.head:
-        tied = ", and model.tied_embeddings=false" if needs.head in ("labels", "spans", "choices") else ""
+        tied = ", and model.tied_embeddings=false" if HEADS[needs.head].fine_tuned else ""
         yield f"{key} needs model.head.kind={needs.head}, this model has {head.kind}", f"set it{tied}"
     reads = getattr(model, "reads", "tokens")
     if reads != needs.reads:

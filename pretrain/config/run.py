@@ -12,7 +12,7 @@ from pretrain.config.engine import EngineConfig, ParallelConfig, expert_conflict
 from pretrain.config.finetune import FinetuneConfig
 from pretrain.config.lengths import RowLengths, image_lengths, row_lengths
 from pretrain.config.model import ModelConfig, ModelSection, StackConfig
-from pretrain.config.objective import UNITS, ObjectiveConfig, kind_conflicts, multi_token_conflicts
+from pretrain.config.objective import ObjectiveConfig, kind_conflicts, multi_token_conflicts
 from pretrain.config.optim import OptimConfig
 from pretrain.config.tracking import ProfileConfig, TrackingConfig, tracking_conflicts
 from pretrain.config.train import (
@@ -27,6 +27,7 @@ from pretrain.config.train import (
     best_conflicts,
 )
 from pretrain.errors import ConfigError
+from pretrain.kinds.heads import HEADS
 from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.kinds.optimizers import optimizers_where
 
@@ -143,11 +144,9 @@ class RunConfig(Section):
         return [name for name in ("encoder", "decoder") if getattr(self.model, name)]
 
     @property
-    def unit(self) -> str:
-        """Noun of the targets: `tokens`, `labels`, `answers`, `pairs` (of answers), or `pixels`."""
-        if self.objective.kind == "dpo":
-            return "pairs"
-        return UNITS.get(self.model.head.kind, "tokens")
+    def counted(self) -> str:
+        """Metric that counts targets: `tokens`, `labels`, `answers`, or `pairs` (of answers)."""
+        return OBJECTIVES[self.objective.kind].counted or self.model.head.record.counted
 
     @property
     def lengths(self) -> RowLengths:
@@ -193,7 +192,7 @@ class RunConfig(Section):
         yield from self._parallel_conflicts()
         yield from best_conflicts(self.checkpoint, self.eval, self.objective, self.data, self.optim.ema)
         yield from tracking_conflicts(self.tracking, self.eval, self.model)
-        if self.eval.tasks.names and (self.stacks != ["decoder"] or self.model.head.kind != "lm"):
+        if self.eval.tasks.names and (self.stacks != ["decoder"] or not self.model.head.record.scores_words):
             yield "eval.tasks are for models with a decoder alone and its head", "leave them out"
         yield from self._objective_conflicts()
         yield from OBJECTIVES[self.objective.kind].conflicts(self)
@@ -294,7 +293,7 @@ class RunConfig(Section):
                 yield f"data.images.resize={resized} is smaller than {crop}", fix
         for name in ("mixup", "cutmix"):
             for task in self.objective.tasks:
-                if getattr(self.data.images, name) and OBJECTIVES[task.kind].head != "labels":
+                if getattr(self.data.images, name) and not HEADS[OBJECTIVES[task.kind].head].names_labels:
                     mixes = f"data.images.{name} mixes labels"
                     yield f"{mixes}, which objective.kind={task.kind} does not have", "leave it out"
 

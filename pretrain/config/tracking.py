@@ -145,7 +145,7 @@ def tracking_conflicts(tracking: TrackingConfig, evaluation: EvalConfig, model: 
     for key, is_set in wanted.items():
         if is_set and not evaluation.every_steps:
             yield f"tracking.{key} needs evaluations", "set eval.every_steps, which is 0, or remove it"
-    if samples.prompts and (model.decoder is None or model.head.kind != "lm"):
+    if samples.prompts and (model.decoder is None or not model.head.record.scores_words):
         lacking = "without a decoder" if model.decoder is None else f"of head.kind={model.head.kind}"
         yield f"tracking.samples: a model {lacking} generates no text", "remove tracking.samples.prompts"
     if attention.text is not None:

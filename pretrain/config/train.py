@@ -9,6 +9,7 @@ from pretrain.config.base import NAME_PATTERN, OFF, Conflicts, OnResume, Section
 from pretrain.config.data import DataConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.optim import EmaConfig
+from pretrain.kinds.heads import HEADS
 from pretrain.kinds.objectives import OBJECTIVES
 
 METRICS = ("val_loss", "val_perplexity", "val_accuracy", "val_bits_per_byte", "val_ema_loss")
@@ -188,10 +189,10 @@ def best_conflicts(
 def _metric_conflicts(best: str, kinds: list[str]) -> Conflicts:
     if best == "val_bits_per_byte" and not all(OBJECTIVES[kind].running_text for kind in kinds):
         yield f"checkpoint.best={best} needs objective.kind=causal, not {'+'.join(kinds)}", "use val_loss"
-    heads = {OBJECTIVES[kind].head for kind in kinds}
+    heads = [HEADS[OBJECTIVES[kind].head] for kind in kinds]
     if best == "val_perplexity" and any(OBJECTIVES[kind].reference for kind in kinds):
         yield f"checkpoint.best={best}: pairs of answers have no perplexity", "use val_loss or val_accuracy"
-    if best == "val_perplexity" and heads & {"labels", "replaced", "spans", "choices"}:
+    if best == "val_perplexity" and any(head.chooses and not head.scores_words for head in heads):
         yield f"checkpoint.best={best}: a classifier has no perplexity", "use val_loss or val_accuracy"
-    if best in ("val_perplexity", "val_accuracy") and "pixels" in heads:
+    if best in ("val_perplexity", "val_accuracy") and not all(head.chooses for head in heads):
         yield f"checkpoint.best={best}: pixels are no choice among answers", "use val_loss"

@@ -37,11 +37,6 @@ from pretrain.tokenizer.released import compare_texts, probe_texts
 
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_SEED = 1234
-_WITHOUT_LOSS = {
-    "none": "a model without a head has no loss",
-    "replaced": "a detector of replaced tokens has no loss without the generator that replaces them",
-}
-"""Why a model that is no run's is refused, by the kind of its head."""
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -81,9 +76,9 @@ class EvaluationSource:
 
 def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     """Returns the settings of rows for a model. Raises: ConfigError: No data, wrong lengths, no loss."""
-    if source.run is None and source.config.head.kind in _WITHOUT_LOSS:
-        what, fix = _WITHOUT_LOSS[source.config.head.kind], "fine-tune it, and evaluate the run"
-        raise ConfigError(what, where=str(source.path), fix=fix)
+    lack = source.config.head.record.without_loss
+    if source.run is None and lack:
+        raise ConfigError(lack, where=str(source.path), fix="fine-tune it, and evaluate the run")
     patches = source.config.input
     reads = "tokens" if patches is None else "patches"
     objective = ObjectiveConfig(kind=objective_of_model(source.config.shape, source.config.head.kind, reads))
@@ -170,7 +165,7 @@ class Corpus:
         if choice.data and is_own and "+" not in model.shape and len(scored_as) == 1 and None not in scored_as:
             self.objective = ObjectiveConfig.model_validate({"kind": scored_as.pop()})
         self._check_kind()
-        self.labels = list(self._dataset.index.labels) if model.head.kind == "labels" else []
+        self.labels = list(self._dataset.index.labels) if model.head.record.names_labels else []
         packing = setting.data.packing
         if packing == "concat":
             packing = self._dataset.index.layout.packing
@@ -192,6 +187,7 @@ class Corpus:
         rows = max(1, choice.batch_tokens // longest)
         # A code for the text predicts each token from those before it, and no other objective does.
         is_code = self.objective.predicts_text
+        self.has_captions = self._dataset.index.layout.captions
         self.sources: list[EvaluationSource] = []
         self.data: list[Data] = []
         for source, store, path in zip(self._dataset.sources, stores, paths, strict=True):

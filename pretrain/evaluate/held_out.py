@@ -36,6 +36,7 @@ from pretrain.evaluate.row_loss import (
     pool,
     sum_rows,
 )
+from pretrain.kinds.heads import HEADS
 from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.objective import build_loss, shown_of
 
@@ -184,7 +185,7 @@ def _measure(
                 of_model.append(read_answers(model, batches))
                 continue
             loss = ModelLoss(model, build_loss(corpus.objective))
-            if len(models) > 1 or corpus.objective.kind == "captions":
+            if len(models) > 1 or corpus.has_captions:
                 of_model.append(sum_rows(loss, batches))
                 continue
             # Rows matter for comparisons and captions only: otherwise batches are summed at once.
@@ -195,7 +196,7 @@ def _measure(
     reports = reports or [_rows(found).report for found in measured[0]]
     losses = []
     of_kind: dict[str, Any] = {
-        "chooses": corpus.objective.kind != "masked_patches",
+        "chooses": HEADS[OBJECTIVES[corpus.objective.kind].head].chooses,
         "scores_words": corpus.objective.scores_words,
         "shown": shown_of(corpus.objective),
     }
@@ -215,8 +216,7 @@ def _measure(
     if not measured[0]:
         return losses
     pairs = zip(losses, zip(*measured, strict=True), strict=True)
-    captions = corpus.objective.kind == "captions"
-    return [_judged(found, by_model, corpus.labels, captions, resamples) for found, by_model in pairs]
+    return [_judged(found, by_model, corpus.labels, corpus.has_captions, resamples) for found, by_model in pairs]
 
 
 def _rows(measured: RowSums | Answers) -> RowSums:

@@ -21,7 +21,6 @@ from pretrain.checkpoint.retention import read_best
 from pretrain.config.load import load_config
 from pretrain.config.model import AnyModelConfig, parse_model
 from pretrain.config.model.stack import ExpertsConfig
-from pretrain.config.objective import UNITS
 from pretrain.config.resumption import start_folder
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.plan.params import count_active, count_parameters
@@ -201,11 +200,11 @@ def _describe_run(run: RunDir) -> dict[str, Any]:
     record = run.read_record()
     last = record["attempts"][-1]
     model: dict[str, Any] = {"model": "not known: config.yaml is missing or damaged"}
-    unit = "tokens"
+    counted = "tokens"
     with suppress(ConfigError):
         # Code of the user is not run to describe a folder.
         whole = load_config(run.config, extensions="ignore")
-        config, unit = whole.model, whole.unit
+        config, counted = whole.model, whole.counted
         model = {"model": describe_model(config), "parameters": count_parameters(config), **_describe_active(config)}
     return {
         "kind": "run",
@@ -216,7 +215,7 @@ def _describe_run(run: RunDir) -> dict[str, Any]:
         "attempts": len(record["attempts"]),
         **_describe_attempt(run, last),
         **model,
-        **_describe_checkpoints(run, "tokens" if unit == "pixels" else unit),
+        **_describe_checkpoints(run, counted),
         "versions": last.get("versions", {}),
     }
 
@@ -305,8 +304,9 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
     is_model = (path / MODEL_FILE).is_file()
     config = _find_config(path, is_model)
     state = {} if is_model else {key: manifest.state[key] for key in sorted(manifest.state, key=_place)}
-    if config is not None and (unit := UNITS.get(config.head.kind, "pixels")) != "pixels":
-        state = {unit if key == "tokens" else key: value for key, value in state.items()}
+    if config is not None:
+        counted = config.head.record.counted
+        state = {counted if key == "tokens" else key: value for key, value in state.items()}
     unknown = f"not known: {MODEL_FILE if is_model else 'config.yaml of the run'} is missing or damaged"
     return {
         "kind": "model" if is_model else "checkpoint",

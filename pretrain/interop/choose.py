@@ -104,16 +104,9 @@ def facts(config: ModelConfig) -> dict[str, Any]:
     keys = ["vocab_size", "max_seq_len", "tied_embeddings", "scaled_embeddings", "ngram_embeddings"]
     keys += ["pooler", "pooler_activation", "embedding_scale", "multi_token"]
     found |= {key: getattr(config, key) for key in keys} | {"head.kind": config.head.kind}
-    if config.head.kind == "lm":
-        of_head = ("transform", "bias", "scaled", "scale", "soft_cap")
-        found |= {f"head.{key}": getattr(config.head, key) for key in of_head}
-    if config.head.kind == "pixels":
-        found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias")}
-    if config.head.kind in ("spans", "choices", "replaced"):
-        found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias", "mean")}
-    if config.head.kind == "labels":
-        found |= {f"head.{key}": getattr(config.head, key) for key in ("transform", "bias", "mean")}
-        found["head.labels"] = tuple(config.head.labels)
+    for key in config.head.record.settings:
+        value = getattr(config.head, key)
+        found[f"head.{key}"] = tuple(value) if isinstance(value, list) else value
     if config.head.transform:
         found["head.activation"] = config.head.activation or config.last_stack.activation
     return found

@@ -146,7 +146,7 @@ def write_release(
     documents = {CONFIG: described}
     if config.input is not None:
         documents[PREPROCESSOR] = write_preprocessor(config.input)
-    if config.decoder is not None and config.head.kind == "lm":
+    if config.decoder is not None and config.head.record.scores_words:
         tokens = write_tokens(config.special_tokens, "start")
         known = {key: number for key, number in tokens.items() if number is not None}
         documents[GENERATION] = known | dict(generation or {})
@@ -214,7 +214,7 @@ def as_released(config: ModelConfig) -> ModelConfig:
 
     Their decoders have none for labels.
     """
-    is_bare = config.decoder is not None and config.head.kind == "labels"
+    is_bare = config.decoder is not None and config.head.record.names_labels
     if not config.head.num_scores or config.head.bias or is_bare:
         return config
     return config.model_copy(update={"head": config.head.model_copy(update={"bias": True})})

@@ -95,6 +95,10 @@ class Objective:
     """`build(section, context) -> RowMaker`; raises ConfigError if the tokenizer lacks a token."""
     loss: str = "pretrain.objective.loss:token_loss"
     """`build(objective_config) -> Loss`."""
+    counted: str = ""
+    """Metric that counts targets. Empty: that of the head."""
+    targets: str = ""
+    """Targets in words. Empty: those of the head."""
     shown: tuple[str, ...] = ()
     """Names of further sums of the loss (`LossOutput.shown_M`), logged as means over the targets."""
     token_kinds: str = "pretrain.objective.token_kinds:text_kinds"

@@ -57,8 +57,8 @@ class Head(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width = config.last_stack.width
-        self.scores_ids = config.head.kind == "lm"
-        self.scores_labels = config.head.kind == "labels"
+        self.scores_ids = config.head.record.scores_words
+        self.scores_labels = config.head.record.names_labels
         self.summarizes = config.head.summarizes
         self.num_scores = config.num_scores
         self.scale = config.head.scale * (width**-0.5 if config.head.scaled else 1.0)
@@ -71,7 +71,7 @@ class Head(nn.Module):
         if config.head.transform:
             self.transform = nn.Linear(width, config.head_width, bias=config.last_stack.bias)
             self.norm = nn.Identity()
-            if config.head.kind != "replaced":
+            if config.head.record.has_norm:
                 self.norm = build_norm(config.last_stack, config.head_width)
         self.dropout = nn.Dropout(config.head.dropout) if config.head.dropout else nn.Identity()
         self.weight = nn.Parameter(torch.empty(config.num_head_rows, config.head_width))

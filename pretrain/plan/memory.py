@@ -280,7 +280,7 @@ def _loss_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
     """Returns the working memory of the loss: a chunk of logits, its gradient, and sums in fp32."""
     if task.generator is not None:
         task = task.generator
-    if task.model.head.kind != "lm":
+    if not task.model.head.record.scores_words:
         return 0
     size = layout.engine.compute_bytes
     rows = task.model.padded_vocab_size

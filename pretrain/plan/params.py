@@ -177,7 +177,7 @@ def _head(model: ModelConfig) -> Named:
     stack = model.last_stack
     if model.head.transform:
         yield from _linear("head.transform", stack.width, model.head_width, stack.bias)
-        if model.head.kind != "replaced":
+        if model.head.record.has_norm:
             yield from _norm("head.norm", stack, width=model.head_width)
     if not model.tied_embeddings:
         yield "head.weight", (model.num_head_rows, model.head_width)
@@ -297,7 +297,7 @@ def count_active(model: AnyModelConfig) -> int:
 def names_of_tables(model: AnyModelConfig) -> list[str]:
     """Returns the names of the parameters with a row for each token: embeddings, and its scores."""
     named = {"embedding.weight"}
-    if model.head.kind == "lm":
+    if model.head.record.scores_words:
         named |= {"head.weight", "head.bias"}
     shapes = parameter_shapes(model)
     return sorted(name for name in shapes if name in named or ".value_embedding." in name)
@@ -312,7 +312,7 @@ def names_of_experts(shapes: dict[str, Shape]) -> set[str]:
 def names_of_matrices(shapes: dict[str, Shape], model: AnyModelConfig) -> set[str]:
     """Returns the names of what `parallel.tensor` cuts (`model/tensor_parallel.py`)."""
     rows = r".*blocks.*\.(qkv|query|key_value|gate_up|up)"
-    rows += "|head" if model.head.kind == "lm" else ""
+    rows += "|head" if model.head.record.scores_words else ""
     cut = rf"(embedding|.*\.value_embedding.*|.*blocks.*\.(output|down))\.weight|({rows})\.(weight|bias)"
     return {name for name in shapes if re.fullmatch(cut, name)}
 

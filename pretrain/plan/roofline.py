@@ -145,7 +145,7 @@ def collected_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int
         # Of ids: positions of rotations; and of tokens, the sum of whose vectors has a gradient.
         found += ids * own * (stack.is_rotary + stack.value_embeddings)
         found += own * (ids + 2 * size * stack.table_width)
-    if model.head.kind == "lm":
+    if model.head.record.scores_words:
         chosen = round(target * task.head_share)
         found += chosen * (ids + _STATISTICS * task.tensor + 2 * size * model.head_width)
     return found
@@ -179,7 +179,7 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
     if engine.offload_params != "none":
         offload += 2 * engine.compute_bytes * values.weights / world_size * layout.accumulation
     scored = task.generator or task
-    rows = scored.model.padded_vocab_size if scored.model.head.kind == "lm" else 0
+    rows = scored.model.padded_vocab_size if scored.model.head.record.scores_words else 0
     gathers = gathers_of(task, engine, device, world_size)
     adapters = task.trained.adapter_values if task.trained else 0
     return Work(

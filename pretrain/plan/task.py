@@ -149,7 +149,7 @@ def known_model(model: AnyModelConfig, vocab_size: int | None = None, labels: tu
     update: dict[str, object] = {}
     if model.vocab_size is None and (model.input is None or model.captions):
         update["vocab_size"] = vocab_size or ASSUMED_VOCAB_SIZE
-    if model.head.kind == "labels" and not model.head.labels:
+    if model.head.record.names_labels and not model.head.labels:
         update["head"] = model.head.model_copy(update={"labels": list(labels or ASSUMED_LABELS)})
     return model.model_copy(update=update)
 

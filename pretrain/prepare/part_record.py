@@ -319,5 +319,5 @@ def nothing_to_train_on(left_out: Mapping[str, int], documents: str = "text") ->
     reasons = [f"{name.replace('_', ' ')} {left_out[name]:,}" for name in names]
     skipped = f" (documents skipped: {', '.join(reasons)})" if reasons else ""
     fix = f"give more {documents}, or hold out less with --split"
-    verb = "is" if documents == "text" else "are"
+    verb = "are" if documents.endswith("s") else "is"
     return DataError(f"there {verb} no {documents} to train on", fix=fix + skipped)

@@ -278,7 +278,7 @@ def _unused_table(statistics: dict[str, Any]) -> list[str]:
 
 def _label_table(splits: dict[str, Any]) -> list[str]:
     """Returns a table of labels by split; empty without labels."""
-    counted = {name: split["labels"] for name, split in splits.items() if "labels" in split}
+    counted = {name: split["labels"] for name, split in splits.items() if split.get("labels")}
     if not counted:
         return []
     table = ["", f"| label | {' | '.join(counted)} |", "|---" * (1 + len(counted)) + "|"]

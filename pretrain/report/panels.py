@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pretrain.config.objective import TARGET_COUNTS
+from pretrain.kinds.objectives import TARGET_COUNTS
 from pretrain.report.run_data import RunData, target_unit
 from pretrain.report.series import PARTS, Curve, make_curve
 

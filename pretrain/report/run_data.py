@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.checkpoint.format import MANIFEST, list_checkpoints, load_manifest, step_of
-from pretrain.config.objective import TARGET_COUNTS
 from pretrain.config.yaml_nodes import read_yaml
 from pretrain.errors import CheckpointError, ConfigError
+from pretrain.kinds.objectives import TARGET_COUNTS
 from pretrain.report.evaluations import Evaluation, read_evaluations
 from pretrain.report.series import ProgressCurve, make_course
 from pretrain.run.folder import RunDir

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from pretrain.config.objective import TARGET_COUNTS
+from pretrain.kinds.objectives import TARGET_COUNTS
 
 PARTS = ("data", "forward", "backward", "optimizer", "communication", "evaluation", "checkpoint", "other")
 """Parts of a step's time, as `tracking/meter.py` names them; `data_s` and so on in a row."""

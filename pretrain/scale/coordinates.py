@@ -83,7 +83,7 @@ def check_coordinates(config: RunConfig, widths: Sequence[int], steps: int) -> C
         ConfigError: The model is no Transformer of one stack with a language model's head, or has no such width.
     """
     model = config.model
-    if not isinstance(model, ModelConfig) or "+" in model.shape or model.head.kind != "lm":
+    if not isinstance(model, ModelConfig) or "+" in model.shape or not model.head.record.scores_words:
         raise ConfigError(
             "coordinates are those of a Transformer of one stack with model.head.kind=lm",
             fix="check such a model under the same optim section",

@@ -15,6 +15,7 @@ from typing import Any
 
 from pretrain.config.tracking import TrackingConfig
 from pretrain.errors import DataError, DiskError, LaunchError, install_fix
+from pretrain.kinds.objectives import TARGET_COUNTS
 from pretrain.tracking.mlflow_tracker import MlflowTracker
 from pretrain.tracking.picture_files import ATTENTION, Pictures
 from pretrain.tracking.prometheus_file import PrometheusFile
@@ -121,7 +122,7 @@ class Console:
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows a row: with the accuracy of a classifier, and images rather than their patches."""
-        of_tokens = not metrics.keys() & {"labels", "answers", "pairs"}
+        of_tokens = not metrics.keys() & set(TARGET_COUNTS[1:])
         hidden = ["accuracy"] if of_tokens else []
         hidden += ["tokens_per_s"] if "images_per_s" in metrics else []
         metrics = {name: value for name, value in metrics.items() if name not in hidden}

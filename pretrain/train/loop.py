@@ -256,10 +256,9 @@ def _follow(run: Run, step: int, update: Update, agreed: StepTotals) -> None:
 
 
 def _metrics(run: Run, state: TrainState, agreed: StepTotals, skipped_rows: int) -> dict[str, float]:
-    unit = run.config.unit
-    metrics = {"tokens" if unit == "pixels" else unit: float(state.tokens)}
+    metrics = {run.config.counted: float(state.tokens)}
     num_targets = agreed.done.num_targets
-    if num_targets and unit != "pixels":  # a choice among answers
+    if num_targets and run.config.model.head.record.chooses:
         metrics["accuracy"] = agreed.num_correct / num_targets
     for name, value in zip(run.engine.module.shown, agreed.shown, strict=True):
         if num_targets:
@@ -356,17 +355,23 @@ def _measure(run: Run, should_stop: Callable[[], bool]) -> dict[str, float] | No
         reports.append(report)
     config = run.config
     return _describe(
-        run.validation, reports, config.unit, run.engine.module.shown, scores_words=config.objective.scores_words
+        run.validation,
+        reports,
+        config.counted,
+        run.engine.module.shown,
+        scores_words=config.objective.scores_words,
+        chooses=config.model.head.record.chooses,
     )
 
 
 def _describe(
     validation: Sequence[ValidationSource],
     reports: Sequence[LossReport],
-    unit: str = "tokens",
+    counted: str = "tokens",
     shown: Sequence[str] = (),
     *,
     scores_words: bool = True,
+    chooses: bool = True,
 ) -> dict[str, float]:
     """Returns the row of an evaluation: all splits, and each loss; empty without a target.
 
@@ -383,10 +388,10 @@ def _describe(
     metrics["val_loss"] = whole.loss
     if scores_words:
         metrics["val_perplexity"] = whole.perplexity
-    if unit != "pixels":
+    if chooses:
         metrics["val_accuracy"] = whole.accuracy
     metrics |= {f"val_{name}": value for name, value in zip(shown, whole.shown, strict=True)}
-    metrics["val_tokens" if unit == "pixels" else f"val_{unit}"] = float(whole.num_targets)
+    metrics[f"val_{counted}"] = float(whole.num_targets)
     if bits is not None:
         metrics["val_bits_per_byte"] = bits
     return metrics

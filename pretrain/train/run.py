@@ -180,8 +180,7 @@ def _summarize(run: Run, state: TrainState) -> Iterator[str]:
     except (ConfigError, DataError) as error:  # a damaged record is no failure of the training
         log.warning("%s", error)
     time = f"{time_of_starts(rows, attempts)} in {plural(len(attempts), 'start')}"
-    units = {"tokens": "target tokens", "pixels": "hidden patches", "pairs": "pairs of answers"}
-    targets = units.get(run.config.unit, run.config.unit)
+    targets = OBJECTIVES[run.config.objective.kind].targets or run.config.model.head.record.targets
     empty = f" ({state.empty_steps:,} without a target)" if state.empty_steps else ""
     yield f"done: {plural(state.step, 'step')}{empty}, {state.tokens:,} {targets}, {time}"
     for name in ("loss", "val_loss"):
@@ -222,7 +221,7 @@ def next_command(config: RunConfig, *, has_template: bool, has_validation: bool)
     for kind in kinds:
         if OBJECTIVES[kind].next_command:
             return OBJECTIVES[kind].next_command.format(path=path)
-    if any(OBJECTIVES[kind].head != "lm" for kind in kinds):
+    if not config.model.head.record.scores_words:
         # `classify` reads texts only, and there may be no split to evaluate.
         return f"pretrain evaluate {path}" if has_validation else f"pretrain inspect {path}"
     # A decoder alone begins a document without a prompt, be it of prose or of code.

@@ -1,17 +1,23 @@
 """Keys of `model:` of every kind: head, special tokens, vocabulary and length."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from pretrain.config.base import MAX_ROWS, MAX_WIDTH, Conflicts, OnResume, Section
 from pretrain.config.model.stack import Activation
+from pretrain.kinds.heads import HEADS, HeadRecord
+
+if TYPE_CHECKING:
+    HeadKind = str
+else:
+    HeadKind = Literal[tuple(HEADS)]
 
 
 class HeadConfig(Section):
     """Output layer on the last hidden states."""
 
-    kind: Annotated[Literal["lm", "labels", "spans", "choices", "replaced", "pixels", "none"], OnResume.NEVER] = "lm"
+    kind: Annotated[HeadKind, OnResume.NEVER] = "lm"
     """`lm` scores the vocabulary, `labels` scores labels, `spans` each token as the first and as the
     last one of an answer, `choices` a text as the right one of several, `replaced` each token as
     one that was replaced (ELECTRA), `pixels` predicts those of each patch (MAE), `none` returns the
@@ -38,22 +44,27 @@ class HeadConfig(Section):
     """For `kind: labels`, `spans` and `choices`: dropout probability on the input of the scores."""
 
     @property
+    def record(self) -> HeadRecord:
+        """Record of the kind."""
+        return HEADS[self.kind]
+
+    @property
     def num_scores(self) -> int:
         """Scores of a head over something else than a vocabulary or pixels; 0 of labels not known yet."""
-        return {"labels": len(self.labels), "spans": 2, "choices": 1, "replaced": 1}.get(self.kind, 0)
+        return len(self.labels) if self.record.names_labels else self.record.num_scores
 
     @property
     def summarizes(self) -> bool:
         """True if a document has one output, at its first position."""
-        return self.kind in ("labels", "choices")
+        return self.record.summarizes
 
     def _conflicts(self) -> Conflicts:
         if self.activation is not None and not self.transform:
             yield f"activation={self.activation} needs transform=true", "leave it out"
-        has_dropout = self.dropout and self.kind not in ("spans", "choices")
-        if self.kind != "labels" and (self.labels or self.mean or has_dropout):
+        has_dropout = self.dropout and not self.record.fine_tuned
+        if not self.record.names_labels and (self.labels or self.mean or has_dropout):
             yield f"labels, mean and dropout go with kind=labels, not {self.kind}", "leave them out"
-        if self.kind not in ("lm", "none") and (self.scaled or self.soft_cap or self.scale != 1.0):
+        if not self.record.scales and (self.scaled or self.soft_cap or self.scale != 1.0):
             yield f"scaled, scale and soft_cap go with kind=lm, not {self.kind}", "leave them out"
 
 

@@ -14,6 +14,7 @@ from pretrain.config.base import MAX_HEADS, MAX_LAYERS, MAX_ROWS, OFF, Conflicts
 from pretrain.config.model.any_kind import AnyKindConfig, HeadConfig
 from pretrain.config.model.patches import PatchesConfig
 from pretrain.config.model.stack import StackConfig
+from pretrain.kinds.heads import HEADS
 
 
 class ModelConfig(AnyKindConfig):
@@ -74,7 +75,7 @@ class ModelConfig(AnyKindConfig):
     @property
     def restores(self) -> bool:
         """True of a masked autoencoder: the decoder fills in patches that are not read."""
-        return self.head.kind == "pixels"
+        return self.head.record.restores
 
     @property
     def reads_encoder(self) -> bool:
@@ -134,19 +135,19 @@ class ModelConfig(AnyKindConfig):
         """Number of classes of the head, ids, labels or pixels of a patch, which must be known."""
         if self.input is not None and self.restores:
             return self.input.patch_values
-        scores = self.vocab_size if self.head.kind in ("lm", "none") else self.head.num_scores
+        scores = self.vocab_size if self.head.record.scales else self.head.num_scores
         assert scores, "fit_config fills in vocab_size and labels"
         return scores
 
     @property
     def num_head_rows(self) -> int:
         """Rows of the weight of the head: `num_scores`, with a padded vocabulary."""
-        return self.padded_vocab_size if self.head.kind == "lm" else self.num_scores
+        return self.padded_vocab_size if self.head.record.scores_words else self.num_scores
 
     @property
     def head_width(self) -> int:
         """Width of the input of the scores: of tied tables narrower than the stack, their width."""
-        narrow = self.head.kind == "lm" and self.head.transform
+        narrow = self.head.record.scores_words and self.head.transform
         return self.last_stack.table_width if narrow else self.last_stack.width
 
     @property
@@ -165,7 +166,7 @@ class ModelConfig(AnyKindConfig):
             return values
         head = values.get("head") or {}
         kind = head.kind if isinstance(head, HeadConfig) else head.get("kind", "lm")
-        if values.get("decoder") and kind == "lm":
+        if values.get("decoder") and kind in [name for name, record in HEADS.items() if record.scores_words]:
             return values  # the length of captions
         try:
             patches = given if isinstance(given, PatchesConfig) else PatchesConfig.model_validate(given)
@@ -200,7 +201,7 @@ class ModelConfig(AnyKindConfig):
 
     def _patch_conflicts(self, patches: PatchesConfig, stacks: dict[str, StackConfig]) -> Conflicts:
         need = f"input.kind=patches with head.kind={self.head.kind} needs an encoder"
-        has_decoder = self.restores or self.head.kind == "lm"
+        has_decoder = self.restores or self.head.record.scores_words
         if has_decoder and len(stacks) < 2:
             alone = "" if self.restores else "; for an encoder alone use head.kind=labels or none"
             yield f"{need} and a decoder{alone}"
@@ -212,7 +213,7 @@ class ModelConfig(AnyKindConfig):
         if not self.captions and self.max_seq_len != patches.positions:
             rule = f"must be {patches.positions}, the positions of an image ({patches.describe()})"
             yield f"max_seq_len={self.max_seq_len} {rule}", "leave it out"
-        if self.head.kind == "labels" and not (self.head.mean or patches.class_token):
+        if self.head.record.names_labels and not (self.head.mean or patches.class_token):
             yield "input.class_token=false leaves nothing that stands for the image", "set head.mean=true"
         yield from self._place_conflicts(stacks)
 
@@ -249,7 +250,7 @@ class ModelConfig(AnyKindConfig):
         if not self.multi_token:
             return
         key = f"multi_token={self.multi_token}"
-        if self.decoder is None or self.encoder is not None or self.head.kind != "lm":
+        if self.decoder is None or self.encoder is not None or not self.head.record.scores_words:
             yield (
                 f"{key} predicts further tokens of a text: it needs a decoder alone and head.kind=lm",
                 "use multi_token=0",
@@ -267,7 +268,7 @@ class ModelConfig(AnyKindConfig):
         heads, stack = self.generator_heads, self.encoder
         if not heads:
             return
-        if self.head.kind != "replaced" or stack is None or stack.experts:
+        if not self.head.record.reads_samples or stack is None or stack.experts:
             yield f"generator_heads={heads} needs an encoder without experts and head.kind=replaced", "leave it out"
             return
         parts = [stack.width, stack.ff_width, stack.num_kv_heads]
@@ -286,9 +287,9 @@ class ModelConfig(AnyKindConfig):
                     "experts are balanced over the tokens of one stack, and this model has two",
                     "leave them out, or the encoder",
                 )
-        if self.input is not None and self.head.kind in ("spans", "choices", "replaced"):
+        if self.input is not None and self.head.record.of_texts:
             yield f"head.kind={self.head.kind} is of texts, and input.kind=patches reads images"
-        if self.head.kind in ("spans", "replaced") and self.pooler:
+        if self.head.record.scores_tokens and self.pooler:
             yield f"head.kind={self.head.kind} scores tokens, and model.pooler summarizes them", "set it to false"
         if self.input is not None and self.last_stack.experts:
             yield "experts are balanced over tokens, and input.kind=patches reads images", "leave one out"
@@ -297,13 +298,12 @@ class ModelConfig(AnyKindConfig):
         yield from self._table_conflicts()
         if not self.pooler and self.differs("pooler_activation"):
             yield f"pooler_activation={self.pooler_activation} needs pooler=true", "leave it out"
-        kind = self.head.kind
-        if kind != "lm" and self.tied_embeddings:
+        kind, head = self.head.kind, self.head.record
+        if not head.scores_words and self.tied_embeddings:
             yield f"tied_embeddings=true needs head.kind=lm, not {kind}", "set it to false"
-        if kind in ("labels", "spans") and self.shape == "encoder+decoder":
-            yield f"head.kind={kind} needs a model of an encoder or a decoder alone"
-        if kind in ("choices", "replaced") and self.decoder is not None:
-            yield f"head.kind={kind} needs a model of an encoder alone"
+        if head.stacks and self.shape not in head.stacks:
+            alone = " or ".join({"encoder": "an encoder", "decoder": "a decoder"}[name] for name in head.stacks)
+            yield f"head.kind={kind} needs a model of {alone} alone"
         if self.pooler and self.decoder is not None:
             yield "pooler=true needs a model of an encoder alone"
 

@@ -142,7 +142,7 @@ def _plan_graphs(model: Any, config: ModelConfig) -> list[_Graph]:
     whole = {"input_ids": tokens, "attention_mask": tokens.clone()}  # one tensor were one input
     sizes: dict[str, Any] = {name: {0: batch, 1: length} for name in whole}
     if config.shape == "encoder":
-        scores = "logits" if config.head.kind == "lm" else "last_hidden_state"
+        scores = "logits" if config.head.record.scores_words else "last_hidden_state"
         return [_Graph(FILE, _Traced(model, False), whole, sizes, (scores,))]
     first = _Graph(FILE, _Traced(model, True), whole, sizes)
     graphs, names, cached = [first], {}, _CACHED
@@ -191,7 +191,7 @@ def _convert(exported: Exported, folder: Path) -> None:
     options = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
     config = exported.config
     kind = {"encoder": "MaskedLM", "decoder": "CausalLM"}.get(config.shape, "Seq2SeqLM")
-    name = f"AutoModelFor{kind}" if config.head.kind == "lm" else "AutoModel"
+    name = f"AutoModelFor{kind}" if config.head.record.scores_words else "AutoModel"
     for file in (CONFIG, GENERATION):
         if (exported.folder / file).exists():
             write_file(folder / file, (exported.folder / file).read_bytes())

@@ -1,5 +1,6 @@
 """Objectives by `objective.kind`. A new one: a file with its record, and a line here."""
 
+from pretrain.kinds.heads import HEADS
 from pretrain.kinds.objective import Objective
 from pretrain.kinds.objectives.answers import ANSWERS
 from pretrain.kinds.objectives.captions import CAPTIONS
@@ -40,6 +41,10 @@ OBJECTIVES: dict[str, Objective] = {
 }
 """Modules under `extend` may add entries. Of those that fit a model or its data, the first is the usual one."""
 
+_COUNTS = [head.counted for head in HEADS.values()] + [record.counted for record in OBJECTIVES.values()]
+TARGET_COUNTS = tuple(dict.fromkeys(filter(None, _COUNTS)))
+"""Metrics that count targets; a run logs one of them. Pixels are counted by patches, as `tokens`."""
+
 
 def objective_of_data(layout: str) -> str:
     """Returns the usual objective of data: the first that is for them."""
@@ -53,4 +58,4 @@ def objective_of_model(shape: str, head: str, reads: str) -> str:
     return (fitting or reading)[0]
 
 
-__all__ = ["OBJECTIVES", "Objective", "objective_of_data", "objective_of_model"]
+__all__ = ["OBJECTIVES", "TARGET_COUNTS", "Objective", "objective_of_data", "objective_of_model"]

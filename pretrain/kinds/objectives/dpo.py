@@ -47,4 +47,6 @@ DPO = Objective(
     conflicts=_conflicts,
     token_kinds="pretrain.objective.preferences:pair_kinds",
     learns_parts=True,
+    counted="pairs",
+    targets="pairs of answers",
 )

@@ -33,12 +33,12 @@ def test_one_split_is_not_told_twice_and_unknown_bytes_not_at_all():
 
 
 def test_the_row_of_a_classifier_counts_labels_and_has_no_perplexity():
-    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 4)], unit="labels", scores_words=False)
+    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 4)], counted="labels", scores_words=False)
     assert row == {"val_loss": 0.5, "val_accuracy": 0.4, "val_labels": 10.0}
 
 
 def test_the_row_of_pixels_has_a_loss_alone():
-    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 0)], unit="pixels", scores_words=False)
+    row = _describe([replace(WEB, tokens_per_byte=0.0)], [LossReport(0.5, 10, 0)], chooses=False, scores_words=False)
     assert row == {"val_loss": 0.5, "val_tokens": 10.0}
 
 
