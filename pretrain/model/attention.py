@@ -172,6 +172,29 @@ def build_qk_norm(config: StackConfig, heads: int) -> nn.RMSNorm | nn.LayerNorm:
     return build_rms_norm(config, config.qk_norm_width(heads))
 
 
+class AttentionContext(NamedTuple):
+    """Input of self-attention beside the stream, of T positions.
+
+    Attributes:
+        prepared: Mask, prepared by the backend.
+        rotation: Rotary angles of these positions. None: they are not rotated.
+        cache: Earlier keys and values, extended by these, values as they are mixed. None outside decoding.
+        others: Values of these positions to mix with, [B, T, K, H] or [B, T, K H] each.
+    """
+
+    prepared: Any
+    rotation: Rotation | None = None
+    cache: LayerCache | None = None
+    others: tuple[Tensor, ...] = ()
+
+
+class AttentionOutput(NamedTuple):
+    """Result of self-attention; its own values too, before they are mixed, if later layers mix them in."""
+
+    result_BTD: Tensor
+    values_BTKH: Tensor | None = None
+
+
 class SelfAttention(nn.Module):
     """Multi-head attention; grouped-query (Ainslie et al. 2023): head n reads n // (N / K).
 
@@ -202,20 +225,9 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(self.heads * self.head_width, config.width, bias=config.has_output_bias)
         self.backend = backend
 
-    def forward(
-        self,
-        x_BTD: Tensor,
-        prepared: Any,
-        rotation: Rotation | None,
-        cache: LayerCache | None,
-        others: tuple[Tensor, ...] = (),
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attends within a sequence, under a prepared mask; with `returns_values` returns its own values too.
-
-        `rotation` are the rotary angles of these T positions. The cache of earlier keys and values
-        is extended by these T, values as they are mixed; None outside decoding. `others` are
-        values of these T positions to mix with, [B, T, K, H] or [B, T, K H] each.
-        """
+    def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
+        """Attends within a sequence, under a prepared mask."""
+        prepared, rotation, cache, others = context
         heads = self.qkv(x_BTD).unflatten(-1, (-1, self.head_width))  # [B, T, N + 2 K, H]
         qk, own_BTKH = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
         v_BSKH = own_BTKH if self.value_mix is None else mix_values(self.value_mix, own_BTKH, others)
@@ -235,7 +247,7 @@ class SelfAttention(nn.Module):
         options: dict[str, Any] = {"dropout": self.dropout if self.training else 0.0, "scale": self.scale}
         mixed_BTNH = self.backend.attend(q_BTNH, k_BSKH, v_BSKH, prepared, sinks_N=self.sinks, **options)
         result_BTD = self.output(mixed_BTNH.flatten(2))
-        return (result_BTD, own_BTKH) if self.returns_values else result_BTD
+        return AttentionOutput(result_BTD, own_BTKH if self.returns_values else None)
 
 
 class LatentAttention(nn.Module):
@@ -248,8 +260,6 @@ class LatentAttention(nn.Module):
     A cache holds the normed vector and the rotated key of a position, `kv_rank + r` numbers for all
     heads. Values are lengthened to H by zeros, for kernels whose heads have one width.
     """
-
-    returns_values = False
 
     def __init__(self, config: StackConfig, backend: AttentionBackend) -> None:
         super().__init__()
@@ -270,15 +280,9 @@ class LatentAttention(nn.Module):
         self.output = nn.Linear(self.heads * latent.value_width, config.width, bias=False)
         self.backend = backend
 
-    def forward(
-        self,
-        x_BTD: Tensor,
-        prepared: Any,
-        rotation: Rotation | None,
-        cache: LayerCache | None,
-        others: tuple[Tensor, ...] = (),
-    ) -> Tensor:
-        """Attends within a sequence, under a prepared mask; arguments as in `SelfAttention`."""
+    def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
+        """Attends within a sequence, under a prepared mask."""
+        prepared, rotation, cache, others = context
         assert rotation is not None and not others, "checked by the config"
         latent, width = self.latent, self.head_width
         queries = x_BTD
@@ -297,7 +301,7 @@ class LatentAttention(nn.Module):
         v_BSNH = nn.functional.pad(value_BSN, (0, width - latent.value_width))
         dropout = self.dropout if self.training else 0.0
         mixed_BTNH = self.backend.attend(q_BTNH, k_BSNH, v_BSNH, prepared, dropout=dropout, scale=self.scale)
-        return self.output(mixed_BTNH[..., : latent.value_width].flatten(2))
+        return AttentionOutput(self.output(mixed_BTNH[..., : latent.value_width].flatten(2)))
 
 
 def build_attention(config: StackConfig, backend: AttentionBackend, number: int) -> SelfAttention | LatentAttention:

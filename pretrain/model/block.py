@@ -22,10 +22,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import StackConfig
-from pretrain.model.attention import CrossAttention, LayerCache, build_attention, build_rms_norm
+from pretrain.model.attention import AttentionContext, CrossAttention, build_attention, build_rms_norm
 from pretrain.model.backends.backend import AttentionBackend
 from pretrain.model.feedforward import FeedForward, MixtureOfExperts, pass_tokens
-from pretrain.model.rotary import Rotation
 from pretrain.types import take_next
 
 
@@ -48,6 +47,38 @@ class Memory(NamedTuple):
 
     hidden_BSD: Tensor | None
     prepared: Any
+
+
+class BlockInput(NamedTuple):
+    """Input of a block, whose fields are the arguments of its `forward`.
+
+    Attributes:
+        x_BTD: The stream.
+        attention: Context of self-attention; cross attention has the same cache.
+        memory: Source of cross attention. None: there is none.
+        first_BTD: Input of the first block, for `residual_scalars` alone.
+        counted_BT: Tokens that experts count, bool. None: all, or there are no experts.
+    """
+
+    x_BTD: Tensor
+    attention: AttentionContext
+    memory: Memory | None = None
+    first_BTD: Tensor | None = None
+    counted_BT: Tensor | None = None
+
+
+class BlockOutput(NamedTuple):
+    """Output of a block. A tuple, because the hooks of ZeRO stage 3 find tensors in tuples.
+
+    Attributes:
+        x_BTD: The stream.
+        values_BTKH: Values of the first block of a stack with `value_residual`; else None.
+        routing_W: Packed `RoutingSums` of a block with experts; else None.
+    """
+
+    x_BTD: Tensor
+    values_BTKH: Tensor | None = None
+    routing_W: Tensor | None = None
 
 
 # By name: some exist only where their module was imported.
@@ -124,51 +155,24 @@ class Block(nn.Module):
         self.cross_scale = None if self.cross is None else _layer_scale(config)
         self.feedforward_scale = _layer_scale(config)
 
-    def forward(
-        self,
-        x_BTD: Tensor,
-        prepared: Any,
-        rotation: Rotation | None = None,
-        memory: Memory | None = None,
-        cache: LayerCache | None = None,
-        others: tuple[Tensor, ...] = (),
-        input_BTD: Tensor | None = None,
-        counted_BT: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, ...]:
-        """Maps [B, T, D] to [B, T, D]; arguments as in `SelfAttention` and `CrossAttention`.
+    def forward(self, *fields: Any) -> BlockOutput:
+        """Takes the fields of a `BlockInput` in their order.
 
-        `input_BTD` is the input of the first block, for `residual_scalars`, and `counted_BT` the
-        tokens that experts count. The first block of a stack with `value_residual` returns its
-        values too, and then a block with experts its packed `RoutingSums`.
+        Hooks of torch and checkpointing see only tensors that are arguments themselves.
         """
-        # Arguments by position: the hooks of ZeRO stage 3 do not see others.
-        arguments = (x_BTD, prepared, rotation, memory, cache, others, input_BTD, counted_BT)
         # Without gradients nothing is saved in any mode.
         if self._checkpointing is None or not torch.is_grad_enabled():
-            return self._layers(*arguments)
+            return self._layers(*fields)
         # Within what is compiled: its policy is about operations, of which a compiled block is one.
-        return checkpoint(self._layers, *arguments, **self._checkpointing)
+        return checkpoint(self._layers, *fields, **self._checkpointing)
 
-    def _layers(
-        self,
-        x_BTD: Tensor,
-        prepared: Any,
-        rotation: Rotation | None,
-        memory: Memory | None,
-        cache: LayerCache | None,
-        others: tuple[Tensor, ...],
-        input_BTD: Tensor | None,
-        counted_BT: Tensor | None,
-    ) -> Tensor | tuple[Tensor, ...]:
+    def _layers(self, *fields: Any) -> BlockOutput:
+        x_BTD, context, memory, first_BTD, counted_BT = BlockInput(*fields)
         if self.residual_mix is not None:
-            assert input_BTD is not None, "residual scalars need the input of the first block"
-            x_BTD = self.residual_mix[0] * x_BTD + self.residual_mix[1] * input_BTD
-        further: tuple[Tensor, ...] = ()
+            assert first_BTD is not None, "residual scalars need the input of the first block"
+            x_BTD = self.residual_mix[0] * x_BTD + self.residual_mix[1] * first_BTD
         read_BTD = before_BTD = self._read(x_BTD, self.attention_norm)
-        result_BTD = self.attention(read_BTD, prepared, rotation, cache, others)
-        if self.attention.returns_values:
-            result_BTD, own_BTKH = result_BTD
-            further = (own_BTKH,)
+        result_BTD, values_BTKH = self.attention(read_BTD, context)
         if self.parallel and self.feedforward_norm is not None:
             before_BTD = self._read(x_BTD, self.feedforward_norm)
         output_norm = self.attention_output_norm
@@ -177,15 +181,14 @@ class Block(nn.Module):
             assert memory is not None, "a decoder with cross attention needs a source"
             hidden_BSD, cross_prepared = memory
             read_BTD = self._read(x_BTD, self.cross_norm)
-            result_BTD = self.cross(read_BTD, hidden_BSD, cross_prepared, cache)
+            result_BTD = self.cross(read_BTD, hidden_BSD, cross_prepared, context.cache)
             norms = (self.cross_norm, self.cross_output_norm)
             x_BTD = self._add(x_BTD, norms[0], result_BTD, self.cross_scale, norms[1])
         read_BTD = before_BTD if self.parallel else self._read(x_BTD, self.feedforward_norm)
-        result_BTD, sums_W = pass_tokens(self.feedforward, read_BTD, counted_BT, self._tiles)
-        further = further if sums_W is None else (*further, sums_W)
+        result_BTD, routing_W = pass_tokens(self.feedforward, read_BTD, counted_BT, self._tiles)
         output_norm = self.feedforward_output_norm
         x_BTD = self._add(x_BTD, self.feedforward_norm, result_BTD, self.feedforward_scale, output_norm)
-        return (x_BTD, *further) if further else x_BTD
+        return BlockOutput(x_BTD, values_BTKH, routing_W)
 
     def _read(self, x_BTD: Tensor, norm: nn.Module | None) -> Tensor:
         """Returns the input of a sub-layer."""
@@ -257,32 +260,23 @@ class TokenPredictors(nn.Module):
         self.norms = nn.ModuleList(nn.Identity() if is_normed else build_norm(config) for _ in each)
 
     def forward(
-        self,
-        hidden_BTD: Tensor,
-        embedded_BTD: Tensor,
-        prepared: Any,
-        rotation: Rotation | None,
-        counted_BT: Tensor | None,
-        continuing_BT: Tensor | None,
-    ) -> tuple[Tensor, ...]:
-        """Returns the input of the head of each module, and then packed `RoutingSums` of each with experts.
+        self, last: BlockInput, embedded_BTD: Tensor, continuing_BT: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Returns the input of the head of each module, and packed `RoutingSums` of each with experts.
 
         Args:
-            hidden_BTD: Hidden states of the stack.
+            last: Hidden states of the stack, with mask, rotation and counted tokens of its last block.
             embedded_BTD: Embeddings of its tokens.
-            prepared: Mask of its last block.
-            rotation: Rotation of its last block.
-            counted_BT: Tokens that experts count.
             continuing_BT: Where the next token is of the same document (`continuing`).
         """
-        found, sums, state_BTD = [], [], hidden_BTD
+        ahead = []
+        sums = []
+        state_BTD = last.x_BTD
         for join, block, norm in zip(self.inputs, self.blocks, self.norms, strict=True):
             embedded_BTD = take_next(embedded_BTD, continuing_BT, 0.0)
-            state_BTD = join(embedded_BTD, state_BTD)
-            # By position, as in `Block.forward`.
-            state_BTD = block(state_BTD, prepared, rotation, None, None, (), None, counted_BT)
-            if isinstance(state_BTD, tuple):
-                state_BTD, sums_W = state_BTD
-                sums.append(sums_W)
-            found.append(norm(state_BTD))
-        return (*found, *sums)
+            output: BlockOutput = block(*last._replace(x_BTD=join(embedded_BTD, state_BTD)))
+            state_BTD = output.x_BTD
+            ahead.append(norm(state_BTD))
+            if output.routing_W is not None:
+                sums.append(output.routing_W)
+        return tuple(ahead), tuple(sums)

@@ -1,6 +1,6 @@
 """Positions of a stack: vectors added to its input, a rotation of heads, a bias, or none.
 
-placed = stack.position(x_BTD, positions_BT, offset)     once a forward
+placed = stack.position(x_BTD, positions_BT, place)      once a forward
 placed.x_BTD                                             input of the first block
 placed.rotation, placed.local_rotation, placed.biases    to every attention layer
 """
@@ -29,12 +29,22 @@ class PositionedInput(NamedTuple):
     biases: tuple[DistanceBias | None, ...] = (None,)
 
 
+class RowPlace(NamedTuple):
+    """Place of the columns of rows.
+
+    `offset` is the length of the cache, where tokens without positions begin, `ranks` the number of
+    ranks over which the columns are cut, and `capacity` that of the cache.
+    """
+
+    offset: int = 0
+    ranks: int = 1
+    capacity: int | None = None
+
+
 class NoPosition(nn.Module):
     """No position information besides the attention mask."""
 
-    def forward(
-        self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1, capacity: int | None = None
-    ) -> PositionedInput:  # fmt: skip
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, place: RowPlace) -> PositionedInput:
         return PositionedInput(x_BTD)
 
 
@@ -47,11 +57,9 @@ class LearnedPosition(nn.Module):
         self.weight = nn.Parameter(torch.empty(first + max_seq_len, width))
         self._first = first
 
-    def forward(
-        self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1, capacity: int | None = None
-    ) -> PositionedInput:  # fmt: skip
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, place: RowPlace) -> PositionedInput:
         if positions_BT is None:
-            start = self._first + offset
+            start = self._first + place.offset
             return PositionedInput(x_BTD + self.weight[start : start + x_BTD.shape[1]])
         rows_BT = positions_BT + self._first if self._first else positions_BT
         return PositionedInput(x_BTD + nn.functional.embedding(rows_BT, self.weight))
@@ -80,13 +88,11 @@ class SinusoidalPosition(nn.Module):
         self._layout = layout
         self._table = torch.empty(0, width)
 
-    def forward(
-        self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1, capacity: int | None = None
-    ) -> PositionedInput:  # fmt: skip
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, place: RowPlace) -> PositionedInput:
         if not len(self._table):
             self._table = sinusoids(*self._shape, self._layout)
         self._table = self._table.to(x_BTD.device)
-        rows = slice(offset, offset + x_BTD.shape[1]) if positions_BT is None else positions_BT
+        rows = slice(place.offset, place.offset + x_BTD.shape[1]) if positions_BT is None else positions_BT
         return PositionedInput(x_BTD + self._table[rows].to(x_BTD.dtype))
 
 
@@ -110,13 +116,11 @@ class SinusoidalPosition2d(nn.Module):
         self._shape = (patches.grid, width, patches.num_before)
         self._table = torch.empty(0, width)
 
-    def forward(
-        self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1, capacity: int | None = None
-    ) -> PositionedInput:  # fmt: skip
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, place: RowPlace) -> PositionedInput:
         if not len(self._table):
             self._table = sinusoids_2d(*self._shape)
         self._table = self._table.to(x_BTD.device)
-        rows = slice(offset, offset + x_BTD.shape[1]) if positions_BT is None else positions_BT
+        rows = slice(place.offset, place.offset + x_BTD.shape[1]) if positions_BT is None else positions_BT
         return PositionedInput(x_BTD + self._table[rows].to(x_BTD.dtype))
 
 
@@ -143,16 +147,14 @@ class RotaryPosition(nn.Module):
         # With matrices over ranks, what gathers their columns: attention then has all of them.
         self.shared: Any = None
 
-    def forward(
-        self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1, capacity: int | None = None
-    ) -> PositionedInput:  # fmt: skip
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, place: RowPlace) -> PositionedInput:
         if self.shared is not None and positions_BT is not None:
             positions_BT = self.shared.gather(positions_BT)
-        place = (positions_BT, offset, x_BTD.shape[1], x_BTD.device, capacity)
-        rotation = self._table(*place)
+        read = (positions_BT, place.offset, x_BTD.shape[1], x_BTD.device, place.capacity)
+        rotation = self._table(*read)
         local_rotation = rotation
         if self._local_table is not self._table:
-            local_rotation = self._local_table(*place)
+            local_rotation = self._local_table(*read)
         return PositionedInput(x_BTD, rotation, local_rotation)
 
 
@@ -189,12 +191,10 @@ class RelativePosition(nn.Module):
         self._bidirectional = not causal
         self._max_distance = config.relative_max_distance
 
-    def forward(
-        self, x_BTD: Tensor, positions_BT: Tensor | None, offset: int, ranks: int = 1, capacity: int | None = None
-    ) -> PositionedInput:  # fmt: skip
-        length = x_BTD.shape[1] * ranks
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, place: RowPlace) -> PositionedInput:
+        length = x_BTD.shape[1] * place.ranks
         buckets_R = distance_buckets(
-            torch.arange(1 - offset - length, length, device=x_BTD.device),
+            torch.arange(1 - place.offset - length, length, device=x_BTD.device),
             bidirectional=self._bidirectional,
             num_buckets=self._num_buckets,
             max_distance=self._max_distance,
@@ -213,9 +213,8 @@ def build_position(
 
     `first` is the row of the first position in a learned table, and `patches` is `model.input`.
 
-    It gets the stack's input, the positions of its tokens (None: they follow `offset`, the length
-    of the cache), the number of ranks over which the columns of rows are cut, and the capacity of
-    the cache.
+    It gets the stack's input, the positions of its tokens (None: they follow the cache), and the
+    place of its rows.
     """
     if config.position == "sinusoidal_2d" and patches is not None:
         return SinusoidalPosition2d(patches, config.width)

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.model.activation_offload import ActivationOffload
-from pretrain.model.attention import CachePlace, KVCache
+from pretrain.model.attention import AttentionContext, CachePlace, KVCache
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionNeeds
-from pretrain.model.block import Block, Memory, TokenPredictors, build_norm
-from pretrain.model.position import PositionedInput, build_position
-from pretrain.types import AttentionMask, Columns, continuing
+from pretrain.model.block import Block, BlockInput, BlockOutput, Memory, TokenPredictors, build_norm
+from pretrain.model.position import PositionedInput, RowPlace, build_position
+from pretrain.model.rotary import Rotation
+from pretrain.types import AttentionMask, Columns, ModelOutput, continuing
 
 _COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -55,6 +56,15 @@ class EncoderOutput(NamedTuple):
     hidden_BSD: Tensor | None
     length: int
     rows: StackRows
+
+
+class StackInput(NamedTuple):
+    """Input of a stack: embeddings and their rows; for a decoder the source, and the cache of decoding."""
+
+    x_BTD: Tensor
+    rows: StackRows
+    encoded: EncoderOutput | None = None
+    cache: KVCache | None = None
 
 
 class Stack(nn.Module):
@@ -96,7 +106,6 @@ class Stack(nn.Module):
         if config.token_types:
             self.token_type = nn.Embedding(config.token_types, config.table_width)
         self.residual_scalars = config.residual_scalars
-        self.value_residual = config.value_residual
         self.has_experts = config.experts is not None
         self.value_tables = [config.value_table(number) for number in range(config.layers)]
         value_width = config.num_kv_heads * config.per_head_width
@@ -112,69 +121,65 @@ class Stack(nn.Module):
         self.norm = nn.Identity() if config.norm_placement == "post" else build_norm(config)
         self.offload = ActivationOffload(device, config.layers) if engine.offload_activations == "cpu" else None
 
-    def forward(
-        self,
-        x_BTD: Tensor,
-        rows: StackRows,
-        encoded: EncoderOutput | None = None,
-        cache: KVCache | None = None,
-        predictors: TokenPredictors | None = None,
-    ) -> Tensor | tuple[Tensor | None, ...]:
+    def forward(self, inputs: StackInput, predictors: TokenPredictors | None = None) -> ModelOutput:
         """Maps embeddings [B, T, D] to hidden states; extends the cache by T positions.
 
-        With experts, and without a cache, returns also packed `RoutingSums`, [L, 2E + 2], else None;
-        with `predictors`, then the inputs of the head of each of these.
+        Sums of experts are those of a pass without a cache; with `predictors`, those of their blocks too.
         """
-        embedded_BTD = x_BTD
-        queries = x_BTD.shape[1]
-        place = CachePlace(0, queries) if cache is None else cache.place(queries)
+        embedded_BTD, rows, encoded, cache = inputs
+        length = embedded_BTD.shape[1]
+        place = CachePlace(0, length) if cache is None else cache.place(length)
         assert place.keys <= self.max_seq_len, f"{place.keys} positions, at most {self.max_seq_len}"
-        capacity = None if cache is None else cache.capacity
-        placed = self.position(x_BTD, rows.positions_BT, place.offset, rows.ranks, capacity)
+        row_place = RowPlace(place.offset, rows.ranks, None if cache is None else cache.capacity)
+        placed = self.position(embedded_BTD, rows.positions_BT, row_place)
         if place.position_1 is not None:
             placed = placed._replace(biases=tuple(bias and bias.at(place.position_1) for bias in placed.biases))
         masks = self._prepare_masks(placed, rows, cache, place)
-        memory = self._prepare_memory(x_BTD, rows, encoded)
-        x_BTD = placed.x_BTD
+        memory = self._prepare_memory(embedded_BTD, rows, encoded)
+        x_BTD = self._read(placed.x_BTD, rows)
+        tables = [embedding(rows.tokens_BT) for embedding in self.value_embedding]
+        values: tuple[Tensor, ...] = ()
+        first_BTD = x_BTD if self.residual_scalars else None
+        counted_BT = _counted(x_BTD, rows) if self.has_experts and cache is None else None
+        sums: list[Tensor] = []
+        # Around a block's call, and so outside of what is compiled and of an engine's hooks.
+        offload = self.offload if torch.is_grad_enabled() else None
+        for number, block in enumerate(self.blocks):
+            table = self.value_tables[number]
+            others = values if table is None else (*values, tables[table])
+            layer_cache = None if cache is None else cache.layers[number]
+            context = AttentionContext(masks[number], self._rotation(placed, number), layer_cache, others)
+            with nullcontext() if offload is None else offload.block(number):
+                output: BlockOutput = block(*BlockInput(x_BTD, context, memory, first_BTD, counted_BT))
+            x_BTD = output.x_BTD
+            if output.values_BTKH is not None:
+                values = (output.values_BTKH,)
+            if output.routing_W is not None:
+                sums.append(output.routing_W)
+        hidden_BTD = self.norm(x_BTD)
+        ahead: tuple[Tensor, ...] = ()
+        if predictors is not None:
+            last = BlockInput(hidden_BTD, context._replace(others=()), counted_BT=counted_BT)
+            continuing_BT = continuing(rows.documents_BT, rows.lengths_B, length)
+            ahead, further = predictors(last, embedded_BTD, continuing_BT)
+            sums += further
+        return ModelOutput(hidden_BTD, routing_LW=torch.stack(sums) if sums else None, ahead=ahead)
+
+    def _read(self, x_BTD: Tensor, rows: StackRows) -> Tensor:
+        """Returns the input of the first block."""
         if self.token_type is not None:
             types_BT = rows.token_types_BT
             # RoBERTa's texts are all of one type.
             if types_BT is None or self.token_type.num_embeddings == 1:
                 types_BT = torch.zeros(1, 1, dtype=torch.int64, device=x_BTD.device)
             x_BTD = x_BTD + self.token_type(types_BT)
-        x_BTD = self.expand(self.dropout(self.input_norm(x_BTD)))
-        embedded = [embedding(rows.tokens_BT) for embedding in self.value_embedding]
-        first: tuple[Tensor, ...] = ()
-        input_BTD = x_BTD if self.residual_scalars else None
-        counted_BT = _counted(x_BTD, rows) if self.has_experts and cache is None else None
-        sums: list[Tensor] = []
-        # Around a block's call, and so outside of what is compiled and of an engine's hooks.
-        offload = self.offload if torch.is_grad_enabled() else None
-        for number, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
-            rotation = placed.rotation if window is None else placed.local_rotation
-            if number in self.unrotated:
-                rotation = None
-            layer_cache = None if cache is None else cache.layers[number]
-            table = self.value_tables[number]
-            others = first if table is None else (*first, embedded[table])
-            with nullcontext() if offload is None else offload.block(number):
-                x_BTD = block(x_BTD, masks[number], rotation, memory, layer_cache, others, input_BTD, counted_BT)
-            if isinstance(x_BTD, tuple):
-                x_BTD, *further = x_BTD
-                if self.value_residual and number == 0:
-                    first = (further.pop(0),)
-                sums += further
-        hidden_BTD = self.norm(x_BTD)
-        ahead: list[Tensor] = []
-        if predictors is not None:
-            continuing_BT = continuing(rows.documents_BT, rows.lengths_B, queries)
-            shared = (masks[-1], rotation, counted_BT, continuing_BT)
-            found = predictors(hidden_BTD, embedded_BTD, *shared)
-            depth = len(predictors.blocks)
-            ahead, sums = [*found[:depth]], [*sums, *found[depth:]]
-        if not sums and not ahead:
-            return hidden_BTD
-        return hidden_BTD, torch.stack(sums) if sums else None, *ahead
+        return self.expand(self.dropout(self.input_norm(x_BTD)))
+
+    def _rotation(self, placed: PositionedInput, number: int) -> Rotation | None:
+        """Returns the rotary angles of a layer."""
+        if number in self.unrotated:
+            return None
+        return placed.rotation if self.windows[number] is None else placed.local_rotation
 
     def _prepare_masks(
         self, placed: PositionedInput, rows: StackRows, cache: KVCache | None, place: CachePlace
@@ -238,7 +243,8 @@ def _counted(x_BTD: Tensor, rows: StackRows) -> Tensor:
 
 
 def _cross_mask(rows: StackRows, source: StackRows, size: dict[str, int], device: torch.device) -> AttentionMask:
-    documents_BT, key_documents_BS = rows.documents_BT, source.documents_BT
+    documents_BT = rows.documents_BT
+    key_documents_BS = source.documents_BT
     # The side without document numbers is one document a row: number 0 of the other side.
     whole = partial(torch.zeros, dtype=torch.int32, device=device)
     if documents_BT is None and key_documents_BS is not None:

@@ -29,7 +29,7 @@ from pretrain.model.attention import KVCache
 from pretrain.model.block import TokenPredictors, build_norm
 from pretrain.model.feedforward import ACTIVATIONS
 from pretrain.model.patch_embedding import PatchEmbedding
-from pretrain.model.stack import EncoderOutput, Stack, StackRows
+from pretrain.model.stack import EncoderOutput, Stack, StackInput, StackRows
 from pretrain.types import Batch, ModelOutput, SourceBatch
 
 HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Any]
@@ -262,13 +262,12 @@ class Transformer(nn.Module):
                 encoded = self._encode(batch, skip=cache is not None and cache.length > 0)
             x_BTD = self._embed(batch.tokens_BT, batch.positions_BT, cache)
         predictors = self.multi_token if self.training and cache is None else None
-        found = self.stacks[-1](x_BTD, rows, encoded, cache, predictors)
-        hidden_BTD, routing_LW, *ahead = found if isinstance(found, tuple) else (found, None)
+        output: ModelOutput = self.stacks[-1](StackInput(x_BTD, rows, encoded, cache), predictors)
         if self.head is not None and self.head.summarizes:
-            hidden_BTD = self._summarize(hidden_BTD, batch)
+            output = output._replace(hidden_BTD=self._summarize(output.hidden_BTD, batch))
         if not logits or self.head is None:
-            return ModelOutput(hidden_BTD, None, routing_LW, tuple(ahead))
-        return ModelOutput(hidden_BTD, self.head(hidden_BTD), routing_LW, tuple(ahead))
+            return output
+        return output._replace(logits_BTV=self.head(output.hidden_BTD))
 
     def _embed(
         self,
@@ -283,17 +282,21 @@ class Transformer(nn.Module):
 
     def _restore(self, batch: Batch) -> Tensor:
         """Returns the input of a decoder that fills in patches: encoded vectors in their places."""
-        assert self.encoder is not None and self.bridge is not None and self.mask is not None
+        assert self.bridge is not None and self.mask is not None
         places_BS = None if batch.source is None else batch.source.positions_BS
         assert places_BS is not None, "the places of what is visible"
         x_BSD = self.embedding(batch.pixels_BCYX, places_BS)
-        x_BSD = self.bridge(self.encoder(x_BSD, StackRows(positions_BT=places_BS)))
+        x_BSD = self.bridge(self._hidden(x_BSD, StackRows(positions_BT=places_BS)))
         mask_D = self.mask(torch.zeros_like(batch.tokens_BT[:1, :1])).to(x_BSD.dtype)
         x_BTD = mask_D.expand(*batch.tokens_BT.shape, -1)
         return x_BTD.scatter(1, places_BS[..., None].expand_as(x_BSD), x_BSD)
 
-    def _encode(self, batch: Batch, *, skip: bool) -> EncoderOutput:
+    def _hidden(self, x_BSD: Tensor, rows: StackRows) -> Tensor:
+        """Returns the hidden states of the encoder."""
         assert self.encoder is not None
+        return self.encoder(StackInput(x_BSD, rows)).hidden_BTD
+
+    def _encode(self, batch: Batch, *, skip: bool) -> EncoderOutput:
         if self.patches is not None:
             return self._encode_pixels(batch.pixels_BCYX, skip=skip)
         source = batch.source
@@ -302,7 +305,7 @@ class Transformer(nn.Module):
         hidden_BSD = None
         if not skip:
             x_BSD = self._embed(source.tokens_BS, source.positions_BS)
-            hidden_BSD = self.encoder(x_BSD, rows)
+            hidden_BSD = self._hidden(x_BSD, rows)
         return EncoderOutput(hidden_BSD, source.tokens_BS.shape[1], rows)
 
     def _encode_pixels(self, pixels_BCYX: Tensor | None, *, skip: bool) -> EncoderOutput:
@@ -311,7 +314,7 @@ class Transformer(nn.Module):
         hidden_BSD = None
         if not skip:
             assert pixels_BCYX is not None, "captions need an image"
-            hidden_BSD = self.encoder(self.patches(pixels_BCYX), StackRows())
+            hidden_BSD = self._hidden(self.patches(pixels_BCYX), StackRows())
             if self.bridge is not None:
                 hidden_BSD = self.bridge(hidden_BSD)
         return EncoderOutput(hidden_BSD, self.encoder.max_seq_len, StackRows())

@@ -25,6 +25,7 @@ from pretrain.dist import World
 from pretrain.engine.build import pick_device
 from pretrain.engine.replicated import ReplicatedState, clip_or_drop
 from pretrain.errors import ConfigError
+from pretrain.model.block import BlockOutput
 from pretrain.model.build import build_model, fill_weights, initial_weight
 from pretrain.model.transformer import Transformer
 from pretrain.objective import build_loss
@@ -170,8 +171,7 @@ def _measure(model: Transformer, batch: Batch) -> tuple[list[float], Tensor]:
     watched = [model.embedding, *model.stacks[-1].blocks]
 
     def measure(module: nn.Module, inputs: Any, output: Any) -> None:
-        # The first block returns its values too, for `value_residual`.
-        hidden = output[0] if isinstance(output, tuple) else output
+        hidden = output.x_BTD if isinstance(output, BlockOutput) else output
         found.append(float(hidden.abs().mean()))
 
     hooks = [module.register_forward_hook(measure) for module in watched]

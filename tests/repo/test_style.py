@@ -8,6 +8,7 @@ from tests.repo.source import ROOT, SOURCE_FILES, TEST_FILES, findings_by_file, 
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
+MAX_FORWARD_PARAMETERS = 4  # beside self: what belongs together is one NamedTuple
 TEXT_SUFFIXES = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".tmpl", ".sbatch", ".sh", ""}
 # Written in pieces, so that this file does not contain what it looks for.
 FORBIDDEN_WORDS = re.compile(
@@ -33,6 +34,21 @@ def long_functions(tree: ast.Module, limit: int) -> list[str]:
                 lines -= (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
             if lines > limit:
                 found.append(f"{node.name}: {lines} lines")
+    return found
+
+
+def shapeless(tree: ast.Module) -> list[str]:
+    """Returns each `forward` of a module with too many parameters, and functions of a tensor or a tuple."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        if node.name == "forward" and parameters[:1] == ["self"] and len(parameters) > 1 + MAX_FORWARD_PARAMETERS:
+            found.append(f"forward: {len(parameters) - 1} parameters")
+        options = ast.unparse(node.returns).split(" | ") if node.returns else []
+        if "Tensor" in options and any(option.startswith("tuple[") for option in options):
+            found.append(f"{node.name}: a tensor or a tuple")
     return found
 
 
@@ -65,6 +81,10 @@ def test_source_files_have_one_idea_and_short_functions():
     assert findings_by_file(SOURCE_FILES, lambda tree: long_functions(tree, MAX_FUNCTION_LINES - 1)) == {}
 
 
+def test_a_forward_has_few_parameters_and_a_function_one_kind_of_result():
+    assert findings_by_file(SOURCE_FILES, shapeless) == {}
+
+
 def test_what_is_public_has_a_docstring():
     assert findings_by_file(SOURCE_FILES, undocumented) == {}
 
@@ -90,6 +110,10 @@ def test_the_rules_themselves():
     long = "def f():\n    'doc'\n" + "    x = 1\n" * 5
     assert long_functions(ast.parse(long), 5) == ["f: 6 lines"]
     assert long_functions(ast.parse(long), 6) == []
+    code = "def forward(self, a, b, c, *, d, e): ...\ndef forward(context, a, b, c, d, e): ...\n"
+    assert shapeless(ast.parse(code)) == ["forward: 5 parameters"]
+    code = "def f() -> Tensor | tuple[Tensor, ...]: ...\ndef g() -> tuple[Tensor | None, ...]: ...\n"
+    assert shapeless(ast.parse(code)) == ["f: a tensor or a tuple"]
     code = (
         "def shown(): ...\ndef _hidden(): ...\nclass A:\n  'doc'\n  def method(self): ...\n  def __init__(self): ...\n"
     )

@@ -65,7 +65,7 @@ class _Traced(nn.Module):
         attention_mask: Tensor,
         encoder_hidden_states: Tensor | None = None,
         past_key_values: list[tuple[Tensor, Tensor]] | None = None,
-    ) -> Tensor | tuple[Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         """Returns scores [B, T, V] or hidden states; with a cache [B, K, S, H] its keys and values, too."""
         from transformers import DynamicCache, EncoderDecoderCache
         from transformers.modeling_outputs import BaseModelOutput
@@ -86,7 +86,7 @@ class _Traced(nn.Module):
         found = self.model(**inputs)
         scores: Tensor = found.logits if "logits" in found else found.last_hidden_state
         if past_key_values is None:
-            return scores
+            return (scores,)
         return (scores, *(values for layer in cache.layers for values in (layer.keys, layer.values)))
 
 
@@ -152,7 +152,7 @@ def _plan_graphs(model: Any, config: ModelConfig) -> list[_Graph]:
         source = {0: batch, 1: torch.export.Dim("source", max=config.max_seq_len)}
         encoder = _Traced(model.get_encoder(), False)
         graphs = [_Graph(_ENCODER, encoder, whole, sizes, ("last_hidden_state",))]
-        inputs |= {"attention_mask": read, "encoder_hidden_states": encoder(read, read)}
+        inputs |= {"attention_mask": read, "encoder_hidden_states": encoder(read, read)[0]}
         sizes = sizes | {"attention_mask": source, "encoder_hidden_states": source}
         names, cached = {"attention_mask": "encoder_attention_mask"}, _CACHED_DECODER
         graphs.append(_Graph(_DECODER, first.traced, inputs, sizes, names=names))

@@ -145,7 +145,9 @@ def test_what_is_recorded_is_what_the_model_computes_with():
     """The same model on other kernels gives the same hidden states as the forward that was recorded."""
     maps, heard = [], []
     batch = random_batch(1, 10)
-    hook = DECODER.decoder.blocks[1].attention.register_forward_hook(lambda module, x, y: heard.append((x[0], y)))
+    hook = DECODER.decoder.blocks[1].attention.register_forward_hook(
+        lambda module, x, y: heard.append((x[0], y.result_BTD))
+    )
     try:
         maps = record_attention(DECODER, batch)
     finally:

@@ -14,6 +14,7 @@ from pretrain.model.position import (
     LearnedPosition,
     RelativePosition,
     RotaryPosition,
+    RowPlace,
     SinusoidalPosition,
     distance_buckets,
     sinusoids,
@@ -28,7 +29,7 @@ def stack(head_width, **axes):
 def rotation(positions, head_width=16, theta=10000.0):
     module = RotaryPosition(stack(head_width, rope_theta=theta), 512)
     x = torch.zeros(1, positions.shape[-1], 1)
-    return module(x, positions[None], 0).rotation
+    return module(x, positions[None], RowPlace()).rotation
 
 
 def test_scores_of_rotated_vectors_depend_on_the_distance_only():
@@ -64,7 +65,7 @@ def test_a_fraction_of_a_head_rotates_as_gpt_neox_rotates_it():
     q, k = torch.randn(2, 1, 4, 3, 32, generator=torch.Generator().manual_seed(0))
     theirs = apply_rotary_pos_emb(q, k, *GPTNeoXRotaryEmbedding(config)(q, positions))
     module = RotaryPosition(stack(32, rope_theta=500.0, rope_fraction=0.25), 512)
-    rotation = module(torch.zeros(1, 3, 1), positions, 0).rotation
+    rotation = module(torch.zeros(1, 3, 1), positions, RowPlace()).rotation
     for x, expected in zip((q, k), theirs, strict=True):
         turned = rotate(x.transpose(1, 2), rotation).transpose(1, 2)
         torch.testing.assert_close(turned, expected, rtol=1e-5, atol=1e-5)
@@ -73,13 +74,13 @@ def test_a_fraction_of_a_head_rotates_as_gpt_neox_rotates_it():
 
 def test_the_gradient_of_a_rotated_fraction_is_exact():
     x = torch.randn(1, 3, 2, 8, dtype=torch.float64, requires_grad=True)
-    turned = RotaryPosition(stack(8, rope_fraction=0.5), 16)(torch.zeros(1, 3, 1), None, 5).rotation
+    turned = RotaryPosition(stack(8, rope_fraction=0.5), 16)(torch.zeros(1, 3, 1), None, RowPlace(5)).rotation
     assert torch.autograd.gradcheck(lambda y: rotate(y, turned), (x,))
 
 
 def test_tables_stay_fp32_when_the_module_is_cast_to_bf16():
     module = RotaryPosition(stack(8), 16).to(torch.bfloat16)
-    angles = module(torch.zeros(1, 4, 1), None, 0).rotation
+    angles = module(torch.zeros(1, 4, 1), None, RowPlace()).rotation
     assert angles.cos.dtype == angles.sin.dtype == torch.float32
     assert rotate(torch.ones(1, 4, 1, 8, dtype=torch.bfloat16), angles).dtype == torch.bfloat16
 
@@ -89,24 +90,24 @@ def test_given_positions_and_an_offset_read_the_same_rows():
     torch.nn.init.normal_(learned.weight)
     x = torch.zeros(2, 3, 4)
     positions = torch.tensor([[5, 6, 7]]).expand(2, 3)
-    assert torch.equal(learned(x, positions, 0).x_BTD, learned(x, None, 5).x_BTD)
+    assert torch.equal(learned(x, positions, RowPlace()).x_BTD, learned(x, None, RowPlace(5)).x_BTD)
     sinusoidal = SinusoidalPosition(8, 4, "interleaved")
-    assert torch.equal(sinusoidal(x, positions, 0).x_BTD, sinusoidal(x, None, 5).x_BTD)
+    assert torch.equal(sinusoidal(x, positions, RowPlace()).x_BTD, sinusoidal(x, None, RowPlace(5)).x_BTD)
     rotary = RotaryPosition(stack(4, rope_theta=100.0), 8)
-    assert torch.equal(rotary(x, positions, 0).rotation.cos[0], rotary(x, None, 5).rotation.cos)
+    assert torch.equal(rotary(x, positions, RowPlace()).rotation.cos[0], rotary(x, None, RowPlace(5)).rotation.cos)
 
 
 def test_a_rotary_table_that_grew_holds_the_same_angles():
     grown, whole = RotaryPosition(stack(8), 512), RotaryPosition(stack(8), 512)
-    grown(torch.zeros(1, 3, 1), None, 0)
+    grown(torch.zeros(1, 3, 1), None, RowPlace())
     x = torch.zeros(1, 100, 1)
-    assert torch.equal(grown(x, None, 200).rotation.sin, whole(x, None, 200).rotation.sin)
+    assert torch.equal(grown(x, None, RowPlace(200)).rotation.sin, whole(x, None, RowPlace(200)).rotation.sin)
 
 
 def test_layers_with_a_window_turn_by_their_own_period():
     module = RotaryPosition(stack(8, rope_theta=1000.0, rope_local_theta=10.0, window=4), 16)
-    placed = module(torch.zeros(1, 5, 1), None, 0)
-    plain = RotaryPosition(stack(8, rope_theta=10.0), 16)(torch.zeros(1, 5, 1), None, 0)
+    placed = module(torch.zeros(1, 5, 1), None, RowPlace())
+    plain = RotaryPosition(stack(8, rope_theta=10.0), 16)(torch.zeros(1, 5, 1), None, RowPlace())
     assert torch.equal(placed.local_rotation.cos, plain.rotation.cos)
     assert not torch.equal(placed.rotation.cos, plain.rotation.cos)
 
@@ -175,8 +176,8 @@ def test_distances_fall_into_the_buckets_of_transformers(bidirectional, buckets,
 def test_a_relative_bias_continues_with_a_cache():
     module = RelativePosition(stack(16, position="relative", relative_buckets=8, relative_max_distance=20), causal=True)
     torch.nn.init.normal_(module.weight)
-    whole = module(torch.zeros(1, 9, 1), None, 0).biases[0].values_NR
-    last = module(torch.zeros(1, 2, 1), None, 7).biases[0].values_NR
+    whole = module(torch.zeros(1, 9, 1), None, RowPlace()).biases[0].values_NR
+    last = module(torch.zeros(1, 2, 1), None, RowPlace(7)).biases[0].values_NR
     # Query 7 and 8 of 9 keys: distances -8 ... 1.
     assert last.shape == (2, 10)
     assert torch.equal(last, whole[:, :10])
