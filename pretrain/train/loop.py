@@ -107,7 +107,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
                 attempt=run.attempt,
                 multi_token_loss=agreed.multi_token_loss,
             )
-        sources.add(agreed.by_source)
+        sources.add(agreed.sums.get("by_source", ()))
         run.meter.end_step(agreed.done.num_tokens)
         run.tracker.advance(state.step)
         is_last = state.step >= target
@@ -206,13 +206,7 @@ def _start_exchange(
     done = ending.counts if ending else StepCounts()
     coming = upcoming.counts if upcoming else None
     flags = {"stop": bool(run.stop), "is_written": saving.is_written}
-    module = run.engine.module
-    numbers = {
-        "num_shown": len(module.shown),
-        "num_ahead": module.num_ahead,
-        "num_routed": module.num_routed,
-    }
-    finish = start_exchange(sums, done, coming, **flags, **numbers)
+    finish = start_exchange(sums, done, coming, run.engine.module.layout, **flags)
 
     def wait() -> StepTotals:
         with run.timeline.within("communication"):
@@ -222,7 +216,7 @@ def _start_exchange(
 
 
 def _zero(run: Run) -> Tensor:
-    return torch.zeros(run.engine.module.num_shown, dtype=torch.float64, device=run.engine.device)
+    return torch.zeros(len(run.engine.module.layout), dtype=torch.float64, device=run.engine.device)
 
 
 def _accumulate(run: Run, step: int, batch: StepBatch, counts: StepCounts, phase: str) -> Tensor:
@@ -249,7 +243,7 @@ def _follow(run: Run, step: int, update: Update, agreed: StepTotals) -> None:
     """Moves the average of the weights and the balance of experts, unless the step was skipped."""
     balance = run.engine.module.balance
     if balance is not None and not update.skipped:
-        balance.follow(agreed.routed)
+        balance.follow(agreed.sums["routed"])
     if run.engine.average is not None and not update.skipped:
         batch = run.config.batch
         run.engine.average.follow(ema_decay(step, run.config.optim.ema, batch.steps.at(step) * batch.seq_len))
@@ -260,9 +254,7 @@ def _metrics(run: Run, state: TrainState, agreed: StepTotals, skipped_rows: int)
     num_targets = agreed.done.num_targets
     if num_targets and run.config.model.head.record.chooses:
         metrics["accuracy"] = agreed.num_correct / num_targets
-    for name, value in zip(run.engine.module.shown, agreed.shown, strict=True):
-        if num_targets:
-            metrics[name] = value / num_targets
+    metrics |= {name: value / num_targets for name, value in agreed.shown.items() if num_targets}
     num_skipped = state.step - state.optimizer_step - state.empty_steps
     metrics["skipped_steps"] = float(max(num_skipped, 0))  # earlier versions applied empty steps
     loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale")

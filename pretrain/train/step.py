@@ -10,8 +10,11 @@ The coming step is here because its loss scale needs the global number of target
 backward pass. All ranks get the same sums, so all take the same decision at the same step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +25,7 @@ from pretrain.data.loader import StepCounts
 from pretrain.dist import World
 from pretrain.engine.replicated import KeptTensor
 from pretrain.model import LanguageModel
-from pretrain.objective import Loss
+from pretrain.objective import Loss, LossOutput
 from pretrain.train.balance import find_balance
 from pretrain.types import IGNORE_INDEX, Batch
 
@@ -39,16 +42,49 @@ def seed_noise(config: RunConfig, world: World, step: int, micro: int) -> None:
         torch.cuda.manual_seed(seed)
 
 
+@dataclass(frozen=True, slots=True)
+class SumLayout:
+    """Places of named sums in one float64 vector: `sizes` are the numbers of their values, in order."""
+
+    sizes: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return sum(self.sizes.values())
+
+    def pack(self, sums: Mapping[str, Tensor]) -> Tensor:
+        """Returns the vector, on the device of the sums."""
+        return torch.cat([sums[name].double().flatten() for name in self.sizes])
+
+    def unpack(self, values: Sequence[float]) -> dict[str, tuple[float, ...]]:
+        """Returns the values of each sum."""
+        rest = iter(values)
+        return {name: tuple(islice(rest, size)) for name, size in self.sizes.items()}
+
+
+LOSS_SUMS = SumLayout({"nll": 1, "correct": 1})
+"""Layout of the sums of every loss: of -log p(target), and of correct targets."""
+
+
+class Figure(NamedTuple):
+    """A sum over a step that training shows: its number of values, and those of a micro-batch, detached."""
+
+    size: int
+    measure: Callable[[Batch, LossOutput], Tensor]
+
+
 class TrainModule(nn.Module):
     """Model and objective as one module: an engine's hooks surround all that reads a parameter.
-
-    From 2 sources of a mixture on, training shows the sums of each; with experts, their loads.
 
     Attributes:
         targets_per_token: Targets of the global batch over its tokens without padding, set before
             each step. The loss is divided by targets, and losses of experts are means over tokens.
         balance: Balance of the experts of the model; None: it has none.
         shown: Names of further sums of the loss (`Objective.shown`).
+        layout: Sums that are shown in training: of the loss, `nll`, `correct` and `shown.NAME`; of a
+            mixture `by_source`, that of -log p(target) for each source, then the targets of each;
+            `ahead` of modules of `multi_token` (`LossOutput.ahead`); `routed` of experts
+            (`ExpertBalance.shown`).
+        evaluated: Sums that are shown in an evaluation: of the loss.
     """
 
     def __init__(self, model: LanguageModel, loss: Loss, num_sources: int = 1, shown: tuple[str, ...] = ()) -> None:
@@ -58,24 +94,29 @@ class TrainModule(nn.Module):
         self.balance = find_balance(model)
         self.targets_per_token = 1.0
         self._loss = loss
-        self._num_sources = num_sources
+        # A new figure is a line here.
+        self._figures = {
+            "nll": Figure(1, lambda batch, loss: loss.nll_sum),
+            "correct": Figure(1, lambda batch, loss: loss.num_correct),
+        }
+        for place, name in enumerate(shown):
+            self._figures[f"shown.{name}"] = Figure(1, partial(_shown_sum, place))
+        self.evaluated = self._layout()
+        if num_sources > 1:
+            by_source = partial(sum_by_source, num_sources=num_sources)
+            self._figures["by_source"] = Figure(2 * num_sources, by_source)
+        predictors = getattr(model, "multi_token", None)
+        if predictors is not None:
+            self._figures["ahead"] = Figure(3 * len(predictors.blocks), lambda batch, loss: _exists(loss.ahead))
+        if self.balance is not None:
+            loads = self.balance.shown
+            self._figures["routed"] = Figure(
+                self.balance.num_shown, lambda batch, loss: loads(_exists(loss.routing_LW))
+            )
+        self.layout = self._layout()
 
-    @property
-    def num_shown(self) -> int:
-        """Number of values shown in training mode."""
-        of_sources = 2 * self._num_sources if self._num_sources > 1 else 0
-        return 2 + len(self.shown) + of_sources + self.num_ahead + self.num_routed
-
-    @property
-    def num_ahead(self) -> int:
-        """Number of these that are of modules of `multi_token`, before those of experts."""
-        predictors = getattr(self.model, "multi_token", None)
-        return 0 if predictors is None else 3 * len(predictors.blocks)
-
-    @property
-    def num_routed(self) -> int:
-        """Number of these that are of experts, the last ones."""
-        return 0 if self.balance is None else self.balance.num_shown
+    def _layout(self) -> SumLayout:
+        return SumLayout({name: figure.size for name, figure in self._figures.items()})
 
     @property
     def kept(self) -> Sequence[KeptTensor]:
@@ -86,32 +127,33 @@ class TrainModule(nn.Module):
         """Runs the model and its loss on a micro-batch.
 
         Returns:
-            The sum of the losses that is minimised, a scalar, and shown values, detached: float64
-            [2], the sum of -log p(target) and the number of correct targets, then what the loss
-            shows besides. For a mixture in training mode also that sum for each source, then the
-            targets of each; then those of `LossOutput.ahead`, and then `ExpertBalance.shown`.
+            The sum of the losses that is minimised, a scalar, and sums by `layout`, in an evaluation
+            by `evaluated`, detached.
         """
-        found = self._loss(self.model, batch)
-        shown = torch.stack((found.nll_sum.double(), found.num_correct.double()))
-        if found.shown_M is not None:
-            shown = torch.cat((shown, found.shown_M))
-        if self.training and self._num_sources > 1:
-            shown = torch.cat((shown, sum_by_source(batch, found.nll_P, self._num_sources).flatten()))
-        if found.ahead is not None:
-            shown = torch.cat((shown, found.ahead.flatten()))
-        loss_sum = found.loss_sum
+        loss = self._loss(self.model, batch)
+        layout = self.layout if self.training else self.evaluated
+        sums = layout.pack({name: self._figures[name].measure(batch, loss) for name in layout.sizes})
+        loss_sum = loss.loss_sum
         if self.training and self.balance is not None:
-            assert found.routing_LW is not None, "the loss of a model with experts has its routing"
-            shown = torch.cat((shown, self.balance.shown(found.routing_LW)))
-            of_experts = self.balance.loss(found.routing_LW)
+            of_experts = self.balance.loss(_exists(loss.routing_LW))
             if of_experts is not None:
                 loss_sum = loss_sum + self.targets_per_token * of_experts
-        return loss_sum, shown
+        return loss_sum, sums
 
 
-def sum_by_source(batch: Batch, nll_P: Tensor | None, num_sources: int) -> Tensor:
-    """Returns loss and targets by source, float64 [2, sources]; 0 where `nll_P` is None."""
+def _exists(value: Tensor | None) -> Tensor:
+    assert value is not None, "the loss of a model with experts or further tokens has their sums"
+    return value
+
+
+def _shown_sum(place: int, batch: Batch, loss: LossOutput) -> Tensor:
+    return _exists(loss.shown_M)[place]
+
+
+def sum_by_source(batch: Batch, loss: LossOutput, num_sources: int) -> Tensor:
+    """Returns loss and targets by source, float64 [2, sources]; 0 where the loss has no `nll_P`."""
     targets_BT = batch.targets_BT
+    nll_P = loss.nll_P
     sums = torch.zeros(2, num_sources, dtype=torch.float64, device=targets_BT.device)
     if nll_P is None:
         return sums
@@ -130,76 +172,79 @@ def sum_by_source(batch: Batch, nll_P: Tensor | None, num_sources: int) -> Tenso
 class StepTotals:
     """Sums over all ranks."""
 
-    loss_sum: float  # sum of -log p(target) over the ending step
-    num_correct: int  # targets of the ending step that are the model's most likely token
-    shown: tuple[float, ...]  # further sums of its loss (`TrainModule.shown`)
-    # For a mixture the sum of -log p(target) over each source, then the targets of each; else
-    # empty.
-    by_source: tuple[float, ...]
+    sums: Mapping[str, tuple[float, ...]]  # of the ending step (`TrainModule.layout`)
     done: StepCounts  # counters of the ending step
     coming: StepCounts | None  # counters of the coming step; None where a rank has none
     num_written: int  # ranks whose part of the save in flight is written, or has failed
     stop: bool  # whether any rank was asked to stop
-    routed: tuple[float, ...] = ()  # `ExpertBalance.shown`; empty without experts
-    ahead: tuple[float, ...] = ()  # `LossOutput.ahead`, flattened; empty without such modules
+
+    @property
+    def loss_sum(self) -> float:
+        """Sum of -log p(target) over the ending step."""
+        return self.sums["nll"][0]
+
+    @property
+    def num_correct(self) -> int:
+        """Targets of the ending step that are the model's most likely token."""
+        return int(self.sums["correct"][0])
+
+    @property
+    def shown(self) -> dict[str, float]:
+        """Further sums of its loss by name."""
+        prefix = "shown."
+        shown = {}
+        for name, values in self.sums.items():
+            if name.startswith(prefix):
+                shown[name.removeprefix(prefix)] = values[0]
+        return shown
 
     @property
     def multi_token_loss(self) -> float | None:
         """Mean loss of the modules of `multi_token` over the ending step; None: there are none."""
-        return None if not self.ahead else sum(self.ahead[::3]) / max(sum(self.ahead[2::3]), 1.0)
+        ahead = self.sums.get("ahead")
+        return None if ahead is None else sum(ahead[::3]) / max(sum(ahead[2::3]), 1.0)
 
     def of_modules(self) -> dict[str, float]:
         """Returns loss and accuracy of each of these modules, by metric."""
-        found = {}
-        each = zip(self.ahead[::3], self.ahead[1::3], self.ahead[2::3], strict=True)
+        metrics = {}
+        ahead = self.sums.get("ahead", ())
+        each = zip(ahead[::3], ahead[1::3], ahead[2::3], strict=True)
         for number, (loss_sum, num_correct, num_targets) in enumerate(each, start=1):
-            found[f"multi_token_loss_{number}"] = loss_sum / max(num_targets, 1.0)
-            found[f"multi_token_accuracy_{number}"] = num_correct / max(num_targets, 1.0)
-        return found
+            metrics[f"multi_token_loss_{number}"] = loss_sum / max(num_targets, 1.0)
+            metrics[f"multi_token_accuracy_{number}"] = num_correct / max(num_targets, 1.0)
+        return metrics
 
 
 def start_exchange(
     sums: Tensor,
     done: StepCounts,
     coming: StepCounts | None,
+    layout: SumLayout = LOSS_SUMS,
     *,
     stop: bool = False,
     is_written: bool = False,
-    num_shown: int = 0,
-    num_ahead: int = 0,
-    num_routed: int = 0,
 ) -> Callable[[], StepTotals]:
     """Begins the all-reduce of `StepTotals`; returns the function that waits for it. Collective.
 
-    `sums` are those of the engine over this rank's micro-batches, float64 [2 + `num_shown` +
-    2 per source + `num_ahead` + `num_routed`], on its device. They are not read here, so that the
-    host does not wait for the backward pass; it waits for no work that is queued between this call
-    and the other.
+    `sums` are those of the engine over this rank's micro-batches, float64 by `layout`, on its
+    device. They are not read here, so that the host does not wait for the backward pass; it waits for
+    no work that is queued between this call and the other.
     """
-    flags = (float(coming is None), float(is_written), float(stop))
-    parts = [done.pack(), (coming or StepCounts()).pack(), flags]
-    host = torch.tensor([value for part in parts for value in part], dtype=torch.float64)
-    values = torch.cat([sums, host.to(sums.device, non_blocking=True)])
-    wait = dist.start_all_reduce_sum(values)
+    counts = {"done": done.pack(), "coming": (coming or StepCounts()).pack()}
+    flags = {"missing": (coming is None,), "written": (is_written,), "stop": (stop,)}
+    on_host = counts | flags
+    whole = SumLayout({**layout.sizes, **{name: len(values) for name, values in on_host.items()}})
+    host = torch.tensor([float(value) for values in on_host.values() for value in values], dtype=torch.float64)
+    wait = dist.start_all_reduce_sum(torch.cat([sums, host.to(sums.device, non_blocking=True)]))
 
     def finish() -> StepTotals:
-        totals = wait().split([len(sums), *map(len, parts)])
-        ours, ending, following, flags = (part.tolist() for part in totals)
-        loss_sum, num_correct, *further = ours
-        num_missing, num_written, num_stops = flags
-        last = len(further) - num_routed
-        first = last - num_ahead
+        totals = whole.unpack(wait().tolist())
         return StepTotals(
-            loss_sum=loss_sum,
-            num_correct=int(num_correct),
-            shown=tuple(further[:num_shown]),
-            by_source=tuple(further[num_shown:first]),
-            done=StepCounts.unpack(ending),
-            coming=None if num_missing else StepCounts.unpack(following),
-            num_written=int(num_written),
-            stop=num_stops > 0,
-            routed=tuple(further[last:]),
-            ahead=tuple(further[first:last]),
+            sums={name: totals[name] for name in layout.sizes},
+            done=StepCounts.unpack(totals["done"]),
+            coming=None if totals["missing"][0] else StepCounts.unpack(totals["coming"]),
+            num_written=int(totals["written"][0]),
+            stop=totals["stop"][0] > 0,
         )
 
     return finish

@@ -129,13 +129,14 @@ def watch(counters: Counters, out: Path, step: int) -> None:
                 leave(0)
         return accumulate(*given)
 
-    def exchanged(sums: Any, done: Any, coming: Any, **flags: Any) -> Callable[[], StepTotals]:
-        finish = exchange(sums, done, coming, **flags)
+    def exchanged(sums: Any, done: Any, coming: Any, layout: Any, **flags: Any) -> Callable[[], StepTotals]:
+        finish = exchange(sums, done, coming, layout, **flags)
 
         def totals() -> StepTotals:
-            zeros = dict.fromkeys(("loss_sum", "num_correct", "num_written"), 0)
-            found = dataclasses.replace(finish(), **zeros, done=done, coming=coming, stop=flags.get("stop", False))
-            return dataclasses.replace(found, num_written=int(flags.get("is_written", False)), by_source=())
+            agreed = finish()
+            zeros = agreed.sums | {"nll": (0.0,), "correct": (0.0,), "by_source": ()}
+            flag = {"stop": flags.get("stop", False), "num_written": int(flags.get("is_written", False))}
+            return dataclasses.replace(agreed, sums=zeros, done=done, coming=coming, **flag)
 
         return totals
 

@@ -214,13 +214,12 @@ def train(
         module: Any = engine.module
         module.targets_per_token = whole.num_targets() / (ROWS * SEQ_LEN)
         losses = [engine.forward_backward(b, scale, b is micros[-1]).double() for b in micros]
-        sums = sum(losses, torch.zeros(module.num_shown, dtype=torch.float64))
-        numbers = {"num_ahead": module.num_ahead, "num_routed": module.num_routed}
-        pending = start_exchange(sums, StepCounts(), None, **numbers)
+        sums = sum(losses, torch.zeros(len(module.layout), dtype=torch.float64))
+        pending = start_exchange(sums, StepCounts(), None, module.layout)
         update = engine.update(lr)
         agreed = pending()
         if module.balance is not None and not update.skipped:
-            module.balance.follow(agreed.routed)
+            module.balance.follow(agreed.sums["routed"])
         further = [] if agreed.multi_token_loss is None else [agreed.multi_token_loss]
         rows.append([agreed.loss_sum / whole.num_targets(), update.grad_norm, float(update.skipped), *further])
     return rows

@@ -330,7 +330,7 @@ def test_the_loss_with_that_of_the_router_agrees_and_so_do_gradients(maker, tmp_
     output.loss.backward()
     module = TrainModule(lent.ours, sum_token_loss).train()
     shown = module(batch)[1]
-    module.balance.follow(shown[-module.num_routed :].tolist())  # the loads of this very batch
+    module.balance.follow(shown[-module.balance.num_shown :].tolist())  # the loads of this very batch
     loss = module(batch)[0] / batch.num_targets()
     loss.backward()
     torch.testing.assert_close(loss, output.loss, rtol=1e-5, atol=0)

@@ -26,7 +26,7 @@ def module_of(**experts) -> TrainModule:
 def follow(module: TrainModule, batch: Batch) -> ExpertBalance:
     """Takes the loads of a batch as those of a step."""
     assert module.balance is not None
-    module.balance.follow(module(batch)[1][-module.num_routed :].tolist())
+    module.balance.follow(module(batch)[1][-module.balance.num_shown :].tolist())
     return module.balance
 
 
@@ -82,7 +82,7 @@ def test_losses_gradients_and_loads_do_not_depend_on_micro_batches(cut):
     results = []
     for parts in (rows_of(whole, 6), rows_of(whole, *cut)):
         module.zero_grad()
-        shown = torch.zeros(module.num_shown, dtype=torch.float64)
+        shown = torch.zeros(len(module.layout), dtype=torch.float64)
         for part in parts:
             loss_sum, values = module(part)
             loss_sum.backward()
@@ -158,4 +158,4 @@ def test_metrics_name_loads_by_layer_and_dead_experts_once(caplog):
 def test_a_dense_model_has_no_balance():
     module = TrainModule(build(tiny_config()), build_loss(ObjectiveConfig()))
     assert module.balance is None
-    assert (module.num_shown, module.num_routed, module.kept) == (2, 0, ())
+    assert (dict(module.layout.sizes), module.kept) == ({"nll": 1, "correct": 1}, ())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.data.loader import StepCounts
-from pretrain.train.step import StepTotals, start_exchange
+from pretrain.train.step import StepTotals, SumLayout, start_exchange
 from tests.helpers.waiting import LIMIT_S
 
 counts = st.builds(
@@ -18,11 +18,17 @@ counts = st.builds(
 
 
 def exchange(
-    sums: list[float], done: StepCounts, coming: StepCounts | None, *, stop: bool = False, is_written: bool = False
+    sums: dict[str, tuple[float, ...]],
+    done: StepCounts,
+    coming: StepCounts | None,
+    *,
+    stop: bool = False,
+    is_written: bool = False,
 ) -> StepTotals:
     """Starts an exchange and waits for it."""
-    values = torch.tensor(sums, dtype=torch.float64)
-    return start_exchange(values, done, coming, stop=stop, is_written=is_written)()
+    layout = SumLayout({name: len(values) for name, values in sums.items()})
+    values = layout.pack({name: torch.tensor(one, dtype=torch.float64) for name, one in sums.items()})
+    return start_exchange(values, done, coming, layout, stop=stop, is_written=is_written)()
 
 
 @given(
@@ -35,14 +41,24 @@ def exchange(
     st.booleans(),
 )
 def test_alone_a_rank_gets_its_own_values(loss_sum, num_correct, by_source, done, coming, is_written, stop):
-    totals = exchange([loss_sum, num_correct, *by_source], done, coming, stop=stop, is_written=is_written)
-    assert totals == StepTotals(loss_sum, num_correct, (), tuple(by_source), done, coming, is_written, stop)
+    sums = {"nll": (loss_sum,), "correct": (num_correct,), "by_source": tuple(by_source)}
+    totals = exchange(sums, done, coming, stop=stop, is_written=is_written)
+    assert totals == StepTotals(sums, done, coming, is_written, stop)
+    assert (totals.loss_sum, totals.num_correct, totals.shown) == (loss_sum, num_correct, {})
 
 
-def test_loads_of_experts_are_the_last_values():
-    values = torch.tensor([3.5, 2, 1, 1, 7, 8, 9], dtype=torch.float64)
-    totals = start_exchange(values, StepCounts(), None, num_routed=3)()
-    assert (totals.by_source, totals.routed) == ((1.0, 1.0), (7.0, 8.0, 9.0))
+def test_every_sum_has_its_name():
+    sums = {"nll": (3.5,), "correct": (2.0,), "shown.gap": (4.0,), "shown.wins": (1.0,), "routed": (7.0, 8.0, 9.0)}
+    totals = exchange(sums, StepCounts(), None)
+    assert (totals.sums, totals.shown, totals.multi_token_loss) == (sums, {"gap": 4.0, "wins": 1.0}, None)
+    totals = exchange({"ahead": (6.0, 1.0, 4.0, 8.0, 3.0, 3.0)}, StepCounts(), None)
+    assert totals.multi_token_loss == 2.0
+    assert totals.of_modules() == {
+        "multi_token_loss_1": 1.5,
+        "multi_token_accuracy_1": 0.25,
+        "multi_token_loss_2": 8 / 3,
+        "multi_token_accuracy_2": 1.0,
+    }
 
 
 @given(st.lists(counts, max_size=5))
@@ -61,8 +77,8 @@ def rank(number: int, store: Path, results) -> None:
     results.put(
         (
             number,
-            exchange([0.25 * number, 5], done, coming, stop=number == 2, is_written=number > 0),
-            exchange([0.0, 0.0], done, None if number == 1 else coming).coming,
+            exchange({"nll": (0.25 * number,), "correct": (5,)}, done, coming, stop=number == 2, is_written=number > 0),
+            exchange({"nll": (0.0,)}, done, None if number == 1 else coming).coming,
         )
     )
     td.destroy_process_group()
@@ -78,5 +94,6 @@ def test_every_rank_gets_the_same_sums(tmp_path):
     for process in processes:
         process.join(LIMIT_S)
     digest = sum(2**64 - 1 - number for number in range(3)) % 2**64
-    totals = StepTotals(0.75, 15, (), (), StepCounts(18, 300, 3, digest), StepCounts(33, 21, 0, 3), 2, stop=True)
+    sums = {"nll": (0.75,), "correct": (15.0,)}
+    totals = StepTotals(sums, StepCounts(18, 300, 3, digest), StepCounts(33, 21, 0, 3), 2, stop=True)
     assert rows == [(number, totals, None) for number in range(3)]

@@ -9,8 +9,8 @@ from pretrain.config.model import parse_model
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
-from pretrain.objective import build_loss
-from pretrain.train.step import TrainModule, sum_by_source
+from pretrain.objective import LossOutput, build_loss
+from pretrain.train.step import LOSS_SUMS, TrainModule, sum_by_source
 from pretrain.types import IGNORE_INDEX, Batch
 
 MODEL = {"preset": "llama-tiny", "vocab_size": 64, "max_seq_len": 8, "decoder": {"width": 32, "ff_width": 48}}
@@ -27,19 +27,24 @@ def batch() -> Batch:
     return Batch(tokens[:, :-1].contiguous(), targets, sources_B=torch.tensor([2, 0, 2, 1]))
 
 
+def loss_of(nll_P: torch.Tensor | None) -> LossOutput:
+    """A loss of which nothing else is read."""
+    return LossOutput(torch.zeros(()), torch.zeros(()), torch.zeros(()), nll_P)
+
+
 def test_the_sums_of_each_source_are_those_of_its_rows(batch):
     nll_BT = torch.arange(32.0).view(4, 8) * (batch.targets_BT != IGNORE_INDEX)
     expected = [[nll_BT[1].sum(), 0, nll_BT[0].sum() + nll_BT[2].sum()], [3, 0, 13]]
-    assert sum_by_source(batch, nll_BT.flatten(), 3).tolist() == expected
+    assert sum_by_source(batch, loss_of(nll_BT.flatten()), 3).tolist() == expected
     (places,) = np.nonzero(batch.targets_BT.flatten().numpy() != IGNORE_INDEX)
     few = Batch(
         batch.tokens_BT, batch.targets_BT, target_positions_P=torch.from_numpy(places), sources_B=batch.sources_B
     )
-    assert sum_by_source(few, nll_BT.flatten()[places], 3).tolist() == expected
+    assert sum_by_source(few, loss_of(nll_BT.flatten()[places]), 3).tolist() == expected
 
 
 def test_a_loss_that_tells_no_tokens_has_no_sources(batch):
-    assert sum_by_source(batch, None, 3).tolist() == [[0.0] * 3] * 2
+    assert sum_by_source(batch, loss_of(None), 3).tolist() == [[0.0] * 3] * 2
 
 
 def test_sources_are_told_in_training_and_add_up_to_the_loss(batch):
@@ -48,9 +53,9 @@ def test_sources_are_told_in_training_and_add_up_to_the_loss(batch):
     init_weights(model, config, seed=0)
     module = TrainModule(model, build_loss(ObjectiveConfig()), num_sources=3)
     _, shown = module(batch)
-    assert len(shown) == module.num_shown == 8
-    nll_sum, _, *by_source = shown.tolist()
-    assert sum(by_source[:3]) == pytest.approx(nll_sum, rel=1e-6)  # the one is summed in fp32
-    assert by_source[3:] == [3.0, 0.0, 13.0]
-    assert len(module.eval()(batch)[1]) == 2
-    assert TrainModule(model, build_loss(ObjectiveConfig())).num_shown == 2
+    assert module.layout.sizes == {"nll": 1, "correct": 1, "by_source": 6}
+    sums = module.layout.unpack(shown.tolist())
+    assert sum(sums["by_source"][:3]) == pytest.approx(sums["nll"][0], rel=1e-6)  # the one is summed in fp32
+    assert sums["by_source"][3:] == (3.0, 0.0, 13.0)
+    assert len(module.eval()(batch)[1]) == len(module.evaluated) == 2
+    assert TrainModule(model, build_loss(ObjectiveConfig())).layout == LOSS_SUMS
