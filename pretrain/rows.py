@@ -8,10 +8,13 @@ unique over the epochs of a run, so that functions of (seed, sample id) change f
 epoch.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
+
+CROP_MULTIPLE = 8
 
 IGNORE_INDEX = -100
 """Target id of a position that has no loss."""
@@ -25,25 +28,45 @@ CHOICE_BEGINS, CHOICE_IS_RIGHT, CHOICE_IS_FIRST = 1, 2, 4
 first one is that of all, whether it is the right one, whether it is the first of its question."""
 
 
+# First axes of the arrays of rows: a value a row, or a value a row and position.
+_ROW = {"axes": ("row",)}
+_CELL = {"axes": ("row", "position")}
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Rows as they come from the shards; of pairs those of the target, with their source."""
+    """Rows as they come from the shards; of pairs those of the target, with their source.
+
+    Rows are selected, merged and cropped by the axes of the fields: a new array is a line here.
+    """
 
     # [B, W+1], the shards' dtype. The last column is a target only: the first token of another row.
-    tokens: np.ndarray
+    tokens: np.ndarray = field(metadata=_CELL)
     starts: np.ndarray  # int64 [any], ascending: starts of documents in the flattened `tokens`
-    num_tokens: np.ndarray | None  # int64 [B]: tokens of each row before padding. None: all
-    sample_ids: np.ndarray  # int64 [B]
-    loss_mask: np.ndarray | None = None  # bool [B, W+1]: tokens that are targets. None: all
+    # int64 [B]: tokens of each row before padding. None: all
+    num_tokens: np.ndarray | None = field(metadata=_ROW)
+    sample_ids: np.ndarray = field(metadata=_ROW)  # int64 [B]
+    # bool [B, W+1]: tokens that are targets. None: all
+    loss_mask: np.ndarray | None = field(default=None, metadata=_CELL)
     # int16 [B, W+1]: number of a label, or mark of an answer; or IGNORE_INDEX
-    labels: np.ndarray | None = None
-    pixels: np.ndarray | None = None  # uint8 [B, C, Y, X]: images, as augmented. None: text
+    labels: np.ndarray | None = field(default=None, metadata=_CELL)
+    # uint8 [B, C, Y, X]: images, as augmented. None: text
+    pixels: np.ndarray | None = field(default=None, metadata=_ROW)
     # float32 [B, 2]: number of the label of an image that was mixed in, and its share of the target,
     # at most a half. None: labels are whole.
-    mixed: np.ndarray | None = None
+    mixed: np.ndarray | None = field(default=None, metadata=_ROW)
     # Pairs only: [B, S+1], the last column is never read. Its document n belongs to document n of
     # the same row here.
     source: "TokenRows | None" = None
+
+    def along(self, axis: str) -> dict[str, np.ndarray]:
+        """Returns the arrays that have an axis, `row` or `position`, by field."""
+        arrays = {}
+        for one in fields(self):
+            array = getattr(self, one.name)
+            if array is not None and axis in one.metadata.get("axes", ()):
+                arrays[one.name] = array
+        return arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +178,62 @@ def select_rows(rows: TokenRows, chosen: np.ndarray) -> TokenRows:
     """Returns some rows, in ascending order. `chosen`: bool [B]."""
     width = rows.tokens.shape[1]
     row, column = np.divmod(rows.starts, width)
-    kept = chosen[row]
+    inside = chosen[row]
     number = np.cumsum(chosen) - 1
-    return TokenRows(
-        tokens=rows.tokens[chosen],
-        starts=number[row[kept]] * width + column[kept],
-        num_tokens=None if rows.num_tokens is None else rows.num_tokens[chosen],
-        sample_ids=rows.sample_ids[chosen],
-        loss_mask=None if rows.loss_mask is None else rows.loss_mask[chosen],
-        labels=None if rows.labels is None else rows.labels[chosen],
-        pixels=None if rows.pixels is None else rows.pixels[chosen],
-        mixed=None if rows.mixed is None else rows.mixed[chosen],
-        source=None if rows.source is None else select_rows(rows.source, chosen),
-    )
+    changed: dict[str, Any] = {"starts": number[row[inside]] * width + column[inside]}
+    for name, array in rows.along("row").items():
+        changed[name] = array[chosen]
+    if rows.source is not None:
+        changed["source"] = select_rows(rows.source, chosen)
+    return replace(rows, **changed)
+
+
+def crop_rows(rows: TokenRows) -> TokenRows:
+    """Removes columns that are padding in every row, down to a multiple of `CROP_MULTIPLE`."""
+    assert rows.num_tokens is not None, "rows of known length"
+    width = rows.tokens.shape[1]
+    longest = min(int(rows.num_tokens.max(initial=1)), width - 1)
+    new_width = min(width, -(-longest // CROP_MULTIPLE) * CROP_MULTIPLE + 1)
+    row, column = np.divmod(rows.starts, width)
+    inside = column < new_width
+    changed: dict[str, Any] = {"starts": row[inside] * new_width + column[inside]}
+    for name, array in rows.along("position").items():
+        changed[name] = array[:, :new_width]
+    if rows.source is not None:
+        changed["source"] = crop_rows(rows.source)
+    return replace(rows, **changed)
+
+
+def merge_rows(parts: Sequence[TokenRows], places: np.ndarray) -> TokenRows:
+    """Puts the rows of all parts, one after another, at `places`, int64 [rows of all parts]."""
+    if any(part.num_tokens is not None for part in parts):
+        parts = [_with_counts(part) for part in parts]
+    each = [part.along("row") for part in parts]
+    for arrays in each:
+        assert arrays.keys() == each[0].keys(), "sources of one mixture are packed alike"
+    back = np.argsort(places)
+    merged: dict[str, Any] = {"num_tokens": None}
+    for name in each[0]:
+        whole = np.concatenate([arrays[name] for arrays in each])
+        merged[name] = whole[back]
+    width = parts[0].tokens.shape[1]
+    starts = []
+    first = 0
+    for part in parts:
+        starts.append(part.starts + first * width)
+        first += len(part.tokens)
+    row, column = np.divmod(np.concatenate(starts), width)
+    merged["starts"] = np.sort(places[row] * width + column)
+    sources = [part.source for part in parts if part.source is not None]
+    if sources:
+        assert len(sources) == len(parts), "sources of one mixture are of one kind"
+        merged["source"] = merge_rows(sources, places)
+    return TokenRows(**merged)
+
+
+def _with_counts(rows: TokenRows) -> TokenRows:
+    """Returns rows with counts of tokens: only a part with skipped rows has them, a complete one is full."""
+    if rows.num_tokens is not None:
+        return rows
+    num_rows, width = rows.tokens.shape
+    return replace(rows, num_tokens=np.full(num_rows, width))

@@ -20,35 +20,13 @@ import torch
 from torch import Tensor
 
 from pretrain.config.data import BatchPlan, StepRows
-from pretrain.data.mixture import RowSource, merge_rows, source_of
+from pretrain.data.mixture import RowSource, source_of
 from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.prefetch import Prefetcher
 from pretrain.data.stream import SplitStream
-from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows, cut_rows
+from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows, crop_rows, cut_rows, merge_rows
 from pretrain.types import Batch, Columns, PairBatch, SourceBatch
 from pretrain.utils.rng import mix64
-
-CROP_MULTIPLE = 8
-
-
-def crop(rows: TokenRows) -> TokenRows:
-    """Removes columns that are padding in every row, down to a multiple of `CROP_MULTIPLE`."""
-    assert rows.num_tokens is not None, "rows of known length"
-    width = rows.tokens.shape[1]
-    longest = int(rows.num_tokens.max(initial=1))
-    kept = min(width, -(-min(longest, width - 1) // CROP_MULTIPLE) * CROP_MULTIPLE + 1)
-    row, column = np.divmod(rows.starts, width)
-    inside = column < kept
-    return TokenRows(
-        tokens=rows.tokens[:, :kept],
-        starts=row[inside] * kept + column[inside],
-        num_tokens=rows.num_tokens,
-        sample_ids=rows.sample_ids,
-        loss_mask=None if rows.loss_mask is None else rows.loss_mask[:, :kept],
-        labels=None if rows.labels is None else rows.labels[:, :kept],
-        source=None if rows.source is None else crop(rows.source),
-    )
-
 
 # A digest of which samples a step trained on, equal for every world size.
 #
@@ -243,7 +221,7 @@ class TrainLoader:
         first = self._origin + steps.before(step) + first_row
         parts = [self.stream.read(span) for span in self.skips.spans(range(first, first + plan.micro))]
         rows = parts[0] if len(parts) == 1 else merge_rows(parts, np.arange(plan.micro))
-        read = crop(rows) if self.crop else rows
+        read = crop_rows(rows) if self.crop else rows
         read = read if self.length_at is None else cut_rows(read, self.length_at(step))
         made = self.make_rows(read)
         # A cut row has its id several times.
@@ -296,7 +274,7 @@ class ValidationLoader:
     def _assemble(self, number: int) -> Batch:
         first = (number * self.world_size + self.rank) * self.micro
         rows = self.stream.read_windows(range(first, first + self.micro), self.max_tokens)
-        made = self.make_rows(crop(rows) if self.crop else rows)
+        made = self.make_rows(crop_rows(rows) if self.crop else rows)
         return _build_batch(made, self.pin_memory, self.columns)
 
 
@@ -356,7 +334,9 @@ def cut_columns(batch: Batch, columns: Columns) -> Batch:
         row_P, column_P = target_positions_P // length, target_positions_P % length
         own_P = column_P // width == columns.rank
         target_positions_P = row_P[own_P] * width + column_P[own_P] % width
-    types_BT, prefix_BT, source = batch.token_types_BT, batch.prefix_BT, batch.source
+    types_BT = batch.token_types_BT
+    prefix_BT = batch.prefix_BT
+    source = batch.source
     if source is not None:
         inputs = source.tokens_BS, source.positions_BS, source.documents_BS, source.lengths_B
         source = SourceBatch(*_cut_inputs(columns, *inputs))

@@ -32,7 +32,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from pretrain.errors import ConfigError
-from pretrain.rows import TokenRows
+from pretrain.rows import TokenRows, merge_rows
 
 NEVER = inf
 MAX_PERIOD = 1_000_000
@@ -294,38 +294,3 @@ class MixtureStream:
 def source_of(sample_ids: np.ndarray) -> np.ndarray:
     """Returns the source of each sample of a mixture, int64."""
     return sample_ids >> (63 - SOURCE_BITS)
-
-
-def merge_rows(parts: Sequence[TokenRows], places: np.ndarray) -> TokenRows:
-    """Puts the rows of all parts, one after another, at `places`, int64 [rows of all parts]."""
-    sources = [part.source for part in parts if part.source is not None]
-    assert len(sources) in (0, len(parts)), "sources of one mixture are of one kind"
-    tokens = np.concatenate([part.tokens for part in parts])
-    width = tokens.shape[1]
-    first_rows = np.cumsum([0, *(len(part.tokens) for part in parts[:-1])])
-    shifted = [part.starts + first * width for part, first in zip(parts, first_rows, strict=True)]
-    row, column = np.divmod(np.concatenate(shifted), width)
-    back = np.argsort(places)
-
-    def gather(arrays: list[np.ndarray | None]) -> np.ndarray | None:
-        found = [array for array in arrays if array is not None]
-        assert len(found) in (0, len(arrays)), "sources of one mixture are packed alike"
-        return np.concatenate(found)[back] if found else None
-
-    num_tokens = [part.num_tokens for part in parts]
-    if any(numbers is not None for numbers in num_tokens):
-        # Only a part with skipped rows has counts; a complete one has full rows.
-        num_tokens = [
-            np.full(len(part.tokens), width) if part.num_tokens is None else part.num_tokens for part in parts
-        ]
-    return TokenRows(
-        tokens=tokens[back],
-        starts=np.sort(places[row] * width + column),
-        num_tokens=gather(num_tokens),
-        sample_ids=np.concatenate([part.sample_ids for part in parts])[back],
-        loss_mask=gather([part.loss_mask for part in parts]),
-        labels=gather([part.labels for part in parts]),
-        pixels=gather([part.pixels for part in parts]),
-        mixed=gather([part.mixed for part in parts]),
-        source=merge_rows(sources, places) if sources else None,
-    )

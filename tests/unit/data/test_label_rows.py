@@ -10,13 +10,12 @@ import safetensors.numpy
 from pretrain.config.data import DataConfig, SourceConfig
 from pretrain.data.bin_stream import BinStream
 from pretrain.data.bins import BinStore, pack_documents
-from pretrain.data.loader import crop
 from pretrain.data.mixture import MixtureOrder, MixtureStream
 from pretrain.datacheck.shard_files import check_files
 from pretrain.errors import DataError
 from pretrain.prepare.prepare import prepare
 from pretrain.prepare.split import TRAIN
-from pretrain.rows import IGNORE_INDEX, select_rows
+from pretrain.rows import IGNORE_INDEX, crop_rows, select_rows
 from pretrain.shards.dataset import open_dataset
 from pretrain.shards.index import DataIndex, data_hash, load_index
 from pretrain.shards.reader import ShardReader, ShardSet
@@ -69,7 +68,7 @@ def test_labels_stay_with_their_tokens_in_every_packing(tmp_path, bucket_rows):
     stored = zip(np.split(tokens, starts[1:]), np.split(labels, starts[1:]), strict=True)
     expected = sorted((ids.tolist(), marks.tolist()) for ids, marks in stored)
     assert sorted(split_rows(rows)) == expected
-    cropped = crop(rows)
+    cropped = crop_rows(rows)
     assert (cropped.labels == rows.labels[:, : cropped.tokens.shape[1]]).all()
 
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.data.bin_stream import BinStream
-from pretrain.data.loader import crop
 from pretrain.errors import ConfigError
 from pretrain.objective import RowMaker, build_loss, build_rows
-from pretrain.rows import IGNORE_INDEX, ModelRows, SourceRows
+from pretrain.rows import IGNORE_INDEX, ModelRows, SourceRows, crop_rows
 from pretrain.shards.reader import ShardSet
 from tests.helpers.shards import EOS
 from tests.unit.data.test_bin_stream import make_pairs
@@ -73,7 +72,7 @@ def test_every_pair_is_learned_once_and_whole(tmp_path_factory, packing, sizes):
     folder = tmp_path_factory.mktemp("pairs")
     index, documents = make_pairs(folder, sizes)
     stream = stream_of(folder, index, packing)
-    made = row_maker()(crop(stream.read_windows(range(stream.num_windows()))))
+    made = row_maker()(crop_rows(stream.read_windows(range(stream.num_windows()))))
     assert sorted(pairs_of(made)) == sorted((source.tolist(), target.tolist()) for source, target in documents)
     assert made.num_targets == sum(target for _, target in sizes) == (made.targets != IGNORE_INDEX).sum()
     real = sum(source + target for source, target in sizes)
@@ -84,7 +83,7 @@ def test_padded_rows_are_one_pair_each_and_end_with_the_longest(tmp_path):
     sizes = [(3, 4), (5, 2), (4, 4), (3, 3), (2, 5), (4, 3), (3, 5), (5, 4)]
     index, _ = make_pairs(tmp_path, sizes)
     stream = stream_of(tmp_path, index, "padded")
-    rows = crop(stream.read_windows(range(8)))
+    rows = crop_rows(stream.read_windows(range(8)))
     assert rows.source is not None
     made = row_maker()(rows)
     assert made.inputs.shape == (8, 8) and made.source.tokens.shape == (8, 8)
@@ -127,7 +126,7 @@ def test_the_loss_of_rows_is_that_of_their_pairs_alone(tmp_path, packing):
     rng = np.random.default_rng(4)
     index, _ = make_pairs(tmp_path, [(int(s), int(t)) for s, t in rng.integers(1, 12, (12, 2))])
     stream = stream_of(tmp_path, index, packing)
-    made = row_maker()(crop(stream.read_windows(range(stream.num_windows()))))
+    made = row_maker()(crop_rows(stream.read_windows(range(stream.num_windows()))))
     config = two_stacks_config().model_copy(update={"vocab_size": 1000})
     model, loss = build(config, dtype=torch.float64, scale=3.0), build_loss(ObjectiveConfig(kind="seq2seq"))
     total = sum(loss(model, batch_of(_alone(source, target))).loss_sum for source, target in pairs_of(made))
