@@ -1,8 +1,8 @@
 """The laws of a ladder: L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, 3.3), and
 L(C) = E + K / C^gamma of the runs on its line, at a fixed number of tokens a parameter.
 
-    points (N, D, loss)  ->  fit_law         Huber loss of log L, from a grid of starts
-                         ->  draw_laws       fits to losses with residuals drawn anew (bootstrap)
+    points (N, D, loss)  ->  draw_laws       Huber loss of log L, from a grid of starts; then fits to
+                                             losses with residuals drawn anew (bootstrap)
                          ->  draw_line_laws  the same for the runs on the line, and C = 6 N D
 
 The law of the line tells the loss of a budget, that of N and D what another size of the same budget
@@ -254,11 +254,6 @@ def find_scales(points: Sequence[LossPoint], line: float) -> np.ndarray:
     grows = float(np.quantile(off[is_beside] / beside[is_beside], _MOST)) if is_beside.any() else 0.0
     scales: np.ndarray = 1 + np.clip(grows, 0, BESIDE_LINE) * beside
     return scales
-
-
-def fit_law(points: Sequence[LossPoint], line: float) -> ScalingLaw:
-    """Fits the law to runs near `line` tokens a parameter. Raises: DataError as `check_points`."""
-    return draw_laws(points, find_scales(points, line), 0)[0]
 
 
 def find_residuals(points: Sequence[LossPoint], law: ScalingLaw, scales: np.ndarray) -> np.ndarray:

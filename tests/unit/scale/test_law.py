@@ -9,7 +9,7 @@ import torch
 
 from pretrain.errors import DataError
 from pretrain.scale import law as law_module
-from pretrain.scale.law import LossPoint, ScalingLaw, check_points, draw_laws, find_scales, fit_law
+from pretrain.scale.law import LossPoint, ScalingLaw, check_points, draw_laws, find_scales
 from pretrain.scale.prediction import fit_ladder
 from pretrain.scale.scaling_rule import RunSize
 
@@ -30,6 +30,11 @@ def ladder(noise: float = 0.0, seed: int = 0) -> list[LossPoint]:
         loss = TRUE.loss(parameters, tokens) * float(np.exp(rng.normal(0, noise)))
         points.append(LossPoint(f"run-{len(points)}", parameters, tokens, loss))
     return points
+
+
+def fit_law(points: list[LossPoint], line: float) -> ScalingLaw:
+    """The law of the measured losses, without draws."""
+    return draw_laws(points, find_scales(points, line), 0)[0]
 
 
 NATS = 4.0
