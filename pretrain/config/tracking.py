@@ -5,19 +5,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from pretrain.config.base import OFF, Conflicts, OnResume, Section, UserPath
+from pretrain.config.base import OFF, Conflicts, OnResume, Section
 from pretrain.config.model import AnyModelConfig, ModelConfig, RecurrentConfig
 from pretrain.config.train import EvalConfig
-
-NO_TRACKERS = {
-    "wandb": "off",
-    "wandb_fork": False,
-    "tensorboard": False,
-    "mlflow": None,
-    "trackio": False,
-    "prometheus": None,
-}
-"""Keys of `tracking` for a run that no tracker shows."""
+from pretrain.kinds.trackers import TrackersConfig
 
 
 class SamplesConfig(Section):
@@ -50,27 +41,9 @@ class AttentionConfig(Section):
     """Heads by number, from 0. None: at most four, evenly from the first to the last."""
 
 
-class TrackingConfig(Section):
+class TrackingConfig(TrackersConfig):
     """Metrics beyond `metrics.jsonl` and the console (docs/observability.md)."""
 
-    log_every_steps: Annotated[int, OFF, OnResume.FREE] = Field(default=10, ge=0)
-    """Steps between rows of metrics; the last step has one too. 0: only that."""
-    norms_every_steps: Annotated[int, OFF, OnResume.FREE] = Field(default=200, ge=0)
-    """Steps between norms by layer, which are part of the next row. 0: never."""
-    wandb: Annotated[Literal["auto", "online", "offline", "off"], OnResume.FREE] = "auto"
-    """Weights & Biases. `auto`: online if there is an API key, otherwise offline."""
-    wandb_fork: Annotated[bool, OnResume.FREE] = False
-    """Begin a Weights & Biases run of its own, by `fork_from`, after a rollback, and where
-    `init.from` is a run that was tracked: both keep the history up to there. Online only."""
-    tensorboard: Annotated[bool, OnResume.FREE] = False
-    """TensorBoard: event files in `tensorboard/` of the run folder."""
-    mlflow: Annotated[str | None, OnResume.FREE] = None
-    """MLflow: `auto` for MLFLOW_TRACKING_URI, or without it `mlflow.db` in the run folder; or an
-    address, as `http://HOST:5000` or `sqlite:////PATH/mlflow.db`. None: off."""
-    trackio: Annotated[bool, OnResume.FREE] = False
-    """Trackio: a local database (TRACKIO_DIR), or what TRACKIO_SPACE_ID or TRACKIO_SERVER_URL name."""
-    prometheus: Annotated[UserPath | None, OnResume.FREE] = None
-    """Prometheus: folder of node_exporter's textfile collector, for the last row. None: off."""
     project: Annotated[str, OnResume.FREE] = "pretrain"
     """Project of Weights & Biases and Trackio, experiment of MLflow."""
     entity: Annotated[str | None, OnResume.FREE] = None

@@ -168,11 +168,10 @@ def check_wandb(wanted: Literal["auto", "online", "offline", "off"], *, is_quick
 
 def check_tracker_packages(tracking: TrackingConfig) -> Check | None:
     """Looks for the packages of the other trackers; None: the config has none that needs one."""
-    from pretrain.tracking.run_output import PACKAGES, check_trackers
+    from pretrain.tracking.run_output import check_trackers
 
-    used = [key for key in PACKAGES if getattr(tracking, key)]
     try:
-        check_trackers(tracking)
+        used = check_trackers(tracking)
     except LaunchError as error:
         return Check("trackers", "fail", error.what, error.fix)
     return Check("trackers", "pass", f"installed: {', '.join(used)}") if used else None

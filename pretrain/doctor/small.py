@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pretrain.config.run import RunConfig
-from pretrain.config.tracking import NO_TRACKERS
 from pretrain.doctor.machine import ask_driver, read_memory
 from pretrain.doctor.place import JobTopology
+from pretrain.kinds.trackers import NO_TRACKERS
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.gpus import GPUS, name_of_device
 from pretrain.plan.memory import memory_limit, rank_memory

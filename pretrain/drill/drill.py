@@ -14,7 +14,6 @@ from typing import Any
 
 from pretrain.config.load import dump_config
 from pretrain.config.run import RunConfig
-from pretrain.config.tracking import NO_TRACKERS
 from pretrain.drill.attempt import STEPS_SPREAD, AttemptOutcome, DrillAttempts, check_platform
 from pretrain.drill.drill_folder import (
     GOLDEN,
@@ -31,6 +30,7 @@ from pretrain.drill.drill_folder import (
 from pretrain.drill.verdict import DrillVerdict, judge
 from pretrain.drill.watch import Kill, Target, plan_kill
 from pretrain.errors import EXIT_HANG, EXIT_OK, EXIT_RESUME_ME, EXIT_UNAVAILABLE, LaunchError
+from pretrain.kinds.trackers import NO_TRACKERS
 from pretrain.utils.io import remove_dir, write_file
 
 MAX_MISSES = 3

@@ -55,7 +55,7 @@ class MlflowTracker(Tracker):
         from mlflow import MlflowClient
         from mlflow.entities import Param, RunTag
 
-        quiet_libraries()
+        quiet_libraries("mlflow", "alembic")
         client = self._client = MlflowClient(tracking_uri=self._uri)
         project = self._config.project
         experiment = client.get_experiment_by_name(project)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from pretrain.config.tracking import TrackingConfig
 from pretrain.tracking.tracker import Identity, Tracker
 from pretrain.utils.io import make_dir, write_file
 
@@ -27,8 +28,9 @@ class PrometheusFile(Tracker):
 
     name: ClassVar[str] = "prometheus"
 
-    def __init__(self, folder: Path, identity: Identity) -> None:
-        self._path = folder / f"pretrain_{identity.id}.prom"
+    def __init__(self, run_dir: Path, config: TrackingConfig, identity: Identity) -> None:
+        assert config.prometheus is not None
+        self._path = Path(config.prometheus) / f"pretrain_{identity.id}.prom"
         self._labels = {"id": identity.id, "run": identity.name}
         self.modes = [""]
         self._values: dict[str, float] = {}

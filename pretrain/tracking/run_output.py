@@ -11,18 +11,16 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from pretrain.config.tracking import TrackingConfig
 from pretrain.errors import DataError, DiskError, LaunchError, install_fix
 from pretrain.kinds.objectives import TARGET_COUNTS
-from pretrain.tracking.mlflow_tracker import MlflowTracker
+from pretrain.kinds.trackers import TRACKERS
 from pretrain.tracking.picture_files import ATTENTION, Pictures
-from pretrain.tracking.prometheus_file import PrometheusFile
-from pretrain.tracking.tensorboard_tracker import TensorBoardTracker
 from pretrain.tracking.tracker import FINISH_TIMEOUT_S, Identity, Mirror, Tracker, without_secrets
-from pretrain.tracking.trackio_tracker import TrackioTracker
-from pretrain.tracking.wandb_tracker import WandbTracker, check_fork, choose_mode
+from pretrain.tracking.wandb_tracker import check_fork
 from pretrain.utils.jsonl import JsonLines
 from pretrain.utils.status_line import status_line, stderr_console
 from pretrain.utils.units import clock_time
@@ -139,12 +137,8 @@ class Console:
         self._line.close()
 
 
-PACKAGES = ("tensorboard", "mlflow", "trackio")
-"""Keys of `tracking` that need a package of their name, which the extra of that name installs."""
-
-
-def check_trackers(config: TrackingConfig) -> None:
-    """Refuses what a tracker cannot do, before the run begins.
+def check_trackers(config: TrackingConfig) -> list[str]:
+    """Returns the trackers whose package a run needs, and refuses what one cannot do, before the run begins.
 
     Raises:
         LaunchError: A package is missing.
@@ -152,26 +146,20 @@ def check_trackers(config: TrackingConfig) -> None:
     """
     if config.wandb_fork:
         check_fork(config.wandb)
-    for name in PACKAGES:
-        if getattr(config, name) and find_spec(name) is None:
-            what = f"tracking.{name} needs the package {name}, which is not installed"
-            raise LaunchError(what, fix=f"remove tracking.{name}, or {install_fix(name)}")
+    needed = [key for key, kind in TRACKERS.items() if kind.package and getattr(config, key)]
+    for key in needed:
+        package = TRACKERS[key].package
+        if find_spec(package) is None:
+            what = f"tracking.{key} needs the package {package}, which is not installed"
+            raise LaunchError(what, fix=f"remove tracking.{key}, or {install_fix(package)}")
+    return needed
 
 
 def build_trackers(run_dir: Path, config: TrackingConfig, identity: Identity) -> list[Tracker]:
     """Returns the trackers that the config turns on, none of them open."""
-    found: list[Tracker] = []
-    if (mode := choose_mode(config.wandb)) != "off":
-        found.append(WandbTracker(run_dir, config, identity, mode))
-    if config.tensorboard:
-        found.append(TensorBoardTracker(run_dir, identity))
-    if config.mlflow is not None:
-        found.append(MlflowTracker(run_dir, config, identity))
-    if config.trackio:
-        found.append(TrackioTracker(config, identity))
-    if config.prometheus is not None:
-        found.append(PrometheusFile(Path(config.prometheus), identity))
-    return found
+    kinds = [kind for key, kind in TRACKERS.items() if getattr(config, key) != kind.off[key]]
+    trackers = [resolve_name(kind.build)(run_dir, config, identity) for kind in kinds]
+    return [tracker for tracker in trackers if tracker is not None]
 
 
 class RunOutput:

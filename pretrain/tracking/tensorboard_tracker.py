@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pretrain.config.tracking import TrackingConfig
 from pretrain.tracking.tracker import Identity, Tracker, panel_name
+from pretrain.utils.log import quiet_libraries
 
 FOLDER = "tensorboard"
 
@@ -19,7 +21,7 @@ class TensorBoardTracker(Tracker):
 
     name: ClassVar[str] = "tensorboard"
 
-    def __init__(self, run_dir: Path, identity: Identity) -> None:
+    def __init__(self, run_dir: Path, config: TrackingConfig, identity: Identity) -> None:
         self._folder = run_dir / FOLDER
         self._identity = identity
         self.modes = [""]
@@ -31,6 +33,7 @@ class TensorBoardTracker(Tracker):
         """Loads TensorBoard's writer; the first row opens a file."""
         import torch.utils.tensorboard  # noqa: F401
 
+        quiet_libraries("tensorboard")
         self._facts = facts
 
     def _files(self) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pretrain.config.tracking import TrackingConfig
 from pretrain.tracking.tracker import Identity, Tracker, panel_name, without_secrets
-from pretrain.utils.log import printable
+from pretrain.utils.log import printable, quiet_libraries
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class TrackioTracker(Tracker):
 
     name: ClassVar[str] = "trackio"
 
-    def __init__(self, config: TrackingConfig, identity: Identity) -> None:
+    def __init__(self, run_dir: Path, config: TrackingConfig, identity: Identity) -> None:
         self._config = config
         self._identity = identity
         self.modes = [""]
@@ -31,6 +31,7 @@ class TrackioTracker(Tracker):
         """Continues the run, or begins it. No hardware monitors: rows have memory and times."""
         import trackio
 
+        quiet_libraries("trackio")
         _silence(trackio)
         name = f"{self._config.name or self._identity.name}-{self._identity.id}"
         labels = without_secrets({"name": name, "group": self._config.group})

@@ -53,6 +53,12 @@ def choose_mode(wanted: Literal["auto", "online", "offline", "off"]) -> Mode:
     return "offline"
 
 
+def build_wandb(run_dir: Path, config: TrackingConfig, identity: Identity) -> "WandbTracker | None":
+    """Builds the tracker; None: WANDB_MODE turns it off."""
+    mode = choose_mode(config.wandb)
+    return None if mode == "off" else WandbTracker(run_dir, config, identity, mode)
+
+
 def check_fork(wanted: Literal["auto", "online", "offline", "off"]) -> None:
     """Refuses `tracking.wandb_fork` where wandb cannot fork. Raises: ConfigError."""
     if choose_mode(wanted) != "online":
@@ -124,7 +130,7 @@ class WandbTracker(Tracker):
     def _begin(self, source: Point | None) -> None:
         """Begins the run as a fork of another; None: begins it, or continues it."""
         wandb = _import_wandb(self._temporary)
-        quiet_libraries()
+        quiet_libraries("wandb")
         begun: dict[str, Any] = {"resume": "allow"}
         if source is not None:
             begun = {"fork_from": f"{source.id}?_step={source.history_step}"}
@@ -248,7 +254,7 @@ def _import_wandb(temporary: Path) -> Any:
 
     A process that ends at once leaves them: in the folder of the run its next start removes them.
     """
-    if "wandb" not in sys.modules:
+    if sys.modules.get("wandb") is None:
         shutil.rmtree(temporary, ignore_errors=True)
         before, tempfile.tempdir = tempfile.tempdir, str(make_dir(temporary))
         try:

@@ -26,10 +26,7 @@ from pretrain.utils.process import guard_stderr
 from pretrain.utils.status_line import in_notebook, status_line, stderr_console
 
 OWN_LOGGERS = ("pretrain", "pretrain_launch")
-NOISY_LIBRARIES = (
-    *("DeepSpeed", "accelerate", "torch", "transformers", "webdataset"),
-    *("wandb", "mlflow", "alembic", "trackio", "tensorboard"),
-)
+NOISY_LIBRARIES = ("DeepSpeed", "accelerate", "torch", "transformers", "webdataset")
 WANDB_HOST = "api.wandb.ai"
 
 _SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
@@ -189,23 +186,24 @@ def _is_news(record: logging.LogRecord) -> bool:
     return "untested optimizer" not in record.getMessage()
 
 
-def quiet_libraries() -> None:
-    """Sends warnings of noisy libraries through our handlers instead of theirs, and drops the rest.
+def quiet_libraries(*libraries: str) -> None:
+    """Sends warnings of noisy libraries, and of others, through our handlers instead of theirs; drops the rest.
 
     DeepSpeed and torch give their loggers stream handlers of their own when they are imported
     (DeepSpeed's writes to stdout, where `--json` output belongs), on every rank. So call this again
     after importing them. Loggers that the user turned on with TORCH_LOGS stay as they are.
     """
+    noisy = (*NOISY_LIBRARIES, *libraries)
     for name in list(logging.root.manager.loggerDict):
         library = name.partition(".")[0]
-        if library not in NOISY_LIBRARIES or (library == "torch" and "TORCH_LOGS" in os.environ):
+        if library not in noisy or (library == "torch" and "TORCH_LOGS" in os.environ):
             continue
         logger = logging.getLogger(name)
         for handler in list(logger.handlers):
             if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
                 logger.removeHandler(handler)
                 logger.propagate = True
-    for name in NOISY_LIBRARIES:
+    for name in noisy:
         logger = logging.getLogger(name)
         logger.setLevel(max(logger.level, logging.WARNING))
     logging.getLogger("DeepSpeed").addFilter(_is_news)

@@ -16,6 +16,7 @@ from PIL import Image
 
 from pretrain.config.tracking import TrackingConfig
 from pretrain.errors import LaunchError
+from pretrain.kinds.trackers import NO_TRACKERS, TRACKERS
 from pretrain.tracking import run_output
 from pretrain.tracking.prometheus_file import PrometheusFile
 from pretrain.tracking.run_output import build_trackers, check_trackers
@@ -130,7 +131,8 @@ def test_any_subset_is_built_and_off_builds_nothing(tmp_path):
     assert build_trackers(tmp_path, TrackingConfig(wandb="off"), IDENTITY) == []
     every = TrackingConfig(wandb="offline", tensorboard=True, mlflow="auto", trackio=True, prometheus=str(tmp_path))
     names = [tracker.name for tracker in build_trackers(tmp_path, every, IDENTITY)]
-    assert names == ["wandb", "tensorboard", "mlflow", "trackio", "prometheus"]
+    assert names == ["wandb", "tensorboard", "mlflow", "trackio", "prometheus"] == list(TRACKERS)
+    assert build_trackers(tmp_path, every.model_copy(update=NO_TRACKERS), IDENTITY) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,7 +146,8 @@ def test_a_missing_package_is_an_error_at_the_start_with_the_install(monkeypatch
 
 
 def test_the_file_for_prometheus_has_the_newest_value_of_each_metric(tmp_path):
-    tracker = PrometheusFile(tmp_path / "collector", Identity("abc123", 'a "b"\\', {}))
+    config = TrackingConfig(prometheus=str(tmp_path / "collector"))
+    tracker = PrometheusFile(tmp_path, config, Identity("abc123", 'a "b"\\', {}))
     tracker.open("", {})
     tracker.log(10, {"loss": 2.5, "grad_norm/decoder_03": 0.5, "loss_a-b": 1.0, "loss_a_b": 3.0})
     tracker.log(20, {"loss": math.nan, "grad_norm/head": math.inf})
@@ -174,8 +177,9 @@ def test_the_file_for_prometheus_has_the_newest_value_of_each_metric(tmp_path):
 
 def test_a_folder_of_prometheus_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     (tmp_path / "file").touch()
+    config = TrackingConfig(prometheus=str(tmp_path / "file" / "in"))
     with caplog.at_level(logging.WARNING, logger="pretrain"):
-        mirror = Mirror(PrometheusFile(tmp_path / "file" / "in", IDENTITY), TrackingConfig())
+        mirror = Mirror(PrometheusFile(tmp_path, config, IDENTITY), config)
         mirror.log(1, {"loss": 1.0})
         mirror.close(LIMIT_S)
     (said,) = caplog.messages
