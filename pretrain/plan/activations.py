@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ExpertsConfig, ModelConfig, RecurrentConfig, StackConfig
-from pretrain.plan.params import cell_elements, decoder_input_width, predictor_number
+from pretrain.config.model.parts.recurrent import cell_elements, decoder_input_width
+from pretrain.config.model.stack import predictor_number
 from pretrain.plan.task import TrainingTask, copies_of_heads
 from pretrain.plan.trained import adapter_bytes
 

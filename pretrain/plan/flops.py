@@ -23,7 +23,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pretrain.config.model import AnyModelConfig, LatentConfig, ModelConfig, RecurrentConfig, StackConfig
-from pretrain.plan.params import parameter_shapes, patches_name
+from pretrain.config.model.parts.embedding import patches_name
+from pretrain.plan.params import parameter_shapes
 from pretrain.plan.trained import TrainableSubset
 
 

@@ -296,7 +296,7 @@ def plan_gathers(
         small: Tensors of no more values are always whole (`stage3_param_persistence_threshold`).
     """
     shapes = parameter_shapes(task.model)
-    shared = names_of_matrices(shapes, task.model) if task.tensor > 1 else names_of_experts(shapes)
+    shared = names_of_matrices(task.model) if task.tensor > 1 else names_of_experts(task.model)
     sizes = {name: math.prod(shape) // (task.parts if name in shared else 1) for name, shape in shapes.items()}
     # With as many ranks as share these, each is alone with its own.
     alone = frozenset(shared) if ranks == task.parts else frozenset()

@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import AnyModelConfig, RecurrentConfig, StackConfig
+from pretrain.config.model.stack import predictor_number
 from pretrain.plan.activations import activation_bytes, exchanged_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
 from pretrain.plan.fp8 import fp8_products, time_ratio
 from pretrain.plan.gpus import Constants
 from pretrain.plan.memory import bytes_per_parameter, gathers_of, kept_bytes, reduces_to_owners
-from pretrain.plan.params import count_active, count_parameters, count_parts, predictor_number
+from pretrain.plan.params import count_active, count_parameters, count_parts
 from pretrain.plan.task import ParallelLayout, TrainingTask
 
 

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.lengths import RowLengths
-from pretrain.config.model import GENERATOR, AnyModelConfig, ModelConfig, RecurrentStackConfig, StackConfig
+from pretrain.config.model import AnyModelConfig, ModelConfig
+from pretrain.config.model.parts.counts import NamedWeight, Shape
 from pretrain.errors import ConfigError
 from pretrain.kinds.optimizer import LONGEST_SQUARED
 from pretrain.plan.params import (
-    CELL_GATES,
-    Shape,
     count_names,
     names_of_experts,
     names_of_matrices,
     names_of_tables,
     parameter_shapes,
+    weights_of,
 )
 
 
@@ -58,13 +58,14 @@ _OUTSIDE |= {"ngram_embedding", "head", "router"}
 
 def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Values:
     """Counts the values of a model whose vocabulary is known. `trained=None`: all are trained."""
+    weights = weights_of(model)
     shapes = parameter_shapes(model)
     total = count_names(shapes, shapes)
     names = shapes.keys() if trained is None else trained.names
     inside = [name for name in names if len(shapes[name]) >= 2 and _OUTSIDE.isdisjoint(name.split("."))]
     hidden = count_names(shapes, inside)
-    sides = sum(_squares(block) for name in inside for block in _blocks(name, shapes[name], model))
-    cuts = (names_of_experts(shapes), names_of_matrices(shapes, model))
+    sides = sum(_squares(block) for name in inside for block in _matrices(weights[name]))
+    cuts = (names_of_experts(model), names_of_matrices(model))
     experts, matrices_cut = (count_names(shapes, cut & set(names)) for cut in cuts)
     if trained is None:
         return Values(total, total, hidden, total, sides, experts, matrices_cut)
@@ -97,21 +98,10 @@ def _squares(shape: Shape) -> int:
     return sum(side * side for side in shape if side <= LONGEST_SQUARED)
 
 
-def _blocks(name: str, shape: Shape, model: AnyModelConfig) -> list[Shape]:
+def _matrices(weight: NamedWeight) -> list[Shape]:
     """Returns the shapes of the matrices of a fused weight, as `optim/groups.py` steps them."""
-    if isinstance(model, ModelConfig) and name.startswith(GENERATOR):
-        return _blocks(name.removeprefix(GENERATOR), shape, model.generator)
-    *parents, _ = name.split(".")
-    layer = parents[-1]
-    stack = model.last_stack if parents[0] == "multi_token" else getattr(model, parents[0], None)
-    *experts, height, columns = shape
-    if layer == "qkv" and isinstance(stack, StackConfig):
-        rows = [number * stack.per_head_width for number in (stack.heads, stack.num_kv_heads, stack.num_kv_heads)]
-    else:
-        parts = 2 if layer in ("gate_up", "key_value") else 1
-        if layer == "rnn" and isinstance(stack, RecurrentStackConfig):
-            parts = CELL_GATES[stack.cell]
-        rows = [height // parts] * parts * math.prod(experts)
+    *experts, height, columns = weight.shape
+    rows = weight.fused or (height,) * math.prod(experts)
     return [(number, columns) for number in rows]
 
 

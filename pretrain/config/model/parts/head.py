@@ -1,0 +1,24 @@
+"""The head of a model, and the pooler before it (`model.head`, `model.pooler`)."""
+
+from pretrain.config.model.parts import norm
+from pretrain.config.model.parts.counts import NamedWeight, Weights, linear
+from pretrain.config.model.transformer import ModelConfig
+
+
+def weights(model: ModelConfig) -> Weights:
+    """Yields the layers before the scores, their weight unless it is tied, their bias, and the pooler."""
+    stack = model.last_stack
+    head = model.head
+    group = "head"
+    if head.kind != "none":
+        if head.transform:
+            yield from linear("head.transform", stack.width, model.head_width, stack.bias, group)
+            if head.record.has_norm:
+                yield from norm.weights(stack, "head.norm", model.head_width, group)
+        of_tokens = head.record.scores_words
+        if not model.tied_embeddings:
+            yield NamedWeight("head.weight", (model.num_head_rows, model.head_width), group, of_tokens, of_tokens)
+        if head.bias:
+            yield NamedWeight("head.bias", (model.num_head_rows,), group, of_tokens, of_tokens)
+    if model.pooler:
+        yield from linear("pooler", stack.width, stack.width, True, "pooler")

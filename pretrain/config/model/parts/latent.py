@@ -1,0 +1,20 @@
+"""Latent attention (`model.decoder.latent`)."""
+
+from pretrain.config.model.parts.counts import NamedWeight, Weights, linear
+from pretrain.config.model.stack import LatentConfig, StackConfig
+
+
+def weights(stack: StackConfig, latent: LatentConfig, name: str) -> Weights:
+    """Yields the projections down, their norms, and the projections up."""
+    group = "attention"
+    inputs = latent.query_rank or stack.width
+    if latent.query_rank is not None:
+        yield from linear(f"{name}.query_down", stack.width, inputs, False, group)
+        yield NamedWeight(f"{name}.query_norm.weight", (inputs,), "norm")
+    yield from linear(f"{name}.query_up", inputs, stack.heads * stack.per_head_width, False, group)
+    down_width = latent.kv_rank + latent.rope_width
+    yield from linear(f"{name}.kv_down", stack.width, down_width, False, group)
+    yield NamedWeight(f"{name}.kv_norm.weight", (latent.kv_rank,), "norm")
+    head_width = stack.per_head_width - latent.rope_width + latent.value_width
+    yield from linear(f"{name}.kv_up", latent.kv_rank, stack.heads * head_width, False, group)
+    yield from linear(f"{name}.output", stack.heads * latent.value_width, stack.width, False, group)

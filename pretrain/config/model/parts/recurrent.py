@@ -1,0 +1,63 @@
+"""Counts of a recurrent model."""
+
+from pretrain.config.model.parts import head
+from pretrain.config.model.parts.counts import NamedWeight, Weights
+from pretrain.config.model.recurrent import RecurrentConfig, RecurrentStackConfig
+
+CELL_GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+"""Matrices of a recurrent cell that are one parameter."""
+
+
+_KEPT_STATES = {"rnn": 1, "gru": 7, "lstm": 16}
+"""State vectors that a step keeps on a CPU: gates before and after, state, and products of both."""
+
+
+class RecurrentCounts:
+    """Counts of a recurrent model whose vocabulary is known."""
+
+    def __init__(self, model: RecurrentConfig) -> None:
+        self.model = model
+
+    def weights(self) -> Weights:
+        """Yields every parameter; a shared one has its first name only."""
+        model = self.model
+        width = model.decoder.width
+        group = "attention"
+        yield NamedWeight("embedding.weight", (model.padded_vocab_size, width), "embedding", is_table=True)
+        if model.encoder is not None:
+            yield from _cell_weights("encoder", model.encoder, model.encoder.width)
+        yield from _cell_weights("decoder", model.decoder, decoder_input_width(model))
+        if model.attention == "bahdanau":
+            yield NamedWeight("decoder.score.query.weight", (width, width), group)
+            yield NamedWeight("decoder.score.energy.weight", (1, width), group)
+        if model.attention == "bahdanau" or (model.attention == "luong" and model.score == "general"):
+            yield NamedWeight("decoder.score.key.weight", (width, width), group)
+        if model.attention != "none":
+            yield NamedWeight("decoder.readout.weight", (width, 2 * width), group)
+        yield from head.weights(model.head_model)
+
+
+def decoder_input_width(model: RecurrentConfig) -> int:
+    """Returns the width of the decoder's input: a token, and attention where that is fed back."""
+    return model.decoder.width * (2 if model.feeds_back else 1)
+
+
+def cell_elements(stack: RecurrentStackConfig, input_width: int) -> int:
+    """Returns the values a position that the layers of a recurrent stack keep for the backward pass."""
+    inputs = input_width + stack.width * (stack.layers - 1)
+    states = stack.layers * _KEPT_STATES[stack.cell] * stack.width
+    return inputs + states + (2 * stack.width if stack.dropout else 0)
+
+
+def _cell_weights(name: str, stack: RecurrentStackConfig, input_width: int) -> Weights:
+    directions = ("", "_reverse") if stack.bidirectional else ("",)
+    hidden = stack.width // len(directions)
+    rows = (hidden,) * CELL_GATES[stack.cell]
+    group = "recurrent"
+    for layer in range(stack.layers):
+        for direction in directions:
+            # torch has a bias with each of the two matrices.
+            for kind, inputs in (("ih", stack.width if layer else input_width), ("hh", hidden)):
+                end = f"{kind}_l{layer}{direction}"
+                yield NamedWeight(f"{name}.rnn.weight_{end}", (sum(rows), inputs), group, fused=rows)
+                yield NamedWeight(f"{name}.rnn.bias_{end}", (sum(rows),), group)
