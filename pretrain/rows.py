@@ -19,14 +19,6 @@ CROP_MULTIPLE = 8
 IGNORE_INDEX = -100
 """Target id of a position that has no loss."""
 
-ANSWER_BEGINS, ANSWER_ENDS = 1, 2
-"""Bits of the mark of a token where an answer in a text begins and where it ends: at the first token
-of the document if there is none. Tokens of the text have a mark, of the question IGNORE_INDEX."""
-
-CHOICE_BEGINS, CHOICE_IS_RIGHT, CHOICE_IS_FIRST = 1, 2, 4
-"""Bits of the mark of the first token of each choice, a document of the question and an answer: the
-first one is that of all, whether it is the right one, whether it is the first of its question."""
-
 
 # First axes of the arrays of rows: a value a row, or a value a row and position.
 _ROW = {"axes": ("row",)}
@@ -95,10 +87,8 @@ class ModelRows:
     """Rows as a model takes them; the fields of `types.Batch`."""
 
     inputs: np.ndarray  # int64 [B, T]
-    # int64 [B, T], IGNORE_INDEX where there is no loss: tokens, or numbers of labels. The label of
-    # a whole document is at its first token; of a pair of answers 0, at that of the chosen one; of
-    # an answer in a text 0, at the first token of its document; of several choices the place of the
-    # right one among them, at the first token of the first one.
+    # int64 [B, T], IGNORE_INDEX where there is no loss: tokens, numbers of labels, or numbers whose
+    # meaning and place the row maker of the objective defines.
     targets: np.ndarray
     num_targets: int  # targets that are not IGNORE_INDEX
     sample_ids: np.ndarray  # int64 [B]
@@ -106,9 +96,7 @@ class ModelRows:
     documents: np.ndarray | None = None  # int32 [B, T], negative for padding; None: one a row
     prefix: np.ndarray | None = None  # bool [B, T]: tokens that all of their document sees
     # int64 [P], ascending: indices into the flattened `targets` that have a loss, where they are
-    # few: the head is computed there only. None: everywhere. Of answers in texts [3 A]: the first
-    # token of each document, and the first and the last one of its answer; of choices the first
-    # token of each.
+    # few: the head is computed there only. None: everywhere.
     target_positions: np.ndarray | None = None
     token_types: np.ndarray | None = None  # int64 [B, T]: 1 for the second of two texts; None: 0
     source: SourceRows | None = None  # input of the encoder of a model with two stacks

@@ -9,12 +9,12 @@ those of their tokens (`pretrain/objective/token_kinds.py`).
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from pkgutil import resolve_name
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from pretrain.config.objective import ObjectiveConfig, TaskConfig
-from pretrain.kinds.objective import find_part
 from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.objective import build_rows
 from pretrain.objective.mixed import draw_parts
@@ -198,13 +198,13 @@ def kinds_of_tokens(made: ModelRows, task: TaskConfig, vocabulary: Vocabulary) -
     """Returns the kind of each token [T] of one row that the decoder, or the only stack, reads."""
     if made.source is not None:
         return target_kinds(made)
-    kinds: list[TokenKind] = find_part(OBJECTIVES[task.kind].token_kinds)(made, task.section, vocabulary)
+    kinds: list[TokenKind] = resolve_name(OBJECTIVES[task.kind].token_kinds)(made, task.section, vocabulary)
     return kinds
 
 
 def _note_of(made: ModelRows, task: TaskConfig, seed: int) -> str | None:
     note = OBJECTIVES[task.kind].row_note
-    return str(find_part(note)(made, task.section, seed)) if note else None
+    return str(resolve_name(note)(made, task.section, seed)) if note else None
 
 
 def _borders(documents: np.ndarray) -> list[tuple[int, int]]:

@@ -1,6 +1,5 @@
 """Record of an objective: everything that a stage may ask of it. One file each in `kinds/objectives/`."""
 
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -122,9 +121,3 @@ class Objective:
     """`share(section)`: expected share of the positions at which the head is computed."""
     generator_share: Callable[[Any], float] | None = None
     """Likewise of the generator of `model.generator_heads`; None: it needs none, and permits none."""
-
-
-def find_part(name: str) -> Callable[..., Any]:
-    """Imports a part of a record by its name, `module:function`."""
-    part: Callable[..., Any] = pkgutil.resolve_name(name)
-    return part

@@ -1,8 +1,9 @@
 """Row makers and losses of objectives, by the records of `pretrain.kinds.objectives`."""
 
+from pkgutil import resolve_name
+
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import ConfigError
-from pretrain.kinds.objective import find_part
 from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.objective.loss import Loss, LossOutput
 from pretrain.objective.mixed import mix
@@ -22,14 +23,14 @@ def build_rows(config: ObjectiveConfig, context: RowContext) -> RowMaker:
             f"objective.mixture: {kinds} have different losses, and a run has one",
             fix="mix those that share a loss",
         )
-    makers = [find_part(OBJECTIVES[task.kind].rows)(task.section, context) for task in config.tasks]
+    makers = [resolve_name(OBJECTIVES[task.kind].rows)(task.section, context) for task in config.tasks]
     fill = context.vocabulary.eos
     return mix(makers, config.weights, "objective", context.seed, context.lengths, fill)
 
 
 def build_loss(config: ObjectiveConfig) -> Loss:
     """Returns the loss of a run; call it inside the module that the engine wraps."""
-    loss: Loss = find_part(OBJECTIVES[config.tasks[0].kind].loss)(config)
+    loss: Loss = resolve_name(OBJECTIVES[config.tasks[0].kind].loss)(config)
     return loss
 
 

@@ -29,15 +29,12 @@ import torch
 from torch import Tensor
 
 from pretrain.config.objective import ObjectiveConfig
+from pretrain.kinds.layouts.answers import ANSWER_BEGINS, ANSWER_ENDS
+from pretrain.kinds.layouts.choices import CHOICE_BEGINS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT
 from pretrain.objective.loss import Loss, LossOutput, Model
 from pretrain.objective.row_maker import RowContext, count_padding, place_documents
 from pretrain.objective.token_kinds import TokenKind
 from pretrain.rows import (
-    ANSWER_BEGINS,
-    ANSWER_ENDS,
-    CHOICE_BEGINS,
-    CHOICE_IS_FIRST,
-    CHOICE_IS_RIGHT,
     IGNORE_INDEX,
     ModelRows,
     RowMaker,

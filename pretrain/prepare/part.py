@@ -9,9 +9,10 @@ Memory: one document and one batch. Not here: the cut into parts, and processes 
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 
@@ -34,8 +35,8 @@ from pretrain.prepare.output import TOKENIZER_NAME
 from pretrain.prepare.part_record import PartWriter
 from pretrain.prepare.readers.dispatch import read_slices
 from pretrain.prepare.selection.judge import EvaluationTexts, Judge, reasons_of
-from pretrain.prepare.split import SplitRule, parse_split
-from pretrain.prepare.text_pieces import Assembler, TextPiece, cut_piece, divide
+from pretrain.prepare.split import parse_split
+from pretrain.prepare.text_pieces import Assembler, TextPiece, cut_piece
 from pretrain.tokenizer import (
     BATCH_CHARS,
     PIECE_CHARS,
@@ -101,7 +102,8 @@ def write_part(
     folder = Path(config.output)
     rule = parse_split(config.split, config.seed)
     left_out = LeftOut()
-    pieces = _pieces(read_part(config, judge, part, left_out), rule, longest)
+    divide = partial(resolve_name(LAYOUTS[config.kind].pieces), rule=rule)
+    pieces = _pieces(read_part(config, judge, part, left_out), divide, longest)
     assembler = Assembler(encoder, config.kind, config.end_of_document, labels, unknown)
     dtype = encoder.eos.dtype.name
     with PartWriter(folder, part, tokenizer_sha256, dtype, config.kind, config.shard_tokens, unknown) as writer:
@@ -124,10 +126,12 @@ def write_part(
         writer.commit()
 
 
-def _pieces(documents: Iterable[Document], rule: SplitRule, longest: int) -> Iterator[TextPiece]:
+def _pieces(
+    documents: Iterable[Document], divide: Callable[[Document], list[TextPiece]], longest: int
+) -> Iterator[TextPiece]:
     """Divides documents and cuts the long ones."""
     for document in documents:
-        for piece in divide(document, rule):
+        for piece in divide(document):
             # A chat template's text stays whole: its loss is found by places in it.
             if len(piece.text) <= longest or piece.spans is not None:
                 yield piece

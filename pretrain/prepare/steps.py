@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from pretrain.config.prepare import NearDuplicatesConfig, PrepareConfig
@@ -50,7 +51,7 @@ from pretrain.prepare.selection.near_duplicates import (
     start_hashing_candidates,
 )
 from pretrain.prepare.split import TRAIN, SplitRule, parse_split
-from pretrain.prepare.text_pieces import TextPiece, divide
+from pretrain.prepare.text_pieces import TextPiece
 from pretrain.tokenizer import (
     DEFAULT_VOCAB_SIZE,
     TRAINED_KINDS,
@@ -278,6 +279,7 @@ def _train_pieces(
     """Yields documents of the training split that are kept, with their pieces in it; counts the others."""
     done_bytes = 0
     num_documents = 0
+    divide = resolve_name(LAYOUTS[job.config.kind].pieces)
     for part in job.parts:
         room = sys.maxsize
         # A sample is the beginning of each part, in proportion to its size.

@@ -1,6 +1,6 @@
 """Pieces of documents for the encoder, by split and side, cut where they are long, and joined again.
 
-    Document -> divide -> [TextPiece], a span each -> cut_piece -> TextPiece, ...
+    Document -> `pieces` of its layout -> [TextPiece], a span each -> cut_piece -> TextPiece, ...
     batch of TextPiece -> Assembler: encoded, joined to documents with the arrays of their kind
 
 text       one span, or one in each split
@@ -22,10 +22,11 @@ import numpy as np
 
 from pretrain.errors import DataError
 from pretrain.kinds.layouts import LAYOUTS
+from pretrain.kinds.layouts.answers import ANSWER_BEGINS, ANSWER_ENDS
 from pretrain.prepare.filters import Document, Label
 from pretrain.prepare.labelling import LabelSet, first_tokens, number_tokens
 from pretrain.prepare.split import SPLITS, SplitRule
-from pretrain.rows import ANSWER_BEGINS, ANSWER_ENDS, IGNORE_INDEX
+from pretrain.rows import IGNORE_INDEX
 from pretrain.shards.index import REJECTED
 from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate
 from pretrain.tokenizer import ChatPart, Encoder, cut_text, join_segments, separator_ids, special_ids
@@ -77,44 +78,66 @@ def document_key(document: Document) -> bytes:
     return bytes(key)
 
 
-def divide(document: Document, rule: SplitRule) -> list[TextPiece]:
-    """Returns the pieces of a document that is not empty, one a span, or one a side of `tail`."""
+def _split_of(document: Document, rule: SplitRule) -> str:
+    return document.split or rule.split_of(document_key(document))
+
+
+def text_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
+    """Returns the piece of a text that is not empty, or one a side of `tail`."""
     consumed = document.consumed_bytes
     if rule.kind == "tail" and document.split is None:
         sides = rule.divide(document.text, document.utf8)
         pieces = [TextPiece(split, side, True, 0, begins=True) for split, side in sides]
         return [pieces[0]._replace(consumed_bytes=consumed), *pieces[1:]]
-    split = document.split or rule.split_of(document_key(document))
-    if document.source is not None and len(document.labels) == 1:
-        # By the text: questions about one text are in one split.
-        split = document.split or rule.split_of(document.utf8)
-        labels = document.labels
-        question = TextPiece(split, document.source, False, consumed, labels=labels, begins=True)
-        return [question, TextPiece(split, document.text, True, 0, labels=labels)]
-    if document.source is not None and document.labels:
-        question = TextPiece(split, document.source, False, 0, begins=True)
-        pieces = []
-        for label in document.labels:
-            answer = document.text[label.start : label.end]
-            pieces.append(question._replace(labels=(label,)))
-            pieces.append(TextPiece(split, answer, True, 0, is_source=True))
-        first, *others, last = pieces
-        return [first._replace(consumed_bytes=consumed), *others, last._replace(is_source=False)]
-    if document.source is not None:
-        return [
-            TextPiece(split, document.source, True, consumed, is_source=True),
-            TextPiece(split, document.text, True, 0),
-        ]
-    if document.rejected is not None:
-        chosen = [piece._replace(is_source=True) for piece in _record_pieces(document, split)]
-        return [*chosen, *_record_pieces(document.rejected, split)]
-    if not document.segments:
-        return [TextPiece(split, document.text, True, consumed, labels=document.labels, begins=True)]
-    return _record_pieces(document, split)
+    split = _split_of(document, rule)
+    return [TextPiece(split, document.text, True, consumed, labels=document.labels, begins=True)]
 
 
-def _record_pieces(document: Document, split: str) -> list[TextPiece]:
+def pair_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
+    """Returns the source and the target of a pair."""
+    split = _split_of(document, rule)
+    source = TextPiece(split, document.source or "", True, document.consumed_bytes, is_source=True)
+    return [source, TextPiece(split, document.text, True, 0)]
+
+
+def answer_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
+    """Returns a question and the text that has the answer."""
+    assert document.source is not None
+    # By the text: questions about one text are in one split.
+    split = document.split or rule.split_of(document.utf8)
+    labels = document.labels
+    question = TextPiece(split, document.source, False, document.consumed_bytes, labels=labels, begins=True)
+    return [question, TextPiece(split, document.text, True, 0, labels=labels)]
+
+
+def choice_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
+    """Returns the question and the answer of each choice."""
+    assert document.source is not None
+    split = _split_of(document, rule)
+    question = TextPiece(split, document.source, False, 0, begins=True)
+    pieces = []
+    for label in document.labels:
+        answer = document.text[label.start : label.end]
+        pieces.append(question._replace(labels=(label,)))
+        pieces.append(TextPiece(split, answer, True, 0, is_source=True))
+    first, *others, last = pieces
+    return [first._replace(consumed_bytes=document.consumed_bytes), *others, last._replace(is_source=False)]
+
+
+def record_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
     """Returns the pieces of a record, one a segment, or of a chat template's text."""
+    return _segment_pieces(document, _split_of(document, rule))
+
+
+def preference_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
+    """Returns the pieces of two records, of the chosen and of the rejected answer."""
+    assert document.rejected is not None
+    split = _split_of(document, rule)
+    chosen = [piece._replace(is_source=True) for piece in _segment_pieces(document, split)]
+    return [*chosen, *_segment_pieces(document.rejected, split)]
+
+
+def _segment_pieces(document: Document, split: str) -> list[TextPiece]:
     if document.spelled is not None:
         return list(_conversation_pieces(document, document.spelled, split))
     last = len(document.segments) - 1

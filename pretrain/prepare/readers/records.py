@@ -22,16 +22,16 @@ The names of the fields are options of the input. The caller adds the place to a
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_LE
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import Any
 
 from pretrain.config.prepare import DataKind, InputConfig
 from pretrain.kinds.layouts import LAYOUTS
+from pretrain.kinds.layouts.choices import CHOICE_BEGINS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT
 from pretrain.prepare.filters import BAD_FIELD, TOO_LARGE, UNDECODABLE, BadInputError, BadItem, Document, Label
 from pretrain.prepare.readers.conversations import (
     EXTRA_FIELDS,
     OPTIONAL_INPUT,
-    build_preference,
-    build_record,
     names_of_prompt,
     prompt_fields,
 )
@@ -46,7 +46,6 @@ from pretrain.prepare.readers.record_fields import (
     spelled,
     text_of,
 )
-from pretrain.rows import CHOICE_BEGINS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT
 from pretrain.utils.foreign_files import HEAD_BYTES, name_text
 
 _OF_TEXT = ("text", "source", "target", "prompt", "response", "question", "context")
@@ -62,6 +61,7 @@ class ReadRule:
     config: InputConfig
     kind: DataKind = "text"
     fields: tuple[str, ...] = ()  # of records, for filters
+    build_document: Callable[[Mapping[str, Any], InputConfig, int], Document] = field(init=False)
     lifted: dict[str, bool] = field(init=False)  # fields inside others; whether lists are joined
 
     def __post_init__(self) -> None:
@@ -71,6 +71,7 @@ class ReadRule:
         is_joined = self.config.joiner is not None
         lifted = {name: is_joined and names[name] for name in names if "." in name or is_joined}
         object.__setattr__(self, "lifted", lifted)
+        object.__setattr__(self, "build_document", resolve_name(LAYOUTS[self.kind].document))
 
     @property
     def limit(self) -> int:
@@ -140,7 +141,7 @@ class ReadRule:
         """Makes a document of a record of `consumed_bytes` of the input. Raises: RecordError."""
         if self.lifted:
             record = self._lift(record)
-        document = _BUILDERS[self.kind](record, self.config, consumed_bytes)
+        document = self.build_document(record, self.config, consumed_bytes)
         document.fields = self.select_fields(record)
         unused = document.unused.items()
         document.unused = {key: count for key, count in unused if key not in self.fields}
@@ -202,19 +203,22 @@ def not_utf8(error: UnicodeDecodeError, name: str, offset: int) -> BadInputError
     return BadInputError(what, where=where, fix=fix, reason=UNDECODABLE)
 
 
-def _build_text(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+def build_text(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    """Builds a text. Raises: RecordError."""
     text, utf8 = text_of(record, config.text_field, spelled("text_field"))
     return Document(text, utf8, consumed_bytes)
 
 
-def _build_pair(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+def build_pair(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    """Builds a pair. Raises: RecordError."""
     source, _ = text_of(record, config.source_field, "source_field")
     target, utf8 = text_of(record, config.target_field, "target_field")
     return Document(target, utf8, consumed_bytes, source=source)
 
 
-def _build_class(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
-    document = _build_text(record, config, consumed_bytes)
+def build_class(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    """Builds a text with a label. Raises: RecordError."""
+    document = build_text(record, config, consumed_bytes)
     name = config.label_field
     if name not in record:
         raise bad_field(record, name, "a label", "label_field")
@@ -223,7 +227,8 @@ def _build_class(record: Mapping[str, Any], config: InputConfig, consumed_bytes:
     return document
 
 
-def _build_tags(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+def build_tags(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    """Builds a text of words with a label each. Raises: RecordError."""
     words_field = config.words_field
     tags_field = config.tags_field
     for name, option in ((words_field, "words_field"), (tags_field, "tags_field")):
@@ -250,7 +255,8 @@ def _build_tags(record: Mapping[str, Any], config: InputConfig, consumed_bytes: 
     return Document(text, encode(text), consumed_bytes, labels=tuple(labels))
 
 
-def _build_answer(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+def build_answer(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    """Builds a question with a text that has the answer. Raises: RecordError."""
     question = _written(record, config.question_field, "question_field")
     context = _written(record, config.context_field, "context_field")
     text, start = _first_answer(record, config.answers_field)
@@ -296,7 +302,8 @@ def _listed(value: object) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _build_choices(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+def build_choices(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    """Builds a question with answers to choose from. Raises: RecordError."""
     question = _written(record, config.question_field, "question_field")
     name = config.choices_field
     given = record.get(name)
@@ -330,18 +337,6 @@ def _build_choices(record: Mapping[str, Any], config: InputConfig, consumed_byte
         start += len(text) + 1
     text = "\n".join(texts)
     return Document(text, encode(text), consumed_bytes, source=question, labels=tuple(labels))
-
-
-_BUILDERS: dict[DataKind, Callable[[Mapping[str, Any], InputConfig, int], Document]] = {
-    "text": _build_text,
-    "pairs": _build_pair,
-    "records": build_record,
-    "preferences": build_preference,
-    "classes": _build_class,
-    "tags": _build_tags,
-    "answers": _build_answer,
-    "choices": _build_choices,
-}
 
 
 def _label(value: object, place: str) -> str | int:

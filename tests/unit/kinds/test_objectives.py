@@ -1,10 +1,11 @@
 """Records of objectives: what they name exists, and their fields fit each other."""
 
+from pkgutil import resolve_name
+
 import pytest
 
 from pretrain.config.base import Section
 from pretrain.config.objective import ObjectiveConfig
-from pretrain.kinds.objective import find_part
 from pretrain.kinds.objectives import OBJECTIVES
 
 
@@ -12,7 +13,7 @@ from pretrain.kinds.objectives import OBJECTIVES
 def test_what_a_record_names_exists(kind):
     record = OBJECTIVES[kind]
     parts = [record.rows, record.loss, record.token_kinds, *([record.row_note] if record.row_note else [])]
-    assert all(callable(find_part(name)) for name in parts)
+    assert all(callable(resolve_name(name)) for name in parts)
     assert record.next_command.count("{path}") == bool(record.next_command)
     assert set(record.scored_as.values()) <= OBJECTIVES.keys()
     section = ObjectiveConfig(kind=kind).section

@@ -7,6 +7,8 @@ import transformers
 
 from pretrain.data.loader import _build_batch
 from pretrain.evaluate.row_loss import ModelLoss
+from pretrain.kinds.layouts.answers import ANSWER_BEGINS, ANSWER_ENDS
+from pretrain.kinds.layouts.choices import CHOICE_BEGINS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT
 from pretrain.objective.answers import (
     answer_rows,
     choice_rows,
@@ -14,16 +16,7 @@ from pretrain.objective.answers import (
     sum_answer_loss,
     sum_choice_loss,
 )
-from pretrain.rows import (
-    ANSWER_BEGINS,
-    ANSWER_ENDS,
-    CHOICE_BEGINS,
-    CHOICE_IS_FIRST,
-    CHOICE_IS_RIGHT,
-    IGNORE_INDEX,
-    TokenRows,
-    select_rows,
-)
+from pretrain.rows import IGNORE_INDEX, TokenRows, select_rows
 from pretrain.types import ModelOutput
 from tests.helpers.lent import Lent, lend, quiet_transformers
 

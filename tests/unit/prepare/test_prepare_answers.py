@@ -6,9 +6,11 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from pretrain.errors import DataError
+from pretrain.kinds.layouts.answers import ANSWER_BEGINS, ANSWER_ENDS
+from pretrain.kinds.layouts.choices import CHOICE_IS_FIRST, CHOICE_IS_RIGHT
 from pretrain.prepare.prepare import prepare
 from pretrain.prepare.split import TRAIN, VALIDATION
-from pretrain.rows import ANSWER_BEGINS, ANSWER_ENDS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT, IGNORE_INDEX
+from pretrain.rows import IGNORE_INDEX
 from pretrain.shards.reader import ShardReader
 from pretrain.tokenizer import fit_documents
 from tests.helpers.corpus import write_rows
