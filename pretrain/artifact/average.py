@@ -45,12 +45,18 @@ def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> A
     chosen.sort(key=lambda source: _step(source) or 0)
     if adapters := next((source for source in chosen if source.merged is not None), None):
         export = f"pretrain export {adapters.path} OUT, then pretrain import OUT MODEL"
-        what = "cannot average LoRA adapters"
-        raise ConfigError(what, where=str(adapters.path), fix=f"make models of them first: {export}")
+        raise ConfigError(
+            "cannot average LoRA adapters",
+            where=str(adapters.path),
+            fix=f"make models of them first: {export}",
+        )
     paths = [source.path.resolve() for source in chosen]
     if twice := next((path for path in paths if paths.count(path) > 1), None):
-        what = "the same checkpoint was named twice"
-        raise ConfigError(what, where=str(twice), fix="name it once")
+        raise ConfigError(
+            "the same checkpoint was named twice",
+            where=str(twice),
+            fix="name it once",
+        )
     files = _check_alike(chosen)
     reader = MeanReader([source.checkpoint for source in chosen if source.checkpoint is not None])
     steps = [_step(source) for source in chosen]
@@ -85,23 +91,31 @@ def _open_chosen(paths: Sequence[Path], last: int | None) -> list[ModelSource]:
 def _choose(paths: Sequence[Path], last: int | None) -> list[Path]:
     """Returns the paths of the checkpoints to average."""
     if len(paths) == 1 and is_release(paths[0]):
-        what = "a Hugging Face folder holds one set of weights, of which there is no average"
-        raise ConfigError(what, where=str(paths[0]), fix="name several models of one training, or a run with --last N")
+        raise ConfigError(
+            "a Hugging Face folder holds one set of weights, of which there is no average",
+            where=str(paths[0]),
+            fix="name several models of one training, or a run with --last N",
+        )
     for path in paths:
         refuse_release(path)
     if last is None:
         if len(paths) < 2:
-            fix = "give --last N with a run, or name several checkpoints"
-            raise ConfigError("a single checkpoint cannot be averaged", fix=fix)
+            raise ConfigError(
+                "a single checkpoint cannot be averaged",
+                fix="give --last N with a run, or name several checkpoints",
+            )
         return list(paths)
     place, averaged = split_average(paths[0])
     if len(paths) > 1 or (place / MANIFEST).is_file():
         raise ConfigError(f"--last {last} is about one run", fix="give a run, or leave --last out")
     found = list_checkpoints(RunDir(place).checkpoints)
     if len(found) < max(last, 1):
-        what = f"has {len(found)} checkpoints, --last {last} needs more"
         fix = f"lower --last, or train with checkpoint.keep={last}" if found else "check the path"
-        raise CheckpointError(what, where=str(paths[0]), fix=fix)
+        raise CheckpointError(
+            f"has {len(found)} checkpoints, --last {last} needs more",
+            where=str(paths[0]),
+            fix=fix,
+        )
     return [path / EMA if averaged else path for path in found[-last:]]
 
 
@@ -114,12 +128,17 @@ def _check_alike(chosen: Sequence[ModelSource]) -> list[tuple[str, bytes]]:
         theirs = _keys(other)
         differing = [key for key in sorted(keys.keys() | theirs) if keys.get(key) != theirs.get(key)]
         if differing:
-            what = f"another model than {first.path}, by {', '.join(differing[:5])}"
-            raise ConfigError(what, where=str(other.path), fix="average checkpoints of one model")
+            raise ConfigError(
+                f"another model than {first.path}, by {', '.join(differing[:5])}",
+                where=str(other.path),
+                fix="average checkpoints of one model",
+            )
         if dict(other.load_tokenizer_files()) != dict(files):
-            what = f"another tokenizer than that of {first.path}"
-            fix = "average checkpoints that were trained with one tokenizer"
-            raise DataError(what, where=str(other.path), fix=fix)
+            raise DataError(
+                f"another tokenizer than that of {first.path}",
+                where=str(other.path),
+                fix="average checkpoints that were trained with one tokenizer",
+            )
     return files
 
 

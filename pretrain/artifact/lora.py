@@ -70,13 +70,17 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
     layers = [name for name in linear if matches(name, config.targets)]
     full_rank = max(min(modules[name].weight.shape) for name in layers)
     if config.rank > full_rank:
-        what = f"finetune.rank={config.rank} is more than the rank of any layer, {full_rank} at most"
-        raise ConfigError(what, fix="lower it: 8 to 64 are usual")
+        raise ConfigError(
+            f"finetune.rank={config.rank} is more than the rank of any layer, {full_rank} at most",
+            fix="lower it: 8 to 64 are usual",
+        )
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        what = f"finetune.kind=lora needs the peft package: {error}"
-        raise LaunchError(what, fix=install_fix()) from None
+        raise LaunchError(
+            f"finetune.kind=lora needs the peft package: {error}",
+            fix=install_fix(),
+        ) from None
     adapters = LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
@@ -132,8 +136,11 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
         raise ConfigError("has no adapters", where=str(path), fix="leave --adapter out")
     if merged.replaced or merged.base.num_added:
         further = ", ".join(merged.replaced) or f"{merged.base.num_added} added tokens"
-        what = f"peft's folder holds adapters alone, and the run has {further} too"
-        raise ConfigError(what, where=str(path), fix="leave --adapter out: adapters are merged then")
+        raise ConfigError(
+            f"peft's folder holds adapters alone, and the run has {further} too",
+            where=str(path),
+            fix="leave --adapter out: adapters are merged then",
+        )
     assert isinstance(config, ModelConfig)
     chosen = choose_family(config, family)
     tensors: dict[str, Tensor] = {}
@@ -227,8 +234,10 @@ def freeze(model: nn.Module, patterns: Collection[str]) -> int:
         if matches(name, patterns):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        what = f"init.freeze={list(patterns)} leaves nothing to train"
-        raise ConfigError(what, fix="name fewer parameters")
+        raise ConfigError(
+            f"init.freeze={list(patterns)} leaves nothing to train",
+            fix="name fewer parameters",
+        )
     return sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
 
 

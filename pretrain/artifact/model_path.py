@@ -84,15 +84,21 @@ def _open_model_folder(reader: WeightReader) -> ModelSource:
 
     def load_codec() -> HubTokenizer:
         if not tokenizer.is_dir():
-            what = "the model was imported without a tokenizer"
-            raise DataError(what, where=str(folder), fix="import it again")
+            raise DataError(
+                "the model was imported without a tokenizer",
+                where=str(folder),
+                fix="import it again",
+            )
         return load_hub_tokenizer(tokenizer)
 
     try:
         facts = read_json(file)
         if facts["format"] != FORMAT:
-            what = f"written in format {facts['format']}, this version reads {FORMAT}"
-            raise CheckpointError(what, where=str(file), fix="update pretrain")
+            raise CheckpointError(
+                f"written in format {facts['format']}, this version reads {FORMAT}",
+                where=str(file),
+                fix="update pretrain",
+            )
         config = parse_model(facts["model"])
         if config.family is None:  # of a version that kept it with the origin alone
             config = config.model_copy(update={"family": facts["origin"].get("model_type")})
@@ -140,8 +146,11 @@ def _open_run(reader: WeightReader) -> ModelSource:
     if config.input is not None and not config.captions:
 
         def refuse_text() -> PlainCodec:
-            what = "the model reads images, not text"
-            raise ConfigError(what, where=str(run.path), fix="measure it by pretrain evaluate")
+            raise ConfigError(
+                "the model reads images, not text",
+                where=str(run.path),
+                fix="measure it by pretrain evaluate",
+            )
 
         return _describe_run(reader, run, whole, config, refuse_text, list, GenerationDefaults())
     _check_there(run, run.tokenizer)
@@ -179,8 +188,11 @@ def _open_run(reader: WeightReader) -> ModelSource:
 
 def _check_there(run: RunDir, file: Path) -> None:
     if not file.is_file():
-        fix = "keep the run folder together"
-        raise CheckpointError(f"{file.name} is missing", where=str(run.path), fix=fix)
+        raise CheckpointError(
+            f"{file.name} is missing",
+            where=str(run.path),
+            fix="keep the run folder together",
+        )
 
 
 def _describe_run(
@@ -237,9 +249,11 @@ def is_release(path: Path) -> bool:
 def refuse_release(path: Path) -> None:
     """Refuses a Hugging Face folder. Raises: CheckpointError."""
     if is_release(path):
-        what = "a Hugging Face folder has no checkpoint of ours"
-        fix = f"make a model folder of it first: pretrain import {shlex.quote(str(path))} OUT"
-        raise CheckpointError(what, where=str(path), fix=fix)
+        raise CheckpointError(
+            "a Hugging Face folder has no checkpoint of ours",
+            where=str(path),
+            fix=f"make a model folder of it first: pretrain import {shlex.quote(str(path))} OUT",
+        )
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -250,8 +264,11 @@ def find_checkpoint(path: Path) -> Path:
     """
     if (path / MANIFEST).is_file():
         if problem := _problem(path):
-            what = f"damaged: {problem}"
-            raise CheckpointError(what, where=str(path), fix="use another checkpoint")
+            raise CheckpointError(
+                f"damaged: {problem}",
+                where=str(path),
+                fix="use another checkpoint",
+            )
         return path
     refuse_release(path)
     if path.name == "best" and not path.exists():
@@ -270,8 +287,11 @@ def find_checkpoint(path: Path) -> Path:
                 log.info("%s was removed by its run meanwhile: looking for a newer one", checkpoint)
                 break
         else:
-            what = f"none of its {len(found)} checkpoints is intact"
-            raise CheckpointError(what, where=str(path), fix="restore one")
+            raise CheckpointError(
+                f"none of its {len(found)} checkpoints is intact",
+                where=str(path),
+                fix="restore one",
+            )
     what, fix = name_model(path) or ("neither a checkpoint nor a run with one", "check the path")
     raise CheckpointError(what, where=str(path), fix=fix)
 

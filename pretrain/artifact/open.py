@@ -154,8 +154,11 @@ def load_model(source: ModelSource, device: torch.device) -> LanguageModel:
         for name, weight in weights.items():
             saved = source.read(name)
             if saved.shape != weight.shape:
-                what = f"{name} has shape {list(saved.shape)}, {list(weight.shape)} by its config"
-                raise CheckpointError(what, where=str(source.path), fix="use another checkpoint")
+                raise CheckpointError(
+                    f"{name} has shape {list(saved.shape)}, {list(weight.shape)} by its config",
+                    where=str(source.path),
+                    fix="use another checkpoint",
+                )
             weight.copy_(saved)
     return model.eval()
 

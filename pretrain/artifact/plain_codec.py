@@ -107,8 +107,10 @@ class PlainCodec:
 
     def _check_template(self) -> None:
         if self._template is None:
-            what = "the run knows no chat template: its data were prepared without one"
-            raise ConfigError(what, fix="write the prompt by hand, without --chat")
+            raise ConfigError(
+                "the run knows no chat template: its data were prepared without one",
+                fix="write the prompt by hand, without --chat",
+            )
 
     def _render(self, turns: list[tuple[str, str]], *, generation_prompt: bool) -> list[ChatPart]:
         self._check_template()

@@ -25,8 +25,10 @@ def _functional() -> Any:
     try:
         from bitsandbytes import functional
     except ImportError as error:
-        what = f"finetune.quantize=nf4 needs the bitsandbytes package: {error}"
-        raise LaunchError(what, fix=install_fix("qlora")) from None
+        raise LaunchError(
+            f"finetune.quantize=nf4 needs the bitsandbytes package: {error}",
+            fix=install_fix("qlora"),
+        ) from None
     return functional
 
 

@@ -96,8 +96,11 @@ def _plan(
     source = open_source(path)
     config = source.config
     if not isinstance(config, ModelConfig):
-        what = f"model.kind={config.kind}: no model of {runtime.name}"
-        raise ConfigError(what, where=str(path), fix="use it with `pretrain generate`")
+        raise ConfigError(
+            f"model.kind={config.kind}: no model of {runtime.name}",
+            where=str(path),
+            fix="use it with `pretrain generate`",
+        )
     chosen = choose_family(as_released(config), family)
     runtime.check_model(config, chosen)
     files = dict(source.load_tokenizer_files())
@@ -139,6 +142,8 @@ def _run(convert: Callable[[Exported, Path], None], exported: Exported, folder: 
         raise disk_error("write", folder, error) from error
     except Exception as error:  # libraries raise nearly anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        what = f"the converter failed: {type(error).__name__}: {reason}"
-        fix = "export to hf, and report it"
-        raise CheckpointError(what, where=exported.model_type, fix=fix) from error
+        raise CheckpointError(
+            f"the converter failed: {type(error).__name__}: {reason}",
+            where=exported.model_type,
+            fix="export to hf, and report it",
+        ) from error

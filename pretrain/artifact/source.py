@@ -68,8 +68,11 @@ def take_apart(source: ModelSource, *, generator: bool) -> ModelSource:
     config = source.config
     if not isinstance(config, ModelConfig) or not config.generator_heads:
         if generator:
-            what = "the model has no generator of replaced tokens"
-            raise ConfigError(what, where=str(source.path), fix="leave --generator out")
+            raise ConfigError(
+                "the model has no generator of replaced tokens",
+                where=str(source.path),
+                fix="leave --generator out",
+            )
         return source
     kept = config.generator if generator else config.model_copy(update={"generator_heads": 0})
     reads = config.generator_reads

@@ -58,8 +58,10 @@ class ImageRequest:
         if self.out is not None:
             check_format(self.out)
         if self.rollout and (self.layers, self.heads) != ("all", "all"):
-            what = "--rollout is of all layers and heads"
-            raise ConfigError(what, fix="leave out --layer and --head")
+            raise ConfigError(
+                "--rollout is of all layers and heads",
+                fix="leave out --layer and --head",
+            )
 
 
 def see_image(model: LanguageModel, config: ModelConfig, images: ImagesConfig, request: ImageRequest) -> dict[str, Any]:

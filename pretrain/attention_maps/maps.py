@@ -122,8 +122,10 @@ def _record_alignment(model: Recurrent, batch: Batch, undo: ExitStack) -> Attent
     """Returns the map of a recurrent decoder, which aligns all target tokens at once or one a step."""
     decoder, steps = model.decoder, []
     if decoder.score is None:
-        what = "a recurrent model without attention has no weights to draw"
-        raise ConfigError(what, fix="give one with model.attention=bahdanau or luong, or a Transformer")
+        raise ConfigError(
+            "a recurrent model without attention has no weights to draw",
+            fix="give one with model.attention=bahdanau or luong, or a Transformer",
+        )
     align = decoder.align
 
     def record(states_BTD: Tensor, keys_BSD: Tensor, visible_BTS: Tensor | None) -> Tensor:
@@ -199,8 +201,10 @@ def parse_numbers(text: str, name: str) -> list[int] | None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and part.isascii() for part in parts):
-        what = f"--{name} {text!r} is neither `all` nor numbers"
-        raise ConfigError(what, fix=f"use --{name} 0 or --{name} 0,1")
+        raise ConfigError(
+            f"--{name} {text!r} is neither `all` nor numbers",
+            fix=f"use --{name} 0 or --{name} 0,1",
+        )
     return sorted({int(part) for part in parts})
 
 

@@ -103,8 +103,10 @@ def encode_texts(
     _check(ids, model, options[0])
     if model.encoder is None or model.decoder is None:
         if target is not None:
-            fix = f"leave it out, or put it behind {options[0]}"
-            raise ConfigError(f"{options[1]} is for models of two stacks", fix=fix)
+            raise ConfigError(
+                f"{options[1]} is for models of two stacks",
+                fix=f"leave it out, or put it behind {options[0]}",
+            )
         return {"decoder" if model.encoder is None else "encoder": ids}
     start = _start_of(model)
     assert target is not None, "the decoder of two stacks reads something"
@@ -125,8 +127,11 @@ def _start_of(model: LanguageModel) -> int:
 def _check(ids: Sequence[int], model: LanguageModel, where: str) -> None:
     check_prompt(model, ids, where=where)
     if len(ids) > MAX_TOKENS:
-        what = f"{len(ids)} tokens cannot be read in one picture, at most {MAX_TOKENS} can"
-        raise ConfigError(what, where=where, fix="shorten it")
+        raise ConfigError(
+            f"{len(ids)} tokens cannot be read in one picture, at most {MAX_TOKENS} can",
+            where=where,
+            fix="shorten it",
+        )
 
 
 def build_row(ids: dict[str, list[int]], model: LanguageModel) -> Batch:

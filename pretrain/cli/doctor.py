@@ -87,11 +87,17 @@ def _compared(path: Path) -> "Report":
     try:
         reports = read_reports(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise ConfigError(what, where=str(path), fix="check the path of --compare") from None
+        raise ConfigError(
+            f"cannot be read: {error.strerror}",
+            where=str(path),
+            fix="check the path of --compare",
+        ) from None
     if not reports:
-        fix = "collect the output of `pretrain doctor --quick --json` of each node there"
-        raise ConfigError("contains no report of a node", where=str(path), fix=fix)
+        raise ConfigError(
+            "contains no report of a node",
+            where=str(path),
+            fix="collect the output of `pretrain doctor --quick --json` of each node there",
+        )
     hosts = ", ".join(dict.fromkeys(report.host for report in reports))
     return Report(hosts, compare_reports(reports), reports[0].versions)
 

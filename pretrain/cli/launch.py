@@ -70,8 +70,11 @@ def launch_slurm_command(
 
     setup_logging(rank=0, world_size=1)
     if mode not in MODES:
-        what = f"unknown mode {mode[:40]!r}"
-        raise ConfigError(what, where="--mode", fix=f"use {' or '.join(MODES)}")
+        raise ConfigError(
+            f"unknown mode {mode[:40]!r}",
+            where="--mode",
+            fix=f"use {' or '.join(MODES)}",
+        )
     site = chosen_site(cluster, partition)
     # The jobs of a chain run one after another.
     waits = singleton or jobs > 1
@@ -82,8 +85,11 @@ def launch_slurm_command(
     loaded = [load(config, given)]
     is_array = bool(vary) or len(configs) > 1
     if is_array and jobs > 1:
-        fix = "leave it out, or submit one run: one config, without --vary"
-        raise ConfigError("is not for arrays", where="--jobs", fix=fix)
+        raise ConfigError(
+            "is not for arrays",
+            where="--jobs",
+            fix="leave it out, or submit one run: one config, without --vary",
+        )
     if is_array:
         name = loaded[0].run.name
         group = json.dumps(loaded[0].tracking.group or name)
@@ -285,8 +291,11 @@ def chosen_site(cluster: str | None, partition: str | None) -> "SiteConfig":
     try:
         return SiteConfig.model_validate({**site.model_dump(), "partition": partition})
     except pydantic.ValidationError:
-        what = f"{partition[:40]!r} is no name of a partition"
-        raise ConfigError(what, where="--partition", fix="see `sinfo`") from None
+        raise ConfigError(
+            f"{partition[:40]!r} is no name of a partition",
+            where="--partition",
+            fix="see `sinfo`",
+        ) from None
 
 
 def _planned(config: "RunConfig", request: "LaunchRequest", site: "SiteConfig", force: bool) -> "LaunchSpec":
@@ -304,9 +313,11 @@ def _planned(config: "RunConfig", request: "LaunchRequest", site: "SiteConfig", 
         # The spec refuses what a shell or Slurm would read in another way.
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        what = f"{str(first['input'])[:200]!r} cannot be passed to Slurm"
-        fix = "no control characters, % or backslash in paths"
-        raise ConfigError(what, where=place, fix=fix) from None
+        raise ConfigError(
+            f"{str(first['input'])[:200]!r} cannot be passed to Slurm",
+            where=place,
+            fix="no control characters, % or backslash in paths",
+        ) from None
     check_site(config, spec)
     for problem in problems:
         if problem.refuses and not force:

@@ -238,8 +238,10 @@ def export_command(
     if generator and (to != "hf" or adapter or push is not None):
         raise ConfigError("--generator has no --to, --adapter and --push", fix="leave them out")
     if adapter and (to != "hf" or push is not None):
-        what = "adapters alone have no --to and no --push"
-        raise ConfigError(what, fix="leave --adapter out: they are merged")
+        raise ConfigError(
+            "adapters alone have no --to and no --push",
+            fix="leave --adapter out: they are merged",
+        )
     status_line().enter(f"exporting {model}")
     from pretrain.artifact.lora import export_adapter
     from pretrain.artifact.runtime_export import check_export, export_for_runtime, was_exported
@@ -284,8 +286,10 @@ def serve_command(
     Example: pretrain serve runs/chat --port 8000
     """
     if missing := [name for name in _SERVING if find_spec(name) is None]:
-        what = f"serving is done by `transformers serve`, which needs {', '.join(missing)}"
-        raise LaunchError(what, fix=install_fix("serve"))
+        raise LaunchError(
+            f"serving is done by `transformers serve`, which needs {', '.join(missing)}",
+            fix=install_fix("serve"),
+        )
     from pretrain.artifact.transfer import write_served
     from pretrain.interop.tokenizer import load_hub_tokenizer
     from pretrain.utils.net import refuse_used_port

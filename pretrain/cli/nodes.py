@@ -106,8 +106,11 @@ def launch_manifest_command(
     from pretrain_launch.site import SiteConfig
 
     if to not in KINDS:
-        what = f"unknown scheduler {to[:40]!r}"
-        raise ConfigError(what, where="--to", fix=f"use {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+        raise ConfigError(
+            f"unknown scheduler {to[:40]!r}",
+            where="--to",
+            fix=f"use {', '.join(KINDS[:-1])} or {KINDS[-1]}",
+        )
     loaded = load_config(config, overrides or [], extensions="ask")
     request = LaunchRequest(nodes, "30d", gpus_per_node, ranks_per_node)
     run = str(loaded.folder.absolute())

@@ -140,7 +140,10 @@ def _tokens_s(run: Path) -> float:
         raise ConfigError("no such file", where=str(path), fix="check the path of --measured")
     speeds = [row["tokens_per_s"] for row in read_rows(path) if row.get("tokens_per_s")]
     if not speeds:
-        fix = "give a run that has logged some steps"
-        raise ConfigError("has no tokens_per_s", where=str(path), fix=fix)
+        raise ConfigError(
+            "has no tokens_per_s",
+            where=str(path),
+            fix="give a run that has logged some steps",
+        )
     # Compilation and caches slow the first steps.
     return float(statistics.median(speeds[len(speeds) // 2 :]))

@@ -76,18 +76,27 @@ def scale_plan_command(
     vocab_size = stored.vocab_size if stored else None
     planner = LadderPlanner(loaded, _parse_rule(rule or []), output, vocab_size)
     if widths is not None and (smallest or largest or rungs):
-        fix = "leave out --smallest, --largest and --rungs, or --widths"
-        raise ConfigError("has its budgets by the rule", where="--widths", fix=fix)
+        raise ConfigError(
+            "has its budgets by the rule",
+            where="--widths",
+            fix="leave out --smallest, --largest and --rungs, or --widths",
+        )
     highest = largest or budget / RATIO
     lowest = smallest or highest / SPREAD
     request = LadderRequest(budget, lowest, highest, rungs or RUNGS, _parse_widths(widths), seeds)
     for option, flops in (("--budget", budget), ("--largest", highest)):
         if not flops <= MAX_FLOPS:
-            fix = f"use at most {MAX_FLOPS:g}"
-            raise ConfigError(f"{flops:.3g} FLOPs are beyond any run", where=option, fix=fix)
+            raise ConfigError(
+                f"{flops:.3g} FLOPs are beyond any run",
+                where=option,
+                fix=f"use at most {MAX_FLOPS:g}",
+            )
     if request.smallest >= request.largest:
-        what = f"{request.smallest:.3g} FLOPs are not below the {request.largest:.3g} of --largest"
-        raise ConfigError(what, where="--smallest", fix="lower it, or leave it out")
+        raise ConfigError(
+            f"{request.smallest:.3g} FLOPs are not below the {request.largest:.3g} of --largest",
+            where="--smallest",
+            fix="lower it, or leave it out",
+        )
     ladder, configs = plan_ladder(planner, request, stored)
     write_ladder(ladder, loaded, configs, output)
     if as_json:
@@ -170,9 +179,8 @@ def scale_fit_command(ladder: LadderFolder, as_json: Json = False) -> None:
     found = load_ladder(ladder)
     target = run_path(ladder, found.target.name)
     if (ladder / PREDICTION).exists() and (target / "run.json").exists():
-        what = f"{target} has begun, and has a prediction already"
         raise LockedError(
-            what,
+            f"{target} has begun, and has a prediction already",
             where=str(ladder / PREDICTION),
             fix="compare them: pretrain scale score LADDER RUN",
         )
@@ -246,8 +254,11 @@ def coordinates_command(
     image_format = None if output is None else check_format(output)
     chosen = _parse_widths(widths)
     if len(set(chosen)) < max(2, len(chosen)):
-        what = f"a slope needs two widths or more, each once, not {widths}"
-        raise ConfigError(what, where="--widths", fix="for example 64,128")
+        raise ConfigError(
+            f"a slope needs two widths or more, each once, not {widths}",
+            where="--widths",
+            fix="for example 64,128",
+        )
     found = check_coordinates(load_config(config, overrides or [], extensions="require"), chosen, steps)
     if output is not None and image_format is not None:
         write_file(output, draw_coordinates(found, image_format))
@@ -284,8 +295,11 @@ def _parse_rule(items: list[str]) -> "LadderRule":
     for item in items:
         key, separator, text = item.partition("=")
         if not separator:
-            fix = "for example tokens_per_parameter=10"
-            raise ConfigError("not of the form KEY=VALUE", where=f"--rule {item[:40]}", fix=fix)
+            raise ConfigError(
+                "not of the form KEY=VALUE",
+                where=f"--rule {item[:40]}",
+                fix="for example tokens_per_parameter=10",
+            )
         located.values[key], _ = parse_yaml(text, f"--rule {key}")
         located.places[key] = f"--rule {key}"
     return parse_section(LadderRule, located, "--rule")

@@ -113,8 +113,11 @@ def _apply_override(located: LocatedTree, override: str) -> None:
     try:
         located.values = _with_value(before, key.split("."), value)
     except (IndexError, ValueError):
-        fix = "name an item by its number, from 0"
-        raise ConfigError("there is no such item in the list", where=where, fix=fix) from None
+        raise ConfigError(
+            "there is no such item in the list",
+            where=where,
+            fix="name an item by its number, from 0",
+        ) from None
     located.places |= dict.fromkeys((key, *(f"{key}.{name}" for name in inner)), where)
     for parent in sections_around(key):
         if not _is_section(before, parent):
@@ -218,16 +221,22 @@ def import_extensions(names: Sequence[Any], where: str) -> None:
     """Imports the modules that a config or the command line names. Raises: ConfigError."""
     for name in map(str, names):
         if not all(part.isidentifier() for part in name.split(".")):
-            fix = "write it as after `import`: my_lab.my_module"
-            raise ConfigError(f"extend: {short(name)} is no module's name", where=where, fix=fix)
+            raise ConfigError(
+                f"extend: {short(name)} is no module's name",
+                where=where,
+                fix="write it as after `import`: my_lab.my_module",
+            )
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             # A module that exists but fails to import another keeps its traceback.
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
                 raise
-            fix = "correct the name, or put its folder on PYTHONPATH"
-            raise ConfigError(f"extend: there is no module {name!r}", where=where, fix=fix) from None
+            raise ConfigError(
+                f"extend: there is no module {name!r}",
+                where=where,
+                fix="correct the name, or put its folder on PYTHONPATH",
+            ) from None
 
 
 def _require_imported(names: Sequence[Any], where: str) -> None:
@@ -380,8 +389,10 @@ def short_prepare(
     """
     is_trained = tokenizer in TRAINED
     if vocab_size is not None and (not is_trained or tokenizer == "char"):
-        what = f"vocab_size={vocab_size} does not go with tokenizer={tokenizer}"
-        raise ConfigError(what, fix="leave it out")
+        raise ConfigError(
+            f"vocab_size={vocab_size} does not go with tokenizer={tokenizer}",
+            fix="leave it out",
+        )
     chosen = {"kind": tokenizer} if is_trained else {"kind": "given", "path": tokenizer}
     one: dict[str, Any] = {"path": [*inputs], "text_field": text_field, "format": format}
     one["on_error"] = on_error

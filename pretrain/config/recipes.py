@@ -62,8 +62,11 @@ def builtin_configs() -> Path:
     for folder in (package.parent / "configs", package / "configs"):
         if folder.is_dir():
             return folder
-    what = "the package's own configs are missing"
-    raise ConfigError(what, where=str(package), fix=install_fix())
+    raise ConfigError(
+        "the package's own configs are missing",
+        where=str(package),
+        fix=install_fix(),
+    )
 
 
 def list_recipes(folders: Sequence[str]) -> list[Recipe]:
@@ -115,8 +118,11 @@ def copy_recipe(name: str, target: Path | None) -> tuple[Recipe, Path]:
     found = [one for one in match_recipes(name, (*RUNS, *PREPARE)) if one.folder not in PARTS]
     file = next((path for path in (Path(name), Path(f"{name}.yaml")) if is_file(path)), None)
     if not found and file is not None:
-        fix = f"copy it: cp {shlex.quote(str(file))} FILE"
-        raise ConfigError("this is a file, not a recipe", where=str(file), fix=fix)
+        raise ConfigError(
+            "this is a file, not a recipe",
+            where=str(file),
+            fix=f"copy it: cp {shlex.quote(str(file))} FILE",
+        )
     if not found:
         raise _unknown("no such recipe", name, (*RUNS, *PREPARE))
     if len(found) > 1:

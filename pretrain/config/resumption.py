@@ -152,8 +152,11 @@ def follow_folder(located: LocatedTree, source: Path, overrides: Sequence[str]) 
     if (Path(expand_home(str(run.get("dir", "runs")))) / str(run.get("name"))).resolve() == folder.resolve():
         return located
     if not re.match(NAME_PATTERN, folder.name):
-        fix = "rename the folder: letters, digits, `.`, `_` and `-`, a letter or digit first"
-        raise ConfigError("the name of a run folder is its run.name, and this is none", where=str(folder), fix=fix)
+        raise ConfigError(
+            "the name of a run folder is its run.name, and this is none",
+            where=str(folder),
+            fix="rename the folder: letters, digits, `.`, `_` and `-`, a letter or digit first",
+        )
     values = {**located.values, "run": {**run, "dir": str(folder.parent), "name": folder.name}}
     return LocatedTree(values, located.places | {"run.dir": str(folder), "run.name": str(folder)})
 

@@ -70,8 +70,11 @@ class _Loader(yaml.SafeLoader):
         if isinstance(event, yaml.events.AliasEvent):
             raise ConfigError("aliases (*name) are not allowed", where=where, fix="write the value out")
         if event.tag is not None:
-            what = f"tags ({short(event.tag)}) are not allowed"
-            raise ConfigError(what, where=where, fix="remove the tag")
+            raise ConfigError(
+                f"tags ({short(event.tag)}) are not allowed",
+                where=where,
+                fix="remove the tag",
+            )
         return super().compose_node(parent, index)
 
 
@@ -113,8 +116,11 @@ def _plain(node: yaml.Node, prefix: str, places: dict[str, str]) -> Any:
             key = key_node.value
             path = f"{prefix}.{key}" if prefix else key
             if len(path) > MAX_KEY_CHARS:  # of places, each of which has all of it
-                what = f"the key {short(path)} has more than {MAX_KEY_CHARS} characters"
-                raise ConfigError(what, where=where, fix="see configs/ for the shape")
+                raise ConfigError(
+                    f"the key {short(path)} has more than {MAX_KEY_CHARS} characters",
+                    where=where,
+                    fix="see configs/ for the shape",
+                )
             if key in result:
                 raise ConfigError(f"key {short(path)} stands twice", where=where, fix="keep one of them")
             places[path] = where
@@ -137,14 +143,20 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
         return (None if node is None else _plain(node, "", places)), places
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        what = f"not YAML: {error.problem or error.context}"
         where = _place(mark) if mark else name
-        raise ConfigError(what, where=where, fix="correct the syntax") from None
+        raise ConfigError(
+            f"not YAML: {error.problem or error.context}",
+            where=where,
+            fix="correct the syntax",
+        ) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         where = f"{name}:{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
-        what = f"not YAML: the character U+{error.character:04X} is not allowed"
-        raise ConfigError(what, where=where, fix="remove it") from None
+        raise ConfigError(
+            f"not YAML: the character U+{error.character:04X} is not allowed",
+            where=where,
+            fix="remove it",
+        ) from None
     except RecursionError:
         raise ConfigError("nested too deeply", where=name, fix="see configs/ for the shape") from None
 
@@ -160,20 +172,29 @@ def read_yaml(path: Path) -> LocatedTree:
         with open_file(path) as file:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
-            what = f"larger than {MAX_FILE_BYTES} bytes"
-            raise ConfigError(what, where=where, fix="give a config, not data")
+            raise ConfigError(
+                f"larger than {MAX_FILE_BYTES} bytes",
+                where=where,
+                fix="give a config, not data",
+            )
         text = content.decode()
     except FileNotFoundError:
         fix = f"did you mean {near}?" if (near := near_file(path)) else "check the path"
         raise ConfigError("no such config file", where=where, fix=fix) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
-        what = f"cannot read the config: {reason}"
-        raise ConfigError(what, where=where, fix="give a YAML file") from None
+        raise ConfigError(
+            f"cannot read the config: {reason}",
+            where=where,
+            fix="give a YAML file",
+        ) from None
     value, places = copy.deepcopy(_parse_file(text, where))
     if value is not None and not isinstance(value, dict):
-        what = "the top level must be `key: value` pairs"
-        raise ConfigError(what, where=where, fix="see configs/")
+        raise ConfigError(
+            "the top level must be `key: value` pairs",
+            where=where,
+            fix="see configs/",
+        )
     return LocatedTree(value or {}, places)
 
 
@@ -185,15 +206,21 @@ def read_with_includes(path: Path) -> LocatedTree:
 def _read_included(path: Path, outer: tuple[Path, ...], reads: Iterator[int]) -> LocatedTree:
     """Reads a file within those that include it, `outer`, as the next of all reads."""
     if next(reads) > MAX_READS:  # thirty files that include the next one twice would be 2^30
-        what = f"the includes make more than {MAX_READS} reads of files"
-        raise ConfigError(what, where=str(path), fix="include each file once")
+        raise ConfigError(
+            f"the includes make more than {MAX_READS} reads of files",
+            where=str(path),
+            fix="include each file once",
+        )
     own = read_yaml(path)
     includes = own.values.pop("include", [])
     where = own.places.pop("include", str(path))
     names = [includes] if isinstance(includes, str) else includes
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        what = "include must be a file name or a list of them"
-        raise ConfigError(what, where=where, fix="include: [../data/x.yaml]")
+        raise ConfigError(
+            "include must be a file name or a list of them",
+            where=where,
+            fix="include: [../data/x.yaml]",
+        )
     result = LocatedTree()
     opened = (*outer, path.resolve())
     for name in names:
@@ -204,11 +231,17 @@ def _read_included(path: Path, outer: tuple[Path, ...], reads: Iterator[int]) ->
             fix = "give a path relative to this file, or a built-in one: configs/engine/zero2.yaml"
             raise ConfigError(what, where=where, fix=fix)
         if target.resolve().suffix not in (".yaml", ".yml"):  # an error would quote lines of it
-            what = f"included file {short(name)} is not a .yaml file"
-            raise ConfigError(what, where=where, fix="include configs only")
+            raise ConfigError(
+                f"included file {short(name)} is not a .yaml file",
+                where=where,
+                fix="include configs only",
+            )
         if target.resolve() in opened:
-            what = f"include {short(name)} leads back to itself"
-            raise ConfigError(what, where=where, fix="break the circle")
+            raise ConfigError(
+                f"include {short(name)} leads back to itself",
+                where=where,
+                fix="break the circle",
+            )
         part = _read_included(target, opened, reads)
         result.values = merge(result.values, part.values)
         result.places.update(part.places)

@@ -259,11 +259,17 @@ def _check_shard(shards: ShardSet, place: int, tick: Tick, *, decode: bool) -> D
         sizes = shards.sizes(place)
         for number, (file, label) in enumerate(_files(shards, place)):
             if label >= len(shards.index.labels) and not shards.index.has_tokenizer:
-                what = f"image {number} has label {label} of {len(shards.index.labels)}"
-                raise DataError(what, where=shard.name, fix=FIX)
+                raise DataError(
+                    f"image {number} has label {label} of {len(shards.index.labels)}",
+                    where=shard.name,
+                    fix=FIX,
+                )
             if lengths[number] != 1 or (file.width, file.height) != tuple(sizes[number].tolist()):
-                what = f"the size of image {number} is not that of the file"
-                raise DataError(what, where=shard.lengths.name, fix=FIX)
+                raise DataError(
+                    f"the size of image {number} is not that of the file",
+                    where=shard.lengths.name,
+                    fix=FIX,
+                )
             if decode:
                 file.decode(channels=3)
             tick(shard.num_bytes / shard.num_members)
@@ -278,8 +284,11 @@ def check_captions(shards: ShardSet, place: int) -> None:
     shard, captions = shards.split.shards[place], shards.captions(place)
     assert shard.captions is not None, "a shard of captions"
     if int(captions.values.max()) >= shards.index.vocab_size:
-        what = f"has token {captions.values.max()}, the vocabulary has {shards.index.vocab_size}"
-        raise DataError(what, where=shard.captions.name, fix=FIX)
+        raise DataError(
+            f"has token {captions.values.max()}, the vocabulary has {shards.index.vocab_size}",
+            where=shard.captions.name,
+            fix=FIX,
+        )
 
 
 def _check_with_webdataset(shards: ShardSet) -> int:
@@ -296,8 +305,11 @@ def _check_with_webdataset(shards: ShardSet) -> int:
         if num_samples < wanted and images == [bytes(reader.image(num_samples)[0])]:
             num_samples += 1
     if num_samples < wanted:
-        what = f"webdataset reads another image in sample {num_samples}"
-        raise DataError(what, where=reader.name, fix=FIX)
+        raise DataError(
+            f"webdataset reads another image in sample {num_samples}",
+            where=reader.name,
+            fix=FIX,
+        )
     return num_samples
 
 

@@ -78,8 +78,10 @@ class Order:
     def data(self, path: str, kind: str) -> DataConfig:
         """Returns the section of a config. Raises: ConfigError: There is no such packing."""
         if self.packing not in (None, *PACKINGS):
-            fix = f"use {', '.join(PACKINGS)}"
-            raise ConfigError(f"there is no packing {self.packing!r}", fix=fix)
+            raise ConfigError(
+                f"there is no packing {self.packing!r}",
+                fix=f"use {', '.join(PACKINGS)}",
+            )
         values: dict[str, Any] = {"packing": self.packing or LAYOUTS[kind].packing}
         return DataConfig(path=path, lanes=self.lanes, block_samples=self.block_samples, **values)
 

@@ -83,8 +83,10 @@ def check_with_webdataset(store: ShardStore, index: DataIndex) -> int:
                     raise _contradiction(reader, f"webdataset reads another {member} in sample {num_samples}")
             num_samples += 1
         if num_samples != split.shards[0].num_members:
-            what = f"webdataset reads {num_samples} samples of {split.shards[0].num_members}"
-            raise _contradiction(reader, what)
+            raise _contradiction(
+                reader,
+                f"webdataset reads {num_samples} samples of {split.shards[0].num_members}",
+            )
         total += num_samples
     return total
 
@@ -121,8 +123,11 @@ def _check_shard(shards: ShardSet, place: int, sums: TokenSums, tick: Tick) -> i
             total += sums(reader.member(number)[0])
             tick(shard.num_bytes / shard.num_members)
         if any(not np.array_equal(expected[side], np.concatenate(found[side])) for side in sides):
-            what = "its lengths are not those of the documents"
-            raise DataError(what, where=shard.lengths.name, fix=FIX)
+            raise DataError(
+                "its lengths are not those of the documents",
+                where=shard.lengths.name,
+                fix=FIX,
+            )
         check_hash(shards.folder, shard, tick)
     except DataError as error:
         return error
@@ -134,8 +139,10 @@ def _check_ragged(reader: ShardReader, number: int, side: str, index: DataIndex)
     values, starts = reader.source(number) if side == "source" else reader.member(number)
     name = f"{number:08d}.{side}.npy"
     if (token := int(values.max())) >= index.vocab_size:
-        what = f"{name} holds token {token}, the vocabulary {index.vocab_size} ids"
-        raise _contradiction(reader, what)
+        raise _contradiction(
+            reader,
+            f"{name} holds token {token}, the vocabulary {index.vocab_size} ids",
+        )
     bounds = np.append(starts.astype(np.int64), len(values))
     lengths = np.diff(bounds)
     if bounds[0] != 0 or (lengths <= 0).any():
@@ -156,8 +163,10 @@ def _check_beside(reader: ShardReader, number: int, lengths: dict[str, np.ndarra
         labels = reader.labels(number)
         count = len(index.labels) or 1 + index.layout.most_mark
         if ((labels != IGNORE_INDEX) & ((labels < 0) | (labels >= count))).any():
-            what = f"holds labels that are none of {count}"
-            raise _contradiction(reader, f"{number:08d}.labels.npy {what}")
+            raise _contradiction(
+                reader,
+                f"{number:08d}.labels.npy holds labels that are none of {count}",
+            )
 
 
 def _contradiction(reader: ShardReader, what: str) -> DataError:

@@ -83,8 +83,11 @@ class ReadingOptions:
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
-            what = f"there is no split {self.split!r}"
-            raise ConfigError(what, where="--split", fix=f"use {' or '.join(SPLITS)}")
+            raise ConfigError(
+                f"there is no split {self.split!r}",
+                where="--split",
+                fix=f"use {' or '.join(SPLITS)}",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +161,25 @@ def _read_rows(
         if "validation" in source.index.splits
     }
     if not sources:
-        what = "there is no split 'validation'"
-        raise DataError(what, where=INDEX_NAME, fix="show --split train")
+        raise DataError(
+            "there is no split 'validation'",
+            where=INDEX_NAME,
+            fix="show --split train",
+        )
     name = choice.source or next(iter(sources))
     if name not in sources:
-        what = f"{name!r} is no source with a validation split"
-        raise ConfigError(what, where="--source", fix=f"use {', '.join(sources)}")
+        raise ConfigError(
+            f"{name!r} is no source with a validation split",
+            where="--source",
+            fix=f"use {', '.join(sources)}",
+        )
     windows = open_windows(*sources[name], config.data, config.lengths, batch_rows)
     end = windows.num_windows()
     if choice.position >= end:
-        what = f"there is no row {choice.position}, the split has {end}"
-        raise ConfigError(what, fix="lower --position")
+        raise ConfigError(
+            f"there is no row {choice.position}, the split has {end}",
+            fix="lower --position",
+        )
     return windows.read_windows(range(choice.position, min(positions.stop, end)))
 
 
@@ -178,12 +189,18 @@ def _config_of(what: str, overrides: Sequence[str], choice: ReadingOptions) -> R
     run = RunDir(path)
     if is_remote(what) or (path.is_dir() and not run.config.is_file()):
         if overrides:
-            what = "a shard folder has no config to lay this over"
-            raise ConfigError(what, where=overrides[0], fix="leave it out")
+            raise ConfigError(
+                "a shard folder has no config to lay this over",
+                where=overrides[0],
+                fix="leave it out",
+            )
         return None
     if choice.objective is not None:
-        fix = f"lay objective.kind={choice.objective} over it"
-        raise ConfigError("a config has an objective of its own", where="--objective", fix=fix)
+        raise ConfigError(
+            "a config has an objective of its own",
+            where="--objective",
+            fix=f"lay objective.kind={choice.objective} over it",
+        )
     source = run.config if run.config.is_file() else what
     config = load_config(source, overrides, extensions="require")
     options = {key: getattr(choice, name) for name, key in KEY_BY_OPTION.items()}

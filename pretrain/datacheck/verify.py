@@ -45,8 +45,11 @@ def parse_world_sizes(text: str) -> tuple[int, ...]:
     if not sizes or min(sizes) < 1:
         raise ConfigError("not numbers of ranks", where=where, fix="write for example 1,2,3,4")
     if lcm(*sizes) > MAX_ROWS:
-        what = f"no batch of {MAX_ROWS} rows can be cut by all"
-        raise ConfigError(what, where=where, fix="give fewer")
+        raise ConfigError(
+            f"no batch of {MAX_ROWS} rows can be cut by all",
+            where=where,
+            fix="give fewer",
+        )
     return sizes
 
 
@@ -119,15 +122,24 @@ def _read_all(
     first = readings[0]
     for other in readings[1:]:
         if other.hashes != first.hashes:
-            what = f"rows are not those of world size {first.world_sizes[0]}"
-            raise not_exactly_once(course, other.world_sizes, what)
+            raise not_exactly_once(
+                course,
+                other.world_sizes,
+                f"rows are not those of world size {first.world_sizes[0]}",
+            )
     if first.num_rows == course.num_rows:
         if first.num_tokens != course.num_tokens:
-            what = f"its rows own {first.num_tokens} tokens, the index has {course.num_tokens}"
-            raise not_exactly_once(course, first.world_sizes, what)
+            raise not_exactly_once(
+                course,
+                first.world_sizes,
+                f"its rows own {first.num_tokens} tokens, the index has {course.num_tokens}",
+            )
         if first.token_sum != course.token_sum:
-            what = "the tokens of its rows are not those of the shards"
-            raise not_exactly_once(course, first.world_sizes, what)
+            raise not_exactly_once(
+                course,
+                first.world_sizes,
+                "the tokens of its rows are not those of the shards",
+            )
     return readings
 
 

@@ -102,11 +102,15 @@ def pick_device(config: EngineConfig) -> str:
         fix = "install a CUDA torch, or load the driver there; engine.device=cpu if that is meant"
         raise LaunchError(what, where=socket.gethostname(), fix=fix)
     if config.precision == "fp16" and not torch.cuda.is_available():
-        fix = "use engine.precision=bf16, or fp32"
-        raise ConfigError("engine.precision=fp16 needs a GPU, and torch sees none", fix=fix)
+        raise ConfigError(
+            "engine.precision=fp16 needs a GPU, and torch sees none",
+            fix="use engine.precision=bf16, or fp32",
+        )
     if config.device == "cuda" and not torch.cuda.is_available():
-        fix = "use engine.device=auto, or install a CUDA torch"
-        raise ConfigError("engine.device=cuda, but torch sees no GPU", fix=fix)
+        raise ConfigError(
+            "engine.device=cuda, but torch sees no GPU",
+            fix="use engine.device=auto, or install a CUDA torch",
+        )
     return "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
@@ -123,19 +127,22 @@ def start_accelerator(
     show_phase(f"starting the engine: {config.kind}, {plural(world.size, 'rank')}")
     device = pick_device(config)
     if config.kind == "single" and world.size > 1:
-        fix = "use engine.kind=ddp or deepspeed"
-        raise ConfigError(f"engine.kind=single, but {world.size} ranks run", fix=fix)
+        raise ConfigError(
+            f"engine.kind=single, but {world.size} ranks run",
+            fix="use engine.kind=ddp or deepspeed",
+        )
     # accelerate and deepspeed call collectives by deprecated names: not something a user can fix.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     # accelerate says how many threads it takes where OMP_NUM_THREADS is unset.
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
     if device == "cuda":
         if world.local_rank >= (visible := torch.cuda.device_count()):
-            what = f"LOCAL_RANK={world.local_rank}, but this rank sees {visible} GPU(s)"
-            fix = (
-                "start one rank for each GPU, and let each see all GPUs of its node (no --gpus-per-task, no --gpu-bind)"
+            raise LaunchError(
+                f"LOCAL_RANK={world.local_rank}, but this rank sees {visible} GPU(s)",
+                where=f"rank {world.rank}",
+                fix="start one rank for each GPU, and let each see all GPUs of its node (no "
+                "--gpus-per-task, no --gpu-bind)",
             )
-            raise LaunchError(what, where=f"rank {world.rank}", fix=fix)
         torch.cuda.set_device(world.local_rank)
         bind_to_numa_node(torch.cuda.get_device_properties(world.local_rank))
     else:
@@ -283,9 +290,11 @@ def _import_deepspeed() -> None:
     try:
         importlib.import_module("deepspeed")
     except ImportError as error:
-        fix = f"use engine.kind=ddp, or {install_fix('deepspeed')}"
         problem = f"engine.kind=deepspeed needs the deepspeed package: {error}"
-        raise LaunchError(problem, fix=fix) from None
+        raise LaunchError(
+            problem,
+            fix=f"use engine.kind=ddp, or {install_fix('deepspeed')}",
+        ) from None
     finally:
         if hides_mlflow:
             del sys.modules["mlflow"]
@@ -339,8 +348,10 @@ def build_engine(
     """
     if accelerator.num_processes != world.size:
         counts = f"{accelerator.num_processes} processes, the launcher started {world.size}"
-        fix = "start the ranks with `pretrain launch`, torchrun, accelerate or deepspeed"
-        raise LaunchError(f"accelerate sees {counts}", fix=fix)
+        raise LaunchError(
+            f"accelerate sees {counts}",
+            fix="start the ranks with `pretrain launch`, torchrun, accelerate or deepspeed",
+        )
     build = DeepSpeedZeroEngine if config.kind == "deepspeed" else TorchEngine
     engine = build(module, names, optimizer, accelerator, config, grad_clip, world)
     if averages:

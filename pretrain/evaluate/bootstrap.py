@@ -57,8 +57,10 @@ def draw(num_units: int, resamples: int, seed: int = SEED) -> Iterator[np.ndarra
     Raises: DataError: Too few units to draw from.
     """
     if num_units < MIN_UNITS:
-        what = f"{num_units} units are too few to tell a difference from chance"
-        raise DataError(what, fix="use more data")
+        raise DataError(
+            f"{num_units} units are too few to tell a difference from chance",
+            fix="use more data",
+        )
     rng = np.random.default_rng(seed)
     uniform = np.full(num_units, 1 / num_units)
     # In chunks: all draws of a large corpus would not fit into memory.

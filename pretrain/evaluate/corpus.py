@@ -92,16 +92,22 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
         seed = config.seed
         seq_len, source_len = config.batch.seq_len, config.batch.source_len
     elif not choice.data:
-        what = "this model has no data of its own"
-        raise ConfigError(what, where=str(source.path), fix="give --data DIR")
+        raise ConfigError(
+            "this model has no data of its own",
+            where=str(source.path),
+            fix="give --data DIR",
+        )
     if choice.data:
         given = {"path": None, "mixture": [], "curriculum": []} | _sources(choice.data)
         data = data.model_copy(update=given)
     positions = None if patches is None or source.config.captions else patches.positions
     seq_len = choice.seq_len or positions or seq_len
     if seq_len != (positions or seq_len):
-        what = f"--seq-len {seq_len} must be {positions}, the positions of an image"
-        raise ConfigError(what, where=str(source.path), fix="leave it out")
+        raise ConfigError(
+            f"--seq-len {seq_len} must be {positions}, the positions of an image",
+            where=str(source.path),
+            fix="leave it out",
+        )
     source_len = choice.source_len or source_len
     check_length(source, max(seq_len, source_len or 0))
     try:
@@ -121,8 +127,11 @@ def check_length(source: ModelSource, longest: int) -> None:
     """Refuses rows that are too long for a model. Raises: ConfigError."""
     limit = source.config.max_seq_len
     if longest > limit:
-        what = f"rows of {longest} tokens, model.max_seq_len is {limit}"
-        raise ConfigError(what, where=str(source.path), fix=f"use --seq-len {limit}")
+        raise ConfigError(
+            f"rows of {longest} tokens, model.max_seq_len is {limit}",
+            where=str(source.path),
+            fix=f"use --seq-len {limit}",
+        )
 
 
 def _sources(paths: Sequence[str]) -> dict[str, Any]:
@@ -217,8 +226,10 @@ class Corpus:
             self.sources.append(EvaluationSource(source.name, loader, left_out, tokens_per_byte))
             self.data.append(Data(source.name, str(path), data_hash(source.index)))
         if not self.sources:
-            fix = "choose another --split, or prepare another folder with --split tail:0.05"
-            raise DataError(f"no source has a split {choice.split!r}", fix=fix)
+            raise DataError(
+                f"no source has a split {choice.split!r}",
+                fix="choose another --split, or prepare another folder with --split tail:0.05",
+            )
 
     def _check_kind(self) -> None:
         kind = self._dataset.index.kind
@@ -227,8 +238,11 @@ class Corpus:
             needed = OBJECTIVES[task.kind].data
             if kind not in needed:
                 wanted = f"objective.kind={task.kind} on {' or '.join(needed)}"
-                what = f"the model is evaluated by {wanted}, and the data are {kind}"
-                raise ConfigError(what, where=where, fix="give other data")
+                raise ConfigError(
+                    f"the model is evaluated by {wanted}, and the data are {kind}",
+                    where=where,
+                    fix="give other data",
+                )
 
     def check_model(self, source: ModelSource) -> None:
         """Refuses data of other tokens or labels than a model's. Raises: DataError, ConfigError."""
@@ -259,5 +273,8 @@ class Corpus:
             found = f"{other.text!r} is {other.ours}, not {other.theirs}"
         else:
             return
-        what = f"another tokenizer than that of {source.path}: {found}"
-        raise DataError(what, where=folder, fix=fix)
+        raise DataError(
+            f"another tokenizer than that of {source.path}: {found}",
+            where=folder,
+            fix=fix,
+        )

@@ -63,11 +63,17 @@ class HarnessModel(_TemplateLM):
         shape = artifact.model_config.shape
         if shape != "decoder" or artifact.model.head is None or not artifact.model.head.scores_ids:
             found = f"{shape}, head.kind={artifact.model_config.head.kind}"
-            what = f"--tasks is for models with a decoder alone and its head, this one has {found}"
-            raise ConfigError(what, where=where, fix="give --data")
+            raise ConfigError(
+                f"--tasks is for models with a decoder alone and its head, this one has {found}",
+                where=where,
+                fix="give --data",
+            )
         if not self._codec.eos_ids:
-            what = "its tokenizer has no end-of-text token"
-            raise ConfigError(what, where=where, fix="give --data")
+            raise ConfigError(
+                "its tokenizer has no end-of-text token",
+                where=where,
+                fix="give --data",
+            )
         self._device = next(artifact.model.parameters()).device
         bos = artifact.model_config.special_tokens.bos
         self._prefix = self.eot_token_id if bos is None else bos
@@ -191,15 +197,18 @@ class HarnessModel(_TemplateLM):
         for numbers in groups.values():
             settings = _generation.normalize_gen_kwargs(requests[numbers[0]].args[1], MAX_GENERATED)
             if settings.get("do_sample") or settings.get("num_beams", 1) != 1:
-                what = "a task draws its answers, or searches with beams"
-                raise ConfigError(what, fix="set do_sample: false in the task")
+                raise ConfigError(
+                    "a task draws its answers, or searches with beams",
+                    fix="set do_sample: false in the task",
+                )
             most = settings["max_gen_toks"]
             room = self.max_length - int(most)
             if room < 1:
                 limit = f"model.max_seq_len is {self.max_length}"
-                what = f"answers of a task have {most} tokens, {limit}"
-                fix = "set generation_kwargs.max_gen_toks in the task"
-                raise ConfigError(what, fix=fix)
+                raise ConfigError(
+                    f"answers of a task have {most} tokens, {limit}",
+                    fix="set generation_kwargs.max_gen_toks in the task",
+                )
             contexts = [self.tok_encode(requests[number].args[0])[-room:] for number in numbers]
             asked |= {number: (ids, settings) for number, ids in zip(numbers, contexts, strict=True)}
             rows = plan_batches(contexts, self._batch_tokens)

@@ -165,9 +165,12 @@ def _check_fits(source: ModelSource, objective: ObjectiveConfig) -> None:
     for task in objective.tasks:
         shapes = OBJECTIVES[task.kind].shapes
         if source.config.shape not in shapes:
-            what = f"objective.kind={task.kind} needs a model with {' or '.join(shapes)}, this one has"
-            fix = "compare models of one shape"
-            raise ConfigError(f"{what} {source.config.shape}", where=str(source.path), fix=fix)
+            raise ConfigError(
+                f"objective.kind={task.kind} needs a model with {' or '.join(shapes)}, this one "
+                f"has {source.config.shape}",
+                where=str(source.path),
+                fix="compare models of one shape",
+            )
 
 
 def _measure(

@@ -210,9 +210,11 @@ def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
         made_for = TEXTS
     if made_for not in (None, kind):
         ours, theirs = ("texts", "words") if made_for == TEXTS else ("words", "texts")
-        what = f"the model labels {ours}, and in the data {theirs} are labelled ({where})"
-        fix = f"give data of kind {'classes' if made_for == TEXTS else 'tags'}"
-        raise ConfigError(what, where=str(source.path), fix=fix)
+        raise ConfigError(
+            f"the model labels {ours}, and in the data {theirs} are labelled ({where})",
+            where=str(source.path),
+            fix=f"give data of kind {'classes' if made_for == TEXTS else 'tags'}",
+        )
     if head.labels != list(index.labels):
         fix = "prepare the data with the labels of the model, in its order"
         if is_release(source.path) and all(map(_NUMBERED.fullmatch, head.labels)):
@@ -220,8 +222,11 @@ def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
         elif sorted(head.labels) == sorted(index.labels):
             fix += f": labels=[{', '.join(head.labels)}]"
         labels = f"its labels are {', '.join(index.labels)}"
-        what = f"{labels}, those of {source.path} {', '.join(head.labels)}"
-        raise DataError(what, where=where, fix=fix)
+        raise DataError(
+            f"{labels}, those of {source.path} {', '.join(head.labels)}",
+            where=where,
+            fix=fix,
+        )
 
 
 def read_answers(model: LanguageModel, batches: Iterable[Batch]) -> Answers:

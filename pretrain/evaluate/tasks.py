@@ -152,8 +152,11 @@ def _find(choice: TaskChoice, options: tuple[str, str]) -> Any:
     """Returns the harness's manager, which knows the tasks. Raises: ConfigError, naming an option."""
     place = None if choice.path is None else str(choice.path)
     if choice.path is not None and not choice.path.is_dir():
-        fix = "give the folder of task files"
-        raise ConfigError("no such folder", where=f"{options[1]} {place}", fix=fix)
+        raise ConfigError(
+            "no such folder",
+            where=f"{options[1]} {place}",
+            fix="give the folder of task files",
+        )
     build_manager = importlib.import_module("lm_eval.tasks").TaskManager
     manager = build_manager(include_path=place, include_defaults=False) if place else None
     if manager is None or any(name not in manager.task_index for name in choice.names):
@@ -161,8 +164,11 @@ def _find(choice: TaskChoice, options: tuple[str, str]) -> Any:
         manager = build_manager(include_path=place)
     for name in choice.names:
         if name not in manager.task_index:
-            fix = f"give {options[1]}, or another name"
-            raise ConfigError(f"there is no task {name!r}", where=options[0], fix=fix)
+            raise ConfigError(
+                f"there is no task {name!r}",
+                where=options[0],
+                fix=f"give {options[1]}, or another name",
+            )
     return manager
 
 

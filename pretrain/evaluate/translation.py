@@ -46,11 +46,17 @@ def read_texts(file: Path) -> list[str]:
         if file.suffix == ".gz":
             content = gzip.decompress(content)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        what = f"truncated or damaged gzip: {error}"
-        raise DataError(what, where=str(file), fix="copy it again") from None
+        raise DataError(
+            f"truncated or damaged gzip: {error}",
+            where=str(file),
+            fix="copy it again",
+        ) from None
     except OSError as error:
-        what = f"cannot read it: {error.strerror}"
-        raise ConfigError(what, where=str(file), fix="check --source and --reference") from None
+        raise ConfigError(
+            f"cannot read it: {error.strerror}",
+            where=str(file),
+            fix="check --source and --reference",
+        ) from None
     if not content:
         raise DataError("holds no line", where=str(file), fix="give one text a line")
     found = []
@@ -58,8 +64,11 @@ def read_texts(file: Path) -> list[str]:
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            what = f"not UTF-8: byte {line[error.start]:#04x}"
-            raise DataError(what, where=f"{file}:{number}", fix="convert it") from None
+            raise DataError(
+                f"not UTF-8: byte {line[error.start]:#04x}",
+                where=f"{file}:{number}",
+                fix="convert it",
+            ) from None
         found.append(text.removesuffix("\r"))
     return found
 
@@ -69,8 +78,11 @@ def read_parallel(source: Path, reference: Path) -> tuple[list[str], list[str]]:
     sources = read_texts(source)
     references = read_texts(reference)
     if len(sources) != len(references):
-        what = f"has {len(references)} lines, {source} has {len(sources)}"
-        raise DataError(what, where=str(reference), fix="give files whose lines belong together")
+        raise DataError(
+            f"has {len(references)} lines, {source} has {len(sources)}",
+            where=str(reference),
+            fix="give files whose lines belong together",
+        )
     return sources, references
 
 
@@ -97,8 +109,10 @@ def encode_sources(model: Transformer, codec: Codec, texts: Sequence[str], where
     """
     check_prompts(model, [])
     if model.encoder is None:
-        what = "--source is for models with an encoder and a decoder; this one has a decoder alone"
-        raise ConfigError(what, fix="give --data, for its loss")
+        raise ConfigError(
+            "--source is for models with an encoder and a decoder; this one has a decoder alone",
+            fix="give --data, for its loss",
+        )
     end = codec.eos_ids[:1]
     rows = []
     for number, text in enumerate(texts, start=1):

@@ -51,15 +51,21 @@ class Beams:
             raise ConfigError(f"num_beams={self.num_beams} must be at least 1", fix="use 4 or so")
         if not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
             bounds = f"-{MAX_LENGTH_PENALTY:g} and {MAX_LENGTH_PENALTY:g}"
-            what = f"length_penalty={self.length_penalty} must be between {bounds}"
-            raise ConfigError(what, fix="use 1 to judge by the mean over tokens")
+            raise ConfigError(
+                f"length_penalty={self.length_penalty} must be between {bounds}",
+                fix="use 1 to judge by the mean over tokens",
+            )
         if self.early_stopping not in (True, False, "never"):
-            what = f"early_stopping={self.early_stopping!r} is unknown"
-            raise ConfigError(what, fix='use true, false or "never"')
+            raise ConfigError(
+                f"early_stopping={self.early_stopping!r} is unknown",
+                fix='use true, false or "never"',
+            )
         if not 1 <= self.num_return <= self.num_beams:
             bounds = f"1 and num_beams={self.num_beams}"
-            what = f"num_return={self.num_return} (--n-best) must be between {bounds}"
-            raise ConfigError(what, fix="use more beams")
+            raise ConfigError(
+                f"num_return={self.num_return} (--n-best) must be between {bounds}",
+                fix="use more beams",
+            )
 
     def score(self, log_prob: float, num_new: int) -> float:
         """Returns the score of a beam of `num_new` tokens."""

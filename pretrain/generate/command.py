@@ -70,16 +70,22 @@ def fill_masks(model: LanguageModel, codec: Codec, text: str, top_k: int = 5, *,
             fix = "label texts with `pretrain classify`"
         raise ConfigError(f"a model {kind} fills no masks", where=where, fix=fix)
     if codec.mask_id is None:
-        fix = "use the model's own tokenizer"
-        raise ConfigError("the tokenizer has no mask token", where=where, fix=fix)
+        raise ConfigError(
+            "the tokenizer has no mask token",
+            where=where,
+            fix="use the model's own tokenizer",
+        )
     if top_k < 1:
         raise ConfigError(f"top_k={top_k} must be at least 1", where=where, fix="use 5 or so")
     (mask,) = codec.tokens([codec.mask_id])
     ids = codec.encode(text.replace(MASK, mask))
     places = [place for place, token in enumerate(ids) if token == codec.mask_id]
     if not places:
-        fix = f"put {MASK} where a word is to be filled in"
-        raise ConfigError("the text has no mask", where=where, fix=fix)
+        raise ConfigError(
+            "the text has no mask",
+            where=where,
+            fix=f"put {MASK} where a word is to be filled in",
+        )
     check_prompt(model, ids, where=where)
     tokens_BT = torch.tensor([ids], device=model.embedding.weight.device)
     was_training = model.training

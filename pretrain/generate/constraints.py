@@ -77,11 +77,15 @@ class Constraints:
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size"):
             if getattr(self, name) < 0:
-                what = f"{name}={getattr(self, name)} must not be negative"
-                raise ConfigError(what, fix="use 0 or more")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} must not be negative",
+                    fix="use 0 or more",
+                )
         if not 0 < self.repetition_penalty < float("inf"):
-            what = f"repetition_penalty={self.repetition_penalty} must be above 0"
-            raise ConfigError(what, fix="use 1 for none, 1.2 or so to repeat less")
+            raise ConfigError(
+                f"repetition_penalty={self.repetition_penalty} must be above 0",
+                fix="use 1 for none, 1.2 or so to repeat less",
+            )
 
     def check(self, vocab_size: int) -> None:
         """Refuses ids beyond a vocabulary. Raises: ConfigError."""

@@ -44,13 +44,17 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.early_stopping not in (None, *_EARLY_STOPPING):
-            what = f"--early-stopping {self.early_stopping} is unknown"
-            raise ConfigError(what, fix=f"use {', '.join(_EARLY_STOPPING)}")
+            raise ConfigError(
+                f"--early-stopping {self.early_stopping} is unknown",
+                fix=f"use {', '.join(_EARLY_STOPPING)}",
+            )
         draws = [] if self.temperature == 0 else list(self._given(_SAMPLING))
         searches = [*(["beams"] if (self.beams or 1) > 1 else []), *self._given(_BEAMS)]
         if draws and searches:
-            what = f"{_flag(searches[0])} searches, {_flag(draws[0])} draws: only one can be"
-            raise ConfigError(what, fix="leave one of them out")
+            raise ConfigError(
+                f"{_flag(searches[0])} searches, {_flag(draws[0])} draws: only one can be",
+                fix="leave one of them out",
+            )
         if self.beams == 1 and searches:
             raise ConfigError(f"{_flag(searches[0])} is not for --beams 1", fix="give --beams 4 or so")
         check_stops(self.stop or ())
@@ -101,8 +105,10 @@ class Options:
                 penalty = defaults.length_penalty
             return Beams(num_beams, penalty, early, 1 if self.n_best is None else self.n_best)
         if lonely := self._given(_BEAMS):
-            what = f"{_flag(next(iter(lonely)))} needs several beams"
-            raise ConfigError(what, fix="give --beams 4 or so")
+            raise ConfigError(
+                f"{_flag(next(iter(lonely)))} needs several beams",
+                fix="give --beams 4 or so",
+            )
         released = defaults.stated
         draws = released.get("do_sample", model.encoder is None)
         if not given and (self.beams == 1 or not draws):
@@ -117,8 +123,10 @@ class Options:
         """Returns the number of candidates of a mask. Raises: ConfigError, for other options."""
         others = self._given(tuple(field.name for field in fields(self) if field.name != "top_k"))
         if others:
-            what = f"{_flag(next(iter(others)))} is for models that generate, this one fills masks"
-            raise ConfigError(what, fix="leave it out")
+            raise ConfigError(
+                f"{_flag(next(iter(others)))} is for models that generate, this one fills masks",
+                fix="leave it out",
+            )
         return CANDIDATES if self.top_k is None else self.top_k
 
 

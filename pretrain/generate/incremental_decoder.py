@@ -214,8 +214,10 @@ def read_with_check(logits_BV: Tensor, *chosen: Tensor) -> list[list[float]]:
     parts = [tensor.flatten().double() for tensor in (logits_BV.isnan().any(), *chosen)]
     (is_nan,), *values = (part.tolist() for part in torch.cat(parts).cpu().split([len(part) for part in parts]))
     if is_nan:
-        fix = "use a checkpoint from before its loss diverged"
-        raise CheckpointError("the model's scores are not numbers", fix=fix)
+        raise CheckpointError(
+            "the model's scores are not numbers",
+            fix="use a checkpoint from before its loss diverged",
+        )
     return values
 
 
@@ -245,8 +247,10 @@ def new_token_limits(model: LanguageModel, prompts: Prompts, constraints: Constr
         most = min(most, constraints.max_length)
         if max(read) >= most:
             settings = f"max_length={most} of the model's generation settings"
-            what = f"a prompt of {max(read)} tokens fills {settings}"
-            raise ConfigError(what, fix="give --max-tokens, which precedes it, or a shorter prompt")
+            raise ConfigError(
+                f"a prompt of {max(read)} tokens fills {settings}",
+                fix="give --max-tokens, which precedes it, or a shorter prompt",
+            )
     return [min(constraints.max_new_tokens, most - length) for length in read]
 
 
@@ -271,14 +275,20 @@ def group_rows(model: LanguageModel, prompts: Prompts, limits: Sequence[int]) ->
 def check_prompts(model: LanguageModel, prompts: Prompts) -> None:
     """Refuses a model that cannot generate, and prompts that it cannot read. Raises: ConfigError."""
     if not model.is_causal:
-        what = "an encoder cannot generate: it reads both sides"
-        raise ConfigError(what, fix="use a model with a decoder")
+        raise ConfigError(
+            "an encoder cannot generate: it reads both sides",
+            fix="use a model with a decoder",
+        )
     if model.head is None or not model.head.scores_ids:
-        what = "the model has no language model's head, so it cannot generate"
-        raise ConfigError(what, fix="use one that has")
+        raise ConfigError(
+            "the model has no language model's head, so it cannot generate",
+            fix="use one that has",
+        )
     if model.encoder is not None and model.special_tokens.start is None:
-        what = "the decoder's first token is not known"
-        raise ConfigError(what, fix="set model.special_tokens.start")
+        raise ConfigError(
+            "the decoder's first token is not known",
+            fix="set model.special_tokens.start",
+        )
     for number, prompt in enumerate(prompts, start=1):
         check_prompt(model, prompt, where=f"prompt {number}" if len(prompts) > 1 else "")
 
@@ -290,20 +300,31 @@ def check_prompt(model: LanguageModel, prompt: Prompt, *, where: str = "", name:
         size = patches.image_size
         if not isinstance(prompt, Tensor):
             pixels = f"{size.side} x {size.side} pixels"
-            what = f"the {name} is a text, and the model reads images of {pixels}"
-            fix = "caption an image by `pretrain generate RUN --image FILE`"
-            raise ConfigError(what, where=where, fix=fix)
+            raise ConfigError(
+                f"the {name} is a text, and the model reads images of {pixels}",
+                where=where,
+                fix="caption an image by `pretrain generate RUN --image FILE`",
+            )
         assert prompt.shape == (size.channels, size.side, size.side), "of `ImageCodec`"
         return
     if isinstance(prompt, Tensor):
-        fix = "use one whose objective is captions"
-        raise ConfigError("the model reads text, and no images", where=where, fix=fix)
+        raise ConfigError(
+            "the model reads text, and no images",
+            where=where,
+            fix="use one whose objective is captions",
+        )
     if not prompt:
         raise ConfigError(f"the {name} has no tokens", where=where, fix="give at least one")
     if len(prompt) > model.max_seq_len:
-        what = f"the {name} has {len(prompt)} tokens, model.max_seq_len is {model.max_seq_len}"
-        raise ConfigError(what, where=where, fix=f"shorten the {name}")
+        raise ConfigError(
+            f"the {name} has {len(prompt)} tokens, model.max_seq_len is {model.max_seq_len}",
+            where=where,
+            fix=f"shorten the {name}",
+        )
     for token in (max(prompt), min(prompt)):
         if not 0 <= token < model.vocab_size:
-            what = f"the {name} has token id {token}, the model's vocabulary has {model.vocab_size}"
-            raise ConfigError(what, where=where, fix="use the tokenizer that belongs to the model: this one is larger")
+            raise ConfigError(
+                f"the {name} has token id {token}, the model's vocabulary has {model.vocab_size}",
+                where=where,
+                fix="use the tokenizer that belongs to the model: this one is larger",
+            )

@@ -42,14 +42,20 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            what = f"temperature={self.temperature} must be a number from 0 on"
-            raise ConfigError(what, fix="use 0 for greedy")
+            raise ConfigError(
+                f"temperature={self.temperature} must be a number from 0 on",
+                fix="use 0 for greedy",
+            )
         if self.top_k < 0:
-            what = f"top_k={self.top_k} must not be negative"
-            raise ConfigError(what, fix="use 0 to draw among all tokens")
+            raise ConfigError(
+                f"top_k={self.top_k} must not be negative",
+                fix="use 0 to draw among all tokens",
+            )
         if not 0 < self.top_p <= 1:
-            what = f"top_p={self.top_p} must be above 0 and at most 1"
-            raise ConfigError(what, fix="use 1 to draw among all tokens")
+            raise ConfigError(
+                f"top_p={self.top_p} must be above 0 and at most 1",
+                fix="use 1 to draw among all tokens",
+            )
 
 
 GREEDY = Sampling(temperature=0.0)

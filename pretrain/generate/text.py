@@ -95,8 +95,10 @@ def open_images(model: LanguageModel, codec: Codec, run: RunDir | None) -> Image
     """
     patches = model.patches if isinstance(model, Transformer) else None
     if patches is None:
-        fix = "use one whose objective is captions"
-        raise ConfigError("the model reads text, and --image is for models of captions", fix=fix)
+        raise ConfigError(
+            "the model reads text, and --image is for models of captions",
+            fix="use one whose objective is captions",
+        )
     images = ImagesConfig()
     if run is not None:
         images = load_config(run.config, extensions="require").data.images
@@ -123,21 +125,29 @@ def find_prompts(prompts: list[str], file: str | None, option: str = "--prompt")
         try:
             "".join(prompts).encode()
         except UnicodeEncodeError:
-            fix = "put the text in a file, as UTF-8"
-            raise ConfigError(f"{option} is not UTF-8", fix=fix) from None
+            raise ConfigError(
+                f"{option} is not UTF-8",
+                fix="put the text in a file, as UTF-8",
+            ) from None
         return iter(prompts)
     if file == STDIN or (file is None and _is_piped()):
         return _read_lines(sys.stdin.buffer, "standard input")
     if file is None:
         return None
     if Path(file).suffix.lower() == ".json":
-        what = "a .json is one list of records, and --file takes a text a line"
-        raise ConfigError(what, where=file, fix="write a .jsonl, a record a line, or a text a line")
+        raise ConfigError(
+            "a .json is one list of records, and --file takes a text a line",
+            where=file,
+            fix="write a .jsonl, a record a line, or a text a line",
+        )
     try:
         opened = Path(file).open("rb")  # noqa: SIM115 (closed by whom it is read)
     except OSError as error:
-        what = f"cannot read it: {error.strerror}"
-        raise ConfigError(what, where=file, fix="check the path of --file") from None
+        raise ConfigError(
+            f"cannot read it: {error.strerror}",
+            where=file,
+            fix="check the path of --file",
+        ) from None
     lines = _read_lines(opened, file)
     return _read_records(lines, file, option.lstrip("-")) if Path(file).suffix.lower() == ".jsonl" else lines
 
@@ -157,8 +167,11 @@ def _read_lines(file: BinaryIO, name: str) -> Iterator[str]:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                what = f"not UTF-8: byte {line[error.start]:#04x}"
-                raise DataError(what, where=f"{name}:{number}", fix="convert it") from None
+                raise DataError(
+                    f"not UTF-8: byte {line[error.start]:#04x}",
+                    where=f"{name}:{number}",
+                    fix="convert it",
+                ) from None
             yield text.rstrip("\r\n")
 
 
@@ -278,7 +291,10 @@ def encode_prompt(model: LanguageModel, codec: Codec | ImageCodec, prompt: str, 
         bos = model.special_tokens.bos
         ids = list(codec.eos_ids[:1]) if bos is None else [bos]
         if not ids:
-            what = "the prompt is empty, and the tokenizer has no end-of-text token"
-            raise ConfigError(what, where=where, fix="give a text")
+            raise ConfigError(
+                "the prompt is empty, and the tokenizer has no end-of-text token",
+                where=where,
+                fix="give a text",
+            )
     check_prompt(model, ids, where=where)
     return ids

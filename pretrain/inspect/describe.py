@@ -121,11 +121,17 @@ def find_damaged(path: Path) -> dict[str, list[str]]:
     if (path / MANIFEST).is_file():
         return {str(path): _find_damage(path)}
     if (path / INDEX_NAME).is_file():
-        fix = f"run `pretrain data verify {shlex.quote(str(path))}`"
-        raise ConfigError("a shard folder has its own proof", where=str(path), fix=fix)
+        raise ConfigError(
+            "a shard folder has its own proof",
+            where=str(path),
+            fix=f"run `pretrain data verify {shlex.quote(str(path))}`",
+        )
     if not RunDir(path).exists():
-        fix = "give a run, a checkpoint or a model"
-        raise ConfigError("it has no checksums to verify", where=str(path), fix=fix)
+        raise ConfigError(
+            "it has no checksums to verify",
+            where=str(path),
+            fix="give a run, a checkpoint or a model",
+        )
     # Folders with a damaged manifest too, which a load would skip.
     found = list_folders(RunDir(path).checkpoints)
     if not found:
@@ -339,8 +345,11 @@ def check_sizes(path: Path, manifest: Manifest) -> None:
     for record in manifest.files:
         file = path / record.name
         if not file.is_file() or file.stat().st_size != record.num_bytes:
-            what = "missing, or not of its size"
-            raise CheckpointError(what, where=str(file), fix="use another checkpoint")
+            raise CheckpointError(
+                "missing, or not of its size",
+                where=str(file),
+                fix="use another checkpoint",
+            )
 
 
 def describe_model(config: AnyModelConfig) -> str:

@@ -192,8 +192,11 @@ class ShardCache:
     def paths(self, shard: ShardIndex) -> tuple[Path, Path]:
         """Returns the paths of a shard and its sidecar. Raises: DataError: Its hash is none."""
         if not _SHA256.fullmatch(shard.sha256):
-            what = f"its sha256 in the index is none: {shard.sha256[:80]!r}"
-            raise DataError(what, where=shard.name, fix="run `pretrain prepare` again")
+            raise DataError(
+                f"its sha256 in the index is none: {shard.sha256[:80]!r}",
+                where=shard.name,
+                fix="run `pretrain prepare` again",
+            )
         tar = self._shards / f"{shard.sha256}.tar"
         return tar, self._shards / f"{shard.sha256}.{shard.table.crc32:08x}.idx.npy"
 

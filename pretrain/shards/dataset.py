@@ -109,5 +109,8 @@ def _check_tokenizer(folder: Path, index: DataIndex) -> None:
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
     if found != index.tokenizer_sha256:
-        what = f"sha256 is {found[:12]}, the index says {index.tokenizer_sha256[:12]}"
-        raise DataError(what, where=str(path), fix=fix)
+        raise DataError(
+            f"sha256 is {found[:12]}, the index says {index.tokenizer_sha256[:12]}",
+            where=str(path),
+            fix=fix,
+        )

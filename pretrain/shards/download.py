@@ -126,8 +126,11 @@ def download(
         finally:
             writer.discard()
         if is_last:
-            what = f"is not the file of the index: {wrong}, twice"
-            raise DataError(what, where=source, fix="upload this file again, or the index")
+            raise DataError(
+                f"is not the file of the index: {wrong}, twice",
+                where=source,
+                fix="upload this file again, or the index",
+            )
         _log.warning("%s is not the file of the index: %s; fetching it again", source, wrong)
 
 

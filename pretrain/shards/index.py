@@ -217,16 +217,25 @@ def load_index(folder: Path) -> DataIndex:
     if not folder.is_dir():
         option = f"--output {shlex.quote(str(folder))}"
         command = f"run `pretrain prepare` with {option} (a recipe's first lines have the whole command)"
-        fix = f"{command}, or correct the path (data.path)"
-        raise DataError("no such shard folder", where=str(folder), fix=fix)
+        raise DataError(
+            "no such shard folder",
+            where=str(folder),
+            fix=f"{command}, or correct the path (data.path)",
+        )
     try:
         raw = parse_json(read_bounded(path, MAX_INDEX_BYTES))
     except FileNotFoundError:
-        fix = "run `pretrain prepare` to the end, or correct the path (data.path)"
-        raise DataError(f"holds no {INDEX_NAME}", where=str(folder), fix=fix) from None
+        raise DataError(
+            f"holds no {INDEX_NAME}",
+            where=str(folder),
+            fix="run `pretrain prepare` to the end, or correct the path (data.path)",
+        ) from None
     except OSError as error:
-        fix = "check its permissions"
-        raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
+        raise DataError(
+            f"cannot be read: {error.strerror}",
+            where=str(path),
+            fix="check its permissions",
+        ) from None
     except ValueError as error:
         raise DataError(f"not JSON: {error}", where=str(path), fix=_REBUILD) from None
     try:

@@ -218,8 +218,11 @@ class ShardSet:
         self.index = index
         self.split = index.split(split)
         if not self.split.num_tokens:
-            fix = "give `pretrain prepare` more text"
-            raise DataError(f"split {split!r} has no tokens", where=str(self.folder), fix=fix)
+            raise DataError(
+                f"split {split!r} has no tokens",
+                where=str(self.folder),
+                fix="give `pretrain prepare` more text",
+            )
         open_shards = lru_cache(max_open_shards)(self._open)
         self.reader: Callable[[int], ShardReader] = open_shards
         self.store.on_pressure(open_shards.cache_clear)
