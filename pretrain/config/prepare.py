@@ -13,14 +13,16 @@ from pretrain.config.texts.quality import (
     LanguageConfig,
 )
 from pretrain.config.texts.templates import AUTO, Template, check_named_template, is_jinja
+from pretrain.kinds.formats import FORMATS
 from pretrain.kinds.layouts import LAYOUTS
 
 DATA_KINDS = tuple(name for name, layout in LAYOUTS.items() if not layout.captions)
 if TYPE_CHECKING:
     DataKind = str
+    Format = str
 else:
     DataKind = Literal[DATA_KINDS]
-Format = Literal["auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "webdataset", "warc"]
+    Format = Literal["auto", *(name for name, one in FORMATS.items() if one.is_chosen)]
 
 
 class NormalizeConfig(Section):

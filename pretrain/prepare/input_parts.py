@@ -30,7 +30,7 @@ class InputFile:
     # its substitute) of a remote one. No spaces.
     version: str
     input: int = 0  # number of its input
-    format: str = "text"  # key of `READERS`
+    format: str = "text"  # key of `FORMATS`
     compression: str = ""  # `gzip`, `zstd` or none
     is_cuttable: bool = False  # slices of it may begin inside
     pair: "InputFile | None" = None  # paired with this one line by line

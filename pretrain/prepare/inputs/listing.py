@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
-from pretrain.config.prepare import DATA_KINDS, DataKind, InputConfig
+from pretrain.config.prepare import DataKind, InputConfig
 from pretrain.errors import ConfigError, DataError, LaunchError, install_fix
+from pretrain.kinds.formats import FORMATS
 from pretrain.kinds.layouts import LAYOUTS
 from pretrain.prepare.input_parts import InputFile
 from pretrain.prepare.inputs.hub_datasets import choose_files
@@ -41,36 +42,10 @@ from pretrain.utils.remote import INPUT_SCHEMES, is_remote, without_secrets
 from pretrain.utils.units import plural
 
 ASKED_AT_ONCE = 16
-FORMAT_OF_SUFFIX = {
-    ".txt": "text",
-    ".py": "text",
-    ".md": "text",
-    ".jsonl": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".tar": "webdataset",
-    ".warc": "warc",
-    ".wet": "warc",
-}
+FORMAT_OF_SUFFIX = {suffix: name for name, one in FORMATS.items() for suffix in one.suffixes}
 COMPRESSION_OF_SUFFIX = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
 KNOWN_SUFFIXES = f"{' '.join(FORMAT_OF_SUFFIX)}, or these with {', '.join(COMPRESSION_OF_SUFFIX)}"
 AS_TEXT = "every file of an input is read as text by a config's `inputs: [{path: ..., format: text}]`"
-COLUMNAR = ("parquet", "arrow")
-CUTTABLE = ("lines", "jsonl", "parquet")
-# Those of the other formats, which contain records: all.
-KINDS_OF_FORMAT: dict[str, tuple[DataKind, ...]] = {
-    **dict.fromkeys(("text", "lines", "warc"), ("text",)),
-    "paired": ("pairs",),
-}
-# What each is called, the package that reads it and the extra that installs it.
-READ_BY = {
-    "parquet": ("Parquet files", "pyarrow", "parquet"),
-    "arrow": ("Arrow files", "pyarrow", "parquet"),
-    "warc": ("web archives", "resiliparse", "web"),
-}
 
 # Generated files of the standard library: long tables of characters and numbers, and a manual in strings.
 _TABLES = ("encodings", "pydoc_data", "stringprep.py", "entities.py", "_sysconfigdata")
@@ -134,8 +109,8 @@ def _list_input(number: int, config: InputConfig) -> Iterator[InputFile]:
 
     def describe(file: InputFile) -> InputFile:
         known = (_format_of(file.path) or "text") if config.format == "auto" else config.format
-        compression = "" if known in COLUMNAR else _compression_of(file.path)
-        can_cut = known in CUTTABLE and not compression
+        compression = "" if FORMATS[known].is_columnar else _compression_of(file.path)
+        can_cut = FORMATS[known].is_cuttable and not compression
         can_cut = can_cut and (not file.is_remote or serves_ranges(file))
         return replace(file, input=number, format=known, compression=compression, is_cuttable=can_cut)
 
@@ -277,14 +252,15 @@ def _compression_of(path: str) -> str:
 
 def _format_of(path: str) -> str:
     """Returns the format that the name says, or the empty string."""
-    known = _by_suffix(_without_compression(path), FORMAT_OF_SUFFIX)
-    # These compress their pages; a compressed file could not be cut.
-    return "" if known in COLUMNAR and _compression_of(path) else known
+    name = _by_suffix(_without_compression(path), FORMAT_OF_SUFFIX)
+    # A columnar file compresses its pages; as a whole it could not be cut.
+    return "" if name and FORMATS[name].is_columnar and _compression_of(path) else name
 
 
 def _check_kind(file: InputFile, config: InputConfig, kind: DataKind) -> None:
     """Refuses a file that cannot contain this kind. Raises: ConfigError, LaunchError."""
-    if kind not in KINDS_OF_FORMAT.get(file.format, DATA_KINDS):
+    layouts = FORMATS[file.format].layouts
+    if layouts and kind not in layouts:
         what = f"format={file.format} holds no {kind}"
         fix = "give .jsonl, .json, .parquet or webdataset tars of records"
         if config.paired_path is not None:
@@ -293,9 +269,7 @@ def _check_kind(file: InputFile, config: InputConfig, kind: DataKind) -> None:
         elif LAYOUTS[kind].has_source:
             fix = "give records with source_field and target_field, or paired_path and format: lines"
         raise ConfigError(what, where=file.shown, fix=fix)
-    what, package, extra = READ_BY.get(file.format, ("", "", ""))
-    if package and find_spec(package) is None:
-        raise LaunchError(
-            f"{what} are read by {package}, which is not installed",
-            fix=install_fix(extra),
-        )
+    if needs := FORMATS[file.format].needs:
+        noun, package, extra = needs
+        if find_spec(package) is None:
+            raise LaunchError(f"{noun} are read by {package}, which is not installed", fix=install_fix(extra))

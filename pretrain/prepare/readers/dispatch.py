@@ -7,34 +7,16 @@ reader continues behind a bad record; where it cannot, the rest of the slice is 
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from pkgutil import resolve_name
 
 from pretrain.config.prepare import InputConfig, PrepareConfig
 from pretrain.errors import DataError
+from pretrain.kinds.formats import FORMATS
 from pretrain.prepare.filters import BadInputError, Document
 from pretrain.prepare.input_parts import Slice
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.normalize import build_normalizers, normalize_document
-from pretrain.prepare.readers.csv import read_csv
-from pretrain.prepare.readers.json import read_json, read_jsonl
-from pretrain.prepare.readers.lines import read_lines, read_paired, read_text
-from pretrain.prepare.readers.parquet import read_arrow, read_parquet
 from pretrain.prepare.readers.records import ReadRule
-from pretrain.prepare.readers.warc import read_warc
-from pretrain.prepare.readers.webdataset import read_webdataset
-
-READERS: dict[str, Callable[[InputStream, Slice, ReadRule], Iterator[Document]]] = {
-    "text": read_text,
-    "lines": read_lines,
-    "paired": read_paired,
-    "jsonl": read_jsonl,
-    "json": read_json,
-    "csv": read_csv,
-    "tsv": read_csv,
-    "parquet": read_parquet,
-    "arrow": read_arrow,
-    "webdataset": read_webdataset,
-    "warc": read_warc,
-}
 
 
 def read_slices(config: PrepareConfig, slices: Iterable[Slice]) -> Iterator[Document]:
@@ -54,7 +36,7 @@ def read_slices(config: PrepareConfig, slices: Iterable[Slice]) -> Iterator[Docu
         finish = finishers[piece.file.input]
         with InputStream(piece.file) as stream:
             try:
-                documents = READERS[piece.file.format](stream, piece, rule)
+                documents: Iterator[Document] = resolve_name(FORMATS[piece.file.format].read)(stream, piece, rule)
                 yield from map(finish, documents) if finish else documents
             except (DataError, OSError) as error:
                 # A file that is being written reads as malformed: report the change instead.

@@ -1,15 +1,16 @@
 import errno
 import gzip
 import os
+from dataclasses import replace
 
 import pytest
 
 from pretrain.config.prepare import InputConfig
 from pretrain.errors import DataError
+from pretrain.kinds.formats import FORMATS
 from pretrain.prepare.filters import UNDECODABLE
 from pretrain.prepare.input_parts import plan_parts
 from pretrain.prepare.inputs.listing import list_inputs
-from pretrain.prepare.readers.dispatch import READERS
 from tests.helpers.reading import listing, read, touch
 
 
@@ -102,15 +103,16 @@ def test_the_other_file_of_a_pair_is_watched_too(tmp_path):
         list(read(part.slices, [config], "pairs"))
 
 
+def fail(stream, piece, rule):
+    raise OSError(errno.EIO, "Input/output error")
+    yield
+
+
 def test_a_file_that_is_gone_or_fails_is_named(tmp_path, monkeypatch):
     touch(tmp_path, "a.txt")
     part = part_of(*listing(tmp_path))
 
-    def fail(stream, piece, rule):
-        raise OSError(errno.EIO, "Input/output error")
-        yield
-
-    monkeypatch.setitem(READERS, "text", fail)
+    monkeypatch.setitem(FORMATS, "text", replace(FORMATS["text"], read=f"{__name__}:fail"))
     with pytest.raises(OSError, match="Input/output error") as caught:
         list(read(part.slices))
     assert caught.value.filename == str(tmp_path / "a.txt")
