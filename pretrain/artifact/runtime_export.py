@@ -21,7 +21,7 @@ from pretrain.config.model import ModelConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.choose import choose_family
 from pretrain.interop.release_files import CARD
-from pretrain.interop.runtimes import RUNTIMES, Exported, Runtime
+from pretrain.interop.runtimes import Exported, Runtime, find_runtime
 from pretrain.interop.write import About, ExportReport, as_released, choose_release
 from pretrain.utils.io import disk_error, fsync_dir, new_folder, remove_tree, write_file
 
@@ -89,9 +89,7 @@ def _plan(
     path: Path, name: str, to: str, dtype: str, family: str | None, check: bool
 ) -> tuple[Runtime, ModelSource, Exported]:
     """Returns the program, the model, and what it is exported as. Raises: ConfigError, LaunchError."""
-    if to not in RUNTIMES:
-        raise ConfigError(f"--to {to} is not known", fix=f"use hf, {', '.join(RUNTIMES)}")
-    runtime = RUNTIMES[to]
+    runtime = find_runtime(to)
     runtime.require(to, dtype)
     source = open_source(path)
     config = source.config

@@ -20,7 +20,7 @@ from pretrain.config.model import SpecialTokens
 from pretrain.errors import ConfigError
 from pretrain.generate.constraints import Constraints
 from pretrain.generate.sampling import generate
-from pretrain.interop.runtimes import RUNTIMES
+from pretrain.interop.runtimes import find_runtime
 from pretrain.interop.tokenizer import wrap_tokenizer_json
 from pretrain.tokenizer import dump_tokenizer
 from tests.helpers.lent import lend, quiet_transformers
@@ -269,7 +269,9 @@ def run_ctranslate2(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 
 RUN = {"gguf": run_llama_cpp, "onnx": run_onnx, "ctranslate2": run_ctranslate2}
-CASES = [(to, name) for to in RUN for name in MODELS | PAIRS if name.split()[0].rstrip(",") in RUNTIMES[to].families]
+CASES = [
+    (to, name) for to in RUN for name in MODELS | PAIRS if name.split()[0].rstrip(",") in find_runtime(to).families
+]
 
 REFUSED = {
     ("ctranslate2", "llama with biases"),
@@ -290,7 +292,7 @@ REFUSED = {
 @pytest.mark.long
 @pytest.mark.parametrize(("to", "name"), CASES)
 def test_100_greedy_texts_are_those_of_ours_or_the_model_is_refused(to, name, tmp_path):
-    pytest.importorskip(RUNTIMES[to].runner)
+    pytest.importorskip(find_runtime(to).runner)
     release = write_release(tmp_path / "release", name)
     try:
         export_for_runtime(release, tmp_path / "out", to)
@@ -382,14 +384,14 @@ def test_ctranslate2_never_gives_what_a_release_suppresses(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("to", ["gguf", "ctranslate2"])
 def test_matrices_in_bf16_take_half_of_the_room_and_give_nearly_the_same_scores(to, tmp_path):
-    pytest.importorskip(RUNTIMES[to].runner)
+    pytest.importorskip(find_runtime(to).runner)
     release = write_release(tmp_path / "release", "llama")
     config, rows = open_artifact(release).model_config, torch.arange(1, 31)[None]
     scores = []
     for dtype in ("fp32", "bf16"):
         found = export_for_runtime(release, tmp_path / dtype, to, dtype=dtype)
         weights = max((tmp_path / dtype).iterdir(), key=lambda file: file.stat().st_size)
-        scores.append((weights.stat().st_size, RUNTIMES[to].scores(tmp_path / dtype, config, rows)))
+        scores.append((weights.stat().st_size, find_runtime(to).scores(tmp_path / dtype, config, rows)))
         assert found.total_bytes > weights.stat().st_size
     (whole, exact), (half, near) = scores
     assert half < 0.6 * whole

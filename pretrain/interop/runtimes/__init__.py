@@ -1,10 +1,17 @@
-"""Formats of other programs that run models, by their names for `pretrain export --to`."""
+"""Formats of other programs that run models."""
 
-from pretrain.interop.runtimes.ctranslate2_model import CTRANSLATE2
-from pretrain.interop.runtimes.gguf_model import LLAMA_CPP
-from pretrain.interop.runtimes.onnx_graph import ONNX_RUNTIME
+from pkgutil import resolve_name
+
+from pretrain.errors import ConfigError
 from pretrain.interop.runtimes.runtime import Exported, Runtime
+from pretrain.kinds.runtimes import RUNTIMES
 
-RUNTIMES: dict[str, Runtime] = {"gguf": LLAMA_CPP, "onnx": ONNX_RUNTIME, "ctranslate2": CTRANSLATE2}
+__all__ = ["Exported", "Runtime", "find_runtime"]
 
-__all__ = ["RUNTIMES", "Exported", "Runtime"]
+
+def find_runtime(to: str) -> Runtime:
+    """Returns the program of `pretrain export --to`. Raises: ConfigError: There is none of this name."""
+    if to not in RUNTIMES:
+        raise ConfigError(f"--to {to} is not known", fix=f"use hf, {', '.join(RUNTIMES)}")
+    runtime: Runtime = resolve_name(RUNTIMES[to])
+    return runtime

@@ -9,7 +9,7 @@ from pretrain.artifact.runtime_export import export_for_runtime
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import ConfigError, LaunchError
 from pretrain.families import FAMILIES
-from pretrain.interop.runtimes import RUNTIMES, Exported
+from pretrain.interop.runtimes import Exported, find_runtime
 from pretrain.interop.runtimes.gguf_vocabulary import read_vocabulary
 from pretrain.interop.write import About
 from pretrain.tokenizer import dump_tokenizer
@@ -28,7 +28,7 @@ WORDS = ["a small text, and smaller texts", "aaa aaaaa aaaaaa aaaaaaa aaaaaaaa"]
 def check(to, preset, **model):
     """Checks the model alone."""
     config = tiny(preset, **model)
-    RUNTIMES[to].check_model(config, FAMILIES[preset.removesuffix("-tiny")])
+    find_runtime(to).check_model(config, FAMILIES[preset.removesuffix("-tiny")])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_what_several_keys_decide_is_refused_too():
         config = tiny("qwen2-tiny", decoder=values)
         exported = Exported(None, "x", config, "qwen2", {}, "fp32")
         with pytest.raises(ConfigError, match=f"decoder.{message}.*: llama.cpp has another value built into a qwen2"):
-            RUNTIMES["gguf"].check(exported)
+            find_runtime("gguf").check(exported)
 
 
 def vocabulary(tokenizer, special=None, vocab_size=300, **settings):
@@ -212,6 +212,6 @@ def test_an_unknown_format_and_a_missing_package_are_one_line(tmp_path, monkeypa
 
 
 def test_the_card_names_the_program():
-    text = card(about=About(library="gguf", use=RUNTIMES["gguf"].use(tiny("llama-tiny"))))
+    text = card(about=About(library="gguf", use=find_runtime("gguf").use(tiny("llama-tiny"))))
     assert text.startswith("---\nlibrary_name: gguf\n") and "```\nllama-cli -m model.gguf\n```" in text
     assert "from transformers" not in text
