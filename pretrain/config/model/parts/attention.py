@@ -1,7 +1,7 @@
 """Self-attention and cross attention of a block."""
 
 from pretrain.config.model.parts import latent, sinks, values
-from pretrain.config.model.parts.counts import NamedWeight, Weights, linear
+from pretrain.config.model.parts.counts import FlopCounter, NamedWeight, RowTokens, Weights, linear
 from pretrain.config.model.stack import StackConfig
 
 GROUP = "attention"
@@ -41,3 +41,46 @@ def cross_weights(stack: StackConfig, name: str) -> Weights:
     yield from linear(f"{name}.query", stack.width, query, bias, GROUP, cut="rows")
     yield from linear(f"{name}.key_value", stack.width, sum(rows), bias, GROUP, cut="rows", fused=rows)
     yield from linear(f"{name}.output", query, stack.width, stack.has_output_bias, GROUP, cut="columns")
+
+
+def pairs(count: FlopCounter, stack: StackConfig, number: int, tokens: int, *, causal: bool) -> int:
+    """Returns the pairs of query and key of a row: its edges count as the rest."""
+    windows = [window for window in (stack.windows[number], count.window) if window is not None]
+    reach = tokens
+    if windows:
+        reach = min(windows) if causal else 2 * min(windows) - 1
+    return tokens * min(tokens, reach)
+
+
+def flops(
+    count: FlopCounter, stack: StackConfig, name: str, tokens: int, pairs: int, reads: bool, bias: bool, mixed: bool
+) -> tuple[bool, bool]:
+    """Adds self-attention; returns also if its own values have a gradient.
+
+    Args:
+        count: Counter of the model.
+        stack: Section of the stack.
+        name: Name of the layer.
+        tokens: Tokens of a row.
+        pairs: Pairs of query and key.
+        reads: The input has a gradient.
+        bias: The bias of the scores has one.
+        mixed: Values that are mixed with its own have one.
+    """
+    if stack.latent is not None:
+        return latent.flops(count, stack, stack.latent, name, tokens, pairs, reads), False
+    made = count.linear(f"{name}.qkv", tokens, reads)
+    query = made or count.has(f"{name}.query_norm.weight")
+    key = made or count.has(f"{name}.key_norm.weight")
+    value = made or mixed or count.has(f"{name}.value_mix")
+    result = count.mix(stack.heads * stack.per_head_width * pairs, query, key, value, bias)
+    return count.linear(f"{name}.output", tokens, result), made
+
+
+def cross_flops(count: FlopCounter, stack: StackConfig, name: str, row: RowTokens, reads: bool) -> bool:
+    """Adds attention to the output of an encoder."""
+    source = row.source or 0
+    query = count.linear(f"{name}.query", row.tokens, reads)
+    key = count.linear(f"{name}.key_value", source, row.is_encoded)
+    mixed = count.mix(stack.heads * stack.per_head_width * row.tokens * source, query, key, key)
+    return count.linear(f"{name}.output", row.tokens, mixed)

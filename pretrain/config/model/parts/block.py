@@ -1,7 +1,7 @@
 """A block of a stack: its sub-layers, and norms and factors around each."""
 
 from pretrain.config.model.parts import attention, experts, feedforward, norm
-from pretrain.config.model.parts.counts import NamedWeight, Weights
+from pretrain.config.model.parts.counts import FlopCounter, NamedWeight, RowTokens, Weights
 from pretrain.config.model.stack import StackConfig
 
 
@@ -31,3 +31,58 @@ def weights(stack: StackConfig, name: str, number: int, *, reads_encoder: bool =
         yield from feedforward.weights(stack, f"{name}.feedforward", stack.ff_width)
     if is_sandwich:
         yield from norm.weights(stack, f"{name}.feedforward_output_norm")
+
+
+class _Stream:
+    """Stream of a block: whether it has a gradient, after each sub-layer."""
+
+    def __init__(self, count: FlopCounter, stack: StackConfig, name: str, has_gradient: bool) -> None:
+        self._count = count
+        self._placement = stack.norm_placement
+        self._name = name
+        self.has_gradient = has_gradient or count.has(f"{name}.residual_mix")
+
+    def read(self, layer: str) -> bool:
+        """Returns True if the input of a sub-layer has a gradient."""
+        if self._placement in ("pre", "sandwich"):
+            return self._count.norm(f"{self._name}.{layer}_norm", self.has_gradient)
+        return self.has_gradient
+
+    def add(self, layer: str, result: bool) -> None:
+        """Adds the result of a sub-layer."""
+        result = result or self._count.has(f"{self._name}.{layer}_scale")
+        norm = f"{self._name}.{layer}_norm"
+        if self._placement == "pre":
+            self.has_gradient = self.has_gradient or result
+        elif self._placement == "post":
+            self.has_gradient = self._count.norm(norm, self.has_gradient or result)
+        else:
+            if self._placement == "sandwich":
+                norm = f"{self._name}.{layer}_output_norm"
+            self.has_gradient = self.has_gradient or self._count.norm(norm, result)
+
+
+def flops(
+    count: FlopCounter, stack: StackConfig, name: str, number: int, row: RowTokens, pairs: int, *,
+    stream: bool, bias: bool, mixed: bool = False,
+) -> tuple[bool, bool]:  # fmt: skip
+    """Adds a block; returns also if its own values have a gradient.
+
+    `stream`: its input has a gradient; `bias` and `mixed` as in `attention.flops`.
+    """
+    passed = _Stream(count, stack, name, stream)
+    before = read = passed.read("attention")
+    if stack.parallel is True:
+        before = passed.read("feedforward")
+    result, own = attention.flops(count, stack, f"{name}.attention", row.tokens, pairs, read, bias, mixed)
+    passed.add("attention", result)
+    if row.source is not None:
+        passed.add("cross", attention.cross_flops(count, stack, f"{name}.cross", row, passed.read("cross")))
+    read = before if stack.parallel else passed.read("feedforward")
+    layer = f"{name}.feedforward"
+    if stack.experts is not None and stack.has_experts(number):
+        result = experts.flops(count, stack, stack.experts, layer, row.tokens, read)
+    else:
+        result = feedforward.flops(count, stack, layer, row.tokens, read)
+    passed.add("feedforward", result)
+    return passed.has_gradient, own

@@ -1,9 +1,12 @@
 """Vocabulary of the counts of a part.
 
 weights    names and shapes of its parameters, with what a stage asks of each
+flops      products with weights, and of attention, added to a `FlopCounter`; returned is whether
+           the result has a gradient
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 Shape = tuple[int, ...]
@@ -55,3 +58,71 @@ def linear(
     yield NamedWeight(f"{name}.weight", (outputs, inputs), group, is_cut=bool(cut), fused=fused)
     if bias:
         yield NamedWeight(f"{name}.bias", (outputs,), group, is_cut=cut == "rows")
+
+
+class FlopCounter:
+    """Products of a row in the order of computation, and whether a gradient reaches each."""
+
+    def __init__(
+        self,
+        shapes: Mapping[str, Shape],
+        trained: Collection[str],
+        adapted: Collection[str] = (),
+        rank: int = 0,
+        window: int | None = None,
+    ) -> None:
+        """Counts a model of these parameters.
+
+        Args:
+            shapes: All parameters.
+            trained: Names of parameters with a gradient.
+            adapted: Names of linear layers that have an adapter.
+            rank: Rank of these adapters.
+            window: Attention window of the step, beside those of layers. None: no limit.
+        """
+        self.shapes = shapes
+        self.window = window
+        self.whole: Counter[str] = Counter()  # forward and backward pass, by kind of product
+        self.forward: Counter[str] = Counter()  # forward pass alone
+        self._trained = trained
+        self._adapted = adapted
+        self._rank = rank
+
+    def add(self, kind: str, products: int, gradients: int) -> None:
+        """Adds a product of so many multiplications, and as many gradients of it."""
+        self.whole[kind] += 2 * products * (1 + gradients)
+        self.forward[kind] += 2 * products
+
+    def has(self, *names: str) -> bool:
+        """Returns True if one of these parameters is trained."""
+        return any(name in self._trained for name in names)
+
+    def norm(self, name: str, reads: bool) -> bool:
+        """Passes a norm, which has no products."""
+        return reads or self.has(f"{name}.weight", f"{name}.bias")
+
+    def linear(self, name: str, tokens: int, reads: bool, kind: str = "projections") -> bool:
+        """Adds a linear layer and its adapter; `reads`: its input has a gradient."""
+        *_, outputs, inputs = self.shapes[f"{name}.weight"]
+        weight = self.has(f"{name}.weight")
+        adapted = name in self._adapted
+        self.add(kind, inputs * outputs * tokens, reads + weight)
+        if adapted:
+            self.add(kind, self._rank * inputs * tokens, reads + 1)
+            self.add(kind, self._rank * outputs * tokens, 2)
+        return reads or weight or adapted or self.has(f"{name}.bias")
+
+    def mix(self, products: int, query: bool, key: bool, value: bool, bias: bool = False) -> bool:
+        """Adds scores and mixing of attention, each of so many products."""
+        scores = query or key or bias
+        self.add("attention", products, query + key)
+        self.add("attention", products, scores + value)
+        return scores or value
+
+
+class RowTokens(NamedTuple):
+    """Tokens of a row that a block reads."""
+
+    tokens: int
+    source: int | None = None  # tokens of the source, for cross attention. None: it has none
+    is_encoded: bool = False  # the output of the encoder has a gradient

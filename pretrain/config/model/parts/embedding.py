@@ -1,6 +1,6 @@
 """Inputs of a Transformer: tables of tokens and of n-grams, patches of images, and what joins two stacks."""
 
-from pretrain.config.model.parts.counts import NamedWeight, Weights, linear
+from pretrain.config.model.parts.counts import FlopCounter, NamedWeight, Weights, linear
 from pretrain.config.model.transformer import ModelConfig
 
 
@@ -28,3 +28,11 @@ def weights(model: ModelConfig) -> Weights:
         yield from linear("bridge", model.input_stack.width, model.last_stack.width, True, group)
     if model.restores:
         yield NamedWeight("mask.weight", (1, model.last_stack.width), group)
+
+
+def has_gradient(count: FlopCounter, model: ModelConfig, name: str) -> bool:
+    """Returns True if a table is trained whose vectors the stack of this name reads."""
+    if model.captions and name == "encoder":
+        return count.has("patches.before.weight")
+    tables = ("embedding.weight", "embedding.before.weight", "ngram_embedding.weight")
+    return count.has(*tables, f"{name}.token_type.weight")

@@ -2,7 +2,7 @@
 
 from pretrain.config.model.experts import ExpertsConfig
 from pretrain.config.model.parts import feedforward
-from pretrain.config.model.parts.counts import Weights, linear
+from pretrain.config.model.parts.counts import FlopCounter, Weights, linear
 from pretrain.config.model.stack import StackConfig
 
 
@@ -20,3 +20,11 @@ def weights(stack: StackConfig, experts: ExpertsConfig, name: str) -> Weights:
     if experts.shared:
         hidden = experts.shared * stack.expert_width
         yield from feedforward.weights(stack, f"{name}.shared", hidden)
+
+
+def flops(count: FlopCounter, stack: StackConfig, experts: ExpertsConfig, name: str, tokens: int, reads: bool) -> bool:
+    """Adds the router, a row for each expert that a token chooses, and the shared experts."""
+    weighed = count.linear(f"{name}.router", tokens, reads)
+    result = feedforward.flops(count, stack, name, tokens * experts.top_k, reads)
+    shared = bool(experts.shared) and feedforward.flops(count, stack, f"{name}.shared", tokens, reads)
+    return weighed or result or shared

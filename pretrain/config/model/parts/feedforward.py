@@ -1,6 +1,6 @@
 """The feed-forward layer of a block."""
 
-from pretrain.config.model.parts.counts import Weights, linear
+from pretrain.config.model.parts.counts import FlopCounter, Weights, linear
 from pretrain.config.model.stack import StackConfig
 
 
@@ -14,3 +14,9 @@ def weights(stack: StackConfig, name: str, hidden: int) -> Weights:
     else:
         yield from linear(f"{name}.up", stack.width, hidden, stack.bias, group, cut="rows")
     yield from linear(f"{name}.down", hidden, stack.width, stack.bias, group, cut="columns")
+
+
+def flops(count: FlopCounter, stack: StackConfig, name: str, rows: int, reads: bool) -> bool:
+    """Adds both products of a layer, for so many rows."""
+    up = "gate_up" if stack.gated else "up"
+    return count.linear(f"{name}.down", rows, count.linear(f"{name}.{up}", rows, reads))

@@ -1,7 +1,7 @@
 """Modules that predict further tokens (`model.multi_token`)."""
 
-from pretrain.config.model.parts import block, norm
-from pretrain.config.model.parts.counts import Weights, linear
+from pretrain.config.model.parts import attention, block, head, norm, position
+from pretrain.config.model.parts.counts import FlopCounter, RowTokens, Weights, linear
 from pretrain.config.model.stack import predictor_number
 from pretrain.config.model.transformer import ModelConfig
 
@@ -17,3 +17,20 @@ def weights(model: ModelConfig) -> Weights:
         yield from block.weights(stack, f"multi_token.blocks.{number}", predictor_number(stack))
         if stack.norm_placement != "post":
             yield from norm.weights(stack, f"multi_token.norms.{number}")
+
+
+def flops(count: FlopCounter, model: ModelConfig, tokens: int, state: bool) -> None:
+    """Adds the modules, and the head after each; `state`: the hidden states before them have a gradient."""
+    stack = model.last_stack
+    bias = position.has_bias_gradient(count, stack, "decoder")
+    embedded = count.has("embedding.weight", "ngram_embedding.weight")
+    like = predictor_number(stack)
+    for number in range(model.multi_token):
+        name = f"multi_token.inputs.{number}"
+        reads = count.norm(f"{name}.embedding_norm", embedded)
+        reads = count.norm(f"{name}.hidden_norm", state) or reads
+        state = count.linear(f"{name}.projection", tokens, reads)
+        name = f"multi_token.blocks.{number}"
+        pairs = attention.pairs(count, stack, -1, tokens, causal=True)
+        state, _ = block.flops(count, stack, name, like, RowTokens(tokens), pairs, stream=state, bias=bias)
+        head.flops(count, model, tokens, count.norm(f"multi_token.norms.{number}", state))

@@ -1,7 +1,7 @@
 """The head of a model, and the pooler before it (`model.head`, `model.pooler`)."""
 
 from pretrain.config.model.parts import norm
-from pretrain.config.model.parts.counts import NamedWeight, Weights, linear
+from pretrain.config.model.parts.counts import FlopCounter, NamedWeight, Weights, linear
 from pretrain.config.model.transformer import ModelConfig
 
 
@@ -22,3 +22,13 @@ def weights(model: ModelConfig) -> Weights:
             yield NamedWeight("head.bias", (model.num_head_rows,), group, of_tokens, of_tokens)
     if model.pooler:
         yield from linear("pooler", stack.width, stack.width, True, "pooler")
+
+
+def flops(count: FlopCounter, model: ModelConfig, tokens: int, reads: bool) -> None:
+    """Adds the head at all positions; no pooler."""
+    if model.head.kind == "none":
+        return
+    if model.head.transform:
+        reads = count.norm("head.norm", count.linear("head.transform", tokens, reads, "head"))
+    weight = count.has("embedding.weight" if model.tied_embeddings else "head.weight")
+    count.add("head", model.num_head_rows * model.head_width * tokens, reads + weight)

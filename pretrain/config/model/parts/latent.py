@@ -1,6 +1,6 @@
 """Latent attention (`model.decoder.latent`)."""
 
-from pretrain.config.model.parts.counts import NamedWeight, Weights, linear
+from pretrain.config.model.parts.counts import FlopCounter, NamedWeight, Weights, linear
 from pretrain.config.model.stack import LatentConfig, StackConfig
 
 
@@ -18,3 +18,19 @@ def weights(stack: StackConfig, latent: LatentConfig, name: str) -> Weights:
     head_width = stack.per_head_width - latent.rope_width + latent.value_width
     yield from linear(f"{name}.kv_up", latent.kv_rank, stack.heads * head_width, False, group)
     yield from linear(f"{name}.output", stack.heads * latent.value_width, stack.width, False, group)
+
+
+def flops(
+    count: FlopCounter, stack: StackConfig, latent: LatentConfig, name: str, tokens: int, pairs: int, reads: bool
+) -> bool:  # fmt: skip
+    """Adds a layer; values count in their own width."""
+    queries = reads
+    if latent.query_rank is not None:
+        queries = count.norm(f"{name}.query_norm", count.linear(f"{name}.query_down", tokens, reads))
+    query = count.linear(f"{name}.query_up", tokens, queries)
+    down = count.linear(f"{name}.kv_down", tokens, reads)
+    key = count.linear(f"{name}.kv_up", tokens, count.norm(f"{name}.kv_norm", down))
+    scores = query or key or down
+    count.add("attention", stack.heads * stack.per_head_width * pairs, query + (key or down))
+    count.add("attention", stack.heads * latent.value_width * pairs, scores + key)
+    return count.linear(f"{name}.output", tokens, scores)

@@ -1,7 +1,9 @@
 """Counts of a recurrent model."""
 
+import math
+
 from pretrain.config.model.parts import head
-from pretrain.config.model.parts.counts import NamedWeight, Weights
+from pretrain.config.model.parts.counts import FlopCounter, NamedWeight, Weights
 from pretrain.config.model.recurrent import RecurrentConfig, RecurrentStackConfig
 
 CELL_GATES = {"rnn": 1, "gru": 3, "lstm": 4}
@@ -35,6 +37,24 @@ class RecurrentCounts:
         if model.attention != "none":
             yield NamedWeight("decoder.readout.weight", (width, 2 * width), group)
         yield from head.weights(model.head_model)
+
+    def flops(self, count: FlopCounter, target: int, source: int) -> dict[str, int]:
+        """Adds each weight once a token of its side, and two products of width D a pair of tokens.
+
+        All weights count as trained. No block is frozen.
+        """
+        of_target = self._count_weights("decoder.rnn.weight", "decoder.score.query", "decoder.readout")
+        of_source = self._count_weights("encoder.rnn.weight", "decoder.score.key")
+        pairs = 0 if self.model.attention == "none" else target * source
+        width = self.model.decoder.width
+        count.add("projections", of_target * target + of_source * source, 2)
+        count.add("attention", 2 * width * pairs, 2)
+        count.add("head", self.model.padded_vocab_size * width * target, 2)
+        return {}
+
+    def _count_weights(self, *beginnings: str) -> int:
+        ours = [weight for weight in self.weights() if weight.name.startswith(beginnings)]
+        return sum(math.prod(weight.shape) for weight in ours)
 
 
 def decoder_input_width(model: RecurrentConfig) -> int:
