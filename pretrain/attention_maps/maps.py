@@ -37,6 +37,11 @@ class AttentionMap:
     weights_NTS: Tensor
     allowed_TS: Tensor  # bool; False where the mask forbids the pair, and so the weight is 0
 
+    @property
+    def names(self) -> set[str]:
+        """Those of `KINDS` that the map is of."""
+        return {"self", self.stack} if self.kind == "self" else {"cross"}
+
 
 @dataclass(frozen=True, slots=True)
 class HeadMap:
@@ -158,25 +163,24 @@ def choose_heads(
     Raises:
         ConfigError: The model has no such kind, layer or head.
     """
+    present = {name for each in maps for name in each.names}
     if kind is None:
-        kind = "cross" if any(each.kind == "cross" for each in maps) else "self"
-    chosen = [each for each in maps if each.kind == kind or (each.kind == "self" and each.stack == kind)]
+        kind = "cross" if "cross" in present else "self"
+    chosen = [each for each in maps if kind in each.names]
     if not chosen:
-        stacks = {each.stack for each in maps if each.kind == "self"}
-        present = {each.kind for each in maps} | stacks
         raise ConfigError(
             f"--kind {kind}: the model has no such attention",
             fix=f"use {' or '.join(name for name in KINDS if name in present)}",
         )
     wanted = _choose_numbers(layers, 1 + max(each.layer for each in chosen), "layer", most)
-    return [
-        [
-            HeadMap(each.stack, each.kind, each.layer, number, each.weights_NTS[number], each.allowed_TS)
-            for number in _choose_numbers(heads, len(each.weights_NTS), "head", most)
-        ]
-        for each in chosen
-        if each.layer in wanted
-    ]
+    rows = []
+    for each in chosen:
+        if each.layer in wanted:
+            numbers = _choose_numbers(heads, len(each.weights_NTS), "head", most)
+            weights_NTS = each.weights_NTS
+            place = (each.stack, each.kind, each.layer)
+            rows.append([HeadMap(*place, number, weights_NTS[number], each.allowed_TS) for number in numbers])
+    return rows
 
 
 def _choose_numbers(numbers: Sequence[int] | None, count: int, name: str, most: int | None) -> Sequence[int]:

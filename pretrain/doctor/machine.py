@@ -82,15 +82,24 @@ def check_gpus(
         return [Check("GPUs", "fail", "none, and engine.device=cuda", fix)]
     if not gpus:
         return [Check("GPUs", "pass", "none: training runs on CPUs")]
-    names = ", ".join(sorted({gpu.name for gpu in gpus}))
+    kinds = sorted({gpu.name for gpu in gpus})
+    names = ", ".join(kinds)
     count = f"{len(gpus)} x {names}"
     checks = [Check("GPUs", "pass", f"{count}, driver {gpus[0].driver}")]
     if ranks_here > len(gpus):
         fix = "start one rank a GPU, or ask Slurm for more (--gpus-per-node)"
         checks = [Check("GPUs", "fail", f"{count} for {ranks_here} ranks of this host", fix)]
-    if len({gpu.name for gpu in gpus}) > 1:
+    if len(kinds) > 1:
         fix = "use GPUs of one kind: the slowest sets the pace"
         checks.append(Check("GPUs alike", "warn", names, fix))
+    return checks + _check_precision(engine, gpus, names, environment)
+
+
+def _check_precision(
+    engine: EngineConfig, gpus: list[GpuFound], names: str, environment: Mapping[str, str]
+) -> list[Check]:
+    """Checks that the GPUs multiply in the config's precision, at its speed."""
+    checks = []
     if engine.precision == "bf16" and any(0 < gpu.capability < _BF16_SINCE for gpu in gpus):
         fix = "use engine.precision=fp16 with ZeRO 1 to 3, or fp32"
         text = f"{names} multiplies no bf16 in hardware: it is emulated, slowly"

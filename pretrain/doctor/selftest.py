@@ -66,19 +66,26 @@ def run_selftest(asked: TrialOptions, tell: Callable[[str], None]) -> list[Check
         checks.append(_run_compiled(asked, tell))
     tell(f"kill and resume: {DRILL_STEPS} steps, uninterrupted and killed")
     checks.append(_kill_in_job(asked) if place.is_started else _run_drill(asked))
+    _leave_folder(asked, has_failed=any(check.status == "fail" for check in checks))
+    return checks
+
+
+def _leave_folder(asked: TrialOptions, *, has_failed: bool) -> None:
+    """Removes the folder once no rank reads it, unless a check has failed."""
+    place = asked.place
     # A rank that has read all that it needs of the folder writes a file.
     num_ranks = place.size if place.is_started else 0
     done = [asked.folder / f"rank-{rank}.done" for rank in range(num_ranks)]
     if done:
         write_file(done[place.rank], b"")
-    if place.rank == 0 and all(check.status != "fail" for check in checks):
-        deadline = time.monotonic() + DONE_WITHIN_S
-        while not all(path.exists() for path in done):
-            if time.monotonic() > deadline:
-                return checks
-            time.sleep(0.5)
-        remove_dir(asked.folder)
-    return checks
+    if place.rank or has_failed:
+        return
+    deadline = time.monotonic() + DONE_WITHIN_S
+    while not all(path.exists() for path in done):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.5)
+    remove_dir(asked.folder)
 
 
 def tolerance_of(config: RunConfig) -> float:

@@ -245,28 +245,29 @@ def refuse(document: Document, config: FilterConfig) -> str | None:
         return EMPTY
     if document.rejected is not None and (reason := refuse(document.rejected, _of_text(config))):
         return reason
-    if document.segments and not any(is_learned for _, is_learned in document.segments):
-        return NO_ASSISTANT_TURN
-    if document.segments and not any(
-        is_learned and text.strip() and number not in document.markers
-        for number, (text, is_learned) in enumerate(document.segments)
-    ):
-        return EMPTY_ANSWER
-    shortest = longest = len(document.text)
-    if document.source is not None:
-        shortest = min(shortest, len(document.source))
-        longest = max(longest, len(document.source))
-    if shortest < config.min_chars:
+    if document.segments and (reason := _refuse_segments(document)):
+        return reason
+    sides = [document.text] if document.source is None else [document.text, document.source]
+    lengths = [len(side) for side in sides]
+    if min(lengths) < config.min_chars:
         return TOO_SHORT
-    if config.max_chars is not None and longest > config.max_chars:
+    if config.max_chars is not None and max(lengths) > config.max_chars:
         return TOO_LONG
-    for name, wanted in config.require.items():
-        value = document.fields.get(name)
-        # In JSON, true is not 1.
-        same_type = [one for one in wanted if isinstance(value, bool) == isinstance(one, bool)]
-        if value not in same_type:
-            return NOT_REQUIRED
-    return None
+    has_required = all(_is_one_of(document.fields.get(name), values) for name, values in config.require.items())
+    return None if has_required else NOT_REQUIRED
+
+
+def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
+    # In JSON, true is not 1.
+    return value in [one for one in values if isinstance(value, bool) == isinstance(one, bool)]
+
+
+def _refuse_segments(document: Document) -> str | None:
+    learned = {number: text for number, (text, is_learned) in enumerate(document.segments) if is_learned}
+    if not learned:
+        return NO_ASSISTANT_TURN
+    has_text = any(text.strip() and number not in document.markers for number, text in learned.items())
+    return None if has_text else EMPTY_ANSWER
 
 
 def _of_text(config: FilterConfig) -> FilterConfig:

@@ -84,12 +84,17 @@ def y_limits(lines: Sequence[Line], is_log: bool) -> tuple[float, float]:
     low = min(means.min(), np.sort(lows)[few])
     high = max(means.max(), np.sort(highs)[-1 - few])
     reach = high - low
-    low = lows.min() if lows.min() >= low - reach else low
-    high = highs.max() if highs.max() <= high + reach else high
-    air = 0.04 * (high - low) if high - low > 1e-9 * abs(high) else abs(high) / 2 or 1.0
+    if lows.min() >= low - reach:
+        low = lows.min()
+    if highs.max() <= high + reach:
+        high = highs.max()
+    air = abs(high) / 2 or 1.0
+    if high - low > 1e-9 * abs(high):
+        air = 0.04 * (high - low)
     air = max(air, 2e-3 * abs(high))  # labels of a smaller range, as of a rate at its peak, are cut: 0.000999994
-    # Where the values begin near zero, so does the axis.
-    return (0.0 if 0 <= low < 0.15 * high else low - air), high + air
+    if 0 <= low < 0.15 * high:  # where the values begin near zero, so does the axis
+        return 0.0, high + air
+    return low - air, high + air
 
 
 def beyond(panel: Panel) -> list[float]:
@@ -193,17 +198,12 @@ def place_starts(run: RunData) -> list[TimelineStart]:
         if begin is None:
             continue
         origin = origin or begin
-        outcome = outcome_of(start.get("exit_code"))
         hours = (begin - origin).total_seconds() / 3600
         until = None if end is None else max(hours, (end - origin).total_seconds() / 3600)
         from_step = int(start.get("from_step") or 0)
+        outcome = _CODES.get(start.get("exit_code"), "failed")
         placed.append(TimelineStart(number, hours, until, from_step, outcome))
     return placed
-
-
-def outcome_of(code: int | None) -> str:
-    """Returns the outcome of a start by its exit code, as in `_OUTCOMES`."""
-    return _CODES.get(code, "failed")
 
 
 def instant(text: Any) -> datetime | None:
@@ -249,12 +249,7 @@ def draw_timeline(run: RunData, color: str) -> str:
     saved = [(one.at - origin).total_seconds() / 3600 for one in run.checkpoints if one.at >= origin]
     latest = max([*ends, *saved, 1 / 3600])
     factor, unit = next((factor, unit) for least, factor, unit in _UNITS if latest >= least)
-    lanes = {}
-    for name, (title, scale) in _LANES.items():
-        points = np.array(run.metrics.get(name, []), dtype=np.float64).reshape(-1, 2)
-        parts = place_points(starts, run.course, (points * [1, scale]).tolist())
-        if any(map(len, parts)):
-            lanes[title] = _lane(parts, factor, color)
+    lanes = _lanes(run, starts, factor, color)
     figure = Figure(figsize=(12.0, 1.0 + 1.1 * len(lanes)))
     *upper, bars = figure.subplots(
         len(lanes) + 1,
@@ -275,8 +270,7 @@ def draw_timeline(run: RunData, color: str) -> str:
     for start, end in zip(starts, ends, strict=True):
         width = max(end - start.begin, latest / 600) * factor
         bars.broken_barh([(start.begin * factor, width)], (0, 1), color=_OUTCOMES[start.outcome])
-        number = {"color": "white", "va": "center", "clip_on": True}
-        bars.text(start.begin * factor, 0.5, f" {start.number}", **number)
+        bars.text(start.begin * factor, 0.5, f" {start.number}", color="white", va="center", clip_on=True)
     triangles: dict[str, Any] = {"color": RESTART, "markersize": 4, "clip_on": False}
     bars.plot([hour * factor for hour in saved], [1.2] * len(saved), "^", **triangles)
     bars.set_ylim(0, 1)
@@ -284,6 +278,17 @@ def draw_timeline(run: RunData, color: str) -> str:
     bars.set_yticks([])
     bars.set_xlabel(f"{unit} since the first start", labelpad=1)
     return to_image(figure, "timeline")
+
+
+def _lanes(run: RunData, starts: Sequence[TimelineStart], factor: float, color: str) -> dict[str, list[Line]]:
+    """Returns the curves above the bars by their title; none of a metric without a row."""
+    lanes = {}
+    for name, (title, scale) in _LANES.items():
+        points = np.array(run.metrics.get(name, []), dtype=np.float64).reshape(-1, 2)
+        parts = place_points(starts, run.course, (points * [1, scale]).tolist())
+        if any(map(len, parts)):
+            lanes[title] = _lane(parts, factor, color)
+    return lanes
 
 
 def _lane(parts: Sequence[np.ndarray], factor: float, color: str) -> list[Line]:

@@ -7,7 +7,7 @@ A panel compares the runs, a colour for each. A family of metrics (`loss_NAME` o
 """
 
 import colorsys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +71,7 @@ _FAMILIES = {
     "update_norm/": ("Update norm by layer", "L2"),
 }
 _NOT_SHOWN = {"eta_s", "checkpoint_step"} | {f"{prefix}{unit}" for prefix in ("", "val_") for unit in TARGET_COUNTS}
+_KNOWN = {name for metric in (*_LEARNING, *_SPEED, _PARTS) for name in metric.names} | _NOT_SHOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,28 +101,37 @@ class Panel:
 
 def choose_panels(runs: Sequence[RunData]) -> dict[str, list[Panel]]:
     """Returns panels by section; sections and panels without a value are left out."""
-    names = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    known = {name for metric in (*_LEARNING, *_SPEED, _PARTS) for name in metric.names} | _NOT_SHOWN
-    families = []
-    for prefix, words in _FAMILIES.items():
-        members = [name for name in names if name.startswith(prefix) and name not in known]
-        families.append(Metric(*words, {name: name[len(prefix) :] for name in members}))
-    known |= {name for family in families for name in family.names}
-    others = [Metric(name, "", {name: ""}) for name in names if name not in known]
+    families, others = _sort_metrics(dict.fromkeys(name for run in runs for name in run.metrics))
     num_curves = sum(len(run.metrics) for run in runs)
     max_groups = max(MIN_GROUPS, min(MAX_GROUPS, MAX_ALL_GROUPS // max(num_curves, 1)))
-    left_out = len(others) - MAX_OTHERS
-    title = f"Other metrics; {left_out:,} are left out" if left_out > 0 else "Other metrics"
+    title = "Other metrics"
+    if len(others) > MAX_OTHERS:
+        title = f"{title}; {len(others) - MAX_OTHERS:,} are left out"
+
+    def compare(metrics: Iterable[Metric]) -> list[Panel]:
+        return [panel for metric in metrics for panel in _compare(runs, metric, max_groups)]
+
+    def split(metrics: Iterable[Metric]) -> list[Panel]:
+        return [panel for metric in metrics for panel in _split(runs, metric, max_groups)]
+
     sections = {
-        "Learning": [panel for metric in _LEARNING for panel in _compare(runs, metric, max_groups)],
-        "Speed and memory": [
-            *(panel for metric in _SPEED for panel in _compare(runs, metric, max_groups)),
-            *_split(runs, _PARTS, max_groups),
-        ],
-        "By source and layer": [panel for family in families for panel in _split(runs, family, max_groups)],
-        title: [panel for metric in others[:MAX_OTHERS] for panel in _compare(runs, metric, max_groups)],
+        "Learning": compare(_LEARNING),
+        "Speed and memory": compare(_SPEED) + split([_PARTS]),
+        "By source and layer": split(families),
+        title: compare(others[:MAX_OTHERS]),
     }
     return {title: panels for title, panels in sections.items() if panels}
+
+
+def _sort_metrics(names: Iterable[str]) -> tuple[list[Metric], list[Metric]]:
+    """Returns each family, and each metric that is in none and has no panel of its own."""
+    rest = [name for name in names if name not in _KNOWN]
+    families = []
+    for prefix, words in _FAMILIES.items():
+        members = {name: name.removeprefix(prefix) for name in rest if name.startswith(prefix)}
+        families.append(Metric(*words, members))
+        rest = [name for name in rest if name not in members]
+    return families, [Metric(name, "", {name: ""}) for name in rest]
 
 
 def color_of(run: int) -> str:
@@ -155,12 +165,12 @@ def _compare(runs: Sequence[RunData], metric: Metric, max_groups: int) -> Iterat
 def _split(runs: Sequence[RunData], metric: Metric, max_groups: int) -> Iterator[Panel]:
     for number, run in enumerate(runs):
         curves = {word: _curve(run, name, 1.0, max_groups) for name, word in metric.names.items()}
-        found = [(word, curve) for word, curve in curves.items() if curve]
-        lines = [
-            Line(number, word, color, DASHES[0], curve)
-            for (word, curve), color in zip(found, _colors(len(found)), strict=True)
-        ]
-        title = metric.title if len(runs) == 1 else f"{metric.title}: {run.label}"
+        drawn = {word: curve for word, curve in curves.items() if curve}
+        colors = dict(zip(drawn, _colors(len(drawn)), strict=True))
+        lines = [Line(number, word, colors[word], DASHES[0], curve) for word, curve in drawn.items()]
+        title = metric.title
+        if len(runs) > 1:
+            title = f"{title}: {run.label}"
         if lines:
             yield Panel(title, metric.unit, lines, _restarts(runs, lines, False), has_key=True)
 
@@ -176,12 +186,14 @@ def _curve(run: RunData, name: str, scale: float, max_groups: int, is_by_tokens:
 
 
 def _restarts(runs: Sequence[RunData], lines: Sequence[Line], is_by_tokens: bool) -> list[float]:
-    return [
-        float(runs[number].course.tokens_at(step) if is_by_tokens else step)
-        for number in sorted({line.run for line in lines})
-        for start in runs[number].starts[1:]
-        if isinstance(step := start.get("from_step"), int)
-    ]
+    places: list[float] = []
+    for number in sorted({line.run for line in lines}):
+        steps = [start.get("from_step") for start in runs[number].starts[1:]]
+        xs = np.array([step for step in steps if isinstance(step, int)], dtype=np.float64)
+        if is_by_tokens:
+            xs = runs[number].course.tokens_at(xs)
+        places += xs.tolist()
+    return places
 
 
 def _colors(count: int) -> list[str]:

@@ -39,10 +39,14 @@ class Html(str):
 
 def cell(value: Any) -> str:
     """Returns a cell with an escaped value; None is an empty one."""
-    numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    text = "" if value is None else figure(value) if numeric else str(value)
-    kind = " class=number" if numeric else " class=long" if len(text) > LONG_CHARACTERS else ""
-    return f"<td{kind}>{escape(text)}</td>"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"<td class=number>{escape(figure(value))}</td>"
+    text = "" if value is None else str(value)
+    return f"<td{_long(text)}>{escape(text)}</td>"
+
+
+def _long(text: str) -> str:
+    return " class=long" if len(text) > LONG_CHARACTERS else ""
 
 
 def figure(value: float) -> str:
@@ -117,10 +121,10 @@ def summarize(run: RunData) -> dict[str, Any]:
     last = counted[-1] if counted else {}
     losses = run.metrics.get("loss", [])
     best = min(run.finite("val_loss"), key=lambda point: point[1], default=None)
-    medians = {
-        f"median_{name}": statistics.median_high(values) if (values := _values(run, name)) else None
-        for name in ("tokens_per_s", "mfu", "data_wait")
-    }
+    medians: dict[str, float | None] = {}
+    for name in ("tokens_per_s", "mfu", "data_wait"):
+        values = _values(run, name)
+        medians[f"median_{name}"] = statistics.median_high(values) if values else None
     return {
         "name": run.label,
         "path": str(run.path),
@@ -156,8 +160,7 @@ def named(number: int, run: RunData) -> str:
 
 def name_cell(number: int, run: RunData) -> Html:
     """Returns a cell with a run's colour and name."""
-    kind = " class=long" if len(run.label) > LONG_CHARACTERS else ""
-    return Html(f'<td{kind} title="{escape(str(run.path))}">{named(number, run)}</td>')
+    return Html(f'<td{_long(run.label)} title="{escape(str(run.path))}">{named(number, run)}</td>')
 
 
 def summary_table(runs: Sequence[RunData]) -> str:
@@ -256,33 +259,29 @@ def _evaluated(name: str, value: float | None) -> Any:
 
 def evaluations_tables(runs: Sequence[RunData]) -> str:
     """Returns a table for each kind of evaluation, the newest first; empty where no run has any."""
-    kept = [(found, number) for number, run in enumerate(runs) for found in run.evaluations]
+    entries = [(evaluation, number) for number, run in enumerate(runs) for evaluation in run.evaluations]
     # Of one second too, the last that was kept comes first.
-    kept = sorted(kept, key=lambda entry: entry[0].at)[::-1]
-    parts = []
-    for title in ORDER:
-        rows = [
-            {
-                "run": name_cell(number, runs[number]),
-                "step": _step_cell(found, runs[number]),
-                "at, UTC": found.at.replace("T", " ")[:16],
-                "data": row.data,
-            }
-            | row.cells
-            for found, number in kept
-            for row in found.rows
-            if row.table == title
-        ]
-        if rows:
-            names = list(dict.fromkeys(head for row in rows for head in row))
-            cells = without_empty(names, [[row.get(name) for name in names] for row in rows])
-            parts += [f"<h3>{escape(title)}, by pretrain evaluate</h3>", folded(*cells, is_newest_first=True)]
-    signatures = dict.fromkeys(entry for found, _ in kept for entry in found.signatures.items())
+    entries = sorted(entries, key=lambda entry: entry[0].at)[::-1]
+    rows: dict[str, list[dict[str, Any]]] = {title: [] for title in ORDER}
+    for evaluation, number in entries:
+        run = runs[number]
+        first = {"run": name_cell(number, run), "step": _step_cell(evaluation, run)}
+        first["at, UTC"] = evaluation.at.replace("T", " ")[:16]
+        for row in evaluation.rows:
+            rows[row.table].append({**first, "data": row.data, **row.cells})
+    parts = [_evaluations_of(title, cells) for title, cells in rows.items() if cells]
+    signatures = dict.fromkeys(entry for evaluation, _ in entries for entry in evaluation.signatures.items())
     parts += [f"<p class=note>{escape(metric)}: {escape(text)}</p>" for metric, text in signatures]
-    if kept:
+    if entries:
         brackets = "after a score its 95% interval, after data the beginning of its sha256"
         parts.append(f"<p class=note>In brackets: {brackets}.</p>")
     return "".join(parts)
+
+
+def _evaluations_of(title: str, rows: Sequence[dict[str, Any]]) -> str:
+    names = list(dict.fromkeys(head for row in rows for head in row))
+    cells = without_empty(names, [[row.get(name) for name in names] for row in rows])
+    return f"<h3>{escape(title)}, by pretrain evaluate</h3>{folded(*cells, is_newest_first=True)}"
 
 
 def _step_cell(found: Evaluation, run: RunData) -> Any:

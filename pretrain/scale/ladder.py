@@ -161,8 +161,10 @@ def plan_ladder(
     line = list(zip(widths, budgets, strict=True))
     cells = [(width, budget, repeat) for repeat in range(request.seeds) for width, budget in line]
     for width, budget in line[:-1]:
-        beside = [planner.nearest_width(planner.parameters(width) * factor) for factor in (1 / BESIDE, BESIDE)]
-        cells += [(other, budget, 0) for other in beside if other != width]
+        for factor in (1 / BESIDE, BESIDE):
+            beside = planner.nearest_width(planner.parameters(width) * factor)
+            if beside != width:
+                cells.append((beside, budget, 0))
     configs = [planner.run(width, flops, str(number), repeat) for number, (width, flops, repeat) in enumerate(cells)]
     large = planner.nearest_width(math.sqrt(request.budget / a_square))
     configs.append(planner.run(large, request.budget, "target"))

@@ -64,34 +64,34 @@ def _is_word(word: str) -> bool:
 
 def gopher_quality(text: str, words: Sequence[str], config: GopherQualityConfig) -> str | None:
     """Returns the rule that a document breaks, or None."""
+    return _first_broken(_gopher_rules(text, words, config))
+
+
+def _first_broken(rules: Iterator[tuple[str, bool]]) -> str | None:
+    return next((name for name, is_broken in rules if is_broken), None)
+
+
+def _gopher_rules(text: str, words: Sequence[str], config: GopherQualityConfig) -> Iterator[tuple[str, bool]]:
+    """Yields the rules of Gopher in order, and whether a document breaks them."""
     lengths = [len(word) for word in words if _is_word(word)]
-    if _is_under(config.min_words, len(lengths)):
-        return "gopher_short_doc"
-    if _is_over(config.max_words, len(lengths)):
-        return "gopher_long_doc"
+    yield "gopher_short_doc", _is_under(config.min_words, len(lengths))
+    yield "gopher_long_doc", _is_over(config.max_words, len(lengths))
     if not lengths:
-        return None
+        return
     mean = sum(lengths) / len(lengths)
-    if _is_under(config.min_word_chars, mean):
-        return "gopher_below_avg_threshold"
-    if _is_over(config.max_word_chars, mean):
-        return "gopher_above_avg_threshold"
-    num_ellipses = sum(map(text.count, ELLIPSES))
-    if _is_over(config.max_symbols, text.count("#") / len(words)):
-        return "gopher_too_many_hashes"
-    if _is_over(config.max_symbols, num_ellipses / len(words)):
-        return "gopher_too_many_ellipsis"
-    lines = text.splitlines()
-    if _is_over(config.max_bullet_lines, _share(one.lstrip().startswith(BULLETS) for one in lines)):
-        return "gopher_too_many_bullets"
-    share = _share(one.rstrip().endswith(ELLIPSES) for one in lines)
-    if _is_over(config.max_ellipsis_lines, share):
-        return "gopher_too_many_end_ellipsis"
-    if _is_under(config.min_alphabetic, _share(any(map(str.isalpha, word)) for word in words)):
-        return "gopher_below_alpha_threshold"
-    if _is_under(config.min_stop_words, len(set(config.stop_words).intersection(words))):
-        return "gopher_enough_stop_words"
-    return None
+    yield "gopher_below_avg_threshold", _is_under(config.min_word_chars, mean)
+    yield "gopher_above_avg_threshold", _is_over(config.max_word_chars, mean)
+    yield "gopher_too_many_hashes", _is_over(config.max_symbols, text.count("#") / len(words))
+    yield "gopher_too_many_ellipsis", _is_over(config.max_symbols, sum(map(text.count, ELLIPSES)) / len(words))
+    lines = [line.strip() for line in text.splitlines()]
+    share = _share(line.startswith(BULLETS) for line in lines)
+    yield "gopher_too_many_bullets", _is_over(config.max_bullet_lines, share)
+    share = _share(line.endswith(ELLIPSES) for line in lines)
+    yield "gopher_too_many_end_ellipsis", _is_over(config.max_ellipsis_lines, share)
+    share = _share(any(map(str.isalpha, word)) for word in words)
+    yield "gopher_below_alpha_threshold", _is_under(config.min_alphabetic, share)
+    num_stop_words = len(set(config.stop_words).intersection(words))
+    yield "gopher_enough_stop_words", _is_under(config.min_stop_words, num_stop_words)
 
 
 def gopher_repetition(text: str, words: Sequence[str], config: GopherRepetitionConfig) -> str | None:
@@ -119,19 +119,12 @@ def gopher_repetition(text: str, words: Sequence[str], config: GopherRepetitionC
 
 def clean_c4(text: str, config: C4Config) -> tuple[str, str | None]:
     """Returns the lines of a document that are kept, and the rule that it breaks, or None."""
-    kept = []
-    num_sentences = 0
+    lines = []
     for line in map(str.strip, text.splitlines()):
         words = line.split()
-        limit = config.max_word_chars
-        if limit is not None and any(len(word) > limit for word in words):
-            continue
         if config.citations:
             line = _CITATIONS.sub("", line)
-        is_ended = line.endswith(C4_ENDS) and not line.endswith("...")
-        if config.terminal_punctuation and not is_ended:
-            continue
-        if _is_under(config.min_line_words, len(words)):
+        if _is_bare(line, words, config):
             continue
         lower = line.lower()
         if config.lorem_ipsum and "lorem ipsum" in lower:
@@ -142,28 +135,38 @@ def clean_c4(text: str, config: C4Config) -> tuple[str, str | None]:
             return text, "c4_curly_bracket"
         if config.policy and any(policy in lower for policy in POLICIES):
             continue
-        num_sentences += count_sentences(line)
-        kept.append(line)
-    if _is_under(config.min_sentences, num_sentences):
+        lines.append(line)
+    if _is_under(config.min_sentences, sum(map(count_sentences, lines))):
         return text, "c4_too_few_sentences"
-    return "\n".join(kept).strip(), None
+    return "\n".join(lines).strip(), None
+
+
+def _is_bare(line: str, words: Sequence[str], config: C4Config) -> bool:
+    """Returns whether a line is no sentence of some words of a usual length."""
+    is_ended = line.endswith(C4_ENDS) and not line.endswith("...")
+    if config.terminal_punctuation and not is_ended:
+        return True
+    longest = max(map(len, words), default=0)
+    return _is_over(config.max_word_chars, longest) or _is_under(config.min_line_words, len(words))
 
 
 def fineweb(text: str, words: Sequence[str], config: FineWebConfig) -> str | None:
     """Returns the rule that a document breaks, or None."""
+    return _first_broken(_fineweb_rules(text, words, config))
+
+
+def _fineweb_rules(text: str, words: Sequence[str], config: FineWebConfig) -> Iterator[tuple[str, bool]]:
+    """Yields the rules of FineWeb in order, and whether a document breaks them."""
     lines = [line for line in text.split("\n") if line.strip()]
-    if not lines:
-        return "fineweb_empty"
-    if _is_under(config.min_terminal_lines, _share(bool(_TERMINAL.search(one)) for one in lines)):
-        return "fineweb_line_punct_ratio"
-    share = _share(len(one) <= config.short_line_chars for one in lines)
-    if _is_over(config.max_short_lines, share):
-        return "fineweb_short_line_ratio"
-    if _is_over(config.max_duplicate_chars, _repeated(lines)[1] / len(text.replace("\n", ""))):
-        return "fineweb_char_dup_ratio"
-    if config.max_newlines is not None and text.count("\n") > config.max_newlines * len(words):
-        return "fineweb_list_ratio"
-    return None
+    yield "fineweb_empty", not lines
+    share = _share(bool(_TERMINAL.search(line)) for line in lines)
+    yield "fineweb_line_punct_ratio", _is_under(config.min_terminal_lines, share)
+    share = _share(len(line) <= config.short_line_chars for line in lines)
+    yield "fineweb_short_line_ratio", _is_over(config.max_short_lines, share)
+    share = _repeated(lines)[1] / len(text.replace("\n", ""))
+    yield "fineweb_char_dup_ratio", _is_over(config.max_duplicate_chars, share)
+    num_allowed = None if config.max_newlines is None else config.max_newlines * len(words)
+    yield "fineweb_list_ratio", _is_over(num_allowed, text.count("\n"))
 
 
 REASONS_OF: dict[str, tuple[str, ...]] = {
