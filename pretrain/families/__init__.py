@@ -24,17 +24,20 @@ from pretrain.families.decoders import (
     stablelm,
     starcoder2,
 )
-from pretrain.families.encoders import bert, modernbert
+from pretrain.families.encoders import bert, distilbert, electra, modernbert, roberta
 from pretrain.families.family import Family
 from pretrain.families.images import captioner, vit, vit_mae
 from pretrain.families.sizes import Size, Values
-from pretrain.families.two_stacks import marian, t5
+from pretrain.families.two_stacks import bart, marian, t5
 
 _DECODERS = (
     *(gpt2, llama, mistral, qwen, olmo, smollm3, phi, gpt_oss, deepseek, starcoder2, gemma),
     *(gpt_neox, stablelm, falcon, granite, cohere),
 )
-_OTHERS = (bert, modernbert, t5, marian, vit, vit_mae, captioner)
+_OTHERS = (
+    *(bert, roberta, distilbert, electra, modernbert, t5, marian, bart),
+    *(vit, vit_mae, captioner),
+)
 FAMILIES: dict[str, Family] = {
     family.model_type: family for one in (*_DECODERS, *_OTHERS) for family in one.FAMILIES
 }  # fmt: skip

@@ -4,6 +4,7 @@ Types are checked, and a value that none of our models represents is refused by 
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,7 +88,7 @@ class Fields:
         found = {}
         for key, (ours, default) in keys.items():
             found[ours] = readers[type(default)](key, (defaults or {}).get(key, default))
-            if ours == "heads" and found[ours] < 1:  # what follows divides by it
+            if ours.endswith("heads") and found[ours] < 1:  # what follows divides by it
                 raise refusal(key, found[ours], "must be 1 or more")
         return found
 
@@ -172,9 +173,19 @@ class Fields:
         return SpecialTokens(**found)
 
 
+def by_holder(values: Mapping[str, Any]) -> defaultdict[str, dict[str, Any]]:
+    """Returns values by what has them: "head.scale" of "head", "width" of ""."""
+    parts: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for name, value in values.items():
+        holder, _, inner = name.rpartition(".")
+        parts[holder][inner] = value
+    return parts
+
+
 def write_keys(part: ModelConfig | StackConfig, keys: Keys) -> dict[str, Any]:
     """Returns the values of a table under their keys, the inverse of `Fields.read`."""
-    resolved = {"attention_dropout": "attention_weight_dropout"}  # null is the stack's dropout
+    # A null is the stack's dropout, and its bias.
+    resolved = {"attention_dropout": "attention_weight_dropout", "qkv_bias": "has_qkv_bias"}
     return {key: getattr(part, resolved.get(ours, ours)) for key, (ours, _) in keys.items()}
 
 

@@ -19,6 +19,7 @@ from pretrain.families.config_json import (
     Fields,
     Keys,
     build_config,
+    by_holder,
     refusal,
     write_keys,
     write_tokens,
@@ -31,7 +32,6 @@ from pretrain.families.rotary_keys import (
     RopeKeys,
     longest,
     periodic_types,
-    qkv_rows,
     read_heads,
     read_layer_types,
     read_rope,
@@ -40,6 +40,7 @@ from pretrain.families.rotary_keys import (
     write_rope,
 )
 from pretrain.families.sizes import Sizes
+from pretrain.families.stack_tables import has_bias, stacked
 
 _STACK: Keys = {
     "num_hidden_layers": ("layers", 32),
@@ -209,21 +210,12 @@ def _write_windows(dialect: Dialect, stack: StackConfig) -> dict[str, Any]:
     }
 
 
-def _split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Returns the values of the stack, of the head and of the model."""
-    parts: tuple[dict[str, Any], ...] = ({}, {}, {})
-    for name, value in values.items():
-        holder, _, inner = name.rpartition(".")
-        parts[("", "head", "model").index(holder)][inner] = value
-    return parts[0], parts[1], parts[2]
-
-
 def _read_config(dialect: Dialect, values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     fields = Fields(dict(dialect.missing) | values)
-    further, head, of_model = _split(dialect.read(fields) | fields.read(dialect.more))
+    further = by_holder(dialect.read(fields) | fields.read(dialect.more))
     for key, (allowed, why) in dialect.refused.items():
         fields.only(key, allowed, why)
-    model = fields.read(dialect.keys(_MODEL)) | of_model
+    model = fields.read(dialect.keys(_MODEL)) | further["model"]
     stack = fields.read(dialect.keys(_STACK)) | dict(dialect.built_in)
     if (dialect.fixed_heads or dialect.divides) and stack["width"] % stack["heads"]:
         why = f"transformers needs a multiple of num_attention_heads={stack['heads']}"
@@ -243,7 +235,7 @@ def _read_config(dialect: Dialect, values: dict[str, Any], names: frozenset[str]
     key = dialect.spelled.get("hidden_act") or "hidden_act"
     stack["activation"] = fields.activation(key, usual)
     stack |= _read_biases(dialect, fields) if dialect.biases else {}
-    stack |= rope | _read_windows(dialect, fields, stack["layers"]) | further
+    stack |= rope | _read_windows(dialect, fields, stack["layers"]) | further[""]
     if dialect.fixed_heads and stack["head_width"] is not None:
         why = f"transformers needs {stack['width'] // stack['heads']}, hidden_size by heads"
         raise refusal("head_dim", stack["head_width"], why)
@@ -252,7 +244,7 @@ def _read_config(dialect: Dialect, values: dict[str, Any], names: frozenset[str]
     return build_config(
         **model,
         decoder=stack,
-        head={"kind": "lm", **head} if has_head else {"kind": "none"},
+        head={"kind": "lm", **further["head"]} if has_head else {"kind": "none"},
         special_tokens=fields.special_tokens(**dialect.tokens),
     )
 
@@ -284,44 +276,17 @@ def _write_config(dialect: Dialect, config: ModelConfig) -> dict[str, Any]:
     return found | dialect.write(config)
 
 
-def _rows(ours: str, stack: StackConfig) -> tuple[int, ...]:
-    """Returns the rows of the parts of a module."""
-    if ours == "attention.qkv":
-        return qkv_rows(stack)
-    if ours == "feedforward.gate_up":
-        return (stack.ff_width, stack.ff_width)
-    if ours == "feedforward.up":
-        return (stack.ff_width,)
-    if ours == "attention.query_norm":
-        return (stack.qk_norm_width(stack.heads),)
-    if ours == "attention.key_norm":
-        return (stack.qk_norm_width(stack.num_kv_heads),)
-    return (stack.width,)
-
-
-def _has_bias(ours: str, stack: StackConfig) -> bool:
-    """Returns whether a module has a bias."""
-    if ours.endswith("norm"):
-        return stack.has_qk_norm_bias if ours.startswith("attention.") else stack.has_norm_bias
-    of_attention = {"attention.qkv": stack.has_qkv_bias, "attention.output": stack.has_output_bias}
-    return of_attention.get(ours, stack.bias)
-
-
 def _weights(dialect: Dialect, config: ModelConfig) -> list[Weight]:
     stack, names = config.last_stack, dialect.names
     modules: dict[str, dict[str, int]] = {}
     for ours, theirs in dialect.modules(config).items():
-        rows = _rows(ours, stack)
-        if isinstance(theirs, tuple):
-            rows = rows if len(rows) == len(theirs) else (sum(rows),)
-            theirs = dict(zip(theirs, rows, strict=True))
-        modules[ours] = theirs
+        modules[ours] = stacked(ours, theirs, stack) if isinstance(theirs, tuple) else theirs
     order = dialect.order(stack)
     found = [table("embedding.weight", names.words, config.vocab_size)]
     for number in range(stack.layers):
         place = f"decoder.blocks.{number}.", names.layer.format(number)
         for ours, theirs in modules.items():
-            weights = affine(*place, {ours: theirs}, bias=_has_bias(ours, stack))
+            weights = affine(*place, {ours: theirs}, bias=has_bias(ours, stack))
             if ours.startswith("attention.") and ours != "attention.output":
                 length = sum(theirs.values())
                 heads = (length // stack.per_head_width, stack.per_head_width)

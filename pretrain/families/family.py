@@ -133,11 +133,6 @@ def table(ours: str, theirs: str, vocab_size: int | None, *, row: bool = False) 
     return Weight(ours, ((theirs, vocab_size),), vocab=True, row=row)
 
 
-def of_two_stacks(name: str, head: str) -> Callable[[ModelConfig], str]:
-    """Returns the `architecture` of a family whose classes begin with `name` and end with `head`."""
-    return lambda config: name + (head if config.head.kind == "lm" else "Model")
-
-
 def own_head(config: ModelConfig, theirs: str) -> list[Weight]:
     """Returns the weight of a language model's head that is not tied to the embedding, if any."""
     if config.head.kind != "lm" or config.tied_embeddings:

@@ -7,18 +7,18 @@ to the right, which are the fewer than 65 positions away of our `window`.
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.families.config_json import (
-    THEIR_ACTIVATIONS,
-    Fields,
-    Keys,
-    build_config,
-    refusal,
-    write_keys,
-    write_tokens,
+from pretrain.families.config_json import THEIR_ACTIVATIONS, Fields, Keys, refusal
+from pretrain.families.family import Weight, affine, table
+from pretrain.families.label_names import (
+    TEXTS,
+    WORDS,
+    find_unit,
+    read_label_head,
+    score_weights,
+    write_label_names,
 )
-from pretrain.families.family import Family, Weight, affine, table
-from pretrain.families.label_names import TEXTS, WORDS, find_unit, read_label_head, score_weights, write_label_names
 from pretrain.families.sizes import Architecture
+from pretrain.families.stack_tables import StackNames, Table, table_family
 
 _MODERNBERT = Architecture(
     ("encoder",),
@@ -44,7 +44,7 @@ _SIZES = {
     "modernbert-large": _MODERNBERT.size(28, 1024, 16, 2624, of=(50368, 395_881_664)),
     "modernbert-tiny": _MODERNBERT.size(4, 64, 4, 96, window=9, max_seq_len=128),
 }
-_STACK: Keys = {
+_KEYS: Keys = {
     "num_hidden_layers": ("layers", 22),
     "hidden_size": ("width", 768),
     "num_attention_heads": ("heads", 12),
@@ -53,52 +53,52 @@ _STACK: Keys = {
     "norm_bias": ("bias", False),
     "mlp_dropout": ("dropout", 0.0),
     "attention_dropout": ("attention_dropout", 0.0),
+    "vocab_size": ("model.vocab_size", 50368),
+    "max_position_embeddings": ("model.max_seq_len", 8192),
+    "initializer_range": ("model.init_std", 0.02),
 }
-_MODEL: Keys = {
-    "vocab_size": ("vocab_size", 50368),
-    "max_position_embeddings": ("max_seq_len", 8192),
-    "initializer_range": ("init_std", 0.02),
-}
+_NAMES = StackNames(
+    layers="model.layers.{}.",
+    # The first layer has no norm for attention: embeddings are normalized already.
+    block={
+        "attention_norm": ("attn_norm",),
+        "attention.qkv": ("attn.Wqkv",),
+        "attention.output": ("attn.Wo",),
+        "feedforward_norm": ("mlp_norm",),
+        "feedforward.gate_up": ("mlp.Wi",),
+        "feedforward.down": ("mlp.Wo",),
+    },
+    before={"input_norm": "model.embeddings.norm"},
+    after={"norm": "model.final_norm"},
+)
 _BIASES = ("attention_bias", "mlp_bias")
 _WORDS = "model.embeddings.tok_embeddings.weight"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
-    fields = Fields(values)
+def _read(fields: Fields, names: frozenset[str], found: dict[str, Any]) -> dict[str, Any]:
     labelled = find_unit(fields, names, "ModernBert", {TEXTS: ("classifier.weight",), WORDS: ()})
-    masked = not labelled and ("head.dense.weight" in names or fields.claims("ModernBertForMaskedLM"))
-    transform = masked or labelled is not None
-    stack = fields.read(_STACK)
-    activation = fields.activation("hidden_activation", "gelu")
-    bias = stack["bias"]
-    for key in (*_BIASES, "classifier_bias") if transform else _BIASES:
+    is_stored = "head.dense.weight" in names
+    masked = not labelled and (is_stored or fields.claims("ModernBertForMaskedLM"))
+    bias = found["bias"]
+    keys: tuple[str, ...] = _BIASES
+    if masked or labelled:
+        keys = (*_BIASES, "classifier_bias")
+        if fields.activation("classifier_activation", "gelu") != found["activation"]:
+            value = fields.values.get("classifier_activation")
+            raise refusal("classifier_activation", value, "must be hidden_activation")
+    for key in keys:
         why = f"a stack of ours has all its biases or none, and norm_bias is {bias}"
         fields.only(key, bias, why, missing=False)
-    if transform and fields.activation("classifier_activation", "gelu") != activation:
-        given = values.get("classifier_activation")
-        raise refusal("classifier_activation", given, "must be hidden_activation")
     head = HeadConfig(kind="none")
     if labelled:
         mean = labelled == TEXTS and _pools_mean(fields)
         head = read_label_head(fields, dropout=0.0, mean=mean, transform=True)
     elif masked:
         head = HeadConfig(transform=True, bias=fields.flag("decoder_bias", True))
-    stack |= {
-        "activation": activation,
-        "gated": True,
-        "norm": "layer",
-        "input_norm": True,
-        "position": "rotary",
-        **_read_windows(fields, stack["layers"]),
-    }
-    return build_config(
-        **fields.read(_MODEL),
-        encoder=stack,
-        head=head,
-        tied_embeddings=masked and fields.flag("tie_word_embeddings", True),
-        special_tokens=fields.special_tokens(pad=50283, bos=50281, eos=50282, mask=None),
-    )
+    tied = masked and fields.flag("tie_word_embeddings", True)
+    windows = _read_windows(fields, found["layers"])
+    return {**windows, "model.head": head, "model.tied_embeddings": tied}
 
 
 def _pools_mean(fields: Fields) -> bool:
@@ -151,21 +151,16 @@ def _read_theta(fields: Fields, layer_type: str, old: str, default: float, null:
     return fields.number(old, default)
 
 
-def _write_config(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> dict[str, Any]:
     stack = config.encoder or config.last_stack
     tokens = config.special_tokens
     every = 1 if stack.window is None else stack.global_every
-    activation = THEIR_ACTIVATIONS[stack.activation]
     # In the spelling that transformers 4 knows: 5 reads it too.
     return {
-        **write_keys(config, _MODEL),
-        **write_keys(stack, _STACK),
-        # Theirs has the mask in the tokenizer only; this key is read back by ours.
-        **write_tokens(tokens, "mask"),
+        # Theirs has the mask in the tokenizer only; its key is read back by ours.
         "cls_token_id": tokens.bos,
         "sep_token_id": tokens.eos,
-        "hidden_activation": activation,
-        "classifier_activation": activation,
+        "classifier_activation": THEIR_ACTIVATIONS[stack.activation],
         **dict.fromkeys((*_BIASES, "classifier_bias"), stack.bias),
         "decoder_bias": config.head.bias,
         "classifier_pooling": "mean" if config.head.mean else "cls",
@@ -180,33 +175,12 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _weights(config: ModelConfig) -> list[Weight]:
-    stack = config.encoder or config.last_stack
-    width = stack.width
-    bias = stack.bias
-    weights = [
-        table("embedding.weight", _WORDS, config.vocab_size),
-        *affine("encoder.", "model.embeddings.", {"input_norm": {"norm": width}}, bias=bias),
-    ]
-    qkv_rows = (stack.heads + 2 * stack.num_kv_heads) * stack.per_head_width
-    block = {
-        "attention_norm": {"attn_norm": width},
-        "attention.qkv": {"attn.Wqkv": qkv_rows},
-        "attention.output": {"attn.Wo": width},
-        "feedforward_norm": {"mlp_norm": width},
-        "feedforward.gate_up": {"mlp.Wi": 2 * stack.ff_width},
-        "feedforward.down": {"mlp.Wo": width},
-    }
-    # The first block reads embeddings that are normalized already.
-    first = {name: parts for name, parts in block.items() if name != "attention_norm"}
-    for number in range(stack.layers):
-        modules = block if number else first
-        weights += affine(f"encoder.blocks.{number}.", f"model.layers.{number}.", modules, bias=bias)
-    weights += affine("encoder.", "model.", {"norm": {"final_norm": width}}, bias=bias)
+def _ends(config: ModelConfig) -> list[Weight]:
     if config.head.kind == "none":
-        return weights
-    head = {"transform": {"dense": width}, "norm": {"norm": width}}
-    weights += affine("head.", "head.", head, bias=bias)
+        return []
+    stack = config.encoder or config.last_stack
+    head = {"transform": {"dense": stack.width}, "norm": {"norm": stack.width}}
+    weights = affine("head.", "head.", head, bias=stack.bias)
     if config.head.kind == "labels":
         return weights + score_weights(config.head)
     if not config.tied_embeddings:
@@ -216,22 +190,17 @@ def _weights(config: ModelConfig) -> list[Weight]:
     return weights
 
 
-def _architecture(config: ModelConfig) -> str:
-    if config.head.kind == "labels":
-        return f"ModernBert{TEXTS}"
-    return "ModernBertForMaskedLM" if config.head.kind == "lm" else "ModernBertModel"
-
-
+_TABLE = Table(
+    model_type="modernbert", name="ModernBert", scorer="ForMaskedLM",
+    unit=lambda config: TEXTS if config.head.kind == "labels" else "",
+    keys=_KEYS, activation=("hidden_activation", "gelu"),
+    tokens={"pad": 50283, "bos": 50281, "eos": 50282, "mask": None}, roles=("mask",),
+    built_in={"gated": True, "norm": "layer", "input_norm": True, "position": "rotary"},
+    read=_read, write=_write, words=_WORDS, stacks={"encoder": _NAMES}, ends=_ends,
+)  # fmt: skip
 FAMILIES = (
-    Family(
-        model_type="modernbert",
-        read_config=_read_config,
-        write_config=_write_config,
-        architecture=_architecture,
-        weights=_weights,
-        aliases={"decoder.weight": _WORDS},
+    table_family(
+        _TABLE, aliases={"decoder.weight": _WORDS}, prefix="model.", sizes=_SIZES,
         ignored=(r"model\.rotary_emb\..*", r"model\.layers\.\d+\.attn\.rotary_emb\..*"),
-        prefix="model.",
-        sizes=_SIZES,
     ),
-)
+)  # fmt: skip

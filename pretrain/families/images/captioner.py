@@ -10,8 +10,10 @@ from pretrain.config.model import HeadConfig, ModelConfig
 from pretrain.families.config_json import Fields, build_config, refusal, write_tokens
 from pretrain.families.decoders.gpt2 import GPT2, gpt2_weights, read_gpt2, write_gpt2
 from pretrain.families.family import Family, Weight, affine
-from pretrain.families.images.vit import read_vit, vit_renames, vit_size, vit_weights, write_vit
+from pretrain.families.images.vit import DEIT, VIT, vit_renames, vit_size
 from pretrain.families.sizes import Size
+
+_ENCODERS = {"vit": VIT, "deit": DEIT}
 
 
 def _size(vit: Size, gpt2: Size) -> Size:
@@ -30,7 +32,7 @@ _SIZES = {
 def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     fields = Fields(values)
     parts = {name: fields.section(name) for name in ("encoder", "decoder")}
-    known = {"encoder": ("vit", "deit"), "decoder": ("gpt2",)}
+    known = {"encoder": tuple(_ENCODERS), "decoder": ("gpt2",)}
     for name, kinds in known.items():
         found = parts[name].get("model_type")
         if found not in kinds:
@@ -40,7 +42,7 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     of_decoder = parts["decoder"]
     why = "keys and values would have the width of the encoder"
     Fields(of_decoder).only("cross_attention_hidden_size", None, why)
-    encoder = read_vit(parts["encoder"] | {"architectures": None}, frozenset(), kind=kind)
+    encoder = _ENCODERS[kind].read_config(parts["encoder"] | {"architectures": None}, frozenset())
     decoder = read_gpt2(of_decoder | {"architectures": ["GPT2LMHeadModel"]}, names, cross=True)
     given = {key: value for key, value in values.items() if key.endswith("_token_id")}
     tokens = Fields(of_decoder | given).special_tokens(bos=50256, eos=50256, start=None)
@@ -54,7 +56,7 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
 def _write_config(config: ModelConfig) -> dict[str, Any]:
     patches = config.input
     kind = "deit" if patches is not None and patches.registers else "vit"
-    of_encoder = write_vit(config.model_copy(update={"head": HeadConfig(kind="none")}))
+    of_encoder = VIT.write_config(config.model_copy(update={"head": HeadConfig(kind="none")}))
     of_decoder = {"model_type": "gpt2", "is_decoder": True, "add_cross_attention": config.captions}
     return {
         "encoder": {"model_type": kind, **of_encoder},
@@ -68,7 +70,7 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
 def _weights(config: ModelConfig) -> list[Weight]:
     kind = "deit" if config.input is not None and config.input.registers else "vit"
     weights = []
-    for weight in vit_weights(config.model_copy(update={"pooler": False}), kind=kind):
+    for weight in _ENCODERS[kind].weights(config.model_copy(update={"pooler": False})):
         ours = weight.ours.replace("embedding.", "patches.", 1)
         theirs = tuple((name.replace(f"{kind}.", "encoder.", 1), rows) for name, rows in weight.theirs)
         weights.append(replace(weight, ours=ours, theirs=theirs))

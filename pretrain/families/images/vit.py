@@ -4,22 +4,17 @@ Both have a head over labels, or none, with or without the pooler. The distillat
 is a register of ours; the class with a second head that reads it is refused.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
-from pretrain.families.config_json import (
-    THEIR_ACTIVATIONS,
-    Fields,
-    Keys,
-    build_config,
-    refusal,
-    write_keys,
-)
+from pretrain.config.model import HeadConfig, ModelConfig
+from pretrain.families.config_json import Fields, Keys, refusal
 from pretrain.families.decoders.gpt2 import GPT2_STACK
 from pretrain.families.family import Family, Weight, affine
 from pretrain.families.label_names import IMAGES, read_label_head, score_weights, write_label_names
-from pretrain.families.sizes import Architecture, Size
+from pretrain.families.sizes import Architecture, Size, Sizes
+from pretrain.families.stack_tables import StackNames, Table, table_family
 
 _VIT = Architecture(
     ("encoder",),
@@ -65,7 +60,7 @@ _DEIT_SIZES = {
     "deit-b16": vit_size(12, 768, 12, 224, 16, registers=1, **IMAGENET, of=(None, 86_569_192)),
     "deit-tiny": vit_size(2, 64, 4, 16, 4, registers=1),
 }
-VIT_STACK: Keys = {
+VIT_KEYS: Keys = {
     "num_hidden_layers": ("layers", 12),
     "hidden_size": ("width", 768),
     "num_attention_heads": ("heads", 12),
@@ -73,16 +68,25 @@ VIT_STACK: Keys = {
     "layer_norm_eps": ("norm_eps", 1e-12),
     "hidden_dropout_prob": ("dropout", 0.0),
     "attention_probs_dropout_prob": ("attention_dropout", 0.0),
+    "qkv_bias": ("qkv_bias", True),
+    "image_size": ("input.image", 224),
+    "patch_size": ("input.size", 16),
+    "num_channels": ("input.channels", 3),
+    "initializer_range": ("model.init_std", 0.02),
 }
-PATCHES: Keys = {
-    "image_size": ("image", 224),
-    "patch_size": ("size", 16),
-    "num_channels": ("channels", 3),
+VIT_BLOCK: Mapping[str, tuple[str, ...]] = {
+    "attention_norm": ("layernorm_before",),
+    "attention.output": ("attention.output.dense",),
+    "feedforward_norm": ("layernorm_after",),
+    "feedforward.up": ("intermediate.dense",),
+    "feedforward.down": ("output.dense",),
+    "attention.qkv": tuple(f"attention.attention.{name}" for name in ("query", "key", "value")),
 }
+VIT_BUILT_IN = {"gated": False, "norm": "layer", "bias": True, "model.init_scaled": False}
 _POOLER = "pooler.dense"
-_NAMES = {"vit": "ViT", "deit": "DeiT"}
 # Names of transformers 5 in memory; files keep those of its first release.
-RENAMES = (
+_RENAMES = (
+    (r"^vision_encoder_decoder\.", ""),
     # So written by transformers 5.
     (r"^decoder\.decoder_encoder\.layer\.", "decoder.decoder_layers."),
     (r"\.attention\.q_proj\.", ".attention.attention.query."),
@@ -94,73 +98,23 @@ RENAMES = (
 )
 
 
-def read_vit(values: dict[str, Any], names: frozenset[str], *, kind: str) -> ModelConfig:
-    """Reads the config.json of a ViT or DeiT."""
-    fields = Fields(values)
-    stack = fields.read(VIT_STACK)
-    has_pooler = f"{kind}.{_POOLER}.weight" in names
+def _read(
+    kind: str, name: str, fields: Fields, names: frozenset[str], found: dict[str, Any]
+) -> dict[str, Any]:  # fmt: skip
     if any(one.startswith("distillation_classifier.") for one in names):
         why = "no model of ours has the second head of a DeiT with its teacher"
-        raise refusal("architectures", values.get("architectures"), why)
-    labelled = fields.claims(f"{_NAMES[kind]}{IMAGES}") or "classifier.weight" in names
+        raise refusal("architectures", fields.values.get("architectures"), why)
     fields.only("pooler_act", "tanh", "a pooler of ours has tanh")
-    fields.only("pooler_output_size", stack["width"], "a pooler of ours is as wide as the model")
-    stack |= read_common(fields) | {"position": "learned"}
-    head = read_label_head(fields, dropout=0.0) if labelled else HeadConfig(kind="none")
-    patches = fields.read(PATCHES) | {"registers": int(kind == "deit")}
-    return build_config(
-        input=patches,
-        encoder=stack,
-        head=head,
-        pooler=has_pooler and not labelled,
-        init_std=fields.number("initializer_range", 0.02),
-        init_scaled=False,
-    )
+    fields.only("pooler_output_size", found["width"], "a pooler of ours is as wide as the model")
+    head = HeadConfig(kind="none")
+    pooler = f"{kind}.{_POOLER}.weight" in names
+    if fields.claims(f"{name}{IMAGES}") or "classifier.weight" in names:
+        head, pooler = read_label_head(fields, dropout=0.0), False
+    return {"model.head": head, "model.pooler": pooler, "input.registers": int(kind == "deit")}
 
 
-def read_common(fields: Fields) -> dict[str, Any]:
-    """Returns the values of a stack that all of these models have."""
-    given = {"activation": fields.activation("hidden_act", "gelu")}
-    built_in = {"gated": False, "norm": "layer", "bias": True}
-    return {**given, **built_in, "qkv_bias": fields.flag("qkv_bias", True)}
-
-
-def write_vit(config: ModelConfig) -> dict[str, Any]:
-    """Returns the config.json of a ViT or DeiT."""
-    stack, patches = config.input_stack, config.input
-    assert patches is not None, "a model of images"
-    return {
-        **write_keys(stack, VIT_STACK),
-        **{key: getattr(patches, ours) for key, (ours, _) in PATCHES.items()},
-        "hidden_act": THEIR_ACTIVATIONS[stack.activation],
-        "qkv_bias": stack.has_qkv_bias,
-        "initializer_range": config.init_std,
-        **write_label_names(config.head),
-    }
-
-
-def vit_blocks(ours: str, theirs: str, stack: StackConfig) -> list[Weight]:
-    """Returns the weights of all blocks; both names are prefixes of the number of a block."""
-    width = stack.width
-    block = {
-        "attention_norm": {"layernorm_before": width},
-        "attention.output": {"attention.output.dense": width},
-        "feedforward_norm": {"layernorm_after": width},
-        "feedforward.up": {"intermediate.dense": stack.ff_width},
-        "feedforward.down": {"output.dense": width},
-    }
-    names = ("query", "key", "value")
-    queries = {"attention.qkv": {f"attention.attention.{name}": width for name in names}}
-    weights = []
-    for number in range(stack.layers):
-        place = (f"{ours}{number}.", f"{theirs}{number}.")
-        weights += affine(*place, block, bias=True)
-        weights += affine(*place, queries, bias=stack.has_qkv_bias)
-    return weights
-
-
-def vit_weights(config: ModelConfig, *, kind: str) -> list[Weight]:
-    """Returns the weights of a ViT or DeiT, by the prefix of its tensors."""
+def vit_embeddings(kind: str, config: ModelConfig) -> list[Weight]:
+    """Returns the weights before the encoder of a ViT or DeiT, by the prefix of its tensors."""
     stack, patches = config.input_stack, config.input
     assert patches is not None, "a model of images"
     width = stack.width
@@ -178,36 +132,42 @@ def vit_weights(config: ModelConfig, *, kind: str) -> list[Weight]:
         length = config.positions_of("encoder")
         table = ((f"{tables}position_embeddings", length),)
         weights.append(Weight("encoder.position.weight", table, shape=(1, length, width)))
-    weights += vit_blocks("encoder.blocks.", f"{kind}.encoder.layer.", stack)
-    weights += affine("encoder.", f"{kind}.", {"norm": {"layernorm": width}}, bias=True)
+    return weights
+
+
+def _ends(kind: str, config: ModelConfig) -> list[Weight]:
+    weights = []
     if config.pooler:
+        width = config.input_stack.width
         weights += affine("", f"{kind}.", {"pooler": {_POOLER: width}}, bias=True)
     if config.head.kind == "labels":
         weights += score_weights(config.head)
     return weights
 
 
+def vit_names(kind: str) -> StackNames:
+    """Returns the names of an encoder with this prefix."""
+    return StackNames(f"{kind}.encoder.layer.{{}}.", VIT_BLOCK, after={"norm": f"{kind}.layernorm"})
+
+
 def vit_renames(kind: str) -> tuple[tuple[str, str], ...]:
     """Returns old spellings under this prefix, or under `encoder`."""
-    return ((r"^vision_encoder_decoder\.", ""), (rf"^({kind}\.|encoder\.|)layers\.", r"\1encoder.layer."), *RENAMES)
+    return ((rf"^({kind}\.|encoder\.|)layers\.", r"\1encoder.layer."), *_RENAMES)
 
 
-def _architecture(config: ModelConfig, *, kind: str) -> str:
-    return _NAMES[kind] + (IMAGES if config.head.kind == "labels" else "Model")
+def _family(kind: str, name: str, sizes: Sizes) -> Family:
+    made = Table(
+        model_type=kind, name=name, unit=lambda config: IMAGES if config.head.kind == "labels" else "",
+        keys=VIT_KEYS, built_in=VIT_BUILT_IN | {"position": "learned"},
+        read=partial(_read, kind, name), write=lambda config: write_label_names(config.head),
+        embeddings=partial(vit_embeddings, kind), stacks={"encoder": vit_names(kind)},
+        ends=partial(_ends, kind),
+    )  # fmt: skip
+    return table_family(
+        made, ignored=(rf"{kind}\.pooler\..*", rf"{kind}\.embeddings\.mask_token"),
+        renames=vit_renames(kind), prefix=f"{kind}.", reads="patches", sizes=sizes,
+    )  # fmt: skip
 
 
-FAMILIES = tuple(
-    Family(
-        model_type=kind,
-        read_config=partial(read_vit, kind=kind),
-        write_config=write_vit,
-        architecture=partial(_architecture, kind=kind),
-        weights=partial(vit_weights, kind=kind),
-        ignored=(rf"{kind}\.pooler\..*", rf"{kind}\.embeddings\.mask_token"),
-        renames=vit_renames(kind),
-        prefix=f"{kind}.",
-        reads="patches",
-        sizes=sizes,
-    )
-    for kind, sizes in (("vit", _VIT_SIZES), ("deit", _DEIT_SIZES))
-)
+VIT, DEIT = _family("vit", "ViT", _VIT_SIZES), _family("deit", "DeiT", _DEIT_SIZES)
+FAMILIES = (VIT, DEIT)

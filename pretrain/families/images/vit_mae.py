@@ -1,32 +1,34 @@
-"""Masked autoencoders of images (He et al. 2022): a ViT of the patches that are seen, and a decoder of all.
+"""Masked autoencoders of images (He et al. 2022): a ViT of the patches that are seen, and a decoder.
 
 A MAE is read with its decoder. Its tables of positions are constants, which files of theirs have
 and a model of ours computes; share of hidden patches and normalised pixels are of our objective.
 """
 
+from functools import partial
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.families.config_json import Fields, Keys, build_config, refusal, write_keys
-from pretrain.families.family import Family, Weight, affine
+from pretrain.families.config_json import Fields, Keys, refusal
+from pretrain.families.family import Weight, affine
 from pretrain.families.images.vit import (
     IMAGENET,
-    PATCHES,
-    VIT_STACK,
-    read_common,
-    vit_blocks,
+    VIT_BLOCK,
+    VIT_BUILT_IN,
+    VIT_KEYS,
+    vit_embeddings,
+    vit_names,
     vit_renames,
     vit_size,
-    vit_weights,
-    write_vit,
 )
 from pretrain.families.sizes import Size
+from pretrain.families.stack_tables import StackNames, Table, table_family
 
-_DECODER: Keys = {
-    "decoder_num_hidden_layers": ("layers", 8),
-    "decoder_hidden_size": ("width", 512),
-    "decoder_num_attention_heads": ("heads", 16),
-    "decoder_intermediate_size": ("ff_width", 2048),
+_KEYS: Keys = {
+    **VIT_KEYS,
+    "decoder_num_hidden_layers": ("decoder.layers", 8),
+    "decoder_hidden_size": ("decoder.width", 512),
+    "decoder_num_attention_heads": ("decoder.heads", 16),
+    "decoder_intermediate_size": ("decoder.ff_width", 2048),
 }
 
 
@@ -47,37 +49,19 @@ _SIZES = {
 }
 
 
-def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
-    fields = Fields(values)
+def _read(fields: Fields, names: frozenset[str], found: dict[str, Any]) -> dict[str, Any]:
     if not any(name.startswith("decoder.") for name in names):
         why = "the encoder alone; only a ViTMAEForPreTraining, which has its decoder too, is read"
-        raise refusal("architectures", values.get("architectures"), why)
-    encoder = fields.read(VIT_STACK) | read_common(fields) | {"position": "sinusoidal_2d"}
-    return build_config(
-        input=fields.read(PATCHES),
-        encoder=encoder,
-        decoder=encoder | fields.read(_DECODER),
-        head=HeadConfig(kind="pixels", bias=True),
-        init_std=fields.number("initializer_range", 0.02),
-        init_scaled=False,
-    )
+        raise refusal("architectures", fields.values.get("architectures"), why)
+    return {"model.head": HeadConfig(kind="pixels", bias=True)}
 
 
-def _write_config(config: ModelConfig) -> dict[str, Any]:
-    decoder = write_keys(config.last_stack, _DECODER) if config.restores else {}
-    return write_vit(config) | decoder
-
-
-def _weights(config: ModelConfig) -> list[Weight]:
-    weights = vit_weights(config, kind="vit")
+def _ends(config: ModelConfig) -> list[Weight]:
     if config.input is None or config.decoder is None:
-        return weights
-    decoder = config.decoder
-    width = decoder.width
-    weights.append(Weight("mask.weight", (("decoder.mask_token", 1),), shape=(1, 1, width)))
+        return []
+    width = config.decoder.width
+    weights = [Weight("mask.weight", (("decoder.mask_token", 1),), shape=(1, 1, width))]
     weights += affine("", "decoder.", {"bridge": {"decoder_embed": width}}, bias=True)
-    weights += vit_blocks("decoder.blocks.", "decoder.decoder_layers.", decoder)
-    weights += affine("decoder.", "decoder.", {"norm": {"decoder_norm": width}}, bias=True)
     head = {"head": {"decoder_pred": config.input.patch_values}}
     return weights + affine("", "decoder.", head, bias=True)
 
@@ -87,18 +71,20 @@ def _sinusoids(config: ModelConfig) -> dict[str, int]:
     return encoder | ({"decoder.decoder_pos_embed": config.last_stack.width} if config.restores else {})
 
 
+_DECODER = StackNames(
+    "decoder.decoder_layers.{}.", VIT_BLOCK, after={"norm": "decoder.decoder_norm"}
+)  # fmt: skip
+_TABLE = Table(
+    model_type="vit_mae", name="ViTMAE",
+    unit=lambda config: "ForPreTraining" if config.restores else "",
+    keys=_KEYS, built_in=VIT_BUILT_IN | {"position": "sinusoidal_2d"}, read=_read,
+    embeddings=partial(vit_embeddings, "vit"),
+    stacks={"encoder": vit_names("vit"), "decoder": _DECODER}, ends=_ends,
+)  # fmt: skip
 FAMILIES = (
-    Family(
-        model_type="vit_mae",
-        read_config=_read_config,
-        write_config=_write_config,
-        architecture=lambda config: f"ViTMAE{'ForPreTraining' if config.restores else 'Model'}",
-        weights=_weights,
-        ignored=(r"vit\.pooler\..*", r"vit\.embeddings\.mask_token"),
-        renames=vit_renames("vit"),
-        prefix="vit.",
-        sinusoids=_sinusoids,
-        reads="patches",
+    table_family(
+        _TABLE, ignored=(r"vit\.pooler\..*", r"vit\.embeddings\.mask_token"),
+        renames=vit_renames("vit"), prefix="vit.", sinusoids=_sinusoids, reads="patches",
         sizes=_SIZES,
     ),
-)
+)  # fmt: skip

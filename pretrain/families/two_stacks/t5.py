@@ -8,23 +8,14 @@ UMT5 divides where `tie_word_embeddings` is true, as 5 always writes it; the rel
 does not heed: scores of its own then are those of ours over sqrt(D).
 """
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
-from pretrain.families.config_json import (
-    ACTIVATIONS,
-    THEIR_ACTIVATIONS,
-    Fields,
-    Keys,
-    build_config,
-    refusal,
-    write_keys,
-    write_tokens,
-)
-from pretrain.families.family import Family, Weight, affine, of_two_stacks, table
+from pretrain.families.config_json import ACTIVATIONS, THEIR_ACTIVATIONS, Fields, Keys, refusal
+from pretrain.families.family import Family, Weight, table
 from pretrain.families.sizes import BOTH, Architecture, Size
+from pretrain.families.stack_tables import StackNames, Table, table_family
 
 _T5 = Architecture(
     BOTH,
@@ -105,7 +96,8 @@ _SIZES_OF = {
         "umt5-tiny": _UMT5.size(2, 64, 4, 96, head_width=24, max_seq_len=128),
     },
 }
-_STACK: Keys = {
+_KEYS: Keys = {
+    "num_layers": ("encoder.layers", 6),
     "d_model": ("width", 512),
     "num_heads": ("heads", 8),
     "d_ff": ("ff_width", 2048),
@@ -113,43 +105,55 @@ _STACK: Keys = {
     "relative_attention_num_buckets": ("relative_buckets", 32),
     "relative_attention_max_distance": ("relative_max_distance", 128),
     "dropout_rate": ("dropout", 0.1),
+    "vocab_size": ("model.vocab_size", 32128),
+    "n_positions": ("model.max_seq_len", 512),
 }
-_MODEL: Keys = {"vocab_size": ("vocab_size", 32128), "n_positions": ("max_seq_len", 512)}
+_DEFAULTS = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6}
 _GATED = {name: f"gated-{name}" for name in ("quick_gelu", "silu", "relu", "relu2")}
 _GATED |= {"gelu": "gated-gelu_python", "gelu_tanh": "gated-gelu"}
 """Our activation -> `feed_forward_proj`; theirs reads "gated-gelu" as gated gelu_new."""
-_WORDS = "shared.weight"
 _HEAD = "lm_head.weight"
 _COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", _HEAD)
-_BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
 
 
-@dataclass(frozen=True, slots=True)
-class _Dialect:
-    """The differences of one `model_type`, with the defaults of transformers."""
+def _names(stack: str) -> StackNames:
+    """Returns the names of a stack, whose sub-layers are numbered."""
+    block = {
+        "attention_norm": ("0.layer_norm",),
+        "attention.qkv": tuple(f"0.SelfAttention.{part}" for part in "qkv"),
+        "attention.output": ("0.SelfAttention.o",),
+    }
+    last = 1
+    if stack == "decoder":
+        last = 2
+        block |= {
+            "cross_norm": ("1.layer_norm",),
+            "cross.query": ("1.EncDecAttention.q",),
+            "cross.key_value": ("1.EncDecAttention.k", "1.EncDecAttention.v"),
+            "cross.output": ("1.EncDecAttention.o",),
+        }
+    feedforward = f"{last}.DenseReluDense."
+    block |= {
+        "feedforward_norm": (f"{last}.layer_norm",),
+        "feedforward.gate_up": (f"{feedforward}wi_0", f"{feedforward}wi_1"),
+        "feedforward.up": (f"{feedforward}wi",),
+        "feedforward.down": (f"{feedforward}wo",),
+    }
+    bias = "layer.0.SelfAttention.relative_attention_bias.weight"
+    return StackNames(
+        layers=f"{stack}.block.{{}}.layer.",
+        block=block,
+        before={"position": f"{stack}.block.{{}}.{bias}"},
+        after={"norm": f"{stack}.final_layer_norm"},
+    )
 
-    model_type: str
-    name: str
-    sizes: dict[str, int] = field(default_factory=dict)  # defaults that differ from T5's
-    projection: str = "gated-gelu"
-    shared: bool = True  # one relative bias for all layers
-    divides: bool | None = None  # the input of the head by sqrt(D); None: by a key
 
-
-_DEFAULTS = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6}
-_DIALECTS = (
-    _Dialect("t5", "T5", projection="relu"),
-    _Dialect("mt5", "MT5", _DEFAULTS, divides=False),
-    _Dialect("umt5", "UMT5", _DEFAULTS, shared=False),
-)
-
-
-def _read_head(dialect: _Dialect, fields: Fields, names: frozenset[str]) -> tuple[bool, bool]:
+def _read_head(model_type: str, fields: Fields, names: frozenset[str]) -> tuple[bool, bool]:
     """Returns whether the head's input is divided, and whether the head is the embedding."""
     ties = fields.flag("tie_word_embeddings", True)
-    scaled = ties if dialect.divides is None else dialect.divides
+    scaled = ties and model_type != "mt5"
     newest = str(fields.values.get("transformers_version", "")).startswith("5.")
-    if dialect.model_type == "t5":
+    if model_type == "t5":
         scaled = fields.flag("scale_decoder_outputs", scaled)
         # Older files repeat a tied head; 5 writes one of its own alone.
         if scaled and not newest and "scale_decoder_outputs" not in fields.values:
@@ -157,39 +161,30 @@ def _read_head(dialect: _Dialect, fields: Fields, names: frozenset[str]) -> tupl
     return scaled, _HEAD not in names
 
 
-def _read_config(dialect: _Dialect, values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
-    fields = Fields(values)
-    fields.only("is_encoder_decoder", True, "a T5 of ours has both stacks")
-    scaled, tied = _read_head(dialect, fields, names)
-    layers = fields.integer("num_layers", dialect.sizes.get("num_layers", 6))
-    stack = fields.read(_STACK, dialect.sizes)
-    head_width = fields.integer("d_kv", 64)
-    activation, gated = _read_projection(fields, dialect.projection)
+def _read(
+    model_type: str, projection: str, fields: Fields, names: frozenset[str], found: dict[str, Any]
+) -> dict[str, Any]:  # fmt: skip
+    scaled, tied = _read_head(model_type, fields, names)
+    head_width: int | None = fields.integer("d_kv", 64)
+    activation, gated = _read_projection(fields, projection)
     # T5 derives it; the others believe the key.
-    if dialect.model_type != "t5" and fields.flag("is_gated_act", gated) != gated:
-        found = fields.values["is_gated_act"]
-        raise refusal("is_gated_act", found, f"feed_forward_proj says {str(gated).lower()}")
-    stack |= {
-        "head_width": None if head_width * stack["heads"] == stack["width"] else head_width,
+    if model_type != "t5" and fields.flag("is_gated_act", gated) != gated:
+        why = f"feed_forward_proj says {str(gated).lower()}"
+        raise refusal("is_gated_act", fields.values["is_gated_act"], why)
+    tokens, layers = found["model.special_tokens"], found["encoder.layers"]
+    if "decoder_start_token_id" not in fields.values:
+        tokens = tokens.model_copy(update={"start": tokens.pad})
+    if found["heads"] * fields.integer("d_kv", 64) == found["width"]:
+        head_width = None
+    return {
+        "head_width": head_width,
         "activation": activation,
         "gated": gated,
-        "norm": "rms",
-        "scaled_attention": False,
-        "position": "relative",
-        "relative_shared": dialect.shared,
+        "decoder.layers": fields.optional_integer("num_decoder_layers", layers) or layers,
+        "model.head": HeadConfig(scaled=scaled),
+        "model.tied_embeddings": tied,
+        "model.special_tokens": tokens,
     }
-    tokens = fields.special_tokens(pad=0, eos=1, start=None)
-    if "decoder_start_token_id" not in values:
-        tokens = tokens.model_copy(update={"start": tokens.pad})
-    return build_config(
-        **fields.read(_MODEL, dialect.sizes),
-        encoder=stack | {"layers": layers},
-        decoder=stack | {"layers": fields.optional_integer("num_decoder_layers", layers) or layers},
-        head=HeadConfig(scaled=scaled),
-        tied_embeddings=tied,
-        init="t5",
-        special_tokens=tokens,
-    )
 
 
 def _read_projection(fields: Fields, default: str) -> tuple[str, bool]:
@@ -207,78 +202,46 @@ def _read_projection(fields: Fields, default: str) -> tuple[str, bool]:
     return ACTIVATIONS[name], text.startswith("gated-")
 
 
-def _write_config(dialect: _Dialect, config: ModelConfig) -> dict[str, Any]:
-    stack = config.last_stack
-    scaled = config.head.scaled
-    ties = {"tie_word_embeddings": scaled if dialect.divides is None else config.tied_embeddings}
-    if dialect.model_type == "t5":
-        # Where it is not the default; transformers 4 does not know it, and would scale.
-        ties = {"tie_word_embeddings": config.tied_embeddings}
-        ties |= {} if scaled == config.tied_embeddings else {"scale_decoder_outputs": scaled}
-    return {
-        **write_keys(config, _MODEL),
-        **write_keys(stack, _STACK),
-        **write_tokens(config.special_tokens, "start"),
-        "is_encoder_decoder": True,
+def _write(model_type: str, config: ModelConfig) -> dict[str, Any]:
+    stack, scaled = config.last_stack, config.head.scaled
+    keys = {
         "d_kv": stack.per_head_width,
-        "num_layers": (config.encoder or stack).layers,
         "num_decoder_layers": stack.layers,
         "feed_forward_proj": (_GATED if stack.gated else THEIR_ACTIVATIONS)[stack.activation],
-        **ties,
+        "tie_word_embeddings": scaled if model_type == "umt5" else config.tied_embeddings,
     }
+    # Where it is not the default; transformers 4 does not know it, and would scale.
+    if model_type == "t5" and scaled != config.tied_embeddings:
+        keys["scale_decoder_outputs"] = scaled
+    return keys
 
 
-def _weights(config: ModelConfig) -> list[Weight]:
-    weights = [table("embedding.weight", _WORDS, config.vocab_size)]
-    for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
-        if stack is None:
-            continue
-        width = stack.width
-        inner = stack.heads * stack.per_head_width
-        block = {
-            "attention_norm": {"0.layer_norm": width},
-            "attention.qkv": {f"0.SelfAttention.{part}": inner for part in "qkv"},
-            "attention.output": {"0.SelfAttention.o": width},
-        }
-        if name == "decoder":
-            block |= {
-                "cross_norm": {"1.layer_norm": width},
-                "cross.query": {"1.EncDecAttention.q": inner},
-                "cross.key_value": {f"1.EncDecAttention.{part}": inner for part in "kv"},
-                "cross.output": {"1.EncDecAttention.o": width},
-            }
-        # Sub-layers are numbered: cross attention is between attention and feed-forward.
-        last = 2 if name == "decoder" else 1
-        up, inputs = ("gate_up", ("wi_0", "wi_1")) if stack.gated else ("up", ("wi",))
-        block |= {
-            "feedforward_norm": {f"{last}.layer_norm": width},
-            f"feedforward.{up}": {f"{last}.DenseReluDense.{part}": stack.ff_width for part in inputs},
-            "feedforward.down": {f"{last}.DenseReluDense.wo": width},
-        }
-        layers = (f"{name}.block.{number}.{_BIAS}" for number in range(stack.relative_tables))
-        biases = tuple((theirs, stack.relative_buckets) for theirs in layers)
-        weights.append(Weight(f"{name}.position.weight", biases))
-        for number in range(stack.layers):
-            theirs = f"{name}.block.{number}.layer."
-            weights += affine(f"{name}.blocks.{number}.", theirs, block, bias=False)
-        weights += affine(f"{name}.", f"{name}.", {"norm": {"final_layer_norm": width}}, bias=False)
-    if not config.tied_embeddings:
-        weights.append(table("head.weight", _HEAD, config.vocab_size))
-    return weights
+def _ends(config: ModelConfig) -> list[Weight]:
+    if config.tied_embeddings:
+        return []
+    return [table("head.weight", _HEAD, config.vocab_size)]
 
 
-FAMILIES = tuple(
-    Family(
-        model_type=dialect.model_type,
-        read_config=partial(_read_config, dialect),
-        write_config=partial(_write_config, dialect),
-        architecture=of_two_stacks(dialect.name, "ForConditionalGeneration"),
-        weights=_weights,
-        aliases=dict.fromkeys(_COPIES, _WORDS),
-        renames=((r"^transformer\.", ""),),
+def _family(model_type: str, name: str, projection: str = "gated-gelu", **differs: Any) -> Family:
+    built_in = {"norm": "rms", "scaled_attention": False, "position": "relative", "model.init": "t5"}
+    made = Table(
+        model_type=model_type, name=name, scorer="ForConditionalGeneration",
+        keys=_KEYS, activation=None, tokens={"pad": 0, "eos": 1, "start": None}, roles=("start",),
+        built_in=built_in | {"relative_shared": model_type != "umt5"},
+        fixed={"is_encoder_decoder": (True, "a T5 of ours has both stacks")},
+        read=partial(_read, model_type, projection), write=partial(_write, model_type),
+        words="shared.weight", stacks={stack: _names(stack) for stack in BOTH}, ends=_ends, **differs,
+    )  # fmt: skip
+    return table_family(
+        made, aliases=dict.fromkeys(_COPIES, "shared.weight"), renames=((r"^transformer\.", ""),),
         # Old checkpoints have a bias of cross attention, which no model reads.
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
-        sizes=_SIZES_OF[dialect.model_type],
-    )
-    for dialect in _DIALECTS
+        sizes=_SIZES_OF[model_type],
+    )  # fmt: skip
+
+
+FAMILIES = (
+    _family("t5", "T5", "relu"),
+    _family("mt5", "MT5", defaults=_DEFAULTS),
+    _family("umt5", "UMT5", defaults=_DEFAULTS),
 )
