@@ -143,6 +143,6 @@ def _values(field: "ConfigField | None", start: str) -> list[str]:
     else:
         from pretrain.config.base import known_names
 
-        choices = re.findall(r"`([^`]+)`", field.type) or known_names(field.info)
+        choices = re.findall(r"`([^`]+)`", field.type) or sorted(known_names(field.info))
         values = choices or [field.default.strip('"')]
     return _quoted([value for value in values if value.startswith(start) and value not in ("", "required")])

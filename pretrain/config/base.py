@@ -127,7 +127,7 @@ def on_resume(info: FieldInfo) -> OnResume | None:
 def known_names(info: FieldInfo) -> list[str]:
     """Returns the names of the open registry that `check_name` holds a field to; none for other fields."""
     checks = (item.func for item in info.metadata if isinstance(item, AfterValidator))
-    return [name for check in checks if isinstance(check, partial) for name in sorted(check.keywords["known"])]
+    return [name for check in checks if isinstance(check, partial) for name in check.keywords["known"]]
 
 
 def check_name(name: str, known: Collection[str]) -> str:

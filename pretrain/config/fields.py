@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from pretrain.config.base import OFF, Section, on_resume, same_keys
+from pretrain.config.base import OFF, Section, known_names, on_resume, same_keys
 from pretrain.config.model import MODEL_SECTIONS, ModelConfig, RecurrentConfig
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
@@ -89,7 +89,8 @@ class ConfigField:
         found = _descriptions(owner).get(self.name)
         if found is None and self.subsections:
             found = inspect.getdoc(self.subsections[0])
-        text = (found or "").partition("\n")[0]
+        names = ", ".join(f"`{name}`" for name in known_names(self.info))
+        text = (found or "").partition("\n")[0].replace("{names}", names)
         same = same_keys(self.info)
         return text if same is None else f"{text} Its keys: as those of `{same.other}`."
 

@@ -19,9 +19,7 @@ class TaskConfig(Section):
     """One objective."""
 
     kind: Annotated[str, AfterValidator(partial(check_name, known=OBJECTIVES)), OnResume.ALLOW] = "causal"
-    """Objective: `causal`, `masked`, `replaced`, `span`, `prefix`, `ul2`, `fim`, `seq2seq`, `supervised`,
-    `dpo`, `classify`, `tag`, `answers`, `choices`, `images`, `masked_patches`, `captions`, or one
-    that a module under `extend` adds (docs/objectives.md)."""
+    """Objective: {names}, or one that a module under `extend` adds (docs/objectives.md)."""
 
     @property
     def section(self) -> Any:

@@ -157,10 +157,9 @@ def count_images(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, A
         labels = sum((labels for labels, _, _ in counts), Counter[int]())
         kinds = sum((kinds for _, kinds, _ in counts), Counter[tuple[str, str]]())
         sizes = np.concatenate([sizes for _, _, sizes in counts])
-        found[name] = {
-            "images": split.num_documents,
-            **shard_totals(split),
-            **(_count_captions(shards) if index.has_tokenizer else {}),
+        captions = _count_captions(shards) if index.has_tokenizer else {}
+        found[name] = {"images": split.num_documents} | shard_totals(split) | captions
+        found[name] |= {
             "classes": {label: labels[number] for number, label in enumerate(index.labels)},
             "sizes": {
                 side: dict(zip(("min", "median", "max"), values, strict=True))

@@ -145,7 +145,7 @@ class Measure:
         """Returns a system's texts in the form of a metric."""
         if self._preprocessed:
             return system.texts
-        if form == "text":
+        if form != "tokenized":
             detokenize = build_detokenizer(system.normalize)
             return [detokenize(text) for text in system.texts] if detokenize else system.texts
         assert self._to_tokens is not None

@@ -37,22 +37,35 @@ Reader = Callable[[str], Tensor]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
-_USAGES = {
-    TEXTS: ("text-classification", f"AutoModel{TEXTS}"),
-    WORDS: ("token-classification", f"AutoModel{WORDS}"),
-    IMAGES: ("image-classification", f"AutoModel{IMAGES}"),
-    SPANS: ("question-answering", f"AutoModel{SPANS}"),
-    CHOICES: ("multiple-choice", f"AutoModel{CHOICES}"),
-    REPLACED: ("feature-extraction", f"AutoModel{REPLACED}"),
-    "images": ("image-feature-extraction", "AutoModel"),
-    "pixels": ("image-feature-extraction", "AutoModelForPreTraining"),
-    "captions": ("image-to-text", "VisionEncoderDecoderModel"),
-    "none": ("feature-extraction", "AutoModel"),
+_UNIT_TASKS = {
+    TEXTS: "text-classification",
+    WORDS: "token-classification",
+    IMAGES: "image-classification",
+    SPANS: "question-answering",
+    CHOICES: "multiple-choice",
+    REPLACED: "feature-extraction",
+}
+"""Task of a class that scores something else than a vocabulary."""
+_STACK_USAGES = {
     "decoder": ("text-generation", "AutoModelForCausalLM"),
     "encoder+decoder": ("translation", "AutoModelForSeq2SeqLM"),
     "encoder": ("fill-mask", "AutoModelForMaskedLM"),
 }
-"""Labelled unit, missing head (of images, too), pixels, captions, stacks -> task, class that loads it."""
+
+
+def _usage(config: ModelConfig, architecture: str) -> tuple[str, str]:
+    """Returns the task of a model, and the class that loads it."""
+    # The class decides before the stacks: a classifier is an encoder with another task.
+    for unit, task in _UNIT_TASKS.items():
+        if architecture.endswith(unit):
+            return task, f"AutoModel{unit}"
+    if config.captions:
+        return "image-to-text", "VisionEncoderDecoderModel"
+    if config.input is not None:
+        return "image-feature-extraction", "AutoModelForPreTraining" if config.restores else "AutoModel"
+    if not config.head.record.scores_words:
+        return "feature-extraction", "AutoModel"
+    return _STACK_USAGES[config.shape]
 
 
 _GENERATES = """inputs = tokenizer("A text", return_tensors="pt", return_token_type_ids=False)
@@ -231,14 +244,7 @@ def model_card(
     has_tokenizer: bool,
 ) -> str:
     """Returns README.md of an export, with secrets of the environment removed."""
-    # The class decides before the stacks: a classifier is an encoder with another task.
-    kind = "none" if config.head.kind == "none" else config.shape
-    kind = ("pixels" if config.restores else "images") if config.input is not None else kind
-    kind = "captions" if config.captions else kind
-    kind = next(
-        (unit for unit in (TEXTS, WORDS, IMAGES, SPANS, CHOICES, REPLACED) if architecture.endswith(unit)), kind
-    )
-    task, auto_class = _USAGES[kind]
+    task, auto_class = _usage(config, architecture)
     stacks = filter(None, (config.encoder, config.decoder))
     layers = "+".join(str(stack.layers) for stack in stacks)
     facts: dict[str, Any] = {

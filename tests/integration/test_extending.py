@@ -71,10 +71,13 @@ def test_the_example_of_a_new_attention_kernel_works(tmp_path, corpus):
 @pytest.mark.long
 def test_a_module_may_add_an_objective_and_an_optimizer(tmp_path, corpus):
     (tmp_path / "lab.py").write_text(
-        "from pretrain.kinds.objectives import OBJECTIVES\n"
+        "from pretrain.kinds.objectives import OBJECTIVES, Objective\n"
         "from pretrain.kinds.optimizers import OPTIMIZERS, Optimizer\n"
-        "OBJECTIVES['next'] = OBJECTIVES['causal']\n"
+        "OBJECTIVES['next'] = Objective(shapes=('decoder',), data=('text',), rows='lab:build_rows')\n"
         "OPTIMIZERS['adam'] = Optimizer(build='lab:build_adam')\n"
+        "def build_rows(section, context):\n"
+        "    from pretrain.objective.causal import build_causal\n"
+        "    return build_causal(section, context)\n"
         "def build_adam(groups, config, device):\n"
         "    from pretrain.optim.rules import build_adamw\n"
         "    return build_adamw(groups, config, device)\n"

@@ -24,11 +24,11 @@ OBJECTIVES: dict[str, Objective] = {
     "causal": CAUSAL,
     "masked": MASKED,
     "replaced": REPLACED,
-    "seq2seq": SEQ2SEQ,
     "span": SPAN,
     "prefix": PREFIX,
     "ul2": UL2,
     "fim": FIM,
+    "seq2seq": SEQ2SEQ,
     "supervised": SUPERVISED,
     "classify": CLASSIFY,
     "tag": TAG,
@@ -52,10 +52,13 @@ def objective_of_data(layout: str) -> str:
 
 
 def objective_of_model(shape: str, head: str, reads: str) -> str:
-    """Returns the usual objective of a model: the first that fits it, or that reads what it reads."""
-    reading = [name for name, record in OBJECTIVES.items() if record.reads == reads]
-    fitting = [name for name in reading if OBJECTIVES[name].head == head and shape in OBJECTIVES[name].shapes]
-    return (fitting or reading)[0]
+    """Returns the usual objective of a model: the first that fits it and takes documents as they are.
+
+    Where none fits, the first that reads what the model reads.
+    """
+    reading = {name: record for name, record in OBJECTIVES.items() if record.reads == reads}
+    fitting = [name for name, record in reading.items() if record.head == head and shape in record.shapes]
+    return next((name for name in fitting if not reading[name].whole_rows), next(iter(reading)))
 
 
 __all__ = ["OBJECTIVES", "TARGET_COUNTS", "Objective", "objective_of_data", "objective_of_model"]

@@ -25,6 +25,8 @@ ROLE_OF |= dict.fromkeys(("human", "prompter"), "user")
 ROLE_OF |= dict.fromkeys(("gpt", "model", "bot", "chatbot", "chatgpt", "ai"), ASSISTANT)
 ROLE_OF |= dict.fromkeys(("observation", "tool_response", "tool_result"), "tool")
 
+_TEXT_PART = "text"
+"""Type of a part of a message."""
 _FIX = 'write {"role": "user", "content": "..."}'
 _ALIASES = {"from": "role", "value": "content"}  # of ShareGPT
 # Keys that say if a turn is learned: of OpenAI and mistral-finetune; axolotl; ms-swift and others;
@@ -166,7 +168,7 @@ def _read_parts(parts: list[Any], place: str, template: ChatTemplate | None) -> 
         if not isinstance(part, dict):
             raise RecordError(f"{place}[{number}] is {kind_of(part)}, not an object", _FIX)
         part = {key: value for key, value in part.items() if value is not None}
-        if part.get("type", "text") != "text":
+        if part.get("type", _TEXT_PART) != _TEXT_PART:
             raise RecordError(
                 f"{place}[{number}] is of the type {part['type']!r}, not text",
                 "leave such records out: text alone is learned",
