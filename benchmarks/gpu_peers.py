@@ -42,7 +42,7 @@ from pretrain.plan.flops import RowFlops
 from pretrain.plan.task import TrainingTask
 from pretrain.plan.trained import plan_trained
 from pretrain.train.step import TrainModule
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 
 OPTIM = OptimConfig(lr=3e-4, weight_decay=0.0)
 INIT_STD = 0.02
@@ -190,7 +190,7 @@ def random_steps(work: Work, device: torch.device, count: int = 1, seed: int = 0
     for _ in range(count):
         batches = [Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in draw(work.seq_len + 1)]
         if work.source_len is not None:
-            sources = map(SourceBatch, draw(work.source_len))
+            sources = map(StackRows, draw(work.source_len))
             batches = [replace(batch, source=source) for batch, source in zip(batches, sources, strict=True)]
         found.append(MicroBatches(batches, [work.micro * work.seq_len] * work.accumulation))
     return found
@@ -285,7 +285,7 @@ def build_hugging_face(work: Work, weights: Weights, device: torch.device, *, co
     def loss_of(batch: Batch, num_targets: int) -> Tensor:
         inputs: dict[str, Any] = {"input_ids": batch.tokens_BT, "labels": batch.targets_BT}
         if batch.source is not None:
-            inputs |= {"input_ids": batch.source.tokens_BS, "decoder_input_ids": batch.tokens_BT}
+            inputs |= {"input_ids": batch.source.tokens_BT, "decoder_input_ids": batch.tokens_BT}
         elif work.model.decoder is not None:
             inputs["shift_labels"] = batch.targets_BT
         if batch.lengths_B is not None:

@@ -175,7 +175,9 @@ def with_documents(step: MicroBatches) -> MicroBatches:
         places = torch.arange(length)
         first = torch.where(starts.bool(), places, 0).cummax(0).values
         positions_BT = (places - first).expand(batch.tokens_BT.shape).contiguous()
-        packed = Batch(batch.tokens_BT.cpu(), batch.targets_BT.cpu(), positions_BT, documents_BT)
+        packed = Batch(
+            batch.tokens_BT.cpu(), batch.targets_BT.cpu(), positions_BT=positions_BT, documents_BT=documents_BT
+        )
         batches.append(packed.to(batch.tokens_BT.device))
     return MicroBatches(batches, step.num_targets)
 
@@ -345,7 +347,9 @@ def _packed(texts: list[torch.Tensor], chosen: list[torch.Tensor], lengths: np.n
             documents_BT[row, span] = number
             place += len(text)
     targets_P = (targets_BT.flatten() != IGNORE_INDEX).nonzero()[:, 0]
-    return Batch(tokens_BT, targets_BT, positions_BT, documents_BT, target_positions_P=targets_P)
+    return Batch(
+        tokens_BT, targets_BT, positions_BT=positions_BT, documents_BT=documents_BT, target_positions_P=targets_P
+    )
 
 
 def lora(bench: Bench) -> None:

@@ -93,7 +93,7 @@ def tokens_before(batch: Batch, first_sentinel: set[int]) -> np.ndarray:
         text = np.where(targets == IGNORE_INDEX, batch.tokens_BT.numpy(), targets)
         return np.concatenate((np.full((len(text), 1), -1), text[:, :-1]), axis=1)
     before = batch.tokens_BT.numpy().copy()  # a decoder reads the token before, and at a span's beginning its sentinel
-    for row, source in zip(before, batch.source.tokens_BS.numpy(), strict=True):
+    for row, source in zip(before, batch.source.tokens_BT.numpy(), strict=True):
         place = {token: number for number, token in enumerate(source.tolist()) if token in first_sentinel}
         for column, token in enumerate(row.tolist()):
             if token in first_sentinel:

@@ -61,51 +61,58 @@ class TokenRows:
         return arrays
 
 
+def _becomes(tensor: str) -> dict[str, Any]:
+    """Returns the metadata of an array that becomes a tensor of a batch; its suffix says the axes (`types`)."""
+    return {"tensor": tensor}
+
+
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """Input of an encoder; the fields of `types.SourceBatch`."""
+    """Input of an encoder."""
 
-    tokens: np.ndarray  # int64 [B, S]
-    positions: np.ndarray | None = None  # int64 [B, S]; None: 0..S-1 in every row
-    documents: np.ndarray | None = None  # int32 [B, S]; None: each row is one document
+    tokens: np.ndarray = field(metadata=_becomes("tokens_BT"))  # int64
+    # int64; None: 0..S-1 in every row
+    positions: np.ndarray | None = field(default=None, metadata=_becomes("positions_BT"))
+    # int32; None: each row is one document
+    documents: np.ndarray | None = field(default=None, metadata=_becomes("documents_BT"))
 
 
 @dataclass(frozen=True, slots=True)
 class PairRows:
-    """Two answers to each of N prompts, documents of a row; the fields of `types.PairBatch`."""
+    """Two answers to each of A prompts, documents of a row."""
 
-    targets: np.ndarray  # int64 [P]: tokens of the answers, at `ModelRows.target_positions`
-    sides: np.ndarray  # int64 [P]: 2 n for the chosen answer of pair n, 2 n + 1 for the other
-    keys: np.ndarray  # int64 [N]: hash of the tokens of the pair
-    # float64 [N, 2]: log-probabilities of both answers by the model that training began with. None:
-    # they are not known yet.
-    reference: np.ndarray | None = None
+    # int64: tokens of the answers, at `ModelRows.target_positions`
+    targets: np.ndarray = field(metadata=_becomes("targets_P"))
+    # int64: 2 n for the chosen answer of pair n, 2 n + 1 for the other
+    sides: np.ndarray = field(metadata=_becomes("sides_P"))
+    keys: np.ndarray = field(metadata=_becomes("keys_A"))  # int64: hash of the tokens of the pair
+    # float64: log-probabilities of both answers by the model that training began with. None: they are
+    # not known yet.
+    reference: np.ndarray | None = field(default=None, metadata=_becomes("reference_A2"))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRows:
-    """Rows as a model takes them; the fields of `types.Batch`."""
+    """Rows as a model takes them; what becomes a tensor is described in `types.Batch`.
 
-    inputs: np.ndarray  # int64 [B, T]
-    # int64 [B, T], IGNORE_INDEX where there is no loss: tokens, numbers of labels, or numbers whose
-    # meaning and place the row maker of the objective defines.
-    targets: np.ndarray
+    A target is a token, the number of a label, or a number whose meaning and place the row maker of
+    the objective defines.
+    """
+
+    inputs: np.ndarray = field(metadata=_becomes("tokens_BT"))
+    targets: np.ndarray = field(metadata=_becomes("targets_BT"))
     num_targets: int  # targets that are not IGNORE_INDEX
     sample_ids: np.ndarray  # int64 [B]
-    positions: np.ndarray | None = None  # int64 [B, T], or None: 0..T-1 in every row
-    documents: np.ndarray | None = None  # int32 [B, T], negative for padding; None: one a row
-    prefix: np.ndarray | None = None  # bool [B, T]: tokens that all of their document sees
-    # int64 [P], ascending: indices into the flattened `targets` that have a loss, where they are
-    # few: the head is computed there only. None: everywhere.
-    target_positions: np.ndarray | None = None
-    token_types: np.ndarray | None = None  # int64 [B, T]: 1 for the second of two texts; None: 0
+    positions: np.ndarray | None = field(default=None, metadata=_becomes("positions_BT"))
+    documents: np.ndarray | None = field(default=None, metadata=_becomes("documents_BT"))
+    prefix: np.ndarray | None = field(default=None, metadata=_becomes("prefix_BT"))
+    target_positions: np.ndarray | None = field(default=None, metadata=_becomes("target_positions_P"))
+    token_types: np.ndarray | None = field(default=None, metadata=_becomes("token_types_BT"))
     source: SourceRows | None = None  # input of the encoder of a model with two stacks
-    pixels: np.ndarray | None = None  # uint8 [B, C, Y, X]; None: text
-    mixed: np.ndarray | None = None  # float32 [P, 2]: second target of each position, and its share
+    pixels: np.ndarray | None = field(default=None, metadata=_becomes("pixels_BCYX"))
+    mixed: np.ndarray | None = field(default=None, metadata=_becomes("mixed_P2"))
     pairs: PairRows | None = None  # answers to be compared; `targets` then count the pairs
-    # float64 [P], of [0, 1): what samples a token for each of these positions, whose `targets` then
-    # are all tokens.
-    draws: np.ndarray | None = None
+    draws: np.ndarray | None = field(default=None, metadata=_becomes("draws_P"))
     num_padding: int = 0  # positions of padding, in the source too
 
     @property

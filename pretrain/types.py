@@ -16,8 +16,8 @@ model of image patches reads `pixels_BCYX`.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -27,15 +27,10 @@ from pretrain.parts import Stripes
 from pretrain.rows import IGNORE_INDEX
 
 
-def _changed(value: "SourceBatch | PairBatch | Batch", change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Returns the changed tensors of a batch by field."""
-    tensors = {one.name: getattr(value, one.name) for one in fields(value)}
-    return {name: change(x) for name, x in tensors.items() if isinstance(x, Tensor)}
-
-
-def _copies(value: "SourceBatch | PairBatch | Batch", device: torch.device) -> dict[str, Any]:
-    """Returns the tensors of a batch on `device` by field, copied asynchronously from pinned memory."""
-    return _changed(value, lambda x: x.to(device, non_blocking=True))
+def _changed(rows: "StackRows | PairBatch", change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Returns the changed tensors of rows, and parts that have tensors, by field."""
+    parts = {one.name: getattr(rows, one.name) for one in fields(rows) if one.name != "on_host"}
+    return {name: change(part) for name, part in parts.items() if isinstance(part, Tensor | StackRows | PairBatch)}
 
 
 class Columns(NamedTuple):
@@ -123,20 +118,53 @@ class AttentionMask:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceBatch:
-    """Input of the encoder of two stacks, one source a row, or packed like the targets."""
+class StackRows:
+    """Rows of tokens that a stack reads: the source of two stacks, or a batch. Packed or padded.
 
-    tokens_BS: Tensor  # int64 input ids; of images zeros, one for each vector that is read
-    # int64, in the document, or places of these vectors in the row of an image. None: 0..S-1
-    positions_BS: Tensor | None = None
-    documents_BS: Tensor | None = None  # int32, as of their targets. None: each row is one
-    lengths_B: Tensor | None = None  # int32, at least 1: tokens before padding. None: no padding
-    on_host: "SourceBatch | None" = None  # the source that was copied to a device
+    Attributes:
+        tokens_BT: int64 input ids; of images zeros, one for each vector of a row.
+        positions_BT: int64 position of each token in its document, or place of a vector that is read
+            in the row of an image. None: 0..T-1 in every row.
+        documents_BT: int32 number of each token's document in its row, from 0, of a source that of
+            its target; tokens of a negative number are padding that no other token sees. None: each
+            row is one document.
+        lengths_B: int32, at least 1: tokens of each row before padding at its end. None: no
+            padding.
+        prefix_BT: bool; tokens that all of their document sees, in a causal model too. None: none.
+        token_types_BT: int64 segment of each token (BERT). None: 0.
+        columns: Part of the rows that this is, the source's too: tokens, targets, positions and
+            types are these columns, and what masks are made of (documents, lengths, prefix) is of
+            whole rows. None: whole rows.
+        window: Keys that a query sees on each visible side, its own included, at most; a layer's own
+            window may be shorter. None: no limit.
+        on_host: The rows that were copied to a device. None: these were not.
+    """
 
-    def to(self, device: torch.device) -> "SourceBatch":
-        """Returns the source on `device`, copied asynchronously from pinned memory."""
-        on_host = self.on_host if self.tokens_BS.device == device else self
-        return replace(self, **_copies(self, device), on_host=on_host)
+    tokens_BT: Tensor
+    _: KW_ONLY
+    positions_BT: Tensor | None = None
+    documents_BT: Tensor | None = None
+    lengths_B: Tensor | None = None
+    prefix_BT: Tensor | None = None
+    token_types_BT: Tensor | None = None
+    columns: Columns | None = None
+    window: int | None = None
+    on_host: "StackRows | None" = None
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks over which the columns of the rows are cut."""
+        return 1 if self.columns is None else self.columns.ranks
+
+    def to(self, device: torch.device, *, non_blocking: bool = True) -> Self:
+        """Returns the rows on `device`, copied asynchronously from pinned memory."""
+        on_host = self.on_host if self.tokens_BT.device == device else self
+        copies = _changed(self, lambda part: part.to(device, non_blocking=non_blocking))
+        return replace(self, **copies, on_host=on_host)
+
+    def pin_memory(self) -> Self:
+        """Returns the rows in pinned memory, from which copies to a GPU are asynchronous."""
+        return replace(self, **_changed(self, lambda part: part.pin_memory()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,27 +177,23 @@ class PairBatch:
     # float64 log-probabilities of the answers by the model that training began with. None: unknown
     reference_A2: Tensor | None = None
 
-    def to(self, device: torch.device) -> "PairBatch":
+    def to(self, device: torch.device, *, non_blocking: bool = True) -> Self:
         """Returns the pairs on `device`, copied asynchronously from pinned memory."""
-        return replace(self, **_copies(self, device))
+        return replace(self, **_changed(self, lambda part: part.to(device, non_blocking=non_blocking)))
+
+    def pin_memory(self) -> Self:
+        """Returns the pairs in pinned memory."""
+        return replace(self, **_changed(self, lambda part: part.pin_memory()))
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(StackRows):
     """One micro-batch of one rank.
 
     Attributes:
-        tokens_BT: int64 input ids; of images zeros, one for each vector of a row.
         targets_BT: int64 ids to predict at each position; IGNORE_INDEX where there is no loss.
-        positions_BT: int64 position of each token in its document. None: 0..T-1 in every row.
-        documents_BT: int32 number of each token's document in its row, from 0; tokens of a negative
-            number are padding that no other token sees. None: each row is one document.
-        lengths_B: int32, at least 1: tokens of each row before padding at its end. None: no
-            padding.
-        prefix_BT: bool; tokens that all of their document sees, in a causal model too. None: none.
-        token_types_BT: int64 segment of each token (BERT). None: 0.
         target_positions_P: int64, ascending: indices into the flattened `targets_BT` that have a
-            loss, where they are few. None: all. Of answers in texts as in `rows.ModelRows`.
+            loss, where they are few: the head is computed there only. None: all.
         mixed_P2: fp32; a second target of each of these positions, an id, and its share of the loss.
             None: one target each.
         draws_P: float64 of [0, 1); samples a token for each of these positions, which `targets_BT` then
@@ -180,52 +204,22 @@ class Batch:
             None: the rows are text.
         sources_B: int64 number of the mixture's source of each row. None: not from shards.
         sample_ids: Identity of each row's sample, B integers, on the host. Empty without shards.
-        columns: Part of the rows that this is, the source's too: tokens, targets, positions and
-            types are these columns, and what masks are made of (documents, lengths, prefix) is of
-            whole rows. None: whole rows.
-        window: Keys that a query sees on each visible side, its own included, at most; a layer's own
-            window may be shorter. None: no limit.
-        on_host: The batch that was copied to a device. None: this one was not.
     """
 
-    tokens_BT: Tensor
     targets_BT: Tensor
-    positions_BT: Tensor | None = None
-    documents_BT: Tensor | None = None
-    lengths_B: Tensor | None = None
-    prefix_BT: Tensor | None = None
-    token_types_BT: Tensor | None = None
+    _: KW_ONLY
     target_positions_P: Tensor | None = None
     mixed_P2: Tensor | None = None
     draws_P: Tensor | None = None
-    source: SourceBatch | None = None
+    source: StackRows | None = None
     pairs: PairBatch | None = None
     pixels_BCYX: Tensor | None = None
     sources_B: Tensor | None = None
     sample_ids: tuple[int, ...] = ()
-    columns: Columns | None = None
-    window: int | None = None
-    on_host: "Batch | None" = None
 
     def num_targets(self) -> int:
         """Returns the number of positions that have a loss. Host only: reads the tensor."""
         return int((self.targets_BT != IGNORE_INDEX).sum())
-
-    def to(self, device: torch.device) -> "Batch":
-        """Returns the batch on `device`, copied asynchronously from pinned memory."""
-        source = None if self.source is None else self.source.to(device)
-        pairs = None if self.pairs is None else self.pairs.to(device)
-        on_host = self.on_host if self.tokens_BT.device == device else self
-        return replace(self, **_copies(self, device), source=source, pairs=pairs, on_host=on_host)
-
-    def pin_memory(self) -> "Batch":
-        """Returns the batch in pinned memory, from which copies to a GPU are asynchronous."""
-        source, pairs = self.source, self.pairs
-        if source is not None:
-            source = replace(source, **_changed(source, Tensor.pin_memory))
-        if pairs is not None:
-            pairs = replace(pairs, **_changed(pairs, Tensor.pin_memory))
-        return replace(self, **_changed(self, Tensor.pin_memory), source=source, pairs=pairs)
 
 
 class ModelOutput(NamedTuple):

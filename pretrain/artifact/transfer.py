@@ -39,7 +39,7 @@ from pretrain.kinds.objectives import TARGET_COUNTS
 from pretrain.plan.params import count_parameters
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer.released import refusal_of_foreign
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 from pretrain.utils.jsonl import read_rows
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def probe(config: AnyModelConfig) -> Batch:
             # The first patches are visible, as many as in their default.
             lengths = RowLengths(patches.positions, patches.positions)
             read = image_lengths(lengths, ObjectiveConfig(kind="masked_patches"), patches).source
-            source = SourceBatch(zeros[:, :read], torch.arange(read).expand(2, -1))
+            source = StackRows(zeros[:, :read], positions_BT=torch.arange(read).expand(2, -1))
         return Batch(zeros, zeros, source=source, pixels_BCYX=pixels_BCYX)
     assert config.vocab_size is not None
     special = set(config.special_tokens.model_dump().values())
@@ -121,7 +121,7 @@ def probe(config: AnyModelConfig) -> Batch:
     if patches is None and config.shape == "encoder+decoder":
         if (start := config.special_tokens.start) is not None:
             tokens_BT[:, 0] = start  # as in generation
-        source = SourceBatch(tokens_BT)
+        source = StackRows(tokens_BT)
     return Batch(tokens_BT, tokens_BT, source=source, pixels_BCYX=pixels_BCYX)
 
 

@@ -31,7 +31,7 @@ from pretrain.data.image_view import read_view
 from pretrain.errors import ConfigError
 from pretrain.model import LanguageModel
 from pretrain.tracking.picture_files import check_format, encode_figure, plain_style
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 from pretrain.utils.io import make_dir, write_file
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def build_image_row(pixels: np.ndarray, config: ModelConfig, model: LanguageMode
     source = None
     if config.restores:
         places_BS = torch.arange(config.max_seq_len, device=device)[None]
-        source = SourceBatch(zeros_BT, positions_BS=places_BS)
+        source = StackRows(zeros_BT, positions_BT=places_BS)
     pixels_BCYX = torch.from_numpy(np.array(pixels[None])).to(device)
     return Batch(zeros_BT, zeros_BT, source=source, pixels_BCYX=pixels_BCYX)
 

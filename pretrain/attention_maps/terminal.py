@@ -22,7 +22,7 @@ from pretrain.generate.generation_options import Options
 from pretrain.generate.incremental_decoder import check_prompt
 from pretrain.model import LanguageModel
 from pretrain.tracking.picture_files import check_format
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,6 @@ def build_row(ids: dict[str, list[int]], model: LanguageModel) -> Batch:
     device = model.embedding.weight.device
     rows = {stack: torch.tensor([numbers], device=device) for stack, numbers in ids.items()}
     if len(rows) == 2:
-        return Batch(rows["decoder"], rows["decoder"], source=SourceBatch(rows["encoder"]))
+        return Batch(rows["decoder"], rows["decoder"], source=StackRows(rows["encoder"]))
     (tokens_BT,) = rows.values()
     return Batch(tokens_BT, tokens_BT)

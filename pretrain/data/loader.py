@@ -12,20 +12,30 @@ own (`order.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pretrain.config.data import BatchPlan, StepRows
 from pretrain.data.mixture import RowSource, source_of
 from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.prefetch import Prefetcher
 from pretrain.data.stream import SplitStream
-from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows, crop_rows, cut_rows, merge_rows
-from pretrain.types import Batch, Columns, PairBatch, SourceBatch
+from pretrain.rows import (
+    IGNORE_INDEX,
+    ModelRows,
+    PairRows,
+    RowMaker,
+    SourceRows,
+    TokenRows,
+    crop_rows,
+    cut_rows,
+    merge_rows,
+)
+from pretrain.types import Batch, Columns, PairBatch, StackRows
 from pretrain.utils.rng import mix64
 
 # A digest of which samples a step trained on, equal for every world size.
@@ -233,7 +243,7 @@ class TrainLoader:
         counts = StepCounts(*counted, digest, pixel_digest)
         if self.columns is not None and self.columns.rank:
             counts = StepCounts()  # the first of the ranks that share the rows has counted them
-        batch = _build_batch(made, self.pin_memory, self.columns)
+        batch = build_batch(made, self.columns, pin_memory=self.pin_memory)
         return batch if self.window_at is None else replace(batch, window=self.window_at(step)), counts
 
 
@@ -275,7 +285,7 @@ class ValidationLoader:
         first = (number * self.world_size + self.rank) * self.micro
         rows = self.stream.read_windows(range(first, first + self.micro), self.max_tokens)
         made = self.make_rows(crop_rows(rows) if self.crop else rows)
-        return _build_batch(made, self.pin_memory, self.columns)
+        return build_batch(made, self.columns, pin_memory=self.pin_memory)
 
 
 def count_skipped(rows: TokenRows) -> int:
@@ -283,43 +293,28 @@ def count_skipped(rows: TokenRows) -> int:
     return 0 if rows.num_tokens is None else int((rows.num_tokens == 0).sum())
 
 
-def _build_batch(made: ModelRows, pin_memory: bool, columns: Columns | None) -> Batch:
+def build_batch(made: ModelRows, columns: Columns | None = None, *, pin_memory: bool = False) -> Batch:
     """Returns the tensors of an objective's rows, or of some columns of them."""
-
-    def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array))
-
-    def optional(array: np.ndarray | None) -> Tensor | None:
-        return None if array is None else tensor(array)
-
-    read = made.source
-    source = None
-    if read is not None:
-        positions, documents = optional(read.positions), optional(read.documents)
-        source = SourceBatch(tensor(read.tokens), positions, documents)
-    pairs = None
-    if (read_pairs := made.pairs) is not None:
-        ids, sides, keys = map(tensor, (read_pairs.targets, read_pairs.sides, read_pairs.keys))
-        pairs = PairBatch(ids, sides, keys, optional(read_pairs.reference))
     batch = Batch(
-        tokens_BT=tensor(made.inputs),
-        targets_BT=tensor(made.targets),
-        positions_BT=optional(made.positions),
-        documents_BT=optional(made.documents),
-        prefix_BT=optional(made.prefix),
-        token_types_BT=optional(made.token_types),
-        target_positions_P=optional(made.target_positions),
-        mixed_P2=optional(made.mixed),
-        draws_P=optional(made.draws),
-        source=source,
-        pairs=pairs,
-        pixels_BCYX=optional(made.pixels),
-        sources_B=tensor(source_of(made.sample_ids)),
+        **_tensors(made),
+        source=None if made.source is None else StackRows(**_tensors(made.source)),
+        pairs=None if made.pairs is None else PairBatch(**_tensors(made.pairs)),
+        sources_B=torch.from_numpy(source_of(made.sample_ids)),
         sample_ids=tuple(made.sample_ids.tolist()),
     )
     if columns is not None:
         batch = cut_columns(batch, columns)
     return batch.pin_memory() if pin_memory else batch
+
+
+def _tensors(rows: ModelRows | SourceRows | PairRows) -> dict[str, Any]:
+    """Returns the arrays of rows as tensors, by field of a batch."""
+    tensors = {}
+    for one in fields(rows):
+        array = getattr(rows, one.name)
+        if array is not None and "tensor" in one.metadata:
+            tensors[one.metadata["tensor"]] = torch.from_numpy(np.ascontiguousarray(array))
+    return tensors
 
 
 def cut_columns(batch: Batch, columns: Columns) -> Batch:
@@ -338,17 +333,11 @@ def cut_columns(batch: Batch, columns: Columns) -> Batch:
     prefix_BT = batch.prefix_BT
     source = batch.source
     if source is not None:
-        inputs = source.tokens_BS, source.positions_BS, source.documents_BS, source.lengths_B
-        source = SourceBatch(*_cut_inputs(columns, *inputs))
-    inputs = batch.tokens_BT, batch.positions_BT, batch.documents_BT, batch.lengths_B
-    tokens_BT, positions_BT, documents_BT, lengths_B = _cut_inputs(columns, *inputs)
+        source = replace(source, **_cut_inputs(columns, source))
     return replace(
         batch,
-        tokens_BT=tokens_BT,
+        **_cut_inputs(columns, batch),
         targets_BT=columns.take(batch.targets_BT, IGNORE_INDEX),
-        positions_BT=positions_BT,
-        documents_BT=documents_BT,
-        lengths_B=lengths_B,
         prefix_BT=None if prefix_BT is None else columns.fill(prefix_BT, False),
         token_types_BT=None if types_BT is None else columns.take(types_BT),
         target_positions_P=target_positions_P,
@@ -357,19 +346,21 @@ def cut_columns(batch: Batch, columns: Columns) -> Batch:
     )
 
 
-def _cut_inputs(
-    columns: Columns,
-    tokens_BT: Tensor,
-    positions_BT: Tensor | None,
-    documents_BT: Tensor | None,
-    lengths_B: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Returns tokens and positions of the columns, documents and lengths of whole rows."""
-    rows, length = tokens_BT.shape
+def _cut_inputs(columns: Columns, rows: StackRows) -> dict[str, Any]:
+    """Returns tokens and positions of the columns, documents and lengths of whole rows, by field."""
+    num_rows, length = rows.tokens_BT.shape
+    positions_BT = rows.positions_BT
+    documents_BT = rows.documents_BT
+    lengths_B = rows.lengths_B
     if positions_BT is None:
-        positions_BT = torch.arange(length).expand(rows, length)
+        positions_BT = torch.arange(length).expand(num_rows, length)
     if documents_BT is not None:
         documents_BT = columns.fill(documents_BT, -1)
     elif lengths_B is None and length % columns.ranks:
-        lengths_B = torch.full((rows,), length, dtype=torch.int32)
-    return columns.take(tokens_BT), columns.take(positions_BT), documents_BT, lengths_B
+        lengths_B = torch.full((num_rows,), length, dtype=torch.int32)
+    return {
+        "tokens_BT": columns.take(rows.tokens_BT),
+        "positions_BT": columns.take(positions_BT),
+        "documents_BT": documents_BT,
+        "lengths_B": lengths_B,
+    }

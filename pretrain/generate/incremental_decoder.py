@@ -26,7 +26,7 @@ from pretrain.model.attention import select_rows
 from pretrain.model.backends.auto import AutoAttention
 from pretrain.model.backends.sdpa import SdpaAttention
 from pretrain.model.feedforward import MixtureOfExperts
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 
 Prompt: TypeAlias = Sequence[int] | Tensor
 """Token ids: a text to continue, or the source of an encoder-decoder; or an image that is
@@ -62,7 +62,7 @@ class IncrementalDecoder:
     ) -> None:
         self._model = model
         self._device = model.embedding.weight.device
-        self._source: SourceBatch | None = None
+        self._source: StackRows | None = None
         images = [prompt for prompt in prompts if isinstance(prompt, Tensor)]
         self._documents_B1: Tensor | None = None
         self._positions_B1: Tensor | None = None
@@ -133,8 +133,8 @@ class IncrementalDecoder:
             self._documents_B1 = select_rows(self._documents_B1, rows_B)
         if self._source is not None:
             lengths_B = self._source.lengths_B
-            self._source = SourceBatch(
-                select_rows(self._source.tokens_BS, rows_B),
+            self._source = StackRows(
+                select_rows(self._source.tokens_BT, rows_B),
                 lengths_B=None if lengths_B is None else select_rows(lengths_B, rows_B),
             )
 
@@ -177,15 +177,15 @@ class IncrementalDecoder:
         assert self._model.head is not None
         return self._model.head(last_B1D)[:, 0].float()
 
-    def _pad_sources(self, prompts: Prompts) -> SourceBatch:
+    def _pad_sources(self, prompts: Prompts) -> StackRows:
         lengths = [len(prompt) for prompt in prompts]
         longest = max(lengths)
         rows = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
         tokens_BS = torch.tensor(rows, device=self._device)
         if min(lengths) == longest:  # needs no mask
-            return SourceBatch(tokens_BS)
+            return StackRows(tokens_BS)
         lengths_B = torch.tensor(lengths, dtype=torch.int32, device=self._device)
-        return SourceBatch(tokens_BS, lengths_B=lengths_B)
+        return StackRows(tokens_BS, lengths_B=lengths_B)
 
     def _pad_prompts(self, prompts: Prompts) -> Batch:
         longest = max(len(prompt) for prompt in prompts)

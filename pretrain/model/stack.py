@@ -21,30 +21,9 @@ from pretrain.model.backends.backend import AttentionNeeds
 from pretrain.model.block import Block, BlockInput, BlockOutput, Memory, TokenPredictors, build_norm
 from pretrain.model.position import PositionedInput, RowPlace, build_position
 from pretrain.model.rotary import Rotation
-from pretrain.types import AttentionMask, Columns, ModelOutput, continuing
+from pretrain.types import AttentionMask, ModelOutput, StackRows, continuing
 
 _COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class StackRows(NamedTuple):
-    """Positions, documents and padding of the rows of a stack; fields as in `Batch`. `tokens_BT` are read
-    by value embeddings alone."""
-
-    positions_BT: Tensor | None = None
-    documents_BT: Tensor | None = None
-    lengths_B: Tensor | None = None
-    prefix_BT: Tensor | None = None
-    token_types_BT: Tensor | None = None
-    tokens_BT: Tensor | None = None
-    columns: Columns | None = None
-    window: int | None = None
-    # The same rows on the host. Not attributes of tensors: under ZeRO 3 a module gets others.
-    on_host: Any = None  # StackRows | None: a NamedTuple cannot name itself
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks over which the columns of the rows are cut."""
-        return 1 if self.columns is None else self.columns.ranks
 
 
 class EncoderOutput(NamedTuple):

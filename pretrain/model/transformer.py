@@ -5,7 +5,7 @@
     images       pixels_BCYX -> patches -> stack -> hidden_BTD -> head of labels
     restored     visible patches -> encoder -> hidden_BSD -> bridge -> their places among T, a mask
                  vector in the others -> decoder -> head of pixels (He et al. 2022, MAE)
-    two stacks   source tokens_BS -> embedding -> encoder -> hidden_BSD
+    two stacks   source tokens_BT -> embedding -> encoder -> hidden_BSD
                  tokens_BT -> embedding -> decoder, reads hidden_BSD in every block -> head
     captions     pixels_BCYX -> patches -> encoder -> bridge, where widths differ -> hidden_BSD
                  tokens_BT -> embedding -> decoder, as of two stacks
@@ -18,6 +18,7 @@ Not here: losses (`objective/`), sampling (`generate/`), sharding and mixed prec
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ from pretrain.model.attention import KVCache
 from pretrain.model.block import TokenPredictors, build_norm
 from pretrain.model.feedforward import ACTIVATIONS
 from pretrain.model.patch_embedding import PatchEmbedding
-from pretrain.model.stack import EncoderOutput, Stack, StackInput, StackRows
-from pretrain.types import Batch, ModelOutput, SourceBatch
+from pretrain.model.stack import EncoderOutput, Stack, StackInput
+from pretrain.types import Batch, ModelOutput, StackRows
 
 HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Any]
 """`loss(hidden_BTD, weight_VD, bias_V)`: input, weight and bias of the linear map of a head."""
@@ -249,7 +250,6 @@ class Transformer(nn.Module):
             logits: Run the head. Objectives run it chunk by chunk, without materialising all
                 logits.
         """
-        rows = _target_rows(batch)
         if self.shared is not None:
             self.shared.has_columns = batch.columns is not None
         encoded = None
@@ -262,7 +262,7 @@ class Transformer(nn.Module):
                 encoded = self._encode(batch, skip=cache is not None and cache.length > 0)
             x_BTD = self._embed(batch.tokens_BT, batch.positions_BT, cache)
         predictors = self.multi_token if self.training and cache is None else None
-        output: ModelOutput = self.stacks[-1](StackInput(x_BTD, rows, encoded, cache), predictors)
+        output: ModelOutput = self.stacks[-1](StackInput(x_BTD, batch, encoded, cache), predictors)
         if self.head is not None and self.head.summarizes:
             output = output._replace(hidden_BTD=self._summarize(output.hidden_BTD, batch))
         if not logits or self.head is None:
@@ -283,10 +283,11 @@ class Transformer(nn.Module):
     def _restore(self, batch: Batch) -> Tensor:
         """Returns the input of a decoder that fills in patches: encoded vectors in their places."""
         assert self.bridge is not None and self.mask is not None
-        places_BS = None if batch.source is None else batch.source.positions_BS
-        assert places_BS is not None, "the places of what is visible"
+        source = batch.source
+        assert source is not None and source.positions_BT is not None, "the places of what is visible"
+        places_BS = source.positions_BT
         x_BSD = self.embedding(batch.pixels_BCYX, places_BS)
-        x_BSD = self.bridge(self._hidden(x_BSD, StackRows(positions_BT=places_BS)))
+        x_BSD = self.bridge(self._hidden(x_BSD, source))
         mask_D = self.mask(torch.zeros_like(batch.tokens_BT[:1, :1])).to(x_BSD.dtype)
         x_BTD = mask_D.expand(*batch.tokens_BT.shape, -1)
         return x_BTD.scatter(1, places_BS[..., None].expand_as(x_BSD), x_BSD)
@@ -298,26 +299,27 @@ class Transformer(nn.Module):
 
     def _encode(self, batch: Batch, *, skip: bool) -> EncoderOutput:
         if self.patches is not None:
-            return self._encode_pixels(batch.pixels_BCYX, skip=skip)
+            return self._encode_pixels(batch, skip=skip)
         source = batch.source
         assert source is not None, "a model of two stacks needs a source"
-        rows = _source_rows(source)._replace(columns=batch.columns, window=batch.window)
+        rows = replace(source, columns=batch.columns, window=batch.window)
         hidden_BSD = None
         if not skip:
-            x_BSD = self._embed(source.tokens_BS, source.positions_BS)
+            x_BSD = self._embed(source.tokens_BT, source.positions_BT)
             hidden_BSD = self._hidden(x_BSD, rows)
-        return EncoderOutput(hidden_BSD, source.tokens_BS.shape[1], rows)
+        return EncoderOutput(hidden_BSD, source.tokens_BT.shape[1], rows)
 
-    def _encode_pixels(self, pixels_BCYX: Tensor | None, *, skip: bool) -> EncoderOutput:
+    def _encode_pixels(self, batch: Batch, *, skip: bool) -> EncoderOutput:
         """Encodes images, all of whose vectors every token of their captions sees."""
         assert self.encoder is not None and self.patches is not None
+        rows = StackRows(batch.tokens_BT[:, :0])  # patches have no tokens
         hidden_BSD = None
         if not skip:
-            assert pixels_BCYX is not None, "captions need an image"
-            hidden_BSD = self._hidden(self.patches(pixels_BCYX), StackRows())
+            assert batch.pixels_BCYX is not None, "captions need an image"
+            hidden_BSD = self._hidden(self.patches(batch.pixels_BCYX), rows)
             if self.bridge is not None:
                 hidden_BSD = self.bridge(hidden_BSD)
-        return EncoderOutput(hidden_BSD, self.encoder.max_seq_len, StackRows())
+        return EncoderOutput(hidden_BSD, self.encoder.max_seq_len, rows)
 
     def _summarize(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
         """Returns the input of a label head; at the first position of a document, its summary."""
@@ -331,28 +333,6 @@ class Transformer(nn.Module):
         if self.pooler is not None:
             hidden_BTD = self.pooler(hidden_BTD.flatten(0, 1)[:, None]).view_as(hidden_BTD)
         return hidden_BTD
-
-
-def _target_rows(batch: Batch) -> StackRows:
-    on_host = None if batch.on_host is None else _target_rows(batch.on_host)
-    return StackRows(
-        batch.positions_BT,
-        batch.documents_BT,
-        batch.lengths_B,
-        batch.prefix_BT,
-        batch.token_types_BT,
-        batch.tokens_BT,
-        batch.columns,
-        batch.window,
-        on_host,
-    )
-
-
-def _source_rows(source: SourceBatch) -> StackRows:
-    on_host = None if source.on_host is None else _source_rows(source.on_host)
-    return StackRows(
-        source.positions_BS, source.documents_BS, source.lengths_B, tokens_BT=source.tokens_BS, on_host=on_host
-    )
 
 
 def _last_of_documents(hidden_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:

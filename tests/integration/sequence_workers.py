@@ -21,7 +21,7 @@ from pretrain.model.sequence_parallel import share_rows
 from pretrain.objective import build_loss
 from pretrain.plan.activations import activation_bytes
 from pretrain.plan.task import TrainingTask
-from pretrain.types import IGNORE_INDEX, Batch, Columns, SourceBatch
+from pretrain.types import IGNORE_INDEX, Batch, Columns, StackRows
 from tests.integration import experts_workers
 from tests.integration.workers import MODEL, SEQ_LEN, TWO_STACKS, VOCAB, build, train, whole_moments
 from tests.unit.plan.kept import SavedStorages
@@ -106,14 +106,14 @@ def random_batch(seed: int, two_stacks: bool, causal: bool, types: bool) -> Batc
         size = int(draw(5, SEQ_LEN + 1))
         of_source, at_source = _documents(rows, size, draw) if documents is not None else (None, None)
         short = draw(1, size + 1, rows).int() if documents is None and seed % 8 else None
-        source = SourceBatch(draw(0, VOCAB, rows, size), at_source, of_source, short)
+        source = StackRows(draw(0, VOCAB, rows, size), positions_BT=at_source, documents_BT=of_source, lengths_B=short)
     return Batch(
         tokens,
         targets,
-        positions,
-        documents,
-        lengths,
-        prefix,
+        positions_BT=positions,
+        documents_BT=documents,
+        lengths_B=lengths,
+        prefix_BT=prefix,
         token_types_BT=draw(0, 2, rows, length) if types and seed % 2 else None,
         target_positions_P=few,
         source=source,

@@ -31,7 +31,7 @@ from pretrain.optim.groups import group_parameters
 from pretrain.optim.muon import MUON_BATCH_ELEMENTS
 from pretrain.optim.parametrization import scale_of
 from pretrain.train.step import TrainModule, start_exchange
-from pretrain.types import IGNORE_INDEX, Batch, Columns, SourceBatch
+from pretrain.types import IGNORE_INDEX, Batch, Columns, StackRows
 
 ROWS, SEQ_LEN, VOCAB = 12, 16, 61
 # 61 tokens padded to 64, tied embeddings and grouped-query attention: odd sizes, so that partitions cut parameters.
@@ -66,14 +66,14 @@ def global_batch(step: int, source: bool = False) -> Batch:
     if not source:
         return batch
     lengths = torch.randint(1, SEQ_LEN + 1, (ROWS,), generator=generator, dtype=torch.int32)
-    return replace(batch, source=SourceBatch(tokens[:, :-1].flip(1), lengths_B=lengths))
+    return replace(batch, source=StackRows(tokens[:, :-1].flip(1), lengths_B=lengths))
 
 
 def rows_of(batch: Batch, rows: slice) -> Batch:
     """Some rows of a batch."""
     source = batch.source
     if source is not None and source.lengths_B is not None:
-        source = SourceBatch(source.tokens_BS[rows], lengths_B=source.lengths_B[rows])
+        source = StackRows(source.tokens_BT[rows], lengths_B=source.lengths_B[rows])
     return Batch(batch.tokens_BT[rows], batch.targets_BT[rows], source=source)
 
 

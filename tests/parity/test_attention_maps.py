@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from pretrain.attention_maps.maps import record_attention
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 from tests.helpers.lent import lend
 
 VOCAB = 61
@@ -82,7 +82,7 @@ def test_two_stacks_attend_as_theirs(tmp_path):
     source_BS, tokens_BT = random_ids(14, seed=1), random_ids(9, seed=2)
     with torch.no_grad():
         expected = theirs(source_BS, decoder_input_ids=tokens_BT, output_attentions=True)
-    maps = record_attention(ours, Batch(tokens_BT, tokens_BT, source=SourceBatch(source_BS)))
+    maps = record_attention(ours, Batch(tokens_BT, tokens_BT, source=StackRows(source_BS)))
     check(maps, "encoder", "self", expected.encoder_attentions)
     check(maps, "decoder", "self", expected.decoder_attentions)
     check(maps, "decoder", "cross", expected.cross_attentions)

@@ -15,7 +15,7 @@ from pretrain.interop.choose import choose_family
 from pretrain.interop.release import open_release
 from pretrain.model.attention import KVCache
 from pretrain.objective.loss import sum_token_loss
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 from tests.helpers.lent import check_gradients, lend
 from tests.parity.exchange import check_round_trip
 from tests.unit.model.tiny import build, packed_pairs, random_pairs
@@ -117,9 +117,9 @@ def mask(lengths, length):
 def their_logits(lent, batch):
     """Theirs for a batch that is padded at its end, or not at all."""
     source = batch.source
-    inputs = {"input_ids": source.tokens_BS, "decoder_input_ids": batch.tokens_BT}
+    inputs = {"input_ids": source.tokens_BT, "decoder_input_ids": batch.tokens_BT}
     if source.lengths_B is not None:
-        inputs["attention_mask"] = mask(source.lengths_B, source.tokens_BS.shape[1])
+        inputs["attention_mask"] = mask(source.lengths_B, source.tokens_BT.shape[1])
     if batch.lengths_B is not None:
         inputs["decoder_attention_mask"] = mask(batch.lengths_B, batch.tokens_BT.shape[1])
     return lent.theirs(**inputs).logits
@@ -162,7 +162,7 @@ def test_steps_with_both_caches_agree_with_the_whole_rows(lent):
 
 def export_and_import(lent, out):
     batch, _ = random_pairs([20, 20], [14, 14], vocab_size=PAD)
-    inputs = {"input_ids": batch.source.tokens_BS, "decoder_input_ids": batch.tokens_BT}
+    inputs = {"input_ids": batch.source.tokens_BT, "decoder_input_ids": batch.tokens_BT}
     check_round_trip(lent, transformers.AutoModelForSeq2SeqLM, out, **inputs)
 
 
@@ -276,6 +276,6 @@ def test_the_transformer_of_2017_agrees_with_the_formulas_of_its_paper():
     expected = torch.stack([weights["embedding.weight"] @ x for x in hidden])
     with torch.no_grad():
         tokens = torch.tensor([target])
-        found = model(Batch(tokens, tokens, source=SourceBatch(torch.tensor([source])))).logits_BTV[0]
+        found = model(Batch(tokens, tokens, source=StackRows(torch.tensor([source])))).logits_BTV[0]
     # The model keeps its sinusoids in fp32.
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

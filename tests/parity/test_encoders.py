@@ -116,7 +116,12 @@ def token_types(lent, batch):
         return batch, {}
     types = torch.randint(3, batch.tokens_BT.shape, generator=torch.Generator().manual_seed(1))
     typed = Batch(
-        batch.tokens_BT, batch.targets_BT, batch.positions_BT, batch.documents_BT, batch.lengths_B, token_types_BT=types
+        batch.tokens_BT,
+        batch.targets_BT,
+        positions_BT=batch.positions_BT,
+        documents_BT=batch.documents_BT,
+        lengths_B=batch.lengths_B,
+        token_types_BT=types,
     )
     return typed, {"token_type_ids": types}
 

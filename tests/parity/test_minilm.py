@@ -81,7 +81,7 @@ def test_hidden_states_of_a_packed_row_agree(ours, rows, expected):
     documents = torch.cat([torch.full_like(row, number) for number, row in enumerate(rows)])[None]
     positions = torch.cat([torch.arange(len(row)) for row in rows])[None]
     with torch.no_grad():
-        hidden = ours(Batch(tokens, tokens, positions, documents.int())).hidden_BTD[0]
+        hidden = ours(Batch(tokens, tokens, positions_BT=positions, documents_BT=documents.int())).hidden_BTD[0]
     torch.testing.assert_close(hidden, torch.cat(expected[0]), **TOLERANCE)
 
 

@@ -11,7 +11,7 @@ import transformers
 
 from pretrain.errors import PretrainError
 from pretrain.families import FAMILIES
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 from tests.helpers.lent import lend, quiet_transformers
 
 pytestmark = pytest.mark.long
@@ -138,7 +138,7 @@ def distance(theirs: Any, inputs: dict[str, torch.Tensor], folder: Path) -> floa
     ids_BT = inputs["input_ids"]
     batch = Batch(ids_BT, ids_BT)
     if "decoder_input_ids" in inputs:
-        batch = Batch(inputs["decoder_input_ids"], inputs["decoder_input_ids"], source=SourceBatch(ids_BT))
+        batch = Batch(inputs["decoder_input_ids"], inputs["decoder_input_ids"], source=StackRows(ids_BT))
     with torch.no_grad():
         wanted, found = theirs(**inputs).logits, lent.ours(batch).logits_BTV[..., :VOCAB]
     return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1))

@@ -19,7 +19,7 @@ from pretrain.model import build_model
 from pretrain.model.build import fill_weights
 from pretrain.objective.loss import sum_token_loss
 from pretrain.objective.masked_patches import sum_patch_loss
-from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
+from pretrain.types import IGNORE_INDEX, Batch, StackRows
 from tests.helpers.lent import check_gradients, lend
 from tests.parity.exchange import check_round_trip
 from tests.unit.interop.releases import change_config
@@ -130,7 +130,7 @@ def hidden_batch(config, noise, rate):
         batch.tokens_BT,
         targets,
         target_positions_P=torch.nonzero(targets.flatten() != IGNORE_INDEX)[:, 0],
-        source=SourceBatch(torch.zeros_like(places), places),
+        source=StackRows(torch.zeros_like(places), positions_BT=places),
         pixels_BCYX=batch.pixels_BCYX,
     )
 

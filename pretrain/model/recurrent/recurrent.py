@@ -1,7 +1,7 @@
 """A recurrent model: torch's RNN, LSTM or GRU, with embedding and head of a Transformer.
 
     one stack    tokens_BT -> embedding -> cells -> hidden_BTD -> head -> logits, or a loss
-    two stacks   source tokens_BS -> embedding -> cells -> outputs_BSD, last states
+    two stacks   source tokens_BT -> embedding -> cells -> outputs_BSD, last states
                  tokens_BT -> embedding -> cells from those states, attention -> hidden_BTD -> head
 
 It is the baseline of Transformers, so everything around it is theirs: batches, objectives, engines,
@@ -32,7 +32,7 @@ from pretrain.model.recurrent.layers import (
     zero_state,
 )
 from pretrain.model.transformer import Head
-from pretrain.types import Batch, ModelOutput, SourceBatch
+from pretrain.types import Batch, ModelOutput, StackRows
 
 
 class RecurrentEncoderOutput(NamedTuple):
@@ -298,12 +298,12 @@ class Recurrent(nn.Module):
             cache.length += batch.tokens_BT.shape[1]
         return ModelOutput(hidden_BTD, self.head(hidden_BTD) if logits else None)
 
-    def _encode(self, source: SourceBatch | None) -> RecurrentEncoderOutput | None:
+    def _encode(self, source: StackRows | None) -> RecurrentEncoderOutput | None:
         if self.encoder is None:
             return None
         assert source is not None, "a model of two stacks needs a source"
-        documents_BS = mark_padding(source.tokens_BS.shape, source.documents_BS, source.lengths_B)
-        return self.encoder(self.embedding(source.tokens_BS), documents_BS)
+        documents_BS = mark_padding(source.tokens_BT.shape, source.documents_BT, source.lengths_B)
+        return self.encoder(self.embedding(source.tokens_BT), documents_BS)
 
 
 def check_engine(engine: EngineConfig) -> None:

@@ -67,9 +67,9 @@ def test_a_batch_holds_what_the_objective_made(stream, make_rows):
         assert (batch.source is None) == (rows.source is None)
         if batch.source is not None and rows.source is not None:
             pairs += [
-                (batch.source.tokens_BS, rows.source.tokens),
-                (batch.source.positions_BS, rows.source.positions),
-                (batch.source.documents_BS, rows.source.documents),
+                (batch.source.tokens_BT, rows.source.tokens),
+                (batch.source.positions_BT, rows.source.positions),
+                (batch.source.documents_BT, rows.source.documents),
             ]
         for tensor, array in pairs:
             assert (tensor is None) == (array is None)

@@ -127,14 +127,14 @@ def test_pairs_become_batches_of_two_stacks(tmp_path):
     loader.close()
     written = {tuple(target.tolist()): tuple(source.tolist()) for source, target in documents}
     for row in range(2):
-        numbers, source_numbers = batch.documents_BT[row], batch.source.documents_BS[row]
+        numbers, source_numbers = batch.documents_BT[row], batch.source.documents_BT[row]
         for number in range(int(numbers.max()) + 1):
             inside = numbers == number
             targets = batch.targets_BT[row][inside]
             if (targets == IGNORE_INDEX).all():
                 continue  # padding
             inputs = batch.tokens_BT[row][inside].tolist()
-            source = batch.source.tokens_BS[row][source_numbers == number].tolist()
+            source = batch.source.tokens_BT[row][source_numbers == number].tolist()
             assert inputs == [999, *targets.tolist()[:-1]]
             assert batch.positions_BT[row][inside].tolist() == list(range(len(inputs)))
             assert written[tuple(targets.tolist())] == tuple(source)

@@ -145,13 +145,13 @@ def test_rows_are_those_that_the_loader_gives_a_model(config, case, seed, seq_le
         assert (row.beyond is None) != next_token
         assert (row.num_source_tokens is None) == (batch.source is None)
         if batch.source is not None:
-            read = batch.source.tokens_BS[number].numpy()
+            read = batch.source.tokens_BT[number].numpy()
             columns, zeros = np.arange(len(read)), np.zeros(len(read))
             check_side(
                 [document.source for document in row.documents],
                 read,
-                at(batch.source.positions_BS, number, columns),
-                at(batch.source.documents_BS, number, zeros),
+                at(batch.source.positions_BT, number, columns),
+                at(batch.source.documents_BT, number, zeros),
                 row.num_source_padding,
             )
 

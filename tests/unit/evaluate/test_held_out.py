@@ -22,7 +22,7 @@ from pretrain.prepare.normalize import build_normalizers
 from pretrain.prepare.prepare import prepare
 from pretrain.shards.index import load_index
 from pretrain.tokenizer import describe_vocabulary, load_tokenizer
-from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
+from pretrain.types import IGNORE_INDEX, Batch, StackRows
 from tests.helpers.corpus import write_rows
 from tests.unit.artifact.runs import NORMALIZE, TEXTS, write_pairs, write_run, write_text_run, write_texts
 
@@ -99,7 +99,7 @@ def test_loss_of_pairs_is_that_of_a_plain_softmax(folder):
     for text in TEXTS:
         source, target = to_source(text), to_target(text.swapcase())
         ids = [[*tokenizer.encode(side, add_special_tokens=False).ids, end] for side in (source, target)]
-        pieces.append(([start, *ids[1][:-1]], ids[1], SourceBatch(torch.tensor([ids[0]]))))
+        pieces.append(([start, *ids[1][:-1]], ids[1], StackRows(torch.tensor([ids[0]]))))
     loss, correct, count = sums_by_hand(artifact.model, pieces)
     assert (found.report.num_targets, found.report.num_correct) == (count, correct)
     assert found.report.loss == pytest.approx(loss, rel=1e-5)

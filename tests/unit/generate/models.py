@@ -4,7 +4,7 @@ import torch
 
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 from tests.unit.model.tiny import build
 
 PRESETS = ["llama-tiny", "gpt2-tiny", "mistral-tiny", "t5-tiny", "marian-tiny"]
@@ -34,7 +34,7 @@ def read_again(model, prompt, new_tokens, *, sees_prompt_whole=False):
     if model.encoder is None:
         tokens, source = [*prompt, *new_tokens], None
     else:
-        tokens, source = [START, *new_tokens], SourceBatch(torch.tensor([prompt]))
+        tokens, source = [START, *new_tokens], StackRows(torch.tensor([prompt]))
     tokens_BT = torch.tensor([tokens])
     with torch.no_grad():
         logits_BTV = model(Batch(tokens_BT, tokens_BT, source=source, prefix_BT=prefix_BT)).logits_BTV

@@ -10,7 +10,7 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model
 from pretrain.model.backends import flex
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 
 LENGTHS_AND_DOCUMENTS = [(64, 2), (64, 16), (48, 3), (32, 1), (32, 5)]
 """Three lengths of rows; numbers of documents whose longest have different bounds."""
@@ -19,7 +19,7 @@ LENGTHS_AND_DOCUMENTS = [(64, 2), (64, 16), (48, 3), (32, 1), (32, 5)]
 def packed(length, documents, *, has_source):
     tokens = torch.zeros(2, length, dtype=torch.int64)
     numbers = (torch.arange(length) * documents // length).int().expand(2, length).contiguous()
-    source = SourceBatch(tokens, documents_BS=numbers) if has_source else None
+    source = StackRows(tokens, documents_BT=numbers) if has_source else None
     return Batch(tokens, tokens, documents_BT=numbers, source=source)
 
 

@@ -15,7 +15,7 @@ from pretrain.model.build import initial_weight
 from pretrain.objective import build_loss
 from pretrain.plan.flops import count_flops
 from pretrain.plan.params import count_parameters, count_parts
-from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
+from pretrain.types import IGNORE_INDEX, Batch, StackRows
 
 CPU = torch.device("cpu")
 VOCAB, WIDTH = 29, 12
@@ -64,7 +64,7 @@ def packed_batch(two_stacks: bool) -> Batch:
     """Rows of one to three documents, of different lengths in source and target."""
     documents_BT = torch.tensor([[0] * 4 + [1] * 5, [0] * 9, [0] + [1] * 6 + [2] * 2], dtype=torch.int32)
     documents_BS = torch.tensor([[0] * 5 + [1] * 2, [0] * 7, [0, 1, 1, 2, 2, 2, 2]], dtype=torch.int32)
-    source = SourceBatch(tokens(3, 7, seed=1), documents_BS=documents_BS) if two_stacks else None
+    source = StackRows(tokens(3, 7, seed=1), documents_BT=documents_BS) if two_stacks else None
     read_BT = tokens(3, 9)
     return Batch(read_BT, read_BT, documents_BT=documents_BT, source=source)
 
@@ -77,7 +77,7 @@ def documents_of(batch: Batch):
             columns = (numbers == number).nonzero()[:, 0]
             source = None
             if batch.source is not None:
-                source = SourceBatch(batch.source.tokens_BS[row, batch.source.documents_BS[row] == number][None])
+                source = StackRows(batch.source.tokens_BT[row, batch.source.documents_BT[row] == number][None])
             read = batch.tokens_BT[row, columns][None]
             yield row, columns, Batch(read, read, source=source)
 
@@ -106,18 +106,18 @@ def test_no_gradient_passes_from_a_document_to_another(values):
 @pytest.mark.parametrize("values", TWO_STACKS, ids=str)
 def test_padding_of_source_and_target_is_not_seen(values):
     model = built(configured(**values))
-    source = SourceBatch(tokens(2, 6, seed=1), lengths_B=torch.tensor([6, 4], dtype=torch.int32))
+    source = StackRows(tokens(2, 6, seed=1), lengths_B=torch.tensor([6, 4], dtype=torch.int32))
     batch = Batch(tokens(2, 5), tokens(2, 5), lengths_B=torch.tensor([5, 3], dtype=torch.int32), source=source)
     hidden_BTD = model(batch).hidden_BTD
-    alone = Batch(batch.tokens_BT[1:, :3], batch.tokens_BT[1:, :3], source=SourceBatch(source.tokens_BS[1:, :4]))
+    alone = Batch(batch.tokens_BT[1:, :3], batch.tokens_BT[1:, :3], source=StackRows(source.tokens_BT[1:, :4]))
     torch.testing.assert_close(hidden_BTD[1, :3], model(alone).hidden_BTD[0], **EXACT)
 
 
 def test_a_target_document_without_a_source_sees_no_other():
     model = built(configured(encoder=True, attention="luong"))
     documents_BT = torch.tensor([[0, 0, 1, 1]], dtype=torch.int32)
-    batch = Batch(tokens(1, 4), tokens(1, 4), documents_BT=documents_BT, source=SourceBatch(tokens(1, 3, seed=1)))
-    other = replace(batch, source=SourceBatch(tokens(1, 3, seed=2)))
+    batch = Batch(tokens(1, 4), tokens(1, 4), documents_BT=documents_BT, source=StackRows(tokens(1, 3, seed=1)))
+    other = replace(batch, source=StackRows(tokens(1, 3, seed=2)))
     ours, theirs = (model(each).hidden_BTD for each in (batch, other))
     assert torch.equal(ours[:, 2:], theirs[:, 2:])
     assert not torch.equal(ours[:, :2], theirs[:, :2])
@@ -137,12 +137,12 @@ def run_lstm(rnn: nn.LSTM, x_TD: Tensor, state_D: Tensor, cell_D: Tensor) -> lis
 
 @pytest.fixture
 def pair() -> Batch:
-    return Batch(tokens(1, 5), tokens(1, 5), source=SourceBatch(tokens(1, 7, seed=1)))
+    return Batch(tokens(1, 5), tokens(1, 5), source=StackRows(tokens(1, 7, seed=1)))
 
 
 def encoded_by_hand(model: Recurrent, pair: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     zero_D = torch.zeros(WIDTH, dtype=torch.float64)
-    steps = run_lstm(model.encoder.rnn, model.embedding(pair.source.tokens_BS[0]), zero_D, zero_D)
+    steps = run_lstm(model.encoder.rnn, model.embedding(pair.source.tokens_BT[0]), zero_D, zero_D)
     return torch.stack([state for state, _ in steps]), steps[-1]
 
 
@@ -207,7 +207,7 @@ def test_a_gru_and_a_plain_rnn_are_by_their_formulas():
 @pytest.mark.parametrize("values", [*LANGUAGE_MODELS, *TWO_STACKS], ids=str)
 def test_decoding_token_by_token_gives_the_scores_of_the_whole(values):
     model = built(configured(**values))
-    source = SourceBatch(tokens(3, 7, seed=1), lengths_B=torch.tensor([7, 5, 2], dtype=torch.int32))
+    source = StackRows(tokens(3, 7, seed=1), lengths_B=torch.tensor([7, 5, 2], dtype=torch.int32))
     batch = Batch(tokens(3, 6), tokens(3, 6), source=source if "encoder" in values else None)
     whole_BTV = model(batch).logits_BTV
     cache = model.new_cache(6)
@@ -304,7 +304,7 @@ def reversal(step: int) -> Batch:
     source_BS = 1 + tokens(32, 6, seed=step) % 9
     targets_BT = source_BS.flip(1)
     inputs_BT = torch.cat((torch.zeros(32, 1, dtype=torch.int64), targets_BT[:, :-1]), dim=1)
-    return Batch(inputs_BT, targets_BT, source=SourceBatch(source_BS))
+    return Batch(inputs_BT, targets_BT, source=StackRows(source_BS))
 
 
 @pytest.mark.long

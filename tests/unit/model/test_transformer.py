@@ -162,8 +162,8 @@ def test_changing_one_document_never_changes_the_logits_of_another(data, attenti
     other = Batch(
         torch.where(inside, (batch.tokens_BT + 1) % 61, batch.tokens_BT),
         batch.targets_BT,
-        batch.positions_BT,
-        batch.documents_BT,
+        positions_BT=batch.positions_BT,
+        documents_BT=batch.documents_BT,
     )
     before, after = logits_of(model, batch), logits_of(model, other)
     assert torch.equal(before[~inside], after[~inside])

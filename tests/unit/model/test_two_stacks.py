@@ -96,7 +96,7 @@ def test_a_side_without_document_numbers_is_one_document_a_row(side, attention):
     source = replace(padded.source, lengths_B=None)
     batch = replace(padded, lengths_B=None, source=source)
     if side == "target":
-        batch = replace(batch, source=replace(source, documents_BS=-numbered(sources, 12)))
+        batch = replace(batch, source=replace(source, documents_BT=-numbered(sources, 12)))
     else:
         batch = replace(batch, documents_BT=-numbered(targets, 7))
     found = logits_of(model, batch)
@@ -125,7 +125,7 @@ def test_selected_rows_of_a_cache_go_on_as_those_rows():
     cache = KVCache(model.num_layers, capacity=8)
     model(batch, cache=cache)
     cache.select(rows)
-    source = replace(batch.source, tokens_BS=batch.source.tokens_BS[rows], lengths_B=batch.source.lengths_B[rows])
+    source = replace(batch.source, tokens_BT=batch.source.tokens_BT[rows], lengths_B=batch.source.lengths_B[rows])
     step = Batch(torch.tensor([[4], [5], [6]]), torch.zeros(3, 1), source=source)
     with torch.no_grad():
         found = model(step, cache=cache).logits_BTV[..., :61]
@@ -142,10 +142,12 @@ def test_prompts_padded_at_their_beginning_continue_as_they_would_alone():
     positions = (torch.arange(9) - pads[:, None]).clamp(min=0)
     documents = torch.where(torch.arange(9) < pads[:, None], -1, 0).int()
     cache = KVCache(model.num_layers, capacity=11)
-    model(Batch(tokens, tokens, positions, documents), cache=cache)
+    model(Batch(tokens, tokens, positions_BT=positions, documents_BT=documents), cache=cache)
     for step in range(2):
         token = torch.full((3, 1), 20 + step)
-        batch = Batch(token, token, 9 + step - pads[:, None], torch.zeros(3, 1, dtype=torch.int32))
+        batch = Batch(
+            token, token, positions_BT=9 + step - pads[:, None], documents_BT=torch.zeros(3, 1, dtype=torch.int32)
+        )
         with torch.no_grad():
             found = model(batch, cache=cache).logits_BTV[:, 0, :61]
         for row, prompt in enumerate(prompts):
@@ -247,7 +249,7 @@ def pairs(is_packed):
 
 def packed_targets_of_whole_sources():
     config, batch = pairs(is_packed=True)
-    return config, replace(batch, source=replace(batch.source, documents_BS=None, positions_BS=None))
+    return config, replace(batch, source=replace(batch.source, documents_BT=None, positions_BT=None))
 
 
 @pytest.mark.parametrize(

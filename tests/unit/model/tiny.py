@@ -8,7 +8,7 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import Transformer, build_model, init_weights
-from pretrain.types import IGNORE_INDEX, Batch, SourceBatch
+from pretrain.types import IGNORE_INDEX, Batch, StackRows
 
 CPU = torch.device("cpu")
 
@@ -71,7 +71,7 @@ def packed_batch(row_lengths: list[list[int]], *, vocab_size: int = 61, seed: in
     plain = random_batch(len(row_lengths), sum(row_lengths[0]), vocab_size=vocab_size, seed=seed)
     documents = torch.stack([torch.repeat_interleave(torch.arange(len(n)), torch.tensor(n)) for n in row_lengths])
     positions = torch.stack([torch.cat([torch.arange(m) for m in n]) for n in row_lengths])
-    return Batch(plain.tokens_BT, plain.targets_BT, positions, documents.int())
+    return Batch(plain.tokens_BT, plain.targets_BT, positions_BT=positions, documents_BT=documents.int())
 
 
 def single_documents(batch: Batch, row: int, lengths: list[int]) -> list[Batch]:
@@ -88,14 +88,14 @@ def random_pairs(
     alone = []
     for source, target in zip(source_lengths, target_lengths, strict=True):
         ids = torch.randint(vocab_size, (1, target + 1), generator=generator)
-        read = SourceBatch(torch.randint(vocab_size, (1, source), generator=generator))
+        read = StackRows(torch.randint(vocab_size, (1, source), generator=generator))
         alone.append(Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), source=read))
-    sources = [batch.source.tokens_BS[0] for batch in alone if batch.source is not None]
+    sources = [batch.source.tokens_BT[0] for batch in alone if batch.source is not None]
     padded = Batch(
         _padded([batch.tokens_BT[0] for batch in alone], 0),
         _padded([batch.targets_BT[0] for batch in alone], IGNORE_INDEX),
         lengths_B=torch.tensor(target_lengths, dtype=torch.int32),
-        source=SourceBatch(_padded(sources, 0), lengths_B=torch.tensor(source_lengths, dtype=torch.int32)),
+        source=StackRows(_padded(sources, 0), lengths_B=torch.tensor(source_lengths, dtype=torch.int32)),
     )
     return padded, alone
 
@@ -110,13 +110,13 @@ def packed_pairs(alone: list[Batch]) -> Batch:
         return torch.cat([torch.arange(row.shape[1])[None] for row in rows], dim=1)
 
     targets = [batch.tokens_BT for batch in alone]
-    sources = [batch.source.tokens_BS for batch in alone if batch.source is not None]
+    sources = [batch.source.tokens_BT for batch in alone if batch.source is not None]
     return Batch(
         torch.cat(targets, dim=1),
         torch.cat([batch.targets_BT for batch in alone], dim=1),
-        counts(targets),
-        numbers(targets),
-        source=SourceBatch(torch.cat(sources, dim=1), counts(sources), numbers(sources)),
+        positions_BT=counts(targets),
+        documents_BT=numbers(targets),
+        source=StackRows(torch.cat(sources, dim=1), positions_BT=counts(sources), documents_BT=numbers(sources)),
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers
 
-from pretrain.data.loader import _build_batch
+from pretrain.data.loader import build_batch
 from pretrain.evaluate.row_loss import ModelLoss
 from pretrain.kinds.layouts.answers import ANSWER_BEGINS, ANSWER_ENDS
 from pretrain.kinds.layouts.choices import CHOICE_BEGINS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT
@@ -86,7 +86,7 @@ def test_a_row_has_a_target_and_three_places_for_each_question():
 def test_the_loss_is_that_of_transformers_on_each_question_alone(family, tmp_path):
     """RoBERTa has one token type, and others none: the second text is not told from the first."""
     lent = make(family, tmp_path / "theirs")
-    found = sum_answer_loss(lent.ours, _build_batch(answer_rows(raw_rows()), False, None))
+    found = sum_answer_loss(lent.ours, build_batch(answer_rows(raw_rows())))
     losses = []
     for ids, types, (first, last) in documents_of(raw_rows()):
         inputs = {"token_type_ids": types} if family == "Bert" else {}
@@ -109,7 +109,7 @@ class KnownScores:
 
 def test_gradients_are_those_of_two_softmaxes_over_each_document():
     scores = torch.randn(4, 32, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    sum_answer_loss(KnownScores(scores), _build_batch(answer_rows(raw_rows()), False, None)).loss_sum.backward()
+    sum_answer_loss(KnownScores(scores), build_batch(answer_rows(raw_rows()))).loss_sum.backward()
     found, scores.grad = scores.grad, None
     for row, documents in enumerate(QUESTIONS):
         at = 0
@@ -156,13 +156,13 @@ def test_right_answers_and_f1_are_those_of_the_best_spans(tmp_path):
         right += (begin, end) == (first, last)
         overlaps.append(2 * common / (end - begin + 1 + last - first + 1))
     with torch.no_grad():
-        found = sum_answer_loss(lent.ours, _build_batch(answer_rows(raw_rows()), False, None))
+        found = sum_answer_loss(lent.ours, build_batch(answer_rows(raw_rows())))
     assert found.num_correct.item() == right
     assert found.shown_M.tolist() == pytest.approx([sum(overlaps)], rel=1e-9) and sum(overlaps) > 0
 
 
 def test_a_separator_and_the_question_are_never_the_answer_and_half_of_it_has_half_of_f1():
-    batch = _build_batch(answer_rows(raw_rows([[(3, 8, 4, 7)]])), False, None)
+    batch = build_batch(answer_rows(raw_rows([[(3, 8, 4, 7)]])))
     scores = torch.zeros(1, 32, 2)
     scores[0, 6], scores[0, 8, 1] = 9.0, 8.0
     scores[0, 1] = scores[0, 10] = 20.0  # of the question, and of the last token
@@ -176,16 +176,16 @@ def test_a_separator_and_the_question_are_never_the_answer_and_half_of_it_has_ha
 
 def test_the_sums_of_rows_are_those_of_the_rows_alone(tmp_path):
     loss = ModelLoss(make("Bert", tmp_path / "theirs").ours, sum_answer_loss)
-    by_row = loss.evaluate_rows(_build_batch(answer_rows(raw_rows()), False, None))
+    by_row = loss.evaluate_rows(build_batch(answer_rows(raw_rows())))
     alone = [select_rows(raw_rows(), np.arange(4) == row) for row in range(4)]
-    expected = torch.stack([loss.evaluate(_build_batch(answer_rows(rows), False, None))[:2] for rows in alone])
+    expected = torch.stack([loss.evaluate(build_batch(answer_rows(rows)))[:2] for rows in alone])
     torch.testing.assert_close(by_row, expected, rtol=1e-6, atol=1e-6)
     assert by_row[3].tolist() == [0, 0]
 
 
 def test_a_batch_without_a_question_has_no_loss_and_gradients_of_zero(tmp_path):
     model = make("Bert", tmp_path / "theirs").ours
-    found = sum_answer_loss(model, _build_batch(answer_rows(raw_rows([[], []])), False, None))
+    found = sum_answer_loss(model, build_batch(answer_rows(raw_rows([[], []]))))
     found.loss_sum.backward()
     assert (found.loss_sum.item(), found.num_correct.item(), found.shown_M.tolist()) == (0, 0, [0])
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
@@ -233,7 +233,7 @@ def test_a_row_has_a_target_for_each_question_and_a_place_for_each_choice():
 def test_the_loss_of_choices_is_that_of_transformers_on_each_question_alone(family, tmp_path):
     lent = make(family, tmp_path / "theirs", "MultipleChoice")
     rows = choices_of()
-    found = sum_choice_loss(lent.ours, _build_batch(choice_rows(rows), False, None))
+    found = sum_choice_loss(lent.ours, build_batch(choice_rows(rows)))
     losses, right = [], 0
     for row, asked in enumerate(CHOICES):
         at = 0
@@ -266,11 +266,9 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def test_among_equal_scores_the_first_choice_counts():
-    made = _build_batch(choice_rows(choices_of()), False, None)
+    made = build_batch(choice_rows(choices_of()))
     found = sum_choice_loss(KnownScores(torch.zeros(3, 32, 1)), made)
     assert found.num_correct.item() == 1
     assert found.loss_sum.item() == pytest.approx(np.log([2, 3, 4]).sum(), rel=1e-6)
-    none = sum_choice_loss(
-        KnownScores(torch.zeros(2, 32, 1)), _build_batch(choice_rows(choices_of([[], []])), False, None)
-    )
+    none = sum_choice_loss(KnownScores(torch.zeros(2, 32, 1)), build_batch(choice_rows(choices_of([[], []]))))
     assert (none.loss_sum.item(), none.num_correct.item(), none.shown_M.tolist()) == (0, 0, [0])

@@ -9,9 +9,10 @@ import torch
 from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
+from pretrain.data.loader import build_batch
 from pretrain.objective import build_loss, build_rows
 from pretrain.objective.masked import label_rows
-from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows
+from pretrain.rows import IGNORE_INDEX, TokenRows
 from pretrain.types import Batch
 from tests.unit.model.tiny import build
 from tests.unit.objective.texts import context_of
@@ -60,14 +61,6 @@ def documents_of(rows: TokenRows) -> list[tuple[np.ndarray, np.ndarray, int, int
     return found
 
 
-def batch_of(rows: ModelRows) -> Batch:
-    def tensor(array):
-        return None if array is None else torch.from_numpy(np.ascontiguousarray(array))
-
-    arrays = (rows.inputs, rows.targets, rows.positions, rows.documents)
-    return Batch(*map(tensor, arrays), target_positions_P=tensor(rows.target_positions))
-
-
 def model_of(name: str):
     preset, keys = HEADS[name]
     values = {"preset": preset, "vocab_size": 61, "tied_embeddings": False, "encoder": {"dropout": 0.0}, **keys}
@@ -109,7 +102,7 @@ def test_a_packed_document_has_the_scores_that_it_has_alone(name):
     model.eval()
     made = label_rows(rows, document_mask=True)
     with torch.no_grad():
-        packed_BTV = model(batch_of(made)).logits_BTV
+        packed_BTV = model(build_batch(made)).logits_BTV
         for tokens, _, row, first in documents_of(rows):
             alone_BT = torch.from_numpy(tokens)[None]
             scores_V = model(Batch(alone_BT, alone_BT)).logits_BTV[0, 0]
@@ -123,7 +116,7 @@ def test_a_packed_document_has_the_scores_that_it_has_alone(name):
 @pytest.mark.parametrize("name", sorted(HEADS))
 def test_the_loss_is_the_cross_entropy_of_the_labels_and_knows_how_many_are_right(name):
     model, rows = model_of(name), labelled_rows(5)
-    batch = batch_of(label_rows(rows, document_mask=True))
+    batch = build_batch(label_rows(rows, document_mask=True))
     smoothing = 0.1 if name == "bert" else 0.0
     found = build_loss(ObjectiveConfig(kind="classify", label_smoothing=smoothing))(model, batch)
     logits, targets = model(batch).logits_BTV.flatten(0, 1), batch.targets_BT.flatten()
@@ -150,7 +143,7 @@ def test_a_batch_without_a_label_has_a_loss_of_zero_and_gradients_of_zero(kind):
     config, context = context_of(24, num_stacks=1, document_mask=True, kind=kind)
     made = build_rows(config, context)(blank)
     model = model_of("first")
-    found = build_loss(config)(model, batch_of(made))
+    found = build_loss(config)(model, build_batch(made))
     found.loss_sum.backward()
     assert found.loss_sum == 0 and made.num_targets == 0
     assert all(p.grad is not None and not p.grad.any() for p in (model.head.weight, model.head.transform.weight))
@@ -161,7 +154,7 @@ def test_dropout_of_the_head_is_drawn_in_training_only():
     head = keys["head"] | {"dropout": 0.5}
     values = {"preset": preset, "vocab_size": 61, "tied_embeddings": False, "head": head}
     model = build(ModelConfig.model_validate(expand_preset(values)), attention="eager")
-    batch = batch_of(label_rows(labelled_rows(2), document_mask=True))
+    batch = build_batch(label_rows(labelled_rows(2), document_mask=True))
     first, second = model.train()(batch).logits_BTV, model(batch).logits_BTV
     assert not torch.equal(first, second)
     assert torch.equal(model.eval()(batch).logits_BTV, model(batch).logits_BTV)

@@ -11,7 +11,7 @@ from pretrain.config.lengths import RowLengths, image_lengths
 from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
-from pretrain.data.loader import _build_batch
+from pretrain.data.loader import build_batch
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss, build_rows
 from pretrain.objective.masked_patches import hide_patches
@@ -77,8 +77,8 @@ def build(objective):
 @pytest.mark.parametrize("normalize", [True, False])
 def test_the_loss_is_the_mean_squared_error_of_hidden_patches(normalize):
     make_rows, loss, model = build({"rate": 0.5, "normalize": normalize})
-    batch = _build_batch(make_rows(image_rows(range(4), num_tokens=[18, 18, 0, 18])), False, None)
-    assert batch.source.tokens_BS.shape == (4, 9) and batch.num_targets() == 24
+    batch = build_batch(make_rows(image_rows(range(4), num_tokens=[18, 18, 0, 18])))
+    assert batch.source.tokens_BT.shape == (4, 9) and batch.num_targets() == 24
     logits = model(batch).logits_BTV
     found = loss(model, batch)
     expected = 0.0
@@ -96,7 +96,7 @@ def test_the_loss_is_the_mean_squared_error_of_hidden_patches(normalize):
 
 def test_hidden_pixels_are_not_read():
     make_rows, _, model = build({})
-    batch = _build_batch(make_rows(image_rows(range(2))), False, None)
+    batch = build_batch(make_rows(image_rows(range(2))))
     hidden = (batch.targets_BT[:, 1:] == 0).view(2, 1, 4, 1, 4, 1).expand(2, 3, 4, 4, 4, 4).reshape(2, 3, 16, 16)
     other = replace(batch, pixels_BCYX=torch.where(hidden, 255 - batch.pixels_BCYX, batch.pixels_BCYX))
     assert not torch.equal(other.pixels_BCYX, batch.pixels_BCYX)

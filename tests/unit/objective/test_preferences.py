@@ -8,7 +8,7 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import parse_model
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
-from pretrain.data.loader import _build_batch
+from pretrain.data.loader import build_batch
 from pretrain.errors import DataError
 from pretrain.evaluate.row_loss import ModelLoss
 from pretrain.model import build_model, init_weights
@@ -55,7 +55,7 @@ def build(seed: int):
 
 def batch_of(reference, rows=None):
     table = build_table(preference_rows(raw_rows()).pairs.keys, reference)
-    return _build_batch(add_reference(preference_rows, table)(rows or raw_rows()), False, None)
+    return build_batch(add_reference(preference_rows, table)(rows or raw_rows()))
 
 
 def log_probability(model, prompt, answer):
@@ -121,7 +121,7 @@ def test_loss_and_gradients_are_those_of_the_formula(smoothing):
 
 def test_without_a_reference_the_loss_shows_the_log_probabilities_of_the_answers():
     model = build(1)
-    batch = _build_batch(preference_rows(raw_rows()), False, None)
+    batch = build_batch(preference_rows(raw_rows()))
     found = ModelLoss(model, build_loss(ObjectiveConfig(kind="dpo"))).evaluate(batch)
     answers = [(prompt, one) for row in PAIRS for prompt, *both in row for one in both]
     expected = [log_probability(model, *answer).item() for answer in answers]
@@ -156,6 +156,6 @@ def test_a_dataset_that_ends_has_rows_without_pairs():
     made = add_reference(preference_rows, None)(raw_rows([[], []]))
     assert made.num_targets == 0 and made.pairs.reference.shape == (0, 2)
     model = build(1)
-    found = build_loss(ObjectiveConfig(kind="dpo"))(model, _build_batch(made, False, None))
+    found = build_loss(ObjectiveConfig(kind="dpo"))(model, build_batch(made))
     found.loss_sum.backward()
     assert found.loss_sum.item() == 0 and made.num_tokens == 0

@@ -1,5 +1,6 @@
 """Prefix language modelling: rows against a slow reference, and what a model sees of them."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pretrain.data.loader import build_batch
 from pretrain.objective.causal import prefix_rows
 from pretrain.objective.loss import sum_token_loss
-from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows, select_rows
+from pretrain.rows import IGNORE_INDEX, TokenRows, select_rows
 from pretrain.types import Batch
 from pretrain.utils.rng import draw_uniform
 from tests.unit.model.tiny import build, tiny_config
@@ -91,12 +93,6 @@ def test_every_cut_of_a_document_is_equally_likely():
     assert np.abs(cells - 10_000).max() < 4 * np.sqrt(10_000 * 0.75)
 
 
-def batch_of(made: ModelRows) -> Batch:
-    arrays = {"positions_BT": made.positions, "documents_BT": made.documents, "prefix_BT": made.prefix}
-    tensors = {name: None if array is None else torch.from_numpy(array.copy()) for name, array in arrays.items()}
-    return Batch(torch.from_numpy(made.inputs), torch.from_numpy(made.targets), **tensors)
-
-
 LENGTHS = [6, 1, 9, 2]
 
 
@@ -108,7 +104,7 @@ def packed_row() -> TokenRows:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_packed_row_gives_what_its_documents_give_alone(attention):
     model = build(tiny_config(), dtype=torch.float64, attention=attention)
-    packed = batch_of(prefix_rows(packed_row(), SEED, document_mask=True))
+    packed = build_batch(prefix_rows(packed_row(), SEED, document_mask=True))
     logits = model(packed).logits_BTV[0]
     assert packed.prefix_BT is not None and packed.prefix_BT.any()
     first, loss = 0, torch.zeros((), dtype=torch.float64)
@@ -124,7 +120,7 @@ def test_a_packed_row_gives_what_its_documents_give_alone(attention):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_prefix_sees_all_of_itself_and_nothing_else_and_a_suffix_all_before_it(attention):
     model = build(tiny_config(), dtype=torch.float64, attention=attention)
-    packed = batch_of(prefix_rows(packed_row(), SEED, document_mask=True))
+    packed = build_batch(prefix_rows(packed_row(), SEED, document_mask=True))
     assert packed.prefix_BT is not None and packed.documents_BT is not None
     prefix, documents = packed.prefix_BT[0], packed.documents_BT[0]
     places = torch.arange(len(prefix))
@@ -132,8 +128,7 @@ def test_a_prefix_sees_all_of_itself_and_nothing_else_and_a_suffix_all_before_it
     for changed in range(len(prefix)):
         tokens = packed.tokens_BT.clone()
         tokens[0, changed] = 60
-        after = model(Batch(tokens, packed.targets_BT, packed.positions_BT, packed.documents_BT,
-                            prefix_BT=packed.prefix_BT)).logits_BTV[0]  # fmt: skip
+        after = model(replace(packed, tokens_BT=tokens)).logits_BTV[0]
         moved = (after[:, :60] != before[:, :60]).any(dim=1)
         expected = (documents == documents[changed]) & ((places >= changed) | prefix[changed])
         assert moved.tolist() == expected.tolist(), changed

@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import HeadConfig, ModelConfig
 from pretrain.config.objective import ObjectiveConfig
-from pretrain.data.loader import _build_batch
+from pretrain.data.loader import build_batch
 from pretrain.errors import ConfigError
 from pretrain.evaluate.row_loss import ModelLoss
 from pretrain.kinds.objectives.replaced import ReplacedConfig
@@ -39,7 +39,7 @@ def pair_config(generator_heads: int = 2, **stack: object) -> ModelConfig:
 def batch_of(padded: bool = True, packed: bool = True) -> Batch:
     rows = random_rows(6, SEQ_LEN, padded=padded)
     rows = rows if packed else replace(rows, starts=rows.starts[:0])
-    return _build_batch(replaced_rows(rows, OBJECTIVE.replaced, CONTEXT), False, None)
+    return build_batch(replaced_rows(rows, OBJECTIVE.replaced, CONTEXT))
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.data.bin_stream import BinStream
+from pretrain.data.loader import build_batch
 from pretrain.errors import ConfigError
 from pretrain.objective import RowMaker, build_loss, build_rows
 from pretrain.rows import IGNORE_INDEX, ModelRows, SourceRows, crop_rows
@@ -17,7 +18,7 @@ from pretrain.shards.reader import ShardSet
 from tests.helpers.shards import EOS
 from tests.unit.data.test_bin_stream import make_pairs
 from tests.unit.model.tiny import build, random_pairs, two_stacks_config
-from tests.unit.objective.texts import batch_of, context_of
+from tests.unit.objective.texts import context_of
 
 START, TARGET_LEN, SOURCE_LEN = 0, 24, 32
 
@@ -129,8 +130,8 @@ def test_the_loss_of_rows_is_that_of_their_pairs_alone(tmp_path, packing):
     made = row_maker()(crop_rows(stream.read_windows(range(stream.num_windows()))))
     config = two_stacks_config().model_copy(update={"vocab_size": 1000})
     model, loss = build(config, dtype=torch.float64, scale=3.0), build_loss(ObjectiveConfig(kind="seq2seq"))
-    total = sum(loss(model, batch_of(_alone(source, target))).loss_sum for source, target in pairs_of(made))
-    torch.testing.assert_close(loss(model, batch_of(made)).loss_sum, total, rtol=1e-10, atol=0)
+    total = sum(loss(model, build_batch(_alone(source, target))).loss_sum for source, target in pairs_of(made))
+    torch.testing.assert_close(loss(model, build_batch(made)).loss_sum, total, rtol=1e-10, atol=0)
 
 
 def _alone(source: list[int], target: list[int]) -> ModelRows:

@@ -9,14 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pretrain.data.loader import build_batch
 from pretrain.errors import ConfigError
 from pretrain.kinds.corruption import SpanConfig, corruption_of
 from pretrain.objective import build_rows
 from pretrain.objective.span import corrupt, draw_noise
 from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows, select_rows
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 from tests.unit.model.tiny import build, two_stacks_config
-from tests.unit.objective.texts import EOS, PAD, SENTINELS, batch_of, context_of, logits_of, put_back, rows_of
+from tests.unit.objective.texts import EOS, PAD, SENTINELS, context_of, logits_of, put_back, rows_of
 
 
 def published_noise_mask(length: int, density: float, mean_length: float, rng: np.random.Generator) -> np.ndarray:
@@ -220,7 +221,7 @@ def test_documents_of_a_row_are_read_as_they_are_alone(position, attention):
     config = two_stacks_config(**shape).model_copy(update={"vocab_size": 200})
     model = build(config, attention=attention, dtype=torch.float64, scale=3.0)
     made = make(rows_of(2, row_len_of(56), longest=16), 56, document_mask=True)
-    batch, alone = batch_of(made), 0
+    batch, alone = build_batch(made), 0
     logits = logits_of(model, batch)
     for row in range(2):
         for number in np.unique(made.documents[row]).tolist():
@@ -229,7 +230,7 @@ def test_documents_of_a_row_are_read_as_they_are_alone(position, attention):
             one = Batch(
                 batch.tokens_BT[row : row + 1, inside],
                 batch.targets_BT[row : row + 1, inside],
-                source=SourceBatch(batch.source.tokens_BS[row : row + 1, of_source]),
+                source=StackRows(batch.source.tokens_BT[row : row + 1, of_source]),
             )
             torch.testing.assert_close(logits[row, inside], logits_of(model, one)[0], rtol=1e-10, atol=1e-10)
             alone += 1
@@ -246,7 +247,7 @@ def test_padding_of_rows_that_are_not_full_is_not_seen():
         tokens[1, row_len // 2 :] = other
         made = make(TokenRows(tokens, raw.starts, sizes, raw.sample_ids), 40)
         assert made.num_padding == (made.documents < 0).sum() + (made.source.documents < 0).sum() > 0
-        logits.append(logits_of(model, batch_of(made))[torch.from_numpy(made.targets != IGNORE_INDEX)])
+        logits.append(logits_of(model, build_batch(made))[torch.from_numpy(made.targets != IGNORE_INDEX)])
     torch.testing.assert_close(*logits, rtol=1e-12, atol=1e-12)
 
 

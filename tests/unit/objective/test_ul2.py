@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pretrain.config.data import BatchConfig
 from pretrain.config.lengths import padding_share
 from pretrain.config.objective import ObjectiveConfig
+from pretrain.data.loader import build_batch
 from pretrain.errors import ConfigError
 from pretrain.kinds.corruption import DenoiserConfig, corruption_of
 from pretrain.objective import build_rows
@@ -23,7 +24,6 @@ from tests.unit.objective.texts import (
     PAD,
     SENTINELS,
     SIZE,
-    batch_of,
     context_of,
     logits_of,
     put_back,
@@ -132,11 +132,11 @@ def test_padding_is_never_seen(num_stacks, attention):
     made, _, kinds, context = make(6, 40, num_stacks)
     assert len(set(kinds.tolist())) == 3
     model = model_of(num_stacks, attention)
-    batch = batch_of(made)
+    batch = build_batch(made)
     other = replace(batch, tokens_BT=torch.where(batch.documents_BT < 0, 77, batch.tokens_BT))
     if batch.source is not None:
-        tokens_BS = torch.where(batch.source.documents_BS < 0, 78, batch.source.tokens_BS)
-        other = replace(other, source=replace(batch.source, tokens_BS=tokens_BS))
+        tokens_BS = torch.where(batch.source.documents_BT < 0, 78, batch.source.tokens_BT)
+        other = replace(other, source=replace(batch.source, tokens_BT=tokens_BS))
     real = batch.documents_BT >= 0
     found, expected = logits_of(model, batch)[real], logits_of(model, other)[real]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
@@ -155,7 +155,7 @@ def alone(batch, row: int, length: int, source_len: int):
     prefix = None if batch.prefix_BT is None else batch.prefix_BT[row : row + 1, :length]
     source = batch.source
     if source is not None:
-        source = type(source)(source.tokens_BS[row : row + 1, :source_len])
+        source = type(source)(source.tokens_BT[row : row + 1, :source_len])
     return type(batch)(**cut, prefix_BT=prefix, source=source)
 
 
@@ -189,7 +189,7 @@ def test_rows_that_are_not_full_learn_what_is_there(num_stacks):
         assert made.num_targets == learned.sum()
         assert not learned[2::3].any() and learned[0::3].any(axis=1).all()
         assert (made.documents[learned] == 0).all()
-        found.append((made.targets[learned].tolist(), logits_of(model, batch_of(made))[torch.from_numpy(learned)]))
+        found.append((made.targets[learned].tolist(), logits_of(model, build_batch(made))[torch.from_numpy(learned)]))
     assert found[0][0] == found[1][0]
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-10, atol=1e-10)
 

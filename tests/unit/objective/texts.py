@@ -7,8 +7,8 @@ from pretrain.config.data import BatchConfig
 from pretrain.config.lengths import row_lengths
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.objective import RowContext
-from pretrain.rows import ModelRows, TokenRows, Vocabulary
-from pretrain.types import Batch, SourceBatch
+from pretrain.rows import TokenRows, Vocabulary
+from pretrain.types import Batch
 
 PAD, EOS, UNK = 0, 1, 2
 NAMED = {"[NLU]": 3, "[NLG]": 4, "[S2S]": 5, "<|fim_prefix|>": 6, "<|fim_suffix|>": 7, "<|fim_middle|>": 8}
@@ -66,19 +66,6 @@ def put_back(source: list[int], target: list[int]) -> list[int]:
     assert [token for token in source if token in SENTINELS] == list(spans), "the same sentinels in the same order"
     assert list(spans) == list(SENTINELS[: len(spans)]), "from the first on, none left out"
     return [token for place in source for token in spans.get(place, [place])]
-
-
-def batch_of(made: ModelRows) -> Batch:
-    """What a loader makes of rows."""
-
-    def tensor(array: np.ndarray | None) -> torch.Tensor | None:
-        return None if array is None else torch.from_numpy(np.ascontiguousarray(array))
-
-    source = None
-    if made.source is not None:
-        source = SourceBatch(*(tensor(a) for a in (made.source.tokens, made.source.positions, made.source.documents)))
-    whole = [tensor(array) for array in (made.inputs, made.targets, made.positions, made.documents)]
-    return Batch(*whole, prefix_BT=tensor(made.prefix), target_positions_P=tensor(made.target_positions), source=source)
 
 
 def logits_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:

@@ -10,7 +10,7 @@ from pretrain.config.model import AnyModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 
 
 class SavedStorages:
@@ -42,7 +42,7 @@ def kept_bytes(config: AnyModelConfig, engine: EngineConfig, rows: int, length: 
         model = model.to(torch.bfloat16)
     saved = SavedStorages(model)
     tokens = torch.randint(0, config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0))
-    source = None if source_length is None else SourceBatch(torch.zeros(rows, source_length, dtype=torch.int64))
+    source = None if source_length is None else StackRows(torch.zeros(rows, source_length, dtype=torch.int64))
     batch = Batch(tokens, tokens.clone(), source=source)
     objective = ObjectiveConfig()
     if getattr(config, "generator_heads", 0):  # a quarter of the tokens is masked
@@ -61,7 +61,7 @@ def kept_bytes(config: AnyModelConfig, engine: EngineConfig, rows: int, length: 
     for number, tensor in live_tensors().items():
         if number not in before:
             saved.pack(tensor)
-    for tensor in (batch.tokens_BT, batch.targets_BT, *([] if source is None else [source.tokens_BS])):
+    for tensor in (batch.tokens_BT, batch.targets_BT, *([] if source is None else [source.tokens_BT])):
         saved.pack(tensor)
     return saved.num_bytes()
 

@@ -14,7 +14,7 @@ from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
 from pretrain.plan.flops import count_flops
 from pretrain.plan.task import TrainingTask
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 from tests.helpers.waiting import LIMIT_S
 
 GPT2 = ModelConfig(
@@ -102,7 +102,7 @@ def test_two_stacks_have_as_many_flops_as_torch_counts(preset):
         expand_preset({"preset": preset, "vocab_size": 100, "decoder": {"layers": 3, "ff_width": 40}})
     )
     targets, source = torch.randint(0, 100, (3, 16)), torch.randint(0, 100, (3, 24))
-    counted = counted_by_torch(config, Batch(targets, targets, source=SourceBatch(source)))
+    counted = counted_by_torch(config, Batch(targets, targets, source=StackRows(source)))
     assert counted == 3 * flops_of(config, 16, source_len=24)
 
 
@@ -173,6 +173,6 @@ def test_a_masked_autoencoder_has_as_many_flops_as_torch_counts():
     """The encoder reads the class token and 4 of 16 patches, the decoder all; the head is at all places here."""
     config = ModelConfig.model_validate(expand_preset({"preset": "vit_mae-tiny"}))
     tokens = torch.zeros(2, 17, dtype=torch.int64)
-    source = SourceBatch(tokens[:, :5], torch.arange(5).expand(2, -1))
+    source = StackRows(tokens[:, :5], positions_BT=torch.arange(5).expand(2, -1))
     batch = Batch(tokens, tokens, source=source, pixels_BCYX=torch.rand(2, 3, 16, 16))
     assert counted_by_torch(config, batch) == 2 * flops_of(config, 17, source_len=5)

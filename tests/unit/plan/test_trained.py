@@ -26,7 +26,7 @@ from pretrain.plan.memory import state_bytes
 from pretrain.plan.params import parameter_shapes
 from pretrain.plan.task import TrainingTask
 from pretrain.plan.trained import TrainableSubset, count_values, plan_trained
-from pretrain.types import Batch, SourceBatch
+from pretrain.types import Batch, StackRows
 from tests.unit.plan.kept import kept_bytes
 from tests.unit.plan.test_params import models
 
@@ -180,9 +180,7 @@ def test_the_head_of_a_tied_model_is_answered_with_the_list_that_works(also, wor
 def counted(config, model, length=12, source_length=9):
     """FLOPs of forward and backward by torch, at eager attention, of 2 rows; and of the forward pass alone."""
     tokens = torch.randint(0, 100, (2, length), generator=torch.Generator().manual_seed(0))
-    source = (
-        SourceBatch(tokens[:, :source_length]) if config.encoder is not None and config.decoder is not None else None
-    )
+    source = StackRows(tokens[:, :source_length]) if config.encoder is not None and config.decoder is not None else None
     counter = FlopCounterMode(display=False)
     with counter:
         output = model(Batch(tokens, tokens, source=source))
