@@ -22,7 +22,7 @@ from pretrain.optim.groups import ParameterGroup, split_hidden
 from pretrain.optim.matrices import MakeRule, WholeGroup, WholeOptimizer
 
 
-def _torch_groups(groups: list[ParameterGroup], config: OptimConfig) -> list[dict[str, Any]]:
+def torch_groups(groups: list[ParameterGroup], config: OptimConfig) -> list[dict[str, Any]]:
     """Returns a torch group for each group, with its name under the key `name`."""
     return [
         {
@@ -44,12 +44,12 @@ def build_adamw(groups: list[ParameterGroup], config: OptimConfig, device: torch
     """
     # On one CPU core the fused kernel is 3 times as fast as torch's loop for many small tensors, 8
     # times for one of 20M.
-    torch_groups = _torch_groups(groups, config)
+    dicts = torch_groups(groups, config)
     if config.cautious_decay:
-        for group in torch_groups:
+        for group in dicts:
             group |= {"weight_decay": 0.0, "cautious_decay": group["weight_decay"]}
     optimizer = torch.optim.AdamW(
-        torch_groups,
+        dicts,
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
@@ -144,7 +144,7 @@ class Lion(torch.optim.Optimizer):
 def build_lion(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> Lion:
     """Builds Lion (Chen et al. 2023); state after the first step: one momentum for each parameter."""
     betas = (config.beta1, config.beta2)
-    return Lion(_torch_groups(groups, config), config.lr, betas, config.weight_decay, config.cautious_decay)
+    return Lion(torch_groups(groups, config), config.lr, betas, config.weight_decay, config.cautious_decay)
 
 
 # Adafactor (Shazeer and Stern 2018), the optimizer of T5.

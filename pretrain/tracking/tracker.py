@@ -8,6 +8,9 @@ the next mode of the tracker is tried (wandb: online, then offline), and without
 in metrics.jsonl alone. A client that hangs takes no more rows, and delays the end of the run by
 the time that `close` is given.
 
+Not the trackers of accelerate: that of MLflow is the one active run of the process, known by the
+server's id alone, and always ends as finished; that of TensorBoard shows steps twice after a rewind.
+
 Signals: Slurm sends SIGTERM and SIGUSR1 to every process of a job step. Processes that a client
 starts inherit a mask that blocks both, and SIGINT.
 """

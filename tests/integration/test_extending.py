@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from pretrain.tracking.audit import read_audit
 from tests.helpers.cli import run_warm
@@ -74,13 +75,14 @@ def test_a_module_may_add_an_objective_and_an_optimizer(tmp_path, corpus):
         "from pretrain.kinds.objectives import OBJECTIVES, Objective\n"
         "from pretrain.kinds.optimizers import OPTIMIZERS, Optimizer\n"
         "OBJECTIVES['next'] = Objective(shapes=('decoder',), data=('text',), rows='lab:build_rows')\n"
-        "OPTIMIZERS['adam'] = Optimizer(build='lab:build_adam')\n"
+        "OPTIMIZERS['adam'] = Optimizer(build='lab:build_momentum', moments=('momentum_buffer',))\n"
         "def build_rows(section, context):\n"
         "    from pretrain.objective.causal import build_causal\n"
         "    return build_causal(section, context)\n"
-        "def build_adam(groups, config, device):\n"
-        "    from pretrain.optim.rules import build_adamw\n"
-        "    return build_adamw(groups, config, device)\n"
+        "def build_momentum(groups, config, device):\n"
+        "    from torch.optim import SGD\n"
+        "    from pretrain.optim.rules import torch_groups\n"
+        "    return SGD(torch_groups(groups, config), lr=config.lr, momentum=config.beta1)\n"
     )
     command = [str(Path(sys.executable).with_name("pretrain")), "train", "configs/run/quickstart.yaml", *TINY]
     names = ["objective.kind=next", "optim.kind=adam", "optim.muon=null"]
@@ -88,6 +90,10 @@ def test_a_module_may_add_an_objective_and_an_optimizer(tmp_path, corpus):
         [*command, f"data.path={corpus}", "extend=[lab]", *names], cwd=tmp_path, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stdout + run.stderr
+    (weights,) = tmp_path.glob("runs/**/step-00000003/*.safetensors")
+    with safe_open(weights, "pt") as saved:
+        names_of_state = {key.rpartition("/")[2].partition("@")[0] for key in saved.keys()}  # noqa: SIM118
+    assert names_of_state == {"weight", "momentum_buffer"}
     refused = run_warm(*command[1:], *names, cwd=tmp_path)
     assert refused.code == 64
     assert "unknown name 'next'; use prefix, or add it by a module under extend" in refused.stderr

@@ -66,8 +66,8 @@ class OptimizerConfig(Section):
 
     @property
     def own(self) -> Any:
-        """The section that this optimizer alone reads; None: it has none."""
-        return getattr(self, self.kind) if self.record.section else None
+        """The section that this optimizer alone reads, of one that was added its defaults; None: it has none."""
+        return getattr(self, self.kind, self.record.section()) if self.record.section else None
 
     def of_matrices(self, key: Literal["lr", "weight_decay", "split_heads"]) -> Any:
         """Returns a key of `own` that is of hidden matrices; None: they have the value of all others."""
