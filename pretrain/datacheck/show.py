@@ -46,7 +46,7 @@ from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import TokenRows
 from pretrain.run.folder import RunDir
 from pretrain.shards.dataset import Dataset
-from pretrain.shards.index import CAPTIONS, IMAGES, INDEX_NAME
+from pretrain.shards.index import INDEX_NAME
 from pretrain.shards.store import ShardStore, is_remote
 from pretrain.tokenizer import load_tokenizer, special_tokens_of
 from pretrain.utils.log import printable
@@ -212,22 +212,22 @@ def _config_of(what: str, overrides: Sequence[str], choice: ReadingOptions) -> R
 
 def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: ReadingOptions) -> RunConfig:
     """Returns the config of a run that could read a shard folder."""
-    kind = dataset.index.kind
     layout = dataset.index.layout
-    usual = objective_of_data(kind)
+    usual = objective_of_data(dataset.index.kind)
     objective = choice.objective or usual
     needs = OBJECTIVES.get(objective, OBJECTIVES[usual])  # an unknown name is refused with the config
     seq_len = choice.seq_len or DEFAULT_SEQ_LEN
-    if kind == IMAGES:
+    if layout.images and not layout.captions:
         seq_len = FOLDER_POSITIONS
-    if kind == CAPTIONS and choice.seq_len is None:
+    if layout.captions and choice.seq_len is None:
         seq_len = longest_caption(store, dataset.index)
     longest = max(seq_len, choice.source_len or 0)
     preset: dict[str, Any] = {"preset": PRESET_BY_SHAPE[needs.shapes[0]], "max_seq_len": longest}
     if layout.has_labels:
         preset |= {"head": {"kind": OBJECTIVES[usual].head}, "tied_embeddings": False, "pooler": False}
-    of_images = {IMAGES: FOLDER_MODEL, CAPTIONS: CAPTIONS_MODEL | {"max_seq_len": seq_len}}
-    model: dict[str, Any] = expand_preset(of_images.get(kind, preset))
+    if layout.images:
+        preset = CAPTIONS_MODEL | {"max_seq_len": seq_len} if layout.captions else FOLDER_MODEL
+    model: dict[str, Any] = expand_preset(preset)
     if choice.objective is None and layout.has_source:
         tokenizer = load_tokenizer(dataset.tokenizer_path)
         if special_tokens_of(tokenizer).start is None:

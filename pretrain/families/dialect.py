@@ -295,13 +295,13 @@ def _weights(dialect: Dialect, config: ModelConfig) -> list[Weight]:
             found += weights
     norm = {"norm": {names.norm: stack.width}} if names.norm else {}
     found += affine("decoder.", names.prefix, norm, bias=stack.has_norm_bias)
-    if config.head.bias and config.head.kind == "lm":
+    if config.head.bias and config.head.record.scores_words:
         found.append(table("head.bias", f"{names.head}.bias", config.vocab_size))
     return found + own_head(config, f"{names.head}.weight")
 
 
 def _architecture(dialect: Dialect, config: ModelConfig) -> str:
-    if config.head.kind == "lm":
+    if config.head.record.scores_words:
         return f"{dialect.name}ForCausalLM"
     return dialect.base or f"{dialect.name}Model"
 

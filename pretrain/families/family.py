@@ -135,6 +135,6 @@ def table(ours: str, theirs: str, vocab_size: int | None, *, row: bool = False) 
 
 def own_head(config: ModelConfig, theirs: str) -> list[Weight]:
     """Returns the weight of a language model's head that is not tied to the embedding, if any."""
-    if config.head.kind != "lm" or config.tied_embeddings:
+    if not config.head.record.scores_words or config.tied_embeddings:
         return []
     return [table("head.weight", theirs, config.vocab_size)]

@@ -14,16 +14,19 @@ regression (one score) and labels of which several may be right are refused.
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
 from pretrain.families.config_json import Fields, build_config, refusal
 from pretrain.families.family import Family, Weight, affine
+from pretrain.kinds.heads import HEADS
 
 TEXTS, WORDS = "ForSequenceClassification", "ForTokenClassification"
 IMAGES = "ForImageClassification"
-SPANS, CHOICES, REPLACED = "ForQuestionAnswering", "ForMultipleChoice", "ForPreTraining"
-_KINDS: dict[str, Literal["spans", "choices", "replaced"]] = {SPANS: "spans", CHOICES: "choices", REPLACED: "replaced"}
+SPANS = HEADS["spans"].hub_class
+CHOICES = HEADS["choices"].hub_class
+REPLACED = HEADS["replaced"].hub_class
+_KINDS = {record.hub_class: kind for kind, record in HEADS.items() if record.hub_class}
 """Classes whose head is not of labels, and its kind."""
 _FURTHER = (
     *("ForNextSentencePrediction", "ForMaskedImageModeling", "DoubleHeadsModel"),
@@ -60,7 +63,7 @@ def check_head(values: dict[str, Any], config: ModelConfig) -> None:
     """
     listed = Fields(values).classes
     units = (TEXTS, WORDS, IMAGES, SPANS, CHOICES, *_FURTHER)
-    if config.head.kind in ("lm", "none") and any(name.endswith(units) for name in listed):
+    if config.head.record.scales and any(name.endswith(units) for name in listed):
         lack = "both stacks" if listed[0].endswith("EncoderModel") else "no such head"
         why = f"our models of {values.get('model_type')} have {lack}"
         raise refusal("architectures", listed, why, fix="use the model that it was fine-tuned from")
@@ -68,9 +71,9 @@ def check_head(values: dict[str, Any], config: ModelConfig) -> None:
 
 def unit_of(config: ModelConfig) -> str:
     """Returns the class, without its prefix, of a model of text; empty: it scores ids or nothing."""
-    if config.head.kind == "labels":
+    if config.head.record.names_labels:
         return TEXTS if config.pooler or config.decoder else WORDS
-    return next((unit for unit, kind in _KINDS.items() if kind == config.head.kind), "")
+    return config.head.record.hub_class
 
 
 def read_label_head(
@@ -164,7 +167,7 @@ def with_heads(family: Family, prefix: str | None) -> Family:
 
 def write_label_names(head: HeadConfig) -> dict[str, Any]:
     """Returns the keys of config.json that name labels; none for another head."""
-    if head.kind != "labels":
+    if not head.record.names_labels:
         return {}
     numbers = {name: number for number, name in enumerate(head.labels)}
     return {"id2label": {str(number): name for name, number in numbers.items()}, "label2id": numbers}

@@ -216,7 +216,7 @@ def _write_config(family: Table, config: ModelConfig) -> dict[str, Any]:
 
 
 def _architecture(family: Table, config: ModelConfig) -> str:
-    scorer = family.scorer if config.head.kind == "lm" else ""
+    scorer = family.scorer if config.head.record.scores_words else ""
     return family.name + (family.unit(config) or scorer or "Model")
 
 

@@ -22,10 +22,11 @@ from pretrain.config.model import ModelConfig
 from pretrain.errors import ConfigError
 from pretrain.families.config_json import CONFIG, write_tokens
 from pretrain.families.family import Family, Weight
-from pretrain.families.label_names import CHOICES, IMAGES, REPLACED, SPANS, TEXTS, WORDS
+from pretrain.families.label_names import IMAGES, TEXTS, WORDS
 from pretrain.interop.choose import choose_family
 from pretrain.interop.release_files import CARD, GENERATION, PREPROCESSOR, WEIGHTS, write_preprocessor
 from pretrain.interop.tensors import FILE_NAME, Shape, constant_tensors, parameter_shapes, their_shapes, to_theirs
+from pretrain.kinds.heads import HEADS
 from pretrain.utils.io import new_folder, write_chunks, write_file, write_json
 from pretrain.utils.log import redact
 
@@ -41,9 +42,7 @@ _UNIT_TASKS = {
     TEXTS: "text-classification",
     WORDS: "token-classification",
     IMAGES: "image-classification",
-    SPANS: "question-answering",
-    CHOICES: "multiple-choice",
-    REPLACED: "feature-extraction",
+    **{record.hub_class: record.hub_task for record in HEADS.values() if record.hub_class},
 }
 """Task of a class that scores something else than a vocabulary."""
 _STACK_USAGES = {

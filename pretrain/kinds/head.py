@@ -27,6 +27,10 @@ class HeadRecord:
     has_norm: bool = True  # behind `transform`
     cut: bool = False  # was tried with `parallel.tensor`
 
+    # Hugging Face.
+    hub_class: str = ""  # suffix of its classes; empty: it follows from the stacks and the labels
+    hub_task: str = ""  # `pipeline_tag` of a model card, of such a class
+
     # Targets of a run.
     chooses: bool = True  # one of several answers, which has an accuracy
     counted: str = "tokens"

@@ -264,7 +264,7 @@ def _weights(config: ModelConfig) -> list[Weight]:
 
 
 def _architecture(config: ModelConfig) -> str:
-    return "DeepseekV3ForCausalLM" if config.head.kind == "lm" else "DeepseekV3Model"
+    return "DeepseekV3ForCausalLM" if config.head.record.scores_words else "DeepseekV3Model"
 
 
 _FAMILY = Family(

@@ -122,7 +122,7 @@ _FAMILY = Family(
     model_type="gpt2",
     read_config=read_gpt2,
     write_config=write_gpt2,
-    architecture=lambda config: "GPT2LMHeadModel" if config.head.kind == "lm" else "GPT2Model",
+    architecture=lambda config: "GPT2LMHeadModel" if config.head.record.scores_words else "GPT2Model",
     weights=gpt2_weights,
     aliases={_HEAD: _WORDS},
     # Causal masks that older versions saved as buffers.

@@ -154,7 +154,7 @@ def _weights(config: ModelConfig) -> list[Weight]:
 
 
 def _architecture(config: ModelConfig) -> str:
-    return "GptOssForCausalLM" if config.head.kind == "lm" else "GptOssModel"
+    return "GptOssForCausalLM" if config.head.record.scores_words else "GptOssModel"
 
 
 _FAMILY = Family(

@@ -202,7 +202,7 @@ def _write(heads: BertHeads, config: ModelConfig) -> dict[str, Any]:
         keys[scores.dropout] = config.head.dropout
     if heads.narrow:
         keys["embedding_size"] = (config.encoder or config.last_stack).table_width
-    if config.head.kind == "lm" and not config.tied_embeddings:
+    if config.head.record.scores_words and not config.tied_embeddings:
         keys["tie_word_embeddings"] = False
     return keys
 
@@ -214,7 +214,7 @@ def _ends(heads: BertHeads, config: ModelConfig) -> list[Weight]:
     if config.pooler:
         pooler = scores.pooler if scores else heads.pooler
         weights += affine("", "", {"pooler": {pooler: width}}, bias=True)
-    if config.head.kind == "lm":
+    if config.head.record.scores_words:
         narrow = config.head_width
         head = {"transform": {heads.transform: narrow}, "norm": {heads.norm: narrow}}
         weights += affine("head.", "", head, bias=True)

@@ -181,7 +181,7 @@ def _ends(config: ModelConfig) -> list[Weight]:
     stack = config.encoder or config.last_stack
     head = {"transform": {"dense": stack.width}, "norm": {"norm": stack.width}}
     weights = affine("head.", "head.", head, bias=stack.bias)
-    if config.head.kind == "labels":
+    if config.head.record.names_labels:
         return weights + score_weights(config.head)
     if not config.tied_embeddings:
         weights.append(table("head.weight", "decoder.weight", config.vocab_size))
@@ -192,7 +192,7 @@ def _ends(config: ModelConfig) -> list[Weight]:
 
 _TABLE = Table(
     model_type="modernbert", name="ModernBert", scorer="ForMaskedLM",
-    unit=lambda config: TEXTS if config.head.kind == "labels" else "",
+    unit=lambda config: TEXTS if config.head.record.names_labels else "",
     keys=_KEYS, activation=("hidden_activation", "gelu"),
     tokens={"pad": 50283, "bos": 50281, "eos": 50282, "mask": None}, roles=("mask",),
     built_in={"gated": True, "norm": "layer", "input_norm": True, "position": "rotary"},

@@ -140,7 +140,7 @@ def _ends(kind: str, config: ModelConfig) -> list[Weight]:
     if config.pooler:
         width = config.input_stack.width
         weights += affine("", f"{kind}.", {"pooler": {_POOLER: width}}, bias=True)
-    if config.head.kind == "labels":
+    if config.head.record.names_labels:
         weights += score_weights(config.head)
     return weights
 
@@ -157,7 +157,7 @@ def vit_renames(kind: str) -> tuple[tuple[str, str], ...]:
 
 def _family(kind: str, name: str, sizes: Sizes) -> Family:
     made = Table(
-        model_type=kind, name=name, unit=lambda config: IMAGES if config.head.kind == "labels" else "",
+        model_type=kind, name=name, unit=lambda config: IMAGES if config.head.record.names_labels else "",
         keys=VIT_KEYS, built_in=VIT_BUILT_IN | {"position": "learned"},
         read=partial(_read, kind, name), write=lambda config: write_label_names(config.head),
         embeddings=partial(vit_embeddings, kind), stacks={"encoder": vit_names(kind)},

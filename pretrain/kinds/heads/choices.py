@@ -9,6 +9,8 @@ CHOICES = HeadRecord(
     stacks=("encoder",),
     fine_tuned=True,
     of_texts=True,
+    hub_class="ForMultipleChoice",
+    hub_task="multiple-choice",
     counted="answers",
     targets="answers",
 )

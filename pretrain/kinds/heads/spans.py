@@ -9,6 +9,8 @@ SPANS = HeadRecord(
     stacks=("encoder", "decoder"),
     fine_tuned=True,
     of_texts=True,
+    hub_class="ForQuestionAnswering",
+    hub_task="question-answering",
     counted="answers",
     targets="answers",
 )
