@@ -117,8 +117,10 @@ class OutOfMemoryError(PretrainError):
         is_told = "allocate memory" in text or "out of memory" in text  # by torch
         if not (isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_told)):
             return None
-        fix = "use a smaller model or batch, or another machine"
-        return OutOfMemoryError(f"memory is too small: {text or 'Python has none left'}", fix=fix)
+        return OutOfMemoryError(
+            f"memory is too small: {text or 'Python has none left'}",
+            fix="use a smaller model or batch, or another machine",
+        )
 
 
 class LockedError(PretrainError):

@@ -129,8 +129,11 @@ def _run_sbatch(arguments: Sequence[str]) -> ToolResult:
 
 def _refusal(answer: ToolResult, fix: str) -> PretrainError:
     if answer.is_away:
-        what = f"Slurm does not answer: {answer.complaint}"
-        return LaunchError(what, where="sbatch", fix="see `squeue` before another attempt")
+        return LaunchError(
+            f"Slurm does not answer: {answer.complaint}",
+            where="sbatch",
+            fix="see `squeue` before another attempt",
+        )
     if "invalid partition" in answer.complaint:
         partitions = ask(["sinfo", "--noheader", "--format=%R"]).output.split()
         fix = f"the partitions are {', '.join(partitions)}"

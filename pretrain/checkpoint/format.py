@@ -117,8 +117,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def unseen(error: OSError) -> DiskError:
     """Returns the error of a folder that may not be entered, or whose server is away."""
-    what = f"cannot be looked into: {error.strerror}"
-    return DiskError(what, where=str(error.filename), fix=disk_fix(error))
+    return DiskError(
+        f"cannot be looked into: {error.strerror}",
+        where=str(error.filename),
+        fix=disk_fix(error),
+    )
 
 
 def load_manifest(path: Path) -> Manifest:

@@ -155,20 +155,29 @@ def copy_recipe(name: str, target: Path | None) -> tuple[Recipe, Path]:
 
 def wrong_command(source: str, command: str) -> ConfigError:
     """Returns the error about a config that is one of another command."""
-    what = f"this is a config of `pretrain {command}`"
-    return ConfigError(what, where=source, fix="use it there, or name another config")
+    return ConfigError(
+        f"this is a config of `pretrain {command}`",
+        where=source,
+        fix="use it there, or name another config",
+    )
 
 
 def _unknown(what: str, name: str, folders: Sequence[str]) -> ConfigError:
     """Returns the error about a name that none of these configs has: its command, or the nearest name."""
     for one in match_recipes(name, (*RUNS, *PREPARE, *PARTS)):
         if one.folder in PARTS:
-            fix = f"in a config of yours: `include: configs/{one.name}.yaml`"
-            return ConfigError("this is a part, and no whole config", where=name, fix=fix)
+            return ConfigError(
+                "this is a part, and no whole config",
+                where=name,
+                fix=f"in a config of yours: `include: configs/{one.name}.yaml`",
+            )
         return wrong_command(name, "prepare" if one.folder in PREPARE else "train")
     if "=" in name:
-        fix = "name a YAML file, or a recipe of `pretrain recipes`, first"
-        return ConfigError("an override without a config before it", where=name, fix=fix)
+        return ConfigError(
+            "an override without a config before it",
+            where=name,
+            fix="name a YAML file, or a recipe of `pretrain recipes`, first",
+        )
     if file := near_file(Path(name)):
         return ConfigError(what, where=name, fix=f"did you mean {file}?")
     known = {recipe.short: recipe for recipe in list_recipes(folders)}

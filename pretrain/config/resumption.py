@@ -123,10 +123,12 @@ def _refusal(config: RunConfig, allow: Changes, never: Changes) -> ConfigError:
     if allow:
         names = dict.fromkeys([*config.resume.allow, *map(without_places, allow)])
         fixes.append(f"add resume.allow=[{','.join(names)}]")
-    what = f"the run {config.run.name} was started with another config ({'; '.join(listed)})"
     own = shlex.quote(str(config.folder / "config.yaml"))
     as_it_was = f"pretrain train {own} continues it as it was"
-    return ConfigError(what, fix=f"{as_it_was}; or use another run.name, or {' and '.join(fixes)}")
+    return ConfigError(
+        f"the run {config.run.name} was started with another config ({'; '.join(listed)})",
+        fix=f"{as_it_was}; or use another run.name, or {' and '.join(fixes)}",
+    )
 
 
 def is_allowed(key: str, allow: list[str]) -> bool:
@@ -170,8 +172,10 @@ def no_start(folder: Path) -> ConfigError:
     elif is_hub_name(str(folder)) and not folder.parent.is_dir():
         out = f"models/{folder.name}"
         fix = f"check the path; a model of the hub comes first: pretrain import {folder} {out}, then init.from={out}"
-    what = f"init.from={folder}: no run, checkpoint, model folder or Hugging Face folder is there"
-    return ConfigError(what, fix=fix)
+    return ConfigError(
+        f"init.from={folder}: no run, checkpoint, model folder or Hugging Face folder is there",
+        fix=fix,
+    )
 
 
 def start_folder(start: Path) -> Path:

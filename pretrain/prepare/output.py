@@ -361,8 +361,11 @@ def _hold_with_others(folder: Path, share: Share, stack: ExitStack) -> int:
 def _taken(descriptor: int, folder: Path, who: str) -> LockedError:
     owner = _read_owner(descriptor)
     named = f"parts {owner}" if owner.startswith("of ") else f"process {owner or 'unknown'}"
-    fix = "wait for it to end, or use another --output"
-    return LockedError(f"{who} ({named}) is writing this folder", where=str(folder), fix=fix)
+    return LockedError(
+        f"{who} ({named}) is writing this folder",
+        where=str(folder),
+        fix="wait for it to end, or use another --output",
+    )
 
 
 def _read_owner(descriptor: int) -> str:

@@ -185,8 +185,11 @@ class ShardReader:
             raise self._damage(name, array.nbytes, offset)
 
     def _damage(self, name: str, num_bytes: int, offset: int) -> DataError:
-        what = f"{name} is damaged: CRC32 of the {num_bytes} bytes at byte {offset} does not match"
-        return DataError(what, where=self.name, fix=_FIX)
+        return DataError(
+            f"{name} is damaged: CRC32 of the {num_bytes} bytes at byte {offset} does not match",
+            where=self.name,
+            fix=_FIX,
+        )
 
 
 def _map_file(path: Path, num_bytes: int) -> mmap.mmap:

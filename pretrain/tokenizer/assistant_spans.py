@@ -83,8 +83,10 @@ class Conversation:
 
 def exceeded(error: TemplateLimitError) -> DataError:
     """Builds the error of a template that takes too much."""
-    fix = "choose another: no conversation needs as much"
-    return DataError(f"the chat template {error}", fix=fix)
+    return DataError(
+        f"the chat template {error}",
+        fix="choose another: no conversation needs as much",
+    )
 
 
 def tagged_spans(one: Conversation, silent: Collection[int]) -> list[Span]:

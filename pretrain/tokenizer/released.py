@@ -274,6 +274,9 @@ def refusal_of_foreign(folder: Path) -> DataError | None:
     """Returns the error for a vocabulary that transformers cannot read rightly, with what to do."""
     for path in _glob(folder, ("*.model", "*.tiktoken", "tekken.json", "*.gguf")):
         if (found := name_vocabulary(path)) is not None:
-            fix = f"give the folder of a release with a {FILE}"
-            return DataError(found, where=str(path), fix=fix)
+            return DataError(
+                found,
+                where=str(path),
+                fix=f"give the folder of a release with a {FILE}",
+            )
     return None

@@ -88,14 +88,22 @@ def _not_written(name: str, error: Exception) -> PretrainError:
         return ConfigError(_first_line(error), where="--push", fix="give OWNER/NAME")
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 401 and not isinstance(error, errors.RepositoryNotFoundError):
-        fix = "set HF_TOKEN to a valid one"
-        return ConfigError("the hub does not accept the token", where=name, fix=fix)
+        return ConfigError(
+            "the hub does not accept the token",
+            where=name,
+            fix="set HF_TOKEN to a valid one",
+        )
     if status in (401, 403, 404):
-        what = "the token may not write to this repository"
-        return ConfigError(what, where=name, fix="check the owner, or take a token that may write")
-    what = f"cannot be uploaded: {_first_line(error.__cause__ or error)}"
-    fix = "run it again: files that have arrived are not sent again"
-    return LaunchError(what, where=name, fix=fix)
+        return ConfigError(
+            "the token may not write to this repository",
+            where=name,
+            fix="check the owner, or take a token that may write",
+        )
+    return LaunchError(
+        f"cannot be uploaded: {_first_line(error.__cause__ or error)}",
+        where=name,
+        fix="run it again: files that have arrived are not sent again",
+    )
 
 
 def _first_line(error: BaseException) -> str:
@@ -113,6 +121,9 @@ def _translated(name: str, error: Exception) -> PretrainError:
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return DiskError(f"cannot be stored: {error.strerror}", where=name, fix="set HF_HOME to a folder with room")
     if isinstance(error, errors.LocalEntryNotFoundError):
-        what = f"{nothing}, and the Hugging Face hub cannot be reached"
-        return LaunchError(what, where=name, fix="give a path, or try again")
+        return LaunchError(
+            f"{nothing}, and the Hugging Face hub cannot be reached",
+            where=name,
+            fix="give a path, or try again",
+        )
     return LaunchError(f"cannot be fetched: {_first_line(error)}", where=name, fix="try again")

@@ -151,8 +151,11 @@ class ImageFile:
             raise self._too_large(shown, f"{limit >> 20} MiB of memory")
 
     def _too_large(self, size: str, limit: str = f"{MAX_PIXELS:,} pixels") -> DataError:
-        what = f"{size} of more than {limit} is refused"
-        return DataError(what, where=self._where, fix="save it smaller, or remove it")
+        return DataError(
+            f"{size} of more than {limit} is refused",
+            where=self._where,
+            fix="save it smaller, or remove it",
+        )
 
     def _unreadable(self, what: str, error: Exception) -> DataError:
         import PIL
@@ -161,6 +164,9 @@ class ImageFile:
         is_foreign = isinstance(error, PIL.UnidentifiedImageError)
         reason = "" if is_foreign else str(error).partition("\n")[0]
         if "MAX_TEXT" in reason:
-            what = "a limit of the decoder, no damage: more text beside the pixels than is read"
-            return DataError(what, where=self._where, fix="save it anew without its text chunks")
+            return DataError(
+                "a limit of the decoder, no damage: more text beside the pixels than is read",
+                where=self._where,
+                fix="save it anew without its text chunks",
+            )
         return DataError(f"{what}: {reason}" if reason else what, where=self._where, fix=_FIX)

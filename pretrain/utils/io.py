@@ -52,8 +52,11 @@ def _operation(name: str, path: Path) -> None:
 
 def disk_error(action: str, path: Path, error: OSError) -> DiskError:
     """Returns the error `path: cannot ACTION: ...`."""
-    what = f"cannot {action}: {error.strerror or error}"
-    return DiskError(what, where=str(path), fix=disk_fix(error))
+    return DiskError(
+        f"cannot {action}: {error.strerror or error}",
+        where=str(path),
+        fix=disk_fix(error),
+    )
 
 
 @contextmanager

@@ -330,8 +330,11 @@ def _read_state(state: str, read: Read) -> dict[str, Any]:
 
 
 def _bad_card(where: str, what: str) -> DataError:
-    fix = "give the paths of files, which asks no README.md: .../data/*.parquet"
-    return DataError(what, where=where, fix=fix)
+    return DataError(
+        what,
+        where=where,
+        fix="give the paths of files, which asks no README.md: .../data/*.parquet",
+    )
 
 
 def _no_split(split: str, splits: Sequence[str]) -> str:

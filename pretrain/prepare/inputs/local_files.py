@@ -61,5 +61,8 @@ def walk(root: Path, skip_dirs: tuple[str, ...] = ()) -> list[Path]:
 
 
 def _cannot_read(path: str, error: OSError) -> DataError:
-    what = f"cannot be read: {error.strerror or error}"
-    return DataError(what, where=path, fix="correct its permissions or remove it")
+    return DataError(
+        f"cannot be read: {error.strerror or error}",
+        where=path,
+        fix="correct its permissions or remove it",
+    )

@@ -132,9 +132,12 @@ class _Decompressed(io.RawIOBase):
             raise BadInputError(text, where=self._file.shown, fix=named[1])
 
     def _limit(self, what: str, command: str) -> BadInputError:
-        what = f"a limit of the {self._file.compression} decoder, no damage: {what}"
-        fix = f"decompress it first: {command} FILE"
-        return BadInputError(what, where=self._file.shown, fix=fix, reason=TOO_LARGE)
+        return BadInputError(
+            f"a limit of the {self._file.compression} decoder, no damage: {what}",
+            where=self._file.shown,
+            fix=f"decompress it first: {command} FILE",
+            reason=TOO_LARGE,
+        )
 
 
 def decompress(stored: BinaryIO, file: InputFile) -> BinaryIO:

@@ -107,9 +107,11 @@ def serves_ranges(file: InputFile) -> bool:
 
 
 def _cannot_read(url: str, error: OSError) -> DataError:
-    fix = "fix the access problem and retry, or copy the files here first"
-    what = f"cannot be read: {error.strerror or error}"
-    return DataError(what, where=without_secrets(url), fix=fix)
+    return DataError(
+        f"cannot be read: {error.strerror or error}",
+        where=without_secrets(url),
+        fix="fix the access problem and retry, or copy the files here first",
+    )
 
 
 def _input_file(url: str, info: dict[str, Any]) -> InputFile:

@@ -238,8 +238,14 @@ def _damaged(error: object, stream: InputStream, name: str = "Parquet") -> BadIn
 
     text = str(error).partition("\n")[0]
     if isinstance(error, pyarrow.ArrowNotImplementedError) or "encrypt" in text or "ize limit" in text:
-        what = f"a limit of pyarrow, no damage: {text}"
-        fix = "write it anew: as plain Parquet with zstd, or .jsonl"
-        return BadInputError(what, where=stream.file.shown, fix=fix, reason=TOO_LARGE)
-    what = f"damaged, or not {name}: {text}"
-    return BadInputError(what, where=stream.file.shown, fix="copy or write the file again")
+        return BadInputError(
+            f"a limit of pyarrow, no damage: {text}",
+            where=stream.file.shown,
+            fix="write it anew: as plain Parquet with zstd, or .jsonl",
+            reason=TOO_LARGE,
+        )
+    return BadInputError(
+        f"damaged, or not {name}: {text}",
+        where=stream.file.shown,
+        fix="copy or write the file again",
+    )

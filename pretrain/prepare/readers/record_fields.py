@@ -114,8 +114,11 @@ def bad_field(record: Mapping[str, Any], name: str, wanted: str, option: str) ->
         return RecordError(what, fix, BAD_FIELD)
     chats = [key for key, value in record.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
     if chats and option in ("prompt_field", "messages_field"):
-        fix = f"give messages_field: {chats[0]} (inputs.0.messages_field={chats[0]})"
-        return RecordError(what, fix, BAD_FIELD)
+        return RecordError(
+            what,
+            f"give messages_field: {chats[0]} (inputs.0.messages_field={chats[0]})",
+            BAD_FIELD,
+        )
     return RecordError(what, f"add it to the record, or choose one with {option}", BAD_FIELD)
 
 
