@@ -22,12 +22,12 @@ import torch
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 
+from pretrain.config.model.parts.attention import copies_of_heads
 from pretrain.dist import World
 from pretrain.errors import ConfigError
 from pretrain.model.attention import CrossAttention, LatentAttention, SelfAttention
 from pretrain.model.backends.backend import AttentionBackend, DistanceBias, cast_inputs
 from pretrain.model.stack import Stack
-from pretrain.plan.task import copies_of_heads
 from pretrain.types import AttentionMask, Columns
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import RecurrentConfig
+from pretrain.config.model.parts import counts_of
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.params import parameter_shapes
 from pretrain.plan.task import TrainingTask
@@ -68,18 +68,15 @@ def time_product(m: int, k: int, n: int, recipe: str, cluster: Cluster, width: i
 
 def fp8_products(task: TrainingTask, micro: int, recipe: str, cluster: Cluster) -> list[Fp8Product]:
     """Returns the distinct matrices of the blocks; none of a recurrent model."""
-    model = task.model
-    if isinstance(model, RecurrentConfig):
-        return []
     counts: Counter[tuple[str, int, int, int]] = Counter()
     target, source = micro * task.lengths.target, micro * (task.lengths.source or task.lengths.target)
-    for name, shape in parameter_shapes(model).items():
+    for name, shape in parameter_shapes(task.model).items():
         stack, _, rest = name.partition(".blocks.")
         if rest and len(shape) == 2:
             layer = rest.partition(".")[2].removesuffix(".weight")
             tokens = source if stack == "encoder" or layer == "cross.key_value" else target
             counts[layer, tokens, shape[1], shape[0]] += 1
-    width = model.last_stack.width
+    width = counts_of(task.model).width
     return [
         Fp8Product(name, m, k, n, count, *time_product(m, k, n, recipe, cluster, width))
         for (name, m, k, n), count in counts.items()

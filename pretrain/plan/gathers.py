@@ -21,7 +21,8 @@ from itertools import groupby, islice
 from typing import Any, Literal, NamedTuple
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import GENERATOR, AnyModelConfig, ModelConfig, RecurrentConfig
+from pretrain.config.model.parts import ModelCounts, counts_of
+from pretrain.config.model.parts.transformer import TransformerCounts
 from pretrain.plan.params import names_of_experts, names_of_matrices, parameter_shapes
 from pretrain.plan.task import TrainingTask
 
@@ -55,23 +56,6 @@ def _block(name: str) -> str | None:
     return ".".join(words[: words.index("blocks") + 2]) if "blocks" in words else None
 
 
-def _stack_of(model: AnyModelConfig, block: str) -> Any:
-    """Returns the section of the stack of a block; those of `multi_token` are of the last one."""
-    if isinstance(model, ModelConfig) and block.startswith(GENERATOR):
-        return model.generator.last_stack
-    name = block.split(".")[0]
-    return model.last_stack if name == "multi_token" else getattr(model, name)
-
-
-def _in_order(model: AnyModelConfig, names: Collection[str]) -> list[str]:
-    """Returns the names of weights in the order of use, those that a generator of replaced tokens reads twice."""
-    if isinstance(model, RecurrentConfig) or not model.generator_heads:
-        return list(names)
-    reads = model.generator_reads
-    first = [name if name.startswith(reads) else GENERATOR + name for name in parameter_shapes(model.generator)]
-    return [*first, "embedding.weight", *(name for name in names if not name.startswith(GENERATOR))]
-
-
 def _looks(modules: Sequence[str], large: Collection[str]) -> dict[str, int]:
     """Returns for each module with large weights how many others are entered since the last one.
 
@@ -92,7 +76,7 @@ def _looks(modules: Sequence[str], large: Collection[str]) -> dict[str, int]:
 
 
 def _steps(
-    model: AnyModelConfig, every_name: Sequence[str], names: list[str], engine: EngineConfig, device: str
+    counts: ModelCounts, every_name: Sequence[str], names: list[str], engine: EngineConfig, device: str
 ) -> list[Step]:
     """Returns the uses of modules with large weights, `names`, in a micro-batch, in order."""
     by_block = engine.compiles(device)  # gathered as a whole (`set_z3_leaf_modules`)
@@ -113,17 +97,17 @@ def _steps(
         return Step("blocks", kind, used, looks_back[module(used[0])])
 
     forward = [tuple(found) for _, found in groupby(names, module)]
-    if isinstance(model, ModelConfig) and model.tied_embeddings and "embedding.weight" in names:
+    if counts.reads_table_twice and "embedding.weight" in names:
         forward.append(("embedding.weight",))
     steps = [forth("forward", used) for used in forward]
-    if model.head.kind != "none":
+    if counts.has_head:
         steps[-1] = steps[-1]._replace(phase="loss")
     done = 0  # steps up to the end of the last block
     for block, found in groupby(reversed(forward), lambda used: _block(used[0])):
         uses = list(found)
         if block is None or not every or int(block.split(".")[-1]) % every:
             steps += [back("backward", used)._replace(phase="blocks" if done or block else "turn") for used in uses]
-        elif _stack_of(model, block).norm_placement == "pre":
+        elif isinstance(counts, TransformerCounts) and counts.norms_first(block):
             # The gradient reaches the last product first, whose input is then computed again.
             last, *others = uses
             steps.append(back("fetch", last))
@@ -300,9 +284,10 @@ def plan_gathers(
     sizes = {name: math.prod(shape) // (task.parts if name in shared else 1) for name, shape in shapes.items()}
     # With as many ranks as share these, each is alone with its own.
     alone = frozenset(shared) if ranks == task.parts else frozenset()
-    order = _in_order(task.model, sizes)
+    counts = counts_of(task.model)
+    order = counts.names_in_order()
     large = [name for name in order if sizes[name] > small]
-    steps = tuple(_steps(task.model, order, large, engine, device))
+    steps = tuple(_steps(counts, order, large, engine, device))
     # A message in another dtype, of twice the size, is made of a copy of each gradient.
     copies = 1 if engine.gradient_bytes == engine.compute_bytes else 4
     trained = None if task.trained is None else task.trained.names

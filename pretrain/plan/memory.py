@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from pretrain.config.engine import EngineConfig
+from pretrain.config.model.parts import counts_of
 from pretrain.kinds.optimizer import MatrixState
 from pretrain.kinds.optimizers import OPTIMIZERS
 from pretrain.plan.activations import ActivationBytes, activation_bytes
@@ -291,7 +292,7 @@ def _loss_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         return 4 * logits
     # In 16 bits: scores before, and gradients after the fp32 pass, which a compiled loss does not store.
     # Sums in fp32; rounded, they are among the activations.
-    sums = rows // task.tensor * task.model.last_stack.width * (4 if task.trains_head else 0)
+    sums = rows // task.tensor * counts_of(task.model).width * (4 if task.trains_head else 0)
     return logits * ((0 if layout.engine.compiles(cluster.device) else 4) + 2 * size) + sums
 
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pretrain.config.engine import EngineConfig
-from pretrain.config.model import AnyModelConfig, RecurrentConfig, StackConfig
-from pretrain.config.model.stack import predictor_number
+from pretrain.config.model.parts import counts_of
 from pretrain.plan.activations import activation_bytes, exchanged_bytes
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
@@ -76,17 +75,18 @@ class Work:
 
 def recompute_share(task: TrainingTask, engine: EngineConfig) -> float:
     """Returns the share of the blocks' forward pass that is run again: products, under `full` and in tiles."""
-    model = task.model
-    if isinstance(model, RecurrentConfig):
+    stacks = counts_of(task.model).stacks
+    if not stacks:
         return 0.0
     found = 0.0
     if engine.activation_checkpointing == "full":
-        layers = [stack.layers for stack in (model.encoder, model.decoder) if stack is not None]
+        layers = [one.layers for one in stacks]
         again = [-(-count // engine.activation_checkpointing_every) for count in layers]
         found = sum(again) / sum(layers)
     if engine.feedforward_tiles > 1:
-        parts, forward = count_parts(model), task.flops.forward
-        active = parts["feedforward"] - count_parameters(model) + count_active(model)
+        parts = count_parts(task.model)
+        forward = task.flops.forward
+        active = parts["feedforward"] - count_parameters(task.model) + count_active(task.model)
         share = active / (active + parts["attention"])
         found += share * forward.projections / (forward.projections + forward.attention)
     return found
@@ -94,15 +94,12 @@ def recompute_share(task: TrainingTask, engine: EngineConfig) -> float:
 
 def routed_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int:
     """Returns bytes that a rank exchanges with those that share experts, its own part included."""
-    if isinstance(task.model, RecurrentConfig):
+    stacks = counts_of(task.model).stacks
+    layers = [number for number in stacks[-1].numbers if stacks[-1].has_experts(number)] if stacks else []
+    if not layers or task.experts == 1:
         return 0
-    stack = task.model.last_stack
-    experts = stack.experts
-    if experts is None or task.experts == 1:
-        return 0
-    further = task.model.multi_token * [predictor_number(stack)]
-    layers = [number for number in (*range(stack.layers), *further) if stack.has_experts(number)]
-    again, tiles = engine.activation_checkpointing != "none", engine.feedforward_tiles
+    again = engine.activation_checkpointing != "none"
+    tiles = engine.feedforward_tiles
     every = engine.activation_checkpointing_every
     repeated = sum(number % every == 0 for number in layers) if again else 0
     forward: float = len(layers) + repeated
@@ -110,8 +107,8 @@ def routed_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int:
         # Each tile once more; of a block that is computed again, the last one is not needed there.
         forward += len(layers) - repeated / tiles
     # To the experts and back, in each pass; and counts of rows, which have no gradient.
-    rows = 2 * experts.top_k * micro * task.columns.target * stack.width * engine.compute_bytes
-    return round(rows * (forward + len(layers)) + 4 * experts.count * tiles * forward)
+    rows, counted = stacks[-1].routed(micro * task.columns.target, engine.compute_bytes)
+    return round(rows * (forward + len(layers)) + counted * tiles * forward)
 
 
 _STATISTICS = 20
@@ -123,46 +120,27 @@ def collected_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int
 
     Both are those of all ranks, this one's part included.
     """
-    model = task.model
-    if task.tensor == 1 or isinstance(model, RecurrentConfig):
+    if task.tensor == 1:
         return 0
     size, ids = engine.compute_bytes, 8
     target = micro * task.columns.target * task.tensor
     source = micro * (task.columns.source or 0) * task.tensor
     found = 0
-    for name in ("encoder", "decoder"):
-        stack: StackConfig | None = getattr(model, name)
-        if stack is None:
-            continue
-        own = target if stack is model.last_stack else source or target
-        reads = source if stack is model.decoder and model.reads_encoder else 0
-        # A gather and a sum of attention, feed-forward and cross attention, whose keys are one more.
-        each = (4 + 2 * bool(reads)) * own + reads
-        # A block that is computed again stops at what it kept last: the input of its last product.
-        kept_behind = stack.norm_placement != "pre" or stack.dropout or stack.layer_scale or stack.drop_path
+    counts = counts_of(task.model)
+    for one in counts.stacks:
+        tokens = target if one is counts.stacks[-1] else source or target
         again = engine.activation_checkpointing != "none"
-        repeated = -(-stack.layers // engine.activation_checkpointing_every) if again else 0
-        found += stack.width * size * (each * (2 * stack.layers + repeated) - (0 if kept_behind else own) * repeated)
-        # Of ids: positions of rotations; and of tokens, the sum of whose vectors has a gradient.
-        found += ids * own * (stack.is_rotary + stack.value_embeddings)
-        found += own * (ids + 2 * size * stack.table_width)
-    if model.head.record.scores_words:
+        repeated = -(-one.layers // engine.activation_checkpointing_every) if again else 0
+        found += one.collected(tokens, source if one.reads_encoder else 0, repeated, size)
+    if task.model.head.record.scores_words:
         chosen = round(target * task.head_share)
-        found += chosen * (ids + _STATISTICS * task.tensor + 2 * size * model.head_width)
+        found += chosen * (ids + _STATISTICS * task.tensor + 2 * size * counts.head_width)
     return found
-
-
-def _count_layers(model: AnyModelConfig) -> int:
-    """Returns the number of blocks, those of further modules too."""
-    layers = sum(stack.layers for stack in (model.encoder, model.decoder) if stack is not None)
-    if isinstance(model, RecurrentConfig):
-        return layers
-    return layers + model.multi_token + (_count_layers(model.generator) if model.generator_heads else 0)
 
 
 def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, device: str = "cuda") -> Work:
     """Counts the work of a rank."""
-    model = task.model
+    counts = counts_of(task.model)
     values = task.values
     engine = layout.engine
     plain = engine.model_copy(
@@ -188,7 +166,7 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         forward=task.flops.forward.part(task.row_ranks),
         micro=layout.micro,
         recompute=recompute_share(task, engine),
-        width=model.last_stack.width,
+        width=counts.width,
         kept_bytes=activation_bytes(task, plain, layout.micro).kept,
         logits=layout.micro * task.columns.target * scored.head_share * rows,
         parameters=values.weights,
@@ -197,7 +175,7 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         gradient_bytes=engine.gradient_bytes,
         gathered=gathers.gathered + 2 * adapters,
         small=gathers.small,
-        layers=_count_layers(model),
+        layers=counts.num_blocks,
         state_bytes=(state.gradients + state.optimizer) * values.trained,
         offload_bytes=offload,
         accumulation=layout.accumulation,

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
-from pretrain.config.model import AnyModelConfig, RecurrentConfig
+from pretrain.config.model import AnyModelConfig
+from pretrain.config.model.parts import counts_of
 from pretrain.config.run import RunConfig
 from pretrain.plan.flops import TrainingFlops, count_flops
 from pretrain.plan.trained import TrainableSubset, Values, count_values, plan_trained
@@ -55,9 +55,10 @@ class TrainingTask:
     @property
     def generator(self) -> "TrainingTask | None":
         """Task of the generator of replaced tokens (`model.generator_heads`); None: there is none."""
-        if isinstance(self.model, RecurrentConfig) or not self.model.generator_heads:
+        model = counts_of(self.model).generator
+        if model is None:
             return None
-        return replace(self, model=self.model.generator, head_share=self.generator_share, trained=None)
+        return replace(self, model=model, head_share=self.generator_share, trained=None)
 
     @property
     def trains_head(self) -> bool:
@@ -171,12 +172,3 @@ def task_of(config: RunConfig, model: AnyModelConfig | None = None) -> TrainingT
         config.parallel.tensor,
         generator_share=config.objective.generator_share,
     )
-
-
-def copies_of_heads(heads: int, kv_heads: int, ranks: int) -> int:
-    """Returns how often each key-value head is sent, where `ranks` share rows and the query heads.
-
-    A copy serves as many query heads as divide both those of a rank and those of a key-value head.
-    """
-    group = heads // kv_heads
-    return group // gcd(heads // ranks, group)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pretrain.config.engine import EngineConfig
 from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.lengths import RowLengths
-from pretrain.config.model import AnyModelConfig, ModelConfig
+from pretrain.config.model import AnyModelConfig
 from pretrain.config.model.parts.counts import NamedWeight, Shape
 from pretrain.errors import ConfigError
 from pretrain.kinds.optimizer import LONGEST_SQUARED
@@ -146,7 +146,7 @@ def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: Finet
 
 
 def adapter_bytes(
-    model: ModelConfig, trained: TrainableSubset, engine: EngineConfig, lengths: RowLengths, micro: int
+    model: AnyModelConfig, trained: TrainableSubset, engine: EngineConfig, lengths: RowLengths, micro: int
 ) -> int:
     """Counts the result of A; B's for `selective`, else under dropout A's input and its mask."""
     mode = engine.activation_checkpointing

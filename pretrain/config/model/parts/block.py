@@ -1,7 +1,9 @@
 """A block of a stack: its sub-layers, and norms and factors around each."""
 
-from pretrain.config.model.parts import attention, experts, feedforward, norm
-from pretrain.config.model.parts.counts import FlopCounter, NamedWeight, RowTokens, Weights
+from typing import NamedTuple
+
+from pretrain.config.model.parts import attention, experts, feedforward, norm, values
+from pretrain.config.model.parts.counts import FlopCounter, Kept, MicroBatch, NamedWeight, RowTokens, Weights
 from pretrain.config.model.stack import StackConfig
 
 
@@ -86,3 +88,77 @@ def flops(
         result = feedforward.flops(count, stack, layer, row.tokens, read)
     passed.add("feedforward", result)
     return passed.has_gradient, own
+
+
+class BlockBytes(NamedTuple):
+    """Bytes that a block keeps, by the mode of activation checkpointing."""
+
+    none: int
+    selective: int
+    full: int
+
+
+def dropout_bytes(batch: MicroBatch, stack: StackConfig) -> int:
+    """Returns bytes that dropout remembers of a value: a flag on CUDA, a factor on a CPU."""
+    if not stack.dropout:
+        return 0
+    return batch.compute if batch.on_cpu else 1
+
+
+def _kept_around(batch: MicroBatch, stack: StackConfig, *, normed: bool = True, shared: bool | str = False) -> int:
+    """Returns bytes a token of a sub-layer's input, norms, dropout and scale; `shared`: the stack's `parallel`."""
+    # The gradient of learned factors needs the result that they scale.
+    scaled = 0
+    if stack.layer_scale is not None:
+        is_normed_after = stack.norm_placement in ("output", "sandwich")
+        scaled = batch.residual if is_normed_after else batch.compute
+    # The columns of all ranks that share matrices; attention has read the same stream or input.
+    read = batch.tensor * batch.compute
+    if shared is True:
+        read -= batch.residual
+    if shared == "one_norm" and not batch.copied and batch.tensor == 1:
+        read = 0
+    norms = (normed + (stack.norm_placement == "sandwich")) * (shared != "one_norm")
+    each = read + dropout_bytes(batch, stack) + scaled
+    return stack.width * each + norms * norm.kept(batch, stack)
+
+
+def tile(batch: MicroBatch, stack: StackConfig, number: int) -> Kept:
+    """Counts a token of a block's feed-forward layer or experts, without their input."""
+    if stack.experts is not None and stack.has_experts(number):
+        return experts.kept(batch, stack, stack.experts)
+    return feedforward.kept(batch, stack)
+
+
+def _kept_feedforward(batch: MicroBatch, stack: StackConfig, number: int) -> Kept:
+    around = _kept_around(batch, stack, shared=stack.parallel)
+    if batch.tiles > 1:
+        # The columns of other ranks are gathered again with each tile, and go with it.
+        return Kept(around - (batch.tensor - 1) * stack.width * batch.compute)
+    inside = tile(batch, stack, number)
+    return Kept(around + inside.whole, inside.products)
+
+
+def kept(batch: MicroBatch, stack: StackConfig, number: int) -> BlockBytes:
+    """Counts a micro-batch in a block."""
+    around = _kept_around(batch, stack, normed=stack.norms_attention(number))
+    mixed = attention.kept(batch, stack, number)
+    layers = [Kept(around + mixed.whole, mixed.products), _kept_feedforward(batch, stack, number)]
+    if stack.experts is None:
+        values_copied = feedforward.num_values(stack, stack.expert_width)
+    else:
+        values_copied = experts.num_values(stack, stack.experts)
+    values_copied += attention.num_values(stack)
+    if batch.source_length:
+        crossed = attention.cross_kept(batch, stack)
+        layers.append(Kept(_kept_around(batch, stack) + crossed.whole, crossed.products))
+        values_copied += attention.num_values(stack)
+    if stack.residual_scalars and number > 0:
+        layers.append(Kept(stack.width * batch.residual))  # the stream before the scalars
+    source = attention.source_kept(batch, stack) * batch.rows * batch.source_length
+    whole = sum(layer.whole for layer in layers) * batch.tokens + source
+    products = sum(layer.products for layer in layers) * batch.tokens + source
+    products += attention.score_bytes(batch, stack)
+    entry = stack.width * batch.residual * batch.tokens
+    shown = values.kept_first(batch, stack, number) * batch.tokens
+    return BlockBytes(whole + batch.copied * values_copied, entry + products, entry + shown)

@@ -3,10 +3,12 @@
 weights    names and shapes of its parameters, with what a stage asks of each
 flops      products with weights, and of attention, added to a `FlopCounter`; returned is whether
            the result has a gradient
+kept       bytes that autograd keeps of a token of a `MicroBatch`, and of these the results of products
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 Shape = tuple[int, ...]
@@ -126,3 +128,47 @@ class RowTokens(NamedTuple):
     tokens: int
     source: int | None = None  # tokens of the source, for cross attention. None: it has none
     is_encoded: bool = False  # the output of the encoder has a gradient
+
+
+STATISTIC = 4
+"""Bytes of a mean, a standard deviation or a log-sum-exp: fp32 in every precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows of a stack on a rank, and the way in which an engine runs them."""
+
+    rows: int
+    length: int  # columns of a row
+    source_length: int  # columns of the encoder's output that cross attention reads. 0: it has none
+    causal: bool
+    compute: int  # bytes of operands and results of matrix products and attention
+    residual: int  # bytes of the stream between blocks, and of inputs of norms: fp32 under autocast
+    on_cpu: bool  # no fused kernels for RMSNorm, and none for dropout of attention weights
+    compiles: bool
+    tiles: int = 1  # parts in which feed-forward layers run
+    sequence: int = 1  # ranks that share a row
+    tensor: int = 1  # ranks that share matrices, and a row
+    shares_experts: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens on this rank."""
+        return self.rows * self.length
+
+    @property
+    def copied(self) -> int:
+        """Bytes of the copy that autocast makes of each value of a weight; 0: it makes none."""
+        return self.compute if self.compute != self.residual else 0
+
+    @property
+    def exact(self) -> int:
+        """Bytes that a norm step by step keeps of a value: what it divided in fp32, and its result."""
+        return 4 if self.compute == 4 else 8
+
+
+class Kept(NamedTuple):
+    """Bytes kept for the backward pass."""
+
+    whole: int
+    products: int = 0  # results of matrix products and attention among them

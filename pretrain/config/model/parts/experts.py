@@ -2,7 +2,7 @@
 
 from pretrain.config.model.experts import ExpertsConfig
 from pretrain.config.model.parts import feedforward
-from pretrain.config.model.parts.counts import FlopCounter, Weights, linear
+from pretrain.config.model.parts.counts import STATISTIC, FlopCounter, Kept, MicroBatch, Weights, linear
 from pretrain.config.model.stack import StackConfig
 
 
@@ -28,3 +28,32 @@ def flops(count: FlopCounter, stack: StackConfig, experts: ExpertsConfig, name: 
     result = feedforward.flops(count, stack, name, tokens * experts.top_k, reads)
     shared = bool(experts.shared) and feedforward.flops(count, stack, f"{name}.shared", tokens, reads)
     return weighed or result or shared
+
+
+def kept(batch: MicroBatch, stack: StackConfig, experts: ExpertsConfig) -> Kept:
+    """Counts a row of each expert that a token chooses, before and after it; and shared experts."""
+    row = stack.width * batch.compute
+    inside = feedforward.kept_inside(batch, stack, stack.expert_width)
+    # The router in fp32: logits and scores, twice where the scores of a sigmoid are divided by their
+    # sum; weights and sums before a division; three indices of a row.
+    scores = experts.count * STATISTIC * (2 if experts.scores == "softmax" else 4)
+    routed = experts.top_k * (3 * 8 + 3 * STATISTIC) + scores
+    routed += 0 if batch.compute == 4 else 4 * stack.width  # its input in fp32
+    routed += experts.top_k * 2 * 8 * (stack.bias + batch.shares_experts)
+    whole = routed + experts.top_k * (2 * row + inside.whole)
+    products = experts.count * STATISTIC + experts.top_k * (row + inside.products)
+    if experts.shared:
+        inside = feedforward.kept_inside(batch, stack, experts.shared * stack.expert_width)
+        whole += inside.whole
+        products += inside.products + row
+    return Kept(whole, products)
+
+
+def num_values(stack: StackConfig, experts: ExpertsConfig) -> int:
+    """Returns the values of the matrices of all experts, of which autocast makes copies."""
+    return (experts.count + experts.shared) * feedforward.num_values(stack, stack.expert_width)
+
+
+def routed_bytes(stack: StackConfig, experts: ExpertsConfig, tokens: int, compute: int) -> tuple[int, int]:
+    """Returns bytes of the rows that go to the experts of a layer and back, and of their counts."""
+    return 2 * experts.top_k * tokens * stack.width * compute, 4 * experts.count

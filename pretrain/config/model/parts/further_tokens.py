@@ -1,8 +1,8 @@
 """Modules that predict further tokens (`model.multi_token`)."""
 
 from pretrain.config.model.parts import attention, block, head, norm, position
-from pretrain.config.model.parts.counts import FlopCounter, RowTokens, Weights, linear
-from pretrain.config.model.stack import predictor_number
+from pretrain.config.model.parts.counts import FlopCounter, MicroBatch, RowTokens, Weights, linear
+from pretrain.config.model.stack import StackConfig, predictor_number
 from pretrain.config.model.transformer import ModelConfig
 
 
@@ -34,3 +34,9 @@ def flops(count: FlopCounter, model: ModelConfig, tokens: int, state: bool) -> N
         pairs = attention.pairs(count, stack, -1, tokens, causal=True)
         state, _ = block.flops(count, stack, name, like, RowTokens(tokens), pairs, stream=state, bias=bias)
         head.flops(count, model, tokens, count.norm(f"multi_token.norms.{number}", state))
+
+
+def kept_join(batch: MicroBatch, stack: StackConfig) -> int:
+    """Returns bytes of a module outside of its block: norms, a pair of vectors."""
+    norms = (3 - (stack.norm_placement == "post")) * norm.kept(batch, stack)
+    return batch.tokens * (norms + 2 * stack.width * batch.compute)

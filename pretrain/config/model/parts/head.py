@@ -1,7 +1,7 @@
 """The head of a model, and the pooler before it (`model.head`, `model.pooler`)."""
 
 from pretrain.config.model.parts import norm
-from pretrain.config.model.parts.counts import FlopCounter, NamedWeight, Weights, linear
+from pretrain.config.model.parts.counts import STATISTIC, FlopCounter, MicroBatch, NamedWeight, Weights, linear
 from pretrain.config.model.transformer import ModelConfig
 
 
@@ -32,3 +32,18 @@ def flops(count: FlopCounter, model: ModelConfig, tokens: int, reads: bool) -> N
         reads = count.norm("head.norm", count.linear("head.transform", tokens, reads, "head"))
     weight = count.has("embedding.weight" if model.tied_embeddings else "head.weight")
     count.add("head", model.num_head_rows * model.head_width * tokens, reads + weight)
+
+
+def kept(batch: MicroBatch, model: ModelConfig, positions: int, *, trains_head: bool) -> tuple[int, int]:
+    """Returns bytes of the layers before the scores, and of the gradients that the loss makes forward."""
+    if model.head.kind == "none":
+        return 0, 0
+    stack = model.last_stack
+    width = model.head_width
+    before = 0
+    if model.head.transform:
+        before = positions * ((stack.width + width) * batch.compute + norm.kept(batch, stack, width))
+    if model.restores:  # pixels, predicted ones and their difference, by autograd
+        return before, positions * (width * batch.compute + 3 * model.num_head_rows * STATISTIC)
+    sums = model.num_head_rows // batch.tensor * (width + model.head.bias) if trains_head else 0
+    return before, (1 + model.multi_token) * (positions * width + sums) * batch.compute

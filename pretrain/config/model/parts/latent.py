@@ -1,6 +1,6 @@
 """Latent attention (`model.decoder.latent`)."""
 
-from pretrain.config.model.parts.counts import FlopCounter, NamedWeight, Weights, linear
+from pretrain.config.model.parts.counts import STATISTIC, FlopCounter, Kept, MicroBatch, NamedWeight, Weights, linear
 from pretrain.config.model.stack import LatentConfig, StackConfig
 
 
@@ -34,3 +34,16 @@ def flops(
     count.add("attention", stack.heads * stack.per_head_width * pairs, query + (key or down))
     count.add("attention", stack.heads * latent.value_width * pairs, scores + key)
     return count.linear(f"{name}.output", tokens, scores)
+
+
+def kept(batch: MicroBatch, stack: StackConfig, latent: LatentConfig) -> Kept:
+    """Counts a token: vectors that are projected down twice, before and after their norm."""
+    wide = stack.heads * stack.per_head_width * batch.compute
+    ranks = latent.kv_rank + (latent.query_rank or 0)
+    norms = ranks * batch.exact * batch.on_cpu + 2 * STATISTIC
+    down = (ranks + latent.rope_width) * batch.compute
+    values = stack.heads * latent.value_width * batch.compute  # as the output projection reads them
+    mixed = wide + STATISTIC * stack.heads
+    up = stack.heads * (2 * stack.per_head_width - latent.rope_width + latent.value_width) * batch.compute
+    whole = down + ranks * batch.compute + norms + 3 * wide + mixed + values
+    return Kept(whole, down + up + mixed + stack.width * batch.compute)

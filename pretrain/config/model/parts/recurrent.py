@@ -4,6 +4,7 @@ import math
 
 from pretrain.config.model.parts import head
 from pretrain.config.model.parts.counts import FlopCounter, NamedWeight, Weights
+from pretrain.config.model.parts.stack import StackCounts
 from pretrain.config.model.recurrent import RecurrentConfig, RecurrentStackConfig
 
 CELL_GATES = {"rnn": 1, "gru": 3, "lstm": 4}
@@ -19,6 +20,27 @@ class RecurrentCounts:
 
     def __init__(self, model: RecurrentConfig) -> None:
         self.model = model
+        self.stacks: list[StackCounts] = []
+        self.generator = None
+        self.has_head = True
+        self.reads_table_twice = False
+
+    @property
+    def _input_width(self) -> int:
+        """Width of the decoder's input: a token, and attention where that is fed back."""
+        return self.model.decoder.width * (2 if self.model.feeds_back else 1)
+
+    @property
+    def width(self) -> int:
+        """Width D of states and outputs."""
+        return self.model.decoder.width
+
+    head_width = width
+
+    @property
+    def num_blocks(self) -> int:
+        """Layers of all stacks."""
+        return self.model.decoder.layers + (self.model.encoder.layers if self.model.encoder else 0)
 
     def weights(self) -> Weights:
         """Yields every parameter; a shared one has its first name only."""
@@ -28,7 +50,7 @@ class RecurrentCounts:
         yield NamedWeight("embedding.weight", (model.padded_vocab_size, width), "embedding", is_table=True)
         if model.encoder is not None:
             yield from _cell_weights("encoder", model.encoder, model.encoder.width)
-        yield from _cell_weights("decoder", model.decoder, decoder_input_width(model))
+        yield from _cell_weights("decoder", model.decoder, self._input_width)
         if model.attention == "bahdanau":
             yield NamedWeight("decoder.score.query.weight", (width, width), group)
             yield NamedWeight("decoder.score.energy.weight", (1, width), group)
@@ -52,18 +74,32 @@ class RecurrentCounts:
         count.add("head", self.model.padded_vocab_size * width * target, 2)
         return {}
 
+    def names_in_order(self) -> list[str]:
+        """Returns the names of parameters in the order of use."""
+        return [weight.name for weight in self.weights()]
+
+    def kept(self, rows: int, target: int, source: int, compute: int) -> int:
+        """Returns bytes of cells, head and attention; additive attention keeps a vector a pair of tokens.
+
+        Right to within about a third.
+        """
+        model, width = self.model, self.width
+        elements = target * _cell_elements(model.decoder, self._input_width)
+        if model.encoder is not None:
+            elements += source * _cell_elements(model.encoder, width)
+        if model.attention != "none":
+            elements += target * 3 * width + source * width
+            elements += target * source * (2 + (width if model.attention == "bahdanau" else 0))
+        head_values = target * width * rows + model.padded_vocab_size * width
+        return compute * (rows * elements + head_values)
+
     def _count_weights(self, *beginnings: str) -> int:
         ours = [weight for weight in self.weights() if weight.name.startswith(beginnings)]
         return sum(math.prod(weight.shape) for weight in ours)
 
 
-def decoder_input_width(model: RecurrentConfig) -> int:
-    """Returns the width of the decoder's input: a token, and attention where that is fed back."""
-    return model.decoder.width * (2 if model.feeds_back else 1)
-
-
-def cell_elements(stack: RecurrentStackConfig, input_width: int) -> int:
-    """Returns the values a position that the layers of a recurrent stack keep for the backward pass."""
+def _cell_elements(stack: RecurrentStackConfig, input_width: int) -> int:
+    """Returns the values a position that the layers of a stack keep for the backward pass."""
     inputs = input_width + stack.width * (stack.layers - 1)
     states = stack.layers * _KEPT_STATES[stack.cell] * stack.width
     return inputs + states + (2 * stack.width if stack.dropout else 0)

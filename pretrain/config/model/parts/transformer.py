@@ -1,9 +1,9 @@
 """Counts of a Transformer: of its embeddings, stacks, further modules and head, added up."""
 
 from pretrain.config.model import GENERATOR
-from pretrain.config.model.parts import attention, block, embedding, further_tokens, head, norm, position, values
-from pretrain.config.model.parts.counts import FlopCounter, NamedWeight, RowTokens, Weights, linear
-from pretrain.config.model.stack import StackConfig
+from pretrain.config.model.parts import embedding, further_tokens, head
+from pretrain.config.model.parts.counts import FlopCounter, MicroBatch, RowTokens, Weights
+from pretrain.config.model.parts.stack import StackCounts
 from pretrain.config.model.transformer import ModelConfig
 
 
@@ -12,19 +12,68 @@ class TransformerCounts:
 
     def __init__(self, model: ModelConfig) -> None:
         self.model = model
+        named = [name for name in ("encoder", "decoder") if getattr(model, name) is not None]
+        self.stacks = [StackCounts(model, name) for name in named]
+
+    @property
+    def width(self) -> int:
+        """Width D of the hidden states that the head reads."""
+        return self.stacks[-1].width
+
+    @property
+    def has_head(self) -> bool:
+        """True if it scores something, and does not end with hidden states."""
+        return self.model.head.kind != "none"
+
+    @property
+    def head_width(self) -> int:
+        """Width of the input of the scores."""
+        return self.model.head_width
+
+    @property
+    def reads_table_twice(self) -> bool:
+        """True if the table of tokens is the weight of the head too."""
+        return self.model.tied_embeddings
+
+    @property
+    def generator(self) -> ModelConfig | None:
+        """Model of masked tokens, whose samples replace them in training. None: there is none."""
+        return self.model.generator if self.model.generator_heads else None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all stacks, further modules and a generator."""
+        own = sum(len(stack.numbers) for stack in self.stacks)
+        return own if self.generator is None else own + TransformerCounts(self.generator).num_blocks
 
     def weights(self) -> Weights:
         """Yields every parameter; a shared one has its first name only."""
         model = self.model
         yield from embedding.weights(model)
-        if model.encoder is not None:
-            yield from _stack_weights(model, "encoder", model.encoder, reads_encoder=False)
-        if model.decoder is not None:
-            yield from _stack_weights(model, "decoder", model.decoder, reads_encoder=model.reads_encoder)
+        for stack in self.stacks:
+            yield from stack.weights()
         yield from further_tokens.weights(model)
         yield from head.weights(model)
         if model.generator_heads:
             yield from self._generator_weights()
+
+    def names_in_order(self) -> list[str]:
+        """Returns the names of parameters in the order of use; a generator reads some before the model."""
+        names = [weight.name for weight in self.weights()]
+        if self.generator is None:
+            return names
+        reads = self.model.generator_reads
+        read = [weight.name for weight in TransformerCounts(self.generator).weights()]
+        first = [name if name.startswith(reads) else GENERATOR + name for name in read]
+        return [*first, "embedding.weight", *(name for name in names if not name.startswith(GENERATOR))]
+
+    def norms_first(self, block: str) -> bool:
+        """Returns True if the sub-layers of a block read a norm, and add what they make as it is."""
+        if block.startswith(GENERATOR):
+            assert self.generator is not None
+            return TransformerCounts(self.generator).norms_first(block.removeprefix(GENERATOR))
+        named = {stack.name: stack for stack in self.stacks}
+        return named.get(block.split(".")[0], self.stacks[-1]).norms_first
 
     def _generator_weights(self) -> Weights:
         for weight in TransformerCounts(self.model.generator).weights():
@@ -41,63 +90,27 @@ class TransformerCounts:
         model = self.model
         frozen: dict[str, int] = {}
         stream = False
-        if model.encoder is not None:
-            tokens = target if model.decoder is None else source
-            patches = False
-            if model.input is not None:
+        for stack in self.stacks:
+            is_last = stack is self.stacks[-1]
+            tokens = target if is_last else source
+            reads = False
+            if stack.name == "decoder":
+                if model.has_bridge:
+                    stream = count.linear("bridge", source, stream)
+                reads = model.restores and (stream or count.has("mask.weight"))
+            elif model.input is not None:
                 cut = tokens - model.input.num_before
-                patches = count.linear(f"{embedding.patches_name(model)}.projection", cut, reads=False)
-            row = RowTokens(tokens)
-            stream, frozen["encoder"] = _stack_flops(count, model, "encoder", model.encoder, row, patches)
-        if model.decoder is not None:
-            if model.has_bridge:
-                stream = count.linear("bridge", source, stream)
-            restored = model.restores and (stream or count.has("mask.weight"))
-            row = RowTokens(target, source if model.reads_encoder else None, stream)
-            stream, frozen["decoder"] = _stack_flops(count, model, "decoder", model.decoder, row, restored)
+                reads = count.linear(f"{embedding.patches_name(model)}.projection", cut, reads=False)
+            row = RowTokens(tokens, source if stack.reads_encoder else None, stream)
+            stream, frozen[stack.name] = stack.flops(count, row, reads)
         head.flops(count, model, target, stream)
         further_tokens.flops(count, model, target, stream)
         return frozen
 
+    def encoded(self, batch: MicroBatch, source: int) -> int:
+        """Returns bytes of the encoder's output, which every decoder block reads, or of the bridge."""
+        return batch.rows * source * self.stacks[0].width * batch.residual * (len(self.stacks) - 1)
 
-def _stack_weights(model: ModelConfig, name: str, stack: StackConfig, *, reads_encoder: bool) -> Weights:
-    yield from position.weights(stack, name, model.first_position(name) + model.positions_of(name))
-    if stack.token_types:
-        shape = (stack.token_types, stack.table_width)
-        yield NamedWeight(f"{name}.token_type.weight", shape, "embedding")
-    yield from values.tables(stack, name, model.padded_vocab_size if stack.value_embeddings else 0)
-    if stack.input_norm:
-        yield from norm.weights(stack, f"{name}.input_norm", stack.table_width)
-    if stack.embedding_width:
-        yield from linear(f"{name}.expand", stack.embedding_width, stack.width, True, "embedding")
-    for number in range(stack.layers):
-        yield from block.weights(stack, f"{name}.blocks.{number}", number, reads_encoder=reads_encoder)
-    if stack.norm_placement != "post":
-        yield from norm.weights(stack, f"{name}.norm")
-
-
-def _stack_flops(
-    count: FlopCounter, model: ModelConfig, name: str, stack: StackConfig, row: RowTokens, reads: bool
-) -> tuple[bool, int]:
-    """Adds all blocks; returns also how many of the first no gradient reaches.
-
-    `reads`: the input has a gradient besides that of tables.
-    """
-    frozen = 0
-    first_values = False
-    bias = position.has_bias_gradient(count, stack, name)
-    stream = reads or embedding.has_gradient(count, model, name) or position.has_gradient(count, stack, name)
-    stream = count.norm(f"{name}.input_norm", stream)
-    if stack.embedding_width:
-        stream = count.linear(f"{name}.expand", row.tokens, stream)
-    causal = name == "decoder" and not model.restores
-    for number in range(stack.layers):
-        pairs = attention.pairs(count, stack, number, row.tokens, causal=causal)
-        mixed = first_values or values.has_gradient(count, stack, name, number)
-        stream, own = block.flops(
-            count, stack, f"{name}.blocks.{number}", number, row, pairs, stream=stream, bias=bias, mixed=mixed
-        )
-        if stack.value_residual and number == 0:
-            first_values = own
-        frozen += not stream
-    return count.norm(f"{name}.norm", stream), frozen
+    def head(self, batch: MicroBatch, positions: int, *, trains_head: bool) -> tuple[int, int]:
+        """Returns bytes of the layers before the scores, and of the gradients that the loss makes forward."""
+        return head.kept(batch, self.model, positions, trains_head=trains_head)
