@@ -11,6 +11,7 @@ from pretrain.objective.loss import sum_token_loss
 from pretrain.train.step import TrainModule
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.lent import check_gradients, lend
+from tests.helpers.theirs import makers
 from tests.parity.exchange import check_round_trip
 from tests.unit.model.tiny import packed_batch, random_batch
 
@@ -171,7 +172,7 @@ LONGROPE = MappingProxyType({
     "long_factor": [2.0, 3.0, 5.5, 8.0], "original_max_position_embeddings": 16,
 })  # fmt: skip
 MAKERS = {
-    "gpt2": gpt2,
+    **makers("decoder"),
     "gpt2-unusual": lambda: gpt2(
         tie_word_embeddings=False, scale_attn_weights=False, n_inner=80, activation_function="gelu"
     ),
@@ -184,26 +185,18 @@ MAKERS = {
         rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
         attention_bias=True, mlp_bias=True, num_key_value_heads=6, head_dim=10, hidden_act="gelu",
     ),
-    "mistral": mistral,
     "qwen2": lambda: qwen2(tie_word_embeddings=True),
     "qwen2-windows": lambda: qwen2(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
-    "qwen3": qwen3,
-    "mixtral": mixtral,
     "mixtral-windows": lambda: mixtral(sliding_window=WINDOW, router_aux_loss_coef=0.0),
     "qwen3_moe": lambda: qwen3_moe(norm_topk_prob=True),
     "qwen3_moe-unusual": lambda: qwen3_moe(use_sliding_window=True, sliding_window=WINDOW, tie_word_embeddings=True),
-    "olmo": olmo,
     "olmo-unusual": lambda: olmo(tie_word_embeddings=True, num_key_value_heads=6, attention_bias=True),
-    "olmo2": olmo2,
     "olmo2-unusual": lambda: olmo2(tie_word_embeddings=True, num_key_value_heads=6, rms_norm_eps=1e-3),
-    "olmoe": olmoe,
     "olmoe-unusual": lambda: olmoe(norm_topk_prob=True, num_key_value_heads=6, rms_norm_eps=1e-3),
-    "gpt_oss": gpt_oss,
     "gpt_oss-unusual": lambda: gpt_oss(
         rope_parameters=dict(YARN_SCALING), layer_types=["full_attention", "sliding_attention", "sliding_attention"],
         tie_word_embeddings=True, num_key_value_heads=6, swiglu_limit=0.1, rms_norm_eps=1e-3,
     ),
-    "deepseek_v3": deepseek_v3,
     "deepseek_v3-unusual": lambda: deepseek_v3(
         rope_parameters=YARN_SCALING | {"mscale": 0.7, "mscale_all_dim": 1.5}, q_lora_rank=None, n_group=1,
         topk_group=1, first_k_dense_replace=0, n_shared_experts=1, norm_topk_prob=False, v_head_dim=20,
@@ -222,7 +215,6 @@ MAKERS = {
         layer_types=[f"{'sliding' if slides else 'full'}_attention" for slides in (0, 1, 1, 0, 1)],
     ),
     "qwen3-attention-biases": lambda: qwen3(attention_bias=True),
-    "olmo3": olmo3,
     "olmo3-unusual": lambda: olmo3(
         rope_parameters={
             "full_attention": YARN_SCALING | {"rope_theta": 700.0},
@@ -231,17 +223,14 @@ MAKERS = {
         attention_bias=True, tie_word_embeddings=True, layer_types=["full_attention", "sliding_attention"] * 2,
         initializer_range=0.2,
     ),
-    "smollm3": smollm3,
     "smollm3-unusual": lambda: smollm3(
         no_rope_layers=[0, 1, 1, 0], use_sliding_window=True, sliding_window=WINDOW, attention_bias=True,
         rope_parameters=dict(LLAMA3_SCALING), tie_word_embeddings=False,
     ),
-    "granite": granite,
     "granite-unusual": lambda: granite(
         attention_bias=True, tie_word_embeddings=True, rope_parameters=YARN_SCALING | {"mscale": 0.7,
         "mscale_all_dim": 1.5}, logits_scaling=7.0, num_key_value_heads=6,
     ),
-    "phi3": phi3,
     "phi3-longrope": lambda: phi3(
         sliding_window=None, head_dim=8, partial_rotary_factor=0.5, original_max_position_embeddings=16,
         rope_parameters=LONGROPE | {"short_factor": [1.0, 1.1], "long_factor": [2.0, 5.5]}, tie_word_embeddings=True,
@@ -253,7 +242,7 @@ MAKERS = {
         attn_logit_softcapping=None, layer_types=["full_attention", "sliding_attention", "sliding_attention"],
         attention_bias=True, tie_word_embeddings=False, final_logit_softcapping=None,
     ),
-    "gemma3": lambda: gemma3(num_hidden_layers=6),
+    "gemma3_text": lambda: gemma3(num_hidden_layers=6),
     "gemma3-unusual": lambda: gemma3(
         layer_types=["full_attention", "full_attention", "sliding_attention"], final_logit_softcapping=1.3,
         rope_parameters={
@@ -261,29 +250,23 @@ MAKERS = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
         },
     ),
-    "gpt_neox": gpt_neox,
     "gpt_neox-unusual": lambda: gpt_neox(
         use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True, hidden_act="silu",
         rope_parameters={"rope_type": "linear", "factor": 2.5, "partial_rotary_factor": 0.25, "rope_theta": 77.0},
     ),
-    "phi": phi,
     "phi-norms": lambda: phi(qk_layernorm=True, layer_norm_eps=1e-2),
-    "stablelm": stablelm,
     "stablelm-unusual": lambda: stablelm(
         use_parallel_residual=True, use_qkv_bias=True, num_key_value_heads=6, tie_word_embeddings=True,
     ),
     "stablelm-norms": lambda: stablelm(qk_layernorm=True, use_parallel_residual=True, layer_norm_eps=1e-2),
     "stablelm-norm-of-one-head": lambda: stablelm(qk_layernorm=True, num_key_value_heads=1),
-    "falcon": falcon,
     "falcon-new": lambda: falcon(new_decoder_architecture=True, num_kv_heads=2, tie_word_embeddings=False),
     "falcon-unusual": lambda: falcon(
         multi_query=False, parallel_attn=False, bias=True, activation="silu", ffn_hidden_size=None,
     ),
-    "cohere": cohere,
     "cohere-unusual": lambda: cohere(attention_bias=True, tie_word_embeddings=False, num_key_value_heads=6),
     "cohere-norms": lambda: cohere(use_qk_norm=True, layer_norm_eps=1e-2),
     "cohere-norm-of-one-head": lambda: cohere(use_qk_norm=True, num_key_value_heads=1),
-    "cohere2": cohere2,
 }  # fmt: skip
 
 

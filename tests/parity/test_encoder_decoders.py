@@ -17,6 +17,7 @@ from pretrain.model.attention import KVCache
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch, StackRows
 from tests.helpers.lent import check_gradients, lend
+from tests.helpers.theirs import makers
 from tests.parity.exchange import check_round_trip
 from tests.unit.model.tiny import build, packed_pairs, random_pairs
 
@@ -83,6 +84,7 @@ def bart(name="Bart", **values):
 
 
 MAKERS = {
+    **makers("encoder+decoder", special_tokens={"pad": PAD, "eos": 1, "start": 0}),
     "t5": t5,
     "t5-v1.1": t5_v1_1,
     "t5-v1.1-tied": t5_as_transformers_5_trains_it,
@@ -93,7 +95,7 @@ MAKERS = {
     "mt5-own-head": lambda: t5("MT5", own=True, feed_forward_proj="relu"),
     "umt5": lambda: t5("UMT5", relative_attention_num_buckets=10),
     "umt5-own-head": lambda: t5("UMT5", own=True),
-    "opus-mt": lambda: marian(activation_function="swish", scale_embedding=True),
+    "marian": lambda: marian(activation_function="swish", scale_embedding=True),
     "marian-relu": lambda: marian(activation_function="relu"),
     "bart": bart,
     "bart-scaled": lambda: bart(activation_function="relu", scale_embedding=True),

@@ -11,6 +11,7 @@ from pretrain.interop.release import open_release
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.lent import build_imported, check_gradients, lend
+from tests.helpers.theirs import makers
 from tests.parity.exchange import check_round_trip
 from tests.unit.model.tiny import packed_batch, random_batch
 
@@ -40,10 +41,6 @@ def modernbert_config(*, layers=4, **values):
         max_position_embeddings=64, local_attention=8, initializer_range=0.1, pad_token_id=PAD, bos_token_id=1,
         eos_token_id=2, cls_token_id=1, sep_token_id=2, attn_implementation="eager", **values,
     )  # fmt: skip
-
-
-def bert():
-    return transformers.BertForMaskedLM(bert_config())
 
 
 def bare_bert():
@@ -87,13 +84,10 @@ def bare_modernbert():
 
 
 MAKERS = {
-    "bert": bert,
+    **makers("encoder", special_tokens={"pad": PAD, "bos": 1, "eos": 2}),
     "untied-bert": lambda: transformers.BertForMaskedLM(bert_config(tie_word_embeddings=False)),
     "bare-bert": bare_bert,
-    "roberta": roberta,
     "untied-roberta": lambda: roberta(tie_word_embeddings=False, hidden_act="relu"),
-    "xlm-roberta": lambda: roberta("XLMRoberta"),
-    "distilbert": distilbert,
     "untied-distilbert": lambda: distilbert(tie_word_embeddings=False, activation="relu"),
     "electra": lambda: electra(embedding_size=16, hidden_act="relu"),
     "untied-electra": lambda: electra(embedding_size=16, tie_word_embeddings=False),
@@ -112,9 +106,10 @@ def made(request, tmp_path_factory):
 
 def token_types(lent, batch):
     """Random token types for a model that has them, for both models."""
-    if not lent.release.config.encoder.token_types:
+    count = lent.release.config.encoder.token_types
+    if not count:
         return batch, {}
-    types = torch.randint(3, batch.tokens_BT.shape, generator=torch.Generator().manual_seed(1))
+    types = torch.randint(count, batch.tokens_BT.shape, generator=torch.Generator().manual_seed(1))
     typed = Batch(
         batch.tokens_BT,
         batch.targets_BT,

@@ -21,6 +21,7 @@ from pretrain.objective.loss import sum_token_loss
 from pretrain.objective.masked_patches import sum_patch_loss
 from pretrain.types import IGNORE_INDEX, Batch, StackRows
 from tests.helpers.lent import check_gradients, lend
+from tests.helpers.theirs import makers
 from tests.parity.exchange import check_round_trip
 from tests.unit.interop.releases import change_config
 
@@ -61,6 +62,7 @@ def mae(**values):
 
 
 MAKERS = {
+    **makers("encoder", reads="patches"),
     "vit": vit,
     "vit-plain-queries": lambda: vit(qkv_bias=False, num_channels=1, hidden_act="gelu_pytorch_tanh"),
     "bare-vit": bare_vit,

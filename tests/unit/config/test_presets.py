@@ -20,16 +20,12 @@ def test_every_preset_is_a_valid_model(name):
     assert config.vocab_size is None
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "t5-v1.1", "transformer"])
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_every_family_has_a_tiny_preset_of_its_shape(family):
-    # Of any two models, of which ours are these; and a name that is that of the models of images and text.
-    family = {"vision-encoder-decoder": "vit_gpt2", "gemma3_text": "gemma3"}.get(family, family)
-    config = ModelConfig.model_validate(expand_preset({"preset": f"{family}-tiny"}))
-    others = {"gpt_neox": "pythia-", "granite": "granite3-"}.get(family, f"{family}-")
-    names = [name for name in PRESETS if name.startswith((f"{family}-", others))]
-    stacks = [{"encoder", "decoder"} & set(PRESETS[name]) for name in names]
+    config = ModelConfig.model_validate(expand_preset({"preset": family.tiny}))
+    stacks = [{"encoder", "decoder"} & set(size.values) for size in family.sizes.values()]
     assert len(stacks) > 1
-    assert all(set(config.shape.split("+")) == found for found in stacks)
+    assert all(set(config.shape.split("+")) == one for one in stacks)
     assert count_parameters(known_model(config, 1024)) < 2_500_000
 
 

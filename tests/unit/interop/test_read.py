@@ -33,13 +33,7 @@ def refusal(folder, kind=CheckpointError):
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    "preset",
-    [
-        *("gpt2-tiny", "llama-tiny", "mistral-tiny", "mixtral-tiny", "qwen2-tiny", "qwen3-tiny", "qwen3_moe-tiny"),
-        "starcoder2-tiny",
-    ],
-)
+@pytest.mark.parametrize("preset", TINY.values())
 def test_what_was_written_is_read_bit_for_bit(preset, tmp_path):
     config = tiny(preset)
     weights, _ = write_tiny(tmp_path / "model", config)

@@ -7,17 +7,14 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.lengths import RowLengths
 from pretrain.config.model import ModelConfig, RecurrentConfig
 from pretrain.config.presets import expand_preset
-from pretrain.families import FAMILIES
+from pretrain.families import SIZES
 from pretrain.model import build_model, init_weights
 from pretrain.plan.activations import activation_bytes
 from pretrain.plan.task import TrainingTask
 from pretrain.types import Batch
 from tests.unit.plan.kept import kept_bytes, live_tensors
 
-OF_TEXT = [name for name, family in FAMILIES.items() if family.reads == "tokens"]
-# The kind of Gemma 3 without images has the name of a part.
-FAMILIES_OF_TEXT = [name.removesuffix("_text") for name in OF_TEXT]
-PRESETS = [f"{family}-tiny" for family in (*FAMILIES_OF_TEXT, "t5-v1.1", "transformer")]
+PRESETS = [name for name, size in SIZES.items() if name.endswith("-tiny") and "input" not in size.values]
 OTHERS = [name for name in PRESETS if name != "t5-tiny"]
 MODES = ["none", pytest.param("selective", marks=pytest.mark.long), "full"]
 ROWS, LENGTH, SOURCE_LENGTH = 4, 64, 96
