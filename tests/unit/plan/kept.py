@@ -41,14 +41,8 @@ def kept_bytes(config: AnyModelConfig, engine: EngineConfig, rows: int, length: 
     if engine.kind == "deepspeed" and engine.precision == "bf16":
         model = model.to(torch.bfloat16)
     saved = SavedStorages(model)
-    tokens = torch.randint(0, config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0))
-    source = None if source_length is None else StackRows(torch.zeros(rows, source_length, dtype=torch.int64))
-    batch = Batch(tokens, tokens.clone(), source=source)
-    objective = ObjectiveConfig()
-    if getattr(config, "generator_heads", 0):  # a quarter of the tokens is masked
-        objective, places = ObjectiveConfig(kind="replaced"), torch.arange(0, rows * length, 4)
-        draws = torch.rand(len(places), dtype=torch.float64)
-        batch = Batch(tokens, tokens.clone(), target_positions_P=places, draws_P=draws)
+    batch, objective = probe_batch(config, rows, length, source_length)
+    source = batch.source
     autocasts = engine.kind != "deepspeed" and engine.precision == "bf16"
     loss, before = build_loss(objective), live_tensors()
     with (
@@ -64,6 +58,33 @@ def kept_bytes(config: AnyModelConfig, engine: EngineConfig, rows: int, length: 
     for tensor in (batch.tokens_BT, batch.targets_BT, *([] if source is None else [source.tokens_BT])):
         saved.pack(tensor)
     return saved.num_bytes()
+
+
+def probe_batch(
+    config: AnyModelConfig, rows: int, length: int, source_length: int | None
+) -> tuple[Batch, ObjectiveConfig]:
+    """Makes a micro-batch that a model reads, and its objective."""
+    vocab = config.vocab_size or 1
+    tokens = torch.randint(0, vocab, (rows, length), generator=torch.Generator().manual_seed(0))
+    places, kind, draws = None, "causal", None
+    if config.head.kind == "labels":  # of the first position alone
+        places, kind = torch.arange(0, rows * length, length), "images"
+    elif config.head.kind == "pixels":  # of what is not read
+        hidden = torch.arange(length).expand(rows, -1) >= (source_length or 0)
+        places, kind = hidden.flatten().nonzero()[:, 0], "masked_patches"
+    elif getattr(config, "generator_heads", 0):  # a quarter of the tokens is masked
+        places, kind = torch.arange(0, rows * length, 4), "replaced"
+        draws = torch.rand(len(places), dtype=torch.float64)
+    source = None
+    if source_length is not None:
+        seen = torch.arange(source_length).expand(rows, -1).contiguous()
+        positions = seen if kind == "masked_patches" else None
+        source = StackRows(torch.zeros(rows, source_length, dtype=torch.int64), positions_BT=positions)
+    pixels = None
+    if config.input is not None:
+        pixels = torch.rand(rows, *config.input.image_size[:1], config.input.image, config.input.image)
+    batch = Batch(tokens, tokens.clone(), target_positions_P=places, draws_P=draws, source=source, pixels_BCYX=pixels)
+    return batch, ObjectiveConfig(kind=kind)
 
 
 def live_tensors() -> dict[int, Tensor]:

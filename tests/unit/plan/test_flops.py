@@ -14,7 +14,7 @@ from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
 from pretrain.plan.flops import count_flops
 from pretrain.plan.task import TrainingTask
-from pretrain.types import Batch, StackRows
+from pretrain.types import Batch
 from tests.helpers.waiting import LIMIT_S
 
 GPT2 = ModelConfig(
@@ -96,16 +96,6 @@ def test_an_encoder_has_as_many_flops_as_torch_counts_with_any_head(head):
     assert counted_by_torch(config, Batch(tokens, tokens)) == len(tokens) * flops_of(config, 16)
 
 
-@pytest.mark.parametrize("preset", ["transformer-tiny", "marian-tiny", "t5-tiny", "t5-v1.1-tiny"])
-def test_two_stacks_have_as_many_flops_as_torch_counts(preset):
-    config = ModelConfig.model_validate(
-        expand_preset({"preset": preset, "vocab_size": 100, "decoder": {"layers": 3, "ff_width": 40}})
-    )
-    targets, source = torch.randint(0, 100, (3, 16)), torch.randint(0, 100, (3, 24))
-    counted = counted_by_torch(config, Batch(targets, targets, source=StackRows(source)))
-    assert counted == 3 * flops_of(config, 16, source_len=24)
-
-
 def test_a_mixture_counts_the_experts_that_a_token_chooses():
     experts = ExpertsConfig(count=7, top_k=3, width=20, shared=1)
     dense = ModelConfig(decoder=TINY, vocab_size=100, max_seq_len=16)
@@ -167,12 +157,3 @@ def test_a_generator_of_replaced_tokens_has_as_many_flops_as_torch_counts():
         (generator.head(hidden_PD).sum() + model(batch).logits_BTV.sum()).backward()
     task = TrainingTask(config, RowLengths(16, 16), generator_share=0.25)
     assert counter.get_total_flops() == 2 * task.flops.whole.total
-
-
-def test_a_masked_autoencoder_has_as_many_flops_as_torch_counts():
-    """The encoder reads the class token and 4 of 16 patches, the decoder all; the head is at all places here."""
-    config = ModelConfig.model_validate(expand_preset({"preset": "vit_mae-tiny"}))
-    tokens = torch.zeros(2, 17, dtype=torch.int64)
-    source = StackRows(tokens[:, :5], positions_BT=torch.arange(5).expand(2, -1))
-    batch = Batch(tokens, tokens, source=source, pixels_BCYX=torch.rand(2, 3, 16, 16))
-    assert counted_by_torch(config, batch) == 2 * flops_of(config, 17, source_len=5)
