@@ -23,41 +23,6 @@ class RowShape(NamedTuple):
     weight: float = 1.0  # share of the rows, at any scale
 
 
-def whole_row(section: Any, limits: RowLimits) -> int:
-    """Returns the longest row of the data that fits, where the model reads rows as they are."""
-    return limits.seq_len
-
-
-def same_shape(section: Any, row: int, limits: RowLimits) -> list[RowShape]:
-    """Returns the lengths of rows that the model reads as they are."""
-    return [RowShape(row)]
-
-
-def no_source(section: Any, num_patches: int, num_before: int) -> int | None:
-    """Returns the vectors of an image that an encoder beside the decoder reads; None: there is no such encoder."""
-    return None
-
-
-def no_conflicts(config: Any) -> Conflicts:
-    """Yields nothing: any values go with it."""
-    yield from ()
-
-
-def every_position(section: Any) -> float:
-    """Returns the share of targets among positions, 1."""
-    return 1.0
-
-
-def few_positions(section: Any) -> float:
-    """Returns the share of targets among positions, about 0: one a document."""
-    return 0.0
-
-
-def chosen_positions(section: Any) -> float:
-    """Returns the share of targets among positions, `rate` of the section."""
-    return float(section.rate)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     """Entry of the registry; heavy parts are named `module:function` and imported at their use.
@@ -79,7 +44,7 @@ class Objective:
     """Each token of a text is predicted from those before it: rows may be cut short, and the loss is a code length."""
     source_rows: bool = False  # rows of `batch.source_len` tokens beside those of `batch.seq_len`
     reference: bool = False  # compares the model with the one that training begins with
-    conflicts: Callable[[Any], Conflicts] = no_conflicts
+    conflicts: Callable[[Any], Conflicts] = lambda config: iter(())
     """`conflicts(run_config)`: further values that do not go with it."""
     scored_as: Mapping[str, str] = field(default_factory=dict)
     """Objective by which models of one stack are evaluated on data of another layout, as if fine-tuned on them."""
@@ -92,8 +57,10 @@ class Objective:
     """Class of its section of `objective:`, which has the name of the objective."""
     rows: str
     """`build(section, context) -> RowMaker`; raises ConfigError if the tokenizer lacks a token."""
-    loss: str = "pretrain.objective.loss:token_loss"
-    """`build(objective_config) -> Loss`."""
+    loss: str = "pretrain.objective.loss:sum_token_loss"
+    """`loss(model, batch, **settings) -> LossOutput`."""
+    loss_settings: tuple[str, ...] = ("label_smoothing", "z_loss", "multi_token_weight")
+    """Keys of its section, or else of `objective:`, that its loss takes."""
     counted: str = ""
     """Metric that counts targets. Empty: that of the head."""
     targets: str = ""
@@ -111,13 +78,13 @@ class Objective:
     """Reason and remedy of a step without a target, where the layout of the data has none."""
     next_command: str = ""
     """Command that uses a trained model, at `{path}`. Empty: it follows from the model."""
-    longest_row: Callable[[Any, RowLimits], int] = whole_row
+    longest_row: Callable[[Any, RowLimits], int] = lambda section, limits: limits.seq_len
     """`longest_row(section, limits)`: tokens of the longest row of data whose inputs fit."""
-    row_shapes: Callable[[Any, int, RowLimits], list[RowShape]] = same_shape
+    row_shapes: Callable[[Any, int, RowLimits], list[RowShape]] = lambda section, row, limits: [RowShape(row)]
     """`row_shapes(section, row, limits)`: lengths of what becomes of rows of so many tokens."""
-    image_source: Callable[[Any, int, int], int | None] = no_source
+    image_source: Callable[[Any, int, int], int | None] = lambda section, num_patches, num_before: None
     """`image_source(section, num_patches, num_before)`: vectors of an image that an encoder beside a decoder reads."""
-    target_share: Callable[[Any], float] = every_position
+    target_share: Callable[[Any], float] = lambda section: 1.0
     """`share(section)`: expected share of the positions at which the head is computed."""
     generator_share: Callable[[Any], float] | None = None
     """Likewise of the generator of `model.generator_heads`; None: it needs none, and permits none."""

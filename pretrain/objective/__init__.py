@@ -1,5 +1,6 @@
 """Row makers and losses of objectives, by the records of `pretrain.kinds.objectives`."""
 
+from functools import partial
 from pkgutil import resolve_name
 
 from pretrain.config.objective import ObjectiveConfig
@@ -30,8 +31,9 @@ def build_rows(config: ObjectiveConfig, context: RowContext) -> RowMaker:
 
 def build_loss(config: ObjectiveConfig) -> Loss:
     """Returns the loss of a run; call it inside the module that the engine wraps."""
-    loss: Loss = resolve_name(OBJECTIVES[config.tasks[0].kind].loss)(config)
-    return loss
+    record = OBJECTIVES[config.tasks[0].kind]
+    sections = {key: config.section if hasattr(config.section, key) else config for key in record.loss_settings}
+    return partial(resolve_name(record.loss), **{key: getattr(one, key) for key, one in sections.items()})
 
 
 def shown_of(config: ObjectiveConfig) -> tuple[str, ...]:

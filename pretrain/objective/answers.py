@@ -28,10 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretrain.config.objective import ObjectiveConfig
 from pretrain.kinds.layouts.answers import ANSWER_BEGINS, ANSWER_ENDS
 from pretrain.kinds.layouts.choices import CHOICE_BEGINS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT
-from pretrain.objective.loss import Loss, LossOutput, Model
+from pretrain.objective.loss import LossOutput, Model
 from pretrain.objective.row_maker import RowContext, count_padding, place_documents
 from pretrain.objective.token_kinds import TokenKind
 from pretrain.rows import (
@@ -109,11 +108,6 @@ def _place(
     )
 
 
-def answer_loss(config: ObjectiveConfig) -> Loss:
-    """Returns the loss of a run, which has no settings."""
-    return sum_answer_loss
-
-
 def sum_answer_loss(model: Model, batch: Batch) -> LossOutput:
     """Sums the losses of the answers of a batch, and shows the F1 of the tokens of each best span."""
     types_BT = batch.token_types_BT
@@ -163,11 +157,6 @@ def find_spans(scores_AT2: Tensor, in_text_AT: Tensor) -> Tensor:
     end_A = scores_AT2.shape[1] - 1 - behind_AT.flip(1).gather(1, begin_A[:, None])[:, 0]
     has_answer_A = total_A > scores_AT2[:, 0].sum(dim=1)
     return torch.where(has_answer_A[:, None], torch.stack((begin_A, end_A), dim=1), 0)
-
-
-def choice_loss(config: ObjectiveConfig) -> Loss:
-    """Returns the loss of a run, which has no settings."""
-    return sum_choice_loss
 
 
 def sum_choice_loss(model: Model, batch: Batch) -> LossOutput:

@@ -37,7 +37,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pretrain.config.objective import ObjectiveConfig
 from pretrain.objective.chunk_loss import CrossEntropy, sum_chunk, sum_shared_chunk
 from pretrain.plan.memory import chunk_logits
 from pretrain.types import IGNORE_INDEX, Batch, ModelOutput, continuing, take_next
@@ -87,16 +86,6 @@ class LossOutput(NamedTuple):
 
 
 Loss = Callable[[Model, Batch], LossOutput]
-
-
-def token_loss(config: ObjectiveConfig) -> Loss:
-    """Returns the cross-entropy loss with the label smoothing and the z-loss of a config."""
-    return partial(
-        sum_token_loss,
-        label_smoothing=config.label_smoothing,
-        z_loss=config.z_loss,
-        multi_token_weight=config.multi_token_weight,
-    )
 
 
 def sum_token_loss(

@@ -14,9 +14,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from pretrain.config.objective import ObjectiveConfig
 from pretrain.kinds.objectives.masked_patches import MaskedPatchesConfig
-from pretrain.objective.loss import Loss, LossOutput, Model
+from pretrain.objective.loss import LossOutput, Model
 from pretrain.objective.row_maker import RowContext, count_padding
 from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows
 from pretrain.types import Batch
@@ -57,11 +56,6 @@ def hide_patches(rows: TokenRows, seed: int, num_read: int, before: int) -> Mode
         pixels=rows.pixels,
         num_padding=count_padding(rows, length) + num_read * (num_rows - len(kept)),
     )
-
-
-def patch_loss(config: ObjectiveConfig) -> Loss:
-    """Returns the loss of a run, by the settings of `objective.masked_patches`."""
-    return partial(sum_patch_loss, normalize=config.section.normalize)
 
 
 def sum_patch_loss(model: Model, batch: Batch, normalize: bool) -> LossOutput:

@@ -20,7 +20,6 @@ without gradient for the sums, then for the gradient of the weighted sum of log-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +29,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import DataError
 from pretrain.kinds.objectives.dpo import DpoConfig
 from pretrain.objective.causal import causal_rows
-from pretrain.objective.loss import Loss, LossOutput, Model, linear_cross_entropy
+from pretrain.objective.loss import LossOutput, Model, linear_cross_entropy
 from pretrain.objective.row_maker import RowContext
 from pretrain.objective.token_kinds import TokenKind
 from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, RowMaker, TokenRows, Vocabulary
@@ -139,12 +137,6 @@ def add_reference(make_rows: RowMaker, table: ReferenceTable | None) -> Callable
         return replace(made, pairs=replace(made.pairs, reference=found))
 
     return make
-
-
-def preference_loss(config: ObjectiveConfig) -> Loss:
-    """Returns the loss of pairs of a config."""
-    section = config.section
-    return partial(sum_preference_loss, beta=section.beta, label_smoothing=section.label_smoothing)
 
 
 def sum_preference_loss(model: Model, batch: Batch, beta: float, label_smoothing: float = 0.0) -> LossOutput:

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, linear
 
-from pretrain.config.objective import ObjectiveConfig
 from pretrain.kinds.objectives.replaced import ReplacedConfig
-from pretrain.objective.loss import Loss, LossOutput, Model, linear_cross_entropy, logits_of_chunk
+from pretrain.objective.loss import LossOutput, Model, linear_cross_entropy, logits_of_chunk
 from pretrain.objective.masked import find_mask, masked_rows
 from pretrain.objective.row_maker import RowContext, real_tokens
 from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows
@@ -53,11 +52,6 @@ def replaced_rows(rows: TokenRows, config: ReplacedConfig, context: RowContext) 
         num_targets=int((targets != IGNORE_INDEX).sum()),
         draws=draws.ravel()[made.target_positions],
     )
-
-
-def replaced_loss(config: ObjectiveConfig) -> Loss:
-    """Returns the loss of a run, by the settings of `objective.replaced`."""
-    return partial(sum_replaced_loss, weight=config.section.weight, rate=config.section.rate)
 
 
 def sum_replaced_loss(model: Model, batch: Batch, weight: float, rate: float) -> LossOutput:

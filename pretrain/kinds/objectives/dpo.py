@@ -37,7 +37,8 @@ DPO = Objective(
     data=("preferences",),
     section=DpoConfig,
     rows="pretrain.objective.preferences:build_preferences",
-    loss="pretrain.objective.preferences:preference_loss",
+    loss="pretrain.objective.preferences:sum_preference_loss",
+    loss_settings=("beta", "label_smoothing"),
     # beta times the log-probability of an answer less the reference's.
     shown=("reward_margin", "reward_chosen", "reward_rejected"),
     mixes=False,

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pretrain.config.base import Conflicts, OnResume, Section
-from pretrain.kinds.objective import Objective, chosen_positions
+from pretrain.kinds.objective import Objective
 
 
 class MaskedConfig(Section):
@@ -31,7 +31,7 @@ MASKED = Objective(
     data=("text",),
     section=MaskedConfig,
     rows="pretrain.objective.masked:build_masked",
-    target_share=chosen_positions,
+    target_share=lambda section: section.rate,
     token_kinds="pretrain.objective.masked:masked_kinds",
     legend="{truth -> what stands there}: predicted; {truth}: predicted, and left as it is",
     no_targets="no token was drawn to be predicted; raise batch.global_tokens, or objective.masked.rate",

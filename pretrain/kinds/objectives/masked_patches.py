@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pretrain.config.base import OnResume, Section
-from pretrain.kinds.objective import Objective, chosen_positions
+from pretrain.kinds.objective import Objective
 
 
 class MaskedPatchesConfig(Section):
@@ -36,9 +36,10 @@ MASKED_PATCHES = Objective(
     reads="patches",
     section=MaskedPatchesConfig,
     rows="pretrain.objective.masked_patches:build_masked_patches",
-    loss="pretrain.objective.masked_patches:patch_loss",
+    loss="pretrain.objective.masked_patches:sum_patch_loss",
+    loss_settings=("normalize",),
     mixes=False,
-    target_share=chosen_positions,
+    target_share=lambda section: section.rate,
     image_source=_count_source,
     no_targets="no token was drawn to be predicted; raise batch.global_tokens, or objective.masked_patches.rate",
 )

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pretrain.config.base import OnResume
-from pretrain.kinds.objective import Objective, chosen_positions
+from pretrain.kinds.objective import Objective
 from pretrain.kinds.objectives.masked import MaskedConfig
 
 
@@ -26,12 +26,13 @@ REPLACED = Objective(
     head="replaced",
     section=ReplacedConfig,
     rows="pretrain.objective.replaced:build_replaced",
-    loss="pretrain.objective.replaced:replaced_loss",
+    loss="pretrain.objective.replaced:sum_replaced_loss",
+    loss_settings=("weight", "rate"),
     # The generator's term; tokens that were replaced, and the share of them that was found.
     shown=("generator_loss", "replaced_share", "found_share"),
     mixes=False,
     instead_of_tokens="finds replaced ones",
-    generator_share=chosen_positions,
+    generator_share=lambda section: section.rate,
     token_kinds="pretrain.objective.masked:masked_kinds",
     no_targets="no token was drawn to be predicted; raise batch.global_tokens, or objective.replaced.rate",
 )

@@ -7,6 +7,7 @@ import pytest
 from pretrain.config.base import Section
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.kinds.objectives import OBJECTIVES
+from pretrain.objective import build_loss
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
@@ -15,6 +16,7 @@ def test_what_a_record_names_exists(kind):
     parts = [record.rows, record.loss, record.token_kinds, *([record.row_note] if record.row_note else [])]
     assert all(callable(resolve_name(name)) for name in parts)
     assert record.next_command.count("{path}") == bool(record.next_command)
+    assert callable(build_loss(ObjectiveConfig(kind=kind)))
     assert set(record.scored_as.values()) <= OBJECTIVES.keys()
     section = ObjectiveConfig(kind=kind).section
     assert type(section) is record.section if record.section else section is None
