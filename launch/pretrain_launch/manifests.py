@@ -267,24 +267,8 @@ def check_job(kind: str, job: ClusterJob, *, has_upload: bool, data: list[str]) 
             where="run.name",
             fix="give another name",
         )
-    if kind == "skypilot" and not has_upload:
-        raise ConfigError(
-            "a machine of SkyPilot takes its disk with it",
-            where="checkpoint.upload",
-            fix="set it: checkpoint.upload=s3://...",
-        )
-    if kind == "skypilot" and (local := [path for path in data if "://" not in path]):
-        raise ConfigError(
-            f"{json.dumps(local[0])} is a folder of this machine",
-            where="data.path",
-            fix="upload the shards, and give their address",
-        )
-    if kind == "skypilot" and job.spec.gpus_per_node and not job.gpu_type:
-        raise ConfigError(
-            f"SkyPilot needs the kind of the {job.spec.gpus_per_node} GPUs of a node",
-            where="--gpu-type",
-            fix="name it, as in --gpu-type H100",
-        )
+    if kind == "skypilot":
+        _check_sky_task(job, has_upload=has_upload, data=data)
     if kind == "torchx" and job.secret:
         raise ConfigError(
             "a component of torchx names no secret",
@@ -296,4 +280,25 @@ def check_job(kind: str, job: ClusterJob, *, has_upload: bool, data: list[str]) 
             "without a volume the run is lost with its pods",
             where="--volume",
             fix="name a claim, as in --volume training:/mnt, or set checkpoint.upload",
+        )
+
+
+def _check_sky_task(job: ClusterJob, *, has_upload: bool, data: list[str]) -> None:
+    if not has_upload:
+        raise ConfigError(
+            "a machine of SkyPilot takes its disk with it",
+            where="checkpoint.upload",
+            fix="set it: checkpoint.upload=s3://...",
+        )
+    if local := [path for path in data if "://" not in path]:
+        raise ConfigError(
+            f"{json.dumps(local[0])} is a folder of this machine",
+            where="data.path",
+            fix="upload the shards, and give their address",
+        )
+    if job.spec.gpus_per_node and not job.gpu_type:
+        raise ConfigError(
+            f"SkyPilot needs the kind of the {job.spec.gpus_per_node} GPUs of a node",
+            where="--gpu-type",
+            fix="name it, as in --gpu-type H100",
         )

@@ -159,19 +159,19 @@ def check_partition(spec: LaunchSpec) -> str:
     """
     if any(option.startswith(("--partition", "--clusters")) for option in spec.site.sbatch):
         return "the partition is not checked, as an option of sbatch names it"
-    found = partition_limits()
+    limits = partition_limits()
     names = (spec.site.partition or "").split(",")
-    if any(name not in found for name in names):
+    if not limits.keys() >= set(names):
         return "the partition is not checked, as sinfo does not list it"
     fix = "ask for less, or another --partition; --force submits it"
-    listed = {name: limit for name, limit in found.items() if name}
-    enough = [name for name in names if spec.elastic or found[name].nodes >= spec.nodes]
+    listed = {name: limit for name, limit in limits.items() if name}
+    enough = [name for name in names if spec.elastic or limits[name].nodes >= spec.nodes]
     if not enough:
         nodes = ", ".join(f"{name} {limit.nodes}" for name, limit in listed.items())
         what = f"a job of {spec.nodes} nodes would wait for ever; the partitions have at most: {nodes}"
         raise ConfigError(what, where="--nodes", fix=fix)
     minutes = -(-spec.time_s // 60)  # as Slurm counts
-    if all(minutes * 60 > _limit_s(found[name].time) for name in enough):
+    if all(minutes * 60 > _limit_s(limits[name].time) for name in enough):
         times = ", ".join(f"{name} {limit.time}" for name, limit in listed.items())
         what = f"a job of {clock_time(spec.time_s)} would wait for ever"
         raise ConfigError(f"{what}; the partitions allow at most: {times}", where="--time", fix=fix)

@@ -172,27 +172,33 @@ _MAIN_SECTIONS = {"", "run", "init", "data", "model", "batch", "train", "eval", 
 def _with_key(error: Any) -> str:
     """Returns the text of an unknown option that is a key, or an option of another command."""
     option = getattr(error, "option_name", "")
-    is_prepare = error.ctx is not None and error.ctx.command.name == "prepare"
     if not option or error.ctx is None:
         return ""
-    if not (is_prepare or any(param.name == "overrides" for param in error.ctx.command.params)):
+    command = error.ctx.command
+    is_prepare = command.name == "prepare"
+    if not (is_prepare or any(param.name == "overrides" for param in command.params)):
         return ""
+    unknown = f"No such option: {option}"
+    if option == "--ranks" and command.name == "plan":
+        return f"{unknown}: write --gpus-per-node"
+    owners = list(_commands_with(option, error.ctx.find_root().command))
+    # `--ranks` is no profile.ranks: an option of a command is taken for the main keys only.
+    if key := _key_of(option, "prepare" if is_prepare else "run", only_main=bool(owners)):
+        after = " after a CONFIG" if is_prepare else ""
+        return f"{unknown}: write {key}=VALUE{after}"
+    launches = [owner for owner in owners if owner.startswith("launch ")]
+    return f"{unknown}: `pretrain {launches[0]}` has it" if launches else ""
+
+
+def _key_of(option: str, root: str, *, only_main: bool) -> str:
+    """Returns the key of a config that an option is named like, one of the fewest sections; empty: there is none."""
     from pretrain.config.fields import ROOTS, known_keys
 
-    if option == "--ranks" and error.ctx.command.name == "plan":
-        return f"No such option: {option}: write --gpus-per-node"
-    # `--ranks` is no profile.ranks: an option of a command is taken for the main keys only.
-    owners = list(_commands_with(option, error.ctx.find_root().command))
     name = option.lstrip("-").replace("-", "_")
-    known = known_keys(ROOTS["prepare" if is_prepare else "run"])
-    keys = sorted((key for key in known if f".{key}".endswith(f".{name}")), key=lambda key: key.count("."))
-    if owners:
+    keys = [key for key in known_keys(ROOTS[root]) if f".{key}".endswith(f".{name}")]
+    if only_main:
         keys = [key for key in keys if key.rpartition(".")[0] in _MAIN_SECTIONS]
-    if keys:
-        after = " after a CONFIG" if is_prepare else ""
-        return f"No such option: {option}: write {keys[0]}=VALUE{after}"
-    launch = next((owner for owner in owners if owner.startswith("launch ")), "")
-    return f"No such option: {option}: `pretrain {launch}` has it" if launch else ""
+    return min(keys, key=lambda key: key.count("."), default="")
 
 
 def _commands_with(option: str, command: Any, path: str = "") -> Iterator[str]:

@@ -40,10 +40,9 @@ def prepare_command(
 
     Example: pretrain prepare --input 'corpus/*.jsonl.gz' --output data/corpus --vocab-size 32000
     """
-    from pretrain.config.load import PREPARE_OPTIONS, load_section, short_prepare
+    from pretrain.config.load import load_section, short_prepare
     from pretrain.config.prepare import PrepareConfig
-    from pretrain.prepare.convert.convert_part import ConvertOptions
-    from pretrain.prepare.prepare import run_convert, run_prepare
+    from pretrain.prepare.prepare import run_prepare
     from pretrain.utils.log import setup_logging
     from pretrain.utils.process import discard_refused_stdout
 
@@ -68,21 +67,13 @@ def prepare_command(
         if output is None or not inputs:
             raise typer.BadParameter("--from webdataset needs --input and --output")
     elif system is not None:
-        _refuse_with_from({**given, "part": part} if part != "1/1" else given)
-        if output is None or tokenizer is None or not inputs:
-            raise typer.BadParameter("--from needs --input, --output and --tokenizer, the one that made the tokens")
-        print(run_convert(ConvertOptions(output, system, tuple(inputs), tokenizer, split, dtype), processes))
+        _refuse_with_from(given, part)
+        _convert(system, output, inputs, tokenizer, split, dtype, processes)
         return
-    if undecodable is not None:
-        raise typer.BadParameter(f"--undecodable is now --on-error: write --on-error {undecodable}")
-    if dtype is not None:
-        raise typer.BadParameter("--dtype goes with --from: leave it out")
+    else:
+        _refuse_without_from(undecodable, dtype)
     if words and (output is None or words[0].endswith((".yaml", ".yml"))):
-        instead = named | {"input": input[0] if input else None}
-        for key, option in PREPARE_OPTIONS.items():
-            value = instead[option.removeprefix("--").replace("-", "_")]
-            if value is not None:
-                raise typer.BadParameter(f"{option} does not go with CONFIG {words[0]}: write {key}={value}")
+        _refuse_with_config(words[0], named | {"input": next(iter(input or ()), None)})
         config = load_section(PrepareConfig, words[0], words[1:])
     elif output is None:
         raise UsageError("Missing option '--output'", context)
@@ -92,9 +83,46 @@ def prepare_command(
     print(run_prepare(config, part, processes))
 
 
-def _refuse_with_from(given: dict[str, Any]) -> None:
+def _convert(
+    system: str,
+    output: Path | None,
+    inputs: list[str],
+    tokenizer: str | None,
+    split: str | None,
+    dtype: str | None,
+    processes: int | None,
+) -> None:
+    from pretrain.prepare.convert.convert_part import ConvertOptions
+    from pretrain.prepare.prepare import run_convert
+
+    if output is None or tokenizer is None or not inputs:
+        raise typer.BadParameter("--from needs --input, --output and --tokenizer, the one that made the tokens")
+    print(run_convert(ConvertOptions(output, system, tuple(inputs), tokenizer, split, dtype), processes))
+
+
+def _refuse_without_from(undecodable: str | None, dtype: str | None) -> None:
+    if undecodable is not None:
+        raise typer.BadParameter(f"--undecodable is now --on-error: write --on-error {undecodable}")
+    if dtype is not None:
+        raise typer.BadParameter("--dtype goes with --from: leave it out")
+
+
+def _refuse_with_config(config: str, given: dict[str, Any]) -> None:
+    """Refuses options that a config has keys for."""
+    from pretrain.config.load import PREPARE_OPTIONS
+
+    for key, option in PREPARE_OPTIONS.items():
+        name = option.removeprefix("--").replace("-", "_")
+        if given[name] is not None:
+            raise typer.BadParameter(f"{option} does not go with CONFIG {config}: write {key}={given[name]}")
+
+
+def _refuse_with_from(given: dict[str, Any], part: str) -> None:
     """Refuses options that a conversion of tokens does not have."""
-    if unused := given.keys() - {"output", "tokenizer", "split"}:
+    unused = given.keys() - {"output", "tokenizer", "split"}
+    if part != "1/1":
+        unused.add("part")
+    if unused:
         option = min(unused).replace("_", "-")
         raise typer.BadParameter(f"--{option} does not go with --from: leave it out")
 

@@ -16,7 +16,9 @@ from pretrain.cli.options import Config, Json, Overrides, console, print_json
 from pretrain.errors import EXIT_RESUME_ME, ConfigError
 
 if TYPE_CHECKING:
+    from pretrain.config.run import RunConfig
     from pretrain.doctor.check import Report
+    from pretrain.doctor.place import JobTopology
     from pretrain.doctor.small import TrialOptions
 
 
@@ -53,12 +55,12 @@ def doctor_command(
     from pretrain.doctor.small import ask
 
     if compare is not None:
-        report = _compared(compare)
-        raise typer.Exit(_tell(report, as_json))
+        raise typer.Exit(_tell(_compared(compare), as_json))
     # A job, whose ranks import them in any case, has its nodes examined by this command.
+    overrides = overrides or []
     trains = selftest or calibrate or not {"SLURM_PROCID", "WORLD_SIZE"}.isdisjoint(os.environ)
     extensions: Extensions = "import" if trains else "ask"
-    loaded = None if config is None else load_config(config, overrides or [], extensions=extensions)
+    loaded = None if config is None else load_config(config, overrides, extensions=extensions)
     place = find_place(os.environ, ranks, is_quick=quick)
     if place.is_started:
         # srun sets none of the variables that torch reads.
@@ -66,18 +68,19 @@ def doctor_command(
     if selftest or calibrate:
         if config is None or loaded is None:
             raise typer.BadParameter(f"--{'selftest' if selftest else 'calibrate'} needs a CONFIG")
-        asked = ask(config, overrides or [], loaded, ranks, None if calibrate else output, place)
-        done = _selftest(asked, as_json) if selftest else _calibrate(asked, gpu, output, as_json)
-        raise typer.Exit(done)
-    if quick:
-        from pretrain.doctor.quick import look
+        asked = ask(config, overrides, loaded, ranks, None if calibrate else output, place)
+        raise typer.Exit(_selftest(asked, as_json) if selftest else _calibrate(asked, gpu, output, as_json))
+    raise typer.Exit(_check(loaded, place, as_json, is_quick=quick))
 
-        raise typer.Exit(_tell(look(loaded, place, is_quick=True), as_json))
+
+def _check(loaded: "RunConfig | None", place: "JobTopology", as_json: bool, *, is_quick: bool) -> int:
     from pretrain.doctor.check import exit_code
-    from pretrain.doctor.quick import examine
+    from pretrain.doctor.quick import examine, look
 
+    if is_quick:
+        return _tell(look(loaded, place, is_quick=True), as_json)
     report, is_told = examine(loaded, place)
-    raise typer.Exit(_tell(report, as_json) if is_told else exit_code(report.checks))
+    return _tell(report, as_json) if is_told else exit_code(report.checks)
 
 
 def _compared(path: Path) -> "Report":

@@ -79,24 +79,24 @@ def launch_slurm_command(
     # The jobs of a chain run one after another.
     waits = singleton or jobs > 1
     request = LaunchRequest(nodes, time, gpus_per_node, ranks_per_node, cast("Mode", mode), waits)
-    given = [item for item in overrides or [] if "=" in item]
-    configs = [config, *(item for item in overrides or [] if "=" not in item)]
+    words = [config, *(overrides or [])]
+    given = [word for word in words[1:] if "=" in word]
+    configs = [words[0], *(word for word in words[1:] if "=" not in word)]
     load = partial(load_config, extensions="ask" if dry_run else "import")
     loaded = [load(config, given)]
     is_array = bool(vary) or len(configs) > 1
-    if is_array and jobs > 1:
-        raise ConfigError(
-            "is not for arrays",
-            where="--jobs",
-            fix="leave it out, or submit one run: one config, without --vary",
-        )
     if is_array:
-        name = loaded[0].run.name
-        group = json.dumps(loaded[0].tracking.group or name)
-        loaded = [
-            load(one, [*given, *items, f"run.name={name}-{number}", f"tracking.group={group}"])
-            for number, (one, items) in enumerate(product(configs, parse_vary(vary or [])))
-        ]
+        if jobs > 1:
+            raise ConfigError(
+                "is not for arrays",
+                where="--jobs",
+                fix="leave it out, or submit one run: one config, without --vary",
+            )
+        first = loaded[0]
+        name = first.run.name
+        shared = [*given, f"tracking.group={json.dumps(first.tracking.group or name)}"]
+        elements = enumerate(product(configs, parse_vary(vary or [])))
+        loaded = [load(one, [*shared, *items, f"run.name={name}-{number}"]) for number, (one, items) in elements]
     submit_runs(loaded, request, site, jobs=jobs, dry_run=dry_run, force=force)
 
 

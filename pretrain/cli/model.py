@@ -235,13 +235,7 @@ def export_command(
 
     if push is None:
         check_new_folder(out)  # before seconds of imports
-    if generator and (to != "hf" or adapter or push is not None):
-        raise ConfigError("--generator has no --to, --adapter and --push", fix="leave them out")
-    if adapter and (to != "hf" or push is not None):
-        raise ConfigError(
-            "adapters alone have no --to and no --push",
-            fix="leave --adapter out: they are merged",
-        )
+    _check_parts(generator=generator, adapter=adapter, is_plain=to == "hf" and push is None)
     status_line().enter(f"exporting {model}")
     from pretrain.artifact.lora import export_adapter
     from pretrain.artifact.runtime_export import check_export, export_for_runtime, was_exported
@@ -253,9 +247,9 @@ def export_command(
     is_there = push is not None and was_exported(model, out, to, dtype)
     if not is_there:
         check_new_folder(out)
-    if push is not None and not is_there:
-        check_export(model, to, dtype=dtype, family=family, check=check)  # before a repository is made
     if push is not None:
+        if not is_there:
+            check_export(model, to, dtype=dtype, family=family, check=check)  # before a repository is made
         open_repository(push)  # before the work: a token that may not write is known at once
     if adapter:
         facts |= {"kind": "adapter", **asdict(export_adapter(model, out, family=family))}
@@ -269,6 +263,17 @@ def export_command(
         facts["pushed"] = push_folder(out, push)
     status_line().close()
     print_facts(facts, as_json)
+
+
+def _check_parts(*, generator: bool, adapter: bool, is_plain: bool) -> None:
+    """Refuses an export of a part of a model that is not for transformers, or that is uploaded."""
+    if generator and (adapter or not is_plain):
+        raise ConfigError("--generator has no --to, --adapter and --push", fix="leave them out")
+    if adapter and not is_plain:
+        raise ConfigError(
+            "adapters alone have no --to and no --push",
+            fix="leave --adapter out: they are merged",
+        )
 
 
 def serve_command(

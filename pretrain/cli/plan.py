@@ -3,8 +3,9 @@
 import math
 import os
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -59,18 +60,27 @@ def plan_command(
     facts = plan_facts(loaded, cluster, asked, find_stored(loaded))
     facts["cluster"]["assumed"] = gpu is None and calibration is None and loaded.engine.device != "cpu"
     refused = [problem for problem in facts["problems"] if problem["refuses"]]
-    if "layout" in facts or search or sweep:
-        if as_json:
-            print_json(facts)
-        else:
-            from pretrain.plan.plan_table import show_plan
-
-            show_plan(facts, console())
+    is_answered = "layout" in facts
+    if is_answered or search or sweep:
+        _print_plan(facts, as_json)
     if refused:
-        options = {"--mfu": mfu, "--measured": measured, "--time": time}
-        unanswered = [name for name, value in options.items() if value is not None and "layout" not in facts]
-        note = f"; no answer to {', '.join(unanswered)} before that" if unanswered else ""
-        raise ConfigError(refused[0]["what"], fix=refused[0]["fix"] + note)
+        options = {} if is_answered else {"--mfu": mfu, "--measured": measured, "--time": time}
+        raise ConfigError(refused[0]["what"], fix=refused[0]["fix"] + _unanswered(options))
+
+
+def _print_plan(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+        return
+    from pretrain.plan.plan_table import show_plan
+
+    show_plan(facts, console())
+
+
+def _unanswered(options: Mapping[str, object]) -> str:
+    """Returns the end of a sentence that names the options that were given."""
+    names = [name for name, value in options.items() if value is not None]
+    return f"; no answer to {', '.join(names)} before that" if names else ""
 
 
 def _cluster(
@@ -86,17 +96,20 @@ def _cluster(
     is_for_cpu = engine.device == "cpu" or (engine.device == "auto" and engine.precision == "fp32")
     default = "cpu" if is_for_cpu else "h100"
     name = gpu or (measured.gpu if measured else default)
-    # One process has one device, on any number of GPUs.
-    if per_node is None and config.engine.kind == "single":
-        per_node = 1
-    if per_node is None:
-        shared = math.lcm(config.parallel.row_ranks, config.parallel.experts)
-        ranks = config.batch.common_rows // config.batch.micro * config.parallel.row_ranks
-        most = len(os.sched_getaffinity(0)) if name == "cpu" else 8  # ranks of this machine
-        sizes = [size for size in (8, 4, 2, 1) if size <= most]
-        fitting = [size for size in sizes if ranks % (size * (nodes or 1)) == 0]
-        per_node = next((size for size in fitting if size * (nodes or 1) % shared == 0), sizes[0])
-    return Cluster(nodes or 1, per_node, find_gpu(name), measured or find_calibration(name))
+    nodes = nodes or 1
+    per_node = per_node or _ranks_a_node(config, nodes, name)
+    return Cluster(nodes, per_node, find_gpu(name), measured or find_calibration(name))
+
+
+def _ranks_a_node(config: "RunConfig", nodes: int, gpu: str) -> int:
+    if config.engine.kind == "single":  # one process has one device, on any number of GPUs
+        return 1
+    shared = math.lcm(config.parallel.row_ranks, config.parallel.experts)
+    ranks = config.batch.common_rows // config.batch.micro * config.parallel.row_ranks
+    most = len(os.sched_getaffinity(0)) if gpu == "cpu" else 8  # ranks of this machine
+    sizes = [size for size in (8, 4, 2, 1) if size <= most]
+    fitting = (size for size in sizes if ranks % (size * nodes) == 0 and size * nodes % shared == 0)
+    return next(fitting, sizes[0])
 
 
 def find_stored(config: "RunConfig") -> "StoredData | None":

@@ -1,5 +1,6 @@
 """Commands of `pretrain scale`: plan, run, fit, score, coordinates."""
 
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,7 @@ from pretrain.cli.plan import find_stored
 from pretrain.errors import EXIT_DIVERGED, EXIT_OK, ConfigError, LockedError
 
 if TYPE_CHECKING:
-    from pretrain.scale.ladder import Ladder
+    from pretrain.scale.ladder import Ladder, LadderRequest
     from pretrain.scale.prediction import LadderFit, PredictedRun
     from pretrain.scale.scaling_rule import LadderRule
 
@@ -69,10 +70,10 @@ def scale_plan_command(
     stored = find_stored(loaded)
     if stored is None:
         # Before an error that a wrong vocabulary may be the cause of.
-        assumed = (
-            "" if loaded.model.vocab_size else ", and a vocabulary is assumed: prepare them, or give model.vocab_size"
-        )
-        typer.echo(f"the data are not here: their supply is not checked{assumed}", err=True)
+        line = "the data are not here: their supply is not checked"
+        if not loaded.model.vocab_size:
+            line += ", and a vocabulary is assumed: prepare them, or give model.vocab_size"
+        typer.echo(line, err=True)
     vocab_size = stored.vocab_size if stored else None
     planner = LadderPlanner(loaded, _parse_rule(rule or []), output, vocab_size)
     if widths is not None and (smallest or largest or rungs):
@@ -84,19 +85,7 @@ def scale_plan_command(
     highest = largest or budget / RATIO
     lowest = smallest or highest / SPREAD
     request = LadderRequest(budget, lowest, highest, rungs or RUNGS, _parse_widths(widths), seeds)
-    for option, flops in (("--budget", budget), ("--largest", highest)):
-        if not flops <= MAX_FLOPS:
-            raise ConfigError(
-                f"{flops:.3g} FLOPs are beyond any run",
-                where=option,
-                fix=f"use at most {MAX_FLOPS:g}",
-            )
-    if request.smallest >= request.largest:
-        raise ConfigError(
-            f"{request.smallest:.3g} FLOPs are not below the {request.largest:.3g} of --largest",
-            where="--smallest",
-            fix="lower it, or leave it out",
-        )
+    _check_budgets(request, MAX_FLOPS)
     ladder, configs = plan_ladder(planner, request, stored)
     write_ladder(ladder, loaded, configs, output)
     if as_json:
@@ -109,6 +98,22 @@ def scale_plan_command(
     place = shlex.quote(str(output))
     typer.echo(f"next: pretrain scale run {place}")
     typer.echo(f"      pretrain scale fit {place}")
+
+
+def _check_budgets(request: "LadderRequest", most: float) -> None:
+    for option, flops in (("--budget", request.budget), ("--largest", request.largest)):
+        if not flops <= most:
+            raise ConfigError(
+                f"{flops:.3g} FLOPs are beyond any run",
+                where=option,
+                fix=f"use at most {most:g}",
+            )
+    if request.smallest >= request.largest:
+        raise ConfigError(
+            f"{request.smallest:.3g} FLOPs are not below the {request.largest:.3g} of --largest",
+            where="--smallest",
+            fix="lower it, or leave it out",
+        )
 
 
 @scale_app.command("run")
@@ -251,7 +256,9 @@ def coordinates_command(
     from pretrain.utils.io import write_file
     from pretrain.utils.units import plural
 
-    image_format = None if output is None else check_format(output)
+    image_format = ""
+    if output is not None:
+        image_format = check_format(output)
     chosen = _parse_widths(widths)
     if len(set(chosen)) < max(2, len(chosen)):
         raise ConfigError(
@@ -260,7 +267,7 @@ def coordinates_command(
             fix="for example 64,128",
         )
     found = check_coordinates(load_config(config, overrides or [], extensions="require"), chosen, steps)
-    if output is not None and image_format is not None:
+    if output is not None:
         write_file(output, draw_coordinates(found, image_format))
     slopes = found.slopes()
     layer, slope = found.worst()
@@ -273,11 +280,10 @@ def coordinates_command(
         return
     heads = [f"width {width}" for width in found.widths]
     table = _table("mean |activation|", "layer", "step", *heads, "slope")
-    for step in range(steps + 1):
-        for number, name in enumerate(found.layers):
+    for step, rows in enumerate(slopes.tolist()):
+        for number, (name, value) in enumerate(zip(found.layers, rows, strict=True)):
             sizes = [f"{size:.4g}" for size in found.sizes[:, step, number]]
-            value = slopes[step, number]
-            table.add_row(name, str(step), *sizes, "" if value != value else f"{value:+.2f}")
+            table.add_row(name, str(step), *sizes, "" if math.isnan(value) else f"{value:+.2f}")
     console().print(table)
     verdict = "flat" if found.is_flat() else "not flat"
     after = plural(steps, "step")

@@ -50,33 +50,43 @@ def inspect(
         ConfigError: The record of a run is damaged, or there are no checksums to verify.
     """
     place = _find_named(path) or path
-    found = find_damaged(place) if verify else {}
-    bad = {where: problems for where, problems in found.items() if problems}
-    if bad:
-        by_name: dict[str, Any] = {Path(where).name: problems for where, problems in bad.items()}
-        print_facts({"damaged": bad} if as_json else by_name, as_json)
-        where, problems = next(iter(bad.items()))
-        count = f"{len(bad)} of {len(found)} checkpoints " if len(found) > 1 else ""
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        whole = [name for name in found if name not in bad]
-        fix = f"use {whole[-1]}" if whole else "use another checkpoint"
-        raise CheckpointError(f"{count}damaged: {problems[0]}{more}", where=where, fix=fix)
+    damage = find_damaged(place) if verify else {}
+    _refuse_damaged(damage, as_json)
     facts = describe(place)
     if place != path and path.name != "best":
         facts |= {"kind": "average of the weights", "path": str(place / path.name)}
-    if found:
-        what = "checkpoint" if len(found) == 1 else "checkpoints"
-        facts["verified"] = f"every byte of {len(found)} {what} is as it was written"
+    if damage:
+        facts["verified"] = f"every byte of {plural(len(damage), 'checkpoint')} is as it was written"
     if not (tensors or stats):
         print_facts(facts, as_json)
         return
     from pretrain.inspect.tensor_list import list_tensors, print_tensors
 
     listed = list_tensors(path, stats)
-    print_facts(facts | {"tensors": listed} if as_json else facts, as_json)
-    if listed and not as_json:
+    if as_json:
+        print_facts(facts | {"tensors": listed}, as_json)
+        return
+    print_facts(facts, as_json)
+    if listed:
         print()
         print_tensors(listed)
+
+
+def _refuse_damaged(damage: dict[str, list[str]], as_json: bool) -> None:
+    """Prints what `find_damaged` has found. Raises: CheckpointError: One is damaged."""
+    bad = {where: problems for where, problems in damage.items() if problems}
+    if not bad:
+        return
+    facts: dict[str, Any] = {Path(where).name: problems for where, problems in bad.items()}
+    print_facts({"damaged": bad} if as_json else facts, as_json)
+    where, problems = next(iter(bad.items()))
+    text = f"damaged: {problems[0]}"
+    if len(damage) > 1:
+        text = f"{len(bad)} of {len(damage)} checkpoints {text}"
+    if len(problems) > 1:
+        text = f"{text}, and {len(problems) - 1} more"
+    whole = [name for name in damage if name not in bad]
+    raise CheckpointError(text, where=where, fix=f"use {whole[-1] if whole else 'another checkpoint'}")
 
 
 def _find_named(path: Path) -> Path | None:

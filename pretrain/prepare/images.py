@@ -172,13 +172,17 @@ def _sort_files(config: PrepareConfig) -> tuple[dict[str, int], dict[str, InputF
         what = f"{both}, which are read in other ways"
         raise DataError(what, where=min(images), fix="give folders of classes or tars, not both")
     if not images and not tars:
-        where = ", ".join(without_secrets(root) for one in config.inputs for root in one.paths) or "--input"
-        raise DataError(
-            f"there are no images ({' '.join(SUFFIXES)}) and no webdataset tars (.tar)",
-            where=where,
-            fix="give a folder with one folder of images for each class, or tars",
-        )
+        raise _no_images(config)
     return images, tars, others
+
+
+def _no_images(config: PrepareConfig) -> DataError:
+    roots = [without_secrets(root) for one in config.inputs for root in one.paths]
+    return DataError(
+        f"there are no images ({' '.join(SUFFIXES)}) and no webdataset tars (.tar)",
+        where=", ".join(roots) or "--input",
+        fix="give a folder with one folder of images for each class, or tars",
+    )
 
 
 def _caption_path(path: str) -> str:

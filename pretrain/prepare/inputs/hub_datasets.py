@@ -120,43 +120,51 @@ def _saved_files(given: str, files: Sequence[str], config: InputConfig, read: Re
     """Returns the files of data sets that `save_to_disk` wrote, in their order."""
     split = config.dataset_split or DEFAULT_SPLIT
     roots = [file.removesuffix(f"/{SPLITS_NAME}") for file in files if file.endswith(f"/{SPLITS_NAME}")]
-    found = []
-    for state in (file for file in files if PurePosixPath(file).name == STATE_NAME):
-        folder = state.rpartition("/")[0]
-        root, _, name = folder.rpartition("/")
-        if root in roots and name != split:
-            continue
-        described = _read_state(state, read)
-        if described.get("_indices_data_files"):
-            raise DataError(
-                "rows are selected by a table of indices",
-                where=state,
-                fix="save it again by a newer version of datasets, which writes the selected rows",
-            )
-        try:
-            names = [entry["filename"] for entry in described["_data_files"]]
-            if not all(isinstance(name, str) and len(name) <= MAX_PATTERN_CHARS for name in names):
-                raise TypeError
-        except (KeyError, TypeError):
-            raise DataError(
-                "not a state of a saved data set",
-                where=state,
-                fix="save it again",
-            ) from None
-        found += [f"{folder}/{name}" for name in names]
+    chosen: list[str] = []
+    for file in files:
+        folder, _, name = file.rpartition("/")
+        root, _, of_split = folder.rpartition("/")
+        if name == STATE_NAME and (root not in roots or of_split == split):
+            chosen += _files_of_state(file, read)
     for root in roots:
-        if not any(file.startswith(f"{root}/{split}/") for file in found):
-            below = [file.removeprefix(f"{root}/") for file in files if file.startswith(f"{root}/")]
-            splits = sorted({path.partition("/")[0] for path in below if "/" in path})
-            raise ConfigError(_no_split(split, splits), where=given, fix=_FIX)
+        if not any(file.startswith(f"{root}/{split}/") for file in chosen):
+            raise ConfigError(_no_split(split, _folders_below(root, files)), where=given, fix=_FIX)
     listed = set(files)
-    if missing := [file for file in found if file not in listed]:
+    if missing := [file for file in chosen if file not in listed]:
         raise DataError(
             "a file of a saved data set is missing",
             where=missing[0],
             fix="copy the folder again",
         )
-    return found
+    return chosen
+
+
+def _files_of_state(state: str, read: Read) -> list[str]:
+    """Returns the files of one saved data set by its state. Raises: DataError."""
+    described = _read_state(state, read)
+    if described.get("_indices_data_files"):
+        raise DataError(
+            "rows are selected by a table of indices",
+            where=state,
+            fix="save it again by a newer version of datasets, which writes the selected rows",
+        )
+    try:
+        names = [entry["filename"] for entry in described["_data_files"]]
+        if not all(isinstance(name, str) and len(name) <= MAX_PATTERN_CHARS for name in names):
+            raise TypeError
+    except (KeyError, TypeError):
+        raise DataError(
+            "not a state of a saved data set",
+            where=state,
+            fix="save it again",
+        ) from None
+    folder = state.rpartition("/")[0]
+    return [f"{folder}/{name}" for name in names]
+
+
+def _folders_below(root: str, files: Sequence[str]) -> list[str]:
+    below = [file.removeprefix(f"{root}/") for file in files if file.startswith(f"{root}/")]
+    return sorted({path.partition("/")[0] for path in below if "/" in path})
 
 
 def _hub_files(given: str, files: Sequence[str], config: InputConfig, read: Read) -> list[str]:
@@ -164,41 +172,41 @@ def _hub_files(given: str, files: Sequence[str], config: InputConfig, read: Read
     root = given.rstrip("/") + "/"
     split = config.dataset_split or DEFAULT_SPLIT
     readme = f"{root}{README_NAME}"
+    names = [file.removeprefix(root) for file in files]
     subsets = _read_subsets(readme, read) if readme in files else []
     if subsets:
         by_split = _patterns(given, readme, subsets, config.subset)
         if split not in by_split:
             raise ConfigError(_no_split(split, list(by_split)), where=given, fix=_FIX)
-        exact, patterns = _sort_patterns(readme, by_split[split])
-        names = [file[len(root) :] for file in files]
-        chosen = (one for one in names if one in exact or any(rule.matches(one) for rule in patterns))
-        return [root + name for name in chosen]
+        return [root + name for name in _matching(names, readme, by_split[split])]
     if config.subset is not None:
         raise ConfigError(
             f"subset={config.subset}: README.md of this data set names none",
             where=given,
             fix=f"leave it out, or give a path below {root}",
         )
-    data = [file for file in files if not _is_about(file[len(root) :])]
-    named = _by_names([file[len(root) :] for file in data])
-    if not named and split == DEFAULT_SPLIT:
-        return data
-    if split not in named:
-        raise ConfigError(_no_split(split, sorted(named)), where=given, fix=_FIX)
-    return [root + file for file in named[split]]
+    data = [name for name in names if not _is_about(name)]
+    by_split = _by_names(data)
+    if not by_split and split == DEFAULT_SPLIT:
+        by_split[split] = data
+    if split not in by_split:
+        raise ConfigError(_no_split(split, sorted(by_split)), where=given, fix=_FIX)
+    return [root + name for name in by_split[split]]
 
 
 def _read_subsets(readme: str, read: Read) -> list[dict[str, Any]]:
     """Returns those `configs` in the head of a README that name files. Raises: DataError."""
     content = read(readme, MAX_HEAD_BYTES)
     first, *lines = content.decode("utf-8", "replace").splitlines() or [""]
-    end = next((number for number, line in enumerate(lines) if line.rstrip() == "---"), None)
-    if first.rstrip() != "---" or end is None:
-        if first.rstrip() == "---" and len(content) == MAX_HEAD_BYTES:
+    if first.rstrip() != "---":
+        return []
+    marks = [number for number, line in enumerate(lines) if line.rstrip() == "---"]
+    if not marks:
+        if len(content) == MAX_HEAD_BYTES:
             raise _bad_card(readme, f"the head has no end within {MAX_HEAD_BYTES:,} bytes")
         return []
     try:
-        described, _ = parse_yaml("\n".join(["", *lines[:end]]), readme)
+        described, _ = parse_yaml("\n".join(["", *lines[: marks[0]]]), readme)
     except ConfigError as error:
         raise _bad_card(error.where, error.what) from None
     configs = (described.get("configs") if isinstance(described, dict) else None) or []
@@ -209,33 +217,44 @@ def _read_subsets(readme: str, read: Read) -> list[dict[str, Any]]:
 
 def _patterns(given: str, readme: str, subsets: list[dict[str, Any]], wanted: str | None) -> dict[str, list[str]]:
     """Returns the patterns of paths of a subset, by split. Raises: ConfigError, DataError."""
-    names = [_text_of(readme, one, "config_name", "default") for one in subsets]
-    named = list(zip(subsets, names, strict=True))
-    chosen = [one for one, name in named if name == wanted]
-    what = f"there is no subset {wanted!r}"
-    if wanted is None:
-        what = "several subsets, and none is the default"
-        chosen = [one for one, name in named if one.get("default") or name == "default"]
-        chosen = chosen or (subsets if len(subsets) == 1 else [])
-    if not chosen:
-        raise ConfigError(
-            f"{what}; subsets: {_listed(names)}",
-            where=given,
-            fix="give one of these as subset",
-        )
-    data_files = chosen[0]["data_files"]
-    folder = _text_of(readme, chosen[0], "data_dir", "").strip("/")
+    subset = _choose_subset(given, readme, subsets, wanted)
+    data_files = subset["data_files"]
+    folder = _text_of(readme, subset, "data_dir", "").strip("/")
     if not isinstance(data_files, list) or not all(isinstance(one, dict) for one in data_files):
         data_files = [{"split": DEFAULT_SPLIT, "path": data_files}]
-    found: dict[str, list[str]] = {}
+    patterns: dict[str, list[str]] = {}
     for entry in data_files:
         paths = entry.get("path")
         for path in paths if isinstance(paths, list) else [paths]:
             if not isinstance(path, str):
                 raise _bad_card(readme, f"data_files has {short(path)} where a path is expected")
             full = f"{folder}/{path}" if folder else path.removeprefix("./")
-            found.setdefault(_text_of(readme, entry, "split", DEFAULT_SPLIT), []).append(full)
-    return found
+            patterns.setdefault(_text_of(readme, entry, "split", DEFAULT_SPLIT), []).append(full)
+    return patterns
+
+
+def _choose_subset(given: str, readme: str, subsets: list[dict[str, Any]], wanted: str | None) -> dict[str, Any]:
+    """Returns the subset of a name; of None the default, or the only one. Raises: ConfigError, DataError."""
+    names = [_text_of(readme, one, "config_name", "default") for one in subsets]
+    problem = f"there is no subset {wanted!r}"
+    if wanted is None:
+        problem = "several subsets, and none is the default"
+        if len(subsets) == 1:
+            return subsets[0]
+    for subset, name in zip(subsets, names, strict=True):
+        is_default = bool(subset.get("default")) or name == "default"
+        if name == wanted or (wanted is None and is_default):
+            return subset
+    raise ConfigError(
+        f"{problem}; subsets: {_listed(names)}",
+        where=given,
+        fix="give one of these as subset",
+    )
+
+
+def _matching(names: Sequence[str], readme: str, patterns: list[str]) -> list[str]:
+    exact, rules = _sort_patterns(readme, patterns)
+    return [name for name in names if name in exact or any(rule.matches(name) for rule in rules)]
 
 
 def _text_of(readme: str, values: dict[str, Any], key: str, default: str) -> str:

@@ -33,7 +33,7 @@ from pretrain.errors import ConfigError, DataError, LaunchError, install_fix
 from pretrain.kinds.formats import FORMATS
 from pretrain.kinds.layouts import LAYOUTS
 from pretrain.prepare.input_parts import InputFile
-from pretrain.prepare.inputs.hub_datasets import choose_files
+from pretrain.prepare.inputs.hub_datasets import Read, choose_files
 from pretrain.prepare.inputs.local_files import find_local, stat_local, walk
 from pretrain.prepare.inputs.opening import InputStream
 from pretrain.prepare.inputs.remote_files import find_remote, serves_ranges
@@ -147,41 +147,56 @@ def _find_all(paths: Sequence[str], wanted: str, config: InputConfig | None = No
     Of a data set, those of the split that `config` asks for.
     """
 
-    def find(given: str) -> list[InputFile]:
-        is_url = is_remote(given)
-        path = unquote(urlsplit(given).path) if _scheme_of(given) == "file" else given
-        remote = find_remote(path) if is_url else {}
-        listed = list(remote) if is_url else find_local(path)
-        chosen = None
-        if config is not None:
-            read = partial(_read_beginning, remote)
-            chosen = choose_files(path, listed, config, read)
-            if chosen is None and (config.subset or config.dataset_split):
-                what = f"subset={config.subset}, dataset_split={config.dataset_split}"
-                what = f"{what} go with a whole data set"
-                fix = "leave them out, or give hf://datasets/OWNER/NAME or a folder of save_to_disk"
-                raise ConfigError(what, where=without_secrets(given), fix=fix)
-        # A file that is named and has no ending, as README, is text; of a folder, it may be anything.
-        named = listed if listed == [path] and "." not in _without_compression(path) else []
-        files = listed if chosen is None else chosen
-        known = [file for file in files if wanted != "auto" or _format_of(file)] or named
-        if known:
-            _tell_left_out(given, set(listed).difference(known))
-            return [remote[file] if is_url else stat_local(file) for file in known]
-        what = "nothing to read"
-        fix = f"give files of {KNOWN_SUFFIXES}"
-        if path in remote or Path(path).is_file():
-            head = b"" if is_url else read_head(Path(path))
-            unknown = ("unsupported file type", f"give one of {KNOWN_SUFFIXES}")
-            what, fix = name_text(_name_of(path), head) or unknown
-            fix = f"{fix}; {AS_TEXT}"
-        raise DataError(what, where=without_secrets(given), fix=fix)
-
+    find = partial(_find, wanted, config)
     files: dict[str, InputFile] = {}
-    for found in _map(find, paths, at_once=any(map(is_remote, paths))):
-        for file in found:
+    for of_path in _map(find, paths, at_once=any(map(is_remote, paths))):
+        for file in of_path:
             files.setdefault(file.path, file)
     return list(files.values())
+
+
+def _find(wanted: str, config: InputConfig | None, given: str) -> list[InputFile]:
+    path = unquote(urlsplit(given).path) if _scheme_of(given) == "file" else given
+    remote: dict[str, InputFile] = {}
+    if is_remote(given):
+        remote = find_remote(path)
+        listed = list(remote)
+    else:
+        listed = find_local(path)
+    files = listed if config is None else _of_split(given, path, listed, config, partial(_read_beginning, remote))
+    chosen = [file for file in files if wanted != "auto" or _format_of(file)]
+    # A file that is named and has no ending, as README, is text; of a folder, it may be anything.
+    if not chosen and listed == [path] and "." not in _without_compression(path):
+        chosen = listed
+    if not chosen:
+        raise _nothing_to_read(given, path, remote)
+    _tell_left_out(given, set(listed).difference(chosen))
+    return [remote.get(file) or stat_local(file) for file in chosen]
+
+
+def _of_split(given: str, path: str, listed: list[str], config: InputConfig, read: Read) -> list[str]:
+    """Returns the files of the split that an input asks for; all where they are no data set. Raises: ConfigError."""
+    chosen = choose_files(path, listed, config, read)
+    if chosen is not None:
+        return chosen
+    if config.subset or config.dataset_split:
+        raise ConfigError(
+            f"subset={config.subset}, dataset_split={config.dataset_split} go with a whole data set",
+            where=without_secrets(given),
+            fix="leave them out, or give hf://datasets/OWNER/NAME or a folder of save_to_disk",
+        )
+    return listed
+
+
+def _nothing_to_read(given: str, path: str, remote: dict[str, InputFile]) -> DataError:
+    what = "nothing to read"
+    fix = f"give files of {KNOWN_SUFFIXES}"
+    if path in remote or Path(path).is_file():
+        head = b"" if is_remote(given) else read_head(Path(path))
+        unknown = ("unsupported file type", f"give one of {KNOWN_SUFFIXES}")
+        what, fix = name_text(_name_of(path), head) or unknown
+        fix = f"{fix}; {AS_TEXT}"
+    return DataError(what, where=without_secrets(given), fix=fix)
 
 
 def _read_beginning(remote: dict[str, InputFile], name: str, most_bytes: int) -> bytes:
