@@ -121,6 +121,9 @@ class AttentionMask:
 class StackRows:
     """Rows of tokens that a stack reads: the source of two stacks, or a batch. Packed or padded.
 
+    The suffix of a tensor's name says its axes: a new one is a line here. Its metadata are the
+    `padding` of columns, 0 if it is left out, and `whole`: a rank with some columns has all of it.
+
     Attributes:
         tokens_BT: int64 input ids; of images zeros, one for each vector of a row.
         positions_BT: int64 position of each token in its document, or place of a vector that is read
@@ -143,13 +146,22 @@ class StackRows:
     tokens_BT: Tensor
     _: KW_ONLY
     positions_BT: Tensor | None = None
-    documents_BT: Tensor | None = None
+    documents_BT: Tensor | None = field(default=None, metadata={"whole": True, "padding": -1})
     lengths_B: Tensor | None = None
-    prefix_BT: Tensor | None = None
+    prefix_BT: Tensor | None = field(default=None, metadata={"whole": True, "padding": False})
     token_types_BT: Tensor | None = None
     columns: Columns | None = None
     window: int | None = None
     on_host: "StackRows | None" = None
+
+    def along(self, axes: str) -> dict[str, Tensor]:
+        """Returns the tensors whose first axes are these, by field."""
+        tensors = {}
+        for one in fields(self):
+            tensor = getattr(self, one.name)
+            if isinstance(tensor, Tensor) and one.name.rpartition("_")[2].startswith(axes):
+                tensors[one.name] = tensor
+        return tensors
 
     @property
     def ranks(self) -> int:
@@ -206,7 +218,7 @@ class Batch(StackRows):
         sample_ids: Identity of each row's sample, B integers, on the host. Empty without shards.
     """
 
-    targets_BT: Tensor
+    targets_BT: Tensor = field(metadata={"padding": IGNORE_INDEX})
     _: KW_ONLY
     target_positions_P: Tensor | None = None
     mixed_P2: Tensor | None = None

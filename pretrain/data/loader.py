@@ -14,7 +14,7 @@ own (`order.py`).
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.prefetch import Prefetcher
 from pretrain.data.stream import SplitStream
 from pretrain.rows import (
-    IGNORE_INDEX,
     ModelRows,
     PairRows,
     RowMaker,
@@ -37,6 +36,8 @@ from pretrain.rows import (
 )
 from pretrain.types import Batch, Columns, PairBatch, StackRows
 from pretrain.utils.rng import mix64
+
+Rows = TypeVar("Rows", bound=StackRows)
 
 # A digest of which samples a step trained on, equal for every world size.
 #
@@ -317,50 +318,29 @@ def _tensors(rows: ModelRows | SourceRows | PairRows) -> dict[str, Any]:
     return tensors
 
 
-def cut_columns(batch: Batch, columns: Columns) -> Batch:
-    """Returns the columns that a rank has of a batch of whole text rows on the host.
+def cut_columns(rows: Rows, columns: Columns) -> Rows:
+    """Returns the columns that a rank has of whole text rows on the host, a batch or its source.
 
     Rows are padded to equal parts: padding is no target, and no token of the row sees it.
     """
-    length = batch.tokens_BT.shape[1]
-    target_positions_P = batch.target_positions_P
-    if target_positions_P is not None:
-        width = columns.width(length)
-        row_P, column_P = target_positions_P // length, target_positions_P % length
-        own_P = column_P // width == columns.rank
-        target_positions_P = row_P[own_P] * width + column_P[own_P] % width
-    types_BT = batch.token_types_BT
-    prefix_BT = batch.prefix_BT
-    source = batch.source
-    if source is not None:
-        source = replace(source, **_cut_inputs(columns, source))
-    return replace(
-        batch,
-        **_cut_inputs(columns, batch),
-        targets_BT=columns.take(batch.targets_BT, IGNORE_INDEX),
-        prefix_BT=None if prefix_BT is None else columns.fill(prefix_BT, False),
-        token_types_BT=None if types_BT is None else columns.take(types_BT),
-        target_positions_P=target_positions_P,
-        source=source,
-        columns=columns,
-    )
-
-
-def _cut_inputs(columns: Columns, rows: StackRows) -> dict[str, Any]:
-    """Returns tokens and positions of the columns, documents and lengths of whole rows, by field."""
     num_rows, length = rows.tokens_BT.shape
-    positions_BT = rows.positions_BT
-    documents_BT = rows.documents_BT
-    lengths_B = rows.lengths_B
-    if positions_BT is None:
-        positions_BT = torch.arange(length).expand(num_rows, length)
-    if documents_BT is not None:
-        documents_BT = columns.fill(documents_BT, -1)
-    elif lengths_B is None and length % columns.ranks:
-        lengths_B = torch.full((num_rows,), length, dtype=torch.int32)
-    return {
-        "tokens_BT": columns.take(rows.tokens_BT),
-        "positions_BT": columns.take(positions_BT),
-        "documents_BT": documents_BT,
-        "lengths_B": lengths_B,
-    }
+    changed: dict[str, Any] = {"columns": columns}
+    if rows.positions_BT is None:
+        rows = replace(rows, positions_BT=torch.arange(length).expand(num_rows, length))
+    if rows.documents_BT is None and rows.lengths_B is None and length % columns.ranks:
+        changed["lengths_B"] = torch.full((num_rows,), length, dtype=torch.int32)
+    rules = {one.name: one.metadata for one in fields(rows)}
+    for name, whole_BT in rows.along("BT").items():
+        cut = columns.fill if rules[name].get("whole") else columns.take
+        changed[name] = cut(whole_BT, rules[name].get("padding", 0))
+    if isinstance(rows, Batch) and rows.target_positions_P is not None:
+        width = columns.width(length)
+        row_P = rows.target_positions_P // length
+        column_P = rows.target_positions_P % length
+        here_P = column_P // width == columns.rank
+        for name, whole_P in rows.along("P").items():
+            changed[name] = whole_P[here_P]
+        changed["target_positions_P"] = row_P[here_P] * width + column_P[here_P] % width
+    if isinstance(rows, Batch) and rows.source is not None:
+        changed["source"] = cut_columns(rows.source, columns)
+    return replace(rows, **changed)

@@ -8,7 +8,7 @@ Two models that read the same rows are compared by the latter (`bootstrap`).
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -148,16 +148,14 @@ class _ReadRow:
 
 def _one_row(batch: Batch, row: int) -> Batch:
     """Returns one row of a batch without its source, which has been read."""
-    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    one = {name: value[row : row + 1] for name, value in values.items() if isinstance(value, Tensor)}
+    one = {name: tensor[row : row + 1] for name, tensor in batch.along("B").items()}
     if batch.target_positions_P is not None:
         # Positions of the flattened batch become those of the row.
         width = batch.targets_BT.shape[1]
         positions_P = batch.target_positions_P - row * width
         own_P = (positions_P >= 0) & (positions_P < width)
+        one |= {name: tensor[own_P] for name, tensor in batch.along("P").items()}
         one["target_positions_P"] = positions_P[own_P]
-        if batch.draws_P is not None:
-            one["draws_P"] = batch.draws_P[own_P]
     if (pairs := batch.pairs) is not None:
         first = int((batch.targets_BT[:row] != IGNORE_INDEX).sum())
         end = first + int((batch.targets_BT[row] != IGNORE_INDEX).sum())

@@ -1,7 +1,7 @@
 """What an objective makes of rows reaches the model whole: every array of it, as a tensor."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from pretrain.config.data import BatchConfig, plan_batch
-from pretrain.data.loader import StepBatch, StepCounts, TrainLoader
+from pretrain.data.loader import StepBatch, StepCounts, TrainLoader, cut_columns
 from pretrain.kinds.objectives.masked import MaskedConfig
 from pretrain.objective.causal import prefix_rows
 from pretrain.objective.masked import masked_rows
 from pretrain.objective.seq2seq import pair_rows
-from pretrain.rows import ModelRows, TokenRows
-from pretrain.types import Batch, Columns
+from pretrain.rows import ModelRows, PairRows, SourceRows, TokenRows
+from pretrain.types import Batch, Columns, PairBatch, StackRows
 from tests.unit.objective.test_masked import VOCABULARY, random_rows
 
 SEQ_LEN = 24
@@ -49,6 +49,30 @@ MAKERS = {
     "prefix": (Texts(), partial(prefix_rows, seed=1, document_mask=True)),
     "seq2seq": (Pairs(), partial(pair_rows, start_id=0)),
 }
+
+
+def names_without(kind: type, key: str) -> list[str]:
+    """Fields of a class whose metadata lack a key."""
+    return [one.name for one in fields(kind) if key not in one.metadata]
+
+
+def test_every_array_says_its_axes_or_the_tensor_that_it_becomes():
+    assert names_without(TokenRows, "axes") == ["starts", "source"]
+    assert names_without(ModelRows, "tensor") == ["num_targets", "sample_ids", "source", "pairs", "num_padding"]
+    assert names_without(SourceRows, "tensor") == names_without(PairRows, "tensor") == []
+    for arrays, tensors in ((ModelRows, Batch), (SourceRows, StackRows), (PairRows, PairBatch)):
+        becomes = {one.metadata["tensor"] for one in fields(arrays) if "tensor" in one.metadata}
+        assert becomes <= {one.name for one in fields(tensors)}
+
+
+def test_columns_of_a_row_have_what_belongs_to_their_targets():
+    row_BT = torch.arange(8)[None]
+    places_P = torch.tensor([1, 4, 6])
+    batch = Batch(row_BT, row_BT, target_positions_P=places_P, draws_P=places_P / 8, mixed_P2=places_P[:, None] * 1.0)
+    first, second = (cut_columns(batch, Columns(rank, 2)) for rank in range(2))
+    assert (first.target_positions_P.tolist(), second.target_positions_P.tolist()) == ([1], [0, 2])
+    assert (first.draws_P.tolist(), second.draws_P.tolist()) == ([0.125], [0.5, 0.75])
+    assert second.mixed_P2.tolist() == [[4.0], [6.0]]
 
 
 @pytest.mark.parametrize(("stream", "make_rows"), MAKERS.values(), ids=MAKERS)
