@@ -1,5 +1,6 @@
 """`optim:` -- optimizer, weight decay, clipping and the learning rate schedule."""
 
+import math
 from typing import Annotated
 
 from pydantic import Field
@@ -59,10 +60,9 @@ class ScheduleConfig(SchedulePositions):
         }
         return self.model_copy(update=changes) if changes else self
 
-    @property
-    def is_in_steps(self) -> bool:
-        """Whether no position is given in tokens."""
-        return all(getattr(self, f"{name}_tokens") is None for name in POSITIONS)
+    def rate(self, step: int, batch: BatchConfig, total_steps: int) -> float:
+        """Returns the learning rate of a step relative to the peak."""
+        return self.in_steps(batch, total_steps).factor(step, total_steps)
 
 
 class EmaConfig(Section):
@@ -78,6 +78,20 @@ class EmaConfig(Section):
     def is_on(self) -> bool:
         """Whether there is an average."""
         return self.horizon_steps is not None or self.horizon_tokens is not None
+
+    def decay(self, step: int, tokens_per_step: int) -> float:
+        """Returns the share of itself that the average of the weights keeps at a step; step 0 is the first.
+
+        exp(-tokens_per_step / horizon), and less at the beginning, (1 + step) / (10 + step), as in
+        TensorFlow's ExponentialMovingAverage: it reaches over the last tenth or so of the steps, and
+        forgets the initial weights.
+        """
+        if self.horizon_steps is not None:
+            share = 1 / self.horizon_steps
+        else:
+            assert self.horizon_tokens is not None, "there is an average"
+            share = tokens_per_step / self.horizon_tokens
+        return min(math.exp(-share), (1 + step) / (10 + step))
 
     def _conflicts(self) -> Conflicts:
         if self.horizon_steps is not None and self.horizon_tokens is not None:

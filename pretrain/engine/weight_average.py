@@ -6,7 +6,7 @@
 
 It lies where the engine keeps the masters, cut like them, so that a step gathers nothing, and any
 ranks and any ZeRO stage continue it. Frozen parameters have none: they are their own average. Not
-here: the decay (`ema_decay`), which is a function of the step.
+here: the decay (`EmaConfig.decay`), which is a function of the step.
 """
 
 import contextlib

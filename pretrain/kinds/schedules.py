@@ -51,6 +51,23 @@ class SchedulePositions(Section):
         """Returns whether a position is given."""
         return bool(getattr(self, f"{position}_steps") or getattr(self, f"{position}_tokens"))
 
+    @property
+    def is_in_steps(self) -> bool:
+        """Whether no position is given in tokens."""
+        return all(getattr(self, f"{name}_tokens") is None for name in POSITIONS)
+
+    def factor(self, step: int, total_steps: int) -> float:
+        """Returns the learning rate of a step relative to the peak, where all positions are in steps.
+
+        Step 0 is the first. Warm-up is linear: step 0 has factor 1 / warmup_steps (0 would waste the
+        step), and step warmup_steps - 1 has factor 1. From there to the end (`decay_steps`, or
+        `total_steps`) the factor decays to `min_ratio`, and stays there. `step` may be beyond the end.
+        """
+        assert self.is_in_steps, "convert positions by token to steps first"
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        return SCHEDULES[self.kind].factor(step, self, self.decay_steps or total_steps)
+
     def _conflicts(self) -> Conflicts:
         # Explicit zeros count as not given: they are the defaults.
         for name in POSITIONS:

@@ -23,7 +23,6 @@ from pretrain.config.run import RunConfig
 from pretrain.data.loader import StepBatch, StepCounts
 from pretrain.engine.engine import Update
 from pretrain.evaluate.row_loss import LossReport, evaluate_loss, pool
-from pretrain.optim.schedule import ema_decay, rate_of_step
 from pretrain.shards.store import WaitStoppedError
 from pretrain.tracking.meter import SourceLosses, memory_metrics
 from pretrain.train.bad_step import is_spoiled, refuse_bad_end, report_step
@@ -236,7 +235,7 @@ def _accumulate(run: Run, step: int, batch: StepBatch, counts: StepCounts, phase
 
 def _learning_rate(config: RunConfig, step: int) -> float:
     optim = config.optim
-    return optim.lr * rate_of_step(step, optim.schedule, config.batch, config.train.steps)
+    return optim.lr * optim.schedule.rate(step, config.batch, config.train.steps)
 
 
 def _follow(run: Run, step: int, update: Update, agreed: StepTotals) -> None:
@@ -246,7 +245,7 @@ def _follow(run: Run, step: int, update: Update, agreed: StepTotals) -> None:
         balance.follow(agreed.sums["routed"])
     if run.engine.average is not None and not update.skipped:
         batch = run.config.batch
-        run.engine.average.follow(ema_decay(step, run.config.optim.ema, batch.steps.at(step) * batch.seq_len))
+        run.engine.average.follow(run.config.optim.ema.decay(step, batch.steps.at(step) * batch.seq_len))
 
 
 def _metrics(run: Run, state: TrainState, agreed: StepTotals, skipped_rows: int) -> dict[str, float]:

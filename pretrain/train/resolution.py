@@ -21,7 +21,6 @@ from pretrain.config.resumption import check_config, check_start, has_start, kee
 from pretrain.config.run import RunConfig
 from pretrain.dist import World
 from pretrain.errors import DiskError
-from pretrain.optim.schedule import ema_decay, rate_of_step
 from pretrain.run.folder import RunDir
 from pretrain.run.heartbeat import Progress
 
@@ -100,7 +99,7 @@ def course_changes(stored: RunConfig, config: RunConfig, step: int) -> list[str]
 def _course(config: RunConfig, step: int) -> dict[str, str]:
     """Returns the values of a step, 0 the first, that follow from several keys or are scheduled."""
     optim, batch = config.optim, config.batch
-    factor = rate_of_step(step, optim.schedule, batch, config.train.steps)
+    factor = optim.schedule.rate(step, batch, config.train.steps)
     tokens = batch.steps.at(step) * batch.seq_len
     values = {"learning rate": f"{optim.lr * factor:.2e}"}
     values["weight decay"] = f"{optim.weight_decay:g}"
@@ -110,7 +109,7 @@ def _course(config: RunConfig, step: int) -> dict[str, str]:
         values["learning rate of hidden matrices"] = f"{rate * factor:.2e}"
         values["weight decay of hidden matrices"] = f"{decay:g}"
     if optim.ema.is_on:
-        values["decay of the average of the weights"] = f"{ema_decay(step, optim.ema, tokens):.6g}"
+        values["decay of the average of the weights"] = f"{optim.ema.decay(step, tokens):.6g}"
     values["tokens of the batch"] = f"{tokens:,}"
     values["row length"] = f"{batch.length_at(step):,}"
     values["attention window"] = f"{batch.window_at(step) or 'none'}"

@@ -6,7 +6,6 @@ from pydantic import ValidationError
 from pretrain.config.data import BatchConfig
 from pretrain.config.optim import ScheduleConfig
 from pretrain.kinds.schedules import SCHEDULES
-from pretrain.optim.schedule import learning_rate_factor
 
 BATCH = BatchConfig(global_tokens=100, seq_len=10, micro=1)
 
@@ -54,7 +53,7 @@ def test_a_schedule_that_is_longer_than_its_run_is_cut_and_says_so(values, steps
     schedule = ScheduleConfig(**values)
     taken = schedule.in_steps(BATCH, steps)
     assert (taken.warmup_steps, taken.cooldown_steps) == cut
-    factors = [learning_rate_factor(step, taken, steps) for step in range(steps)]
+    factors = [taken.factor(step, steps) for step in range(steps)]
     assert max(factors) == 1
     assert min(factors) > 0
     what, fix = schedule.shortened(BATCH, steps)

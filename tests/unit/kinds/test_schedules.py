@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from pretrain.config.data import BatchConfig
 from pretrain.config.optim import EmaConfig, ScheduleConfig
-from pretrain.optim.schedule import ema_decay, learning_rate_factor
 
 FALLING = ["cosine", "linear", "wsd"]
 """Shapes that reach `min_ratio` at their end."""
@@ -32,7 +31,7 @@ def schedules(draw, kinds=(*FALLING, "constant", "inverse_sqrt")):
 
 
 def factors(schedule: ScheduleConfig, total_steps: int, steps: range) -> list[float]:
-    return [learning_rate_factor(step, schedule, total_steps) for step in steps]
+    return [schedule.factor(step, total_steps) for step in steps]
 
 
 def test_warmup_rises_linearly_from_one_part_at_step_0_to_the_peak():
@@ -41,13 +40,13 @@ def test_warmup_rises_linearly_from_one_part_at_step_0_to_the_peak():
 
 
 def test_no_warmup_starts_at_the_peak():
-    assert learning_rate_factor(0, ScheduleConfig(), 10) == 1.0
+    assert ScheduleConfig().factor(0, 10) == 1.0
 
 
 def test_cosine_at_quarter_half_and_end():
     schedule = ScheduleConfig(kind="cosine", min_ratio=0.2)
     expected = [0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi * part)) for part in (0.25, 0.5, 1.0)]
-    assert [learning_rate_factor(step, schedule, 100) for step in (25, 50, 100)] == expected
+    assert [schedule.factor(step, 100) for step in (25, 50, 100)] == expected
     assert expected[1:] == [pytest.approx(0.6, abs=1e-15), 0.2]
 
 
@@ -63,8 +62,8 @@ def test_constant_stays_at_the_peak():
 
 def test_decay_steps_overrides_the_length_of_the_run():
     schedule = ScheduleConfig(kind="linear", min_ratio=0.0, decay_steps=10)
-    assert learning_rate_factor(5, schedule, 1000) == 0.5
-    assert learning_rate_factor(10, schedule, 1000) == 0.0
+    assert schedule.factor(5, 1000) == 0.5
+    assert schedule.factor(10, 1000) == 0.0
 
 
 @pytest.mark.parametrize(("width", "warmup"), [(512, 4000), (1024, 4000), (128, 10)])
@@ -73,20 +72,20 @@ def test_inverse_sqrt_is_equation_3_of_the_2017_paper(width, warmup):
     peak = (width * warmup) ** -0.5
     for number in (1, 2, warmup - 1, warmup, warmup + 1, 7 * warmup, 100 * warmup):
         paper = width**-0.5 * min(number**-0.5, number * warmup**-1.5)
-        assert peak * learning_rate_factor(number - 1, schedule, 10) == pytest.approx(paper, rel=1e-14)
+        assert peak * schedule.factor(number - 1, 10) == pytest.approx(paper, rel=1e-14)
 
 
 def test_inverse_sqrt_with_a_hold_is_that_of_t5():
     schedule = ScheduleConfig(kind="inverse_sqrt", hold_steps=10_000, min_ratio=0.0)
     for number in (1, 500, 9_999, 10_000, 10_001, 40_000, 2**19):
         paper = 1 / math.sqrt(max(number, 10_000))
-        assert 0.01 * learning_rate_factor(number - 1, schedule, 10) == pytest.approx(paper, rel=1e-14)
+        assert 0.01 * schedule.factor(number - 1, 10) == pytest.approx(paper, rel=1e-14)
 
 
 def test_inverse_sqrt_falls_to_its_least_ratio_and_no_further():
     schedule = ScheduleConfig(kind="inverse_sqrt", warmup_steps=10, min_ratio=0.5)
-    assert learning_rate_factor(39, schedule, 10) == 0.5
-    assert learning_rate_factor(10**6, schedule, 10) == 0.5
+    assert schedule.factor(39, 10) == 0.5
+    assert schedule.factor(10**6, 10) == 0.5
 
 
 def test_wsd_cools_down_linearly_over_its_last_steps():
@@ -146,7 +145,7 @@ def test_from_step_to_step_it_moves_no_more_than_its_steepest_part(schedule, tot
 @given(schedules(kinds=FALLING), st.integers(60, 400), st.integers(0, 100))
 def test_after_its_end_it_stays_at_the_final_value(schedule, total_steps, beyond):
     end = schedule.decay_steps or total_steps
-    assert learning_rate_factor(end + beyond, schedule, total_steps) == schedule.min_ratio
+    assert schedule.factor(end + beyond, total_steps) == schedule.min_ratio
 
 
 @given(WARMUP.filter(bool), st.integers(60, 200), st.integers(1, 5000), st.data())
@@ -165,22 +164,22 @@ def test_positions_by_token_are_those_by_step_rounded_up(warmup, decay, tokens_p
 
 def test_a_schedule_by_token_asks_for_tokens_per_step():
     with pytest.raises(AssertionError, match="to steps first"):
-        learning_rate_factor(0, ScheduleConfig(warmup_tokens=100), 10)
+        ScheduleConfig(warmup_tokens=100).factor(0, 10)
 
 
 def test_the_average_forgets_its_beginning_and_then_has_its_horizon():
     thousand = EmaConfig(horizon_steps=1000)
-    assert ema_decay(0, thousand, 1) == 0.1
-    assert ema_decay(90, thousand, 1) == 0.91
-    assert ema_decay(10**5, thousand, 1) == pytest.approx(0.999, abs=1e-6)
+    assert thousand.decay(0, 1) == 0.1
+    assert thousand.decay(90, 1) == 0.91
+    assert thousand.decay(10**5, 1) == pytest.approx(0.999, abs=1e-6)
 
 
 def test_a_horizon_in_tokens_is_the_same_for_any_batch():
     """Busbridge et al. 2023: two steps of half the tokens keep as much as one of all."""
     config = EmaConfig(horizon_tokens=10**6)
-    one = ema_decay(10**6, config, 4096)
+    one = config.decay(10**6, 4096)
     assert one == pytest.approx(math.exp(-4096 / 10**6))
-    assert ema_decay(10**6, config, 2048) ** 2 == pytest.approx(one)
+    assert config.decay(10**6, 2048) ** 2 == pytest.approx(one)
 
 
 def test_a_horizon_is_given_once():
