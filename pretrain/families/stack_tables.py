@@ -40,12 +40,14 @@ class StackNames:
         block: Modules of a layer; those that a config has not are left out.
         before: Tables and modules before the layers, in the order of the files.
         after: Modules after them.
+        transposed: Matrices of a layer are stored as [in, out].
     """
 
     layers: str
     block: Modules
     before: Mapping[str, str] = field(default_factory=dict)
     after: Mapping[str, str] = field(default_factory=dict)
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ class Table:
     def stack_of(self, config: ModelConfig, name: str) -> StackConfig | None:
         """Returns a stack of a model, of another family the one that is there."""
         if len(self.stacks) == 1:
-            return config.encoder or config.last_stack
+            return config.last_stack if name == "decoder" else config.encoder or config.last_stack
         return config.encoder if name == "encoder" else config.decoder
 
 
@@ -123,16 +125,17 @@ def stacked(ours: str, theirs: tuple[str, ...], stack: StackConfig) -> dict[str,
     return dict(zip(theirs, rows if len(rows) == len(theirs) else (sum(rows),), strict=True))
 
 
-def _block(ours: str, theirs: str, modules: Modules, stack: StackConfig, number: int) -> list[Weight]:
+def _block(place: tuple[str, str], names: StackNames, stack: StackConfig, number: int) -> list[Weight]:
     """Returns the weights of a layer."""
     absent = {"feedforward.up" if stack.gated else "feedforward.gate_up"}
     if not stack.norms_attention(number):
         absent.add("attention_norm")
     weights = []
-    for name, parts in modules.items():
+    for name, parts in names.block.items():
         if name not in absent:
             rows = {name: stacked(name, parts, stack)}
-            weights += affine(ours, theirs, rows, bias=has_bias(name, stack))
+            turned = names.transposed and not name.endswith("norm")
+            weights += affine(*place, rows, bias=has_bias(name, stack), transposed=turned)
     return weights
 
 
@@ -163,7 +166,7 @@ def stack_weights(
     weights = [*_beside(name, names.before, stack, config)]
     for number in range(stack.layers):
         place = f"{name}.blocks.{number}.", names.layers.format(number)
-        weights += _block(*place, names.block, stack, number)
+        weights += _block(place, names, stack, number)
     return [*weights, *_beside(name, names.after, stack, config)]
 
 
@@ -200,7 +203,9 @@ def _write_config(family: Table, config: ModelConfig) -> dict[str, Any]:
     decoder = config.last_stack
     encoder = config.encoder or decoder
     # A MAE has sizes of its own for the decoder, as for further keys.
-    stack = decoder if "decoder" in family.stacks and config.input is None else encoder
+    stack = encoder
+    if "encoder" not in family.stacks or ("decoder" in family.stacks and config.input is None):
+        stack = decoder
     holders: dict[str, Any] = {"": stack, "encoder": encoder, "decoder": decoder}
     holders |= {"model": config, "input": config.input}
     keys: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from pretrain.config.model import HeadConfig, ModelConfig
 from pretrain.families.config_json import Fields, build_config, refusal, write_tokens
-from pretrain.families.decoders.gpt2 import GPT2, gpt2_weights, read_gpt2, write_gpt2
+from pretrain.families.decoders.gpt2 import CROSS_GPT2, GPT2
 from pretrain.families.family import Family, Weight, affine
 from pretrain.families.images.vit import DEIT, VIT, vit_renames, vit_size
 from pretrain.families.sizes import Size
@@ -43,7 +43,7 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     why = "keys and values would have the width of the encoder"
     Fields(of_decoder).only("cross_attention_hidden_size", None, why)
     encoder = _ENCODERS[kind].read_config(parts["encoder"] | {"architectures": None}, frozenset())
-    decoder = read_gpt2(of_decoder | {"architectures": ["GPT2LMHeadModel"]}, names, cross=True)
+    decoder = CROSS_GPT2.read_config(of_decoder | {"architectures": ["GPT2LMHeadModel"]}, names)
     given = {key: value for key, value in values.items() if key.endswith("_token_id")}
     tokens = Fields(of_decoder | given).special_tokens(bos=50256, eos=50256, start=None)
     if tokens.start is None:
@@ -60,7 +60,7 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
     of_decoder = {"model_type": "gpt2", "is_decoder": True, "add_cross_attention": config.captions}
     return {
         "encoder": {"model_type": kind, **of_encoder},
-        "decoder": write_gpt2(config) | of_decoder,
+        "decoder": CROSS_GPT2.write_config(config) | of_decoder,
         "is_encoder_decoder": True,
         "tie_word_embeddings": False,  # the decoder's is the one that counts
         **write_tokens(config.special_tokens, "start"),
@@ -77,7 +77,7 @@ def _weights(config: ModelConfig) -> list[Weight]:
     if config.has_bridge:
         bridge = {"bridge": {"enc_to_dec_proj": config.last_stack.width}}
         weights += affine("", "", bridge, bias=True)
-    for weight in gpt2_weights(config) if config.captions else ():
+    for weight in CROSS_GPT2.weights(config) if config.captions else ():
         theirs = tuple((f"decoder.{name}", rows) for name, rows in weight.theirs)
         weights.append(replace(weight, theirs=theirs))
     return weights
