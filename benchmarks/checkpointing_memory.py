@@ -22,9 +22,9 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import Transformer, build_model, init_weights
-from pretrain.model.attention import AttentionContext
 from pretrain.model.block import BlockInput
-from pretrain.model.position import RowPlace
+from pretrain.model.parts.attention import AttentionContext
+from pretrain.model.parts.position import RowPlace
 from pretrain.types import AttentionMask, Batch
 
 MODES = {

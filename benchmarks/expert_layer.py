@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
 from pretrain.config.model import ExpertsConfig, StackConfig
-from pretrain.model.feedforward import MixtureOfExperts
+from pretrain.model.parts.experts import MixtureOfExperts
 
 MUST = 1.5
 PEERS = ("hf", "hf_eager")

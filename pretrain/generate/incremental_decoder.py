@@ -22,10 +22,10 @@ from torch import Tensor
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate.constraints import Constraints
 from pretrain.model import KVCache, LanguageModel, Transformer
-from pretrain.model.attention import select_rows
 from pretrain.model.backends.auto import AutoAttention
 from pretrain.model.backends.sdpa import SdpaAttention
-from pretrain.model.feedforward import MixtureOfExperts
+from pretrain.model.kv_cache import select_rows
+from pretrain.model.parts.experts import MixtureOfExperts
 from pretrain.types import Batch, StackRows
 
 Prompt: TypeAlias = Sequence[int] | Tensor

@@ -28,7 +28,7 @@ from pretrain.families.family import Family, Weight
 from pretrain.interop.release_files import PICKLED_WEIGHTS, WEIGHTS, read_object
 from pretrain.model import build_model
 from pretrain.model.build import named_weights
-from pretrain.model.position import sinusoids_2d
+from pretrain.model.parts.position import sinusoids_2d
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

@@ -22,20 +22,12 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import StackConfig
-from pretrain.model.attention import AttentionContext, CrossAttention, build_attention, build_rms_norm
 from pretrain.model.backends.backend import AttentionBackend
-from pretrain.model.feedforward import FeedForward, MixtureOfExperts, pass_tokens
-from pretrain.types import take_next
-
-
-def build_norm(config: StackConfig, width: int | None = None) -> nn.Module:
-    """Builds a norm of the stack's width or another: RMSNorm (Zhang and Sennrich 2019) or LayerNorm."""
-    width = width or config.width
-    # Both are torch's fused functions, with statistics in fp32 for any dtype of the input.
-    if config.norm == "rms":
-        return build_rms_norm(config, width)
-    has_weight = config.norm == "layer"
-    return nn.LayerNorm(width, eps=config.norm_eps, elementwise_affine=has_weight, bias=config.has_norm_bias)
+from pretrain.model.parts.attention import AttentionContext, CrossAttention, SelfAttention
+from pretrain.model.parts.experts import MixtureOfExperts
+from pretrain.model.parts.feedforward import FeedForward
+from pretrain.model.parts.latent_attention import LatentAttention
+from pretrain.model.parts.norm import build_norm
 
 
 def _layer_scale(config: StackConfig) -> nn.Parameter | None:
@@ -221,62 +213,34 @@ class Block(nn.Module):
         return norm(sum_BTD) if norm is not None and self.norm_placement == "post" else sum_BTD
 
 
-class PredictorInput(nn.Module):
-    """`W [norm(embedding), norm(state)]`, two of [B, T, D] to one (DeepSeek-V3, 2.2, equation 21).
+def build_attention(config: StackConfig, backend: AttentionBackend, number: int) -> SelfAttention | LatentAttention:
+    """Builds the self-attention of a block."""
+    return LatentAttention(config, backend) if config.latent else SelfAttention(config, backend, number)
 
-    The embedding is first, as in the released weights, and in the paper second.
+
+def pass_tokens(
+    layer: nn.Module, x_BTD: Tensor, counted_BT: Tensor | None, tiles: int
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Passes tokens through the layer of a block in `tiles` parts; returns also the sums of experts.
+
+    Each part is computed again in its backward pass (Chen et al. 2016): saved is the input alone,
+    and the hidden values of one part at a time exist. Gradients of weights are summed over parts.
     """
-
-    def __init__(self, config: StackConfig) -> None:
-        super().__init__()
-        self.embedding_norm = build_norm(config)
-        self.hidden_norm = build_norm(config)
-        self.projection = nn.Linear(2 * config.width, config.width, bias=False)
-
-    def forward(self, embedded_BTD: Tensor, state_BTD: Tensor) -> Tensor:
-        pair = (self.embedding_norm(embedded_BTD), self.hidden_norm(state_BTD))
-        return self.projection(torch.cat(pair, dim=-1))
-
-
-class TokenPredictors(nn.Module):
-    """Modules that predict further tokens, one after another (DeepSeek-V3, 2.2).
-
-        state_k = block_k(input_k(embedding of the k-th token after this one, state_(k - 1)))
-
-    state_0 are the hidden states that the head reads, as inference engines run the released weights.
-    The head reads `norm_k(state_k)`, to predict token k + 1 after this one. Blocks are like the last
-    one of the stack, and have its positions and mask.
-    """
-
-    def __init__(
-        self, config: StackConfig, backend: AttentionBackend, engine: EngineConfig, depth: int
-    ) -> None:  # fmt: skip
-        super().__init__()
-        number = max(config.layers - 1, 1)  # the first may lack a norm
-        each = range(depth)
-        self.inputs = nn.ModuleList(PredictorInput(config) for _ in each)
-        self.blocks = nn.ModuleList(Block(config, backend, None, engine, number) for _ in each)
-        is_normed = config.norm_placement == "post"
-        self.norms = nn.ModuleList(nn.Identity() if is_normed else build_norm(config) for _ in each)
-
-    def forward(
-        self, last: BlockInput, embedded_BTD: Tensor, continuing_BT: Tensor | None
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Returns the input of the head of each module, and packed `RoutingSums` of each with experts.
-
-        Args:
-            last: Hidden states of the stack, with mask, rotation and counted tokens of its last block.
-            embedded_BTD: Embeddings of its tokens.
-            continuing_BT: Where the next token is of the same document (`continuing`).
-        """
-        ahead = []
-        sums = []
-        state_BTD = last.x_BTD
-        for join, block, norm in zip(self.inputs, self.blocks, self.norms, strict=True):
-            embedded_BTD = take_next(embedded_BTD, continuing_BT, 0.0)
-            output: BlockOutput = block(*last._replace(x_BTD=join(embedded_BTD, state_BTD)))
-            state_BTD = output.x_BTD
-            ahead.append(norm(state_BTD))
-            if output.routing_W is not None:
-                sums.append(output.routing_W)
-        return tuple(ahead), tuple(sums)
+    counted = (counted_BT,) if isinstance(layer, MixtureOfExperts) else ()
+    # Ranks that share experts exchange once a part, be it without tokens.
+    if not isinstance(layer, MixtureOfExperts) or layer.send is None:
+        tiles = min(tiles, x_BTD.shape[0] * x_BTD.shape[1])
+    if tiles == 1:
+        found = layer(x_BTD, *counted)
+        return found if counted else (found, None)
+    # Pieces, not slices: the gradient of a slice has the size of the whole.
+    pieces: list[tuple[Tensor | None, ...]] = []
+    for x in (x_BTD, *counted):
+        pieces.append((None,) * tiles if x is None else x.flatten(0, 1)[None].tensor_split(tiles, dim=1))
+    again = torch.is_grad_enabled()
+    made = [
+        checkpoint(layer, *part, use_reentrant=False) if again else layer(*part) for part in zip(*pieces, strict=True)
+    ]
+    results = [one[0] for one in made] if counted else made
+    sums = [one[1] for one in made if one[1] is not None] if counted else []
+    return torch.cat(results, dim=1).view_as(x_BTD), torch.stack(sums).sum(dim=0) if sums else None

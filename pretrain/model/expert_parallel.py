@@ -25,8 +25,8 @@ import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 
 from pretrain.dist import World
-from pretrain.model.feedforward import MixtureOfExperts
-from pretrain.model.grouped import GroupedLinear, Take, sort_by_expert
+from pretrain.model.parts.experts import MixtureOfExperts
+from pretrain.model.parts.grouped import GroupedLinear, Take, sort_by_expert
 from pretrain.parts import Part
 
 RunExperts = Callable[[Tensor, Tensor], Tensor]

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from pretrain.config.model.parts.attention import copies_of_heads
 from pretrain.dist import World
 from pretrain.errors import ConfigError
-from pretrain.model.attention import CrossAttention, LatentAttention, SelfAttention
 from pretrain.model.backends.backend import AttentionBackend, DistanceBias, cast_inputs
+from pretrain.model.parts.attention import CrossAttention, SelfAttention
+from pretrain.model.parts.latent_attention import LatentAttention
 from pretrain.model.stack import Stack
 from pretrain.types import AttentionMask, Columns
 

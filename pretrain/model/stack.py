@@ -15,12 +15,15 @@ from torch import Tensor, nn
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.model.activation_offload import ActivationOffload
-from pretrain.model.attention import AttentionContext, CachePlace, KVCache
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionNeeds
-from pretrain.model.block import Block, BlockInput, BlockOutput, Memory, TokenPredictors, build_norm
-from pretrain.model.position import PositionedInput, RowPlace, build_position
-from pretrain.model.rotary import Rotation
+from pretrain.model.block import Block, BlockInput, BlockOutput, Memory
+from pretrain.model.further_tokens import TokenPredictors
+from pretrain.model.kv_cache import CachePlace, KVCache
+from pretrain.model.parts.attention import AttentionContext
+from pretrain.model.parts.norm import build_norm
+from pretrain.model.parts.position import PositionedInput, RowPlace, build_position
+from pretrain.model.parts.rotary import Rotation
 from pretrain.types import AttentionMask, ModelOutput, StackRows, continuing
 
 _COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

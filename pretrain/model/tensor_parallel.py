@@ -33,9 +33,9 @@ import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 
 from pretrain.dist import World
-from pretrain.model.attention import CrossAttention, SelfAttention
-from pretrain.model.feedforward import FeedForward
-from pretrain.model.position import RotaryPosition
+from pretrain.model.parts.attention import CrossAttention, SelfAttention
+from pretrain.model.parts.feedforward import FeedForward
+from pretrain.model.parts.position import RotaryPosition
 from pretrain.model.stack import Stack
 from pretrain.model.transformer import Transformer
 from pretrain.parts import Part

@@ -17,7 +17,6 @@ Differences between families are fields of `ModelConfig`: no code tests for a fa
 Not here: losses (`objective/`), sampling (`generate/`), sharding and mixed precision (`engine/`).
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,128 +25,13 @@ from torch import Tensor, nn
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig
-from pretrain.model.attention import KVCache
-from pretrain.model.block import TokenPredictors, build_norm
-from pretrain.model.feedforward import ACTIVATIONS
-from pretrain.model.patch_embedding import PatchEmbedding
+from pretrain.model.further_tokens import TokenPredictors
+from pretrain.model.kv_cache import KVCache
+from pretrain.model.parts.head import Head, Pooler
+from pretrain.model.parts.ngrams import NgramEmbedding
+from pretrain.model.parts.patch_embedding import PatchEmbedding
 from pretrain.model.stack import EncoderOutput, Stack, StackInput
 from pretrain.types import Batch, ModelOutput, StackRows
-
-HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Any]
-"""`loss(hidden_BTD, weight_VD, bias_V)`: input, weight and bias of the linear map of a head."""
-
-
-class Head(nn.Module):
-    """Linear map from D to scores: of the padded vocabulary, of labels, spans, choices or replaced
-    tokens; or to pixels of a patch.
-
-    With `head.transform`, a linear layer, an activation and a norm come before it (BERT and
-    ModernBERT, as released), in the width of tables where that is another (ELECTRA); a head of
-    labels has dropout in between.
-
-    Attributes:
-        scores_ids: Scores are of the vocabulary.
-        scores_labels: Scores are of labels.
-        summarizes: Scores are of documents, at their first positions.
-        num_scores: Rows of `weight` without the padding of a vocabulary.
-        soft_cap: Bound of the scores, which a loss must apply too. None: unbounded.
-        compiles_loss: The loss is compiled like the blocks (`engine.compile`).
-        shared: Ranks that share the vocabulary (`TensorRanks`). None: this one has all of it.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        width = config.last_stack.width
-        self.scores_ids = config.head.record.scores_words
-        self.scores_labels = config.head.record.names_labels
-        self.summarizes = config.head.summarizes
-        self.num_scores = config.num_scores
-        self.scale = config.head.scale * (width**-0.5 if config.head.scaled else 1.0)
-        self.soft_cap = config.head.soft_cap
-        self.compiles_loss = False
-        self.shared: Any = None
-        self.activation = ACTIVATIONS[config.head.activation or config.last_stack.activation]
-        self.transform = None
-        self.norm = None
-        if config.head.transform:
-            self.transform = nn.Linear(width, config.head_width, bias=config.last_stack.bias)
-            self.norm = nn.Identity()
-            if config.head.record.has_norm:
-                self.norm = build_norm(config.last_stack, config.head_width)
-        self.dropout = nn.Dropout(config.head.dropout) if config.head.dropout else nn.Identity()
-        self.weight = nn.Parameter(torch.empty(config.num_head_rows, config.head_width))
-        self.bias = nn.Parameter(torch.empty(config.num_head_rows)) if config.head.bias else None
-
-    def forward(self, hidden_BTD: Tensor, loss: HeadLoss | None = None) -> Tensor:
-        """Returns logits_BTV, -inf for padding of the vocabulary; or the result of `loss`.
-
-        The input is hidden states after the final norm, or [P, D] of chosen positions. `loss` gets
-        the input and the weights of the linear map, while these are gathered (ZeRO stage 3).
-        """
-        if self.transform is not None and self.norm is not None:
-            hidden_BTD = self.norm(self.activation(self.transform(hidden_BTD)))
-        if self.scale != 1.0:
-            hidden_BTD = hidden_BTD * self.scale
-        hidden_BTD = self.dropout(hidden_BTD)
-        if loss is not None:
-            return loss(hidden_BTD, self.weight, self.bias)
-        logits_BTV = nn.functional.linear(hidden_BTD, self.weight, self.bias)
-        if self.shared is not None:
-            logits_BTV = self.shared.join(logits_BTV)
-        if self.soft_cap is not None:
-            logits_BTV = self.soft_cap * (logits_BTV / self.soft_cap).tanh()
-        if self.num_scores < logits_BTV.shape[-1]:
-            logits_BTV[..., self.num_scores :] = -torch.inf
-        return logits_BTV
-
-
-class Pooler(nn.Linear):
-    """`activation(linear(hidden of the first position))`, [B, T, D] to [B, D] (BERT, as released: tanh)."""
-
-    def __init__(self, width: int, activation: str) -> None:
-        super().__init__(width, width)
-        self.activation = torch.tanh if activation == "tanh" else ACTIVATIONS[activation]
-
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        return self.activation(super().forward(hidden_BTD[:, 0]))
-
-
-class NgramEmbedding(nn.Embedding):
-    """Sum of the vectors of the last 2, 3, ... tokens, [B, T] to [B, T, D] (Huang et al. 2025).
-
-    The tables, of `rows` rows each, are one weight. A row is a hash of the n-gram, in which what is
-    before the document is one further id.
-    """
-
-    _FACTOR = 6364136223846793005  # of Knuth's MMIX generator; products wrap around at 64 bits
-    _SHIFT = 32  # the upper bits depend on all of a product
-
-    def __init__(self, tables: int, rows: int, width: int) -> None:
-        super().__init__(tables * rows, width)
-        self.tables, self.rows = tables, rows
-
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        positions_BT: Tensor | None,
-        cache: KVCache | None,
-    ) -> Tensor:
-        """Returns vectors to be added to those of the tokens; called before `cache` has these."""
-        columns_T, tokens_BS = torch.arange(tokens_BT.shape[1], device=tokens_BT.device), tokens_BT
-        if cache is not None:
-            place = cache.place(tokens_BT.shape[1])
-            columns_T = columns_T + place.offset if place.position_1 is None else place.position_1
-            tokens_BS = cache.append_tokens(tokens_BT)
-        if positions_BT is None:
-            positions_BT = columns_T.expand_as(tokens_BT)
-        hashed_BT = tokens_BT + 1
-        rows_NBT = []
-        for number in range(self.tables):
-            before_BT = tokens_BS.index_select(1, (columns_T - number - 1).clamp(min=0)) + 1
-            hashed_BT = hashed_BT * self._FACTOR + before_BT * (positions_BT > number)
-            row_BT = (hashed_BT * self._FACTOR >> self._SHIFT) % self.rows
-            rows_NBT.append(row_BT + number * self.rows)
-        return super().forward(torch.stack(rows_NBT)).sum(0)
 
 
 class Transformer(nn.Module):

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.engine.replicated import KeptTensor
-from pretrain.model.feedforward import MixtureOfExperts, RoutingSums
+from pretrain.model.parts.experts import MixtureOfExperts, RoutingSums
 from pretrain.train.layer_norms import name_layers
 from pretrain.utils.units import plural
 

@@ -12,7 +12,7 @@ from pretrain.checkpoint.load import load_checkpoint
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
-from pretrain.model.feedforward import Router
+from pretrain.model.parts.experts import Router
 from pretrain.types import Batch
 from tests.integration import experts_workers
 from tests.integration.experts_workers import EXPERTS, mixture

@@ -11,7 +11,7 @@ from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
 from pretrain.engine.engine import Engine
-from pretrain.model.feedforward import Router
+from pretrain.model.parts.experts import Router
 from tests.integration.workers import MODEL, build, train, whole_moments
 
 EXPERTS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
 from pretrain.errors import ConfigError
 from pretrain.interop.choose import choose_family
 from pretrain.interop.release import open_release
-from pretrain.model.attention import KVCache
+from pretrain.model.kv_cache import KVCache
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch, StackRows
 from tests.helpers.lent import check_gradients, lend

@@ -22,7 +22,7 @@ from pretrain.errors import ConfigError
 from pretrain.interop.runtimes.gguf_vocabulary import read_vocabulary
 from pretrain.interop.runtimes.runtime import Exported, Rules, Runtime
 from pretrain.interop.tensors import TensorFolder
-from pretrain.model.rotary import rotary_frequencies
+from pretrain.model.parts.rotary import rotary_frequencies
 
 FILE = "model.gguf"
 _EXPERTS = re.compile(r"(.*\.layers\.\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")

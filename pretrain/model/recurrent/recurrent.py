@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model import RecurrentConfig, RecurrentStackConfig
 from pretrain.errors import ConfigError
+from pretrain.model.parts.head import Head
 from pretrain.model.recurrent.layers import (
     AdditiveScore,
     MultiplicativeScore,
@@ -31,7 +32,6 @@ from pretrain.model.recurrent.layers import (
     split_rows,
     zero_state,
 )
-from pretrain.model.transformer import Head
 from pretrain.types import Batch, ModelOutput, StackRows
 
 

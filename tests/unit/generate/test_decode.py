@@ -8,7 +8,7 @@ import torch
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generate import GREEDY, Beams, Constraints, Sampling, beam_search, generate, stream
 from pretrain.generate.incremental_decoder import IncrementalDecoder
-from pretrain.model import KVCache, attention
+from pretrain.model import KVCache, kv_cache
 from pretrain.types import Batch
 from tests.unit.generate.models import LENGTHS, PRESETS, log_prob_of, random_prompts, read_greedily, tiny_model
 from tests.unit.model.tiny import build, encoder_config, random_batch, tiny_config
@@ -321,7 +321,7 @@ ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 @pytest.mark.parametrize("lengths", [[5, 5, 5, 5], LENGTHS], ids=["equal", "padded"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_steps_of_fixed_shapes_give_the_same_scores(preset, lengths, keep, device, dtype, tolerance, monkeypatch):
-    monkeypatch.setattr(attention, "FEWEST_KEYS", 4)  # so that 20 tokens take several lengths
+    monkeypatch.setattr(kv_cache, "FEWEST_KEYS", 4)  # so that 20 tokens take several lengths
     model, prompts = tiny_model(preset, attention="auto").to(device, dtype), random_prompts(lengths)
     plain, fixed = (scores_of(model, prompts, 20, fixes_steps=fixed, keep=keep) for fixed in (False, True))
     torch.testing.assert_close(fixed, plain, rtol=tolerance, atol=tolerance)

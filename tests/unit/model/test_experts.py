@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pretrain.model import grouped
-from pretrain.model.feedforward import MixtureOfExperts, RoutingSums
-from pretrain.model.grouped import grouped_linear
+from pretrain.model.parts import grouped
+from pretrain.model.parts.experts import MixtureOfExperts, RoutingSums
+from pretrain.model.parts.grouped import grouped_linear
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.unit.model.tiny import build, random_batch, tiny_config
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.generate import Constraints, generate
-from pretrain.model import KVCache, attention, build_model
+from pretrain.model import KVCache, build_model, kv_cache
 from pretrain.model.build import initial_weight
 from pretrain.optim.groups import group_parameters
 from pretrain.types import Batch
@@ -154,7 +154,7 @@ def test_a_cache_keeps_values_as_they_were_mixed(keys, sizes):
 
 
 def test_steps_of_fixed_shapes_keep_them_too(monkeypatch):
-    monkeypatch.setattr(attention, "FEWEST_KEYS", 4)
+    monkeypatch.setattr(kv_cache, "FEWEST_KEYS", 4)
     model = unequal(build(config_of("all"), dtype=torch.float64)).eval()
     plain, fixed = (
         scores_of(model, random_prompts(), 12, fixes_steps=fixed, keep=[3, 0, 2]) for fixed in (False, True)

@@ -8,9 +8,9 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig, PatchesConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
-from pretrain.model.patch_embedding import PatchEmbedding, cut_patches
-from pretrain.model.position import sinusoids_2d
-from pretrain.model.rotary import PatchRotaryTable, rotate
+from pretrain.model.parts.patch_embedding import PatchEmbedding, cut_patches
+from pretrain.model.parts.position import sinusoids_2d
+from pretrain.model.parts.rotary import PatchRotaryTable, rotate
 from pretrain.plan.params import count_parts, parameter_shapes
 from pretrain.types import Batch
 

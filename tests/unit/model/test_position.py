@@ -10,7 +10,7 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from pretrain.config.model import RotaryScaling, StackConfig
-from pretrain.model.position import (
+from pretrain.model.parts.position import (
     LearnedPosition,
     RelativePosition,
     RotaryPosition,
@@ -19,7 +19,7 @@ from pretrain.model.position import (
     distance_buckets,
     sinusoids,
 )
-from pretrain.model.rotary import document_lengths, rotary_frequencies, rotary_magnitude, rotate
+from pretrain.model.parts.rotary import document_lengths, rotary_frequencies, rotary_magnitude, rotate
 
 
 def stack(head_width, **axes):

@@ -10,7 +10,7 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model, init_weights
-from pretrain.model.feedforward import MixtureOfExperts
+from pretrain.model.parts.experts import MixtureOfExperts
 from pretrain.objective import build_loss
 from pretrain.plan.activations import activation_bytes
 from pretrain.plan.roofline import routed_bytes

@@ -18,7 +18,7 @@ from pretrain.config.presets import expand_preset
 from pretrain.model import build as model_build
 from pretrain.model import build_model
 from pretrain.model.block import _SAVED_OPERATIONS, _policy
-from pretrain.model.feedforward import ACTIVATIONS, FeedForward
+from pretrain.model.parts.feedforward import ACTIVATIONS, FeedForward
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch
 from tests.unit.model.tiny import (

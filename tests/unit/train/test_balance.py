@@ -7,7 +7,7 @@ import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from pretrain.config.objective import ObjectiveConfig
-from pretrain.model.feedforward import MixtureOfExperts, RoutingSums
+from pretrain.model.parts.experts import MixtureOfExperts, RoutingSums
 from pretrain.objective import build_loss
 from pretrain.train.balance import ExpertBalance
 from pretrain.train.step import TrainModule

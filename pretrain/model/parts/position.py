@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pretrain.config.model import PatchesConfig, RotaryScaling, StackConfig
 from pretrain.model.backends.backend import DistanceBias
-from pretrain.model.rotary import LengthRotaryTable, PatchRotaryTable, RotaryTable, Rotation
+from pretrain.model.parts.rotary import LengthRotaryTable, PatchRotaryTable, RotaryTable, Rotation
 
 
 class PositionedInput(NamedTuple):

@@ -1,0 +1,1 @@
+"""Parts of a Transformer, each with its module; `pretrain/config/model/parts/` counts them."""
