@@ -59,3 +59,14 @@ def test_sources_are_told_in_training_and_add_up_to_the_loss(batch):
     assert sums["by_source"][3:] == (3.0, 0.0, 13.0)
     assert len(module.eval()(batch)[1]) == len(module.evaluated) == 2
     assert TrainModule(model, build_loss(ObjectiveConfig())).layout == LOSS_SUMS
+
+
+def test_an_evaluation_has_all_sums_that_a_loss_shows(batch):
+    """As many as it has: without a reference, the log-probabilities of the answers of a batch."""
+    shown = torch.arange(4.0, dtype=torch.float64)
+    loss = LossOutput(torch.zeros(()), torch.full((), 5.0), torch.full((), 2), shown_M=shown)
+    config = parse_model(expand_preset(MODEL))
+    model = build_model(config, PLAIN_ENGINE, torch.device("cpu"))
+    module = TrainModule(model, lambda model, batch: loss, shown=("margin", "chosen", "rejected"))
+    assert module.eval()(batch)[1].tolist() == [5.0, 2.0, 0.0, 1.0, 2.0, 3.0]
+    assert module.train()(batch)[1].tolist() == [5.0, 2.0, 0.0, 1.0, 2.0]
