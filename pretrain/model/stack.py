@@ -109,13 +109,7 @@ class Stack(nn.Module):
         Sums of experts are those of a pass without a cache; with `predictors`, those of their blocks too.
         """
         embedded_BTD, rows, encoded, cache = inputs
-        length = embedded_BTD.shape[1]
-        place = CachePlace(0, length) if cache is None else cache.place(length)
-        assert place.keys <= self.max_seq_len, f"{place.keys} positions, at most {self.max_seq_len}"
-        row_place = RowPlace(place.offset, rows.ranks, None if cache is None else cache.capacity)
-        placed = self.position(embedded_BTD, rows.positions_BT, row_place)
-        if place.position_1 is not None:
-            placed = placed._replace(biases=tuple(bias and bias.at(place.position_1) for bias in placed.biases))
+        place, placed = self._place(embedded_BTD, rows, cache)
         masks = self._prepare_masks(placed, rows, cache, place)
         memory = self._prepare_memory(embedded_BTD, rows, encoded)
         x_BTD = self._read(placed.x_BTD, rows)
@@ -142,10 +136,24 @@ class Stack(nn.Module):
         ahead: tuple[Tensor, ...] = ()
         if predictors is not None:
             last = BlockInput(hidden_BTD, context._replace(others=()), counted_BT=counted_BT)
-            continuing_BT = continuing(rows.documents_BT, rows.lengths_B, length)
+            continuing_BT = continuing(rows.documents_BT, rows.lengths_B, embedded_BTD.shape[1])
             ahead, further = predictors(last, embedded_BTD, continuing_BT)
             sums += further
         return ModelOutput(hidden_BTD, routing_LW=torch.stack(sums) if sums else None, ahead=ahead)
+
+    def _place(self, x_BTD: Tensor, rows: StackRows, cache: KVCache | None) -> tuple[CachePlace, PositionedInput]:
+        """Returns the place of the columns in the cache, and the input with its positions."""
+        length = x_BTD.shape[1]
+        place = CachePlace(0, length)
+        capacity = None
+        if cache is not None:
+            place = cache.place(length)
+            capacity = cache.capacity
+        assert place.keys <= self.max_seq_len, f"{place.keys} positions, at most {self.max_seq_len}"
+        placed = self.position(x_BTD, rows.positions_BT, RowPlace(place.offset, rows.ranks, capacity))
+        if place.position_1 is not None:
+            placed = placed._replace(biases=tuple(bias and bias.at(place.position_1) for bias in placed.biases))
+        return place, placed
 
     def _read(self, x_BTD: Tensor, rows: StackRows) -> Tensor:
         """Returns the input of the first block."""
