@@ -124,27 +124,9 @@ class AdaptedModel:
         # Scores of other labels are learned anew, even where their number is the same.
         same_scores = is_lm or (same_kind and model.head.labels == theirs.head.labels)
         may_lack = not same_kind or model.head.record.names_labels
-        self.anew: set[str] = set()  # parameters that are initialised, not read
         self.copied = {name for name in shapes if self._is_copied(name)}  # to each expert of their layer
         self.resized = {name for name in shapes if self._is_resized(name)}
-        for name, shape in shapes.items():
-            if name in self.copied | self.resized or (self._fits(name, shape) and (name not in SCORES or same_scores)):
-                continue
-            may_be_added = ".router." in name or name.startswith(("multi_token.", GENERATOR))
-            is_added = may_be_added and name not in source.shapes
-            if not is_added and not (may_lack and name.startswith(HEAD_PARTS)):
-                found = "no such parameter"
-                if name in source.shapes:
-                    found = f"shape {list(source.shapes[name])}"
-                fix = "use the config of its training, or leave the keys of model out"
-                if ".feedforward." in name and _has_experts(model) and not _has_experts(theirs):
-                    fix = "leave width and shared of its experts out: each is a copy of the whole dense layer"
-                raise CheckpointError(
-                    f"{name} has shape {list(shape)} in this model, in the checkpoint {found}",
-                    where=str(source.path),
-                    fix=fix,
-                )
-            self.anew.add(name)
+        self.anew = self._find_anew(same_scores=same_scores, may_lack=HEAD_PARTS if may_lack else ())
         used = shapes.keys() - self.anew
         self.left = {name: shape for name, shape in source.shapes.items() if name not in used}
         self._crcs: dict[str, int] = {}
@@ -154,6 +136,38 @@ class AdaptedModel:
     def tables(self) -> list[str]:
         """Names of the parameters with a row for each token."""
         return sorted(self._tables)
+
+    def _find_anew(self, *, same_scores: bool, may_lack: tuple[str, ...]) -> set[str]:
+        """Returns the parameters that are initialised, not read. Raises: CheckpointError: One may not be."""
+        anew = [name for name in self.shapes if not self._is_read(name, same_scores=same_scores)]
+        for name in anew:
+            if not self._is_added(name) and not name.startswith(may_lack):
+                raise self._mismatch(name)
+        return set(anew)
+
+    def _is_read(self, name: str, *, same_scores: bool) -> bool:
+        """Returns whether the source has the values of a parameter."""
+        if name in self.copied or name in self.resized:
+            return True
+        return self._fits(name, self.shapes[name]) and (same_scores or name not in SCORES)
+
+    def _is_added(self, name: str) -> bool:
+        """Returns whether a parameter is of a part that a model of the source's may get, and has not."""
+        may_be_added = ".router." in name or name.startswith(("multi_token.", GENERATOR))
+        return may_be_added and name not in self.source.shapes
+
+    def _mismatch(self, name: str) -> CheckpointError:
+        stored = "no such parameter"
+        if name in self.source.shapes:
+            stored = f"shape {list(self.source.shapes[name])}"
+        fix = "use the config of its training, or leave the keys of model out"
+        if ".feedforward." in name and _has_experts(self.model) and not _has_experts(self.source.config):
+            fix = "leave width and shared of its experts out: each is a copy of the whole dense layer"
+        return CheckpointError(
+            f"{name} has shape {list(self.shapes[name])} in this model, in the checkpoint {stored}",
+            where=str(self.source.path),
+            fix=fix,
+        )
 
     def _fits(self, name: str, shape: Shape) -> bool:
         theirs = self.source.shapes.get(name)

@@ -17,12 +17,12 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 MAX_COMPLEXITY = 15
 CEILINGS: dict[str, float] = {
-    "lines": 84046,
+    "lines": 84069,
     "syntax nodes a line of code": 10.56,
     "conditional expressions a thousand lines of code": 34.5,
-    "functions of a complexity above 15": 55,
+    "functions of a complexity above 15": 51,
     "first sentences with that of or those of": 125,
-    "assignments to a vague name": 904,
+    "assignments to a vague name": 900,
 }
 """Measures of the whole of `pretrain/` and `launch/`, as `measures` counts them."""
 SLACK: dict[str, float] = {"lines": 100, "syntax nodes a line of code": 0.1}

@@ -291,7 +291,8 @@ def _first_answer(record: Mapping[str, Any], name: str) -> tuple[str, int]:
     starts = [start for answer in answers for start in _listed(answer.get("answer_start"))]
     if not texts and not starts:
         return "", 0
-    text, start = (each[0] if each else None for each in (texts, starts))
+    text = next(iter(texts), None)
+    start = next(iter(starts), None)
     if not isinstance(text, str) or not text.strip() or type(start) is not int or start < 0:
         what = f"field {name!r} begins with text {str(text)[:40]!r} and answer_start {str(start)[:20]!r}"
         raise RecordError(what, "give a text and its first character, or for no answer empty lists")
@@ -321,14 +322,13 @@ def build_choices(record: Mapping[str, Any], config: InputConfig, consumed_bytes
         if not isinstance(text, str) or not text.strip():
             raise RecordError(f"{name}[{number}] is no text", "give each choice some words")
     label = record.get(config.label_field)
-    right = names.index(label) if label in names and not isinstance(label, bool) else -1
-    if right < 0 and names is texts and type(label) in (int, str) and str(label).isdecimal():
-        right = int(str(label))
+    right = _find_choice(label, names, may_be_place=names is texts)
     if not 0 <= right < len(texts):
-        what = f"field {config.label_field!r} is {str(label)[:40]!r}, and none of {len(texts)} choices"
-        is_place = names is texts
-        known = f"0 to {len(texts) - 1}, or a text" if is_place else ", ".join(map(str, names))
-        raise RecordError(what, f"use {known}")
+        usable = f"0 to {len(texts) - 1}, or a text" if names is texts else ", ".join(map(str, names))
+        raise RecordError(
+            f"field {config.label_field!r} is {str(label)[:40]!r}, and none of {len(texts)} choices",
+            f"use {usable}",
+        )
     labels = []
     start = 0
     for number, text in enumerate(texts):
@@ -337,6 +337,15 @@ def build_choices(record: Mapping[str, Any], config: InputConfig, consumed_bytes
         start += len(text) + 1
     text = "\n".join(texts)
     return Document(text, encode(text), consumed_bytes, source=question, labels=tuple(labels))
+
+
+def _find_choice(label: object, names: Sequence[object], *, may_be_place: bool) -> int:
+    """Returns the number of the choice that a label names; -1 for none, or a number that is too large."""
+    if label in names and not isinstance(label, bool):
+        return names.index(label)
+    if may_be_place and type(label) in (int, str) and str(label).isdecimal():
+        return int(str(label))
+    return -1
 
 
 def _label(value: object, place: str) -> str | int:
