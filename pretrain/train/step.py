@@ -84,7 +84,6 @@ class TrainModule(nn.Module):
             mixture `by_source`, that of -log p(target) for each source, then the targets of each;
             `ahead` of modules of `multi_token` (`LossOutput.ahead`); `routed` of experts
             (`ExpertBalance.shown`).
-        evaluated: Sums that are shown in an evaluation: of the loss.
     """
 
     def __init__(self, model: LanguageModel, loss: Loss, num_sources: int = 1, shown: tuple[str, ...] = ()) -> None:
@@ -101,7 +100,6 @@ class TrainModule(nn.Module):
         }
         for place, name in enumerate(shown):
             self._figures[f"shown.{name}"] = Figure(1, partial(_shown_sum, place))
-        self.evaluated = self._layout()
         if num_sources > 1:
             by_source = partial(sum_by_source, num_sources=num_sources)
             self._figures["by_source"] = Figure(2 * num_sources, by_source)
@@ -113,10 +111,7 @@ class TrainModule(nn.Module):
             self._figures["routed"] = Figure(
                 self.balance.num_shown, lambda batch, loss: loads(_exists(loss.routing_LW))
             )
-        self.layout = self._layout()
-
-    def _layout(self) -> SumLayout:
-        return SumLayout({name: figure.size for name, figure in self._figures.items()})
+        self.layout = SumLayout({name: figure.size for name, figure in self._figures.items()})
 
     @property
     def kept(self) -> Sequence[KeptTensor]:
@@ -128,7 +123,7 @@ class TrainModule(nn.Module):
 
         Returns:
             The sum of the losses that is minimised, a scalar, and sums by `layout`, in an evaluation
-            by `evaluated`, detached.
+            by `LOSS_SUMS` and then all that the loss shows, detached.
         """
         loss = self._loss(self.model, batch)
         if self.training:

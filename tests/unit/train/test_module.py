@@ -57,7 +57,7 @@ def test_sources_are_told_in_training_and_add_up_to_the_loss(batch):
     sums = module.layout.unpack(shown.tolist())
     assert sum(sums["by_source"][:3]) == pytest.approx(sums["nll"][0], rel=1e-6)  # the one is summed in fp32
     assert sums["by_source"][3:] == (3.0, 0.0, 13.0)
-    assert len(module.eval()(batch)[1]) == len(module.evaluated) == 2
+    assert len(module.eval()(batch)[1]) == len(LOSS_SUMS) == 2
     assert TrainModule(model, build_loss(ObjectiveConfig())).layout == LOSS_SUMS
 
 
