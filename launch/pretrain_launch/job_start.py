@@ -137,7 +137,7 @@ def read_start(environment: Mapping[str, str]) -> JobStart:
 
 
 def find_spec(target: Path, environment: Mapping[str, str]) -> Path:
-    """Returns the spec of this job: `target`, or in an array that of this element in its list."""
+    """Returns the spec of this job: `target`, or in an array the one of this element in its list."""
     task = environment.get("SLURM_ARRAY_TASK_ID")
     if task is None:
         return target

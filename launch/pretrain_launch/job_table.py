@@ -56,7 +56,7 @@ def show_runs(runs: list[RunFacts], folder: Path, console: Console) -> None:
 
 
 def _add(table: Table, *cells: str | Text) -> None:
-    """Adds a row, whose texts are those of a run, and may hold anything."""
+    """Adds a row of texts of a run, which may hold anything."""
     table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells))
 
 
@@ -162,7 +162,7 @@ def _state(run: RunFacts) -> Text:
 
 
 def _why(run: RunFacts) -> str:
-    """Returns the reason of an end, with that of a start since then that was refused, or of waiting."""
+    """Returns the reason of an end, and of a start that was refused since, or of waiting."""
     last = run.starts[-1] if run.is_over and run.starts else {}
     refusal = ""
     if last.get("is_refused") and last is not effective(run.starts)[-1]:

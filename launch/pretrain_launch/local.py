@@ -47,7 +47,7 @@ STOPPED_GRACE_S = 25.0
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """Place of this machine among those of a run that a scheduler starts."""
+    """Place of this machine among the machines of a run that a scheduler starts."""
 
     nodes: int = 1
     rank: int = 0

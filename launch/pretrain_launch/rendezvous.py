@@ -34,7 +34,7 @@ PATIENCE_S = 20.0
 
 
 def own_addresses(interface: str | None = None) -> list[str]:
-    """Returns addresses for other nodes, those of the host name first."""
+    """Returns addresses for other nodes, first the ones of the host name."""
     known = usable_addresses()
     if interface is not None:
         return [address for name, address in known if name == interface]

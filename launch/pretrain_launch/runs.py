@@ -125,7 +125,7 @@ class RunFacts:
 
 
 def is_run(path: Path) -> bool:
-    """Returns whether a folder is that of a run that has begun or was submitted."""
+    """Returns whether a folder has a run that has begun or was submitted."""
     return (path / "run.json").is_file() or (path / "launch" / "spec.json").is_file()
 
 

@@ -245,7 +245,7 @@ def host_names(nodelist: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A job that waits or runs; its fields are those of `_FORMAT`."""
+    """A job that waits or runs, with the fields of `_FORMAT`."""
 
     job: str
     element: str  # `job_task` for an element of an array, else the id

@@ -260,7 +260,7 @@ def without_gpus(spec: LaunchSpec) -> str:
 
 
 def array_path(first: Path) -> Path:
-    """Returns the file that lists the specs of an array, beside that of its first element."""
+    """Returns the file that lists the specs of an array, beside the spec of its first element."""
     return first.with_name("array.json")
 
 

@@ -61,7 +61,7 @@ def spell_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
 
 @functools.cache
 def label_fonts() -> list[str]:
-    """Returns those of `FONTS` that this machine has."""
+    """Returns the `FONTS` that this machine has."""
     from matplotlib import font_manager
 
     installed = {font.name for font in font_manager.fontManager.ttflist}
@@ -152,7 +152,7 @@ class FigureSection:
 
 
 def build_sections(rows: Sequence[list[HeadMap]], tokens: dict[str, list[str]]) -> list[FigureSection]:
-    """Groups rows of `choose_heads` by stack and kind; `tokens` are those of each stack."""
+    """Groups rows of `choose_heads` by stack and kind; `tokens` has the ones of each stack."""
     sections = []
     for (stack, kind), group in groupby(rows, key=lambda row: (row[0].stack, row[0].kind)):
         queries = keys = list(map(label, tokens[stack]))

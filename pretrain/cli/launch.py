@@ -240,7 +240,7 @@ def resubmit_command(run: RunFolder) -> None:
 
 
 def _runs_of(folder: Path) -> list[Path]:
-    """Returns the run in a folder, or those of the ladder there, or of the sweep of its name.
+    """Returns the run in a folder, or all runs of the ladder there, or of the sweep of its name.
 
     Raises:
         ConfigError: There is none.

@@ -58,7 +58,7 @@ class _FlagsWithoutType:
     """Commands whose help shows no `<bool>` behind a flag: it takes no value."""
 
     def get_params(self, context: Any) -> list[Any]:
-        """Returns the parameters, that of --help too."""
+        """Returns the parameters, --help too."""
         params: list[Any] = super().get_params(context)  # type: ignore[misc]
         for param in params:
             if getattr(param, "is_flag", False):

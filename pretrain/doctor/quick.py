@@ -72,7 +72,7 @@ def look(config: RunConfig | None, place: JobTopology, *, is_quick: bool) -> Rep
 
 
 def _checkpoint_room(config: RunConfig | None) -> int:
-    """Returns bytes that checkpoints will take in addition to those of today."""
+    """Returns bytes that checkpoints will take beyond the ones of today."""
     if config is None:
         return 0
     task = task_of(config)

@@ -179,7 +179,7 @@ def build_versions(torch: Any) -> dict[str, str]:
 
 
 def check_torch(torch: Any, engine: EngineConfig, gpus: list[GpuFound]) -> list[Check]:
-    """Compares the GPUs that torch sees with those of the driver and the config."""
+    """Compares the GPUs that torch sees with the driver and the config."""
     if engine.device == "cpu" or not torch.cuda.is_available():
         return [_check_without_cuda(torch, engine.device, [] if engine.device == "cpu" else gpus)]
     name = torch.cuda.get_device_name(0)

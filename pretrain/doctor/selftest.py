@@ -102,7 +102,7 @@ def _overrides(asked: TrialOptions, name: str, steps: int) -> list[str]:
 
 @contextmanager
 def _started_rank(asked: TrialOptions, overrides: list[str], name: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a rank that meets those of the other ranks at a port that rank 0 has found free.
+    """Starts a rank, which meets the other ones at a port that rank 0 has found free.
 
     Raises: LaunchError: Rank 0 has written none.
     """

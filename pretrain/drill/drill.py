@@ -53,7 +53,7 @@ def steps_for(kills: int, every_steps: int) -> int:
 
 
 class Drill:
-    """One drill in its folder; the arguments are those of `DrillSettings`.
+    """One drill in its folder, with the arguments of `DrillSettings`.
 
     Raises:
         ConfigError: The folder holds other files, or another drill.

@@ -42,7 +42,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 def inspect(
     path: Path, *, verify: bool = False, tensors: bool = False, stats: bool = False, as_json: bool = False
 ) -> None:
-    """Prints the facts of a path; the options are those of the command, `stats` implies `tensors`.
+    """Prints the facts of a path, with the options of the command; `stats` implies `tensors`.
 
     Raises:
         DataError: It is nothing of ours, or its shards are damaged.

@@ -206,7 +206,7 @@ def _find_captions(config: PrepareConfig, images: Iterable[str], others: Iterabl
 
 
 def _find_files(roots: Sequence[str]) -> Iterator[tuple[str, InputFile | None]]:
-    """Yields the files that paths, globs and addresses name; those of addresses described."""
+    """Yields the files that paths, globs and addresses name; behind an address, described."""
     from webdataset.shardlists import expand_urls
 
     for root in (name for given in roots for name in (expand_urls(given) if "{" in given else [given])):
@@ -348,7 +348,7 @@ def _write_captions_index(
 
 
 def _complete(folder: Path, index: DataIndex, records: Sequence[PartRecord], facts: dict[str, Facts]) -> None:
-    """Writes statistics and index; `facts` are those of each split beside its sizes."""
+    """Writes statistics and index; `facts` has what a split has beside its sizes."""
     for record in records:
         index.tars.update(record.tars)
     described = {name: _describe_split(folder, split) | facts[name] for name, split in index.splits.items()}

@@ -80,7 +80,7 @@ def without_empty(heads: Sequence[str], rows: _Cells) -> tuple[list[str], list[l
 
 
 def pick(total: int, most: int, keep: Collection[int] = ()) -> list[int]:
-    """Returns up to `most` places, evenly from first to last, and those of `keep` beside them."""
+    """Returns up to `most` places, evenly from first to last, and the ones in `keep`."""
     if total <= most:
         return list(range(total))
     return sorted({round(number * (total - 1) / (most - 1)) for number in range(most)} | set(keep))

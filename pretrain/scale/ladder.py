@@ -138,7 +138,7 @@ class LadderPlanner:
 def plan_ladder(
     planner: LadderPlanner, request: LadderRequest, stored: StoredData | None
 ) -> tuple[Ladder, list[RunConfig]]:
-    """Plans the runs; returns them and their configs, that of the large run last. `stored=None`: no data here.
+    """Plans the runs; returns them and their configs, the large run last. `stored=None`: no data here.
 
     Raises:
         ConfigError: Budgets, widths or data that cannot work.

@@ -171,7 +171,7 @@ def _find_begin(job: ConvertJob, num_documents: int) -> int | None:
 
 
 def _prove(job: ConvertJob, index: DataIndex, records: dict[int, PartRecord], progress: Progress) -> None:
-    """Compares the tokens of the source with those of the shards, and writes their hashes."""
+    """Compares the tokens of source and shards, and writes their hashes."""
     folder = job.folder
     done_bytes = 0
     num_documents = sum(split.num_documents for split in index.splits.values())

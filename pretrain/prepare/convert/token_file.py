@@ -153,7 +153,7 @@ def find_files(sources: Sequence[str], suffix: str) -> list[Path]:
 
 
 def check_tokens(tokens: np.ndarray, position: int, options: ReadOptions, where: str) -> np.ndarray:
-    """Returns 1-D integers in the dtype of the shards; `position` is that of the first one.
+    """Returns 1-D integers in the dtype of the shards; the first one is at `position`.
 
     Raises:
         DataError: A token is negative or not below the size of the vocabulary; names the first.
@@ -171,7 +171,7 @@ def check_tokens(tokens: np.ndarray, position: int, options: ReadOptions, where:
 
 @contextmanager
 def open_named(path: str) -> Iterator[BinaryIO]:
-    """Opens a file; an OSError of a read, which has no file name, gets that of `path`."""
+    """Opens a file; an OSError of a read, which has no file name, gets `path`."""
     try:
         with open(path, "rb") as stream:  # noqa: PTH123 -- InputFile.path is a string
             yield stream

@@ -142,7 +142,7 @@ def _list_paired(number: int, config: InputConfig, paired_path: str | list[str])
 
 
 def _find_all(paths: Sequence[str], wanted: str, config: InputConfig | None = None) -> list[InputFile]:
-    """Returns the files that the paths name; with `auto`, those of a known format.
+    """Returns the files that the paths name; with `auto`, the ones of a known format.
 
     Of a data set, those of the split that `config` asks for.
     """

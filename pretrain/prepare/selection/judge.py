@@ -162,7 +162,7 @@ class Judge:
 
 
 def reasons_of(config: FilterConfig) -> list[str]:
-    """Returns the reasons of the rules that are on, besides those of every folder."""
+    """Returns the reasons of the rules that are on, besides the ones of every folder."""
     sets = [reasons for name, reasons in REASONS_OF.items() if getattr(config, name)]
     found = [reason for reasons in sets for reason in reasons]
     rules = {LANGUAGE: config.language, CONTAMINATED: config.decontaminate}
