@@ -190,33 +190,23 @@ def share_tensors(model: Transformer, world: World, timeout_s: int) -> dict[str,
     ranks = TensorRanks(world.parts_group(timeout_s))
     parts: dict[str, Part] = {}
 
-    def cut_rows(name: str, layer: nn.Module, key: str, sections: tuple[int, ...] = ()) -> None:
+    def cut(name: str, layer: nn.Module, key: str, sections: tuple[int, ...] | None) -> None:
         whole: nn.Linear = getattr(layer, key)
+        if sections is None:
+            layer.add_module(key, ColumnsLinear(whole, ranks))
+            parts[f"{name}.{key}.weight"] = Part(ranks.rank, ranks.size, 1)
+            return
         layer.add_module(key, RowsLinear(whole, ranks))
         part = Part(ranks.rank, ranks.size, 0, sections)
         parts.update({f"{name}.{key}.{kind}": part for kind, _ in whole.named_parameters()})
 
-    def cut_columns(name: str, layer: nn.Module, key: str) -> None:
-        layer.add_module(key, ColumnsLinear(getattr(layer, key), ranks))
-        parts[f"{name}.{key}.weight"] = Part(ranks.rank, ranks.size, 1)
-
     for name, layer in list(model.named_modules()):
+        if isinstance(layer, SelfAttention | CrossAttention | FeedForward):
+            for key, sections in layer.cuts().items():
+                cut(name, layer, key, sections)
         if isinstance(layer, SelfAttention):
-            width = layer.head_width
-            sections = (layer.heads * width, layer.kv_heads * width, layer.kv_heads * width)
-            cut_rows(name, layer, "qkv", sections)
-            layer.heads, layer.kv_heads = layer.heads // ranks.size, layer.kv_heads // ranks.size
-            cut_columns(name, layer, "output")
-        elif isinstance(layer, CrossAttention):
-            cut_rows(name, layer, "query")
-            cut_rows(name, layer, "key_value", (layer.key_value.out_features // 2,) * 2)
-            cut_columns(name, layer, "output")
-        elif isinstance(layer, FeedForward):
-            if layer.gated:
-                cut_rows(name, layer, "gate_up", (layer.gate_up.out_features // 2,) * 2)
-            else:
-                cut_rows(name, layer, "up")
-            cut_columns(name, layer, "down")
+            layer.heads //= ranks.size
+            layer.kv_heads //= ranks.size
         elif isinstance(layer, RotaryPosition):
             layer.shared = ranks
         elif isinstance(layer, Stack):

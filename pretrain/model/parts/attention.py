@@ -65,6 +65,11 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(self.heads * self.head_width, config.width, bias=config.has_output_bias)
         self.backend = backend
 
+    def cuts(self) -> dict[str, tuple[int, ...] | None]:
+        """Returns the matrices that ranks may share: sections of rows that each has a part of; None: by columns."""
+        heads = (self.heads, self.kv_heads, self.kv_heads)
+        return {"qkv": tuple(number * self.head_width for number in heads), "output": None}
+
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
         """Attends within a sequence, under a prepared mask."""
         prepared, rotation, cache, others = context
@@ -117,6 +122,10 @@ class CrossAttention(nn.Module):
         self.key_value = nn.Linear(config.width, 2 * kv_width, bias=config.has_qkv_bias)
         self.output = nn.Linear(query_width, config.width, bias=config.has_output_bias)
         self.backend = backend
+
+    def cuts(self) -> dict[str, tuple[int, ...] | None]:
+        """Returns the matrices that ranks may share: sections of rows that each has a part of; None: by columns."""
+        return {"query": (), "key_value": (self.key_value.out_features // 2,) * 2, "output": None}
 
     def forward(self, x_BTD: Tensor, memory_BSD: Tensor | None, prepared: Any, cache: LayerCache | None) -> Tensor:
         """Attends to the encoder's output, under a prepared mask.

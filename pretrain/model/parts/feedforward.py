@@ -91,5 +91,11 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(width, config.width, bias=config.bias)
         self.gate = Gate(config)
 
+    def cuts(self) -> dict[str, tuple[int, ...] | None]:
+        """Returns the matrices that ranks may share: sections of rows that each has a part of; None: by columns."""
+        if self.gated:
+            return {"gate_up": (self.gate_up.out_features // 2,) * 2, "down": None}
+        return {"up": (), "down": None}
+
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(self.gate(self.gate_up(x_BTD) if self.gated else self.up(x_BTD)))
