@@ -126,12 +126,23 @@ def _expert_facts(stack: StackConfig) -> dict[str, Any]:
     }
 
 
+_APART: tuple[str, ...] = (
+    "kv_heads",
+    "head_width",
+    "latent",
+    "experts",
+    "qkv_bias",
+    "output_bias",
+    "norm_bias",
+    "score_factor",
+)
+_APART += ("embedding_width", "position_offset", "sinusoid", "rope_", "unrotated_layers", "relative_", "window")
+_APART += ("global_", "dropout", "attention_dropout", "drop_path")
+"""Beginnings of keys with a default of their own or of no effect on some models; a new key is none of them."""
+
+
 def _stack_facts(stack: StackConfig) -> dict[str, Any]:
-    keys = ["layers", "width", "heads", "ff_width", "activation", "gated", "norm", "norm_eps"]
-    keys += ["norm_placement", "input_norm", "bias", "qk_norm", "scaled_attention", "position"]
-    keys += ["attention_sinks", "gate_limit", "gate_shift", "score_cap", "norm_offset", "parallel"]
-    keys.append("residual_scale")
-    keys += ["token_types", "residual_scalars", "value_residual", "value_embeddings", "layer_scale"]
+    keys = [key for key in type(stack).model_fields if not key.startswith(_APART)]
     if stack.position == "sinusoidal":
         keys.append("sinusoid")
     if stack.position == "relative":

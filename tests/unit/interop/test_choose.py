@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pretrain.config.model import ModelConfig
+from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.config.presets import PRESETS
 from pretrain.errors import ConfigError
 from pretrain.families import FAMILIES
@@ -189,3 +189,14 @@ def test_a_classifier_is_exported_as_the_class_with_its_head(config, architectur
 def test_a_head_that_no_class_has_is_refused_by_its_keys(config, keys):
     with pytest.raises(ConfigError, match=f"the nearest, {keys}"):
         choose_family(config)
+
+
+class _GatedStack(StackConfig):
+    attention_gate: bool = False
+
+
+def test_a_key_of_a_stack_that_no_family_knows_is_not_left_out():
+    config = tiny("llama-tiny")
+    gated = _GatedStack(**config.decoder.model_dump(), attention_gate=True)
+    with pytest.raises(ConfigError, match="attention_gate"):
+        choose_family(config.model_copy(update={"decoder": gated}))
