@@ -41,7 +41,7 @@ from pretrain.optim.groups import group_parameters
 from pretrain.plan.flops import RowFlops
 from pretrain.plan.task import TrainingTask
 from pretrain.plan.trained import plan_trained
-from pretrain.train.step import TrainModule
+from pretrain.training.step import TrainModule
 from pretrain.types import Batch, StackRows
 
 OPTIM = OptimConfig(lr=3e-4, weight_decay=0.0)

@@ -34,8 +34,8 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.dist import read_world
 from pretrain.errors import EXIT_RESUME_ME, ConfigError
-from pretrain.generate.constraints import Constraints
-from pretrain.generate.sampling import generate
+from pretrain.generation.constraints import Constraints
+from pretrain.generation.sampling import generate
 from pretrain.plan.cluster import load_calibration
 from pretrain.plan.gpus import name_of_device
 from pretrain.tracking.audit import compare, read_audit

@@ -112,7 +112,7 @@ def build(world: Any, job: dict[str, Any]) -> Any:
     from pretrain.objective import build_loss
     from pretrain.optim.build import build_optimizer
     from pretrain.optim.groups import group_parameters
-    from pretrain.train.step import TrainModule
+    from pretrain.training.step import TrainModule
 
     torch.set_num_threads(1)
     stack = {"width": job["width"], "layers": job["layers"], "heads": 8, "kv_heads": 8, "ff_width": 3 * job["width"]}

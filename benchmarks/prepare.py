@@ -31,14 +31,14 @@ import numpy as np
 
 from benchmarks.common import Timing, is_conclusive, measure, print_row, ratio
 from pretrain.config.prepare import InputConfig, PrepareConfig, TokenizerConfig
-from pretrain.prepare.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
-from pretrain.prepare.inputs.listing import list_inputs, list_stdlib
-from pretrain.prepare.output import TOKENIZER_NAME
-from pretrain.prepare.part import start_tokenizing
-from pretrain.prepare.part_record import load_records
-from pretrain.prepare.pool import WorkerPool
-from pretrain.prepare.readers.dispatch import Reader
-from pretrain.prepare.split import SPLITS, parse_split
+from pretrain.preparation.input_parts import InputFile, InputPart, plan_part_bytes, plan_parts
+from pretrain.preparation.inputs.listing import list_inputs, list_stdlib
+from pretrain.preparation.output import TOKENIZER_NAME
+from pretrain.preparation.part import start_tokenizing
+from pretrain.preparation.part_record import load_records
+from pretrain.preparation.pool import WorkerPool
+from pretrain.preparation.readers.dispatch import Reader
+from pretrain.preparation.split import SPLITS, parse_split
 from pretrain.tokenizer import cut_text, dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_tokenizer
 
 VOCAB_SIZE = 8192

@@ -34,7 +34,7 @@ from tokenizers import Tokenizer
 from benchmarks.common import print_row
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import open_artifact
-from pretrain.evaluate.corpus import Corpus, CorpusOptions, settle
+from pretrain.evaluation.corpus import Corpus, CorpusOptions, settle
 from pretrain.types import IGNORE_INDEX, Batch
 
 DISCOUNT = 0.75

@@ -60,7 +60,7 @@ from pretrain.plan.memory import rank_memory
 from pretrain.plan.params import count_parameters
 from pretrain.plan.roofline import collected_bytes, plan_work, wire_bytes
 from pretrain.plan.task import ParallelLayout, TrainingTask
-from pretrain.train.step import TrainModule
+from pretrain.training.step import TrainModule
 from pretrain.types import Batch, Columns
 
 EXCHANGES = ("all_to_all_single", "all_gather_rows", "reduce_scatter_rows")
@@ -188,7 +188,7 @@ def start_rank(
     size: int | None = None,
     prepare: Callable[[nn.Module], None] = lambda _: None,
 ) -> tuple[nn.Module, Engine]:
-    """Builds model and engine as `train/build.py` does.
+    """Builds model and engine as `training/build.py` does.
 
     Args:
         world: Rank and world.

@@ -34,7 +34,7 @@ from pretrain.model import build_model, init_weights
 from pretrain.tracking import RunOutput
 from pretrain.tracking.meter import Meter, SourceLosses, Timeline, memory_metrics
 from pretrain.tracking.tracker import Identity
-from pretrain.train.layer_norms import LayerNorms
+from pretrain.training.layer_norms import LayerNorms
 
 STEP_US, LIMIT = 50_000, 0.005
 MODEL = {
@@ -64,7 +64,7 @@ def service_pids() -> list[int]:
 
 
 class Watched:
-    """Everything that watches a run, as `pretrain.train.build` puts it together."""
+    """Everything that watches a run, as `pretrain.training.build` puts it together."""
 
     def __init__(self, run_dir: Path) -> None:
         self.config = TrackingConfig(wandb="offline")

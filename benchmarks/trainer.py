@@ -1,4 +1,4 @@
-"""Overhead of our trainer over a bare DeepSpeed loop: whole steps of `pretrain.train.loop.train`, ZeRO 0 to 3.
+"""Overhead of our trainer over a bare DeepSpeed loop: whole steps of `pretrain.training.loop.train`, ZeRO 0 to 3.
 
     python -m benchmarks.trainer [--quick]
 

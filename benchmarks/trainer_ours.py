@@ -17,9 +17,9 @@ from pretrain.dist import World
 from pretrain.run.heartbeat import Progress
 from pretrain.run.stop import StopFlag
 from pretrain.tracking.audit import read_audit
-from pretrain.train.build import Run, build_run
-from pretrain.train.claim import Claim, claim_run
-from pretrain.train.loop import train
+from pretrain.training.build import Run, build_run
+from pretrain.training.claim import Claim, claim_run
+from pretrain.training.loop import train
 
 RANKS = 2
 BLOCK_STEPS = 10  # One row of metrics a block.

@@ -18,8 +18,8 @@ from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.params import count_parameters
-from pretrain.train.build import Run
-from pretrain.train.step import TrainModule
+from pretrain.training.build import Run
+from pretrain.training.step import TrainModule
 from pretrain.types import Batch
 
 

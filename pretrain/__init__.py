@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from pretrain.artifact.open import Artifact, open_artifact
     from pretrain.checkpoint.load import WeightReader
     from pretrain.config.load import load_config
-    from pretrain.generate.beam import Beams
-    from pretrain.generate.constraints import Constraints
-    from pretrain.generate.sampling import Sampling
-    from pretrain.generate.text import generate_text
+    from pretrain.generation.beam import Beams
+    from pretrain.generation.constraints import Constraints
+    from pretrain.generation.sampling import Sampling
+    from pretrain.generation.text import generate_text
     from pretrain.model.build import build_model, init_weights
     from pretrain.shards.index import load_index
     from pretrain.shards.reader import ShardSet
@@ -26,13 +26,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "Artifact": "pretrain.artifact.open",
     "Batch": "pretrain.types",
-    "Beams": "pretrain.generate.beam",
-    "Constraints": "pretrain.generate.constraints",
-    "Sampling": "pretrain.generate.sampling",
+    "Beams": "pretrain.generation.beam",
+    "Constraints": "pretrain.generation.constraints",
+    "Sampling": "pretrain.generation.sampling",
     "ShardSet": "pretrain.shards.reader",
     "WeightReader": "pretrain.checkpoint.load",
     "build_model": "pretrain.model.build",
-    "generate_text": "pretrain.generate.text",
+    "generate_text": "pretrain.generation.text",
     "init_weights": "pretrain.model.build",
     "load_config": "pretrain.config.load",
     "load_index": "pretrain.shards.index",

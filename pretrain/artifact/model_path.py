@@ -26,7 +26,7 @@ from pretrain.config.run import RunConfig
 from pretrain.config.texts.templates import Template, check_template, is_jinja, to_named, turns_of
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.families.label_names import WORDS
-from pretrain.generate.constraints import Codec
+from pretrain.generation.constraints import Codec
 from pretrain.interop.generation import load_generation_defaults, read_generation_defaults
 from pretrain.interop.release import open_release
 from pretrain.interop.tokenizer import HubTokenizer, load_hub_tokenizer, tokenizer_files, wrap_tokenizer_json

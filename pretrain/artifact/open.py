@@ -22,7 +22,7 @@ from pretrain.config.model import AnyModelConfig
 from pretrain.config.prepare import NormalizeConfig
 from pretrain.config.texts.templates import Template, check_template
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.generate.constraints import Codec
+from pretrain.generation.constraints import Codec
 from pretrain.model import LanguageModel, build_model
 from pretrain.model.build import named_weights
 from pretrain.types import GenerationDefaults

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, models
 
 from pretrain.config.texts.templates import DATE_KEY, JINJA_KEY, Template, is_jinja, to_jinja, turns_of
 from pretrain.errors import ConfigError
-from pretrain.prepare.readers.conversations import apply_template
-from pretrain.prepare.readers.record_fields import RecordError
+from pretrain.preparation.readers.conversations import apply_template
+from pretrain.preparation.readers.record_fields import RecordError
 from pretrain.tokenizer import (
     ChatPart,
     ChatTemplate,

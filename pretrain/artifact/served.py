@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import ConfigError
-from pretrain.generate.stop_strings import StopFilter, check_stops
+from pretrain.generation.stop_strings import StopFilter, check_stops
 from pretrain.interop.generation import read_generation_defaults
 from pretrain.interop.release_files import GENERATION, read_object
 from pretrain.interop.served_templates import limit_renderings

@@ -16,7 +16,7 @@ from pretrain.checkpoint.load import WeightReader
 from pretrain.config.model import GENERATOR, AnyModelConfig, ModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.generate.constraints import Codec
+from pretrain.generation.constraints import Codec
 from pretrain.interop.tensors import parameter_shapes
 from pretrain.plan.params import count_parameters, names_of_tables
 from pretrain.run.folder import RunDir

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pretrain.attention_maps.figure_layout import Box, FigureLayout, Labels, SectionSize, font_points, plan_layout
 from pretrain.attention_maps.maps import HeadMap
-from pretrain.generate.constraints import Codec
+from pretrain.generation.constraints import Codec
 from pretrain.tracking.picture_files import check_format, encode_figure, plain_style
 from pretrain.utils.io import make_dir, write_file
 

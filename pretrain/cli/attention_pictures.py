@@ -31,7 +31,7 @@ def attention_command(
     from pretrain.artifact.model_path import open_source
     from pretrain.artifact.open import find_normalize, load_artifact
     from pretrain.attention_maps.terminal import AttentionRequest, see_attention
-    from pretrain.prepare.normalize import build_normalizers
+    from pretrain.preparation.normalize import build_normalizers
     from pretrain.utils.units import plural
 
     if out is None and not as_json:

@@ -42,7 +42,7 @@ def prepare_command(
     """
     from pretrain.config.load import load_section, short_prepare
     from pretrain.config.prepare import PrepareConfig
-    from pretrain.prepare.prepare import run_prepare
+    from pretrain.preparation.prepare import run_prepare
     from pretrain.utils.log import setup_logging
     from pretrain.utils.process import discard_refused_stdout
 
@@ -92,8 +92,8 @@ def _convert(
     dtype: str | None,
     processes: int | None,
 ) -> None:
-    from pretrain.prepare.convert.convert_part import ConvertOptions
-    from pretrain.prepare.prepare import run_convert
+    from pretrain.preparation.convert.convert_part import ConvertOptions
+    from pretrain.preparation.prepare import run_convert
 
     if output is None or tokenizer is None or not inputs:
         raise typer.BadParameter("--from needs --input, --output and --tokenizer, the one that made the tokens")

@@ -85,25 +85,25 @@ def evaluate_command(
     # Each way of measuring has options and a report of its own.
     report: Any
     asked: Any
-    from pretrain.evaluate.distributed import joined_ranks
+    from pretrain.evaluation.distributed import joined_ranks
 
     # Ranks of torchrun or srun share the work; one process is a group of its own.
     with joined_ranks(device) as (world, device):
         if tasks is not None:
-            from pretrain.evaluate.tasks import TaskChoice, evaluate_tasks
+            from pretrain.evaluation.tasks import TaskChoice, evaluate_tasks
 
             names = tuple(name.strip() for name in tasks.split(",") if name.strip())
             asked = TaskChoice(names, task_path, num_fewshot, limit, chat, batch_tokens)
             report = evaluate_tasks(model, asked, other=compare, resamples=resamples, device=device)
         elif source is None or reference is None:
-            from pretrain.evaluate.corpus import CorpusOptions
-            from pretrain.evaluate.held_out import evaluate_held_out
+            from pretrain.evaluation.corpus import CorpusOptions
+            from pretrain.evaluation.held_out import evaluate_held_out
 
             folders = tuple(data or ())
             asked = CorpusOptions(folders, split, seq_len, source_len, max_tokens, batch_tokens)
             report = evaluate_held_out(model, asked, other=compare, resamples=resamples, device=device)
         else:
-            from pretrain.evaluate.translation import TranslationTask, evaluate_translation, parse_beams
+            from pretrain.evaluation.translation import TranslationTask, evaluate_translation, parse_beams
 
             asked = TranslationTask(
                 source=source,
@@ -130,7 +130,7 @@ def _show_and_keep(report: Any, settings: dict[str, Any], as_json: bool) -> None
         text = json.dumps(report.facts(), indent=2) if as_json else printable("\n".join(report.lines()), keep="\n")
         print(text, flush=True)
     finally:
-        from pretrain.evaluate.evaluation_log import keep_evaluation
+        from pretrain.evaluation.evaluation_log import keep_evaluation
 
         if report.subject is not None:
             keep_evaluation(report.subject, report.data, settings, report.facts())

@@ -59,12 +59,12 @@ def generate_command(
     status_line().enter("importing torch")
     from pretrain.artifact.model_path import open_source
     from pretrain.artifact.open import find_normalize, load_artifact
-    from pretrain.generate.chat import ChatCodec, converse
-    from pretrain.generate.command import run_generate
-    from pretrain.generate.constraints import Codec
-    from pretrain.generate.generation_options import Options
-    from pretrain.generate.text import ImageCodec, find_prompts, open_images
-    from pretrain.prepare.normalize import build_detokenizer, build_normalizers
+    from pretrain.generation.chat import ChatCodec, converse
+    from pretrain.generation.command import run_generate
+    from pretrain.generation.constraints import Codec
+    from pretrain.generation.generation_options import Options
+    from pretrain.generation.text import ImageCodec, find_prompts, open_images
+    from pretrain.preparation.normalize import build_detokenizer, build_normalizers
     from pretrain.utils.units import plural
 
     search = (beams, length_penalty, early_stopping, n_best)
@@ -165,9 +165,9 @@ def classify_command(
     from pretrain.artifact.model_path import open_source
     from pretrain.artifact.open import find_normalize
     from pretrain.families.label_names import WORDS
-    from pretrain.generate.classify import run_classify
-    from pretrain.generate.text import find_prompts
-    from pretrain.prepare.normalize import build_normalizers
+    from pretrain.generation.classify import run_classify
+    from pretrain.generation.text import find_prompts
+    from pretrain.preparation.normalize import build_normalizers
 
     texts = find_prompts(text or [], file, "--text")
     if texts is None:

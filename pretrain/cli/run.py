@@ -100,7 +100,7 @@ def train_command(config: Config, overrides: Overrides = None) -> None:
         typer.echo(warning, err=True)
     setup_logging(world.rank, world.size)
     show_phase("importing torch")
-    from pretrain.train.run import run_training
+    from pretrain.training.run import run_training
 
     raise typer.Exit(run_training(loaded, world, stop))
 
@@ -118,7 +118,7 @@ def rollback_command(
 
     Example: pretrain rollback runs/quickstart --to 2000 --skip-tokens 5000000
     """
-    from pretrain.train.rollback import roll_back
+    from pretrain.training.rollback import roll_back
     from pretrain.utils.units import plural
 
     if skip_tokens is not None and skip_samples is not None:

@@ -41,7 +41,7 @@ from pretrain.datacheck.shown_rows import ShownDocument, ShownRow, Stretch, desc
 from pretrain.errors import ConfigError, DataError
 from pretrain.kinds.objectives import OBJECTIVES, objective_of_data
 from pretrain.objective.token_kinds import TokenKind
-from pretrain.prepare.statistics import learned_share
+from pretrain.preparation.statistics import learned_share
 from pretrain.resolve import context_of_run, fit_config
 from pretrain.rows import TokenRows
 from pretrain.run.folder import RunDir

@@ -24,7 +24,7 @@ from pretrain.config.model.stack import ExpertsConfig
 from pretrain.config.resumption import start_folder
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.plan.params import count_active, count_parameters
-from pretrain.prepare.statistics import STATISTICS_NAME
+from pretrain.preparation.statistics import STATISTICS_NAME
 from pretrain.run.folder import RunDir
 from pretrain.run.owner import live_owner
 from pretrain.shards.index import INDEX_NAME, SplitIndex, check_shards, load_index

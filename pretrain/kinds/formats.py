@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-_READERS = "pretrain.prepare.readers"
+_READERS = "pretrain.preparation.readers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ class Layout:
     """Entry of the registry; heavy parts are named `module:function` and imported at their use."""
 
     # Records of an input.
-    document: str = "pretrain.prepare.readers.records:build_text"
+    document: str = "pretrain.preparation.readers.records:build_text"
     """`build(record, input_config, consumed_bytes) -> Document`; raises RecordError."""
-    pieces: str = "pretrain.prepare.text_pieces:text_pieces"
+    pieces: str = "pretrain.preparation.text_pieces:text_pieces"
     """`divide(document, split_rule) -> list[TextPiece]`, one a span."""
     fields: tuple[str, ...] = ()  # options of an input that name the fields of a record
     filtered: bool = False  # filters of texts judge it

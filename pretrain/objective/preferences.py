@@ -9,7 +9,7 @@ with s the share of wrong preferences (`dpo.label_smoothing`; Mitchell 2023). A 
 the loss is the mean over pairs, and a pair is right where z > 0. Reported is the loss without s.
 
 The reference is the model before its first step. Its log-probabilities are computed once
-(train/reference.py) and found by a hash of the pair's tokens, wherever its row is in the order:
+(training/reference.py) and found by a hash of the pair's tokens, wherever its row is in the order:
 
     ModelRows with keys  --add_reference(ReferenceTable)-->  with log-probabilities
 

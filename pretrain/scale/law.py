@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pretrain.errors import DataError
-from pretrain.evaluate.bootstrap import SEED
+from pretrain.evaluation.bootstrap import SEED
 from pretrain.scale.scaling_rule import FLOPS_OF_A_WEIGHT
 
 MIN_RUNS = 6

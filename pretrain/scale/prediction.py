@@ -18,7 +18,7 @@ import numpy as np
 
 from pretrain.config.load import load_config
 from pretrain.errors import EXIT_DIVERGED, ConfigError, DataError
-from pretrain.evaluate.bootstrap import SEED, bootstrap_interval
+from pretrain.evaluation.bootstrap import SEED, bootstrap_interval
 from pretrain.run.folder import RunDir
 from pretrain.scale.law import (
     HUBER_DELTA,

@@ -25,10 +25,10 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.dist import leave
-from pretrain.generate import Constraints, stream
+from pretrain.generation import Constraints, stream
 from pretrain.model import build_model
-from pretrain.train import loop
-from pretrain.train.step import StepTotals
+from pretrain.training import loop
+from pretrain.training.step import StepTotals
 
 OURS = ("pretrain/", "deepspeed/runtime/", "accelerate/", "torch/optim/")
 """Where a wait is looked for, from the innermost frame on: not in DeepSpeed's wrapper of torch.cuda."""

@@ -159,7 +159,7 @@ MUTATIONS = [
     Mutation(
         "a run whose checkpoints are gone starts over", "pretrain/run/folder.py",
         "    if sign is not None:\n", "    if False:\n",
-        "tests/unit/train/test_history.py -k no_damage",
+        "tests/unit/training/test_history.py -k no_damage",
     ),
     Mutation(
         "the data cursor is dropped", "pretrain/checkpoint/state.py",
@@ -167,14 +167,14 @@ MUTATIONS = [
         f"{MANAGER} -k as_it_was_saved",
     ),
     Mutation(
-        "a dropout seed is used in every step", "pretrain/train/step.py",
+        "a dropout seed is used in every step", "pretrain/training/step.py",
         "counters = (config.seed, step, micro, world.rank)", "counters = (config.seed, 0, micro, world.rank)",
-        "tests/unit/train/test_noise.py",
+        "tests/unit/training/test_noise.py",
     ),
     Mutation(
-        "ranks drop the same units", "pretrain/train/step.py",
+        "ranks drop the same units", "pretrain/training/step.py",
         "counters = (config.seed, step, micro, world.rank)", "counters = (config.seed, step, micro, 0)",
-        "tests/unit/train/test_noise.py",
+        "tests/unit/training/test_noise.py",
     ),
     Mutation(
         "a fragment is read from its beginning", "pretrain/checkpoint/fragments.py",

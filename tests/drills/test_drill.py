@@ -22,7 +22,7 @@ ALONE = ("engine={kind: single, zero_stage: 0}",)
 # Dropout depends on the attempt. The first of the killed run does not come to its end, where the drill is late.
 DRIFTING = """
 import pretrain.run.folder as rundir
-import pretrain.train.step as noise
+import pretrain.training.step as noise
 from pretrain.run.heartbeat import Progress
 from tests.helpers.waiting import poll_pause
 

@@ -50,7 +50,7 @@ CASES = [
 
 def prepare_small(folder: Path) -> Path:
     """Shards of `EPOCH_STEPS` steps, with the special tokens of every objective."""
-    from pretrain.prepare.prepare import prepare
+    from pretrain.preparation.prepare import prepare
 
     rng = random.Random(7)
     words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]

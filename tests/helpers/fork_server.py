@@ -117,9 +117,9 @@ SHARED = ForkServer(
     "transformers.models.auto.tokenization_auto",
     "pretrain.artifact",
     "pretrain.cli.commands",
-    "pretrain.prepare.prepare",
-    "pretrain.generate.text",
-    "pretrain.train.run",
+    "pretrain.preparation.prepare",
+    "pretrain.generation.text",
+    "pretrain.training.run",
     "pytest",  # what ranks call is in modules of tests
     "rich.console",
     "tests.helpers.ranks",

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from pretrain.config.load import short_prepare
-from pretrain.prepare.prepare import prepare
+from pretrain.preparation.prepare import prepare
 from pretrain.shards.index import DataIndex
 
 COLORS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}

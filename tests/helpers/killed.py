@@ -20,7 +20,9 @@ from tests.helpers.fork_server import ForkServer
 from tests.helpers.waiting import wait_until
 
 NEVER = 10**9
-_SERVER = ForkServer("pretrain.prepare.convert.convert", "pretrain.prepare.prepare", "pytest", "tests.helpers.killed")
+_SERVER = ForkServer(
+    "pretrain.preparation.convert.convert", "pretrain.preparation.prepare", "pytest", "tests.helpers.killed"
+)
 
 
 class Child:

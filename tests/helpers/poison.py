@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from pretrain.train.step import TrainModule
+from pretrain.training.step import TrainModule
 
 PLAIN = TrainModule.forward
 IDS = {int(number) for number in os.environ["POISONED"].split(",")}

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from pretrain.config.prepare import InputConfig, PrepareConfig
-from pretrain.prepare.filters import Document
-from pretrain.prepare.input_parts import InputFile, Slice, plan_parts
-from pretrain.prepare.inputs.listing import list_inputs
-from pretrain.prepare.readers.dispatch import read_slices
+from pretrain.preparation.filters import Document
+from pretrain.preparation.input_parts import InputFile, Slice, plan_parts
+from pretrain.preparation.inputs.listing import list_inputs
+from pretrain.preparation.readers.dispatch import read_slices
 
 
 def listing(*paths: object, kind: str = "text", **options: object) -> list[InputFile]:

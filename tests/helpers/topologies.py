@@ -95,7 +95,7 @@ def run_jobs(world: World, jobs: list[Job]) -> list[Any]:
     """
     from accelerate.state import AcceleratorState, GradientState
 
-    import pretrain.train.run as running
+    import pretrain.training.run as running
 
     real, found = running.train, []
     for job in jobs:

@@ -24,7 +24,7 @@ objective: {{kind: span, span: {{density: 0.3, mean_length: 2.0}}}}
 
 def prepare_words(folders: pytest.TempPathFactory, special_tokens: Sequence[str]) -> Path:
     """Makes a shard folder whose vocabulary has twelve sentinels and `special_tokens`; returns it."""
-    from pretrain.prepare.prepare import prepare
+    from pretrain.preparation.prepare import prepare
 
     folder, output = folders.mktemp("texts"), folders.mktemp("shards")
     rng, words = random.Random(3), ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]

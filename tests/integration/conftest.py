@@ -12,7 +12,7 @@ from tests.helpers.runs import RunMaker
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     """A character-level shard folder: 40 documents of 500 to 2,500 characters, a tenth of each for validation."""
-    from pretrain.prepare.prepare import prepare
+    from pretrain.preparation.prepare import prepare
     from tests.helpers.prepare_config import prepare_config
 
     folder = tmp_path_factory.mktemp("corpus")

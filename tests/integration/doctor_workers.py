@@ -16,7 +16,7 @@ from pretrain.doctor import rank_checks
 from pretrain.doctor.check import Check
 from pretrain.doctor.rank_checks import meet
 from pretrain.errors import LaunchError
-from pretrain.train.claim import agree_on_versions
+from pretrain.training.claim import agree_on_versions
 from tests.helpers.clock import FakeClock
 
 

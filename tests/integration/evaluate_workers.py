@@ -10,11 +10,11 @@ from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import load_artifact
 from pretrain.config.train import TasksConfig
 from pretrain.dist import World, gather_objects
-from pretrain.evaluate.corpus import CorpusOptions
-from pretrain.evaluate.distributed import joined_ranks
-from pretrain.evaluate.held_out import evaluate_held_out
-from pretrain.evaluate.translation import TranslationTask, evaluate_translation
-from pretrain.train.downstream import DownstreamTasks
+from pretrain.evaluation.corpus import CorpusOptions
+from pretrain.evaluation.distributed import joined_ranks
+from pretrain.evaluation.held_out import evaluate_held_out
+from pretrain.evaluation.translation import TranslationTask, evaluate_translation
+from pretrain.training.downstream import DownstreamTasks
 
 
 def evaluations(world: World, folder: str) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def measure(place: Path) -> dict[str, Any]:
 
 def scores_after_a_failure(world: World, folder: str, names: list[str]) -> list[list[str]]:
     """Names of the scores of tasks of which rank 1 fails at the first, alone: out of memory, then at its files."""
-    from pretrain.evaluate import harness_model, tasks
+    from pretrain.evaluation import harness_model, tasks
 
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError("of this rank alone")

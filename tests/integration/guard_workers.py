@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from pretrain.dist import World
 from pretrain.engine.engine import Engine
 from pretrain.errors import DivergedError
-from pretrain.train.bad_step import find_fault
-from pretrain.train.guard import check_replicas
+from pretrain.training.bad_step import find_fault
+from pretrain.training.guard import check_replicas
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.integration.checkpoint_workers import allow_half_on_cpu
 from tests.integration.engine_workers import snapshot

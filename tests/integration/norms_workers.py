@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from pretrain.dist import World
-from pretrain.train.layer_norms import LayerNorms
+from pretrain.training.layer_norms import LayerNorms
 from tests.integration.workers import ROWS, build, global_batch, rows_of
 
 

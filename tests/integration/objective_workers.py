@@ -24,7 +24,7 @@ from pretrain.rows import Vocabulary
 from pretrain.shards.dataset import open_dataset
 from pretrain.shards.index import DataIndex, build_split, write_index
 from pretrain.shards.writer import ShardWriter
-from pretrain.train.step import start_exchange
+from pretrain.training.step import start_exchange
 from pretrain.types import IGNORE_INDEX
 from tests.helpers.shards import EOS, add_document, make_shards
 from tests.integration.workers import ROWS, SEQ_LEN, TWO_STACKS, VOCAB, build

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.prepare.output import lock_folder
+from pretrain.preparation.output import lock_folder
 from pretrain.run.lease import Lease
 from tests.helpers.cli import run_cli, run_light
 from tests.helpers.refused import CONFIG, check_refused, fill_folder, truncate_shard, visible

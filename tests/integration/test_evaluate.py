@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pretrain import cli
-from pretrain.evaluate import translation
-from pretrain.evaluate.translation import read_texts
+from pretrain.evaluation import translation
+from pretrain.evaluation.translation import read_texts
 from pretrain.model import Transformer
 from tests.helpers.fork_server import SHARED
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts

@@ -2,13 +2,13 @@
 
 import pytest
 
-from pretrain.evaluate.translation import read_texts
+from pretrain.evaluation.translation import read_texts
 from tests.helpers.ranks import run_in_ranks
 from tests.integration.evaluate_workers import measure
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts
-from tests.unit.evaluate.label_runs import CLASSES, write_label_run, write_labelled
-from tests.unit.evaluate.task_files import NAMES, write_tasks
-from tests.unit.evaluate.test_held_out import write_given
+from tests.unit.evaluation.label_runs import CLASSES, write_label_run, write_labelled
+from tests.unit.evaluation.task_files import NAMES, write_tasks
+from tests.unit.evaluation.test_held_out import write_given
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 import transformers
 
 from pretrain.config.prepare import InputConfig, PrepareConfig, TokenizerConfig
-from pretrain.prepare.prepare import prepare
+from pretrain.preparation.prepare import prepare
 from tests.helpers.lent import quiet_transformers
 from tests.repo.source import ROOT
 from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts

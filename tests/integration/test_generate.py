@@ -15,7 +15,7 @@ from pretrain.config.texts.templates import to_jinja
 from tests.helpers.cli import SOURCE_PATH, run_warm
 from tests.helpers.lent import quiet_transformers
 from tests.helpers.waiting import LIMIT_S, finish
-from tests.unit.generate.codecs import END, MASK, PAD, byte_codec
+from tests.unit.generation.codecs import END, MASK, PAD, byte_codec
 
 NOTE = "note: standard input is read to its end, a line each; --prompt gives a text instead\n"
 COMMAND = [sys.executable, "-m", "pretrain", "generate"]

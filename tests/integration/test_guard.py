@@ -262,7 +262,7 @@ def test_a_spike_rolls_a_run_back_and_the_samples_since_the_checkpoint_are_left_
 
 
 DAMAGE = """
-from pretrain.train import loop
+from pretrain.training import loop
 
 PLAIN = loop.go_back
 

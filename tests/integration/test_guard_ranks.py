@@ -15,7 +15,7 @@ from pretrain.errors import EXIT_DIVERGED
 from pretrain.run.folder import RunDir
 from pretrain.shards.index import load_index
 from pretrain.tracking.audit import compare, read_audit
-from pretrain.train.rollback import roll_back
+from pretrain.training.rollback import roll_back
 from tests.helpers.poison import poison
 from tests.helpers.ranks import run_in_ranks
 from tests.helpers.refused import CONFIG, fill_folder
@@ -108,7 +108,7 @@ def test_the_rank_with_the_bad_loss_is_named(ranks, name, engine):
 def test_a_rank_whose_weights_have_changed_ends_the_run_before_they_are_saved(ranks):
     (ranks.folder / "flipped.py").write_text(
         "import os\n"
-        "from pretrain.train.step import TrainModule\n"
+        "from pretrain.training.step import TrainModule\n"
         "PLAIN, CALLS = TrainModule.forward, []\n"
         "def forward(self, batch):\n"
         "    CALLS.append(1)\n"

@@ -213,7 +213,7 @@ def test_a_rank_that_crashes_in_native_code_shows_where_its_threads_were(make_ru
     assert f"launch: rank 1 on {HOST} was killed by SIGSEGV (exit code 139): a crash in native code" in output
     said = (make_run.folder("crashed").logs / "rank-00001.out").read_text()
     assert "Fatal Python error: Segmentation fault" in said
-    assert re.search(r'File ".*/pretrain/train/loop\.py", line \d+ in _take_steps', said)
+    assert re.search(r'File ".*/pretrain/training/loop\.py", line \d+ in _take_steps', said)
 
 
 def test_under_torchrun_a_frozen_rank_is_named_by_the_others(start):
@@ -249,7 +249,7 @@ def test_a_stranger_cannot_reach_the_store_and_a_forged_verdict_is_no_success(ma
 # A launcher may be late with a signal that the rank has had itself, and wandb slow to end.
 PATIENT = """
 from pretrain.run import stop
-from pretrain.train import run
+from pretrain.training import run
 
 import held
 

@@ -15,7 +15,7 @@ from tests.helpers.cli import run_warm
 from tests.helpers.fork_server import ROOT
 from tests.helpers.images import encode, noise, write_colors
 from tests.helpers.runs import RunMaker, assert_same_run
-from tests.unit.prepare.readers.test_webdataset import write
+from tests.unit.preparation.readers.test_webdataset import write
 
 PNG = encode(noise(9, 12))
 CONFIG = """

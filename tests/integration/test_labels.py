@@ -281,7 +281,7 @@ def test_a_model_learns_answers_in_texts_and_its_export_gives_them_in_transforme
 
 @pytest.mark.long
 def test_a_model_of_answers_continues_labels_and_serves_no_text(answered, tmp_path):
-    from pretrain.evaluate.harness_model import HarnessModel
+    from pretrain.evaluation.harness_model import HarnessModel
 
     run = str(answered.folder("golden").path)
     refusals = {

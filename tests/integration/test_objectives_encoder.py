@@ -21,7 +21,7 @@ from pretrain.model import Transformer, build_model, init_weights
 from pretrain.objective.loss import sum_token_loss
 from pretrain.tokenizer import load_tokenizer
 from pretrain.tracking.audit import read_audit
-from pretrain.train.step import start_exchange
+from pretrain.training.step import start_exchange
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.cli import run_warm
 from tests.helpers.holds import HELD, Hold

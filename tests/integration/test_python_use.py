@@ -29,7 +29,9 @@ def test_importing_the_package_loads_nothing_that_is_slow():
 
 
 def test_importing_the_trainer_loads_no_compiler():
-    code = "import sys, pretrain.train.run; sys.exit(bool({'torch._dynamo', 'sympy', 'deepspeed'} & set(sys.modules)))"
+    code = (
+        "import sys, pretrain.training.run; sys.exit(bool({'torch._dynamo', 'sympy', 'deepspeed'} & set(sys.modules)))"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=LIMIT_S)
 
 

@@ -85,8 +85,8 @@ def test_a_run_stops_and_goes_on_bit_for_bit_and_generates(tmp_path, corpus):
     from pretrain.artifact import open_artifact
     from pretrain.artifact.transfer import export_model
     from pretrain.errors import ConfigError
-    from pretrain.generate.constraints import Constraints
-    from pretrain.generate.sampling import generate
+    from pretrain.generation.constraints import Constraints
+    from pretrain.generation.sampling import generate
 
     runs = RecurrentRuns(tmp_path, corpus)
     runs.train("golden", ranks=1)

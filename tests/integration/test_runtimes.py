@@ -18,8 +18,8 @@ from pretrain.artifact.open import open_artifact
 from pretrain.artifact.runtime_export import export_for_runtime
 from pretrain.config.model import SpecialTokens
 from pretrain.errors import ConfigError
-from pretrain.generate.constraints import Constraints
-from pretrain.generate.sampling import generate
+from pretrain.generation.constraints import Constraints
+from pretrain.generation.sampling import generate
 from pretrain.interop.runtimes import find_runtime
 from pretrain.interop.tokenizer import wrap_tokenizer_json
 from pretrain.tokenizer import dump_tokenizer

@@ -13,16 +13,16 @@ import pytest
 from pretrain.artifact.open import open_artifact
 from pretrain.artifact.transfer import write_served
 from pretrain.errors import ConfigError, LaunchError
-from pretrain.generate.chat import ChatCodec
-from pretrain.generate.generation_options import Options
-from pretrain.generate.text import generate_text
+from pretrain.generation.chat import ChatCodec
+from pretrain.generation.generation_options import Options
+from pretrain.generation.text import generate_text
 from pretrain.utils.net import refuse_used_port, reserved_port
 from tests.helpers.chat_templates import CHATML
 from tests.helpers.cli import SOURCE_PATH, run_warm
 from tests.helpers.waiting import LIMIT_S, wait_until
 from tests.unit.artifact.runs import write_run, write_text_run
 from tests.unit.artifact.test_chat_templates import write_base
-from tests.unit.prepare.test_templates import prepared
+from tests.unit.preparation.test_templates import prepared
 
 RECORD = {"prompt": "Who climbs into it?", "response": "A little girl."}
 

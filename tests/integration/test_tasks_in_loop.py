@@ -9,10 +9,10 @@ import yaml
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.config.load import load_config
 from pretrain.errors import ConfigError
-from pretrain.evaluate.tasks import TaskChoice, evaluate_tasks
+from pretrain.evaluation.tasks import TaskChoice, evaluate_tasks
 from tests.helpers.runs import RunMaker, assert_same_folders
 from tests.unit.artifact.runs import TEXTS, write_texts
-from tests.unit.evaluate.task_files import CHOICES, NAMES, write_tasks
+from tests.unit.evaluation.task_files import CHOICES, NAMES, write_tasks
 
 pytestmark = pytest.mark.long
 

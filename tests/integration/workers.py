@@ -30,7 +30,7 @@ from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.optim.muon import MUON_BATCH_ELEMENTS
 from pretrain.optim.parametrization import scale_of
-from pretrain.train.step import TrainModule, start_exchange
+from pretrain.training.step import TrainModule, start_exchange
 from pretrain.types import IGNORE_INDEX, Batch, Columns, StackRows
 
 ROWS, SEQ_LEN, VOCAB = 12, 16, 61

@@ -8,7 +8,7 @@ import transformers
 
 from pretrain.model import KVCache
 from pretrain.objective.loss import sum_token_loss
-from pretrain.train.step import TrainModule
+from pretrain.training.step import TrainModule
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.lent import check_gradients, lend
 from tests.helpers.theirs import makers

@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 
-from pretrain.generate import Beams, Constraints, beam_search, generate
-from pretrain.generate.generation_options import Options
+from pretrain.generation import Beams, Constraints, beam_search, generate
+from pretrain.generation.generation_options import Options
 from pretrain.interop.generation import load_generation_defaults
 from tests.helpers.lent import lend
 from tests.parity.test_decoders import (
@@ -29,7 +29,7 @@ from tests.parity.test_decoders import (
     smollm3,
 )
 from tests.parity.test_encoder_decoders import PAD, marian, t5
-from tests.unit.generate.codecs import byte_codec
+from tests.unit.generation.codecs import byte_codec
 
 MAKERS = {
     "gpt2": gpt2,

@@ -6,10 +6,10 @@ import pytest
 import torch
 import transformers
 
-from pretrain.generate import GREEDY, Beams, Constraints
-from pretrain.generate.text import generate_text, stream_text
+from pretrain.generation import GREEDY, Beams, Constraints
+from pretrain.generation.text import generate_text, stream_text
 from tests.helpers.lent import lend
-from tests.unit.generate.codecs import byte_codec, sentencepiece_codec
+from tests.unit.generation.codecs import byte_codec, sentencepiece_codec
 
 PROMPTS = ["The cat", "the dog sat on", "cat and the mat, and", "Na"]
 NEW_TOKENS = 20

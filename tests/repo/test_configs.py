@@ -12,7 +12,7 @@ from pretrain.config.load import dump_config, load_config, load_section
 from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.yaml_nodes import read_with_includes, read_yaml
-from pretrain.prepare.split import parse_split
+from pretrain.preparation.split import parse_split
 from pretrain.tokenizer import check_tokenizer
 from tests.repo.source import ROOT, name
 

@@ -1,9 +1,9 @@
 """The layering rule: a module imports only from a lower layer or its own folder. Lazy imports count too.
 
 0 errors | 1 utils | 2 config.base | 3 kinds | 4 config.model | 5 families | 6 config run rows parts
-7 plan shards types dist | 8 tokenizer | 9 data prepare model objective optim tracking
-10 engine checkpoint generate interop resolve | 11 artifact | 12 attention_maps
-13 evaluate report doctor datacheck inspect | 14 train drill scale | 15 cli
+7 plan shards types dist | 8 tokenizer | 9 data preparation model objective optim tracking
+10 engine checkpoint generation interop resolve | 11 artifact | 12 attention_maps
+13 evaluation report doctor datacheck inspect | 14 training drill scale | 15 cli
 launch beside them: layers 0 to 6, plan, shards
 """
 
@@ -24,12 +24,12 @@ LAYERS = [
     {"config", "run", "rows", "parts"},
     {"plan", "shards", "types", "dist"},
     {"tokenizer"},
-    {"data", "prepare", "model", "objective", "optim", "tracking"},
-    {"engine", "checkpoint", "generate", "interop", "resolve"},
+    {"data", "preparation", "model", "objective", "optim", "tracking"},
+    {"engine", "checkpoint", "generation", "interop", "resolve"},
     {"artifact"},
     {"attention_maps"},
-    {"evaluate", "report", "doctor", "datacheck", "inspect"},
-    {"train", "drill", "scale"},
+    {"evaluation", "report", "doctor", "datacheck", "inspect"},
+    {"training", "drill", "scale"},
     {"cli"},
 ]
 LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in parts}
@@ -129,7 +129,7 @@ def test_what_login_nodes_run_imports_no_torch():
         ("pretrain.data.stream", "import numpy, torch", True),
         ("pretrain.run.folder", "from pretrain.config.run import RunConfig", False),
         ("pretrain.utils.io", "from pretrain.errors import DiskError", True),
-        ("pretrain.train.loop", "from pretrain.engine.engine import Engine", True),
+        ("pretrain.training.loop", "from pretrain.engine.engine import Engine", True),
         ("pretrain.cli.nodes", "from pretrain_launch.local import launch_local", True),
         ("pretrain.data.stream", "from pretrain.model import build_model", False),
         ("pretrain.data.stream", "from ..model import build_model", False),
@@ -147,9 +147,9 @@ def test_what_login_nodes_run_imports_no_torch():
         ("pretrain.config.presets", "from pretrain.families import PRESETS", True),
         ("pretrain.families.decoders.gpt2", "from pretrain.config.model import StackConfig", True),
         ("pretrain.families.decoders.gpt2", "from pretrain.config.presets import PRESETS", False),
-        ("pretrain.train.loop", "from pretrain.cli import main", False),
+        ("pretrain.training.loop", "from pretrain.cli import main", False),
         ("pretrain.data.stream", "from pretrain.nowhere import x", False),
-        ("pretrain.train.loop", "import pretrain_launch.local", False),
+        ("pretrain.training.loop", "import pretrain_launch.local", False),
         ("pretrain_launch.local", "from pretrain.run.folder import RunDir", True),
         ("pretrain_launch.local", "from pretrain.plan.params import count_parameters", True),
         ("pretrain_launch.local", "from pretrain_launch.local import torchrun", True),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pretrain.prepare import statistics
+from pretrain.preparation import statistics
 from pretrain.utils.io import set_fault_hook
 from tests.helpers.corpus import write_corpus
 

@@ -7,8 +7,8 @@ ANSWER_BEGINS, ANSWER_ENDS = 1, 2
 document if there is none. Tokens of the text have a mark, of the question IGNORE_INDEX."""
 
 ANSWERS = Layout(
-    document="pretrain.prepare.readers.records:build_answer",
-    pieces="pretrain.prepare.text_pieces:answer_pieces",
+    document="pretrain.preparation.readers.records:build_answer",
+    pieces="pretrain.preparation.text_pieces:answer_pieces",
     fields=("question_field", "context_field", "answers_field"),
     normalized=False,
     most_mark=ANSWER_BEGINS | ANSWER_ENDS,

@@ -7,8 +7,8 @@ CHOICE_BEGINS, CHOICE_IS_RIGHT, CHOICE_IS_FIRST = 1, 2, 4
 first one is that of all, whether it is the right one, whether it is the first of its question."""
 
 CHOICES = Layout(
-    document="pretrain.prepare.readers.records:build_choices",
-    pieces="pretrain.prepare.text_pieces:choice_pieces",
+    document="pretrain.preparation.readers.records:build_choices",
+    pieces="pretrain.preparation.text_pieces:choice_pieces",
     fields=("question_field", "choices_field", "label_field"),
     normalized=False,
     most_mark=CHOICE_BEGINS | CHOICE_IS_RIGHT | CHOICE_IS_FIRST,

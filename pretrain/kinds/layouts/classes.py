@@ -3,7 +3,7 @@
 from pretrain.kinds.layout import BESIDE_COLUMNS, Layout
 
 CLASSES = Layout(
-    document="pretrain.prepare.readers.records:build_class",
+    document="pretrain.preparation.readers.records:build_class",
     fields=("text_field", "label_field"),
     labelled=True,
     names_labels=True,

@@ -3,8 +3,8 @@
 from pretrain.kinds.layout import SOURCE_COLUMNS, Layout
 
 PAIRS = Layout(
-    document="pretrain.prepare.readers.records:build_pair",
-    pieces="pretrain.prepare.text_pieces:pair_pieces",
+    document="pretrain.preparation.readers.records:build_pair",
+    pieces="pretrain.preparation.text_pieces:pair_pieces",
     fields=("source_field", "target_field"),
     has_source=True,
     table_columns=SOURCE_COLUMNS,

@@ -3,8 +3,8 @@
 from pretrain.kinds.layout import BESIDE_COLUMNS, Layout
 
 PREFERENCES = Layout(
-    document="pretrain.prepare.readers.conversations:build_preference",
-    pieces="pretrain.prepare.text_pieces:preference_pieces",
+    document="pretrain.preparation.readers.conversations:build_preference",
+    pieces="pretrain.preparation.text_pieces:preference_pieces",
     fields=("chosen_field", "rejected_field"),
     normalized=False,
     begun=True,

@@ -3,8 +3,8 @@
 from pretrain.kinds.layout import BESIDE_COLUMNS, Layout
 
 RECORDS = Layout(
-    document="pretrain.prepare.readers.conversations:build_record",
-    pieces="pretrain.prepare.text_pieces:record_pieces",
+    document="pretrain.preparation.readers.conversations:build_record",
+    pieces="pretrain.preparation.text_pieces:record_pieces",
     fields=("messages_field",),
     filtered=True,
     begun=True,

@@ -3,7 +3,7 @@
 from pretrain.kinds.layout import BESIDE_COLUMNS, Layout
 
 TAGS = Layout(
-    document="pretrain.prepare.readers.records:build_tags",
+    document="pretrain.preparation.readers.records:build_tags",
     fields=("words_field", "tags_field"),
     labelled=True,
     labels_words=True,

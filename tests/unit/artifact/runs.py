@@ -15,7 +15,7 @@ from pretrain.config.prepare import NormalizeConfig, PrepareConfig
 from pretrain.config.run import RunConfig
 from pretrain.dist import World
 from pretrain.model import build_model, init_weights
-from pretrain.prepare.prepare import prepare
+from pretrain.preparation.prepare import prepare
 from pretrain.shards.index import load_index
 from pretrain.tokenizer import load_tokenizer, special_tokens_of
 from pretrain.types import EMA, Fragment

@@ -10,12 +10,12 @@ from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import open_artifact, template_of_data
 from pretrain.artifact.transfer import export_model
 from pretrain.errors import ConfigError
-from pretrain.generate.chat import ChatCodec, converse, trimmed
-from pretrain.generate.command import run_generate
-from pretrain.generate.generation_options import Options
+from pretrain.generation.chat import ChatCodec, converse, trimmed
+from pretrain.generation.command import run_generate
+from pretrain.generation.generation_options import Options
 from pretrain.interop.tokenizer import load_hub_tokenizer
 from tests.unit.artifact.runs import TEXTS, write_text_run, write_texts
-from tests.unit.prepare.test_templates import prepared
+from tests.unit.preparation.test_templates import prepared
 
 OWN = {"user": 'User "{content}" {%%}\n', "assistant": "Bot:{content} \U0001f600\n"}
 TURNS = [("user", "Say caf\u00e9 \U0001f600."), ("assistant", "It is said."), ("user", "Again!")]

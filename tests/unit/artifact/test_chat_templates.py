@@ -15,13 +15,13 @@ from pretrain.config.prepare import InputConfig, PrepareConfig, TokenizerConfig
 from pretrain.config.texts.templates import CHATML_TOKENS
 from pretrain.errors import ConfigError, DataError
 from pretrain.interop.tokenizer import load_hub_tokenizer, tokenizer_files
-from pretrain.prepare.prepare import prepare
+from pretrain.preparation.prepare import prepare
 from pretrain.tokenizer import template_sandbox
 from tests.helpers.chat_templates import CHATML, EOS_OF, FAMILIES, LLAMA_3, THINKING
 from tests.helpers.tokenizers import train_bpe
 from tests.unit.artifact.runs import TEXTS, write_text_run
-from tests.unit.generate.codecs import sentencepiece_codec
-from tests.unit.prepare.test_templates import prepared
+from tests.unit.generation.codecs import sentencepiece_codec
+from tests.unit.preparation.test_templates import prepared
 
 CHAT = [
     {"role": "user", "content": "Who climbs caf\u00e9 stairs?"},

@@ -16,16 +16,16 @@ from pretrain.artifact.transfer import export_model
 from pretrain.config.data import DataConfig
 from pretrain.config.prepare import PrepareConfig, TokenizerConfig
 from pretrain.errors import ConfigError, DataError
-from pretrain.generate.command import run_generate
-from pretrain.generate.generation_options import Options
+from pretrain.generation.command import run_generate
+from pretrain.generation.generation_options import Options
 from pretrain.interop.tokenizer import load_hub_tokenizer, tokenizer_files
-from pretrain.prepare.prepare import prepare
+from pretrain.preparation.prepare import prepare
 from pretrain.shards.dataset import open_dataset
 from pretrain.shards.index import load_index
 from pretrain.tokenizer import dump_tokenizer, load_tokenizer, start_id
 from tests.helpers.tokenizers import train_bpe
 from tests.unit.artifact.runs import TEXTS, write_text_run
-from tests.unit.prepare.test_templates import members_of, prepared
+from tests.unit.preparation.test_templates import members_of, prepared
 
 MARKS = ["<s>", "<|im_start|>", "<|im_end|>"]
 RECORD = {"prompt": "Who climbs into it?", "response": "A little girl."}

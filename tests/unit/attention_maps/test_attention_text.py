@@ -15,7 +15,7 @@ from pretrain.checkpoint.format import MODEL_FILE
 from pretrain.cli import run
 from pretrain.config.model import RecurrentConfig, SpecialTokens
 from pretrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
-from pretrain.generate import Constraints, generate
+from pretrain.generation import Constraints, generate
 from pretrain.tokenizer import EOS
 from pretrain.types import GenerationDefaults
 from tests.helpers.lent import quiet_transformers

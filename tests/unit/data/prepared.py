@@ -1,8 +1,8 @@
 """Runs `prepare` over the small corpus of a test."""
 
-from pretrain.prepare import prepare as prepare_module
-from pretrain.prepare import statistics
-from pretrain.prepare.progress import no_progress
+from pretrain.preparation import prepare as prepare_module
+from pretrain.preparation import statistics
+from pretrain.preparation.progress import no_progress
 from tests.helpers.prepare_config import prepare_config
 
 

@@ -16,7 +16,7 @@ from pretrain.data.image_view import View, center_view, draw_numbers, draw_view,
 from pretrain.data.loader import StepCounts, TrainLoader, ValidationLoader
 from pretrain.errors import DataError
 from pretrain.objective.masked import label_rows
-from pretrain.prepare.prepare import prepare
+from pretrain.preparation.prepare import prepare
 from pretrain.rows import IGNORE_INDEX, merge_rows
 from pretrain.utils.image_file import ImageFile
 from tests.helpers.images import encode, noise, prepare_colors, write_colors

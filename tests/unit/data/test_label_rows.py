@@ -13,8 +13,8 @@ from pretrain.data.bins import BinStore, pack_documents
 from pretrain.data.mixture import MixtureOrder, MixtureStream
 from pretrain.datacheck.shard_files import check_files
 from pretrain.errors import DataError
-from pretrain.prepare.prepare import prepare
-from pretrain.prepare.split import TRAIN
+from pretrain.preparation.prepare import prepare
+from pretrain.preparation.split import TRAIN
 from pretrain.rows import IGNORE_INDEX, crop_rows, select_rows
 from pretrain.shards.dataset import open_dataset
 from pretrain.shards.index import DataIndex, data_hash, load_index

@@ -15,9 +15,9 @@ from pretrain.datacheck.verify import print_proof, verify
 from pretrain.errors import ConfigError, DataError
 from pretrain.utils.image_file import ImageFile
 from tests.helpers.images import prepare_colors
-from tests.unit.prepare.readers.test_webdataset import write
-from tests.unit.prepare.test_captions import captioned, texts_of
-from tests.unit.prepare.test_image_tars import index, members
+from tests.unit.preparation.readers.test_webdataset import write
+from tests.unit.preparation.test_captions import captioned, texts_of
+from tests.unit.preparation.test_image_tars import index, members
 
 CONFIG = """
 run: {{name: sheet}}

@@ -10,7 +10,7 @@ from rich.console import Console
 from pretrain.config.prepare import PrepareConfig
 from pretrain.datacheck.show import ReadingOptions, print_rows, show
 from pretrain.errors import ConfigError
-from pretrain.prepare.prepare import prepare
+from pretrain.preparation.prepare import prepare
 from tests.unit.report.data_folders import make_folder
 from tests.unit.report.marked_folders import ALL, make_marked_folder
 

@@ -9,13 +9,13 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
 from pretrain.config.engine import PLAIN_ENGINE
-from pretrain.generate import Constraints, generate
+from pretrain.generation import Constraints, generate
 from pretrain.model import KVCache, build_model, kv_cache
 from pretrain.model.build import initial_weight
 from pretrain.optim.groups import group_parameters
 from pretrain.types import Batch
-from tests.unit.generate.models import random_prompts, read_greedily
-from tests.unit.generate.test_decode import scores_of
+from tests.unit.generation.models import random_prompts, read_greedily
+from tests.unit.generation.test_decode import scores_of
 from tests.unit.model.test_transformer import gradients
 from tests.unit.model.tiny import CPU, build, packed_batch, random_batch, tiny_config, two_stacks_config
 

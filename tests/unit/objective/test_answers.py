@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from pretrain.data.loader import build_batch
-from pretrain.evaluate.row_loss import ModelLoss
+from pretrain.evaluation.row_loss import ModelLoss
 from pretrain.kinds.layouts.answers import ANSWER_BEGINS, ANSWER_ENDS
 from pretrain.kinds.layouts.choices import CHOICE_BEGINS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT
 from pretrain.objective.answers import (

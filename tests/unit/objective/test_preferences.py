@@ -10,7 +10,7 @@ from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
 from pretrain.data.loader import build_batch
 from pretrain.errors import DataError
-from pretrain.evaluate.row_loss import ModelLoss
+from pretrain.evaluation.row_loss import ModelLoss
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
 from pretrain.objective.preferences import ReferenceTable, add_reference, build_table, preference_rows, read_table

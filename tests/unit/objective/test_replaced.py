@@ -12,7 +12,7 @@ from pretrain.config.model import HeadConfig, ModelConfig
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.data.loader import build_batch
 from pretrain.errors import ConfigError
-from pretrain.evaluate.row_loss import ModelLoss
+from pretrain.evaluation.row_loss import ModelLoss
 from pretrain.kinds.objectives.replaced import ReplacedConfig
 from pretrain.objective import RowContext, build_loss, build_rows
 from pretrain.objective.masked import masked_rows

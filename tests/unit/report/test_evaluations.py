@@ -7,14 +7,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pretrain.evaluate.bootstrap import Difference
-from pretrain.evaluate.evaluation_log import Data, Subject, keep_evaluation
-from pretrain.evaluate.held_out import HeldOutReport, SourceLoss
-from pretrain.evaluate.label_scores import Answers, score_labels
-from pretrain.evaluate.row_loss import LossReport
-from pretrain.evaluate.tasks import TaskReport, TaskScore
-from pretrain.evaluate.translation import TranslationReport, Translations, TranslationSet
-from pretrain.evaluate.translation_metrics import MetricScore, PairedComparison
+from pretrain.evaluation.bootstrap import Difference
+from pretrain.evaluation.evaluation_log import Data, Subject, keep_evaluation
+from pretrain.evaluation.held_out import HeldOutReport, SourceLoss
+from pretrain.evaluation.label_scores import Answers, score_labels
+from pretrain.evaluation.row_loss import LossReport
+from pretrain.evaluation.tasks import TaskReport, TaskScore
+from pretrain.evaluation.translation import TranslationReport, Translations, TranslationSet
+from pretrain.evaluation.translation_metrics import MetricScore, PairedComparison
 from pretrain.report.evaluations import read_evaluations
 from pretrain.report.page import build_page, write_report
 from pretrain.run.folder import RunDir

@@ -8,7 +8,7 @@ import pytest
 from pretrain.run.heartbeat import MAX_VERDICT_CHARS, Beat, Standing, Verdict, limit_of
 from pretrain.run.watchdog import describe_store, judge
 
-WAITING = Beat(0, "n1", 100, 60, 41, 90, "update", 10, 9.0, 8.0, ["train/loop.py:72 train"])
+WAITING = Beat(0, "n1", 100, 60, 41, 90, "update", 10, 9.0, 8.0, ["training/loop.py:72 train"])
 HUNG = replace(WAITING, rank=1, host="n2", pid=200, marks=40, collectives=88, phase="data", stack=["a.py:1 read"])
 
 
@@ -27,7 +27,7 @@ def test_a_rank_without_a_heartbeat_is_frozen_or_gone_wherever_it_was():
         "rank 1 (n2, process 200) is frozen or gone: no heartbeat for 5 s (its process was stopped or killed, or its "
         "host is dead); it was last seen in update of step 10 for 0 s, at:"
     )
-    assert stack == "    train/loop.py:72 train"
+    assert stack == "    training/loop.py:72 train"
 
 
 def test_those_behind_hang_and_those_that_wait_for_them_are_not_named():
@@ -59,7 +59,7 @@ def test_where_all_stand_at_the_same_place_nobody_is_named():
     verdict = judge(WAITING, live(replace(WAITING, rank=1)), 2)
     assert verdict.culprits == ()
     assert verdict.text.startswith("all 2 ranks stand still at the same place: none can be named")
-    assert verdict.text.count("train/loop.py:72") == 2
+    assert verdict.text.count("training/loop.py:72") == 2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pretrain.interop.tokenizer import load_hub_tokenizer
 from pretrain.tokenizer import check_template_of, read_given, release_probe
 from pretrain.tokenizer.release_probe import CONVERSATION, TOOLS, check_patterns, check_renderings
 from tests.helpers.chat_templates import CHATML, FAMILIES
-from tests.unit.prepare.readers.test_messages import TOOL_USE
+from tests.unit.preparation.readers.test_messages import TOOL_USE
 from tests.unit.tokenizer.test_released import FAST, trained, written
 
 GPT_4 = (

@@ -192,6 +192,6 @@ def test_damaged_pixels_are_refused_in_one_line(format):
 
 
 def test_text_imports_no_pillow():
-    program = "import sys, pretrain.data.stream, pretrain.prepare.prepare; print('PIL' in sys.modules)"
+    program = "import sys, pretrain.data.stream, pretrain.preparation.prepare; print('PIL' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
