@@ -1,14 +1,15 @@
 """Distributed pretraining of Transformers, from raw text to a released checkpoint.
 
-The names below are what scripts and notebooks use; docs/python.ipynb shows them. Importing
-`pretrain` imports none of them: each is loaded at its first use, so that the command line of a
-login node stays free of torch.
+The names below are what scripts and notebooks use: the commands as functions, and their parts;
+docs/python.ipynb shows them. Importing `pretrain` imports none of them: each is loaded at its first
+use, so that the command line of a login node stays free of torch.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pretrain.api import TrainedRun, evaluate, export, generate, prepare, train
     from pretrain.artifact.open import Artifact, open_artifact
     from pretrain.checkpoint.load import WeightReader
     from pretrain.config.load import load_config
@@ -30,13 +31,19 @@ _HOMES = {
     "Constraints": "pretrain.generation.constraints",
     "Sampling": "pretrain.generation.sampling",
     "ShardSet": "pretrain.shards.reader",
+    "TrainedRun": "pretrain.api",
     "WeightReader": "pretrain.checkpoint.load",
     "build_model": "pretrain.model.build",
+    "evaluate": "pretrain.api",
+    "export": "pretrain.api",
+    "generate": "pretrain.api",
     "generate_text": "pretrain.generation.text",
     "init_weights": "pretrain.model.build",
     "load_config": "pretrain.config.load",
     "load_index": "pretrain.shards.index",
     "open_artifact": "pretrain.artifact.open",
+    "prepare": "pretrain.api",
+    "train": "pretrain.api",
 }
 
 __all__ = [
@@ -46,13 +53,19 @@ __all__ = [
     "Constraints",
     "Sampling",
     "ShardSet",
+    "TrainedRun",
     "WeightReader",
     "build_model",
+    "evaluate",
+    "export",
+    "generate",
     "generate_text",
     "init_weights",
     "load_config",
     "load_index",
     "open_artifact",
+    "prepare",
+    "train",
 ]
 
 

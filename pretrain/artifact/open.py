@@ -119,6 +119,8 @@ class Artifact:
     model_config: AnyModelConfig
     generation: GenerationDefaults
     path: Path
+    normalize: NormalizeConfig | None = None
+    """Steps that its training applied to texts, and that a prompt needs too."""
 
 
 def open_artifact(path: str | Path, device: str = "cpu") -> Artifact:
@@ -136,7 +138,7 @@ def load_artifact(source: ModelSource, device: str) -> Artifact:
     """Loads a described model for use. Raises: as `open_artifact`."""
     codec = source.load_codec()  # a missing tokenizer is reported before the weights are read
     model = load_model(source, find_device(device))
-    return Artifact(model, codec, source.config, source.generation, source.path)
+    return Artifact(model, codec, source.config, source.generation, source.path, find_normalize(source))
 
 
 def load_model(source: ModelSource, device: torch.device) -> LanguageModel:

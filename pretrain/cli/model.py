@@ -58,7 +58,7 @@ def generate_command(
 
     status_line().enter("importing torch")
     from pretrain.artifact.model_path import open_source
-    from pretrain.artifact.open import find_normalize, load_artifact
+    from pretrain.artifact.open import load_artifact
     from pretrain.generation.chat import ChatCodec, converse
     from pretrain.generation.command import run_generate
     from pretrain.generation.constraints import Codec
@@ -77,7 +77,7 @@ def generate_command(
     artifact = load_artifact(source, device)
     status_line().close()
     _note_stdin([*(prompt or ()), *(image or ())], file, prompts, "--prompt", chat and not as_json)
-    normalize = find_normalize(source)
+    normalize = artifact.normalize
     is_conversation = chat and not (prompt or file or as_json)
     if chat and prompts is None:
         prompts = _typed_lines(as_json)
@@ -163,7 +163,6 @@ def classify_command(
     """
     from pretrain.artifact import open_artifact
     from pretrain.artifact.model_path import open_source
-    from pretrain.artifact.open import find_normalize
     from pretrain.families.label_names import WORDS
     from pretrain.generation.classify import run_classify
     from pretrain.generation.text import find_prompts
@@ -174,9 +173,8 @@ def classify_command(
         raise ConfigError("there is no text", fix="give --text, --file, or pipe texts in")
     source, artifact = open_source(model), open_artifact(model, device)
     _note_stdin(text, file, texts, "--text")
-    normalize = find_normalize(source)
-    if normalize is not None:
-        texts = map(build_normalizers(normalize)[0], texts)
+    if artifact.normalize is not None:
+        texts = map(build_normalizers(artifact.normalize)[0], texts)
     run_classify(
         artifact.model,
         artifact.codec,

@@ -17,8 +17,8 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 MAX_COMPLEXITY = 15
 CEILINGS: dict[str, float] = {
-    "lines": 84080,
-    "syntax nodes a line of code": 10.56,
+    "lines": 84366,
+    "syntax nodes a line of code": 10.45,
     "conditional expressions a thousand lines of code": 34.5,
     "functions of a complexity above 15": 51,
     "first sentences with that of or those of": 98,

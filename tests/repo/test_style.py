@@ -55,7 +55,7 @@ def shapeless(tree: ast.Module) -> list[str]:
 def undocumented(tree: ast.Module) -> list[str]:
     """Returns public classes and functions without a docstring, methods of public classes included.
 
-    Not `forward` of a module, whose meaning the class states, and not an override that says so with a decorator.
+    Not `forward` of a module, whose meaning the class states, and not an override or overload that says so with a decorator.
     """
     found = [] if ast.get_docstring(tree) else ["the module"]
 
@@ -63,7 +63,9 @@ def undocumented(tree: ast.Module) -> list[str]:
         for node in body:
             if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
-            is_override = any("override" in ast.unparse(decorator) for decorator in node.decorator_list)
+            is_override = any(
+                ast.unparse(decorator).endswith(("override", "overload")) for decorator in node.decorator_list
+            )
             if node.name.startswith("_") or is_override:
                 continue
             if not ast.get_docstring(node) and not (prefix and node.name == "forward"):
