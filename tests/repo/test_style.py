@@ -55,7 +55,7 @@ def shapeless(tree: ast.Module) -> list[str]:
 def undocumented(tree: ast.Module) -> list[str]:
     """Returns public classes and functions without a docstring, methods of public classes included.
 
-    Not `forward` of a module, whose meaning the class states, and not an override or overload that says so with a decorator.
+    Not `forward` of a module, whose meaning the class states, and no override or overload that a decorator names.
     """
     found = [] if ast.get_docstring(tree) else ["the module"]
 
