@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from pretrain.tracking.audit import read_audit
 from tests.helpers.cli import run_warm
-from tests.helpers.documents import read_blocks
+from tests.helpers.documents import ROOT, read_blocks
 from tests.unit.artifact.runs import TEXTS, write_text_run, write_texts
 
 TINY = [
@@ -41,6 +41,8 @@ OPENING = {
 @pytest.mark.long
 def test_the_example_of_a_new_attention_kernel_works(tmp_path, corpus):
     for block in read_blocks("docs/extending.md"):
+        if not block.file.startswith("my_lab/"):
+            continue
         path = tmp_path / block.file
         path.parent.mkdir(exist_ok=True)
         path.write_text(block.text)
@@ -67,6 +69,46 @@ def test_the_example_of_a_new_attention_kernel_works(tmp_path, corpus):
         assert row.digest == expected.digest
         # fp32, summed in another order: a few units in the last place of 24 bits.
         assert float.fromhex(row.loss) == pytest.approx(float.fromhex(expected.loss), rel=1e-5)
+
+
+MOST_FILES = {"objective": 3, "optimizer": 3}
+"""Source files that an arrival opens; with a test and a page an objective has 5, an optimizer 4."""
+
+
+@pytest.mark.long
+def test_an_objective_and_an_optimizer_arrive_as_the_document_says(tmp_path, corpus):
+    for name in ("pretrain", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    opened: dict[str, set[str]] = {"objective": set(), "optimizer": set()}
+    for block in read_blocks("docs/extending.md"):
+        if not block.file or block.file.startswith("my_lab/"):
+            continue
+        opened["objective" if "objective" in block.file else "optimizer"].add(block.file)
+        path = tmp_path / "pretrain" / block.file
+        if block.language == "python":
+            assert not path.exists()
+            path.write_text(block.text)
+            continue
+        text, anchor = path.read_text(), ""
+        for line in block.text.splitlines():
+            if line.startswith("+"):
+                text = text.replace(f"{anchor}\n", f"{anchor}\n{line[1:]}\n")
+            else:
+                anchor = line[1:]
+                assert text.count(f"{anchor}\n") == 1, anchor
+        path.write_text(text)
+    assert {kind: len(files) for kind, files in opened.items()} == MOST_FILES
+    command = [sys.executable, "-m", "pretrain", "train", "quickstart", *TINY, f"data.path={corpus}", "optim.muon=null"]
+    done = subprocess.run(
+        [*command, "objective.kind=echo", "optim.kind=momentum", "optim.lr=0.1", "train.steps=30"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [float.fromhex(row.loss) for row in read_audit(tmp_path / "runs/quickstart/audit.jsonl")]
+    assert len(losses) == 30 and losses[-1] < losses[0] - 0.5
 
 
 @pytest.mark.long
