@@ -311,7 +311,7 @@ def test_a_second_launcher_of_a_run_in_a_bucket_is_refused_and_costs_nothing(gol
             hold = Hold(tmp_path, f"held-{step}", step=step)
             first = golden.start(f"first-{step}", HELD, upload, **hold.environment)
             wait_until(lambda there=there: files.exists(f"lab/two/run/{there}"), f"{there} is there", first, pause_s=1)
-            output = golden.train("second", upload, expect=EXIT_LOCKED)
+            output = golden.train("elsewhere", upload, expect=EXIT_LOCKED)
             assert re.search(r"s3://lab/two/run: in use by process \d+ on .*; wait for it, stop it, or give", output)
             if step == 10:  # an attempt on another machine takes the folder
                 owner = json.loads(files.cat_file("lab/two/run/owner.json"))
@@ -324,9 +324,9 @@ def test_a_second_launcher_of_a_run_in_a_bucket_is_refused_and_costs_nothing(gol
             before = {name for name in files.find("lab/two") if name.endswith("manifest.json")}
         assert first.returncode == 0
         assert max(before).split("/")[3] == f"step-{STEPS:08d}" and len(before) == 2
-        assert "is complete" in golden.train("second", upload)
+        assert "is complete" in golden.train("elsewhere", upload)
         assert {name for name in files.find("lab/two") if name.endswith("manifest.json")} == before
-    assert_same_run(golden, "second", "golden", STEPS)
+    assert_same_run(golden, "elsewhere", "golden", STEPS)
 
 
 @pytest.mark.long
