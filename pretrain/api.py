@@ -105,13 +105,7 @@ def train(
 
 def _run(command: list[str]) -> int:
     """Runs a command and prints its lines: the cells of a notebook show no output of children."""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     assert process.stdout is not None
     try:
         for line in process.stdout:
@@ -156,26 +150,16 @@ def generate(
     from pretrain.generation.command import fill_masks
     from pretrain.generation.generation_options import Options
     from pretrain.generation.text import generate_text
-    from pretrain.preparation.normalize import build_detokenizer, build_normalizers
+    from pretrain.preparation.normalize import build_detokenizer
 
     artifact = model if isinstance(model, Artifact) else open_artifact(model, device)
-    asked = [prompts] if isinstance(prompts, str) else list(prompts)
-    if artifact.normalize is not None:  # prompts are normalized like the text of the training
-        asked = list(map(build_normalizers(artifact.normalize)[0], asked))
+    asked = list(artifact.normalized([prompts] if isinstance(prompts, str) else prompts))
     chosen = Options(**options)
     if artifact.model.is_causal:
         codec = ChatCodec(artifact.codec) if chat else artifact.codec
         constraints = chosen.constraints(artifact.model, codec, artifact.generation)
         method = chosen.method(artifact.model, artifact.generation)
-        answers = generate_text(
-            artifact.model,
-            codec,
-            asked,
-            constraints,
-            method,
-            seed=seed,
-            batch_size=batch_size,
-        )
+        answers = generate_text(artifact.model, codec, asked, constraints, method, seed=seed, batch_size=batch_size)
         texts = [best.text.strip() if chat else best.text for best, *_ in answers]
         finish = None if artifact.model.encoder is None else build_detokenizer(artifact.normalize)
         texts = list(map(finish, texts)) if finish else texts

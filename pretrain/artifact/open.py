@@ -7,7 +7,7 @@ there to a model folder by `average`. A Hugging Face folder has none: its tokeni
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,14 @@ class Artifact:
     path: Path
     normalize: NormalizeConfig | None = None
     """Steps that its training applied to texts, and that a prompt needs too."""
+
+    def normalized(self, texts: Iterable[str]) -> Iterable[str]:
+        """Returns prompts, normalized like the texts of the training. Raises: LaunchError: Its package is missing."""
+        if self.normalize is None:
+            return texts
+        from pretrain.preparation.normalize import build_normalizers  # not at the start of a training
+
+        return map(build_normalizers(self.normalize)[0], texts)
 
 
 def open_artifact(path: str | Path, device: str = "cpu") -> Artifact:

@@ -29,7 +29,7 @@ def attention_command(
     from dataclasses import replace
 
     from pretrain.artifact.model_path import open_source
-    from pretrain.artifact.open import find_normalize, load_artifact
+    from pretrain.artifact.open import load_artifact
     from pretrain.attention_maps.terminal import AttentionRequest, see_attention
     from pretrain.preparation.normalize import build_normalizers
     from pretrain.utils.units import plural
@@ -51,12 +51,12 @@ def attention_command(
         source = open_source(model)
         if source.config.input is not None:
             raise ConfigError("the model reads images, not text", where="--text", fix="give --image")
-        normalize = find_normalize(source)
-        if normalize is not None:
-            to_source, to_target = build_normalizers(normalize)
+        artifact = load_artifact(source, device)
+        if artifact.normalize is not None:
+            to_source, to_target = build_normalizers(artifact.normalize)
             target = None if target is None else to_target(target)
             request = replace(request, text=to_source(request.text), target=target)
-        facts = see_attention(load_artifact(source, device), request)
+        facts = see_attention(artifact, request)
     if as_json:
         print_json(facts)
     else:

@@ -74,14 +74,7 @@ def evaluate_command(
     Example: pretrain evaluate runs/multi30k --source test.en --reference test.de --beams 1,5
     """
 
-    fix = "give --data, --tasks, or both --source and --reference"
-    if (source is None) != (reference is None):
-        given, missing = ("--reference", "--source") if source is None else ("--source", "--reference")
-        raise ConfigError(f"{given} needs {missing}, which is missing", fix=fix)
-    if sum(map(bool, (data, source, tasks))) > 1:
-        raise ConfigError("ambiguous evaluation target", fix=fix)
-    if chat and tasks is None:
-        raise ConfigError("--chat is for --tasks", fix="leave it out: prepared data have their template")
+    _check_target(data, source, reference, tasks, chat=chat)
     # Each way of measuring has options and a report of its own.
     report: Any
     asked: Any
@@ -122,6 +115,20 @@ def evaluate_command(
     if world.is_main:
         settings = {"resamples": resamples, "device": device, "ranks": world.size}
         _show_and_keep(report, asdict(asked) | settings, as_json)
+
+
+def _check_target(
+    data: list[str] | None, source: Path | None, reference: Path | None, tasks: str | None, *, chat: bool
+) -> None:
+    """Checks that options name one way of measuring. Raises: ConfigError."""
+    fix = "give --data, --tasks, or both --source and --reference"
+    if (source is None) != (reference is None):
+        given, missing = ("--reference", "--source") if source is None else ("--source", "--reference")
+        raise ConfigError(f"{given} needs {missing}, which is missing", fix=fix)
+    if sum(map(bool, (data, source, tasks))) > 1:
+        raise ConfigError("ambiguous evaluation target", fix=fix)
+    if chat and tasks is None:
+        raise ConfigError("--chat is for --tasks", fix="leave it out: prepared data have their template")
 
 
 def _show_and_keep(report: Any, settings: dict[str, Any], as_json: bool) -> None:

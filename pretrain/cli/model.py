@@ -64,7 +64,7 @@ def generate_command(
     from pretrain.generation.constraints import Codec
     from pretrain.generation.generation_options import Options
     from pretrain.generation.text import ImageCodec, find_prompts, open_images
-    from pretrain.preparation.normalize import build_detokenizer, build_normalizers
+    from pretrain.preparation.normalize import build_detokenizer
     from pretrain.utils.units import plural
 
     search = (beams, length_penalty, early_stopping, n_best)
@@ -77,13 +77,11 @@ def generate_command(
     artifact = load_artifact(source, device)
     status_line().close()
     _note_stdin([*(prompt or ()), *(image or ())], file, prompts, "--prompt", chat and not as_json)
-    normalize = artifact.normalize
     is_conversation = chat and not (prompt or file or as_json)
     if chat and prompts is None:
         prompts = _typed_lines(as_json)
-    # Prompts are normalized like the text of the training.
-    if normalize is not None and prompts is not None and not image:
-        prompts = map(build_normalizers(normalize)[0], prompts)
+    if prompts is not None and not image:
+        prompts = iter(artifact.normalized(prompts))
     _note_limits(artifact, max_tokens)
     codec: Codec | ImageCodec = ChatCodec(artifact.codec) if chat else artifact.codec
     if image:
@@ -103,7 +101,7 @@ def generate_command(
         seed=seed,
         batch_size=batch_size,
         as_json=as_json,
-        finish=build_detokenizer(normalize) if is_joined else None,
+        finish=build_detokenizer(artifact.normalize) if is_joined else None,
     )
     if num_blank:
         print(f"note: {plural(num_blank, 'text')} without a visible character", file=sys.stderr)
@@ -161,25 +159,23 @@ def classify_command(
 
     Example: pretrain classify runs/classify --text "How do I open a file?"
     """
-    from pretrain.artifact import open_artifact
     from pretrain.artifact.model_path import open_source
+    from pretrain.artifact.open import load_artifact
     from pretrain.families.label_names import WORDS
     from pretrain.generation.classify import run_classify
     from pretrain.generation.text import find_prompts
-    from pretrain.preparation.normalize import build_normalizers
 
     texts = find_prompts(text or [], file, "--text")
     if texts is None:
         raise ConfigError("there is no text", fix="give --text, --file, or pipe texts in")
-    source, artifact = open_source(model), open_artifact(model, device)
+    source = open_source(model)
+    artifact = load_artifact(source, device)
     _note_stdin(text, file, texts, "--text")
-    if artifact.normalize is not None:
-        texts = map(build_normalizers(artifact.normalize)[0], texts)
     run_classify(
         artifact.model,
         artifact.codec,
         artifact.model_config.head.labels,
-        texts,
+        iter(artifact.normalized(texts)),
         sys.stdout,
         of_words=source.like.endswith(WORDS),
         batch_size=batch_size,

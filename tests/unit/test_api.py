@@ -11,7 +11,7 @@ from pretrain.errors import ConfigError, DataError, LaunchError
 from pretrain.shards.index import load_index
 from tests.helpers.cli import run_warm
 from tests.helpers.lent import quiet_transformers
-from tests.unit.artifact.runs import write_run, write_text_run, write_texts
+from tests.unit.artifact.runs import write_each_shape
 
 TEXTS = [f"the cat number {number} sat on the mat of the other cat" for number in range(20)]
 
@@ -19,12 +19,7 @@ TEXTS = [f"the cat number {number} sat on the mat of the other cat" for number i
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Texts, and a run with random weights of each shape."""
-    folder = tmp_path_factory.mktemp("api")
-    write_texts(folder / "texts", TEXTS)
-    write_text_run(folder / "gpt", folder / "texts", "llama-tiny", "causal")
-    write_text_run(folder / "bert", folder / "texts", "bert-tiny", "masked")
-    write_run(folder / "t5", steps=[1])
-    return folder
+    return write_each_shape(tmp_path_factory.mktemp("api"), TEXTS)
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "t5"])

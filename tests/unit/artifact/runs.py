@@ -144,6 +144,15 @@ def write_text_run(
     return write_run_of(folder, data, content, steps, averaged=averaged)
 
 
+def write_each_shape(folder: Path, texts: Sequence[str]) -> Path:
+    """Writes texts, and a run with random weights of each shape: `gpt`, `bert`, `t5`."""
+    write_texts(folder / "texts", texts)
+    write_text_run(folder / "gpt", folder / "texts", "llama-tiny", "causal")
+    write_text_run(folder / "bert", folder / "texts", "bert-tiny", "masked")
+    write_run(folder / "t5", steps=[1])
+    return folder
+
+
 def write_run_of(folder: Path, data: Path, content: str, steps: Sequence[int], *, averaged: bool = False) -> Path:
     """Writes what a run of a config leaves, with random weights, and with an average of them that equals them."""
     file = folder.with_name(f"{folder.name}.yaml")

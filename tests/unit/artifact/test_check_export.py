@@ -10,18 +10,13 @@ from pretrain.artifact.model_path import open_source
 from pretrain.artifact.transfer import export_model
 from pretrain.errors import CheckpointError
 from pretrain.interop import write
-from tests.unit.artifact.runs import TEXTS, write_run, write_text_run, write_texts
+from tests.unit.artifact.runs import TEXTS, write_each_shape
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A run of each shape, with random weights."""
-    folder = tmp_path_factory.mktemp("check")
-    write_texts(folder / "texts", TEXTS)
-    write_text_run(folder / "gpt", folder / "texts", "llama-tiny", "causal")
-    write_text_run(folder / "bert", folder / "texts", "bert-tiny", "masked")
-    write_run(folder / "t5", steps=[1])
-    return folder
+    return write_each_shape(tmp_path_factory.mktemp("check"), TEXTS)
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "t5"])
