@@ -316,7 +316,7 @@ def _tell(**facts: Any) -> None:
 
 
 class _Notes(logging.Handler):
-    """Passes warnings, such as those of a retry, on to the process that started this one."""
+    """Passes warnings, such as about a retry, on to the process that started this one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _tell(note=record.getMessage())

@@ -28,7 +28,7 @@ MAX_BATCH_TOKENS = 2**40
 
 
 def expand_home(path: str) -> str:
-    """Returns a path with `~` expanded; that of an unknown user stays, for which Path.expanduser would raise."""
+    """Returns a path with `~` expanded; it stays for an unknown user, where Path.expanduser would raise."""
     return os.path.expanduser(path)  # noqa: PTH111
 
 

@@ -38,7 +38,7 @@ ROOTS: dict[str, type[Section]] = {"run": RunConfig, "prepare": PrepareConfig}
 
 
 def check_root(section: type[Section], values: dict[str, Any], source: str) -> None:
-    """Refuses values most of whose keys are those of the other root. Raises: ConfigError."""
+    """Refuses values most of whose keys belong to the other root. Raises: ConfigError."""
     for name, other in ROOTS.items():
         known = [sum(key in root.model_fields for key in values) for root in (other, section)]
         if section in ROOTS.values() and known[0] > known[1]:
@@ -46,7 +46,7 @@ def check_root(section: type[Section], values: dict[str, Any], source: str) -> N
 
 
 def changed_values(section: Section, base: Section | None = None) -> dict[str, Any]:
-    """Returns the values that differ from those of `base` (None: from the defaults), nested.
+    """Returns the values that differ from `base` (None: from the defaults), nested.
 
     A model is compared with its preset. Laid over the defaults they are the section again.
     """
@@ -84,7 +84,7 @@ class ConfigField:
 
     @property
     def description(self) -> str:
-        """The docstring below the field, on one line; of a section without one that of its class."""
+        """The docstring below the field, on one line, or else of the section's class."""
         owner = next(one for one in self.section.__mro__ if self.name in inspect.get_annotations(one))
         found = _descriptions(owner).get(self.name)
         if found is None and self.subsections:

@@ -73,7 +73,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = (), *, extensions
 
 
 def load_section(section: type[SectionT], source: str | Path, overrides: Sequence[str] = ()) -> SectionT:
-    """Loads and checks another config, such as that of `pretrain prepare`. Raises: ConfigError."""
+    """Loads and checks another config, such as for `pretrain prepare`. Raises: ConfigError."""
     return parse_section(section, _read(source, overrides, PREPARE), str(source))
 
 
@@ -89,7 +89,7 @@ def parse_section(section: type[SectionT], located: LocatedTree, source: str) ->
 def _describe_all(
     error: pydantic.ValidationError, located: LocatedTree, source: str, section: type[Section], only: str | None = None
 ) -> list[str]:
-    """Returns the lines of pydantic's errors, or of those of one type."""
+    """Returns the lines of pydantic's errors, all or of one type."""
     details = [detail for detail in error.errors(include_url=False) if only in (None, detail["type"])]
     return list(dict.fromkeys(_describe(detail, located, source, section) for detail in details))
 

@@ -1,4 +1,4 @@
-"""Compares the config of a run with that of its resumption, by the `OnResume` of each field; finds a moved run."""
+"""Compares the configs of a run and of its resumption, by the `OnResume` of each field; finds a moved run."""
 
 import difflib
 import logging
@@ -65,7 +65,7 @@ def _leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_config(stored: RunConfig, config: RunConfig, *, has_saved: bool = True, effects: Sequence[str] = ()) -> None:
-    """Logs every difference between the stored config of a run and that of its resumption.
+    """Logs every difference between a run's stored config and its resumption's.
 
     Without a checkpoint to resume from (`has_saved`), everything may change. `effects`: further
     lines, about what the differences change.

@@ -1,4 +1,4 @@
-"""Rows of images by number: the views of training by position, and those of evaluation in order.
+"""Rows of images by number: views for training by position, and for evaluation in order.
 
     position  --SampleOrder, T = 1-->  sample j = (epoch j div N, place j mod N)  -->  shard, image
     file      --image_view.py, augment.py: a function of (seed, j)-->  uint8 [C, Y, X]

@@ -91,7 +91,7 @@ def join64(high: float, low: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Counters of rows: those of micro-batches add up to a rank's, and these to the step's.
+    """Counters of rows: a rank's are the sums over its micro-batches, a step's over its ranks.
 
     Targets have a loss; tokens are those that the model reads, of two stacks source and target,
     without padding; skipped rows could not be read; the digest is that of the sample ids, that of

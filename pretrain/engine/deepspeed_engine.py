@@ -286,7 +286,7 @@ class _Replicated(ReplicatedState):
 
 
 class _Partitioned:
-    """State that is sharded over the ranks; `pieces` are those of this rank."""
+    """State that is sharded over the ranks; `pieces` are this rank's."""
 
     def __init__(self, engine: Any, pieces: list[WeightPiece], masters: list[Any], rank: int) -> None:
         self._zero = engine.optimizer

@@ -52,7 +52,7 @@ class Data:
 
 
 def hash_lines(lines: list[str]) -> str:
-    """Returns the sha256 of lines with their line feeds: that of the file, if it is plain UTF-8."""
+    """Returns the sha256 of lines with their line feeds: the file's, if it is plain UTF-8."""
     text = "".join(f"{line}\n" for line in lines)
     return hashlib.sha256(text.encode("utf-8", errors="replace")).hexdigest()
 

@@ -45,7 +45,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class SourceLoss:
-    """Scores of a model on a source, or on all of them (`ALL`), and those of a baseline."""
+    """Scores of a model and of a baseline on a source, or on all of them (`ALL`)."""
 
     source: str
     report: LossReport

@@ -83,7 +83,7 @@ class Fields:
         return value
 
     def read(self, keys: Keys, defaults: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """Returns a table's values by our names; `defaults` precede those of the table."""
+        """Returns a table's values by our names; `defaults` precede the table's."""
         readers: dict[type, Any] = {int: self.integer, float: self.number, bool: self.flag}
         found = {}
         for key, (ours, default) in keys.items():

@@ -85,7 +85,7 @@ def read_label_head(
     transform: bool = False,
     mean: bool = False,
 ) -> HeadConfig:
-    """Returns the head of a class; `transform` and `mean` are those of `HeadConfig`.
+    """Returns the head of a class; `transform` and `mean` as in `HeadConfig`.
 
     `dropout` is the default of `key`; without a key there is none. Raises ConfigError where labels
     are not mutually exclusive, or have no names.

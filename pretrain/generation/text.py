@@ -30,7 +30,7 @@ _BROKEN = "\ufffd"
 
 
 class Detokenizer:
-    """Turns one token after another into text, after that of the ids in `context`.
+    """Turns one token after another into text that continues the ids in `context`.
 
     The text of a token depends on its neighbours: a character may take several tokens, and a first
     word loses its space. So a token's text is the text that it adds to those just before it, and no
@@ -67,7 +67,7 @@ class Detokenizer:
 
 
 def text_after(codec: "Codec | ImageCodec", context: Sequence[int], ids: Sequence[int]) -> str:
-    """Returns the text that `ids` add to that of `context`, at once."""
+    """Returns the text that `ids` add to `context`, at once."""
     before = codec.decode(list(context))
     return codec.decode([*context, *ids])[len(before) :]
 

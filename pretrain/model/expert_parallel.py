@@ -34,7 +34,7 @@ RunExperts = Callable[[Tensor, Tensor], Tensor]
 
 
 def _exchange(rows_RD: Tensor, received_G: list[int], sent_G: list[int], group: Any) -> Tensor:
-    """Sends runs of rows to the ranks of a group; returns those of all ranks, by rank."""
+    """Sends runs of rows to the ranks of a group; returns the received rows, by rank."""
     sent = rows_RD.contiguous()
     found = collectives.all_to_all_single_autograd(sent, received_G, sent_G, group)
     return collectives.wait_tensor(found)
@@ -50,7 +50,7 @@ class SharedExperts:
         self._uncompiled = torch.compiler.disable(self._pass)
 
     def __call__(self, rows_RD: Tensor, sizes_E: Tensor, run: RunExperts) -> Tensor:
-        """Returns the results of rows, sorted by expert; `sizes_E` counts those of each."""
+        """Returns the results of rows, sorted by expert; `sizes_E` counts the rows of each."""
         return self._uncompiled(rows_RD, sizes_E, run)
 
     def _pass(self, rows_RD: Tensor, sizes_E: Tensor, run: RunExperts) -> Tensor:

@@ -22,7 +22,7 @@ class CachePlace(NamedTuple):
 
 
 class LayerCache:
-    """Keys and values of one layer, for at most `capacity` positions, and those of the source.
+    """Keys and values of one layer, for at most `capacity` positions, and for the source.
 
     `cross` are keys and values of cross attention, [B, S, K, H] each, set at the first step; None
     without an encoder. Appending writes in place: not for training. `fixed`: of `KVCache.fix`.

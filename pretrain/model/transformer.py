@@ -99,7 +99,7 @@ class Transformer(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Ties the head to the embedding if the config does, and the tables of a generator to those of the model.
+        """Ties the head to the embedding if the config does, and a generator's tables to the model's.
 
         Needed again after `to_empty`.
         """

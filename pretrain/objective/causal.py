@@ -84,7 +84,7 @@ def build_prefix(section: None, context: RowContext) -> RowMaker:
 
 
 def prefix_rows(rows: TokenRows, seed: int, document_mask: bool) -> ModelRows:
-    """Makes rows whose documents begin with a prefix without loss; `seed` is that of the run."""
+    """Makes rows whose documents begin with a prefix without loss; `seed` is the run's."""
     whole = causal_rows(rows, document_mask)
     num_rows, seq_len = whole.inputs.shape
     columns = np.arange(seq_len)

@@ -152,7 +152,7 @@ def sum_token_loss(
 
 @cache
 def _compiled_sum_chunk() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-    """Returns `sum_chunk` compiled: one graph for full chunks, one for those of any other length."""
+    """Returns `sum_chunk` compiled: one graph for full chunks, one for chunks of any other length."""
     return torch.compile(sum_chunk)
 
 

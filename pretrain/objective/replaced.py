@@ -38,7 +38,7 @@ def build_replaced(section: ReplacedConfig, context: RowContext) -> RowMaker:
 
 
 def replaced_rows(rows: TokenRows, config: ReplacedConfig, context: RowContext) -> ModelRows:
-    """Masks tokens as `masked_rows`; targets are all tokens, as in the text, and draws those of the masked ones."""
+    """Masks tokens as `masked_rows`; targets are all tokens, as in the text, and draws are for the masked ones."""
     seq_len = rows.tokens.shape[1] - 1
     made = masked_rows(rows, config, context.vocabulary, context.seed, context.document_mask)
     targets = rows.tokens[:, :-1].astype(np.int64)

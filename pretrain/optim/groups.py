@@ -71,7 +71,7 @@ _ABOVE = frozenset({"head", "pooler", "multi_token", "generator"})
 
 
 class Scale(NamedTuple):
-    """Factors of a parameter's initial values, learning rate and epsilon; its decay is divided by that of the rate."""
+    """Factors of a parameter's initial values, learning rate and epsilon; its decay is divided by the rate's."""
 
     init: float = 1.0
     lr: float = 1.0
@@ -106,7 +106,7 @@ class ParameterGroup:
 
 
 def depths(names: Iterable[str]) -> tuple[dict[str, int], int]:
-    """Returns the depth of each parameter, and that of the head.
+    """Returns the depth of each parameter, and of the head.
 
     Blocks count from 1; embeddings, positions and the input norm have depth 0. Blocks of a decoder
     come after those of its encoder. An output norm has the depth of the module above it.

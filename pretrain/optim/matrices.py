@@ -162,7 +162,7 @@ def cut_into_rounds(blocks: Sequence[list[BlockPart]], num_ranks: int) -> list[l
 
 
 class Round:
-    """One exchange of the parts of sharded matrices, given those of every rank. Collective."""
+    """One exchange of the parts of sharded matrices, given every rank's. Collective."""
 
     def __init__(self, parts: list[BlockPart], rank: int, num_ranks: int) -> None:
         # Sorting is stable: between two ranks, both sides see the same parts in the same order.

@@ -45,7 +45,7 @@ class RowFlops:
         return RowFlops(projections, attention, self.head + other.head)
 
     def part(self, ranks: int) -> "RowFlops":
-        """Returns those of one of the ranks that share the row."""
+        """Returns the FLOPs of one of the ranks that share the row."""
         return RowFlops(self.projections // ranks, self.attention // ranks, self.head // ranks)
 
 

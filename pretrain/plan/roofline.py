@@ -272,7 +272,7 @@ def wire_bytes(work: Work, world_size: int) -> Traffic:
 
 
 def link_seconds(num_bytes: float, cluster: Cluster, constants: Constants) -> float:
-    """Returns the seconds of rings over all ranks, one a network card: those of a node add up."""
+    """Returns the seconds of rings over all ranks, one a network card: a node's cards add up."""
     links = cluster.gpu.link_bytes_s * constants.link_share
     inside = num_bytes * (cluster.size - 1) / cluster.size / links
     if cluster.nodes == 1:
@@ -291,7 +291,7 @@ def exchange_seconds(num_bytes: int, ranks: int, cluster: Cluster, constants: Co
 
 
 def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) -> StepTime:
-    """Predicts a step; `constants=None` takes those of the cluster."""
+    """Predicts a step; `constants=None` takes the cluster's."""
     constants = constants or cluster.constants
     gpu = cluster.gpu
     shares = constants.shares[gpu.generation]

@@ -99,7 +99,7 @@ class TrainingTask:
 
 
 class RunFlops:
-    """FLOPs of training over the steps of a run, with those of its short rows and windows."""
+    """FLOPs of training over the steps of a run, with its short rows and windows."""
 
     def __init__(self, config: RunConfig, task: TrainingTask) -> None:
         batch = config.batch

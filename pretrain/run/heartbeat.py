@@ -212,7 +212,7 @@ class Board:
         self._store.set(f"beat-{beat.rank}", json.dumps(asdict(beat)))
 
     def read(self, ranks: Iterable[int]) -> list[Beat]:
-        """Returns the heartbeats of those of `ranks` that have one."""
+        """Returns the heartbeats of `ranks`, as far as they have one."""
         keys = [f"beat-{rank}" for rank in ranks]
         # One request for all: a rank is asked about one by one only while some have none yet.
         is_there = bool(keys) and self._store.check(keys)

@@ -75,7 +75,7 @@ class Lease:
 
     @property
     def number(self) -> int:
-        """Fencing number: higher than that of every earlier owner."""
+        """Fencing number: higher than every earlier owner's."""
         return self._owner.number
 
     def check(self) -> None:

@@ -166,7 +166,7 @@ class Watchdog:
 
     @property
     def is_failing(self) -> bool:
-        """Whether this rank ends by an error, or has read that of another."""
+        """Whether this rank ends by an error, or has read another's."""
         return self._is_failing or self._messenger.verdict is not None
 
     def start(self) -> None:

@@ -166,7 +166,7 @@ def check_data(saved: TrainState, fresh: TrainState, allow: list[str]) -> None:
 
 
 def check_order(saved: TrainState, next_digest: int | None, allow: list[str]) -> None:
-    """Compares the next samples with those of the checkpoint's next step. Raises: DataError.
+    """Compares the next samples with the samples of the checkpoint's next step. Raises: DataError.
 
     Where `resume.allow` lets the order change, a difference is a warning. `next_digest`: of the
     global sample ids; None: there is no next step.

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def follow_stored(config: RunConfig, folder: RunDir) -> RunConfig:
-    """Compares a config with that of its run folder, if any, and keeps the start of the run. Raises: ConfigError."""
+    """Compares a config with its run folder's, if any, and keeps the start of the run. Raises: ConfigError."""
     has_saved = folder.has_saved()
     if folder.config.is_file():
         stored = load_config(folder.config, extensions="ignore")

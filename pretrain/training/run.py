@@ -197,7 +197,7 @@ def _summarize(run: Run, state: TrainState) -> Iterator[str]:
 
 
 def time_of_starts(rows: Sequence[dict[str, Any]], attempts: Sequence[dict[str, Any]]) -> str:
-    """Returns the time of all starts; that of the steps if a start was killed, whose end is unknown."""
+    """Returns the time of all starts, or of the steps if a start was killed, whose end is unknown."""
     if all("ended" in one for one in attempts):
         spans = [_instant(one["ended"]) - _instant(one["started"]) for one in attempts]
         return clock_time(sum(spans))

@@ -66,7 +66,7 @@ LOSS_SUMS = SumLayout({"nll": 1, "correct": 1})
 
 
 class Figure(NamedTuple):
-    """A sum over a step that training shows: its number of values, and those of a micro-batch, detached."""
+    """A sum over a step that training shows: its number of values, and a micro-batch's values, detached."""
 
     size: int
     measure: Callable[[Batch, LossOutput], Tensor]

@@ -54,7 +54,7 @@ def parse_model(values: Any) -> AnyModelConfig:
 
 
 def _by_kind(values: Any, handler: ValidatorFunctionWrapHandler) -> AnyModelConfig:
-    """Reports the errors of the section of that kind only; a plain union reports those of both."""
+    """Reports the errors of the section of that kind only; a plain union reports both sections'."""
     return parse_model(values)
 
 

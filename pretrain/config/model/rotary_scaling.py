@@ -8,7 +8,7 @@ from pretrain.config.base import MAX_ROWS, Conflicts, OnResume, Section
 
 
 class RotaryScaling(Section):
-    """Scaling of rotary frequencies, for sequences longer than those of the original training."""
+    """Scaling of rotary frequencies, for sequences longer than in the original training."""
 
     kind: Annotated[Literal["linear", "dynamic", "llama3", "yarn", "longrope"], OnResume.ALLOW]
     """`linear`: divide every frequency (Chen et al. 2023). `dynamic`: raise the period with the

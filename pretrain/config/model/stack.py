@@ -393,5 +393,5 @@ class StackConfig(Section):
 
 
 def predictor_number(stack: StackConfig) -> int:
-    """Returns the number of the block of a stack that those of `multi_token` are like."""
+    """Returns the number of the block of a stack that the blocks of `multi_token` copy."""
     return max(stack.layers - 1, 1)

@@ -94,7 +94,7 @@ class OptimizerConfig(Section):
                 )
 
     def high_rate(self) -> str | None:
-        """Returns a sentence about a rate that is far above the usual one, such as that of a recipe for Muon."""
+        """Returns a sentence about a rate that is far above the usual one, such as from a recipe for Muon."""
         usual = self.record.usual_rate
         if self.transfer is not None or self.record.matrices or usual is None or self.lr <= _HIGH * usual:
             return None

@@ -42,7 +42,7 @@ class DistanceBias(NamedTuple):
     values_NR: Tensor
 
     def at(self, position_1: Tensor) -> "DistanceBias":
-        """Returns the bias of one query at that position, from that of a query at the last key's."""
+        """Returns the bias of one query at that position, from the bias of a query at the last key's."""
         num_keys = self.values_NR.shape[1]
         moved_S = torch.arange(num_keys - 1, 2 * num_keys - 1, device=position_1.device) - position_1
         # Keys after the query have no bias: they are hidden.
@@ -239,7 +239,7 @@ def blind_queries(allowed: Tensor | None) -> Tensor | None:
 
 
 def dense_bias(bias: DistanceBias, *, queries: range, keys: range, num_queries: int) -> Tensor:
-    """Returns the bias over a rectangle, [N, T, S], differentiable: [n, t, s] is that of s - t.
+    """Returns the bias over a rectangle, [N, T, S], differentiable: [n, t, s] belongs to the distance s - t.
 
     `num_queries` is T of the whole: distance 0 is at index T - 1 of the bias.
     """

@@ -200,7 +200,7 @@ def _check_needs(needs: AttentionNeeds) -> None:
 
 
 def _load_kernel() -> Kernel:
-    """Returns torch's kernel, or that of the flash-attn package. Raises: ConfigError: Neither."""
+    """Returns torch's kernel, or the flash-attn package's. Raises: ConfigError: Neither."""
     missing = NEEDED_OF_TORCH
     if importlib.util.find_spec("torch.nn.attention.varlen") is not None:
         from torch.nn.attention.varlen import varlen_attn

@@ -223,7 +223,7 @@ class Take(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        """Gathers the gradient of each row; sums those of its copies."""
+        """Gathers the gradient of each row; sums over its copies."""
         (inverse_R,) = ctx.saved_tensors
         if ctx.copies == 1:
             return grad.index_select(0, inverse_R), None, None, None

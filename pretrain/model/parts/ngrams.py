@@ -1,4 +1,4 @@
-"""Embeddings of the last tokens of a document, beside that of a token."""
+"""Embeddings of the last tokens of a document, beside each token's own."""
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ class NgramEmbedding(nn.Embedding):
         positions_BT: Tensor | None,
         cache: KVCache | None,
     ) -> Tensor:
-        """Returns vectors to be added to those of the tokens; called before `cache` has these."""
+        """Returns vectors to be added to the tokens' own; called before `cache` has the tokens."""
         columns_T, tokens_BS = torch.arange(tokens_BT.shape[1], device=tokens_BT.device), tokens_BT
         if cache is not None:
             place = cache.place(tokens_BT.shape[1])

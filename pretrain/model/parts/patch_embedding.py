@@ -26,7 +26,7 @@ class PatchEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A weight whose device is that of the module, as of a token table."""
+        """A weight on the module's device, as of a token table."""
         return self.projection.weight
 
     def forward(self, pixels_BCYX: Tensor, places_BS: Tensor | None = None) -> Tensor:

@@ -143,7 +143,7 @@ class RecurrentDecoder(nn.Module):
     def _first_state(
         self, x_BTD: Tensor, segments: Segments, encoded: RecurrentEncoderOutput | None, state: DecoderState | None
     ) -> State:
-        """Returns the initial state of each document: zeros, or that of its source or row."""
+        """Returns the initial state of each document: zeros, or its source's or row's state."""
         first = zero_state(self.rnn, x_BTD, segments.count)
         if state is not None:
             continued_B = segments.number_BT[:, 0]
@@ -243,7 +243,7 @@ class RecurrentCache:
 
 
 class Recurrent(nn.Module):
-    """Embedding, one or two recurrent stacks, head; attributes as those of a `Transformer`.
+    """Embedding, one or two recurrent stacks, head; attributes as in a `Transformer`.
 
     Parameter names are part of the checkpoint format: `embedding.weight`,
     `decoder.rnn.weight_ih_l0` (torch's names), `decoder.score.query.weight`,
