@@ -14,7 +14,7 @@ A decoder is causal (GPT), an encoder is not (BERT), both together make a T5, al
 the decoder of a head of pixels is not causal, and has no cross attention.
 Differences between families are fields of `ModelConfig`: no code tests for a family.
 
-Not here: losses (`objective/`), sampling (`generate/`), sharding and mixed precision (`engine/`).
+Not here: losses (`objective/`), sampling (`generation/`), sharding and mixed precision (`engine/`).
 """
 
 from dataclasses import replace

@@ -8,7 +8,7 @@
 Training twice on the same texts gives the same bytes; text never becomes a special token, even
 where it spells one ("<|endoftext|>" in a corpus is thirteen ordinary characters); nothing is
 truncated or padded. Not here: the sample of texts to train on, and the place of the
-end-of-document token (`prepare/`).
+end-of-document token (`preparation/`).
 """
 
 from pretrain.tokenizer.chat_template import (

@@ -1,6 +1,6 @@
 """Published rules for the quality of documents, each on or off: None turns a rule off.
 
-Defaults are the published values. The rules are in prepare/selection/quality.py.
+Defaults are the published values. The rules are in preparation/selection/quality.py.
 """
 
 from pydantic import Field

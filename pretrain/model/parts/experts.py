@@ -9,7 +9,7 @@ on that token alone, so micro-batches and ranks do not change it. The matrices o
 layer are one parameter, [E, outputs, inputs]: an expert without tokens has a gradient of zeros, and
 no engine waits for a gradient that never comes.
 
-Not here: even use of the experts (`train/balance.py`), for which a layer returns `RoutingSums`.
+Not here: even use of the experts (`training/balance.py`), for which a layer returns `RoutingSums`.
 """
 
 from collections.abc import Callable

@@ -5,7 +5,7 @@
     tokenizer.json                  the one that made the tokens, as it was given
     parts, over processes           each its own shards and record (convert_part.py); finished ones are kept
     conversion.json                 the hash of all tokens of the source equals that of the shards
-    statistics.json, data_card.md   (prepare/statistics.py)
+    statistics.json, data_card.md   (preparation/statistics.py)
     index.json                      last: merges the records in part order
 
 The hash is a proof that no token was lost. Before: sha256 over the tokens of the files, uint32
