@@ -19,9 +19,12 @@ class Block:
     text: str
 
 
-def read_blocks(document: str) -> list[Block]:
-    """Returns the fenced blocks of a document, in order."""
-    return [Block(*match.groups()) for match in _FENCED.finditer((ROOT / document).read_text())]
+def read_blocks(document: str, section: str = "") -> list[Block]:
+    """Returns the fenced blocks of a document, in order, or those of a section of it."""
+    text = (ROOT / document).read_text()
+    if section:
+        (text,) = [part for part in re.split(r"^## ", text, flags=re.MULTILINE) if part.startswith(f"{section}\n")]
+    return [Block(*match.groups()) for match in _FENCED.finditer(text)]
 
 
 def read_commands(document: str) -> list[str]:

@@ -71,44 +71,130 @@ def test_the_example_of_a_new_attention_kernel_works(tmp_path, corpus):
         assert float.fromhex(row.loss) == pytest.approx(float.fromhex(expected.loss), rel=1e-5)
 
 
-MOST_FILES = {"objective": 3, "optimizer": 3}
-"""Source files that an arrival opens; with a test and a page an objective has 5, an optimizer 4."""
+ARRIVALS = {
+    "An objective": ["kinds/objectives/__init__.py", "kinds/objectives/echo.py", "objective/echo.py"],
+    "An optimizer": ["kinds/optimizers/__init__.py", "kinds/optimizers/momentum.py", "optim/momentum.py"],
+    "A family": ["families/__init__.py", "families/decoders/starcoder2.py"],
+    "A part of the model": [
+        *("config/model/parts/feedforward.py", "config/model/stack.py"),
+        *("families/unreleased.py", "model/parts/feedforward.py"),
+    ],
+}
+"""Source files that an arrival opens, by the section of the document; a test and a page come to them."""
+FAMILY = "families/decoders/starcoder2.py"
 
 
-@pytest.mark.long
-def test_an_objective_and_an_optimizer_arrive_as_the_document_says(tmp_path, corpus):
-    for name in ("pretrain", "configs"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    opened: dict[str, set[str]] = {"objective": set(), "optimizer": set()}
-    for block in read_blocks("docs/extending.md"):
-        if not block.file or block.file.startswith("my_lab/"):
+def blocks_of(section):
+    return [block for block in read_blocks("docs/extending.md", section) if block.file]
+
+
+def with_change(text, change):
+    """Applies a `diff`: lines behind a line of context, or in the place of lines; each of these is there once."""
+    lines = text.splitlines()
+    at = 0
+    for line in change.splitlines():
+        if line.startswith("+"):
+            lines.insert(at, line[1:])
+            at += 1
             continue
-        opened["objective" if "objective" in block.file else "optimizer"].add(block.file)
-        path = tmp_path / "pretrain" / block.file
+        assert lines.count(line[1:]) == 1, line
+        at = lines.index(line[1:])
+        if line.startswith("-"):
+            del lines[at]
+        else:
+            at += 1
+    return "\n".join(lines) + "\n"
+
+
+def arrive(section, root):
+    """Writes the blocks of a section below `root`, a copy of `pretrain/`."""
+    for block in blocks_of(section):
+        path = root / block.file
         if block.language == "python":
             assert not path.exists()
             path.write_text(block.text)
-            continue
-        text, anchor = path.read_text(), ""
-        for line in block.text.splitlines():
-            if line.startswith("+"):
-                text = text.replace(f"{anchor}\n", f"{anchor}\n{line[1:]}\n")
-            else:
-                anchor = line[1:]
-                assert text.count(f"{anchor}\n") == 1, anchor
-        path.write_text(text)
-    assert {kind: len(files) for kind, files in opened.items()} == MOST_FILES
-    command = [sys.executable, "-m", "pretrain", "train", "quickstart", *TINY, f"data.path={corpus}", "optim.muon=null"]
-    done = subprocess.run(
-        [*command, "objective.kind=echo", "optim.kind=momentum", "optim.lr=0.1", "train.steps=30"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+        else:
+            path.write_text(with_change(path.read_text(), block.text))
+
+
+def leave(section, root):
+    """Takes the changes of a section back."""
+    for block in blocks_of(section):
+        path, lines = root / block.file, block.text.splitlines()
+        added = [f"-{line[1:]}" for line in lines if line.startswith("+")]
+        removed = [f"+{line[1:]}" for line in lines if line.startswith("-")]
+        path.write_text(with_change(path.read_text(), "\n".join([*added, *removed])))
+
+
+@pytest.fixture
+def copied(tmp_path):
+    for name in ("pretrain", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def run_in(folder, *command):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    return subprocess.run([sys.executable, "-m", *command], cwd=folder, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("section", ARRIVALS)
+def test_an_arrival_opens_so_many_files_and_its_changes_fit_them(section, tmp_path):
+    files = {block.file for block in blocks_of(section)}
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / "pretrain" / file).exists():
+            shutil.copy(ROOT / "pretrain" / file, tmp_path / file)
+    if section == "A family":
+        leave(section, tmp_path)
+        files.add(FAMILY)
+    arrive(section, tmp_path)
+    assert sorted(files) == sorted(ARRIVALS[section])
+
+
+@pytest.mark.long
+def test_an_objective_and_an_optimizer_arrive_as_the_document_says(copied, corpus):
+    for section in ("An objective", "An optimizer"):
+        arrive(section, copied / "pretrain")
+    command = ["pretrain", "train", "quickstart", *TINY, f"data.path={corpus}", "optim.muon=null"]
+    choices = ["objective.kind=echo", "optim.kind=momentum", "optim.lr=0.1", "train.steps=30"]
+    done = run_in(copied, *command, *choices)
     assert done.returncode == 0, done.stdout + done.stderr
-    losses = [float.fromhex(row.loss) for row in read_audit(tmp_path / "runs/quickstart/audit.jsonl")]
+    losses = [float.fromhex(row.loss) for row in read_audit(copied / "runs/quickstart/audit.jsonl")]
     assert len(losses) == 30 and losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.long
+def test_a_family_arrives_as_the_document_says(copied):
+    leave("A family", copied / "pretrain")
+    file = copied / "pretrain" / FAMILY
+    text = file.read_text()
+    file.unlink()
+    from tests.helpers.theirs import build_theirs  # transformers, for this test alone
+
+    build_theirs("starcoder2").save_pretrained(copied / "theirs")
+    refused = run_in(copied, "pretrain", "import", "theirs", "ours")
+    assert refused.returncode == 64
+    assert "starcoder2" in refused.stderr and "the nearest family" in refused.stderr
+    arrive("A family", copied / "pretrain")
+    file.write_text(text)
+    for command in (["import", "theirs", "ours"], ["export", "ours", "out"]):
+        done = run_in(copied, "pretrain", *command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "starcoder2" in (copied / "out/config.json").read_text()
+
+
+@pytest.mark.long
+def test_a_part_of_the_model_arrives_as_the_document_says(copied, corpus):
+    arrive("A part of the model", copied / "pretrain")
+    shutil.copytree(ROOT / "tests", copied / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copied)
+    counts = run_in(copied, "pytest", "tests/unit/plan/test_counts.py", "-k", "gain-tiny", "-p", "no:cacheprovider")
+    assert counts.returncode == 0 and "3 passed" in counts.stdout, counts.stdout + counts.stderr
+    run = run_in(copied, "pretrain", "train", "quickstart", *TINY, f"data.path={corpus}", "model={preset: gain-tiny}")
+    assert run.returncode == 0, run.stdout + run.stderr
+    refused = run_in(copied, "pretrain", "export", "runs/quickstart", "out")
+    assert refused.returncode == 64 and "output_gain" in refused.stderr, refused.stdout + refused.stderr
 
 
 @pytest.mark.long
