@@ -37,7 +37,8 @@ from pretrain.preparation.output import TOKENIZER_NAME
 from pretrain.preparation.part import start_tokenizing
 from pretrain.preparation.part_record import load_records
 from pretrain.preparation.pool import WorkerPool
-from pretrain.preparation.readers.dispatch import Reader
+from pretrain.preparation.readers.dispatch import read_slices
+from pretrain.preparation.selection.judge import EvaluationTexts
 from pretrain.preparation.split import SPLITS, parse_split
 from pretrain.tokenizer import cut_text, dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_tokenizer
 
@@ -47,23 +48,25 @@ RAW_BATCH_CHARS = 2**18
 MUST, AIM, MUST_TWO = 0.93, 0.97, 1.8
 
 
-def list_paragraphs(folder: Path, files: list[InputFile]) -> tuple[list[InputFile], Reader]:
-    """Writes the paragraphs of the files as records; returns what reads them."""
+def list_paragraphs(
+    folder: Path, config: PrepareConfig, files: list[InputFile]
+) -> tuple[list[InputFile], PrepareConfig]:
+    """Writes the paragraphs of the files as records; returns their file, and the config that reads it."""
     path = folder / "paragraphs.jsonl"
-    texts = (document.text for part in plan_parts(files, 2**30) for document in Reader().read(part.slices))
+    texts = (document.text for part in plan_parts(files, 2**30) for document in read_slices(config, part.slices))
     with path.open("w") as file:
         for text in texts:
             file.writelines(json.dumps({"text": one}) + "\n" for one in text.split("\n\n") if one)
     inputs = [InputConfig(path=str(path))]
-    return list_inputs(inputs), Reader(tuple(inputs))
+    return list_inputs(inputs), config.model_copy(update={"inputs": inputs})
 
 
-def run_ours(folder: Path, reader: Reader, tokenizer: Path, parts: list[InputPart], processes: int) -> Path:
+def run_ours(folder: Path, config: PrepareConfig, tokenizer: Path, parts: list[InputPart], processes: int) -> Path:
     """Writes the parts into a new folder below `folder`; returns it."""
     output = Path(tempfile.mkdtemp(dir=folder))
     shutil.copy(tokenizer, output / TOKENIZER_NAME)
-    config = PrepareConfig(output=str(output), inputs=list(reader.inputs), split=SPLIT)
-    start = partial(start_tokenizing, config)
+    own = config.model_copy(update={"output": str(output)})
+    start = partial(start_tokenizing, own, EvaluationTexts(), None)
     pool = WorkerPool(output, processes=processes)
     pool.write_parts(start, parts, tokenizer_hash(tokenizer), "tokenizing")
     return output
@@ -81,7 +84,7 @@ def run_raw(tokenizer: Path, texts: list[str], take_ids: bool) -> None:
                 assert len(encoding.ids) == len(encoding)
 
 
-def check_same_tokens(output: Path, reader: Reader, tokenizer: Path, parts: list[InputPart]) -> int:
+def check_same_tokens(output: Path, config: PrepareConfig, tokenizer: Path, parts: list[InputPart]) -> int:
     """Compares the shards with the encoder, document by document; returns the number of tokens."""
     encoder = load_tokenizer(tokenizer)
     end = [eos_id(encoder)]
@@ -91,7 +94,7 @@ def check_same_tokens(output: Path, reader: Reader, tokenizer: Path, parts: list
     for part in parts:
         record = records[part.number]
         expected: dict[str, list[int]] = {name: [] for name in SPLITS}
-        for document in reader.read(part.slices):
+        for document in read_slices(config, part.slices):
             for split, text in rule.divide(document.text, document.utf8):
                 expected[split] += encoder.encode(text, add_special_tokens=False).ids + end
         for split, ids in expected.items():
@@ -145,20 +148,20 @@ def main() -> None:
     rounds, keep = (5, 8) if options.quick else (11, 2)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        files, reader = list_stdlib()[::keep], Reader()
+        files, config = list_stdlib()[::keep], PrepareConfig(output="", split=SPLIT)
         if options.short:
-            files, reader = list_paragraphs(folder, files)
+            files, config = list_paragraphs(folder, config, files)
         # Equal parts, and an even number of them: two processes cannot share out nine evenly.
         parts = plan_parts(files, min(plan_part_bytes(files), -(-sum(file.size for file in files) // 16)))
-        texts = [document.text for part in parts for document in reader.read(part.slices) if document.text]
+        texts = [document.text for part in parts for document in read_slices(config, part.slices) if document.text]
         pieces = [piece for text in texts for piece in cut_text(text)]
         tokenizer = folder / "tokenizer.json"
         tokenizer.write_bytes(dump_tokenizer(train_tokenizer(texts, TokenizerConfig(vocab_size=VOCAB_SIZE))))
-        num_tokens = check_same_tokens(run_ours(folder, reader, tokenizer, parts, 1), reader, tokenizer, parts)
+        num_tokens = check_same_tokens(run_ours(folder, config, tokenizer, parts, 1), config, tokenizer, parts)
         arms: dict[str, Callable[[], object]] = {
-            "ours": partial(run_ours, folder, reader, tokenizer, parts, 1),
-            "ours_again": partial(run_ours, folder, reader, tokenizer, parts, 1),
-            "ours_two": partial(run_ours, folder, reader, tokenizer, parts, 2),
+            "ours": partial(run_ours, folder, config, tokenizer, parts, 1),
+            "ours_again": partial(run_ours, folder, config, tokenizer, parts, 1),
+            "ours_two": partial(run_ours, folder, config, tokenizer, parts, 2),
             "raw": partial(run_raw, tokenizer, texts, False),
             "raw_pieces": partial(run_raw, tokenizer, pieces, False),
             "raw_ids": partial(run_raw, tokenizer, texts, True),
