@@ -8,42 +8,18 @@ from pretrain import cli, errors
 from pretrain.config.load import known_keys, load_config
 from pretrain.config.prepare import PrepareConfig
 from tests.helpers.documents import ROOT, pretrain_arguments, read_blocks, read_commands
+from tests.repo.source import SOURCE_FILES, name
 
 DOCUMENTS = [
-    "README.md",
-    "AGENTS.md",
-    "CONTRIBUTING.md",
-    "docs/tour.md",
-    "docs/extending.md",
-    "docs/checkpoints.md",
-    "docs/attention.md",
-    "docs/data.md",
-    "docs/doctor.md",
-    "docs/evaluate.md",
-    "docs/finetune.md",
-    "docs/install.md",
-    "docs/release.md",
-    "docs/resume.md",
-    "docs/train.md",
-    "docs/models.md",
-    "docs/hardware.md",
-    "docs/guard.md",
-    "docs/objectives.md",
-    "docs/observability.md",
-    "docs/optimizers.md",
-    "docs/experts.md",
-    "docs/plan.md",
-    "docs/reliability.md",
-    "docs/report.md",
-    "docs/scale.md",
-    "docs/scaling_laws.md",
-    "slurm/README.md",
-    "docs/why_transformers.md",
+    *("README.md", "AGENTS.md", "CONTRIBUTING.md", "slurm/README.md"),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
 ]
 MAX_README_LINES = 151
 
 PATH = re.compile(r"(?<![\w/.-])((?:pretrain|launch|configs|docs|tests|benchmarks|\.ci)/[\w./-]*\w/?)")
 LINK = re.compile(r"\]\((?!http)([^)#]+)\)")
+POINTER = re.compile(r"\(`?((?:\w+/)*\w+(?:\.py|/))`?\)")
+"""A file or folder of the source or of the tests in parentheses, by the end of its path."""
 KEY = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+)(?:=[^`]*)?`")
 
 
@@ -62,6 +38,14 @@ def test_every_path_that_a_document_names_exists(document):
     missing = [path for path in sorted(paths) if not (ROOT / path).exists()]
     missing += [link for link in sorted(links) if not ((ROOT / document).parent / link).exists()]
     assert (paths or links) and missing == []
+
+
+def test_every_file_that_a_source_file_points_to_exists():
+    paths = [path for folder in ("pretrain", "launch", "tests") for path in (ROOT / folder).rglob("*")]
+    ends = {"/".join(path.parts[start:]) for path in paths for start in range(len(path.parts))}
+    pointers = [(name(path), match.group(1)) for path in SOURCE_FILES for match in POINTER.finditer(path.read_text())]
+    assert len(pointers) > 50
+    assert [pointer for pointer in pointers if pointer[1].rstrip("/") not in ends] == []
 
 
 @pytest.mark.parametrize(("document", "count"), [("README.md", 4), ("docs/train.md", 4), ("slurm/README.md", 4)])

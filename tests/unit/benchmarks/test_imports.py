@@ -1,0 +1,18 @@
+"""Each benchmark names what the source has."""
+
+import os
+from importlib import import_module
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+import benchmarks
+
+NAMES = sorted(path.stem for path in Path(benchmarks.__path__[0]).glob("*.py"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_benchmark_can_be_imported(name):
+    with mock.patch.dict(os.environ):  # some set the threads of their libraries
+        import_module(f"benchmarks.{name}")
