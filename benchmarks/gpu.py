@@ -208,7 +208,7 @@ ARMS = {
         "benchmarks.gpu_kernels:profile",
         240,
         "Where do steps of LLaMA 1.1B, of GPT-2 and of nanoGPT spend their time?",
-        "tables of kernels and traces",
+        "milliseconds by category, idle between kernels, tables of kernels and traces",
         expected_s=110,
     ),
     "characters": Arm(

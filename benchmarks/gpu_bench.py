@@ -192,7 +192,7 @@ class Bench:
         row = {"arm": self.arm, "question": self.question, "case": case, "shape": shape, **figures}
         row["environment"] = _environment() | {"command": self.command, "commit": self.commit}
         append_row(self.out / "rows.jsonl", row)
-        names = ("ms", "tokens_per_s", "mfu", "loss_difference", "refused", "error", "held", "value")
+        names = ("ms", "host_ms", "tokens_per_s", "mfu", "loss_difference", "refused", "error", "held", "value")
         shown = {name: figures[name] for name in names if figures.get(name) is not None}
         print(f"{self.arm}: {case}: {json.dumps(shown)}", flush=True)
 

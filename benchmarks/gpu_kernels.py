@@ -1,6 +1,5 @@
 """Arms of the GPU campaign about single kernels: the machine's ceilings, the loss, attention, FP8, a profile."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -26,6 +25,7 @@ from benchmarks.gpu_peers import (
     random_steps,
 )
 from benchmarks.gpu_steps import Comparison, engine_of, gpt2_work, llama_model
+from benchmarks.gpu_trace import summarize
 from pretrain.config.engine import EngineConfig
 from pretrain.errors import ConfigError
 from pretrain.model.backends import build_backend
@@ -315,18 +315,21 @@ def profile(bench: Bench) -> None:
             bench.write(name, work.shape, **_trace(bench, name, step, random_steps(work, bench.device)[0]))
 
 
+TRACED_STEPS = 2
+
+
 def _trace(bench: Bench, name: str, step: Step, data: MicroBatches) -> dict[str, Any]:
-    """Traces two steps; returns the share of each kernel, and of the time in which the device works."""
-    for _ in range(bench.pick(6, 1)):
-        step(data)
-    bench.synchronize()
-    begun = time.perf_counter()
-    with torch.profiler.profile() as traced:
-        for _ in range(2):
-            step(data)
-        bench.synchronize()
-        seconds = time.perf_counter() - begun
+    """Times steps, then traces some: their time by category, idle time, and the share of each kernel.
+
+    The device alone is traced first: what records the host's operators too makes the host slower.
+    """
+    figures = bench.measure(partial(step, data), 6)
+    host = [torch.profiler.ProfilerActivity.CPU]
+    device = bench.pick([torch.profiler.ProfilerActivity.CUDA], host)
+    _record(bench, step, data, device).export_chrome_trace(str(bench.out / f"profile-{name}-device.json.gz"))
+    summary = summarize(bench.out / f"profile-{name}-device.json.gz", TRACED_STEPS)
     key = "self_cpu_time_total" if bench.rehearse else "self_device_time_total"
+    traced = _record(bench, step, data, [*host, *device])
     averages = traced.key_averages()
     (bench.out / f"profile-{name}.txt").write_text(averages.table(sort_by=key, row_limit=60, max_name_column_width=90))
     trace = bench.out / f"profile-{name}.json.gz"
@@ -334,4 +337,14 @@ def _trace(bench: Bench, name: str, step: Step, data: MicroBatches) -> dict[str,
     total = sum(getattr(entry, key) for entry in averages)
     entries = sorted(averages, key=lambda entry: -getattr(entry, key))[:15]
     shares = {entry.key[:100]: round(getattr(entry, key) / total, 4) for entry in entries}
-    return {"value": shares, "busy": round(total / 1e6 / seconds, 4), "trace_bytes": trace.stat().st_size}
+    return {**figures, "value": summary, "shares": shares, "trace_bytes": trace.stat().st_size}
+
+
+def _record(bench: Bench, step: Step, data: MicroBatches, activities: list[Any]) -> torch.profiler.profile:
+    """Returns the profile of some steps."""
+    bench.synchronize()
+    with torch.profiler.profile(activities=list(dict.fromkeys(activities))) as traced:
+        for _ in range(TRACED_STEPS):
+            step(data)
+        bench.synchronize()
+    return traced
