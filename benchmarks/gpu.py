@@ -21,12 +21,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, append_row, read_commit
 from benchmarks.gpu_carry import carry
+from benchmarks.gpu_layouts import GROUPS
 
 LEAST_SHARE = 0.5
 """Share of an arm's limit that must be left to begin it."""
@@ -63,6 +64,13 @@ ARMS = {
         "What do a copy and a matrix product reach, and which kernel does SDPA choose?",
         "ceilings of all that follows",
         expected_s=20,
+    ),
+    "ranks": Arm(
+        "benchmarks.gpu_ranks:ranks",
+        590,
+        "Do ranks over NCCL train as one process, in every layout, and end and continue as they must?",
+        "must: losses within 1e-4 of one process in fp32, norms 1e-3; disturbed and continued runs equal in every bit",
+        expected_s=sum(GROUPS.values()),
     ),
     "losses": Arm(
         "benchmarks.gpu_steps:same_losses",
@@ -233,7 +241,7 @@ ARMS = {
         expected_s=1900,
     ),
 }
-"""In order of worth. `expected_s` of `families`, and of arms up to `deterministic`, are from an H200."""
+"""In order of worth. `expected_s` of `families`, and of `probe` to `deterministic` without `ranks`, are of an H200."""
 
 
 def run_arm(name: str, arm: Arm, job: dict[str, Any], limit_s: float) -> str | None:
@@ -307,6 +315,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="these arms")
     parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="compared steps with a word in the name")
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=[], metavar="GROUP", help="of the arm `ranks`")
     parser.add_argument("--minutes", type=float, help="no arm begins without half of its limit left; default: 25")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of the rows")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="folder of logs, runs and checkpoints, 45 GB")
@@ -320,7 +329,7 @@ def main() -> None:
         nargs="+",
         default=[],
         metavar="ROWS",
-        help="rows.jsonl of earlier calls, for `calibrate`",
+        help="rows.jsonl of earlier calls, for `calibrate` and `ranks`",
     )
     parser.add_argument("--commit", help="commit of the tree, where it is no clone")
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes on a CPU")
@@ -329,8 +338,12 @@ def main() -> None:
     parser.add_argument("--python", default="3.12", help="--carry: Python of that machine")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the arm too
+    chosen = {name: arm for name, arm in ARMS.items() if name in options.only}
+    if "ranks" in chosen and options.groups:
+        expected_s = sum(GROUPS[group] for group in options.groups)
+        chosen["ranks"] = replace(chosen["ranks"], expected_s=expected_s, limit_s=30 + 1.5 * expected_s)
     if options.list:
-        print("\n".join(list_arms({name: arm for name, arm in ARMS.items() if name in options.only})))
+        print("\n".join(list_arms(chosen)))
         return
     if options.carry is not None:
         print(carry(options.carry, options.python))
@@ -344,12 +357,12 @@ def main() -> None:
         "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
         "commit": options.commit or read_commit(),
         "cases": options.cases,
+        "groups": options.groups,
         "race_s": options.race_s,
         "earlier": [str(path.resolve()) for path in options.earlier],
     }
     given = {name: getattr(options, name) for name in ("nanogpt", "tinyshakespeare", "multi30k")}
     job |= {name: path and str(path.resolve()) for name, path in given.items()}
-    chosen = {name: arm for name, arm in ARMS.items() if name in options.only}
     minutes = options.minutes or (math.inf if options.rehearse else 25.0)
     raise SystemExit(run_campaign(chosen, job, minutes))
 

@@ -56,7 +56,8 @@ class Bench:
         multi30k: Folder of Multi30k's sentences. None: not measured.
         race_s: Seconds that nanoGPT trains for in the race.
         earlier: Files of rows of earlier calls, for what compares the whole campaign.
-        cases: Words of which the name of a compared step must have one; none: all are run.
+        cases: Words of which the name of a compared step or layout must have one; none: all are run.
+        groups: Groups of the arm `ranks`; none: all are run.
         failed: Cases that ended with an error.
     """
 
@@ -73,6 +74,7 @@ class Bench:
     race_s: float = 900.0
     earlier: tuple[Path, ...] = ()
     cases: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
     failed: list[str] = field(default_factory=list)
 
     @property
@@ -238,7 +240,7 @@ def main() -> None:
     for path in ("out", "scratch", *GIVEN):
         job[path] = job.get(path) and Path(job[path])
     job["earlier"] = tuple(map(Path, job.get("earlier", ())))
-    job["cases"] = tuple(job.get("cases", ()))
+    job["cases"], job["groups"] = tuple(job.get("cases", ())), tuple(job.get("groups", ()))
     bench = Bench(**job)
     if not bench.rehearse and not torch.cuda.is_available():
         raise SystemExit("torch sees no GPU; --rehearse runs the campaign on a CPU")
