@@ -82,8 +82,11 @@ def _llama(layers: int, width: int, heads: int, kv_heads: int, ff_width: int, vo
     return _model(layers, width, vocab_size, tied=False, norm="rms", **stack)
 
 
-def _preset(name: str, vocab_size: int) -> ModelConfig:
-    model = parse_model(expand_preset({"preset": name, "vocab_size": vocab_size}))
+def preset_model(name: str, vocab_size: int, max_seq_len: int | None = None, **stack: Any) -> ModelConfig:
+    """Returns a preset with a vocabulary, and a decoder with other values."""
+    values = expand_preset({"preset": name, "vocab_size": vocab_size})
+    values["decoder"] |= stack
+    model = parse_model(values | ({} if max_seq_len is None else {"max_seq_len": max_seq_len}))
     assert isinstance(model, ModelConfig)
     return model
 
@@ -104,10 +107,20 @@ MODELS: dict[str, ModelConfig] = {
     "llama3-70b": _llama(80, 8192, 64, 8, 28672, 128256),
     "gpt-1.7b": _model(24, 2048, 131072),
     "llama-1.1b": _llama(22, 2048, 32, 4, 5632, 32000),
-    "qwen3-30b-a3b": _preset("qwen3_moe-30b-a3b", 151936),
-    "gpt-oss-20b": _preset("gpt_oss-20b", 201088),
-    "gpt-oss-120b": _preset("gpt_oss-120b", 201088),
+    "qwen3-30b-a3b": preset_model("qwen3_moe-30b-a3b", 151936),
+    "gpt-oss-20b": preset_model("gpt_oss-20b", 201088),
+    "gpt-oss-120b": preset_model("gpt_oss-120b", 201088),
 }
+
+EAGER = {"foundry"}
+"""Sources whose blocks are not compiled, nor of fused kernels."""
+CUDNN = {"automodel"}
+"""Sources with cuDNN's kernel of attention (Transformer Engine); others have FlashAttention 2."""
+
+FLASH_BEFORE = 0.33
+"""Share of the peak of an H100 that the kernels of these sources reach, older than ours; fitted."""
+MEMORY = {"titan": 2.4e12}
+"""Memory bandwidth of the H100 of a source, where it is not that of the data sheet."""
 
 ROWS: list[PublishedRun] = [
     PublishedRun("foundry", "mpt-70b", "a100", 64, 2048, 8, 4, 1, 53.33, True),
@@ -169,14 +182,22 @@ def work_of(row: PublishedRun) -> Work:
     """Returns the work of a rank of a published run."""
     lengths = RowLengths(row.seq_len, row.seq_len)
     task = TrainingTask(MODELS[row.model], lengths, experts=row.experts, sequence=row.sequence, tensor=row.tensor)
-    layout = ParallelLayout(EngineConfig(zero_stage=row.zero_stage), row.micro, row.accumulation)
-    return replace(plan_work(task, layout, row.gpus), recompute=row.recompute, overlaps=True)
+    compiled = row.source not in EAGER
+    engine = EngineConfig(zero_stage=row.zero_stage, compile=compiled)
+    work = plan_work(task, ParallelLayout(engine, row.micro, row.accumulation), row.gpus)
+    kernel = "cudnn" if row.source in CUDNN else "flash"
+    return replace(work, recompute=row.recompute, overlaps=True, kernel=kernel, launches=0.0)
 
 
 def predict_row(row: PublishedRun, constants: Constants = CONSTANTS) -> float:
     """Returns the predicted MFU of a published run in percent, with overlapping communication."""
     nodes, work = max(1, row.gpus // 8), work_of(row)
-    cluster = Cluster(nodes, row.gpus // nodes, GPUS[row.gpu])
+    gpu, shares = GPUS[row.gpu], constants.shares
+    if gpu.generation == "hopper":
+        shares = shares | {"hopper": replace(shares["hopper"], flash=FLASH_BEFORE)}
+        constants = replace(constants, shares=shares)
+        gpu = replace(gpu, memory_bytes_s=MEMORY.get(row.source, gpu.memory_bytes_s))
+    cluster = Cluster(nodes, row.gpus // nodes, gpu)
     return 100 * work.model_flops / time_step(work, cluster, constants).total / cluster.gpu.flops
 
 

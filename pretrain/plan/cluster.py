@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import linear_regression
 
 from pretrain.errors import ConfigError
-from pretrain.plan.gpus import CONSTANTS, Constants, Gpu, GpuEfficiency
+from pretrain.plan.gpus import CONSTANTS, Constants, Gpu
 from pretrain.utils.io import make_dir, write_json
 from pretrain.utils.safe_read import check_fields, read_json
 
@@ -37,11 +37,21 @@ class Calibration:
     overhead_bytes: int  # memory of a process before its first tensor
     group_bytes: int | None  # further memory of its process group; None: measured by one rank
     memory_bytes: int  # memory for a rank: of its GPU; on CPUs, of a machine, whose ranks share it
+    half_keys: float = 0.0  # keys of a row at which attention reaches half of its share
 
     def constants(self, gpu: Gpu) -> Constants:
         """Returns the roofline's constants for this device; those not measured stay."""
-        products = self.products * self.efficiency
-        shares = GpuEfficiency(products, self.half_width, self.attention * self.efficiency)
+        products = self.products * self.efficiency / gpu.best_product
+        attention = self.attention * self.efficiency
+        fitted = CONSTANTS.shares[gpu.generation]
+        shares = replace(
+            fitted,
+            products=products,
+            half_width=self.half_width,
+            flash=attention,
+            cudnn=attention,
+            half_keys=self.half_keys,
+        )
         link = self.link_share
         network = self.network_share
         return replace(

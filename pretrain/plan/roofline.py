@@ -1,13 +1,15 @@
 """The time of a step by a roofline: work over the reached share of each peak, by kind of kernel.
 
-    products        FLOPs over a share of the peak, which grows with their width; of attention, lower;
-                    in FP8 as `fp8.py` has it
+    products        FLOPs over a share of the peak, which grows with their width; of attention by the share
+                    of its kernel, which grows with the keys; in FP8 as `fp8.py` has it
     elementwise     bytes over a share of the memory's bandwidth: norms, activations, softmax
-    optimizer       the same, once a step
+    optimizer       the same, by engine: gradients to buckets, norm, clip, update (`launches.py`)
     network         bytes by ZeRO stage over the slower of links and network, less the hidden ones;
                     exchanges of ranks that share rows, and of those that share experts
 
-The shares are fitted on published runs (`gpus.py`). The bound is the part that takes longest.
+    host            launches by the host's time for one, where that is longer than all of it
+
+The shares are those of `gpus.py`. The bound is the part that takes longest.
 """
 
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from pretrain.plan.cluster import Cluster
 from pretrain.plan.flops import RowFlops
 from pretrain.plan.fp8 import fp8_products, time_ratio
 from pretrain.plan.gpus import Constants
+from pretrain.plan.launches import attention_kernel, count_launches, update_traffic
 from pretrain.plan.memory import bytes_per_parameter, gathers_of, kept_bytes, reduces_to_owners
 from pretrain.plan.params import count_active, count_parameters, count_parts
 from pretrain.plan.task import ParallelLayout, TrainingTask
@@ -50,9 +53,13 @@ class Work:
     gathered: float  # weights that stage 3 gathers for a micro-batch, each time that it does
     small: float  # weights that it gathers once a step
     layers: int  # blocks, as many as there are gathers
-    state_bytes: float  # gradients and optimizer state that the update reads, on this rank
+    update_bytes: float  # bytes that gradients and their update move in a step, on this rank
+    launches: float  # kernels that the host launches in a step
+    keys: int  # keys of a row, which attention reads
     offload_bytes: float  # bytes of state and weights between host and device in a step
     accumulation: int  # micro-batches of a step
+    kernel: str = "flash"  # attention kernel: `flash` or `cudnn`
+    compiled: bool = True  # true: blocks are compiled
     fp32: bool = False  # true: products are in fp32
     fp8_ratio: float = 1.0  # time of the blocks' products over that in bf16
     zero_stage: int = 0  # ZeRO stage; 0 also for DDP
@@ -149,7 +156,6 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
     on_host = engine.offload_optimizer != "none"
     each = kept_bytes(task) / values.trained
     zero = (engine.zero_stage, engine.precision, world_size, each)
-    state = bytes_per_parameter(*zero, offload_optimizer=on_host, gradient_bytes=engine.gradient_bytes)
     offload = 0.0
     if on_host:
         # Gradients down, weights up; and the update, at about that speed, in the host's memory.
@@ -161,11 +167,12 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
     rows = scored.model.padded_vocab_size if scored.model.head.record.scores_words else 0
     gathers = gathers_of(task, engine, device, world_size)
     adapters = task.trained.adapter_values if task.trained else 0
+    recompute = recompute_share(task, engine)
     return Work(
         whole=task.flops.whole.part(task.row_ranks),
         forward=task.flops.forward.part(task.row_ranks),
         micro=layout.micro,
-        recompute=recompute_share(task, engine),
+        recompute=recompute,
         width=counts.width,
         kept_bytes=activation_bytes(task, plain, layout.micro).kept,
         logits=layout.micro * task.columns.target * scored.head_share * rows,
@@ -176,7 +183,11 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         gathered=gathers.gathered + 2 * adapters,
         small=gathers.small,
         layers=counts.num_blocks,
-        state_bytes=(state.gradients + state.optimizer) * values.trained,
+        update_bytes=update_traffic(task, layout, world_size),
+        launches=count_launches(task, layout, recompute, device),
+        keys=task.lengths.target,
+        kernel=attention_kernel(task, engine),
+        compiled=engine.compiles(device),
         offload_bytes=offload,
         accumulation=layout.accumulation,
         fp32=engine.precision == "fp32",
@@ -205,11 +216,12 @@ class StepTime:
     optimizer: float
     network: float
     offload: float
+    host: float = 0.0  # time in which the device waits for launches
 
     @property
     def total(self) -> float:
         """Seconds of the step."""
-        return self.compute + self.memory + self.network + self.offload
+        return self.compute + self.memory + self.network + self.offload + self.host
 
     @property
     def compute(self) -> float:
@@ -223,8 +235,8 @@ class StepTime:
 
     @property
     def bound(self) -> str:
-        """Longest part: compute, memory, network or offload."""
-        names = ("compute", "memory", "network", "offload")
+        """Longest part: compute, memory, network, offload; or host, where the device waits for most of a step."""
+        names = ("compute", "memory", "network", "offload", "host")
         return max(names, key=lambda name: float(getattr(self, name)))
 
 
@@ -297,13 +309,14 @@ def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) 
     shares = constants.shares[gpu.generation]
     peak = gpu.flops_fp32 if work.fp32 else gpu.flops
     again = 1 + work.recompute / 3  # of what is moved, a third is the forward pass's
-    products = shares.products * work.width / (work.width + shares.half_width)
+    products = shares.of_peak(gpu, work.width)
     flops = work.micro * work.whole.projections + work.recompute * (work.micro * work.forward.projections)
     projections = (work.fp8_ratio * flops + work.micro * work.whole.head) / (peak * products)
     flops = work.micro * work.whole.attention + work.recompute * (work.micro * work.forward.attention)
-    attention = flops / (peak * shares.attention)
+    attention = flops / (peak * shares.attention(work.kernel, work.keys))
     bandwidth = gpu.memory_bytes_s * constants.memory_share
-    moved = constants.passes * work.kept_bytes * again + constants.logit_bytes * work.logits
+    passes = shares.compiled_passes if work.compiled else shares.eager_passes
+    moved = passes * work.kept_bytes * again + constants.logit_bytes * work.logits
     elementwise = moved / bandwidth
     micro = projections + attention + elementwise
     sent = wire_bytes(work, cluster.size)
@@ -323,14 +336,15 @@ def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) 
     exchanges = exchange_seconds(work.exchanged, work.sequence, cluster, constants)
     exchanges += exchange_seconds(work.routed, work.experts, cluster, constants)
     exchanges += exchange_seconds(work.collected, work.tensor, cluster, constants)
-    return StepTime(
+    busy = StepTime(
         projections=count * projections,
         attention=count * attention,
         elementwise=count * elementwise,
-        optimizer=2 * work.state_bytes / bandwidth,
+        optimizer=work.update_bytes / bandwidth,
         network=count * (wire + exchanges) + last,
         offload=work.offload_bytes / constants.host_bytes_s + count * exposed,
     )
+    return replace(busy, host=max(0.0, work.launches * constants.launch_s - busy.total))
 
 
 LOADER_TOKENS_S = 8e7

@@ -30,6 +30,7 @@ class TrainingTask:
     tensor: int = 1  # ranks that share the matrices of all layers, and a row
     generator_share: float = 0.0  # share of the positions at which a generator has its head
     window: int | None = None  # attention window of a step, beside those of layers. None: no limit
+    masked: bool = False  # true: documents of a row do not attend to each other
 
     @cached_property
     def values(self) -> Values:
@@ -171,4 +172,5 @@ def task_of(config: RunConfig, model: AnyModelConfig | None = None) -> TrainingT
         config.parallel.experts,
         config.parallel.tensor,
         generator_share=config.objective.generator_share,
+        masked=config.data.document_mask,
     )

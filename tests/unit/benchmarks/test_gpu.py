@@ -149,7 +149,7 @@ def test_a_row_beside_the_plan_can_be_planned_again_by_a_calibration(bench, work
         versions={},
         products=plain.products,
         half_width=plain.half_width,
-        attention=plain.attention,
+        attention=plain.flash,
         memory_share=CONSTANTS.memory_share,
         link_share=None,
         network_share=None,

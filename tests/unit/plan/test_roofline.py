@@ -31,7 +31,9 @@ WORK = Work(
     gathered=2e9,
     small=0.0,
     layers=16,
-    state_bytes=1e10,
+    update_bytes=2e10,
+    launches=0.0,
+    keys=2048,
     offload_bytes=0.0,
     accumulation=4,
 )
@@ -41,7 +43,7 @@ def errors(fitted):
     return errors_of([row for row in ROWS if row.fitted == fitted and not row.is_cut])
 
 
-def test_runs_that_the_constants_were_not_fitted_on_are_predicted_within_a_fifth_and_mostly_a_tenth():
+def test_runs_that_the_constants_were_not_fitted_on_are_predicted_within_an_eighth_and_on_average_a_twentieth():
     found = errors(fitted=False)
     assert len(found) >= 20
     assert {row.source for row in ROWS if not row.fitted and not row.is_cut} == {
@@ -50,19 +52,19 @@ def test_runs_that_the_constants_were_not_fitted_on_are_predicted_within_a_fifth
         "megatron",
         "nanotron",
     }
-    assert max(found) < 0.2
-    assert sum(found) / len(found) < 0.07
+    assert max(found) < 0.125
+    assert sum(found) / len(found) < 0.05
 
 
 def test_the_fit_is_no_better_on_its_own_rows_than_on_the_others():
-    """Six constants on fourteen rows: had they learned the rows by heart, their errors would be far smaller."""
+    """Seven constants on fourteen rows: had they learned the rows by heart, their errors would be far smaller."""
     assert sum(errors(True)) / len(errors(True)) > 0.5 * sum(errors(False)) / len(errors(False))
 
 
-def test_mixtures_and_rows_over_ranks_are_predicted_within_a_third_and_all_runs_within_an_eighth_on_average():
+def test_mixtures_and_rows_over_ranks_are_predicted_within_a_third_and_all_runs_within_a_sixteenth_on_average():
     cut = errors_of([row for row in ROWS if row.is_cut])
     assert len(cut) >= 4 and max(cut) < 1 / 3
-    assert sum(errors_of(ROWS)) / len(ROWS) < 0.12
+    assert sum(errors_of(ROWS)) / len(ROWS) < 0.06
 
 
 def test_the_document_prints_the_errors_as_they_are():

@@ -1,0 +1,68 @@
+"""Work of a step beside its arithmetic: bytes of an update, kernel launches, attention's kernel.
+
+Bytes were counted operation by operation at one rank, each operand once (AdamW: a gradient, a master
+weight and two moments read, the latter three written). Launches are those of the dry CUDA runtime
+(`tests/cuda_dry/torch-2.13.txt`).
+"""
+
+from typing import NamedTuple
+
+from pretrain.config.engine import EngineConfig
+from pretrain.config.model.parts import counts_of
+from pretrain.plan.memory import kept_bytes
+from pretrain.plan.params import parameter_shapes
+from pretrain.plan.task import ParallelLayout, TrainingTask
+
+
+class EngineTraffic(NamedTuple):
+    """Bytes that an engine moves for a gradient, and for the update of a value that a rank owns."""
+
+    copied: int  # gradient to bucket and back, for values of 2 bytes
+    owned: int  # norm, clip, conversion to fp32 and back, beside the optimizer's own
+
+
+REPLICATED = EngineTraffic(0, 12)
+ZERO = (EngineTraffic(12, 30), EngineTraffic(18, 42), EngineTraffic(18, 42), EngineTraffic(24, 42))
+"""Traffic of DDP and one process, and of DeepSpeed's stages."""
+
+
+def update_traffic(task: TrainingTask, layout: ParallelLayout, world_size: int) -> float:
+    """Returns the bytes that gradients and their update move on a rank in a step."""
+    engine, count, trained = layout.engine, layout.accumulation, task.values.trained
+    here = trained - task.elsewhere
+    zero = engine.kind == "deepspeed"
+    traffic = ZERO[engine.zero_stage] if zero else REPLICATED
+    size = engine.gradient_bytes
+    # Sums of gradients; and under autocast casts of weights and of their gradients.
+    moved = 3.0 * size * (count - 1) * here
+    if not zero and engine.compute_bytes < 4:
+        moved += 2 * (4 + engine.compute_bytes) * count * here
+    reductions = count if engine.zero_stage >= 2 else 1
+    moved += traffic.copied * size / 2 * reductions * here
+    owners = world_size if engine.zero_stage else 1
+    owned = float(traffic.owned)
+    if engine.offload_optimizer == "none":
+        owned += 2 * (4 + kept_bytes(task) / trained) + 4
+    return moved + owned * trained / owners
+
+
+LAUNCHES = {True: 34, False: 55}
+"""Launches of a block in both passes, by whether it is compiled."""
+AGAIN, AROUND, A_TENSOR, A_STEP = 13, 85, 2, 40
+"""Launches of a block that is run again, of embedding and loss, of a tensor's update, of a step."""
+
+
+def count_launches(task: TrainingTask, layout: ParallelLayout, recompute: float, device: str) -> float:
+    """Returns the kernels that the host launches in a step; 0 on a CPU."""
+    if device == "cpu":
+        return 0.0
+    blocks = counts_of(task.model).num_blocks
+    each = LAUNCHES[layout.engine.compiles(device)] + AGAIN * recompute
+    tensors = len(task.trained.names if task.trained else parameter_shapes(task.model))
+    return layout.accumulation * (blocks * each + AROUND) + A_TENSOR * tensors + A_STEP
+
+
+def attention_kernel(task: TrainingTask, engine: EngineConfig) -> str:
+    """Returns the kernel of attention: cuDNN's for rows of one document in 16 bits, or FlashAttention."""
+    whole = not task.masked and task.window is None and engine.precision != "fp32"
+    return "cudnn" if whole and engine.attention in ("auto", "sdpa") else "flash"
