@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Status = Literal["pass", "warn", "fail"]
 _MOST_HOSTS = 4
@@ -88,8 +88,11 @@ def merge_reports(reports: Sequence[Report]) -> list[Check]:
 _STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def show_checks(title: str, checks: Sequence[Check], console: Console) -> None:
+def show_checks(title: str, checks: Sequence[Check], console: "Console") -> None:
     """Prints checks, a line each, with the advice below those that do not pass."""
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
     table.add_column(min_width=4)
     table.add_column(min_width=16, overflow="fold")

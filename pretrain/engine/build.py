@@ -4,13 +4,14 @@ start_accelerator  ->  build the model, on the meta device for ZeRO 3  ->  fill_
                    ->  build_engine
 """
 
+import contextlib
 import ctypes
 import importlib
 import os
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ from pretrain.engine.replicated import CompleteState, KeptTensor, TorchEngine
 from pretrain.engine.shared_parameters import describe_part
 from pretrain.engine.weight_average import AveragedState
 from pretrain.errors import ConfigError, LaunchError, install_fix
+from pretrain.model.lazy_compiler import deferred_decorators
 from pretrain.parts import part_of
 from pretrain.plan.memory import plan_buckets, reduces_to_owners
 from pretrain.plan.roofline import overlaps
@@ -277,16 +279,29 @@ def deepspeed_config(
 
 def import_packages(config: EngineConfig) -> None:
     """Imports what the engine needs, which takes seconds. Raises: LaunchError: A package is missing."""
-    if config.kind == "deepspeed":
-        if pick_device(config) == "cpu":
-            os.environ["DS_ACCELERATOR"] = "cpu"
-        _import_deepspeed()
-    importlib.import_module("accelerate")
+    # accelerate's dialogue of SageMaker and DeepSpeed's autotuner, which nothing here uses, import
+    # these where they are installed: half a second and more a rank.
+    with deferred_decorators(), _hidden("boto3", "mlflow"):
+        if config.kind == "deepspeed":
+            if pick_device(config) == "cpu":
+                os.environ["DS_ACCELERATOR"] = "cpu"
+            _import_deepspeed()
+        importlib.import_module("accelerate")
+
+
+@contextlib.contextmanager
+def _hidden(*packages: str) -> Iterator[None]:
+    """Hides packages that are not imported yet: libraries take them for not installed."""
+    hidden = [name for name in packages if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden, cast(ModuleType, None)))
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def _import_deepspeed() -> None:
-    # DeepSpeed's autotuner, which nothing here uses, imports MLflow where it is installed: 3 s a rank.
-    hides_mlflow = sys.modules.setdefault("mlflow", cast(ModuleType, None)) is None
     try:
         importlib.import_module("deepspeed")
     except ImportError as error:
@@ -295,9 +310,6 @@ def _import_deepspeed() -> None:
             problem,
             fix=f"use engine.kind=ddp, or {install_fix('deepspeed')}",
         ) from None
-    finally:
-        if hides_mlflow:
-            del sys.modules["mlflow"]
 
 
 def _deepspeed_plugin(device: str, config: EngineConfig, grad_clip: float, plan: BatchPlan, num_parameters: int) -> Any:

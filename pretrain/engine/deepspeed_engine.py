@@ -35,6 +35,7 @@ from pretrain.engine.replicated import (
 )
 from pretrain.engine.shared_parameters import known_parts
 from pretrain.model.block import Block
+from pretrain.model.lazy_compiler import deferred_decorators
 from pretrain.optim.matrices import Span, WeightPiece
 from pretrain.types import Batch, Fragment, FragmentStore
 
@@ -193,7 +194,7 @@ class DeepSpeedZeroEngine(WrappedModule):
         # shrink the fp32 masters. `update` sets the learning rate of each step.
         for group in optimizer.param_groups:
             group["lr"] = 0.0
-        with known_parts(module, optimizer, world, config):
+        with known_parts(module, optimizer, world, config), deferred_decorators():
             wrapped, _ = accelerator.prepare(module, optimizer)
         if not isinstance(wrapped, deepspeed.DeepSpeedEngine):
             raise unexpected(f"DeepSpeed was asked for, accelerate built {type(wrapped).__name__}")

@@ -189,7 +189,7 @@ def _skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
 
     Cautious decay comes before the kernel, and is not skipped by it.
     """
-    is_fused = type(optimizer) is torch.optim.AdamW and bool(optimizer.defaults["fused"])
+    is_fused = isinstance(optimizer, torch.optim.AdamW) and bool(optimizer.defaults["fused"])
     return is_fused and not any("cautious_decay" in group for group in optimizer.param_groups)
 
 
@@ -255,7 +255,9 @@ class TorchEngine(WrappedModule):
         # evaluation_mode makes accelerate move and autocast a model without the wrapper of DDP, which one
         # process does not need, and which accelerate gives it on a CPU alone.
         exchanges = config.kind == "ddp" and world.size > 1
-        wrapped = accelerator.prepare_model(module, evaluation_mode=not exchanges)
+        # Without device_placement accelerate imports DTensor, to look for one in the model.
+        alone = not exchanges
+        wrapped = accelerator.prepare_model(module, device_placement=True, evaluation_mode=alone)
         is_ddp = isinstance(wrapped, nn.parallel.DistributedDataParallel)
         if is_ddp != exchanges:
             built = f"accelerate built {type(wrapped).__name__}"

@@ -30,6 +30,7 @@ from pretrain.config.model import GENERATOR, AnyModelConfig, ModelConfig, Recurr
 from pretrain.dist import World
 from pretrain.errors import ConfigError, install_fix
 from pretrain.model.expert_parallel import share_experts
+from pretrain.model.lazy_compiler import UnsetWeights, defer_compiler
 from pretrain.model.recurrent.recurrent import Recurrent, check_engine, draw_recurrent
 from pretrain.model.tensor_parallel import mark_parts, share_tensors
 from pretrain.model.transformer import Transformer
@@ -287,8 +288,8 @@ def build_model(
     """
     model: LanguageModel
     parts: dict[str, Part] = {}
-    # On the meta device first: torch's own initialisation costs nothing there, and draws nothing.
-    with torch.device("meta"):
+    defer_compiler()
+    with torch.device("meta"), UnsetWeights():
         if isinstance(config, RecurrentConfig):
             check_engine(engine)
             model = Recurrent(config)
@@ -304,7 +305,8 @@ def build_model(
                 if why_no_fa3(engine, torch.cuda.get_device_capability(device), dropout=dropout) is None:
                     activate_fa3()
     if storage and device.type != "meta":
-        model.to_empty(device=device)
+        with UnsetWeights():
+            model.to_empty(device=device)
         model.tie()
     mark_parts(model, parts)
     if isinstance(model, Recurrent):

@@ -10,6 +10,7 @@ shrinks a weight where its update has the sign of the weight, and shrinks it too
 skipped steps and loss scaling belong to the engine.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,6 +37,16 @@ def torch_groups(groups: list[ParameterGroup], config: OptimConfig) -> list[dict
     ]
 
 
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW, whose step does not import the compiler."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Steps every parameter that has a gradient."""
+        # The decorator of torch's method imports the compiler, to break a graph.
+        return inspect.unwrap(torch.optim.AdamW.step)(self, closure)
+
+
 def build_adamw(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
     """Builds AdamW (Loshchilov and Hutter 2019) in one fused kernel, on CUDA and on CPU.
 
@@ -48,7 +59,7 @@ def build_adamw(groups: list[ParameterGroup], config: OptimConfig, device: torch
     if config.cautious_decay:
         for group in dicts:
             group |= {"weight_decay": 0.0, "cautious_decay": group["weight_decay"]}
-    optimizer = torch.optim.AdamW(
+    optimizer = AdamW(
         dicts,
         lr=config.lr,
         betas=(config.beta1, config.beta2),

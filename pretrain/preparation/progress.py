@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from pretrain.utils.status_line import status_line, stderr_console
+from pretrain.utils.status_line import has_terminal, status_line
 from pretrain.utils.units import clock_time, plural
 
 # Called as `progress(phase, done_bytes, total_bytes, num_documents)`, at most a few times a
@@ -31,7 +31,7 @@ def progress_bar(sample: str) -> Iterator[Progress]:
     `sample` is the noun of what is counted, a document or an image.
     """
     try:
-        yield _Bars(sample) if stderr_console().is_terminal else _LogLines(sample)
+        yield _Bars(sample) if has_terminal() else _LogLines(sample)
     finally:
         status_line().close()
 

@@ -22,7 +22,7 @@ from pretrain.tracking.picture_files import ATTENTION, Pictures
 from pretrain.tracking.tracker import FINISH_TIMEOUT_S, Identity, Mirror, Tracker, without_secrets
 from pretrain.tracking.wandb_tracker import check_fork
 from pretrain.utils.jsonl import JsonLines
-from pretrain.utils.status_line import status_line, stderr_console
+from pretrain.utils.status_line import has_terminal, status_line
 from pretrain.utils.units import clock_time
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Console:
         self._row_every = row_every
         self._has_stepped = False
         self._line = status_line()
-        self._has_bar = bool(stderr_console().is_terminal)
+        self._has_bar = has_terminal()
 
     def advance(self, step: int, phase: str = "") -> None:
         """Moves the bar; `phase` is shown in place of the last row, until the next call."""

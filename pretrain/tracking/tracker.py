@@ -1,6 +1,7 @@
 """One interface of experiment trackers, and the thread that keeps each of them away from a run.
 
     RunOutput.log  ->  Mirror: a queue  ->  its thread: Tracker.open, log, samples, ..., close
+    a store on this machine alone       ->  opened with the first row: seconds of imports
     no row for too long                 ->  an alert from the thread itself: the run has stalled
 
 A thread waits for its store, so that training does not. Each failure of a client is one warning:
@@ -58,6 +59,7 @@ class Tracker(Protocol):
 
     name: ClassVar[str]  # for warnings
     modes: list[str]  # ways to open it, the best first
+    opens_late: bool = False  # with the first row, alert or picture: it has no followers before
 
     def open(self, mode: str, facts: Mapping[str, Any]) -> None:
         """Begins the run in the store, or continues it; `facts` are those of `find_facts`."""
@@ -277,9 +279,11 @@ class Mirror:
         # itself is lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         facts: dict[str, Any] = {}
-        self._attempt("describe the run", lambda: facts.update(without_secrets(self._find_facts())))
-        is_open, restarts = self._open(facts), 0
+        waits = self._tracker.opens_late
+        is_open, restarts = not waits and self._open(facts), 0
         while (item := self._next(is_open)) is not None:
+            if waits:
+                waits, is_open = False, self._open(facts)
             if isinstance(item, _Extra):
                 if is_open:
                     self._attempt(item.action, item.send)
@@ -308,8 +312,11 @@ class Mirror:
                 self._watch.see(item.step)
             return item
 
-    def _open(self, facts: Mapping[str, Any]) -> bool:
+    def _open(self, facts: dict[str, Any]) -> bool:
         """Opens the tracker in the best mode that works; returns whether one does."""
+        if not facts:
+            find = self._find_facts
+            self._attempt("describe the run", lambda: facts.update(without_secrets(find())))
         modes = self._tracker.modes
         while modes:
             mode = modes[0]

@@ -101,6 +101,7 @@ class WandbTracker(Tracker):
         self._config = config
         self._identity = identity
         self.modes = {"online": ["online", "offline"], "offline": ["offline"], "off": []}[mode]
+        self.opens_late = mode == "offline"
         self._mode: str = mode
         self._facts: Mapping[str, Any] = {}
         self._run: Any = None

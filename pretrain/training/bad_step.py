@@ -36,6 +36,7 @@ from pretrain.data.loader import StepBatch, StepCounts
 from pretrain.engine.engine import Engine
 from pretrain.errors import DataError, DiskError, DivergedError
 from pretrain.kinds.objectives import OBJECTIVES
+from pretrain.model.lazy_compiler import running_eagerly
 from pretrain.training.build import Run
 from pretrain.training.step import seed_noise
 from pretrain.types import Batch
@@ -109,7 +110,7 @@ def _bad_module(engine: Engine, batch: Batch) -> str | None:
     handles = [module.register_forward_hook(watch(_shown(name))) for name, module in modules]
     try:
         # Inside a compiled block hooks are not called.
-        with torch.compiler.set_stance("force_eager"):
+        with running_eagerly():
             engine.rehearse(batch)
     finally:
         for handle in handles:

@@ -21,6 +21,7 @@ from pretrain.config.train import TasksConfig
 from pretrain.engine.engine import Engine
 from pretrain.errors import PretrainError
 from pretrain.evaluation.tasks import TaskChoice, answer_tasks, check_tasks, list_scores
+from pretrain.model.lazy_compiler import running_eagerly
 from pretrain.shards.dataset import Dataset
 from pretrain.training.samples import build_reader
 from pretrain.types import GenerationDefaults
@@ -66,7 +67,7 @@ class DownstreamTasks:
         results, problem = None, None
         try:
             # Questions have other shapes than training: compiled blocks would be compiled for each.
-            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            with torch.no_grad(), running_eagerly():
                 results = answer_tasks(self._artifact, choice, together=self._together, go_on=go_on)
         except PretrainError as error:
             problem = str(error)

@@ -29,6 +29,7 @@ from pretrain.generation import Constraints, RowSeeds, Sampling, generate
 from pretrain.generation.incremental_decoder import Prompt
 from pretrain.generation.text import context_of, encode_prompt, text_after
 from pretrain.model import LanguageModel
+from pretrain.model.lazy_compiler import running_eagerly
 from pretrain.preparation.normalize import build_normalizers
 from pretrain.shards.dataset import Dataset
 from pretrain.tokenizer import load_tokenizer
@@ -101,7 +102,7 @@ class Samples:
         try:
             # One token at a time has other shapes than training: compiled blocks would be compiled
             # for each.
-            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            with torch.no_grad(), running_eagerly():
                 for start in range(0, len(self._rows), BATCH):
                     rows = self._rows[start : start + BATCH]
                     seeds = list(map(row_seeds, rows))
@@ -183,7 +184,7 @@ class AttentionPictures:
 
     def _record(self) -> list[FigureSection]:
         # Other shapes than in training: compiled blocks would be compiled again.
-        with torch.compiler.set_stance("force_eager"):
+        with running_eagerly():
             maps = record_attention(self._model, self._row)
         config = self._config
         layers = None if config.layers is None else sorted(set(config.layers))

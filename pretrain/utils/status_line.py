@@ -13,6 +13,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,6 +34,12 @@ def stderr_console() -> Any:
     from rich.console import Console
 
     return Console(stderr=True, force_terminal=False if in_notebook() else None)
+
+
+def has_terminal() -> bool:
+    """Returns whether stderr is a terminal to rich, which is imported only where it might be."""
+    is_forced = os.environ.keys() & {"FORCE_COLOR", "TTY_COMPATIBLE"}
+    return bool((is_forced or sys.stderr.isatty()) and stderr_console().is_terminal)
 
 
 def in_notebook() -> bool:
@@ -87,7 +94,7 @@ class StatusLine:
     def _refresh(self) -> None:
         if self._live is not None:
             self._live.refresh()
-        elif stderr_console().is_terminal:
+        elif has_terminal():
             self._start()
 
     def _start(self) -> None:

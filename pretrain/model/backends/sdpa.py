@@ -13,7 +13,6 @@ those better. Calling the kernel for each document of a packed row skips the pai
 discard: on a CPU it is faster than a mask, unless rows hold many documents as short as sentences.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -44,6 +43,7 @@ from pretrain.model.backends.backend import (
     refusal,
 )
 from pretrain.model.backends.eager import EagerAttention, EagerMask
+from pretrain.model.lazy_compiler import is_compiler_loaded
 from pretrain.types import AttentionMask
 
 BLOCK = 128
@@ -187,8 +187,7 @@ class SdpaAttention:
 def _planned(direct: OneCall | Calls | None = None, blocks: Blocks | None = None) -> SdpaMask:
     """Returns a plan whose loops over documents and tiles torch.compile leaves out of its graph."""
     # They differ from batch to batch. Importing the compiler takes seconds: only if it is in use.
-    is_loaded = "torch._dynamo" in sys.modules
-    return SdpaMask(direct, blocks, _uncompiled() if is_loaded else _attend_parts)
+    return SdpaMask(direct, blocks, _uncompiled() if is_compiler_loaded() else _attend_parts)
 
 
 @cache

@@ -28,7 +28,9 @@ def build(monkeypatch, kind, stage, frozen=(), size=1, processes=1, **options):
         getattr(module, name).requires_grad = False
     accelerator = FakeAccelerator(ranks, stage=stage, precision="bf16" if kind == "deepspeed" else "fp32")
     accelerator.num_processes = processes
-    accelerator.prepare_model = lambda module, evaluation_mode: module if evaluation_mode else Ddp(module)
+    accelerator.prepare_model = lambda module, device_placement, evaluation_mode: (
+        module if evaluation_mode else Ddp(module)
+    )
     config = EngineConfig(kind=kind, zero_stage=stage, precision="bf16" if kind == "deepspeed" else "fp32")
     return build_engine(module, names_of(module), adamw(module), accelerator, config, 1.0, World(0, size, 0), **options)
 
@@ -64,7 +66,9 @@ def test_ranks_that_accelerate_does_not_see_are_refused(monkeypatch, kind, size,
 def test_every_parameter_of_the_module_has_a_name_in_checkpoints(monkeypatch):
     module = Toy()
     accelerator = SimpleNamespace(
-        num_processes=1, device=torch.device("cpu"), prepare_model=lambda module, evaluation_mode: module
+        num_processes=1,
+        device=torch.device("cpu"),
+        prepare_model=lambda module, device_placement, evaluation_mode: module,
     )
     config = EngineConfig(kind="single", precision="fp32")
     names = {key: f"model.{name}" for key, name in names_of(module).items()}

@@ -41,7 +41,7 @@ class Ddp(nn.parallel.DistributedDataParallel):
 def prepared():
     """An accelerate on a CPU, which wraps what is not evaluated; on a GPU it wraps from two ranks on."""
 
-    def prepare_model(module, evaluation_mode):
+    def prepare_model(module, device_placement, evaluation_mode):
         return module if evaluation_mode else Ddp(module)
 
     return SimpleNamespace(prepare_model=prepare_model, device=torch.device("cpu"))
@@ -162,6 +162,8 @@ def test_it_says_what_runs(kind, size):
 def test_what_accelerate_builds_must_be_what_was_asked_for(kind, built, name):
     module = Toy()
     accelerator = prepared()
-    accelerator.prepare_model = lambda module, evaluation_mode: module if built == "single" else Ddp(module)
+    accelerator.prepare_model = lambda module, device_placement, evaluation_mode: (
+        module if built == "single" else Ddp(module)
+    )
     with pytest.raises(LaunchError, match=f"engine.kind={kind} was asked for, accelerate built {name}; report this"):
         TorchEngine(module, names_of(module), adamw(module), accelerator, EngineConfig(kind=kind), 0.0, World(0, 2, 0))

@@ -14,6 +14,7 @@ from pretrain.optim import muon
 from pretrain.optim.build import build_optimizer, state_size
 from pretrain.optim.groups import group_parameters
 from pretrain.optim.muon import BatchedMuon
+from pretrain.optim.rules import AdamW
 from pretrain.optim.soap import Soap
 from tests.unit.model.tiny import build, tiny_config
 from tests.unit.optim.test_muon import CPU, Block, placed
@@ -204,6 +205,26 @@ def test_lion_follows_its_paper(cautious):
             value = value - 0.01 * (update + decay * mask * value)
             moment = 0.99 * moment + 0.01 * gradient
         torch.testing.assert_close(found, value, rtol=1e-12, atol=1e-14)
+
+
+def test_adamw_steps_as_torchs_does_hooks_once_and_differentiates_its_closure():
+    weights, results = torch.randn(2, 3, 4), []
+    for kind in (torch.optim.AdamW, AdamW):  # an instance of the first has torch put its hooks into the class of both
+        parameters, hooked = [nn.Parameter(weight.clone()) for weight in weights], []
+        optimizer = kind(parameters, lr=0.1, fused=True)
+        optimizer.register_step_pre_hook(lambda *_, hooked=hooked: hooked.append("before"))
+        optimizer.register_step_post_hook(lambda *_, hooked=hooked: hooked.append("after"))
+
+        def closure(optimizer=optimizer, parameters=parameters):
+            optimizer.zero_grad()
+            loss = sum((parameter**4).sum() for parameter in parameters)
+            loss.backward()
+            return loss
+
+        losses = [optimizer.step(closure).item() for _ in range(3)]
+        assert hooked == ["before", "after"] * 3
+        results.append([*losses, *(parameter.tolist() for parameter in parameters)])
+    assert results[0] == results[1]
 
 
 def test_adamw_decays_where_its_update_agrees_with_the_weight():

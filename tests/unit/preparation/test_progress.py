@@ -1,8 +1,5 @@
-import io
 import logging
 import re
-
-from rich.console import Console
 
 from pretrain.preparation import progress
 from tests.unit.utils.test_status_line import on_terminal
@@ -32,7 +29,7 @@ def test_each_phase_has_a_bar_that_fits_the_terminal_and_the_last_state_stays():
 
 
 def test_elsewhere_each_phase_is_a_line_and_its_progress_one_now_and_then(monkeypatch, caplog):
-    monkeypatch.setattr(progress, "stderr_console", lambda: Console(file=io.StringIO()))
+    monkeypatch.setattr(progress, "has_terminal", lambda: False)
     monkeypatch.setattr(progress, "LOG_EVERY_S", 0.0)
     with caplog.at_level(logging.INFO), progress.progress_bar("image") as show:
         show("tokenizing", 1_500_000, 2_000_000, 12)

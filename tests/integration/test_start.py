@@ -1,0 +1,83 @@
+"""A start up to its first step: the modules that a process imports, and the importer of each heavy package."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cli import run_cli
+from tests.helpers.runs import RunMaker
+
+HEAVY = (
+    "torch._dynamo",
+    "torch._inductor",
+    "sympy",
+    "transformers",
+    "wandb",
+    "boto3",
+    "mlflow",
+    "datasets",
+    "rich.table",
+)
+"""Packages of hundreds of modules each, or for others than the first step."""
+WATCHED = f"""
+import json, os, sys, traceback
+from pathlib import Path
+
+HEAVY = {HEAVY}
+importers = {{}}
+
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name in HEAVY:
+            frames = [frame for frame in traceback.extract_stack() if "importlib" not in frame.filename]
+            importers.setdefault(name, [f"{{frame.filename}}:{{frame.lineno}}" for frame in frames[-4:-1]])
+
+
+sys.meta_path.insert(0, Watch())
+before = set(sys.modules)
+os.register_at_fork(after_in_child=lambda: before.update(sys.modules))
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+def note(*_):
+    facts = {{
+        "modules": len(sys.modules),
+        "own": sorted(set(sys.modules) - before),
+        "importers": {{name: importers.get(name) for name in HEAVY if sys.modules.get(name)}},
+    }}
+    Path(os.environ["NOTED"], os.environ["RANK"] + ".json").write_text(json.dumps(facts))
+    hook.remove()
+
+
+hook = register_optimizer_step_post_hook(note)
+"""
+"""An extension that notes the modules behind the first step of the optimizer."""
+
+
+def noted(make_run: RunMaker, folder: Path, command: list[str], *overrides: str) -> list[dict]:
+    """What each rank noted behind its first step."""
+    (folder / "watched_start.py").write_text(WATCHED)
+    arguments = [
+        *command,
+        str(make_run.config("start")),
+        "extend=[watched_start]",
+        "train.steps=1",
+        "model.decoder.dropout=0",
+        *overrides,
+    ]
+    done = run_cli(*arguments, cwd=folder, NOTED=str(folder))
+    assert done.code == 0, done.stderr
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9].json"))]
+
+
+@pytest.mark.parametrize(
+    ("engine", "most"),  # 3,256 and 4,582 where the compiler, transformers, boto3 and wandb were among them
+    [("{kind: single, zero_stage: 0}", 1_950), ("{kind: deepspeed, zero_stage: 2}", 2_450)],
+)
+def test_the_first_step_comes_without_packages_that_it_does_not_use(make_run, tmp_path, engine, most):
+    (facts,) = noted(make_run, tmp_path, ["train"], f"engine={engine}", "tracking.wandb=auto")
+    assert facts["importers"] == {}, "heavy packages, and the last lines on the way to each"
+    assert facts["modules"] <= most
