@@ -129,9 +129,10 @@ class TrainModule(nn.Module):
         if self.training:
             sums = self.layout.pack({name: self._figures[name].measure(batch, loss) for name in self.layout.sizes})
         else:
-            # Without a reference a loss of pairs shows the log-probabilities of its answers, however many.
-            shown = [] if loss.shown_M is None else [loss.shown_M.double()]
-            sums = torch.cat([LOSS_SUMS.pack({"nll": loss.nll_sum, "correct": loss.num_correct}), *shown])
+            sums = LOSS_SUMS.pack({"nll": loss.nll_sum, "correct": loss.num_correct})
+            if loss.shown_M is not None:
+                # Without a reference a loss of pairs shows the log-probabilities of its answers, however many.
+                sums = torch.cat((sums, loss.shown_M.double()))
         loss_sum = loss.loss_sum
         if self.training and self.balance is not None:
             of_experts = self.balance.loss(_exists(loss.routing_LW))
