@@ -22,7 +22,7 @@ from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.choose import choose_family
 from pretrain.interop.release_files import CARD
 from pretrain.interop.runtimes import Exported, Runtime, find_runtime
-from pretrain.interop.write import About, ExportReport, as_released, choose_release
+from pretrain.interop.write import About, ExportReport, as_released, choose_release, made_from
 from pretrain.utils.io import disk_error, fsync_dir, new_folder, remove_tree, write_file
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def was_exported(path: Path, out: Path, to: str, dtype: str) -> bool:
     except (OSError, UnicodeDecodeError):
         return False
     library = "transformers" if to == "hf" else to
-    origin = f"\nMade from {origin_of(open_source(path))}.\n"
+    origin = f"\n{made_from(origin_of(open_source(path)))} "
     return all(part in card for part in (f"library_name: {library}\n", f", {dtype}\n", origin))
 
 

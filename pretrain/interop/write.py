@@ -232,6 +232,11 @@ def as_released(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"head": config.head.model_copy(update={"bias": True})})
 
 
+def made_from(source: str) -> str:
+    """Returns the beginning of a card's sentence on the origin of weights; "": it is not known."""
+    return f"Made from {source}, by pretrain" if source else "Made by pretrain"
+
+
 def model_card(
     config: ModelConfig,
     family: Family,
@@ -263,9 +268,8 @@ def model_card(
         f"# {about.name}",
         "\n".join(f"- {key}: {value}" for key, value in facts.items()),
     ]
-    made = f"Made from {about.source}, by" if about.source else "Made by"
     licence = "No licence is stated: the head of this file takes one, as `license: apache-2.0`."
-    parts.append(f"{made} pretrain {__version__}. {licence}")
+    parts.append(f"{made_from(about.source)} {__version__}. {licence}")
     classes = {"model": auto_class} | ({"tokenizer": "AutoTokenizer"} if has_tokenizer else {})
     classes |= {"processor": "AutoImageProcessor"} if config.input is not None else {}
     calls = [f'name = "{about.folder}"  # this folder, or its name on the hub']

@@ -7,6 +7,7 @@ import torch
 
 from pretrain.artifact import transfer
 from pretrain.artifact.model_path import open_source
+from pretrain.artifact.runtime_export import was_exported
 from pretrain.artifact.transfer import export_model
 from pretrain.errors import CheckpointError
 from pretrain.interop import write
@@ -25,6 +26,16 @@ def test_what_is_exported_well_is_written(folder, tmp_path, caplog, name, dtype)
     written = export_model(folder / name, tmp_path / "out", dtype=dtype)
     assert (tmp_path / "out" / "model.safetensors").is_file() and written.architecture
     assert "not compared" not in caplog.text
+    assert was_exported(folder / name, tmp_path / "out", "hf", dtype)
+
+
+def test_an_export_of_another_dtype_program_or_model_is_none_of_this_one(folder, tmp_path):
+    export_model(folder / "gpt", tmp_path / "out")
+    assert was_exported(folder / "gpt", tmp_path / "out", "hf", "fp32")
+    assert not was_exported(folder / "gpt", tmp_path / "out", "hf", "bf16")
+    assert not was_exported(folder / "gpt", tmp_path / "out", "gguf", "fp32")
+    assert not was_exported(folder / "bert", tmp_path / "out", "hf", "fp32")
+    assert not was_exported(folder / "gpt", tmp_path / "none", "hf", "fp32")
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "t5"])
