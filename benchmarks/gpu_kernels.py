@@ -334,7 +334,7 @@ def _trace(bench: Bench, name: str, step: Step, data: MicroBatches) -> dict[str,
     (bench.out / f"profile-{name}.txt").write_text(averages.table(sort_by=key, row_limit=60, max_name_column_width=90))
     trace = bench.out / f"profile-{name}.json.gz"
     traced.export_chrome_trace(str(trace))
-    total = sum(getattr(entry, key) for entry in averages)
+    total = sum(getattr(entry, key) for entry in averages) or 1.0  # 0 on the dry CUDA runtime
     entries = sorted(averages, key=lambda entry: -getattr(entry, key))[:15]
     shares = {entry.key[:100]: round(getattr(entry, key) / total, 4) for entry in entries}
     return {**figures, "value": summary, "shares": shares, "trace_bytes": trace.stat().st_size}

@@ -58,12 +58,11 @@ def race(runs: RankRuns) -> None:
     def ended(task: Task, code: int, figures: dict[str, Any]) -> None:
         calm = runs.folder(f"calm, {task.name.split(', ')[1]}")
         ours = runs.folder(task.name)
-        if task.unordered:
-            # A garbled exchange may also end the run.
-            seen = f"exit code {code}" if code != EXIT_OK else first_difference(calm, ours)
-            runs.write(f"race: {task.name}", 2, held=seen is not None, value=seen or "not noticed", **figures)
-        elif code != EXIT_OK:
+        if code != EXIT_OK:
             runs.write_failure(f"race: {task.name}", 2, code, **figures)
+        elif task.unordered:
+            seen = first_difference(calm, ours)
+            runs.write(f"race: {task.name}", 2, held=seen is not None, value=seen or "not noticed", **figures)
         elif task.disturbs:
             seen, steps = first_difference(calm, ours), len(read_audit(ours.audit))
             held = seen is None and steps == sizes.race_steps and figures["sleeps"] > 0

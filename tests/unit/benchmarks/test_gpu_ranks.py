@@ -1,5 +1,6 @@
 """The arm `ranks`: layouts, comparison, the environment of ranks on one GPU, disturbed runs."""
 
+import contextlib
 import json
 from unittest import mock
 
@@ -10,7 +11,7 @@ import torch.distributed as td
 from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_job import ONE_GPU, environment_of
 from benchmarks.gpu_layouts import ALONE, CONFIG, FULL, GROUPS, LAYOUTS, RANKS, ROWS, TINY, references
-from benchmarks.gpu_rank import Sleeper, disturbed, unordered
+from benchmarks.gpu_rank import Sleeper, Task, disturbed, unordered
 from benchmarks.gpu_rank_drills import start_again
 from benchmarks.gpu_rank_runs import RankRuns, are_close, differences
 from benchmarks.gpu_ranks import Layouts
@@ -153,6 +154,38 @@ def test_the_wait_that_is_left_out_on_a_gpu_is_that_of_gathers_for_the_update():
         deepspeed_engine.order_gathers("an optimizer without the attributes of DeepSpeed's")
     with pytest.raises(AttributeError):
         deepspeed_engine.order_gathers("as above")
+
+
+class FakeJob(contextlib.nullcontext):
+    """A job whose tasks end as listed, and whose first rank ends with a code."""
+
+    def __init__(self, rows, code):
+        super().__init__(self)
+        self.rows, self.code, self.tasks = rows, code, []
+
+    def begin(self, tasks):
+        self.tasks = [task["name"] for task in tasks]
+
+    def wait_for_row(self, count, limit_s):
+        return self.rows[: count + 1]
+
+    def codes(self):
+        return [self.code, None]
+
+    def last_lines(self, rank):
+        return f"the end of rank {rank}"
+
+
+def test_tasks_after_one_that_fails_or_is_killed_run_in_another_job(tmp_path):
+    jobs = [FakeJob([{"code": 0, "seconds": 3.0}, {"code": 65, "seconds": 1.0}], 65), FakeJob([], -9)]
+    jobs.append(FakeJob([{"code": 0, "seconds": 2.0}], 0))
+    runs = RankRuns(bench_in(tmp_path), mock.Mock(take=mock.Mock(side_effect=jobs)))
+    ended = []
+    tasks = [Task(name, ["train"]) for name in "abcd"]
+    runs.run("two", 2, tasks, lambda task, code, figures: ended.append((task.name, code, figures)))
+    log = {"log": "the end of rank 0"}
+    assert ended == [("a", 0, {"seconds": 3.0}), ("b", 65, log), ("c", -9, log), ("d", 0, {"seconds": 2.0})]
+    assert [job.tasks for job in jobs] == [["a", "b", "c", "d"], ["c", "d"], ["d"]]
 
 
 def test_a_run_is_continued_only_where_one_was_killed(tmp_path):
