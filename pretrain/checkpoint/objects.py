@@ -276,17 +276,17 @@ def check_free(
     """
     if owner is None:
         return
-    theirs, us = owner_of(owner.get("process")), owner_of(process)
-    gone = why_gone(theirs, us) if theirs and us else ""
+    theirs = owner_of(owner.get("process"))
+    us = owner_of(process)
     who = str(theirs or f"an attempt on {owner.get('host') or 'an unknown machine'}")
-    if theirs and us and theirs.machine == us.machine and not gone:
-        if (theirs.pid, theirs.process_start) == (us.pid, us.process_start):
-            return
-        raise LockedError(
-            f"in use by {who}",
-            where=bucket.url,
-            fix="wait for it, stop it, or give another run.name",
-        )
+    gone = ""
+    if theirs and us:
+        gone = why_gone(theirs, us)
+        if theirs.machine == us.machine and not gone:
+            if (theirs.pid, theirs.process_start) == (us.pid, us.process_start):
+                return
+            fix = "wait for it, stop it, or give another run.name"
+            raise LockedError(f"in use by {who}", where=bucket.url, fix=fix)
     if owner["run"] in runs:
         return
     if whole or owner.get("step"):

@@ -30,8 +30,10 @@ from pretrain.kinds.objectives import OBJECTIVES, objective_of_model
 from pretrain.objective import build_rows
 from pretrain.objective.preferences import add_reference, read_table
 from pretrain.resolve import build_context, fill_special
-from pretrain.shards.dataset import open_dataset
+from pretrain.rows import RowMaker
+from pretrain.shards.dataset import DataSource, open_dataset
 from pretrain.shards.index import data_hash
+from pretrain.shards.store import ShardStore
 from pretrain.tokenizer import parse_tokenizer
 from pretrain.tokenizer.released import compare_texts, probe_texts
 
@@ -76,51 +78,56 @@ class EvaluationSource:
 
 def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     """Returns the settings of rows for a model. Raises: ConfigError: No data, wrong lengths, no loss."""
-    lack = source.config.head.record.without_loss
-    if source.run is None and lack:
-        raise ConfigError(lack, where=str(source.path), fix="fine-tune it, and evaluate the run")
-    patches = source.config.input
-    reads = "tokens" if patches is None else "patches"
-    objective = ObjectiveConfig(kind=objective_of_model(source.config.shape, source.config.head.kind, reads))
-    data = DataConfig(path="-")
-    seed = DEFAULT_SEED
-    seq_len, source_len = min(source.config.max_seq_len, DEFAULT_SEQ_LEN), None
-    if source.run is not None:
-        config = load_config(source.run.config, extensions="require")
+    model = source.config
+    run = source.run
+    if run is None:
+        lack = model.head.record.without_loss
+        if lack:
+            raise ConfigError(lack, where=str(source.path), fix="fine-tune it, and evaluate the run")
+        if not choice.data:
+            raise ConfigError("this model has no data of its own", where=str(source.path), fix="give --data DIR")
+        reads = "tokens" if model.input is None else "patches"
+        objective = ObjectiveConfig(kind=objective_of_model(model.shape, model.head.kind, reads))
+        data = DataConfig(path="-")
+        seed = DEFAULT_SEED
+        seq_len, source_len = min(model.max_seq_len, DEFAULT_SEQ_LEN), None
+    else:
+        config = load_config(run.config, extensions="require")
         objective = config.objective
         data = config.data
         seed = config.seed
         seq_len, source_len = config.batch.seq_len, config.batch.source_len
-    elif not choice.data:
-        raise ConfigError(
-            "this model has no data of its own",
-            where=str(source.path),
-            fix="give --data DIR",
-        )
+    reference = None
     if choice.data:
-        given = {"path": None, "mixture": [], "curriculum": []} | _sources(choice.data)
-        data = data.model_copy(update=given)
-    positions = None if patches is None or source.config.captions else patches.positions
-    seq_len = choice.seq_len or positions or seq_len
-    if seq_len != (positions or seq_len):
+        data = data.model_copy(update={"path": None, "mixture": [], "curriculum": []} | _sources(choice.data))
+    elif run is not None and objective.has_reference:
+        reference = run.reference
+    lengths = _lengths(source, objective, _target_len(source, choice, seq_len), choice.source_len or source_len)
+    return Setting(objective, data, lengths, seed, guessed=run is None, reference=reference)
+
+
+def _target_len(source: ModelSource, choice: CorpusOptions, usual: int) -> int:
+    patches = source.config.input
+    if patches is None or source.config.captions:
+        return choice.seq_len or usual
+    if choice.seq_len and choice.seq_len != patches.positions:
         raise ConfigError(
-            f"--seq-len {seq_len} must be {positions}, the positions of an image",
+            f"--seq-len {choice.seq_len} must be {patches.positions}, the positions of an image",
             where=str(source.path),
             fix="leave it out",
         )
-    source_len = choice.source_len or source_len
+    return patches.positions
+
+
+def _lengths(source: ModelSource, objective: ObjectiveConfig, seq_len: int, source_len: int | None) -> RowLengths:
     check_length(source, max(seq_len, source_len or 0))
     try:
         rows = BatchConfig(global_tokens=seq_len, seq_len=seq_len, source_len=source_len, micro=1)
         lengths = row_lengths(objective, rows, len(source.config.shape.split("+")))
-        lengths = lengths if patches is None else image_lengths(lengths, objective, patches)
+        patches = source.config.input
+        return lengths if patches is None else image_lengths(lengths, objective, patches)
     except ValueError as error:
-        what = str(error).replace("batch.seq_len", "--seq-len")
-        raise ConfigError(what, fix="use longer rows") from None
-    reference = None
-    if source.run is not None and objective.has_reference and not choice.data:
-        reference = source.run.reference
-    return Setting(objective, data, lengths, seed, guessed=source.run is None, reference=reference)
+        raise ConfigError(str(error).replace("batch.seq_len", "--seq-len"), fix="use longer rows") from None
 
 
 def check_length(source: ModelSource, longest: int) -> None:
@@ -166,19 +173,47 @@ class Corpus:
         self._dataset = open_dataset(setting.data, folders.__getitem__)
         for store in stores:
             store.check()
-        self.objective = setting.objective
-        kind = self._dataset.index.kind
-        # As a run that is fine-tuned on them is scored, so that before and after compare.
-        scored_as = {OBJECTIVES[task.kind].scored_as.get(kind) for task in self.objective.tasks}
-        is_own = setting.guessed or not model.head.labels  # a run says what its labels are of
-        if choice.data and is_own and "+" not in model.shape and len(scored_as) == 1 and None not in scored_as:
-            self.objective = ObjectiveConfig.model_validate({"kind": scored_as.pop()})
+        self._setting = setting
+        self._choice = choice
+        self._ranks = (rank, world_size)
+        self.objective = self._fit_objective(model)
         self._check_kind()
-        self.labels = list(self._dataset.index.labels) if model.head.record.names_labels else []
+        self.labels: list[str] = []
+        if model.head.record.names_labels:
+            self.labels = list(self._dataset.index.labels)
         packing = setting.data.packing
         if packing == "concat":
             packing = self._dataset.index.layout.packing
-        data = setting.data.model_copy(update={"packing": packing})
+        self._config = setting.data.model_copy(update={"packing": packing})
+        self._make_rows = self._build_rows(model)
+        self.has_captions = self._dataset.index.layout.captions
+        self.sources: list[EvaluationSource] = []
+        self.data: list[Data] = []
+        for source, store, path in zip(self._dataset.sources, stores, paths, strict=True):
+            if len(stores) > 1 and choice.split not in source.index.splits:
+                continue
+            self.sources.append(self._open(source, store, path))
+            self.data.append(Data(source.name, str(path), data_hash(source.index)))
+        if not self.sources:
+            raise DataError(
+                f"no source has a split {choice.split!r}",
+                fix="choose another --split, or prepare another folder with --split tail:0.05",
+            )
+
+    def _fit_objective(self, model: AnyModelConfig) -> ObjectiveConfig:
+        """Returns the setting's objective, or the one that a run fine-tuned on other data is scored by."""
+        setting = self._setting
+        is_own = setting.guessed or not model.head.labels  # a run says what its labels are of
+        if not self._choice.data or not is_own or "+" in model.shape:
+            return setting.objective
+        kind = self._dataset.index.kind
+        scored_as = {OBJECTIVES[task.kind].scored_as.get(kind) for task in setting.objective.tasks}
+        if len(scored_as) > 1 or None in scored_as:
+            return setting.objective
+        return ObjectiveConfig.model_validate({"kind": scored_as.pop()})
+
+    def _build_rows(self, model: AnyModelConfig) -> RowMaker:
+        setting = self._setting
         context = build_context(
             self.objective,
             fill_special(model.special_tokens, self._dataset),
@@ -186,50 +221,42 @@ class Corpus:
             seed=setting.seed,
             lengths=setting.lengths,
             num_stacks=len(model.shape.split("+")),
-            document_mask=data.document_mask,
+            document_mask=self._config.document_mask,
         )
         make_rows = build_rows(self.objective, context)
-        if self.objective.has_reference:
-            known = None if setting.reference is None else read_table(setting.reference)
-            make_rows = add_reference(make_rows, known)
-        longest = max(setting.lengths.target, setting.lengths.source or 0)
-        rows = max(1, choice.batch_tokens // longest)
+        if not self.objective.has_reference:
+            return make_rows
+        return add_reference(make_rows, None if setting.reference is None else read_table(setting.reference))
+
+    def _open(self, source: DataSource, store: ShardStore, path: str) -> EvaluationSource:
+        # Any split is read as the validation split is: once, in a fixed order.
+        choice = self._choice
+        try:
+            split = source.index.split(choice.split)
+        except DataError as error:
+            raise DataError(error.what, where=str(path), fix=error.fix) from None
+        index = replace(source.index, splits={**source.index.splits, "validation": split})
+        lengths = self._setting.lengths
+        rank, world_size = self._ranks
+        rows = max(1, choice.batch_tokens // max(lengths.target, lengths.source or 0))
+        windows = open_windows(index, store, self._config, lengths, rows)
+        loader = ValidationLoader(
+            windows,
+            self._make_rows,
+            micro=rows,
+            rank=rank,
+            world_size=world_size,
+            max_tokens=choice.max_tokens,
+            crop=self._config.packing == "padded",
+        )
+        left_out = 0
+        if isinstance(windows, BinStream) and index.layout.leaves_out:
+            left_out = windows.num_too_long
+        tokens_per_byte = 0.0
         # A code for the text predicts each token from those before it, and no other objective does.
-        is_code = self.objective.predicts_text
-        self.has_captions = self._dataset.index.layout.captions
-        self.sources: list[EvaluationSource] = []
-        self.data: list[Data] = []
-        for source, store, path in zip(self._dataset.sources, stores, paths, strict=True):
-            if len(stores) > 1 and choice.split not in source.index.splits:
-                continue
-            # Any split is read as the validation split is: once, in a fixed order.
-            try:
-                split = source.index.split(choice.split)
-            except DataError as error:
-                raise DataError(error.what, where=str(path), fix=error.fix) from None
-            index = replace(source.index, splits={**source.index.splits, "validation": split})
-            windows = open_windows(index, store, data, setting.lengths, rows)
-            loader = ValidationLoader(
-                windows,
-                make_rows,
-                micro=rows,
-                rank=rank,
-                world_size=world_size,
-                max_tokens=choice.max_tokens,
-                crop=packing == "padded",
-            )
-            left_out = 0
-            if isinstance(windows, BinStream) and index.layout.leaves_out:
-                left_out = windows.num_too_long
-            is_known = is_code and split.num_bytes_text
-            tokens_per_byte = split.num_tokens / split.num_bytes_text if is_known else 0.0
-            self.sources.append(EvaluationSource(source.name, loader, left_out, tokens_per_byte))
-            self.data.append(Data(source.name, str(path), data_hash(source.index)))
-        if not self.sources:
-            raise DataError(
-                f"no source has a split {choice.split!r}",
-                fix="choose another --split, or prepare another folder with --split tail:0.05",
-            )
+        if self.objective.predicts_text and split.num_bytes_text:
+            tokens_per_byte = split.num_tokens / split.num_bytes_text
+        return EvaluationSource(source.name, loader, left_out, tokens_per_byte)
 
     def _check_kind(self) -> None:
         kind = self._dataset.index.kind

@@ -4,7 +4,7 @@ CorpusOptions -> Setting -> Corpus -> every batch once, a share on each rank -> 
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -38,7 +38,9 @@ from pretrain.evaluation.row_loss import (
 )
 from pretrain.kinds.heads import HEADS
 from pretrain.kinds.objectives import OBJECTIVES
+from pretrain.model import LanguageModel
 from pretrain.objective import build_loss, shown_of
+from pretrain.types import Batch
 
 ALL = "all"
 
@@ -177,49 +179,61 @@ def _measure(
     corpus: Corpus, models: Sequence[tuple[str, ModelSource]], resamples: int, device: str
 ) -> list[SourceLoss]:
     """Returns the scores of the first model on each source, compared with the second."""
-    reports: list[LossReport] = []
-    measured: list[list[RowSums | Answers]] = []
+    by_row = len(models) > 1 or corpus.has_captions
+    measured: list[list[Any]] = []
     for name, described in models:
         model = load_model(described, find_device(device))
-        of_model: list[RowSums | Answers] = []
+        of_model = []
         for source in corpus.sources:
             batches = with_bar(source.loader, f"{name}, {source.name}", len(source.loader))
-            if corpus.labels:
-                of_model.append(read_answers(model, batches))
-                continue
-            loss = ModelLoss(model, build_loss(corpus.objective))
-            if len(models) > 1 or corpus.has_captions:
-                of_model.append(sum_rows(loss, batches))
-                continue
-            # Rows matter for comparisons and captions only: otherwise batches are summed at once.
-            report = evaluate_loss(loss, batches, lambda: False)
-            assert report is not None, "no stop was requested"
-            reports.append(report)
+            of_model.append(_read(corpus, model, batches, by_row))
         measured.append(of_model)
-    reports = reports or [_rows(found).report for found in measured[0]]
-    losses = []
+    losses = _losses(corpus, [_report(sums) for sums in measured[0]])
+    if not by_row and not corpus.labels:
+        return losses
+    if len(losses) > 1:
+        for of_model in measured:
+            of_model.append(reduce(operator.add, of_model))
+    pairs = zip(losses, zip(*measured, strict=True), strict=True)
+    return [_judged(loss, by_model, corpus.labels, corpus.has_captions, resamples) for loss, by_model in pairs]
+
+
+def _read(
+    corpus: Corpus, model: LanguageModel, batches: Iterable[Batch], by_row: bool
+) -> LossReport | RowSums | Answers:
+    if corpus.labels:
+        return read_answers(model, batches)
+    loss = ModelLoss(model, build_loss(corpus.objective))
+    if by_row:
+        return sum_rows(loss, batches)
+    # Rows matter for comparisons and captions only: otherwise batches are summed at once.
+    report = evaluate_loss(loss, batches, lambda: False)
+    assert report is not None, "no stop was requested"
+    return report
+
+
+def _losses(corpus: Corpus, reports: list[LossReport]) -> list[SourceLoss]:
+    """Returns the loss on each source, and with several on all of them."""
     of_kind: dict[str, Any] = {
         "chooses": HEADS[OBJECTIVES[corpus.objective.kind].head].chooses,
         "scores_words": corpus.objective.scores_words,
         "shown": shown_of(corpus.objective),
     }
+    losses = []
     for source, report in zip(corpus.sources, reports, strict=True):
         if not report.num_targets:
             raise DataError(f"source {source.name!r} has nothing to predict", fix="give more data")
         bits = report.bits_per_byte(source.tokens_per_byte) if source.tokens_per_byte else None
-        left_out = source.num_left_out
-        losses.append(SourceLoss(source.name, report, bits, left_out, **of_kind))
+        losses.append(SourceLoss(source.name, report, bits, source.num_left_out, **of_kind))
     if len(losses) > 1:
-        ratios = [source.tokens_per_byte for source in corpus.sources]
-        report, bits = pool([found.report for found in losses], ratios)
-        left_out = sum(found.left_out for found in losses)
+        report, bits = pool(reports, [source.tokens_per_byte for source in corpus.sources])
+        left_out = sum(loss.left_out for loss in losses)
         losses.append(SourceLoss(ALL, report, bits, left_out, **of_kind))
-        for of_model in filter(None, measured):
-            of_model.append(reduce(operator.add, of_model))
-    if not measured[0]:
-        return losses
-    pairs = zip(losses, zip(*measured, strict=True), strict=True)
-    return [_judged(found, by_model, corpus.labels, corpus.has_captions, resamples) for found, by_model in pairs]
+    return losses
+
+
+def _report(measured: LossReport | RowSums | Answers) -> LossReport:
+    return measured if isinstance(measured, LossReport) else _rows(measured).report
 
 
 def _rows(measured: RowSums | Answers) -> RowSums:
@@ -227,17 +241,17 @@ def _rows(measured: RowSums | Answers) -> RowSums:
 
 
 def _judged(
-    found: SourceLoss, by_model: Sequence[RowSums | Answers], labels: Sequence[str], captions: bool, resamples: int
+    loss: SourceLoss, by_model: Sequence[RowSums | Answers], labels: Sequence[str], captions: bool, resamples: int
 ) -> SourceLoss:
     """Adds the scores of labels or captions, and the comparison with a baseline, if any."""
-    mine, *others = by_model
+    mine, *baselines = by_model
     if captions:
-        found = replace(found, exact=float(_rows(mine).exact.mean()))
+        loss = replace(loss, exact=float(_rows(mine).exact.mean()))
     if isinstance(mine, Answers):
-        found = replace(found, labels=score_labels(mine, labels, resamples))
-    if not others:
-        return found
-    theirs = others[0]
+        loss = replace(loss, labels=score_labels(mine, labels, resamples))
+    if not baselines:
+        return loss
+    (theirs,) = baselines
     baseline = _rows(theirs)
     unit = "documents" if labels else "rows"
     differences = compare_rows(baseline, _rows(mine), resamples, unit)
@@ -246,4 +260,4 @@ def _judged(
         differences = {"loss": differences["loss"]} | scores
     if captions:
         differences["exact"] = compare_exact(baseline, _rows(mine), resamples)
-    return replace(found, baseline=baseline.report, differences=differences)
+    return replace(loss, baseline=baseline.report, differences=differences)

@@ -301,15 +301,13 @@ def evaluate_translation(
     if output is not None and not output.parent.is_dir():
         raise ConfigError(f"there is no folder {output.parent}", where="--output", fix="create it, or correct the path")
     sources, references = read_parallel(task.source, task.reference)
-    described = [open_together(path) for path in (model, *([] if other is None else [other]))]
+    described = [open_together(path) for path in (model, other) if path is not None]
     subject = find_subject(described[0])
     steps = [find_normalize(one) for one in described]
     measure = Measure(references, next(filter(None, steps), None), preprocessed=task.preprocessed)
     own = _decode(model, described[0], task, sources, steps[0], device)
     if output is not None and current()[0] == 0:
-        for one in own:
-            name = output.name if len(own) == 1 else f"{output.name}.beam{one.beams}"
-            write_texts(output.with_name(name), measure.in_form(one.hypotheses, "text"))
+        _write(output, own, measure)
     theirs = []
     if other is not None:
         theirs = _decode(other, described[1], task, sources, steps[1], device)
@@ -324,6 +322,12 @@ def evaluate_translation(
     test_set = {"source": (task.source, sources), "reference": (task.reference, references)}
     data = [Data(name, str(path), hash_lines(lines)) for name, (path, lines) in test_set.items()]
     return TranslationReport(scored, compared, data, subject)
+
+
+def _write(output: Path, decoded: Sequence[TranslationSet], measure: Measure) -> None:
+    for one in decoded:
+        path = output if len(decoded) == 1 else output.with_name(f"{output.name}.beam{one.beams}")
+        write_texts(path, measure.in_form(one.hypotheses, "text"))
 
 
 def _decode(

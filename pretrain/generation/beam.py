@@ -102,7 +102,7 @@ class _Search:
                 extended.append(_Open(parent, tokens, log_prob))
             elif rank < self._beams.num_beams:
                 self.finished.append(Continuation(tokens, self._beams.score(log_prob, num_new), ends))
-        self.finished.sort(key=lambda found: -found.score)
+        self.finished.sort(key=lambda continuation: -continuation.score)
         del self.finished[self._beams.num_beams :]
         self.open = extended
 
@@ -157,9 +157,9 @@ def _search_batch(
     for num_new in range(1, longest + 1):
         is_last = [search.limit == num_new for search in searches for _ in range(width)]
         log_probs_BV = constraints.log_probs(logits_BV, feed.read_BT, num_new - 1, is_last, searches=True)
-        past = [beam.log_prob for search in searches for beam in search.open]
-        found = _best_candidates(logits_BV, log_probs_BV, past, width, num_candidates)
-        for search, candidates in zip(searches, found, strict=True):
+        past = [beam.log_prob for beam in _open_beams(searches)]
+        best = _best_candidates(logits_BV, log_probs_BV, past, width, num_candidates)
+        for search, candidates in zip(searches, best, strict=True):
             search.advance(candidates, num_new)
         places = [place for place, search in enumerate(searches) if not search.is_done(num_new)]
         if not places:
@@ -174,8 +174,12 @@ def _search_batch(
         if parents != list(range(len(past))):
             feed.select(parents)
         width = beams.num_beams
-        newest = [beam.tokens[-1] for search in searches for beam in search.open]
+        newest = [beam.tokens[-1] for beam in _open_beams(searches)]
         logits_BV = feed.step(torch.tensor(newest, device=logits_BV.device))
+
+
+def _open_beams(searches: Sequence[_Search]) -> list[_Open]:
+    return [beam for search in searches for beam in search.open]
 
 
 def _best_candidates(

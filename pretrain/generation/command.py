@@ -13,7 +13,7 @@ an encoder                      the text with its masks filled, and a line of ca
 import io
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from typing import TextIO
 
@@ -26,7 +26,7 @@ from pretrain.generation.constraints import Codec, Constraints
 from pretrain.generation.generation_options import Options
 from pretrain.generation.incremental_decoder import check_prompt
 from pretrain.generation.sampling import Sampling
-from pretrain.generation.text import ImageCodec, generate_text, stream_text, text_after
+from pretrain.generation.text import GeneratedText, ImageCodec, generate_text, stream_text, text_after
 from pretrain.model import LanguageModel
 from pretrain.types import Batch, GenerationDefaults
 
@@ -139,48 +139,60 @@ def run_generate(
         out.reconfigure(errors="backslashreplace")  # the terminal may lack a character
     if not model.is_causal and not isinstance(codec, ImageCodec):
         top_k = options.candidates()
-        texts = _needed(prompts, f"give --prompt, with {MASK} in it")
-        for number, prompt in enumerate(texts, start=1):
+        for number, prompt in enumerate(_needed(prompts, f"give --prompt, with {MASK} in it"), start=1):
             filled = fill_masks(model, codec, prompt, top_k, where=f"prompt {number}")
             _write(out, _filled_lines(filled, as_json))
         return 0
     constraints = options.constraints(model, codec, defaults)
     method = options.method(model, defaults)
-    if model.encoder is not None:
-        texts_fix = "give --prompt, --file, or pipe a text in"
-        prompts = _needed(prompts, "give --image" if isinstance(codec, ImageCodec) else texts_fix)
-    remaining = iter([""]) if prompts is None else prompts
-    first = list(islice(remaining, 2))
+    asked = _asked(model, codec, prompts)
+    first = list(islice(asked, 2))
     alone = len(first) == 1
     if alone and isinstance(method, Sampling) and not as_json and finish is None:
         return int(not _stream(model, codec, first[0], constraints, method, out, seed))
-    is_chat = isinstance(codec, ChatCodec)
+    asked = chain(first, asked)
+    repeats = _repeats(model, codec)
     scored = isinstance(method, Beams) and method.num_return > 1
-    asked = chain(first, remaining)
     num_blank = 0
     for answers in generate_text(model, codec, asked, constraints, method, seed=seed, batch_size=batch_size):
-        lines = []
-        for answer in answers:
-            text = answer.text.strip() if is_chat else answer.text
-            text = finish(text) if finish else text
-            num_blank += not text.strip()
-            if as_json:
-                facts = {"prompt": answer.prompt, "text": text, "tokens": answer.num_tokens}
-                lines.append(json.dumps(facts | {"score": answer.score}, ensure_ascii=False))
-                continue
-            if model.encoder is None and not is_chat:
-                text = answer.prompt + text
-            if not alone or scored:
-                text = text.replace("\r", "\\r").replace("\n", "\\n")
-            lines.append(f"{answer.score:.4f}\t{text}" if scored else text)
-        _write(out, lines)
+        answers = [_finished(codec, answer, finish) for answer in answers]
+        num_blank += sum(not answer.text.strip() for answer in answers)
+        _write(out, [_line(answer, as_json, repeats, alone, scored) for answer in answers])
     return num_blank
+
+
+def _asked(model: LanguageModel, codec: Codec | ImageCodec, prompts: Iterator[str] | None) -> Iterator[str]:
+    if isinstance(codec, ImageCodec):
+        return _needed(prompts, "give --image")
+    if model.encoder is not None:
+        return _needed(prompts, "give --prompt, --file, or pipe a text in")
+    return iter([""]) if prompts is None else prompts
+
+
+def _repeats(model: LanguageModel, codec: Codec | ImageCodec) -> bool:
+    """Returns whether a text is written after its prompt, which it continues."""
+    return model.encoder is None and not isinstance(codec, ChatCodec)
 
 
 def _needed(prompts: Iterator[str] | None, fix: str) -> Iterator[str]:
     if prompts is None:
         raise ConfigError("there is no prompt", fix=fix)
     return prompts
+
+
+def _finished(codec: Codec | ImageCodec, answer: GeneratedText, finish: Callable[[str], str] | None) -> GeneratedText:
+    text = answer.text.strip() if isinstance(codec, ChatCodec) else answer.text
+    return replace(answer, text=text if finish is None else finish(text))
+
+
+def _line(answer: GeneratedText, as_json: bool, repeats: bool, alone: bool, scored: bool) -> str:
+    if as_json:
+        facts = {"prompt": answer.prompt, "text": answer.text, "tokens": answer.num_tokens, "score": answer.score}
+        return json.dumps(facts, ensure_ascii=False)
+    text = answer.prompt + answer.text if repeats else answer.text
+    if scored or not alone:
+        text = text.replace("\r", "\\r").replace("\n", "\\n")
+    return f"{answer.score:.4f}\t{text}" if scored else text
 
 
 def _stream(
@@ -199,7 +211,7 @@ def _stream(
     # A refused prompt leaves no output: the first piece is drawn before the prompt is repeated.
     first = next(pieces, "")
     is_visible = bool(first.strip())
-    out.write(first if model.encoder is not None or isinstance(codec, ChatCodec) else prompt + first)
+    out.write(prompt + first if _repeats(model, codec) else first)
     out.flush()
     try:
         for piece in pieces:

@@ -7,7 +7,7 @@ row depends on its prompt alone. Beam search is in `beam`.
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -195,33 +195,46 @@ def stream(
     seeds = list(map(RowSeeds(seed), prompts)) if isinstance(seed, int) else seed
     assert len(seeds) == len(prompts)
     limits = new_token_limits(model, prompts, constraints)
-    sees_whole = constraints.sees_prompt_whole
     for rows in group_rows(model, prompts, limits):
         longest = max(limits[row] for row in rows)
         if longest == 0:
             continue
         batch = [prompts[row] for row in rows]
-        feed = IncrementalDecoder(model, batch, longest, sees_prompt_whole=sees_whole)
+        feed = IncrementalDecoder(model, batch, longest, sees_prompt_whole=constraints.sees_prompt_whole)
+        last = {row: limits[row] - 1 for row in rows}
         chance = {row: random.Random(seeds[row]) for row in rows}
-        logits_BV = feed.start()
-        for num_new in range(longest):
-            is_last = [limits[row] == num_new + 1 for row in rows]
-            log_probs_BV = constraints.log_probs(logits_BV, feed.read_BT, num_new, is_last)
-            ids_B = sample(log_probs_BV, sampling, [chance[row].random() for row in rows])
-            chosen_B = log_probs_BV.gather(1, ids_B[:, None])[:, 0]
-            ids, chosen = read_with_check(logits_BV, ids_B, chosen_B)
-            step = [
-                SampledToken(row, int(token), log_prob, int(token) in constraints.eos_ids)
-                for row, token, log_prob in zip(rows, ids, chosen, strict=True)
-            ]
-            yield step
-            # An ended row leaves the batch, and its cache with it.
-            ended = [one.ends or one.row in closed for one in step]
-            kept = [place for place in range(len(step)) if not (ended[place] or is_last[place])]
-            if not kept:
-                break
-            if len(kept) < len(rows):
-                rows = [rows[place] for place in kept]
-                feed.select(kept)
-                ids_B = ids_B[torch.tensor(kept, device=ids_B.device)]
-            logits_BV = feed.step(ids_B)
+        yield from _stream_batch(feed, last, chance, constraints, sampling, closed)
+
+
+def _stream_batch(
+    feed: IncrementalDecoder,
+    last: Mapping[int, int],
+    chance: Mapping[int, random.Random],
+    constraints: Constraints,
+    sampling: Sampling,
+    closed: Container[int],
+) -> Iterator[list[SampledToken]]:
+    """Yields the tokens of the rows of a batch, until the number of each row's `last` one."""
+    rows = list(last)
+    logits_BV = feed.start()
+    for num_new in range(1 + max(last.values())):
+        is_last = [last[row] == num_new for row in rows]
+        log_probs_BV = constraints.log_probs(logits_BV, feed.read_BT, num_new, is_last)
+        ids_B = sample(log_probs_BV, sampling, [chance[row].random() for row in rows])
+        chosen_B = log_probs_BV.gather(1, ids_B[:, None])[:, 0]
+        ids, chosen = read_with_check(logits_BV, ids_B, chosen_B)
+        step = [
+            SampledToken(row, int(token), log_prob, int(token) in constraints.eos_ids)
+            for row, token, log_prob in zip(rows, ids, chosen, strict=True)
+        ]
+        yield step
+        # An ended row leaves the batch, and its cache with it.
+        ended = [one.ends or one.row in closed or last[one.row] == num_new for one in step]
+        places = [place for place, has_ended in enumerate(ended) if not has_ended]
+        if not places:
+            break
+        if len(places) < len(rows):
+            rows = [rows[place] for place in places]
+            feed.select(places)
+            ids_B = ids_B[torch.tensor(places, device=ids_B.device)]
+        logits_BV = feed.step(ids_B)

@@ -13,6 +13,7 @@ With `feedforward_tiles`, a feed-forward layer keeps its input alone in any of t
 With `activation_checkpointing_every: n`, only every n-th block is checkpointed.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -226,21 +227,25 @@ def pass_tokens(
     Each part is computed again in its backward pass (Chen et al. 2016): saved is the input alone,
     and the hidden values of one part at a time exist. Gradients of weights are summed over parts.
     """
-    counted = (counted_BT,) if isinstance(layer, MixtureOfExperts) else ()
+    has_experts = isinstance(layer, MixtureOfExperts)
     # Ranks that share experts exchange once a part, be it without tokens.
-    if not isinstance(layer, MixtureOfExperts) or layer.send is None:
+    if not has_experts or layer.send is None:
         tiles = min(tiles, x_BTD.shape[0] * x_BTD.shape[1])
     if tiles == 1:
-        found = layer(x_BTD, *counted)
-        return found if counted else (found, None)
-    # Pieces, not slices: the gradient of a slice has the size of the whole.
-    pieces: list[tuple[Tensor | None, ...]] = []
-    for x in (x_BTD, *counted):
-        pieces.append((None,) * tiles if x is None else x.flatten(0, 1)[None].tensor_split(tiles, dim=1))
+        return layer(x_BTD, counted_BT) if has_experts else (layer(x_BTD), None)
+    results = []
+    sums = []
     again = torch.is_grad_enabled()
-    made = [
-        checkpoint(layer, *part, use_reentrant=False) if again else layer(*part) for part in zip(*pieces, strict=True)
-    ]
-    results = [one[0] for one in made] if counted else made
-    sums = [one[1] for one in made if one[1] is not None] if counted else []
+    for x, counted in zip(_pieces(x_BTD, tiles), _pieces(counted_BT, tiles), strict=True):
+        part = (x, counted) if has_experts else (x,)
+        result = checkpoint(layer, *part, use_reentrant=False) if again else layer(*part)
+        if has_experts:
+            result, routing_W = result
+            sums += [] if routing_W is None else [routing_W]
+        results.append(result)
     return torch.cat(results, dim=1).view_as(x_BTD), torch.stack(sums).sum(dim=0) if sums else None
+
+
+def _pieces(x: Tensor | None, count: int) -> Sequence[Tensor | None]:
+    # Pieces, not slices: the gradient of a slice has the size of the whole.
+    return [None] * count if x is None else x.flatten(0, 1)[None].tensor_split(count, dim=1)

@@ -29,8 +29,10 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.model import GENERATOR, AnyModelConfig, ModelConfig, RecurrentConfig, StackConfig
 from pretrain.dist import World
 from pretrain.errors import ConfigError, install_fix
+from pretrain.model.block import Block
 from pretrain.model.expert_parallel import share_experts
 from pretrain.model.lazy_compiler import UnsetWeights, defer_compiler
+from pretrain.model.parts.head import Head
 from pretrain.model.recurrent.recurrent import Recurrent, check_engine, draw_recurrent
 from pretrain.model.tensor_parallel import mark_parts, share_tensors
 from pretrain.model.transformer import Transformer
@@ -155,14 +157,7 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
     if isinstance(config, RecurrentConfig):
         draw_recurrent(name, weight, config, generator)
     elif len(shape) == 1:
-        share = 1.0 / shape[0] if name.endswith(".value_mix") else 1.0
-        weight.fill_(0.0 if name.endswith((".bias", ".sinks")) else share)
-        if name.endswith("norm.weight") and _stack_of(name, config).norm_offset:
-            weight.zero_()
-        if name.endswith(LAYER_SCALES):
-            weight.fill_(_stack_of(name, config).layer_scale or 1.0)
-        if name.endswith(".residual_mix"):
-            weight[1] = 0.0
+        _fill_vector(name, weight, _stack_of(name, config))
     elif config.init_output == "zero" and (name == "head.weight" or name.endswith(_RESIDUAL_OUTPUTS)):
         weight.zero_()
     else:
@@ -171,6 +166,19 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
         draw = _draw_patches if name in _PROJECTIONS else draw
         draw(name, weight, config, stack, generator)
     return weight
+
+
+def _fill_vector(name: str, weight: Tensor, stack: StackConfig) -> None:
+    value = 1.0
+    if name.endswith((".bias", ".sinks")) or (name.endswith("norm.weight") and stack.norm_offset):
+        value = 0.0
+    elif name.endswith(".value_mix"):
+        value = 1.0 / len(weight)
+    elif name.endswith(LAYER_SCALES):
+        value = stack.layer_scale or 1.0
+    weight.fill_(value)
+    if name.endswith(".residual_mix"):
+        weight[1] = 0.0
 
 
 def _stack_of(name: str, config: ModelConfig) -> StackConfig:
@@ -298,8 +306,9 @@ def build_model(
             if world is not None:
                 share_experts(model, world, engine.group_timeout_s)
                 parts = share_tensors(model, world, engine.group_timeout_s)
-            for stack in model.stacks if engine.fp8 != "off" else ():
-                convert_to_fp8(stack.blocks, engine.fp8, device)
+            if engine.fp8 != "off":
+                for stack in model.stacks:
+                    convert_to_fp8(stack.blocks, engine.fp8, device)
             if device.type == "cuda":
                 dropout = any(stack and stack.attention_weight_dropout for stack in (config.encoder, config.decoder))
                 if why_no_fa3(engine, torch.cuda.get_device_capability(device), dropout=dropout) is None:
@@ -313,17 +322,17 @@ def build_model(
         if not storage:
             model.allow_swaps()
     elif _compiles(engine, device):
-        # Not by the argument of torch.compile, which torch 2.13 alone has.
-        limits = torch._dynamo.config
-        limits.recompile_limit = max(limits.recompile_limit, MAX_BLOCK_GRAPHS)
-        blocks = [block for stack in model.stacks for block in stack.blocks]
-        blocks += [] if model.multi_token is None else model.multi_token.blocks
-        if model.generator is not None:
-            blocks += [block for stack in model.generator.stacks for block in stack.blocks]
-        for block in blocks:
-            # Only the forward: hooks of an engine stay outside of the graph, names do not change.
-            block.forward = torch.compile(block.forward)
-        for head in (model.head, model.generator and model.generator.head):
-            if head is not None:
-                head.compiles_loss = True
+        _compile_blocks(model)
     return model
+
+
+def _compile_blocks(model: Transformer) -> None:
+    # Not by the argument of torch.compile, which torch 2.13 alone has.
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, MAX_BLOCK_GRAPHS)
+    for module in model.modules():
+        if isinstance(module, Block):
+            # Only the forward: hooks of an engine stay outside of the graph, names do not change.
+            module.forward = torch.compile(module.forward)  # type: ignore[method-assign]
+        elif isinstance(module, Head):
+            module.compiles_loss = True

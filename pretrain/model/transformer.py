@@ -34,6 +34,16 @@ from pretrain.model.stack import EncoderOutput, Stack, StackInput
 from pretrain.types import Batch, ModelOutput, StackRows
 
 
+def _build_embeddings(config: ModelConfig) -> tuple[nn.Embedding | PatchEmbedding, PatchEmbedding | None]:
+    """Builds the embedding of the inputs, and for captions the one of the images beside the table of tokens."""
+    patches = None
+    if config.input is not None:
+        patches = PatchEmbedding(config.input, config.input_stack.width)
+        if not config.captions:
+            return patches, None
+    return nn.Embedding(config.padded_vocab_size, config.last_stack.table_width), patches
+
+
 class Transformer(nn.Module):
     """Embedding, one or two stacks, head.
 
@@ -66,15 +76,7 @@ class Transformer(nn.Module):
         self.num_layers = config.last_stack.layers
         self.is_causal = config.decoder is not None and not config.restores
         self.special_tokens = config.special_tokens
-        patches = None
-        if config.input is not None:
-            patches = PatchEmbedding(config.input, config.input_stack.width)
-        self.embedding: nn.Embedding | PatchEmbedding
-        if patches is None or config.captions:
-            self.embedding = nn.Embedding(config.padded_vocab_size, config.last_stack.table_width)
-        else:
-            self.embedding = patches
-        self.patches = patches if config.captions else None
+        self.embedding, self.patches = _build_embeddings(config)
         table_width = config.last_stack.table_width
         self.ngram_embedding = None
         if config.ngram_embeddings:

@@ -29,7 +29,7 @@ and W is not gathered there (ZeRO stage 3). Without gradients (evaluation) only 
 computed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
@@ -232,6 +232,34 @@ def linear_cross_entropy(
         return LossOutput(*_Sums.apply(*inputs, form, torch.is_grad_enabled(), sum_logits, shared))
 
 
+class _Gradients:
+    """Gradients of hidden states, weight and bias, chunk by chunk; None where they are not `needed`."""
+
+    def __init__(
+        self, hidden_PD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, needed: Sequence[bool], exact: torch.dtype
+    ) -> None:
+        for_hidden, for_weight, for_bias = needed
+        self.hidden_PD = torch.empty_like(hidden_PD) if for_hidden else None
+        self.weight_VD = torch.zeros_like(weight_VD, dtype=exact) if for_weight else None
+        has_bias = bias_V is not None and for_bias
+        self.bias_V = torch.zeros_like(bias_V, dtype=exact) if has_bias else None
+
+    def add(self, chunk: slice, grad_PV: Tensor, hidden_PD: Tensor, weight_VD: Tensor, shared: Any) -> None:
+        if self.hidden_PD is not None and shared is not None:
+            self.hidden_PD[chunk] = shared.sum(grad_PV @ weight_VD, 0)
+        elif self.hidden_PD is not None:
+            torch.mm(grad_PV, weight_VD, out=self.hidden_PD[chunk])
+        weight = self.weight_VD
+        if weight is not None and weight.dtype == hidden_PD.dtype:
+            weight.addmm_(grad_PV.t(), hidden_PD)
+        elif weight is not None and _adds_in_fp32(hidden_PD.device, hidden_PD.dtype):
+            torch.addmm(weight, grad_PV.t(), hidden_PD, out_dtype=torch.float32, out=weight)
+        elif weight is not None:
+            weight.add_(grad_PV.t() @ hidden_PD)
+        if self.bias_V is not None:
+            self.bias_V += grad_PV.sum(dim=0, dtype=self.bias_V.dtype)
+
+
 class _Sums(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -252,47 +280,32 @@ class _Sums(torch.autograd.Function):
         nll_sum = hidden_PD.new_zeros((), dtype=exact)
         nll_P = hidden_PD.new_empty(len(targets_P), dtype=exact)
         num_correct = targets_P.new_zeros(())
-        for_hidden, for_weight, for_bias = (grad_enabled and x for x in ctx.needs_input_grad[:3])
-        needs_grad = for_hidden or for_weight or for_bias
-        grad_hidden = torch.empty_like(hidden_PD) if for_hidden else None
-        grad_weight = torch.zeros_like(weight_VD, dtype=exact) if for_weight else None
-        has_bias = bias_V is not None and for_bias
-        grad_bias = torch.zeros_like(bias_V, dtype=exact) if has_bias else None
+        needed = [grad_enabled and needs for needs in ctx.needs_input_grad[:3]]
+        grads = _Gradients(hidden_PD, weight_VD, bias_V, needed, exact)
         rows = weight_VD.shape[0] * (shared.size if shared is not None else 1)
         size = max(1, logits_of_chunk(weight_VD.device) // rows)
         for start in range(0, hidden_PD.shape[0], size):
-            hidden = hidden_PD[start : start + size]
-            targets_P1 = targets_P[start : start + size, None]
+            chunk = slice(start, start + size)
+            hidden = hidden_PD[chunk]
+            targets_P1 = targets_P[chunk, None]
             if shared is not None:
                 hidden, targets_P1 = shared.gather(hidden, 0), shared.gather(targets_P1, 0)
             logits_PV = torch.nn.functional.linear(hidden, weight_VD, bias_V)
-            mixed = None if mixed_P2 is None else mixed_P2[start : start + size]
-            loss, nll_P1, correct, grad_PV = sum_logits(logits_PV, targets_P1, mixed, form, needs_grad)
+            mixed = None if mixed_P2 is None else mixed_P2[chunk]
+            loss, nll_P1, correct, grad_PV = sum_logits(logits_PV, targets_P1, mixed, form, any(needed))
             if weights_P is not None:
-                weights_P1 = weights_P[start : start + size, None]
+                weights_P1 = weights_P[chunk, None]
                 loss = (weights_P1 * nll_P1).sum()
-                grad_PV = grad_PV if grad_PV is None else grad_PV.mul_(weights_P1)
+                grad_PV = None if grad_PV is None else grad_PV.mul_(weights_P1)
             loss_sum += loss
             nll_sum += nll_P1.sum()
-            nll_P[start : start + size] = nll_P1[:, 0]
+            nll_P[chunk] = nll_P1[:, 0]
             num_correct += correct
-            if grad_PV is None:
-                continue
-            if grad_hidden is not None and shared is not None:
-                grad_hidden[start : start + size] = shared.sum(grad_PV @ weight_VD, 0)
-            elif grad_hidden is not None:
-                torch.mm(grad_PV, weight_VD, out=grad_hidden[start : start + size])
-            if grad_weight is not None and grad_weight.dtype == hidden.dtype:
-                grad_weight.addmm_(grad_PV.t(), hidden)
-            elif grad_weight is not None and _adds_in_fp32(hidden.device, hidden.dtype):
-                torch.addmm(grad_weight, grad_PV.t(), hidden, out_dtype=torch.float32, out=grad_weight)
-            elif grad_weight is not None:
-                grad_weight.add_(grad_PV.t() @ hidden)
-            if grad_bias is not None:
-                grad_bias += grad_PV.sum(dim=0, dtype=exact)
-        if needs_grad:
-            rounded = _round_like(grad_weight, weight_VD), _round_like(grad_bias, bias_V)
-            ctx.save_for_backward(grad_hidden, *rounded)
+            if grad_PV is not None:
+                grads.add(chunk, grad_PV, hidden, weight_VD, shared)
+        if any(needed):
+            rounded = _round_like(grads.weight_VD, weight_VD), _round_like(grads.bias_V, bias_V)
+            ctx.save_for_backward(grads.hidden_PD, *rounded)
         ctx.mark_non_differentiable(nll_sum, num_correct, nll_P)
         return loss_sum, nll_sum, num_correct, nll_P
 

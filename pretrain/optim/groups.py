@@ -112,17 +112,17 @@ def depths(names: Iterable[str]) -> tuple[dict[str, int], int]:
     come after those of its encoder. An output norm has the depth of the module above it.
     """
     names = list(names)
-    found = dict.fromkeys(names, 0)
+    depth_of = dict.fromkeys(names, 0)
     top = 0
     for stack in ("encoder", "decoder"):
         prefix = f"{stack}.blocks."
         inside = [name for name in names if name.startswith(prefix)]
         numbers = {name: int(name[len(prefix) :].partition(".")[0]) for name in inside}
-        found |= {name: top + 1 + number for name, number in numbers.items()}
+        depth_of |= {name: top + 1 + number for name, number in numbers.items()}
         top += 1 + max(numbers.values(), default=-1)
-        found |= {name: top + 1 for name in names if name.startswith(f"{stack}.norm.")}
-    found |= {name: top + 1 for name in names if name.split(".")[0] in _ABOVE}
-    return found, top + 1
+        depth_of |= {name: top + 1 for name in names if name.startswith(f"{stack}.norm.")}
+    depth_of |= {name: top + 1 for name in names if name.split(".")[0] in _ABOVE}
+    return depth_of, top + 1
 
 
 def group_parameters(
@@ -149,18 +149,12 @@ def group_parameters(
         At most two groups, the decaying one first; for each depth with `layer_decay`, for each
         scale, and for experts and matrices over ranks.
     """
-    embeddings = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        for parameter in module.parameters(recurse=False)
-    }
+    tables = _tables(model)
     depth_of, head_depth = depths(name for name, _ in model.named_parameters())
     members: dict[tuple[int, bool, Scale, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            is_table = not EMBEDDING_PARTS.isdisjoint(name.split("."))
-            decays = parameter.ndim >= 2 and not is_table and id(parameter) not in embeddings
+            decays = parameter.ndim >= 2 and id(parameter) not in tables
             depth = head_depth if layer_decay is None else depth_of[name]
             # Reduced over other ranks than the rest, so that an engine needs them apart.
             is_part = part_of(parameter).ranks > 1
@@ -175,13 +169,25 @@ def group_parameters(
         for name, parameter in members[key]:
             rows_of = block_rows(model, name, split_heads=split_heads)
             blocks.append(tuple((rows, *parameter.shape[1:][-1:]) for rows in rows_of))
-        suffix = "" if layer_decay is None else f".{depth}"
-        suffix += f".s{scales.index(scale)}" if len(scales) > 1 else ""
-        suffix += ".parts" if is_part else ""
+        group = "decay" if decays else "no_decay"
+        if layer_decay is not None:
+            group += f".{depth}"
+        if len(scales) > 1:
+            group += f".s{scales.index(scale)}"
+        if is_part:
+            group += ".parts"
         ratio = scale.lr * (layer_decay or 1.0) ** (head_depth - depth)
-        name = ("decay" if decays else "no_decay") + suffix
-        groups.append(ParameterGroup(name, decays, names, parameters, tuple(blocks), ratio, scale))
+        groups.append(ParameterGroup(group, decays, names, parameters, tuple(blocks), ratio, scale))
     return groups
+
+
+def _tables(model: nn.Module) -> set[int]:
+    """Returns the identities of the parameters of embeddings."""
+    named = {
+        id(parameter) for name, parameter in model.named_parameters() if not EMBEDDING_PARTS.isdisjoint(name.split("."))
+    }
+    owners = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    return named | {id(parameter) for owner in owners for parameter in owner.parameters(recurse=False)}
 
 
 HEAD_PARTS = frozenset({"head", "router"})

@@ -303,13 +303,25 @@ class _Rule:
         self.masters = {id(master) for master in placed.values()}
         self._shapes = {piece.span.name: piece.shape for piece in pieces}
         blocks = [block for name, shapes in members.items() for block in blocks_of(name, shapes)]
-        # Matrices by master: those whole on this rank, and those that are cut.
+        # Matrices by master: whole on this rank, and cut over several.
         self._local: dict[int, list[BlockPart]] = defaultdict(list)
-        cut: dict[int, list[list[BlockPart]]] = defaultdict(list)
+        self._rounds: dict[int, list[Round]] = defaultdict(list)
         # A handle identifies a matrix and its state in the optimizer; between steps it is empty.
         self._handles: dict[MatrixBlock, nn.Parameter] = {}
-        for block, parts in zip(blocks, plan_parts(blocks, shared), strict=True):
-            master = placed[block.name]
+        parts = plan_parts(blocks, shared)
+        self._divide([(block, placed[block.name]) for block in blocks], parts, rank, len(ranks))
+        self._optimizer = whole.make(list(self._handles.values())) if self._handles else None
+
+    def _divide(
+        self,
+        blocks: Sequence[tuple[MatrixBlock, Tensor]],
+        planned: Sequence[list[BlockPart]],
+        rank: int,
+        num_ranks: int,
+    ) -> None:
+        """Keeps the matrices of this rank, and the rounds of exchanges of matrices that are cut."""
+        cut: dict[int, list[list[BlockPart]]] = defaultdict(list)
+        for (block, master), parts in zip(blocks, planned, strict=True):
             if len(parts) > 1:
                 cut[id(master)].append(parts)
             elif parts[0].keeper == rank:
@@ -317,11 +329,9 @@ class _Rule:
             if parts[0].owner == rank:
                 empty = torch.empty(0, *block.shape[1:], device=master.device)
                 self._handles[block] = nn.Parameter(empty, requires_grad=False)
-        self._rounds: dict[int, list[Round]] = defaultdict(list)
-        for master_id, planned in cut.items():
-            for round_parts in cut_into_rounds(planned, len(ranks)):
-                self._rounds[master_id].append(Round(round_parts, rank, len(ranks)))
-        self._optimizer = whole.make(list(self._handles.values())) if self._handles else None
+        for master_id, parts_of_blocks in cut.items():
+            for parts in cut_into_rounds(parts_of_blocks, num_ranks):
+                self._rounds[master_id].append(Round(parts, rank, num_ranks))
 
     def step(self, masters: list[Tensor], learning_rate: float) -> None:
         """Steps the matrices of these masters."""

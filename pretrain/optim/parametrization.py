@@ -29,7 +29,7 @@ checkpoints, exports and generation. `optim.grad_clip` sees the gradient of W'.
 
 import math
 
-from pretrain.config.model import AnyModelConfig, ModelConfig
+from pretrain.config.model import AnyModelConfig, ModelConfig, StackConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.errors import ConfigError
 from pretrain.kinds.optimizers import TransferConfig
@@ -56,30 +56,33 @@ def scale_of(name: str, config: OptimConfig, model: AnyModelConfig) -> Scale:
     *parents, layer, kind = name.split(".")
     if "value_embedding" in parents:  # one of several: its layer is a number
         layer = "value_embedding"
-    is_matrix = layer in _HIDDEN and kind == "weight"
-    if not (is_matrix or kind in _MIXES or layer in _INPUTS | _HIDDEN | {"head"} or layer.endswith("norm")):
-        raise ConfigError(f"optim.transfer has no rule for {name}", fix="leave optim.transfer out")
     stack = model.last_stack
-    if stack.norm_offset:
-        # The gain of a norm is multiplied, and here it is one plus a weight.
-        raise ConfigError("optim.transfer has no rule for norm_offset=true", fix="leave optim.transfer out")
+    _check_rule(name, layer, kind, stack)
     width = stack.width / transfer.base_width
     depth = stack.layers / (transfer.base_layers or stack.layers) if "blocks" in parents else 1.0
-    found = Scale(eps=1 / (width * depth))
-    if is_matrix:
-        rate = 1 / width
+    init = 1.0
+    rate = 1.0
+    if layer in _HIDDEN and kind == "weight":
         rule = config.record.transfer
         assert rule is not None, "OptimConfig.transfer_conflicts has others"
-        if parents[:1] != ["head"]:
-            rate = rule(config.own, width)
-        found = Scale(width**-0.5, rate, found.eps)
+        init = width**-0.5
+        rate = 1 / width if parents[:1] == ["head"] else rule(config.own, width)
         if layer in _ENDS and model.init_scaled:
             # `init_std / sqrt(2 layers)` is to be that of the base.
-            found = found._replace(init=found.init * math.sqrt(depth))
+            init *= math.sqrt(depth)
     factor = _multiplier(name, transfer, model)
     if layer in _ENDS:
         factor /= depth
-    return Scale(found.init * factor, found.lr * factor, found.eps / factor)
+    return Scale(init * factor, rate * factor, 1 / (width * depth) / factor)
+
+
+def _check_rule(name: str, layer: str, kind: str, stack: StackConfig) -> None:
+    has_rule = kind in _MIXES or layer in _INPUTS | _HIDDEN | {"head"} or layer.endswith("norm")
+    if not has_rule:
+        raise ConfigError(f"optim.transfer has no rule for {name}", fix="leave optim.transfer out")
+    if stack.norm_offset:
+        # The gain of a norm is multiplied, and here it is one plus a weight.
+        raise ConfigError("optim.transfer has no rule for norm_offset=true", fix="leave optim.transfer out")
 
 
 def _multiplier(name: str, transfer: TransferConfig, model: ModelConfig) -> float:

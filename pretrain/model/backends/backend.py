@@ -6,7 +6,8 @@ dense_mask  a mask as a tensor over any rectangle of queries and keys; dense_bia
 find_segments  rectangles of documents and padding, outside of which nothing is visible
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -137,10 +138,7 @@ def call_kernel(
     shape, group = q_BTNH.shape, q_BTNH.shape[2] // k_BSKH.shape[2]
     if group > 1 and allowed is not None and shape[1] == 1:
         # The only query: its heads of a group as queries of one head, which every kernel takes with a mask.
-        q_BTNH = q_BTNH.unflatten(2, (-1, group))[:, 0].transpose(1, 2)
-        if allowed.ndim > 2 and allowed.shape[-3] > 1:
-            allowed = allowed.unflatten(-3, (-1, group)).squeeze(-2)
-        sinks = None if sinks_N is None else sinks_N.unflatten(0, (-1, group))
+        q_BTNH, allowed, sinks = _heads_as_queries(q_BTNH, allowed, sinks, group)
         group = 1
     if group > 1 and not _takes_groups(q_BTNH, allowed, sinks):
         k_BSKH, v_BSKH = (x.repeat_interleave(group, dim=2) for x in (k_BSKH, v_BSKH))
@@ -151,7 +149,7 @@ def call_kernel(
         q_BNTH, k_BKSH, v_BKSH = cast_inputs(q_BNTH, k_BKSH, v_BKSH)
         mixed_BNTH = attend_with_sinks(q_BNTH, k_BKSH, v_BKSH, sinks, kernel)
     else:
-        with nullcontext() if cudnn or q_BTNH.device.type == "cpu" else sdpa_kernel(WITHOUT_CUDNN):
+        with _kernels(q_BTNH.device, cudnn=cudnn):
             mixed_BNTH = scaled_dot_product_attention(
                 q_BNTH,
                 k_BKSH,
@@ -167,6 +165,20 @@ def call_kernel(
     if mixed_BNTH.shape[2] != shape[1]:
         return mixed_BNTH.reshape(shape)
     return mixed_BNTH.transpose(1, 2)
+
+
+def _kernels(device: torch.device, *, cudnn: bool) -> AbstractContextManager[None]:
+    return nullcontext() if cudnn or device.type == "cpu" else sdpa_kernel(WITHOUT_CUDNN)
+
+
+def _heads_as_queries(
+    q_B1NH: Tensor, allowed: Tensor, sinks_N1: Tensor | None, group: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns the heads of each group as queries of one head, with their mask and sinks."""
+    q_BGKH = q_B1NH.unflatten(2, (-1, group))[:, 0].transpose(1, 2)
+    if allowed.ndim > 2 and allowed.shape[-3] > 1:
+        allowed = allowed.unflatten(-3, (-1, group)).squeeze(-2)
+    return q_BGKH, allowed, None if sinks_N1 is None else sinks_N1.view(-1, group)
 
 
 def _takes_groups(q_BTNH: Tensor, allowed: Tensor | None, sinks: Tensor | None = None) -> bool:
@@ -363,18 +375,23 @@ def find_segments(mask: AttentionMask, *, rows: int, queries: int, keys: int) ->
     if single and min(lengths) == keys:
         return (Segment(range(rows), range(queries), range(keys)),)
     pads = pads_queries(mask, queries=queries, keys=keys)
-    segments = []
+    segments: list[Segment] = []
     for number, ((queries_of, keys_of), length) in enumerate(zip(pairs, lengths, strict=True)):
         row = range(number, number + 1)
         for document, run in queries_of.items():
             seen = _clip(keys_of.get(document, range(0)), length)
-            real = _clip(run, length) if pads else run
-            padding = range(real.stop, run.stop)
-            if real:
-                segments.append(Segment(row, real, seen))
-            if padding:
-                segments.append(Segment(row, padding, range(seen.stop, seen.stop)))
+            segments += _cut_padding(row, run, seen, length if pads else run.stop)
     return tuple(segments)
+
+
+def _cut_padding(row: range, run: range, seen: range, length: int) -> Iterator[Segment]:
+    """Yields a run of queries without its padding, and the padding, which sees nothing."""
+    real = _clip(run, length)
+    padding = range(real.stop, run.stop)
+    if real:
+        yield Segment(row, real, seen)
+    if padding:
+        yield Segment(row, padding, range(seen.stop, seen.stop))
 
 
 def document_runs(documents_BT: Tensor) -> list[dict[int, range]] | None:
