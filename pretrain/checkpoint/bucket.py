@@ -150,7 +150,6 @@ def _read_records(run: Path) -> dict[str, bytes]:
 
 
 def _table(run: str, records: dict[str, bytes], manifest: bytes) -> dict[str, Any]:
-    """Returns the run, sizes and CRC32s of records, and the CRC32 of the manifest beside them."""
     starts = {name: range(0, len(content), CRC_CHUNK_BYTES) for name, content in records.items()}
     files = [
         {"name": name, "num_bytes": len(content), "crc32s": [
@@ -194,7 +193,6 @@ class _Mine:
         return len(before) < len(now) and now[: len(before)] == before
 
     def is_complete(self, folder: str, names: dict[str, int]) -> bool:
-        """Returns whether a checkpoint of this run has all of its files, by their sizes."""
         try:
             content = unseal(self.bucket.read_manifest(folder, names))["content"]
             sizes = {file.name: file.num_bytes for file in file_records(content["files"])}
@@ -203,7 +201,6 @@ class _Mine:
         return names.items() >= sizes.items() and self.is_mine(folder, names)
 
     def is_mine(self, folder: str, names: dict[str, int]) -> bool:
-        """Returns whether a folder is of this run."""
         return _read_run(self.bucket, folder, names) == self._run
 
 
@@ -216,7 +213,6 @@ def _read_run(bucket: Bucket, folder: str, names: dict[str, int]) -> Any:
 
 
 def _read_table(bucket: Bucket, folder: str, names: dict[str, int]) -> dict[str, Any]:
-    """Returns the content of a table there; an empty object where it is damaged."""
     try:
         table = bucket.read_listed(f"{folder}/{TABLE}", names[TABLE], MAX_TABLE_BYTES)
         content: dict[str, Any] = unseal(table)["content"]

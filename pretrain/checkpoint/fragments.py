@@ -85,7 +85,6 @@ class _Box(NamedTuple):
     columns: range
 
     def places(self, rows: range, columns: range) -> tuple[int, slice]:
-        """Returns the start of some of its rows, and some of its columns as a slice."""
         width = len(self.columns)
         first = columns.start - self.columns.start
         return self.start + (rows.start - self.rows.start) * width, slice(first, first + len(columns))

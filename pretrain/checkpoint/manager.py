@@ -80,7 +80,6 @@ def try_writing(folder: Path) -> None:
 
 
 def _check_readable(path: Path) -> None:
-    """Checks that this process may read a checkpoint. Raises: DiskError."""
     for entry in (path, *path.glob("*")):
         mode = os.R_OK | os.X_OK if entry.is_dir() else os.R_OK
         if entry.exists() and not os.access(entry, mode):

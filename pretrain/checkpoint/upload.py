@@ -142,7 +142,6 @@ def fetch_newest(upload: str, run: RunDir, world: World, go_on: Callable[[], Non
 
 
 def _history(run: RunDir) -> dict[str, Any]:
-    """Returns what a run folder knows of its run."""
     try:
         record = run.read_record()
     except ConfigError:

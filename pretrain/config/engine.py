@@ -240,7 +240,6 @@ def sequence_conflicts(ranks: int, engine: EngineConfig, model: AnyModelConfig) 
 
 
 def _stacks(model: ModelConfig) -> dict[str, StackConfig]:
-    """Returns the stacks that a model has, by key."""
     stacks = {"model.encoder": model.encoder, "model.decoder": model.decoder}
     return {name: stack for name, stack in stacks.items() if stack is not None}
 

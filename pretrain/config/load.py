@@ -89,7 +89,6 @@ def parse_section(section: type[SectionT], located: LocatedTree, source: str) ->
 def _describe_all(
     error: pydantic.ValidationError, located: LocatedTree, source: str, section: type[Section], only: str | None = None
 ) -> list[str]:
-    """Returns the lines of pydantic's errors, all or of one type."""
     details = [detail for detail in error.errors(include_url=False) if only in (None, detail["type"])]
     return list(dict.fromkeys(_describe(detail, located, source, section) for detail in details))
 
@@ -259,7 +258,6 @@ def _check_allowed(names: list[str], where: str) -> None:
 
 
 def _describe(detail: Any, located: LocatedTree, source: str, section: type[Section]) -> str:
-    """Returns the line of one of pydantic's errors."""
     # pydantic adds the branch of a key of several types: `qk_norm.literal['whole','layer']`.
     keys = [str(key) for key in detail["loc"] if not str(key).startswith("literal[")]
     path = ".".join(keys)

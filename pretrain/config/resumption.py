@@ -51,7 +51,6 @@ def changed_keys(old: RunConfig, new: RunConfig) -> Changes:
 
 
 def _leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every key with a value of its own, with its place in a list: `data.mixture[2].weight`."""
     for name, info in type(section).model_fields.items():
         key = f"{prefix}{info.alias or name}"
         value = getattr(section, name)

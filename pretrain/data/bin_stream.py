@@ -131,7 +131,6 @@ class BinStream:
         return self._read_rows(places, np.array(windows, dtype=np.int64))
 
     def _locate(self, sample: int) -> tuple[int, int]:
-        """Returns shard and bin of a sample."""
         epoch, place = divmod(sample, self.order.num_tokens)
         shards, starts = self._layout(epoch)
         slot = bisect_right(starts, place) - 1

@@ -60,7 +60,6 @@ class Bins:
     length: np.ndarray
 
     def __len__(self) -> int:
-        """Returns the number of bins."""
         return len(self.starts) - 1
 
 

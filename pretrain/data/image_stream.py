@@ -161,7 +161,6 @@ class ImageStream:
         return erase(rand_augment(pixels, config, seed, sample), config, seed, sample)
 
     def _check_sizes(self) -> None:
-        """Checks the least side of every image, before a run has begun."""
         for number, shard in enumerate(self.split.shards):
             sizes = self._shards.sizes(number)
             small = np.flatnonzero(sizes.min(axis=1) + self._room < self._image.side)
@@ -202,13 +201,11 @@ class _ImageRows:
         self._mixed: np.ndarray | None = None
 
     def put(self, row: int, pixels: np.ndarray, label: int) -> None:
-        """Fills a row."""
         self._pixels[row] = pixels
         self._labels[row, 0] = label
         self._num_tokens[row] = self._labels.shape[1]
 
     def put_caption(self, row: int, pixels: np.ndarray, tokens: np.ndarray) -> None:
-        """Fills a row of an image and its caption."""
         if self._captions is None:
             self._captions = np.zeros(self._labels.shape, dtype=tokens.dtype)
         self._pixels[row] = pixels

@@ -159,7 +159,6 @@ def resize(pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> np.
 
 
 def _window(pixels: np.ndarray, box: tuple[int, int, int, int]) -> np.ndarray:
-    """Returns a part of an image, uint8 [C, Y, X], black beyond it."""
     left, top, right, bottom = box
     channels, height, width = pixels.shape
     part = np.zeros((channels, bottom - top, right - left), dtype=np.uint8)

@@ -309,7 +309,6 @@ def build_batch(made: ModelRows, columns: Columns | None = None, *, pin_memory: 
 
 
 def _tensors(rows: ModelRows | SourceRows | PairRows) -> dict[str, Any]:
-    """Returns the arrays of rows as tensors, by field of a batch."""
     tensors = {}
     for one in fields(rows):
         array = getattr(rows, one.name)

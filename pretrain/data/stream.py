@@ -168,13 +168,11 @@ class _RowCopier:
             wanted -= size
 
     def pad(self, missing: int) -> None:
-        """Appends padding."""
         if missing:
             self._pieces.append(np.full(missing, self._fill, dtype=self._dtype))
             self._at += missing
 
     def clear_row(self) -> None:
-        """Makes padding of the row that is not complete."""
         row, done = divmod(self._at, self._width)
         self._at -= done
         while done:
@@ -338,7 +336,6 @@ def _open_split(
 
 
 def _segments(data: DataConfig, seq_len: int) -> list[tuple[int, list[float]]]:
-    """Returns (first position, weights) of each stretch of the curriculum."""
     segments = [(0, [source.weight for source in data.mixture])]
     for milestone in data.curriculum:
         weights = [milestone.weights.get(source.name, 0.0) for source in data.mixture]

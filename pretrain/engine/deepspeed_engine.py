@@ -296,13 +296,11 @@ class _Partitioned:
         place_cut(self._base, masters, pieces, rank)
 
     def held_fragments(self) -> Iterator[Fragment]:
-        """Yields this rank's part of the parameters, and of the optimizer's state."""
         yield from state_fragments(self._base, self._pieces)
 
     owned_fragments = held_fragments
 
     def scalars(self) -> dict[str, float]:
-        """Returns the loss scale, in fp16."""
         return read_loss_scale(self._zero)
 
     def _restore(self, optimizer_step: int, scalars: dict[str, float]) -> None:
@@ -356,7 +354,6 @@ class _PartitionedParameters(_Partitioned):
 
     @torch.no_grad()
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
-        """Copies masters to the working shares."""
         self._restore(optimizer_step, scalars)
         self._zero.empty_partition_cache()  # an evaluation may have left any weight gathered
         for share, master in self._working:

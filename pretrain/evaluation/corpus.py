@@ -142,7 +142,6 @@ def check_length(source: ModelSource, longest: int) -> None:
 
 
 def _sources(paths: Sequence[str]) -> dict[str, Any]:
-    """Returns one folder as the data, or several as sources by the names of their folders."""
     if len(paths) == 1:
         return {"path": paths[0]}
     folders = [Path(path.rstrip("/")).name for path in paths]

@@ -156,7 +156,6 @@ class HarnessModel(_TemplateLM):
         return [(log_prob, is_greedy) for log_prob, is_greedy in self._answer_all(batches, score)]
 
     def _answer_all(self, batches: list[list[int]], answer: Callable[[list[int]], list[Any]]) -> list[Any]:
-        """Returns the answers to all requests, of which `batches` have the numbers. Collective."""
         found: dict[int, Any] = {}
         count = sum(map(len, batches))
         # In passes that are collective the others wait for a rank that leaves by an exception.

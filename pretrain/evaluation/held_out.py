@@ -163,7 +163,6 @@ def evaluate_held_out(
 
 
 def _check_fits(source: ModelSource, objective: ObjectiveConfig) -> None:
-    """Refuses a baseline whose stacks cannot read the same rows. Raises: ConfigError."""
     for task in objective.tasks:
         shapes = OBJECTIVES[task.kind].shapes
         if source.config.shape not in shapes:

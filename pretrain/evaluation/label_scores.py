@@ -183,7 +183,6 @@ def _class_scores(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def _scores(confusion: np.ndarray) -> np.ndarray:
-    """Returns `SCORES` of N confusion matrices, float64 [3, N]."""
     support = confusion.sum(axis=2)
     answered = confusion.sum(axis=1)
     total = support.sum(axis=1)

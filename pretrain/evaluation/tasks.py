@@ -173,7 +173,6 @@ def _find(choice: TaskChoice, options: tuple[str, str]) -> Any:
 
 
 def _load(choice: TaskChoice) -> Any:
-    """Returns the harness's manager with the tasks loaded. Raises: ConfigError, DataError."""
     manager = _find(choice, ("--tasks", "--task-path"))
     try:
         manager.load(list(choice.names))
@@ -189,7 +188,6 @@ def _load(choice: TaskChoice) -> Any:
 
 
 def _run(source: ModelSource, choice: TaskChoice, resamples: int, device: str) -> Any:
-    """Returns the results of the harness for a model; None on ranks other than 0."""
     # Loaded anew for each model: tasks keep the answers.
     return _answer(load_artifact(source, device), choice, _load(choice), resamples)
 

@@ -338,7 +338,6 @@ def _decode(
     normalize: NormalizeConfig | None,
     device: str,
 ) -> list[TranslationSet]:
-    """Translates with one model, once for each beam size; `path` names it in the report."""
     artifact = load_artifact(source, device)
     for setting in artifact.generation.not_honoured if current()[0] == 0 else ():
         print(printable(f"note: the own {setting} of {path} is not honoured"), file=sys.stderr)

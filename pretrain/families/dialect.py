@@ -164,7 +164,6 @@ class Dialect:
 
 
 def _read_biases(dialect: Dialect, fields: Fields) -> dict[str, bool | None]:
-    """Returns the biases of linear layers, of attention apart where they differ."""
     keys = ("attention_bias", "mlp_bias")
     attention, feedforward = (key in dialect.biases and fields.flag(key, False) for key in keys)
     apart = None if attention == feedforward else attention
@@ -172,7 +171,6 @@ def _read_biases(dialect: Dialect, fields: Fields) -> dict[str, bool | None]:
 
 
 def _read_windows(dialect: Dialect, fields: Fields, layers: int) -> dict[str, Any]:
-    """Returns the window, and the layers without one."""
     if dialect.windows == "none":
         return {}
     if dialect.windows == "all":

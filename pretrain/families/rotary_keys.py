@@ -89,6 +89,10 @@ def _read_one(
     if kind not in keys.kinds:
         why = f"only default, {', '.join(keys.kinds)} can be represented"
         raise refusal(f"{key}.rope_type", kind, why)
+    return found | {"rope_scaling": _read_scaling(fields, rope, kind, max_seq_len)}
+
+
+def _read_scaling(fields: Fields, rope: Fields, kind: str, max_seq_len: int) -> dict[str, Any]:
     scaling: dict[str, Any] = {"kind": kind}
     if kind == "dynamic":
         # Without effect up to this length: theirs has no other limit.
@@ -109,7 +113,7 @@ def _read_one(
         scaling |= {f"{name}s": rope.numbers(name) for name in ("short_factor", "long_factor")}
     if kind in ("yarn", "longrope") and rope.values.get("attention_factor") is not None:
         scaling["attention_factor"] = rope.number("attention_factor")
-    return found | {"rope_scaling": scaling}
+    return scaling
 
 
 def _read_yarn(rope: Fields, factor: float) -> dict[str, Any]:
@@ -197,16 +201,19 @@ def read_layer_types(
     if window is None:
         why = f"{SLIDING} needs a sliding_window, and of Qwen use_sliding_window=true"
         raise refusal("layer_types", listed, why)
-    if all(slides):
-        return {"window": window}
-    # A period reads like a preset; any other set of layers is listed.
-    for every in range(2, layers + 1):
-        for first in range(every):
-            if slides == [number % every != first for number in range(layers)]:
-                found: dict[str, Any] = {"window": window, "global_every": every}
-                return found | ({"global_first": first} if first else {})
+    return {"window": window, **_global_layers(slides)}
+
+
+def _global_layers(slides: list[bool]) -> dict[str, Any]:
+    """Returns the layers without a window as a period, which reads like a preset, or else as a list."""
     full = [number for number, is_local in enumerate(slides) if not is_local]
-    return {"window": window, "global_layers": full}
+    if not full:
+        return {}
+    for every in range(2, len(slides) + 1):
+        first = full[0] % every
+        if full == list(range(first, len(slides), every)):
+            return {"global_every": every, "global_first": first} if first else {"global_every": every}
+    return {"global_layers": full}
 
 
 def periodic_types(fields: Fields, layers: int, every: int) -> list[str]:

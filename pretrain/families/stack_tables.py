@@ -126,7 +126,6 @@ def stacked(ours: str, theirs: tuple[str, ...], stack: StackConfig) -> dict[str,
 
 
 def _block(place: tuple[str, str], names: StackNames, stack: StackConfig, number: int) -> list[Weight]:
-    """Returns the weights of a layer."""
     absent = {"feedforward.up" if stack.gated else "feedforward.gate_up"}
     if not stack.norms_attention(number):
         absent.add("attention_norm")
@@ -142,7 +141,6 @@ def _block(place: tuple[str, str], names: StackNames, stack: StackConfig, number
 def _beside(
     name: str, modules: Mapping[str, str], stack: StackConfig, config: ModelConfig
 ) -> Iterator[Weight]:  # fmt: skip
-    """Yields the weights of a stack beside its layers."""
     for ours, theirs in modules.items():
         if ours == "position" and stack.position == "relative":
             tables = (theirs.format(number) for number in range(stack.relative_tables))

@@ -146,7 +146,6 @@ def beam_search(
 def _search_batch(
     model: LanguageModel, prompts: Prompts, searches: list[_Search], constraints: Constraints, beams: Beams
 ) -> None:
-    """Runs the searches of one batch until each is done."""
     longest = max(search.limit for search in searches)
     sees_whole = constraints.sees_prompt_whole
     feed = IncrementalDecoder(model, prompts, longest, sees_prompt_whole=sees_whole)

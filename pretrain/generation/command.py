@@ -104,7 +104,6 @@ def fill_masks(model: LanguageModel, codec: Codec, text: str, top_k: int = 5, *,
 
 
 def _spell_filled(codec: Codec, ids: list[int], places: list[int]) -> str:
-    """Returns the text of ids; a special token at one of `places`, which `decode` leaves out, by its name."""
     text, begin = "", 0
     hidden = [place for place in places if not codec.decode([ids[place]])]
     for end in [*hidden, len(ids)]:

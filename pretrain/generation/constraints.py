@@ -126,7 +126,6 @@ class Constraints:
         return log_probs_BV
 
     def _penalize(self, scores_BV: Tensor, read_BT: Tensor) -> Tensor:
-        """Returns the scores with the repetition penalty."""
         penalty = self.repetition_penalty
         if penalty == 1.0:
             return scores_BV

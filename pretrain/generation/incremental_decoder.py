@@ -139,7 +139,6 @@ class IncrementalDecoder:
             )
 
     def _read(self, batch: Batch) -> Tensor:
-        """Reads a batch, the model in eval mode."""
         model = self._model
         # Both calls walk all modules: a tenth of a step of a small model.
         if not model.training:

@@ -102,7 +102,6 @@ class RowSeeds:
         self._seen = Counter[bytes]()
 
     def __call__(self, prompt: Prompt) -> int:
-        """Returns the seed of the next row that begins with `prompt`."""
         values = prompt.flatten().tolist() if isinstance(prompt, Tensor) else list(prompt)
         identity = repr((self._seed, values)).encode()
         key = hashlib.blake2b(identity, digest_size=16).digest()

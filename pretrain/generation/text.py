@@ -153,7 +153,6 @@ def find_prompts(prompts: list[str], file: str | None, option: str = "--prompt")
 
 
 def _is_piped() -> bool:
-    """Returns whether standard input is a pipe, file or socket."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError, AttributeError):

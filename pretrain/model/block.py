@@ -184,7 +184,6 @@ class Block(nn.Module):
         return BlockOutput(x_BTD, values_BTKH, routing_W)
 
     def _read(self, x_BTD: Tensor, norm: nn.Module | None) -> Tensor:
-        """Returns the input of a sub-layer."""
         reads_normed = self.norm_placement in ("pre", "sandwich")
         return norm(x_BTD) if norm is not None and reads_normed else x_BTD
 

@@ -87,7 +87,6 @@ def _draw_normal(
 
 
 def _fused_parts(name: str, weight: Tensor, stack: StackConfig) -> tuple[Tensor, ...]:
-    """Returns the matrices of a fused parameter, views of its rows; of all experts together."""
     kv_rows = stack.num_kv_heads * stack.per_head_width
     if name.endswith("attention.qkv.weight"):
         return weight.split([stack.heads * stack.per_head_width, kv_rows, kv_rows])

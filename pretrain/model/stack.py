@@ -156,7 +156,6 @@ class Stack(nn.Module):
         return place, placed
 
     def _read(self, x_BTD: Tensor, rows: StackRows) -> Tensor:
-        """Returns the input of the first block."""
         if self.token_type is not None:
             types_BT = rows.token_types_BT
             # RoBERTa's texts are all of one type.
@@ -166,7 +165,6 @@ class Stack(nn.Module):
         return self.expand(self.dropout(self.input_norm(x_BTD)))
 
     def _rotation(self, placed: PositionedInput, number: int) -> Rotation | None:
-        """Returns the rotary angles of a layer."""
         if number in self.unrotated:
             return None
         return placed.rotation if self.windows[number] is None else placed.local_rotation
@@ -220,7 +218,6 @@ class Stack(nn.Module):
 
 
 def _counted(x_BTD: Tensor, rows: StackRows) -> Tensor:
-    """Returns the tokens that are no padding, bool [B, T]."""
     shape = x_BTD.shape[:2]
     if rows.documents_BT is not None:
         counted_BT = rows.documents_BT >= 0

@@ -179,7 +179,6 @@ class Transformer(nn.Module):
         return x_BTD.scatter(1, places_BS[..., None].expand_as(x_BSD), x_BSD)
 
     def _hidden(self, x_BSD: Tensor, rows: StackRows) -> Tensor:
-        """Returns the hidden states of the encoder."""
         assert self.encoder is not None
         return self.encoder(StackInput(x_BSD, rows)).hidden_BTD
 
@@ -196,7 +195,6 @@ class Transformer(nn.Module):
         return EncoderOutput(hidden_BSD, source.tokens_BT.shape[1], rows)
 
     def _encode_pixels(self, batch: Batch, *, skip: bool) -> EncoderOutput:
-        """Encodes images, all of whose vectors every token of their captions sees."""
         assert self.encoder is not None and self.patches is not None
         rows = StackRows(batch.tokens_BT[:, :0])  # patches have no tokens
         hidden_BSD = None

@@ -63,7 +63,6 @@ def masked_rows(
 
 
 def _place(rows: TokenRows, inputs: np.ndarray, targets: np.ndarray, document_mask: bool) -> ModelRows:
-    """Returns rows of an encoder with few targets."""
     target_positions = np.flatnonzero(targets != IGNORE_INDEX)
     # Of images: one target a row.
     mixed = None if rows.mixed is None else rows.mixed[target_positions // targets.shape[1]]

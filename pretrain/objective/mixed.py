@@ -92,7 +92,6 @@ def _join_placed(parts: Sequence[_Placed], order: np.ndarray, length: int, fill:
 
 
 def _join(arrays: Sequence[np.ndarray], order: np.ndarray, length: int, fill: int) -> np.ndarray:
-    """Pads rows to a length, concatenates and reorders them."""
     padded = [np.pad(a, ((0, 0), (0, length - a.shape[1])), constant_values=fill) for a in arrays]
     return np.concatenate(padded)[order]
 

@@ -236,13 +236,11 @@ def _at(values: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 def _begins(documents: np.ndarray) -> np.ndarray:
-    """Returns the mask of document starts; the first column is one."""
     begins = np.ones(documents.shape, dtype=bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return begins
 
 
 def _positions(documents: np.ndarray) -> np.ndarray:
-    """Returns the position of each token in its document, int64."""
     columns = np.arange(documents.shape[1])
     return columns - np.maximum.accumulate(np.where(_begins(documents), columns, 0), axis=1)

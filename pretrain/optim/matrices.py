@@ -334,7 +334,6 @@ class _Rule:
                 self._rounds[master_id].append(Round(parts, rank, num_ranks))
 
     def step(self, masters: list[Tensor], learning_rate: float) -> None:
-        """Steps the matrices of these masters."""
         here: Matrices = {}
         for master in masters:
             if master.grad is None:
@@ -389,7 +388,6 @@ class _Rule:
         _set_step(state[handle], 0)
 
     def set_step(self, step: int) -> None:
-        """Sets the step count of every matrix that has state."""
         if self._optimizer is not None:
             for state in self._optimizer.state.values():
                 _set_step(state, step)

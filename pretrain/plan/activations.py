@@ -48,7 +48,6 @@ class ActivationBytes:
 
 
 def _micro_batch(task: TrainingTask, counts: StackCounts, engine: EngineConfig, rows: int, device: str) -> MicroBatch:
-    """Returns a micro-batch of a stack on a rank."""
     lengths = task.columns
     source = lengths.source or 0
     return MicroBatch(

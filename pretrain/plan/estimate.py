@@ -73,38 +73,44 @@ def plan_facts(
         "problems": [asdict(problem) for problem in problems],
     }
     if not any(problem.kind == "batch" for problem in problems):
-        batch = config.plan_ranks(cluster.size)
-        layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
-        facts["layout"] = {
+        facts |= _layout_facts(config, task, cluster, options, stored)
+    if options.search:
+        facts["search"] = [_candidate_facts(candidate) for candidate in search(config, task, cluster)]
+    if options.sweep:
+        points = sweep(config, task, cluster, options.sweep)
+        facts["sweep"] = [_point_facts(point, config, task) for point in points]
+    return facts
+
+
+def _layout_facts(
+    config: RunConfig, task: TrainingTask, cluster: Cluster, options: PlanOptions, stored: StoredData | None
+) -> dict[str, Any]:
+    """Returns the facts of a batch that divides over the ranks."""
+    batch = config.plan_ranks(cluster.size)
+    layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
+    rates = {"predicted": predict_rate(task, layout, cluster)}
+    if options.mfu is not None:
+        rates["assumed"] = predict_rate(task, layout, cluster, mfu=options.mfu)
+    if options.measured_tokens_s is not None:
+        rates["measured"] = predict_rate(task, layout, cluster, tokens_s=options.measured_tokens_s)
+    # The surest rate, which is the last, is the base of all that follows.
+    best = list(rates.values())[-1]
+    return {
+        "layout": {
             "engine": config.engine.kind,
             "precision": config.engine.precision,
             **_engine_facts(layout),
             **asdict(replace(batch, steps=None)),  # which are those of `batch.schedule`
             "tokens_per_step": batch.rows * task.tokens,
-        }
-        facts["memory"] = _memory_facts(task, layout, cluster, batch.rows_per_rank)
-        rates = {"predicted": predict_rate(task, layout, cluster)}
-        if options.mfu is not None:
-            rates["assumed"] = predict_rate(task, layout, cluster, mfu=options.mfu)
-        if options.measured_tokens_s is not None:
-            speed = options.measured_tokens_s
-            rates["measured"] = predict_rate(task, layout, cluster, tokens_s=speed)
-        facts["rates"] = {name: _rate_facts(rate, config, task, cluster) for name, rate in rates.items()}
-        facts["fp8"] = _fp8_facts(task, layout, cluster)
-        facts["network"] = _network_facts(task, layout, cluster)
-        facts |= _exchange_facts(task, layout, cluster)
-        # The surest rate, which is the last, is the base of all that follows.
-        best = list(rates.values())[-1]
-        facts["course"] = _course_facts(config, task, best, cluster, options)
-        total = facts["model"]["parameters"]["total"]
-        facts["data"] = _data_facts(config, total, best.step_s, stored)
-    if options.search:
-        found = search(config, task, cluster)
-        facts["search"] = [_candidate_facts(one) for one in found]
-    if options.sweep:
-        points = sweep(config, task, cluster, options.sweep)
-        facts["sweep"] = [_point_facts(point, config, task) for point in points]
-    return facts
+        },
+        "memory": _memory_facts(task, layout, cluster, batch.rows_per_rank),
+        "rates": {name: _rate_facts(rate, config, task, cluster) for name, rate in rates.items()},
+        "fp8": _fp8_facts(task, layout, cluster),
+        "network": _network_facts(task, layout, cluster),
+        **_exchange_facts(task, layout, cluster),
+        "course": _course_facts(config, task, best, cluster, options),
+        "data": _data_facts(config, sum(count_parts(task.model).values()), best.step_s, stored),
+    }
 
 
 def _model_facts(config: RunConfig, task: TrainingTask, stored: StoredData | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ the real engine takes gathers the same bytes (`tests/integration/test_collective
 
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby, islice
@@ -61,18 +61,18 @@ def _looks(modules: Sequence[str], large: Collection[str]) -> dict[str, int]:
 
     Those without parameters of their own or below them, such as a dropout, are not known here.
     """
-    found: dict[str, int] = {}
+    looks: dict[str, int] = {}
     entered, before = 0, ""
     for module in modules:
         words = module.split(".")
         parents = (".".join(words[:n]) for n in range(1, len(words)) if words[n - 1] != "blocks")
         entered += sum(not before.startswith(f"{parent}.") for parent in parents)
         if module in large:
-            found[module], entered = entered, 0
+            looks[module], entered = entered, 0
         else:
             entered += 1
         before = module
-    return found
+    return looks
 
 
 def _steps(
@@ -80,8 +80,9 @@ def _steps(
 ) -> list[Step]:
     """Returns the uses of modules with large weights, `names`, in a micro-batch, in order."""
     by_block = engine.compiles(device)  # gathered as a whole (`set_z3_leaf_modules`)
-    again = engine.activation_checkpointing != "none" and not by_block
-    every = engine.activation_checkpointing_every if again else 0
+    every = 0
+    if engine.activation_checkpointing != "none" and not by_block:
+        every = engine.activation_checkpointing_every
 
     def module(name: str) -> str:
         return (by_block and _block(name)) or name.rpartition(".")[0]
@@ -96,28 +97,41 @@ def _steps(
     def back(kind: Any, used: tuple[str, ...]) -> Step:
         return Step("blocks", kind, used, looks_back[module(used[0])])
 
-    forward = [tuple(found) for _, found in groupby(names, module)]
+    forward = [tuple(used) for _, used in groupby(names, module)]
     if counts.reads_table_twice and "embedding.weight" in names:
         forward.append(("embedding.weight",))
     steps = [forth("forward", used) for used in forward]
     if counts.has_head:
         steps[-1] = steps[-1]._replace(phase="loss")
+    return steps + _backward(counts, forward, every, forth, back)
+
+
+_MakeStep = Callable[[Any, tuple[str, ...]], Step]
+
+
+def _backward(
+    counts: ModelCounts, forward: list[tuple[str, ...]], every: int, forth: _MakeStep, back: _MakeStep
+) -> list[Step]:
+    """Returns the uses of the backward pass; every so many blocks compute their input again, 0: none."""
+    steps: list[Step] = []
     done = 0  # steps up to the end of the last block
-    for block, found in groupby(reversed(forward), lambda used: _block(used[0])):
-        uses = list(found)
+    for block, group in groupby(reversed(forward), lambda used: _block(used[0])):
+        uses = list(group)
         if block is None or not every or int(block.split(".")[-1]) % every:
-            steps += [back("backward", used)._replace(phase="blocks" if done or block else "turn") for used in uses]
-        elif isinstance(counts, TransformerCounts) and counts.norms_first(block):
-            # The gradient reaches the last product first, whose input is then computed again.
-            last, *others = uses
-            steps.append(back("fetch", last))
-            steps += [forth("again", used) for used in reversed(others)]
-            steps += [forth("fetch", last), Step("blocks", "release", last)]
-            steps += [back("backward", used) for used in others]
+            phase: Phase = "blocks" if done or block else "turn"
+            steps += [back("backward", used)._replace(phase=phase) for used in uses]
         else:
+            later = []
+            if isinstance(counts, TransformerCounts) and counts.norms_first(block):
+                # The gradient reaches the last product first, whose input is then computed again.
+                last = uses.pop(0)
+                steps.append(back("fetch", last))
+                later = [forth("fetch", last), Step("blocks", "release", last)]
             steps += [forth("again", used) for used in reversed(uses)]
+            steps += later
             steps += [back("backward", used) for used in uses]
-        done = len(steps) if block else done
+        if block:
+            done = len(steps)
     done = done or len(steps)
     return steps[:done] + [step._replace(phase="end") for step in steps[done:]]
 
@@ -145,7 +159,6 @@ class _Coordinator:
     whole: dict[Phase, int] = field(default_factory=lambda: {"loss": 0, "turn": 0, "blocks": 0, "end": 0})
 
     def run(self, steps: tuple[Step, ...]) -> None:
-        """Passes through a micro-batch."""
         trace = [step.names for step in steps if step.kind != "release"]
         coming = deque((name, place) for place, names in enumerate(trace) for name in names)
         if self.by_block:
@@ -158,27 +171,33 @@ class _Coordinator:
                     self._look_ahead(coming)
                 if step.looks and self.trained and step.kind in ("fetch", "backward"):
                     self._reduce(before, 1)  # gradients of a norm, which send a full bucket
-                self._gather([name for name in step.names if name not in self.live])
-                fresh = {name for name in step.names if self.marked.get(name, -1) < place}
-                while fresh:
-                    name, self.marked[name] = coming.popleft()
-                    fresh.discard(name)
-                self._land(step)
-                self._look_ahead(coming)
+                self._fetch(step, coming, place)
                 place += 1
             self._note(step.phase, 0)
             if step.kind in ("backward", "release"):
-                for name in step.names:
-                    self._note(step.phase, self.sizes[name] if name in self.trained else 0)
-                # What is saved goes before gradients arrive.
-                self.again.difference_update(step.names)
-                for name in step.names:
-                    if name in self.trained:
-                        self._reduce(step.phase, self.sizes[name])
+                self._pass_back(step)
             if step.kind != "fetch":
                 self._release(step, trace, place)
             before = step.phase
         self._note(steps[-1].phase, self._message())
+
+    def _fetch(self, step: Step, coming: deque[tuple[str, int]], place: int) -> None:
+        self._gather([name for name in step.names if name not in self.live])
+        fresh = {name for name in step.names if self.marked.get(name, -1) < place}
+        while fresh:
+            name, self.marked[name] = coming.popleft()
+            fresh.discard(name)
+        self._land(step)
+        self._look_ahead(coming)
+
+    def _pass_back(self, step: Step) -> None:
+        for name in step.names:
+            self._note(step.phase, self.sizes[name] if name in self.trained else 0)
+        # What is saved goes before gradients arrive.
+        self.again.difference_update(step.names)
+        for name in step.names:
+            if name in self.trained:
+                self._reduce(step.phase, self.sizes[name])
 
     def _gather(self, names: list[str]) -> None:
         self.live.update(names)
@@ -195,15 +214,15 @@ class _Coordinator:
 
     def _look_ahead(self, coming: deque[tuple[str, int]]) -> None:
         most = min(MAX_LIVE - self.held, self.ahead)
-        found: list[str] = []
+        names: list[str] = []
         values = 0
         while coming and values < most:
             name, place = coming.popleft()
             self.marked[name] = max(place, self.marked.get(name, -1))
-            if name not in self.live and name not in found:
-                found.append(name)
+            if name not in self.live and name not in names:
+                names.append(name)
                 values += self.sizes[name]
-        self._gather(found)
+        self._gather(names)
 
     def _release(self, step: Step, trace: list[tuple[str, ...]], place: int) -> None:
         gone = {name for name in step.names if self.marked.get(name, -1) <= place}
@@ -224,9 +243,9 @@ class _Coordinator:
 
     def _note(self, phase: Phase, more: int) -> None:
         # Gradients that fit the bucket lie in it, and count as a bucket.
-        own = sum(size for size in self.pending if size > self.bucket)
-        own += sum(self.sizes[name] for name in self.again)
-        self.whole[phase] = max(self.whole[phase], self.held + own + more)
+        extra = sum(size for size in self.pending if size > self.bucket)
+        extra += sum(self.sizes[name] for name in self.again)
+        self.whole[phase] = max(self.whole[phase], self.held + extra + more)
 
     def _message(self) -> int:
         """Returns the values of the copies that a message of the bucket is made of."""
@@ -252,10 +271,10 @@ def _pass(
     by_block: bool,
 ) -> _Coordinator:
     each = dict(sizes)
-    found = _Coordinator(each, each if trained is None else trained, alone, *limits, by_block)
+    coordinator = _Coordinator(each, each if trained is None else trained, alone, *limits, by_block)
     if steps:
-        found.run(steps)
-    return found
+        coordinator.run(steps)
+    return coordinator
 
 
 def plan_gathers(

@@ -297,7 +297,6 @@ def _loss_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
 
 
 def _sized_by(task: TrainingTask) -> int:
-    """Returns the parameters that buckets are sized by: without adapters."""
     return task.values.weights - (task.trained.adapter_values if task.trained else 0)
 
 

@@ -41,7 +41,6 @@ def show_plan(facts: dict[str, Any], console: Console) -> None:
 
 
 def _section(title: str | None) -> Table:
-    """Returns a table of a name, a value and a note a row."""
     table = _table(title, ())
     table.show_header = False
     table.add_column(style="dim", min_width=28)
@@ -113,7 +112,6 @@ def _show_model(facts: dict[str, Any], console: Console) -> None:
 
 
 def _groups(ranks: int, sequence: int) -> str:
-    """Returns the ranks, or groups of them that share rows."""
     groups = plural(ranks // sequence, "group")
     return f"{ranks} ranks" if sequence == 1 else f"{groups} of {sequence} ranks"
 
@@ -170,7 +168,6 @@ def _show_time(facts: dict[str, Any], console: Console) -> None:
 
 
 def _show_fp8(fp8: dict[str, Any], console: Console) -> None:
-    """Says whether FP8 pays; if it is asked for, by product."""
     key = f"engine.fp8={fp8['recipe']}"
     if fp8["refused"]:
         console.print(f"{key} will be refused: {fp8['refused']}; use engine.fp8=off", style="bold red", soft_wrap=True)
@@ -277,7 +274,6 @@ def _show_data(data: dict[str, Any], console: Console) -> None:
 
 
 def _show_search(found: list[dict[str, Any]], console: Console) -> None:
-    """Prints the layouts that fit, and how to ask for the first."""
     console.print()
     if not found:
         console.print("[bold]Layouts that fit[/bold]: none")
@@ -302,7 +298,6 @@ def _show_search(found: list[dict[str, Any]], console: Console) -> None:
 
 
 def _show_sweep(points: list[dict[str, Any]], console: Console) -> None:
-    """Prints the scaling curve."""
     console.print()
     columns = ("nodes", "GPUs", "micro", "x", "tokens/s", "MFU", "of 1st", "run", "bound", "curve")
     # One space between columns: the widest numbers fit a terminal of 80.

@@ -183,7 +183,6 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
 
 
 def _other_micro(config: RunConfig, cluster: Cluster) -> str:
-    """Names the largest smaller micro-batch that divides."""
     shared = config.parallel
     rows = config.batch.common_rows * shared.row_ranks
     groups = math.lcm(shared.row_ranks, shared.experts, config.engine.zero_hpz)

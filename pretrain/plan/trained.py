@@ -90,7 +90,6 @@ def count_values(model: AnyModelConfig, trained: TrainableSubset | None) -> Valu
 
 
 def _count_norms(shapes: Mapping[str, Shape], layers: Collection[str], finetune: FinetuneConfig) -> int:
-    """Returns the trained norms of the rows of adapted matrices, which DoRA alone has."""
     return sum(shapes[f"{layer}.weight"][0] for layer in layers) if finetune.dora else 0
 
 
@@ -126,13 +125,16 @@ def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: Finet
     if finetune.kind == "full" and not freeze:
         return None
     shapes = parameter_shapes(model)
-    if finetune.kind == "full":
-        check_patterns("init.freeze", freeze, shapes)
-        names = frozenset(name for name in shapes if not matches(name, freeze))
-        if not names:
-            what = f"init.freeze={list(freeze)} leaves nothing to train"
-            raise ConfigError(what, fix="name fewer parameters")
-        return TrainableSubset(names, frozenset(), finetune, 0, saves_all=True)
+    if finetune.kind != "full":
+        return _plan_adapters(model, shapes, finetune)
+    check_patterns("init.freeze", freeze, shapes)
+    names = frozenset(name for name in shapes if not matches(name, freeze))
+    if not names:
+        raise ConfigError(f"init.freeze={list(freeze)} leaves nothing to train", fix="name fewer parameters")
+    return TrainableSubset(names, frozenset(), finetune, 0, saves_all=True)
+
+
+def _plan_adapters(model: AnyModelConfig, shapes: Mapping[str, Shape], finetune: FinetuneConfig) -> TrainableSubset:
     in_blocks = [name for name, shape in shapes.items() if ".blocks." in name and len(shape) == 2]
     linear = [name.removesuffix(".weight") for name in in_blocks]
     check_patterns("finetune.targets", finetune.targets, linear, "linear layer of a block")

@@ -138,7 +138,6 @@ class Pulse:
         )
 
     def _stack(self) -> list[str]:
-        """Returns the innermost calls of the main thread."""
         with self._looking:  # called by two threads: messenger and watchdog
             is_collecting = gc.isenabled()
             # Before Python 3.11.9 `sys._current_frames` locks what a finalizer may wait for: a

@@ -262,7 +262,6 @@ class Watchdog:
         return Verdict(describe_store(place, keeper.beat, silent_s), EXIT_HANG, (keeper.beat.rank,))
 
     def _end(self, verdict: Verdict | None) -> None:
-        """Publishes a verdict and ends this rank; does nothing without one."""
         if verdict is None:
             return
         verdict = self._publish(verdict)
@@ -275,7 +274,6 @@ class Watchdog:
         return messenger.say(verdict) if is_answered else verdict
 
     def _follow(self, verdict: Verdict) -> None:
-        """Ends this rank after the verdict of another."""
         if verdict.exit_code != EXIT_HANG:
             # Most errors (bad data, a full disk) occur on all ranks: this one gets a moment to
             # report its own.

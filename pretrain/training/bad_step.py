@@ -129,7 +129,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _shown(name: str) -> str:
-    """Returns the name of a module of `TrainModule` as its parameters have it."""
     return {"": "the loss", "model": "the model"}.get(name, name.removeprefix("model."))
 
 

@@ -140,7 +140,6 @@ class ExpertBalance:
         return metrics
 
     def _warn(self, dead: dict[str, list[int]], steps: int) -> None:
-        """Names dead experts, where they are others than at the last call."""
         if dead and dead != self._dead:
             listed = [f"{name}: {', '.join(map(str, experts))}" for name, experts in dead.items()]
             text = "no token chose these experts in %s: %s"

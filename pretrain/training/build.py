@@ -210,7 +210,6 @@ def _module(config: RunConfig, model: LanguageModel, dataset: Dataset) -> TrainM
 
 
 def _cuts_state(config: RunConfig) -> bool:
-    """Returns whether a rank has a part of the optimizer's state."""
     return config.engine.zero_stage > 0 or config.parallel.parts > 1
 
 
@@ -262,7 +261,6 @@ def _loader(
 
 
 def _columns(world: World) -> Columns | None:
-    """Returns the columns of this rank; None: it has whole rows."""
     return Columns(world.row_rank, world.row_ranks) if world.row_ranks > 1 else None
 
 

@@ -165,18 +165,17 @@ def check_data(saved: TrainState, fresh: TrainState, allow: list[str]) -> None:
             )
 
 
-def check_order(saved: TrainState, next_digest: int | None, allow: list[str]) -> None:
+def check_order(saved: TrainState, next_digest: str, allow: list[str]) -> None:
     """Compares the next samples with the samples of the checkpoint's next step. Raises: DataError.
 
     Where `resume.allow` lets the order change, a difference is a warning. `next_digest`: of the
-    global sample ids; None: there is no next step.
+    global sample ids; "": there is no next step.
     """
-    found = "" if next_digest is None else f"{next_digest:016x}"
-    if not (found and saved.next_digest) or found == saved.next_digest:
+    if not (next_digest and saved.next_digest) or next_digest == saved.next_digest:
         return
     error = DataError(
         f"the samples of step {saved.step + 1} are not those that its checkpoint says come next "
-        f"(digest {saved.next_digest} -> {found})",
+        f"(digest {saved.next_digest} -> {next_digest})",
         fix="use the data, config and version of the run so far, or pass resume.allow=[data]",
     )
     if not any(key.split(".")[0] in _ORDER for key in allow):

@@ -14,9 +14,10 @@ import math
 import socket
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -55,31 +56,35 @@ def check_replicas(engine: Engine, step: int) -> None:
     each = torch.stack(sums)
     # One total of what all ranks have, and one of this rank's experts.
     widest = max(part.ranks for part in parts)
-    totals = dist.gather_objects([int(each[_places(parts, n)].sum()) for n in sorted({1, widest})])
+    shared = sorted({1, widest})
+    totals = dist.gather_objects([int(each[_places(parts, n)].sum()) for n in shared])
     ranks = range(len(totals))
     alike = [(0, ranks), *((1, ranks[first::widest]) for first in range(widest) if widest > 1)]
-    found = [(kind, those) for kind, those in alike if len({totals[rank][kind] for rank in those}) > 1]
-    if not found:
+    different = ((kind, group) for kind, group in alike if _differ(totals, kind, group))
+    kind, group = next(different, (0, range(0)))
+    if not group:
         return
-    kind, those = found[0]
     rows = dist.gather_objects({"sums": each.tolist(), "host": socket.gethostname()})
-    odd = [those[place] for place in odd_ones([totals[rank][kind] for rank in those])]
-    differing = next(
-        names[place]
-        for place in _places(parts, widest if kind else 1)
-        if len({rows[rank]["sums"][place] for rank in those}) > 1
-    )
-    listed = " and ".join(f"rank {rank} on {rows[rank]['host']}" for rank in odd)
-    num_others = len(those) - len(odd)
-    others = f"the other {num_others} agree" if num_others else "no majority tells which is right"
+    odd = [group[place] for place in odd_ones([totals[rank][kind] for rank in group])]
+    sums_of = [row["sums"] for row in rows]
+    differing = next(names[place] for place in _places(parts, shared[kind]) if _differ(sums_of, place, group))
+    _refuse_replicas({rank: rows[rank]["host"] for rank in odd}, len(group) - len(odd), differing, step)
+
+
+def _refuse_replicas(odd: Mapping[int, str], num_alike: int, weight: str, step: int) -> NoReturn:
+    listed = " and ".join(f"rank {rank} on {host}" for rank, host in odd.items())
+    others = f"the other {num_alike} agree" if num_alike else "no majority tells which is right"
     raise DivergedError(
-        f"the weights of {listed} differ at step {step}, first {differing}; {others}",
+        f"the weights of {listed} differ at step {step}, first {weight}; {others}",
         fix="the last checkpoint is good; look for memory errors there, and resume without these machines",
     )
 
 
+def _differ(values: Sequence[Sequence[int]], place: int, ranks: Iterable[int]) -> bool:
+    return len({values[rank][place] for rank in ranks}) > 1
+
+
 def _places(parts: list[Part], ranks: int) -> list[int]:
-    """Returns the numbers of the parameters that so many ranks share."""
     return [place for place, part in enumerate(parts) if part.ranks == ranks]
 
 

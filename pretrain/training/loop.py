@@ -48,6 +48,8 @@ def train(run: Run, state: TrainState) -> TrainState:
         _announce(run, state.step, run.config.train.last_step)
     while True:
         run.tracker.advance(state.step, "first step")
+        if run.engine.module.balance is not None:
+            run.engine.module.balance.forget()  # steps that a rollback gave up
         try:
             with _start_saving(run, state.step) as saving:
                 return _take_steps(run, state, saving)
@@ -60,13 +62,11 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     target, end = config.train.last_step, config.train.steps
     guard = Guard(config.guard, run.engine, run.world, state.losses, config.checkpoint.every_steps)
     sources = SourceLosses([source.name for source in run.dataset.sources])
-    if run.engine.module.balance is not None:
-        run.engine.module.balance.forget()  # steps that a rollback gave up
     skipped_rows, phase, loss = 0, "compile", 0.0
     upcoming = _fetch(run, state.step + 1) if state.step < target else None
     # Before the first step too: the loss scale of a step needs its global number of targets.
     agreed = _start_exchange(run, saving, _zero(run), None, upcoming)()
-    check_order(state, agreed.coming.digest if agreed.coming else None, config.resume.allow)
+    check_order(state, agreed.next_digest, config.resume.allow)
     while state.step < target and upcoming is not None and agreed.coming is not None and not agreed.stop:
         batch, num_targets = upcoming, agreed.coming.num_targets
         learning_rate = _learning_rate(config, state.step)
@@ -87,25 +87,8 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
         skipped_rows += agreed.done.num_skipped
         run.samples.damage.check(skipped_rows)
         loss = agreed.loss_sum / max(num_targets, 1)
-        state = replace(
-            state,
-            step=state.step + 1,
-            optimizer_step=state.optimizer_step + (0 if update.skipped else 1),
-            tokens=state.tokens + num_targets,
-            position=batch.next_position,
-            next_digest="" if agreed.coming is None else f"{agreed.coming.digest:016x}",
-        )
-        state = guard.judge(state, loss, num_targets, update)
-        if run.audit is not None:
-            run.audit.append(
-                step=state.step,
-                tokens=num_targets,
-                **agreed.done.digests(),
-                loss=loss,
-                grad_norm=None if update.skipped else update.grad_norm,
-                attempt=run.attempt,
-                multi_token_loss=agreed.multi_token_loss,
-            )
+        state = guard.judge(_advance(state, batch, update, agreed), loss, num_targets, update)
+        _audit(run, state.step, loss, update, agreed)
         sources.add(agreed.sums.get("by_source", ()))
         run.meter.end_step(agreed.done.num_tokens)
         run.tracker.advance(state.step)
@@ -134,6 +117,30 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
     with run.phase("save"):
         saving.finish(state, is_last=state.step >= run.config.train.last_step)
     return state
+
+
+def _advance(state: TrainState, batch: StepBatch, update: Update, agreed: StepTotals) -> TrainState:
+    return replace(
+        state,
+        step=state.step + 1,
+        optimizer_step=state.optimizer_step + (0 if update.skipped else 1),
+        tokens=state.tokens + agreed.done.num_targets,
+        position=batch.next_position,
+        next_digest=agreed.next_digest,
+    )
+
+
+def _audit(run: Run, step: int, loss: float, update: Update, agreed: StepTotals) -> None:
+    if run.audit is not None:
+        run.audit.append(
+            step=step,
+            tokens=agreed.done.num_targets,
+            **agreed.done.digests(),
+            loss=loss,
+            grad_norm=None if update.skipped else update.grad_norm,
+            attempt=run.attempt,
+            multi_token_loss=agreed.multi_token_loss,
+        )
 
 
 def _start_saving(run: Run, step: int) -> Saving:
@@ -325,13 +332,11 @@ def validate(run: Run, state: TrainState) -> None:
 
 
 def _total(run: Run, value: float) -> float:
-    """Returns the sum over the ranks. Collective."""
     values = torch.tensor([value], dtype=torch.float64, device=run.engine.device)
     return dist.all_reduce_sum(values).item()
 
 
 def _should_stop(run: Run) -> bool:
-    """Returns whether any rank was asked to stop. Collective."""
     run.progress.go_on()
     return _total(run, float(bool(run.stop))) > 0
 

@@ -118,7 +118,6 @@ def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | 
 
 
 def _check_whole(checkpoint: Path) -> TrainState:
-    """Reads all of a checkpoint, before newer ones are set aside for it."""
     manifest = load_manifest(checkpoint)
     for file in manifest.files:
         problem = check_file(checkpoint / file.name, file)

@@ -172,7 +172,6 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
 
 
 def _summarize(run: Run, state: TrainState) -> Iterator[str]:
-    """Yields the lines at the end of a run: its result, and the commands that are next."""
     rows: list[dict[str, Any]] = []
     attempts: list[dict[str, Any]] = []
     try:

@@ -165,7 +165,6 @@ class Saving:
             self._warn("%s; training continues, the next save is in %d steps at the latest", error, self.every_steps)
 
     def _drop(self) -> None:
-        """Forgets a failed save, committed or not: its step is saved again."""
         self._save = None
         self._saved_step = -1
 

@@ -189,14 +189,16 @@ class StepTotals:
         return int(self.sums["correct"][0])
 
     @property
+    def next_digest(self) -> str:
+        """Digest of the sample ids of the coming step, in hexadecimal; "": there is none."""
+        return "" if self.coming is None else f"{self.coming.digest:016x}"
+
+    @property
     def shown(self) -> dict[str, float]:
         """Further sums of its loss by name."""
         prefix = "shown."
-        shown = {}
-        for name, values in self.sums.items():
-            if name.startswith(prefix):
-                shown[name.removeprefix(prefix)] = values[0]
-        return shown
+        sums = self.sums.items()
+        return {name.removeprefix(prefix): values[0] for name, values in sums if name.startswith(prefix)}
 
     @property
     def multi_token_loss(self) -> float | None:

@@ -208,7 +208,6 @@ def _attention(stack: StackConfig, ours: str, theirs: str) -> list[Weight]:
 
 
 def _gated(ours: str, theirs: list[str], hidden: int, width: int) -> list[Weight]:
-    """Returns the two matrices of feed-forward layers, stacked."""
     halves = [f"{name}{part}_proj" for name in theirs for part in ("gate", "up")]
     downs = [f"{name}down_proj" for name in theirs]
     linears = {"gate_up": dict.fromkeys(halves, hidden), "down": dict.fromkeys(downs, width)}

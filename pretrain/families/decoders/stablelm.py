@@ -41,7 +41,6 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _modules(config: ModelConfig) -> dict[str, Any]:
-    """Returns the modules, each head with a norm of its own."""
     stack, found = config.last_stack, one_norm_modules(config)
     if not stack.qk_norm:
         return found

@@ -147,7 +147,6 @@ def _tensors(scores: Scores) -> set[str]:
 
 
 def _read_scores(unit: str, scores: Scores, fields: Fields, dropout: float) -> dict[str, Any]:
-    """Returns the head of a class that scores no ids, and its pooler."""
     rate = dropout if scores.rate is None else scores.rate
     head = read_label_head(fields, unit, dropout=rate, key=scores.dropout)
     if scores.pooler.startswith("sequence_summary"):

@@ -49,7 +49,6 @@ _UMT5 = _T5_V1_1._replace(stack=_T5_V1_1.stack | {"relative_shared": False})
 
 
 def _byt5(encoder: int, decoder: int, *size: int, **other: Any) -> Size:
-    """Returns a ByT5, whose stacks have different numbers of layers."""
     made = _T5_V1_1.size(encoder, *size, **other)
     return made.over(decoder=made.values["decoder"] | {"layers": decoder})
 
@@ -117,7 +116,6 @@ _COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", _HEAD)
 
 
 def _names(stack: str) -> StackNames:
-    """Returns the names of a stack, whose sub-layers are numbered."""
     block = {
         "attention_norm": ("0.layer_norm",),
         "attention.qkv": tuple(f"0.SelfAttention.{part}" for part in "qkv"),

@@ -109,7 +109,6 @@ def sdpa_kernel_of(
 
 
 def _addend(allowed: Tensor | None, q: Tensor) -> Tensor | None:
-    """Returns a mask as an addend of the scores, in the dtype of the queries."""
     if allowed is None:
         return None
     return q.new_zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)

@@ -119,7 +119,6 @@ def _of_best_groups(choice_PE: Tensor, config: ExpertsConfig) -> Tensor:
 
 
 def _sum_routing(logits_PE: Tensor, scores_PE: Tensor, experts_PJ: Tensor, counted_P: Tensor) -> Tensor:
-    """Returns packed `RoutingSums`."""
     counted_P1 = counted_P[:, None].to(logits_PE.dtype)
     load_E = logits_PE.new_zeros(logits_PE.shape[1])
     load_E = load_E.scatter_add(0, experts_PJ.flatten(), counted_P1.expand_as(experts_PJ).flatten())

@@ -24,7 +24,6 @@ class _ReluSquared(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Returns `2 max(x, 0) grad`."""
         (positive,) = ctx.saved_tensors
         return (2 * positive).mul_(grad)
 

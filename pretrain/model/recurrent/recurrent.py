@@ -183,11 +183,9 @@ class RecurrentDecoder(nn.Module):
         return weights_BTS.masked_fill(~visible_BTS, 0.0)
 
     def _attend(self, states_BTD: Tensor, source: _Source) -> Tensor:
-        """Returns context_BTD: the encoder's outputs, weighted by `align`."""
         return self.align(states_BTD, source.keys_BSD, source.visible_BTS) @ source.memory_BSD
 
     def _read_out(self, states: Tensor, context: Tensor) -> Tensor:
-        """Returns the outputs of states and their context, [..., D]."""
         assert self.readout is not None
         return self.readout(torch.cat((context, states), dim=-1)).tanh()
 

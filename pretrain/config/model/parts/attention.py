@@ -116,7 +116,6 @@ def _is_tiled(batch: MicroBatch, stack: StackConfig) -> bool:
 
 
 def _widths(batch: MicroBatch, stack: StackConfig) -> tuple[int, int]:
-    """Returns bytes a token of queries and of keys."""
     head = stack.per_head_width * batch.compute
     return stack.heads * head, stack.num_kv_heads * head
 

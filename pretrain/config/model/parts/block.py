@@ -51,7 +51,6 @@ class _Stream:
         return self.has_gradient
 
     def add(self, layer: str, result: bool) -> None:
-        """Adds the result of a sub-layer."""
         result = result or self._count.has(f"{self._name}.{layer}_scale")
         norm = f"{self._name}.{layer}_norm"
         if self._placement == "pre":
